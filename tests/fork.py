@@ -39,8 +39,10 @@ def with_fewer_digits(copy: Path) -> Path:
     return copy
 
 
-def run_python(copy: Path, *arguments: str, seconds: float = 120) -> subprocess.CompletedProcess[Any]:
-    """python with these arguments, in a copy of the project."""
+def run_python(
+    copy: Path, *arguments: str, seconds: float = 120, cwd: Path | None = None
+) -> subprocess.CompletedProcess[Any]:
+    """python with these arguments and the modules of a copy of the project; there, or in `cwd`."""
     environment = {**os.environ, "PYTHONPATH": str(copy / "src")}
-    options: Any = {"cwd": copy, "env": environment, "capture_output": True, "text": True, "timeout": limit(seconds)}
-    return warm.run([sys.executable, *arguments], **options)
+    options: Any = {"cwd": cwd or copy, "env": environment, "timeout": limit(seconds)}
+    return warm.run([sys.executable, *arguments], capture_output=True, text=True, **options)

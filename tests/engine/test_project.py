@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK, ROOT, importing, limit, metrics, result
-from fork import copy_of_the_project
+import warm
+from conftest import QUICK, ROOT, importing, metrics, result
+from fork import copy_of_the_project, run_python
 
 from engine.config import absolute, compose_here, locate, portable, quote_value, read_config
 from engine.config.compose import _composed, resolved
@@ -87,10 +88,8 @@ def test_a_mistake_is_one_of_its_own_project(other: Project, tmp_path: Path) -> 
 
 def test_a_project_goes_into_other_processes() -> None:
     code = "import pickle, sys; print(pickle.load(sys.stdin.buffer).start.__module__)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], input=pickle.dumps(PROJECT), env=importing(ROOT / "src"), capture_output=True,
-        check=True,
-    )  # fmt: skip
+    command = [sys.executable, "-c", code]
+    done = warm.run(command, input=pickle.dumps(PROJECT), env=importing(ROOT / "src"), capture_output=True, check=True)
     assert done.stdout.decode().strip() == PROJECT.name
 
 
@@ -150,9 +149,7 @@ def test_a_project_of_other_file_names_trains_resumes_and_sweeps(tmp_path: Path)
     assert len(names) > 50
 
     def train(*overrides: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(folder / "src/train.py"), *overrides]
-        return subprocess.run(command, cwd=folder, env=importing(folder / "src"), text=True, capture_output=True,
-                              timeout=limit(120))  # fmt: skip
+        return run_python(folder, "src/train.py", *overrides)
 
     run = tmp_path / "run"
     done = train(*QUICK, "trainer.max_steps=4", f"hydra.run.dir={quote_value(str(run))}")

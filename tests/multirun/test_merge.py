@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK, ROOT, limit, result
-from fork import copy_of_the_project
+from conftest import QUICK, ROOT, result
+from fork import copy_of_the_project, run_python
 
 from lab.project import PROJECT
 from multirun.report import Objective, groups
@@ -77,9 +74,10 @@ def test_what_sets_equal_labels_apart_is_named() -> None:
 
 
 def command(folder: Path, script: str, *arguments: str, cwd: Path | None = None) -> str:
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    line = [sys.executable, str(folder / "src" / f"{script}.py"), *arguments]
-    done = subprocess.run(line, cwd=cwd or folder, capture_output=True, text=True, timeout=limit(100), env=environment)
+    """Without pictures, which test_report.py is about."""
+    typed = [str(folder / "src" / f"{script}.py"), *arguments]
+    begin = f"import sys; sys.modules['matplotlib'] = None; sys.argv = {typed}"
+    done = run_python(folder, "-c", f"{begin}; import {script}; sys.exit({script}.main())", cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

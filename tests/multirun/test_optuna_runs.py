@@ -36,34 +36,34 @@ def trial_states(sweep: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_extended_killed_and_started_again_it_ends_as_if_undisturbed(tmp_path: Path) -> None:
-    """2 trials, then 5: SIGKILL in the middle of the fourth, which goes on in its directory."""
+    """1 trial, then 4: SIGKILL in the middle of the third, which goes on in its directory."""
     long = (*SEARCH, LR, HIDDEN, "trainer.max_steps=100", "trainer.save_every=10", "trainer.eval_every=50")
     straight, killed = tmp_path / "straight", tmp_path / "killed"
-    assert call(*long, f"hydra.sweep.dir={straight}", "hydra.sweeper.n_trials=5").returncode == 0
-    first = call(*long, f"hydra.sweep.dir={killed}", "hydra.sweeper.n_trials=2")
+    assert call(*long, f"hydra.sweep.dir={straight}", "hydra.sweeper.n_trials=4").returncode == 0
+    first = call(*long, f"hydra.sweep.dir={killed}", "hydra.sweeper.n_trials=1")
     assert first.returncode == 0, first.stderr
     ended = ended_at(killed)
-    assert len(ended) == 2
-    again = [*long, f"hydra.sweep.dir={killed}", "hydra.sweeper.n_trials=5"]
-    command = faulty_command("time.sleep(1000)", *again, key="trial_0003", step=50)
+    assert len(ended) == 1
+    again = [*long, f"hydra.sweep.dir={killed}", "hydra.sweeper.n_trials=4"]
+    command = faulty_command("time.sleep(1000)", *again, key="trial_0002", step=50)
     process = warm.Popen(command, env=environment(), stderr=subprocess.DEVNULL, start_new_session=True)
-    wait_for(lambda: list((killed / "trial_0003").glob("checkpoints/last_*.pt")))
+    wait_for(lambda: list((killed / "trial_0002").glob("checkpoints/last_*.pt")))
     process.send_signal(signal.SIGKILL)
     process.wait()
     wait_for(lambda: not processes_with(str(killed)))
     assert trial_states(killed).count("RUNNING") >= 1
     ended |= ended_at(killed)
-    newest = checkpoint_files(killed / "trial_0003" / "checkpoints")[-1]  # after SIGKILL between two writes a best one
+    newest = checkpoint_files(killed / "trial_0002" / "checkpoints")[-1]  # after SIGKILL between two writes a best one
     last = call(*again)
     assert last.returncode == 0, last.stderr
-    assert trial_states(killed) == ["COMPLETE"] * 5
-    assert f", on from {newest.name}" in (killed / "trial_0003" / "train.log").read_text()
+    assert trial_states(killed) == ["COMPLETE"] * 4
+    assert f", on from {newest.name}" in (killed / "trial_0002" / "train.log").read_text()
     assert ended.items() <= ended_at(killed).items()  # what had ended was not run again
     assert results(killed) == results(straight)
     assert [t.values for t in study_of(killed).trials] == [[r["val/loss"]] for _, r in sorted(results(killed).items())]
     nothing = call(*again)
-    assert "5 trials, 0 to run, 5 complete before" in nothing.stderr
-    assert len(job_dirs(killed)) == 5
+    assert "4 trials, 0 to run, 4 complete before" in nothing.stderr
+    assert len(job_dirs(killed)) == 4
 
 
 @pytest.mark.slow
@@ -112,15 +112,9 @@ def test_trials_that_fail_or_end_without_a_number_are_recorded(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_key_is_searched_only_with_the_option_that_has_it(tmp_path: Path) -> None:
-    """optim=adamw has no momentum: a trial with it does not set one, and no message is about it. Killed in between."""
+    """optim=adamw has no momentum: a trial with it does not set one, and no message is about it."""
     momentum = "optim.momentum=tag('if optim=sgd',choice(0.5,0.9))"
     command = [*SEARCH, "hydra/sweeper/sampler=grid", momentum, "optim=sgd,adamw", f"hydra.sweep.dir={tmp_path}/s"]
-    held = faulty_command("time.sleep(1000)", *command, key="trial_0001")
-    process = warm.Popen(held, env=environment(), stderr=subprocess.DEVNULL, start_new_session=True)
-    wait_for(lambda: (tmp_path / "s" / "trial_0001").exists())
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    wait_for(lambda: not processes_with(str(tmp_path / "s")))
     done = call(*command)
     assert done.returncode == 0, done.stderr
     found = {tuple(job["overrides"][-2:]) for job in book(tmp_path / "s")["jobs"]}
@@ -150,7 +144,7 @@ def test_a_choice_that_cannot_be_run_stops_the_search_before_it_starts(tmp_path:
 def test_several_objectives(tmp_path: Path) -> None:
     done = call(
         *SEARCH, LR, HIDDEN, "hydra.sweeper.objectives={val/accuracy: max, train/loss: min}",
-        "hydra.sweeper.n_trials=4", "hydra/launcher=pool", "hydra.sweeper.n_jobs=2", f"hydra.sweep.dir={tmp_path}/s",
+        "hydra.sweeper.n_trials=3", "hydra/launcher=pool", "hydra.sweeper.n_jobs=2", f"hydra.sweep.dir={tmp_path}/s",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     study = study_of(tmp_path / "s")
@@ -163,11 +157,12 @@ def test_several_objectives(tmp_path: Path) -> None:
         {"key": "train/loss", "mode": "min"},
     ]
     assert "best, no other is better in every objective" in done.stderr
-    assert sorted(job["key"] for job in book(tmp_path / "s")["jobs"]) == [f"trial_{n:04d}" for n in range(4)]
+    assert sorted(job["key"] for job in book(tmp_path / "s")["jobs"]) == [f"trial_{n:04d}" for n in range(3)]
 
 
 @pytest.mark.slow
 def test_ddp_jobs_that_are_pruned_end_on_all_ranks(tmp_path: Path) -> None:
+    """And leave nothing."""
     sweep = tmp_path / "s"
     done = call(
         *SEARCH, "hydra/sweeper/sampler=grid", "optim.lr=1e-2,1e-7,1e-8", "hydra.sweeper.seed=3", "trainer=ddp",
@@ -212,11 +207,9 @@ def test_one_process_drives_a_search(tmp_path: Path) -> None:
     ("arguments", "line"),
     [
         slow((LR, "hydra.sweeper.objectives={val/acuracy: max}"), "did you mean val/accuracy?"),
-        slow((LR, "hydra/sweeper/sampler=grid"), f"error: {LR}: this sampler takes every combination"),
         slow((LR, "hydra.sweeper.n_trial=3"), "did you mean hydra.sweeper.n_trials?"),
         (("model.hiden=choice([1],[2])",), "model.hiden: no such key - did you mean model.hidden?"),
         slow(("trainer.max_steps=5",), "there is nothing to search"),
-        slow(("optim.momentum=tag('if optim=sgd',interval(0.5,0.99))",), "optim is neither searched nor set here"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(tmp_path: Path, arguments: tuple[str, ...], line: str) -> None:
@@ -240,6 +233,7 @@ def test_without_optuna_it_says_how_to_install_it(tmp_path: Path) -> None:
     assert done.stderr == f"error: {missing('hydra/sweeper=optuna', 'optuna', 'optuna')}\n"
 
 
+@pytest.mark.slow
 def test_the_config_is_shown_without_importing_optuna() -> None:
     code = (
         "import sys, train\nsys.argv = ['train.py', 'hydra/sweeper=optuna', '--cfg', 'job']\ntrain.main()\n"
@@ -247,4 +241,4 @@ def test_the_config_is_shown_without_importing_optuna() -> None:
     )
     command = [sys.executable, "-c", code]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=limit(60), env=environment())
-    assert shown.stderr.strip() == json.dumps([]), shown.stderr
+    assert shown.stderr.strip() == "[]", shown.stderr

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,6 @@ from engine.config.compose import register_resolvers
 from engine.runs import directory, environment
 from lab.project import PROJECT
 from multirun import drive
-from multirun.identity import digest, values_of
-from multirun.ledger import Ledger
 from multirun.report import best_group, groups, read_study
 from multirun.report.best import override_list
 from multirun.report.facts import facts
@@ -150,11 +146,6 @@ def test_code_that_was_edited_between_two_commands_is_said(
     environment._tree.cache_clear()
 
 
-@pytest.mark.parametrize(("numbers", "said"), [([3], "3"), ([1, 0], "0, 1"), ([2, 0, 1, 5, 7, 8], "0 to 2, 5, 7, 8")])
-def test_numbers_of_jobs_in_words(numbers: list[int], said: str) -> None:
-    assert environment.ranges(numbers) == said
-
-
 @pytest.mark.slow
 def test_what_the_jobs_were_told_is_no_difference(command: Command, conf: Path, tmp_path: Path) -> None:
     """Groups, recipes, unions of commands, values made of swept ones or of the job's number: jobs stay together."""
@@ -182,10 +173,7 @@ def test_what_the_jobs_were_told_is_no_difference(command: Command, conf: Path, 
     [
         ([{"a": 1, "seed": 1}, {"a": 1, "seed": 2}], ["seed"], {}, []),
         ([{"a": 1, "seed": 1}, {"a": 2, "seed": 2}], ["seed"], {}, ["a"]),
-        ([{"a": 1}, {}, {"a": 1}], ["seed"], {}, []),  # one that is not written yet
-        ([{"a": 1, "seed": 1}, {"a": None, "seed": 2}], ["seed"], {}, ["a"]),
         ([{"a": 1, "seed": 1}, {"a": 1, "b": 1, "seed": 2}], ["seed"], {}, ["b"]),
-        ([{"fold": 1}, {"fold": 2}], ["seed"], {"seed": ["fold"]}, []),
         ([{"fold.x": 1}, {"fold.x": 2}], ["seed"], {"seed": ["fold"]}, []),
         ([{"a.b": 1}, {"a.b": 2}], ["+a.b"], {}, []),
         ([{"hardware.num_threads": 1}, {"hardware.num_threads": 2}], ["seed"], {}, []),
@@ -193,7 +181,6 @@ def test_what_the_jobs_were_told_is_no_difference(command: Command, conf: Path, 
         ([{"to": "/x/job-0/best"}, {"to": "/y/job-1/best"}], ["seed"], {}, []),
         ([{"model.w": 1, "a": 1}, {"model.w": 2, "a": 1}], ["model"], {}, []),  # what the option says
         ([{"model.w": 1, "a": 1}, {"model.w": 1, "a": 2}], ["model"], {}, ["a"]),  # the model does not say it
-        ([{"a": 1}, {"a": 2}], ["experiment"], {}, []),  # an experiment may
     ],
 )
 def test_which_differences_were_swept(
@@ -209,68 +196,3 @@ def test_what_is_made_of_a_key() -> None:
            "b.seed": "${.c}", "b.c": "${seed}", "d": ["${b}"], "e": "${seedling}", "f": "${hydra:job.num}"}  # fmt: skip
     assert dependents(PROJECT, raw, "seed") == ["b.c", "b.seed", "d", "data.path", "data.shape", "model.out"]
     assert dependents(PROJECT, raw, "hydra") == ["f"]
-
-
-def calls_of(work: Callable[[], object]) -> int:
-    """How many functions are called: the cost, whatever the machine."""
-    count = 0
-
-    def seen(frame: object, event: str, argument: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(seen)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return count
-
-
-def test_a_sweep_costs_the_same_for_each_job(tmp_path: Path) -> None:
-    """Found, planned, looked at, told: four times the jobs, four times the work."""
-
-    def cost(number: int) -> int:
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        values = [{"seed": i} for i in range(number)]
-        jobs = [
-            {"key": f"seed-{i}_{digest(v)[:16]}", "number": i, "overrides": [f"seed={i}"], "identity": digest(v)}
-            for i, v in enumerate(values)
-        ]
-        directory.write_json(
-            folder / "sweep.json", {"name": "s", "commands": [], "swept": ["seed"], "objectives": [], "jobs": jobs}
-        )
-        known = [drive.plan.Combination((f"seed={i}",), v) for i, v in enumerate(values)]
-
-        def work() -> None:
-            ledger = Ledger(PROJECT, folder)
-            assert not drive.plan.compose(ledger, known, None)  # type: ignore[arg-type]
-            found = drive.plan.write(ledger, known, {}, [], {})
-            assert [job.number for job in found] == list(range(number))
-            due = ledger.due(found, retry_failed=False)
-            drive.outlook(ledger, found, due)
-            drive.table(ledger, found)
-            assert ledger.add([], [], [], [], {}) == []
-
-        return calls_of(work)
-
-    small, large = cost(50), cost(200)
-    assert large < 6 * small  # 16 times, where each job asks all others
-
-
-@pytest.mark.slow
-def test_jobs_are_told_apart_by_all_of_their_identity(command: Command, tmp_path: Path) -> None:
-    """The first 8 digits of these two are the same; a book of the first version, which has no more, is still known."""
-    fixed, seen = values_of(PROJECT, TINY), {}
-    for other in range(10**6):  # some 80,000 until two agree
-        if (one := seen.setdefault(digest({**fixed, "seed": other})[:8], other)) != other:
-            break
-    assert "2 jobs, 2 to run" in command(f"seed={one},{other}")
-    book = json.loads((tmp_path / "s/sweep.json").read_text())
-    assert len({job["key"] for job in book["jobs"]}) == 2
-    old = book["jobs"][0]
-    short = old["key"][: -len("0123456789abcdef")] + old.pop("identity")[:8]
-    (tmp_path / "s" / old["key"]).rename(tmp_path / "s" / short)
-    directory.write_json(tmp_path / "s/sweep.json", {**book, "jobs": [{**old, "key": short}]})
-    assert "1 jobs, 0 to run, 1 finished before" in command(f"seed={one}")

@@ -21,7 +21,6 @@ from conftest import (
     limit,
     metrics,
     processes_with,
-    sample_of,
     slow,
     status,
     wait_for,
@@ -47,12 +46,12 @@ def popen(*arguments: str) -> subprocess.Popen[str]:
 
 
 def victims(process: subprocess.Popen[str], where: str, kind: str) -> list[int]:
-    """Process ids: of the command itself, of its jobs, or of the ranks below these."""
+    """Process ids: of the command itself, of its jobs, of the ranks below these, or of all."""
     found = [pid for pid in processes_with(where) if pid != process.pid]
     parents = {pid: parent_of(pid) for pid in found}
     jobs = [pid for pid, parent in parents.items() if parent == process.pid]
     ranks = [pid for pid, parent in parents.items() if parent in jobs]
-    return {"parent": [process.pid], "job": jobs, "rank": ranks}[kind]
+    return {"parent": [process.pid], "job": jobs, "rank": ranks, "all": [process.pid, *found]}[kind]
 
 
 def parent_of(pid: int) -> int:
@@ -70,7 +69,7 @@ def saved(where: str) -> set[Path]:
 @pytest.mark.parametrize(
     ("options", "kinds"),
     [
-        (("seed=range(3)", *POOL), ("parent", "job")),
+        (("seed=range(3)", *POOL), ("parent", "job", "all")),
         (("seed=range(2)", "trainer=ddp", "hardware.num_procs=2", "trainer.max_steps=200"), ("rank", "parent", "job")),
     ],
 )
@@ -88,9 +87,10 @@ def test_killed_again_and_again_it_ends_as_if_undisturbed(
             wait_for(lambda p=process, old=before: saved(where) - old or p.poll() is not None)
             time.sleep(dice.uniform(0, 0.2))
             if there := victims(process, where, kind):
-                with contextlib.suppress(ProcessLookupError):  # it ends by itself just now
-                    os.kill(dice.choice(there), signal.SIGKILL)
-                    kills += 1
+                for pid in there if kind == "all" else [dice.choice(there)]:
+                    with contextlib.suppress(ProcessLookupError):  # it ends by itself just now
+                        os.kill(pid, signal.SIGKILL)
+                        kills += 1
         _, shown = process.communicate(timeout=limit(60))
         wait_for(lambda: not processes_with(where))
         if Path(where, "sweep.json").exists():
@@ -107,33 +107,6 @@ def test_killed_again_and_again_it_ends_as_if_undisturbed(
         twin = Path(where) / job.name
         assert metrics(job) == metrics(twin)
         assert_equal(last_checkpoint(job)["model"], last_checkpoint(twin)["model"])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-def test_of_many_jobs_none_is_lost_and_none_runs_twice(tmp_path: Path) -> None:
-    """The pool is killed five times, by turns alone and with all of its jobs."""
-    count = sample_of(10, 100)
-    options = ("-m", *QUICK, "trainer.max_steps=2", "trainer.log_every=1", f"seed=range({count})", *POOL)
-    where, ended = tmp_path / "s", dict[str, int]()
-    for attempt in range(6):
-        process = popen(*options, f"hydra.sweep.dir={where}", "sweep.retry_failed=true")
-        if attempt < 5:
-            wait_for(lambda enough=count * (attempt + 1) // 10: len(ended_at(where)) >= enough, process, seconds=count)
-            for pid in [process.pid, *(processes_with(str(where)) if attempt % 2 else [])]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        _, shown = process.communicate(timeout=limit(1.2 * count))
-        wait_for(lambda: not processes_with(str(where)))
-        now = ended_at(where)
-        assert ended.items() <= now.items(), "a job ran again after it had finished"
-        ended = now
-        assert process.returncode == (0 if attempt == 5 else -signal.SIGKILL), shown
-    assert states(where) == ["finished"] * count
-    steps = [[record["step"] for record in metrics(path) if "train/loss" in record] for path in job_dirs(where)]
-    assert steps == [[1, 2]] * count
-    logs = [(path / "train.log").read_text() for path in job_dirs(where)]
-    assert max(log.count("finished 2 steps") for log in logs) == 1
 
 
 @pytest.mark.slow

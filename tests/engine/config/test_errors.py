@@ -15,10 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import sample_of
 
 import train
-from engine.errors import ConfigError, RunFailed
+from engine.errors import RunFailed
 from engine.extras import missing
 from lab.groups import TrainerConfig
 from lab.project import PROJECT
@@ -36,7 +35,7 @@ SYNTAX = "no valid override - write key=value, a list as key=[1,2], and text wit
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The (config, run directory, overrides) of each run that would have started; seeds 66 and 77 fail."""
+    """The (config, run directory, overrides) of each run that would have started; seed 66 fails."""
     runs: list[Any] = []
 
     def start(config: Any, run_dir: Path, overrides: list[str], own_process: bool) -> None:
@@ -45,8 +44,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         runs.append((cfg, run_dir, overrides))
         if cfg.seed == 66:
             raise RunFailed(f"RuntimeError: out of luck ({run_dir})")
-        if cfg.seed == 77:
-            raise ConfigError("data.path: nothing there")
 
     monkeypatch.setitem(sys.modules, "lab.start", SimpleNamespace(start=start))
     return runs
@@ -78,7 +75,6 @@ def call(
         (["optim.lr.x=3"], "optim.lr.x: optim.lr is a value, not a group"),
         (["hydra.run.dri=x"], "hydra.run.dri: no such key - did you mean hydra.run.dir? (hydra.run has: dir)"),
         (["model=mpl"], f"model=mpl: no such option - did you mean model=mlp? {MODEL_HAS}"),
-        (["model=null"], f"model=null: no such option {MODEL_HAS}"),
         (["-m", "model=mlp,mpl"], f"job 1 (model=mpl): model=mpl: no such option - did you mean model=mlp? {MODEL_HAS}"),
         (["model=mlp,resnet"], "model=mlp,resnet: several values are a sweep - add -m, or write a list as model=[mlp,resnet]"),
         (["a=[1"], f"a=[1: {SYNTAX}"),
@@ -90,20 +86,13 @@ def call(
         (["trainer.max_steps=abc"], "trainer.max_steps: expected an integer or null, got 'abc'"),
         (["+trainer.max_step=3"], f"trainer.max_step: no such key - did you mean trainer.max_steps? {TRAINER_HAS}"),
         (["trainer.max_time=30m"], f"trainer.max_time: no such key - it is process.max_time now {TRAINER_HAS}"),
-        (["+sede=3"], f"sede: no such key - did you mean seed? {ROOT_HAS}"),
         (["+model.hiden=3"], "model.hiden: lab.models.mlp.MLP takes no 'hiden' - did you mean 'hidden'? (accepts: input_shape, num_outputs, hidden, dropout)"),
-        (["model._target_=lab.models.mlp.MPL"], "model._target_: lab.models.mlp has no 'MPL' - did you mean MLP?"),
         (["hydra.run.dir="], "hydra.run.dir: is empty - give a folder, hydra.run.dir=..., or leave it out for one below outputs/"),
         (["-m", "hydra.sweep.dir=null"], "hydra.sweep.dir: is empty - give a folder, hydra.sweep.dir=..., or leave it out for one below outputs/"),
         (["optim.lr=abc"], "optim.lr: expected a number, got 'abc'"),
-        (["optim.lr=???"], "optim.lr: a value is missing here (???) - give one, optim.lr=..."),
         (["optim.lr=${optm.lr}"], "optim.lr: there is no key optm.lr for ${optm.lr} to point to"),
         (["optim.lr=${oc.env:NO_SUCH_VARIABLE}"], "optim.lr: Environment variable 'NO_SUCH_VARIABLE' not found"),
         (["hardware.precision=fp8"], "hardware.precision: no option 'fp8' (options: auto, fp32, tf32, bf16, bf16-weights, fp16)"),
-        (["hardware.device=gpu"], "hardware.device: no option 'gpu' - did you mean cpu? (options: auto, cpu, cuda, mps)"),
-        (["trainer.log_every=1epp"], "trainer.log_every: expected steps (50) or epochs (1ep, 0.5ep) or null, got '1epp'"),
-        (["hardware.num_procs=two"], "hardware.num_procs: expected an integer or auto, got 'two'"),
-        (["=3"], f"=3: {SYNTAX}"),
         (["~trainer.max_steps"], "~trainer.max_steps: this key cannot be taken out; it is null already"),
         (["trainer.fsdp.wrap=auto"], "trainer.fsdp.wrap: trainer.fsdp is null here - choose trainer=fsdp"),
         (["data=h5", "data.transforms.flip.dim=1"], "data.transforms.flip: no such key (data.transforms has: to_float) - what is new is added with a plus, +data.transforms.flip.dim=1"),
@@ -115,22 +104,6 @@ def call(
         (["-m", "hydra.sweeper.params=3"], 'hydra.sweeper.params: expected a mapping, such as {seed: "0,1,2"}, got 3'),
         (["-m", "hydra.sweeper._target_=hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper", "seed=1,2"], "hydra.sweeper._target_: hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper: no such plugin of Hydra is installed - hydra/sweeper=optuna, hydra/launcher=pool and others are this project's own"),
         (["trainer=ddp", "trainer.global_batch_size=65", "hardware.num_procs=2"], "trainer.global_batch_size: 65 cannot be shared equally by 2 processes (hardware.num_procs) - 64 can"),
-        *sample_of([], [  # each like one of those above
-            (["~optim.lrr"], "optim.lrr: no such key - did you mean optim.lr? (optim has: decay_norms_and_biases, lr_factors, schedule, lr, betas, weight_decay)"),
-            (["optim=sgd", "optim.momentun=1"], "optim.momentun: no such key - did you mean optim.momentum? (optim has: decay_norms_and_biases, lr_factors, schedule, lr, momentum, nesterov, weight_decay)"),
-            (["optim/schedule=cosin"], f"optim/schedule=cosin: no such option - did you mean optim/schedule=cosine? {SCHEDULE_HAS}"),
-            (["+trainer.save_async=false"], f"trainer.save_async: no such key - it is process.save_async now {TRAINER_HAS}"),
-            (["trainer.strategy=dpp"], "trainer.strategy: no option 'dpp' - did you mean dp? (options: single, ddp, dp, fsdp)"),
-            (["monitor.mode=mx"], "monitor.mode: no option 'mx' - did you mean max? (options: min, max)"),
-            (["trainer.non_finite=skp"], "trainer.non_finite: no option 'skp' - did you mean skip? (options: stop, skip)"),
-            (["logger.kind=tb"], "logger.kind: no option 'tb' (options: wandb, none)"),
-            (["+=3"], f"+=3: {SYNTAX}"),
-            (["~"], f"~: {SYNTAX}"),
-            (["model=3"], f"model=3: no such option {MODEL_HAS}"),
-            (["optim/schedule=1.5"], f"optim/schedule=1.5: no such option {SCHEDULE_HAS}"),
-            (["data=h5", "data.fields.z=image"], "data.fields.z: no such key (data.fields has: x, y) - what is new is added with a plus, +data.fields.z=image"),
-            (["sweep.retry_failed=true"], "sweep.retry_failed=true: of a multirun, and would have no effect here - add -m, or leave it out"),
-        ]),
     ],
 )  # fmt: skip
 def test_one_line(call: Call, started: list[Any], tmp_path: Path, arguments: list[str], line: str) -> None:
@@ -213,17 +186,14 @@ def test_broken_yaml_names_file_and_line(call: Call, tmp_path: Path, text: str, 
 
 @pytest.mark.slow
 def test_a_good_config_starts_once_and_resolved(call: Call, started: list[Any], tmp_path: Path) -> None:
-    assert call("data=synthetic", "seed=7", "resume=auto") == (0, [])
+    """A run that fails is status 1."""
+    assert call("data=synthetic", "seed=66", "resume=auto") == (
+        1, [f"failed: RuntimeError: out of luck ({tmp_path}/runs/a)"]
+    )  # fmt: skip
     [(cfg, run_dir, overrides)] = started
-    assert cfg.seed == 7
     assert list(cfg.model.input_shape) == list(cfg.data.shape)
     assert run_dir == tmp_path / "runs" / "a"
-    assert {"data=synthetic", "seed=7"} <= set(overrides)
-
-
-@pytest.mark.slow
-def test_a_failed_run_is_status_1(call: Call, tmp_path: Path) -> None:
-    assert call("data=synthetic", "seed=66") == (1, [f"failed: RuntimeError: out of luck ({tmp_path}/runs/a)"])
+    assert {"data=synthetic", "seed=66"} <= set(overrides)
 
 
 @pytest.mark.slow

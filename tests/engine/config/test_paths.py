@@ -11,32 +11,11 @@ from typing import Any
 import pytest
 import yaml
 from conftest import ROOT, compose
-from hypothesis import given
-from hypothesis import strategies as st
 
-from engine.config import load_flat, localized, portable, read_config
+from engine.config import load_flat, portable, read_config
 from engine.config.paths import writer
 from engine.runs import write_config
 from lab.project import PROJECT
-
-NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=8)
-TEXTS = st.one_of(
-    NAMES, st.builds(lambda name: f"{ROOT}/{name}", NAMES), st.builds(lambda name: f"{ROOT}{name}", NAMES)
-)
-NODES = st.recursive(
-    st.one_of(TEXTS, st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False)),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@pytest.mark.slow
-@given(NODES)
-def test_what_is_saved_is_what_is_read(node: Any) -> None:
-    there = localized(PROJECT.root, portable(PROJECT.root, node))
-    flat_texts = json.dumps(node), json.dumps(there)
-    if ".." not in flat_texts[0] and "${root:}" not in flat_texts[0]:  # a way round is made straight
-        assert there == node
 
 
 @pytest.fixture

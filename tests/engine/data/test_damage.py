@@ -15,9 +15,8 @@ import torch
 from conftest import ROOT, assert_equal
 
 from engine.checkpoints import checkpoint, shards
-from engine.errors import ConfigError, Damaged
+from engine.errors import Damaged
 from engine.world.collectives import World
-from lab import load_run
 
 RUNS = ROOT / "tests" / "runs"
 
@@ -69,7 +68,7 @@ def test_damage_is_seen_or_harmless(tmp_path: Path, kind: str) -> None:
         path = in_parts(tmp_path / "last_000000005.dcp")
         files = sorted(path.iterdir())
         assert {".metadata", "rest.pt", "__0_0.distcp"} <= {file.name for file in files}
-    whole, count = checkpoint.load_checkpoint(path), 120 if kind == "file" else 50  # DCP is slow
+    whole, count = checkpoint.load_checkpoint(path), 100 if kind == "file" else 30  # DCP is slow
     said: list[str] = []
     for file in files:
         raw = file.read_bytes()
@@ -120,17 +119,6 @@ def test_the_newest_that_is_whole_counts(tmp_path: Path, suffix: str, caplog: py
     assert all(line.startswith(f"skipping damaged checkpoint: {tmp_path}") and "\n" not in line for line in said)
 
 
-@pytest.mark.parametrize("payload", FOREIGN)
-def test_what_is_no_checkpoint_is_one_line(tmp_path: Path, payload: Any) -> None:
-    file = tmp_path / "run/checkpoints/mine.pt"
-    file.parent.mkdir(parents=True)
-    torch.save(payload, file)
-    for path in (file, file.parent.parent):  # a run directory that holds no checkpoint
-        with pytest.raises(ConfigError, match=r"^\S.*$") as caught:
-            load_run(path)
-        assert "\n" not in str(caught.value)
-
-
 def test_a_disk_that_cannot_be_read_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is a lack of memory: nothing is passed over, or renamed, for it."""
     shutil.copytree(RUNS / "whole-stopped", tmp_path / "run")
@@ -146,19 +134,3 @@ def test_a_disk_that_cannot_be_read_is_no_damage(tmp_path: Path, monkeypatch: py
         "best_000000004.pt",
         "last_000000005.pt",
     ]
-
-
-@pytest.mark.parametrize("suffix", [".pt", ".dcp"])
-def test_what_a_killed_process_had_half_written_is_removed_by_a_resume(tmp_path: Path, suffix: str) -> None:
-    payload = checkpoint.load_checkpoint(RUNS / "whole-stopped/checkpoints/last_000000005.pt")
-    half = tmp_path / f".last_000000003{suffix}.tmp"  # a resume may save at other steps
-    if suffix == ".pt":
-        half.write_bytes(b"half")
-        checkpoint.Checkpoints(tmp_path, World(0, 1, 0, torch.device("cpu"))).save_last(payload)
-    else:
-        half.mkdir()
-        in_parts(tmp_path / "last_000000005.dcp")
-    checkpoint.Checkpoints(tmp_path).newest_valid()
-    assert half.exists()  # only the run itself removes it: another process may be writing
-    checkpoint.Checkpoints(tmp_path).newest_valid(put_aside=True)
-    assert [path.name for path in tmp_path.iterdir()] == [f"last_000000005{suffix}"]

@@ -13,21 +13,18 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, slow
-from hydra.utils import instantiate
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from engine.config import complete
 from engine.data.order import EvalPlan, TrainPlan, first, overfit, sequential, shuffled, spread
 from engine.data.order import epochs as whole_batches
-from engine.data.permutation import Permutation, hashed
-from engine.data.sampling import class_balanced, deal, length_buckets, weighted
+from engine.data.permutation import hashed
+from engine.data.sampling import class_balanced, length_buckets, weighted
 from engine.data.windows import ChunkWindows, chunk_windows
 from engine.errors import ConfigError
 from h5rows.dataset import Dataset
-from lab.project import PROJECT
 
 
 class Table:
@@ -50,7 +47,7 @@ def epochs(order, size: int, count: int) -> np.ndarray:
     return order(np.arange(size * count)).reshape(count, size)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 97, 1000, 1025, 70001])
+@pytest.mark.parametrize("size", [1, 2, 7, 97, 1025])
 def test_each_epoch_is_a_new_permutation(size: int) -> None:
     parts = epochs(shuffled(range(size), seed=3), size, 4)
     for part in parts:
@@ -80,23 +77,7 @@ def test_epochs_fit_the_batch() -> None:
         TrainPlan(whole_batches(range(10), seed=0, batch_size=4), 3, [3], 0, 1, start=0)
 
 
-@pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(
-    st.integers(1, 1 << 61),
-    st.integers(0, 1 << 64),
-    st.lists(st.integers(0, 1 << 60), min_size=1, max_size=50),
-    st.integers(0, 9),
-)
-def test_permutation_has_an_inverse_at_any_size(size: int, seed: int, positions: list[int], key: int) -> None:
-    permutation = Permutation(size, seed, stream=0)
-    positions_ = np.array(positions) % size
-    values = permutation(positions_, np.array([key]))
-    assert ((values >= 0) & (values < size)).all()
-    assert np.array_equal(permutation.inverse(values, np.array([key])), positions_)
-
-
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("size", [2, 4, 5])
 def test_all_permutations_are_equally_likely(size: int) -> None:
     draws = 30_000
     seen = Counter(map(tuple, epochs(shuffled(range(size), seed=1), size, draws).tolist()))
@@ -105,18 +86,6 @@ def test_all_permutations_are_equally_likely(size: int) -> None:
     chi2 = sum((seen[order] - expected) ** 2 / expected for order in orders)
     freedom = math.factorial(size) - 1
     assert abs(chi2 - freedom) < 5 * math.sqrt(2 * freedom)
-
-
-@pytest.mark.parametrize(("size", "draws"), [(40, 100_000), (1500, 3000)])
-@pytest.mark.slow
-def test_neighbours_are_independent(size: int, draws: int) -> None:
-    parts = epochs(shuffled(range(size), seed=2), size, draws)
-    bins = parts[:, [0, 1, size // 2, size - 1]] * 10 // size
-    each = size // 10
-    expected = (np.full((10, 10), each) - np.eye(10)) * each * draws / (size * (size - 1))
-    for a, b in itertools.combinations(range(4), 2):
-        table = np.bincount(bins[:, a] * 10 + bins[:, b], minlength=100).reshape(10, 10)
-        assert ((table - expected) ** 2 / expected).sum() < 99 + 5 * math.sqrt(198)
 
 
 def test_order_does_not_depend_on_how_it_is_asked() -> None:
@@ -141,7 +110,7 @@ def test_an_order_holds_no_array_of_all_rows(begin: int) -> None:
     assert peak < 16 * 16384 * 8  # some arrays of the rows that were asked for
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 5), st.integers(0, 3000))
 def test_ranks_and_micro_batches_share_one_stream(num_ranks: int, num_micro: int, micro: int, start: int) -> None:
     order = shuffled(range(101), seed=0)
@@ -156,21 +125,13 @@ def test_ranks_and_micro_batches_share_one_stream(num_ranks: int, num_micro: int
         assert np.array_equal(rows, order(numbers))
 
 
-def test_uneven_micro_batches_and_pickling() -> None:
-    plan = TrainPlan(sequential(range(1000), seed=0), 20, [7, 3], 1, 2, 0)
-    assert [plan(k)[0].tolist() for k in range(4)] == [[*range(10, 17)], [17, 18, 19], [*range(30, 37)], [37, 38, 39]]
-    copy = pickle.loads(pickle.dumps(plan.__getstate__() | {"_order": None}))
-    assert copy["_blocks"] == {}
-
-
 class Asked:
-    """A sequential order that notes how many numbers each call has; window_of: ten samples are a window."""
+    """A sequential order; ten samples are a window."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.calls = size, []  # type: ignore[var-annotated]
+        self.size = size
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
-        self.calls.append(len(numbers))
         return numbers % self.size
 
     def window_of(self, number: int) -> int:
@@ -178,23 +139,6 @@ class Asked:
 
     def note(self, batch_size: int) -> str:
         return f"batches of {batch_size}"
-
-
-def test_rows_are_computed_for_many_steps_at_once() -> None:
-    """Two blocks are kept: who fills batches ahead is in the second while the loop is in the first."""
-    order = Asked(1000)
-    plan = TrainPlan(order, 24, [5, 7], 1, 2, 0)
-    steps = -(-16384 // 12)
-    for block in (0, 1, 0, 1):
-        for k in (0, 1, 2 * steps - 1):
-            plan(2 * steps * block + k)
-    assert order.calls == [steps * 12] * 2
-    plan(2 * steps * 2)
-    plan(2 * steps * 1)
-    assert len(order.calls) == 3
-    plan(0)
-    assert len(order.calls) == 4, "the oldest is forgotten"
-    assert plan.max_rows == 7
 
 
 def test_a_plan_knows_in_which_window_a_batch_begins() -> None:
@@ -207,7 +151,8 @@ def test_a_plan_knows_in_which_window_a_batch_begins() -> None:
 
 
 def test_a_plan_goes_to_another_process() -> None:
-    plan = TrainPlan(Asked(1000), 24, [5, 7], 1, 2, 3)
+    plan = TrainPlan(Asked(1000), 20, [7, 3], 1, 2, 0)
+    assert [plan(k)[0].tolist() for k in range(4)] == [[*range(10, 17)], [17, 18, 19], [*range(30, 37)], [37, 38, 39]]
     expected = [plan(k)[0].tolist() for k in range(5)]
     there = pickle.loads(pickle.dumps(plan))
     assert there._blocks == {}, "and takes no rows with it"
@@ -233,48 +178,31 @@ def test_a_rank_without_a_row_of_its_own_is_in_step_with_one_of_the_set() -> Non
         assert plan(1) is None
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 50), st.integers(1, 9), st.integers(1, 5))
-def test_evaluation_counts_each_row_once(size: int, batch_size: int, num_ranks: int) -> None:
-    seen, numbers, common = [], [], set()
+@settings(max_examples=100)
+@given(st.integers(0, 50), st.integers(1, 9), st.integers(1, 5), st.booleans())
+def test_evaluation_counts_each_row_once(size: int, batch_size: int, num_ranks: int, in_step: bool) -> None:
+    """in_step: batches of equal number and sizes for all ranks; the rows to count come first."""
+    seen, shapes, common = [], [], set()
     for rank in range(num_ranks):
-        plan = EvalPlan(size, batch_size, rank, num_ranks)
-        k = 0
-        while (part := plan(k)) is not None:
-            assert 0 < len(part[1]) <= batch_size
-            seen += part[1].tolist()
-            k += 1
-        assert plan(k + 5) is None
-        numbers.append(k)
+        plan = EvalPlan(size, batch_size, rank, num_ranks, in_step)
+        batches = list(itertools.takewhile(lambda part: part is not None, map(plan, itertools.count())))
+        assert plan(len(batches) + 5) is None
+        numbers, rows = ([one for part in batches for one in part[i].tolist()] for i in (0, 1))
+        assert set(rows) <= set(range(size))
+        assert numbers == [*rows[: plan.num_rows], *[-1] * (len(rows) - plan.num_rows)]
+        told = [plan.lengths(k) for k in range(len(batches))]
+        assert [whole for whole, _ in told] == [len(part) for _, part in batches]
+        assert all(0 < whole <= batch_size for whole, _ in told)
+        assert sum(counted for _, counted in told) == plan.num_rows
+        seen += rows[: plan.num_rows]
+        shapes.append([whole for whole, _ in told])
         common.add(plan.common)
     assert sorted(seen) == list(range(size))
-    assert common == {min(numbers)}, "batches that every rank has"
+    assert common == {min(map(len, shapes))}, "batches that every rank has"
+    assert not in_step or all(shape == shapes[0] for shape in shapes)
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 50), st.integers(1, 9), st.integers(1, 5))
-def test_evaluation_in_step_counts_each_row_once(size: int, batch_size: int, num_ranks: int) -> None:
-    """Batches of equal number and sizes for all ranks; the rows to count come first, and are each row once."""
-    seen, lengths = [], set()
-    for rank in range(num_ranks):
-        plan = EvalPlan(size, batch_size, rank, num_ranks, in_step=True)
-        batches = list(itertools.takewhile(lambda part: part is not None, map(plan, itertools.count())))
-        rows = [row for _, part in batches for row in part.tolist()]
-        assert all(0 < len(part) <= batch_size for _, part in batches)
-        assert not rows or (min(rows) >= 0 and max(rows) < size)
-        numbers = [number for part, _ in batches for number in part.tolist()]
-        assert numbers == [*rows[: plan.num_rows], *[-1] * (len(rows) - plan.num_rows)]
-        seen += rows[: plan.num_rows]
-        told = [plan.lengths(k) for k in range(len(batches))]
-        assert [rows for rows, _ in told] == [len(part) for _, part in batches]
-        assert sum(counted for _, counted in told) == plan.num_rows
-        lengths.add(tuple(len(part) for _, part in batches))
-        assert plan.common == len(batches)
-    assert sorted(seen) == list(range(size))
-    assert len(lengths) == 1
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 9), st.integers(1, 4), st.booleans())
 def test_a_part_of_a_set_is_one_choice_for_any_ranks_and_batches(
     size: int, count: int, batch_size: int, num_ranks: int, in_step: bool
@@ -319,7 +247,7 @@ def test_first_repeats_and_refuses() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 12), st.integers(0, 5), st.integers(1, 50))
 def test_windows_hold_every_row_once_and_whole_chunks(
     size: int, chunk_rows: int, window: int, seed: int, batch_size: int
@@ -340,7 +268,7 @@ def test_windows_hold_every_row_once_and_whole_chunks(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("window", [16, 64, 256])
+@pytest.mark.parametrize("window", [16, 256])
 def test_the_stated_quality_of_windows_is_the_measured_one(window: int) -> None:
     size, chunk_rows, batch_size = 640 * 64, 64, 256
     order = ChunkWindows(size, chunk_rows, window, batch_size, seed=0)
@@ -349,43 +277,6 @@ def test_the_stated_quality_of_windows_is_the_measured_one(window: int) -> None:
     measured = means.var() / (labels.var() / batch_size)
     stated = float(order.note(batch_size).split()[-1][:-1])
     assert stated / 1.6 < measured < stated * 1.6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("size", "batch_size"), [(640 * 64, 64), (640 * 64, 512), (40_001, 96)])
-@pytest.mark.parametrize("num_ranks", [2, slow(4), slow(8)])
-def test_ranks_share_the_chunks_of_a_window_and_no_batch_changes(size: int, batch_size: int, num_ranks: int) -> None:
-    order = ChunkWindows(size, 64, 64, batch_size, seed=0)
-    share = batch_size // num_ranks
-    steps = 2 * size // batch_size
-
-    def batches(ranks: int) -> list[list[np.ndarray]]:
-        micro = batch_size // ranks
-        plans = [TrainPlan(order, batch_size, [micro], rank, ranks, 0) for rank in range(ranks)]
-        return [[plan(step)[1] for plan in plans] for step in range(steps)]
-
-    one, several = batches(1), batches(num_ranks)
-    decoded: dict[int, set[tuple[int, int]]] = {rank: set() for rank in range(num_ranks)}
-    for step, (whole, parts) in enumerate(zip(one, several, strict=True)):
-        assert np.array_equal(np.sort(whole[0]), np.sort(np.concatenate(parts)))  # the same samples in step s
-        for rank, rows in enumerate(parts):
-            numbers = step * batch_size + rank * share + np.arange(share)
-            decoded[rank] |= {(order.window_of(int(n)), row // 64) for n, row in zip(numbers, rows, strict=True)}
-    windows = {w for pairs in decoded.values() for w, _ in pairs}
-    chunks = len(set().union(*decoded.values()))
-    total = sum(map(len, decoded.values()))
-    assert total <= chunks + len(windows) * (num_ranks - 1)  # at most one chunk at each border between ranks
-
-
-@pytest.mark.slow
-def test_the_place_in_the_batch_says_little_about_the_sample() -> None:
-    """Over epochs a place sees all chunks alike, and within a window its rows are in random order."""
-    order = ChunkWindows(16 * 8, 8, 4, 8, seed=0)
-    seen = np.bincount(order(np.arange(500 * 128)).reshape(-1, 8)[:, 0], minlength=128)
-    assert seen.min() > 0.4 * seen.mean()
-    order = ChunkWindows(64 * 64, 64, 16, 32, seed=0)
-    rows = order(np.arange(40 * 64 * 64)).reshape(-1, 32)
-    assert abs(np.corrcoef(rows[:-1, 5] % 64, rows[1:, 5] % 64)[0, 1]) < 0.05
 
 
 def test_windows_need_chunks() -> None:
@@ -417,7 +308,7 @@ def test_weights() -> None:
 
 
 @pytest.mark.parametrize("size", [6400, 6437])
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("num_ranks", [2, 8])
 def test_length_buckets_deal_equal_tokens(size: int, num_ranks: int) -> None:
     batch = 96
     lengths = np.random.default_rng(0).lognormal(5, 0.8, size).astype(np.int64) + 1
@@ -436,11 +327,6 @@ def test_length_buckets_deal_equal_tokens(size: int, num_ranks: int) -> None:
     assert not np.array_equal(np.sort(rows[:batch]), np.sort(rows[size : size + batch]))
 
 
-def test_deal_is_a_permutation() -> None:
-    for batch in (1, 2, 3, 10, 97):
-        assert np.array_equal(np.sort(deal(batch)), np.arange(batch))
-
-
 def test_hash_is_uniform_and_streams_differ() -> None:
     draws = hashed(0, 0, np.arange(100_000))
     assert len(np.unique(draws)) == 100_000
@@ -448,28 +334,6 @@ def test_hash_is_uniform_and_streams_differ() -> None:
     assert np.abs(bits - 0.5).max() < 0.01
     assert not np.intersect1d(draws, hashed(0, 1, np.arange(100_000))).size
     assert not np.intersect1d(draws, hashed(1, 0, np.arange(100_000))).size
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "conf/data/order").glob("*.yaml")), ids=lambda path: path.stem)
-def test_each_order_of_the_group_can_be_built(path: Path) -> None:
-    if path.stem == "token_buckets":  # another field of length_buckets
-        return
-    node = complete(PROJECT, OmegaConf.to_container(OmegaConf.load(path)), {"seed": 1, "batch_size": 10}, {})
-    context = OmegaConf.create({"trainer": {"global_batch_size": 10}, "node": node})
-    dataset = Table(x=np.arange(1, 301), y=np.arange(300) % 3, w=np.ones(300))
-    made = instantiate(context.node)
-    rows = made(dataset, seed=1, **({"chunk_rows": 4} if made.func is chunk_windows else {}))(np.arange(290))
-    assert rows.min() >= 0
-    assert rows.max() < 300
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "conf/data/transforms").glob("*.yaml")), ids=lambda path: path.stem)
-def test_each_transform_of_the_group_can_be_built(path: Path) -> None:
-    (name, node), *others = OmegaConf.to_container(OmegaConf.load(path)).items()  # type: ignore[union-attr]
-    assert (name, others) == (path.stem, [])
-    node = complete(PROJECT, node, {"seed": 1, "batch_size": 10}, {})
-    made = instantiate(OmegaConf.create({"data": {"num_outputs": 3}, "node": node}).node)
-    assert made.random == (name not in ("normalize", "channels_first", "to_float", "cast"))
 
 
 EXPERIMENTS = sorted((ROOT / "conf" / "experiment").glob("*.yaml"))

@@ -59,6 +59,10 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fake
     return fake
 
 
+def numbered(batch: dict[str, Any], numbers: Tensor) -> dict[str, Any]:
+    return {**batch, "numbers": numbers}
+
+
 CASES = {
     "threads": (Table(), "threads", 2),
     "threads, ragged": (Ragged(), "threads", 2),
@@ -72,14 +76,14 @@ CASES = {
 
 @pytest.mark.one_quick
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("gpu", range(3), indirect=True)
+@pytest.mark.parametrize("gpu", range(1), indirect=True)
 def test_every_batch_arrives_whole(case: str, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """However far the GPU is behind: no memory is written before it was copied, nothing is read before it has come."""
     monkeypatch.setattr(ring, "GROUP_BYTES", 300)
     dataset, kind, num_workers = CASES[case]
     plan = TrainPlan(shuffled(range(50), seed=0), 8, [5, 3], 0, 1, 0)
     seen = []
-    with Loader(dataset, plan, CPU, None, kind, num_workers, seed=0) as loader:
+    with Loader(dataset, plan, CPU, numbered, kind, num_workers, seed=0) as loader:
         pick = random.Random(0)
         for k, batch in zip(range(60), loader):
             computed = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
@@ -93,28 +97,10 @@ def test_every_batch_arrives_whole(case: str, gpu: FakeCuda, monkeypatch: pytest
     gpu.finish()
     for values, part in seen:
         assert part is not None
+        assert values["numbers"].tolist() == part[0].tolist()
         assert values["x"].tolist() == [[row] * 6 for row in part[1].tolist()]
     if "ragged" not in case and case != "workers, collated":  # whose memory PyTorch's own thread locks
         assert gpu.unlocked == 0, "a copy that the host waits for"
-
-
-def test_sample_numbers_arrive_too(gpu: FakeCuda) -> None:
-    plan = TrainPlan(shuffled(range(50), seed=0), 8, [8], 0, 1, 0)
-    for kind, num_workers in (("threads", 2), ("workers", 0), ("workers", 1)):
-        seen: list[Any] = []
-
-        def note(batch: Any, numbers: Tensor, seen: list[Any] = seen) -> Any:
-            seen.append(gpu.read({"numbers": numbers}))
-            return batch
-
-        with Loader(Table(), plan, CPU, note, kind, num_workers, seed=0) as loader:
-            for _ in zip(range(30), loader):
-                pass
-            gpu.finish()
-        for k, values in enumerate(seen[:30]):
-            part = plan(k)
-            assert part is not None
-            assert values["numbers"].tolist() == part[0].tolist()
 
 
 class Windowed(TrainPlan):
@@ -124,10 +110,9 @@ class Windowed(TrainPlan):
         return k // 1000
 
 
-@pytest.mark.parametrize("rows", [64, 100])
-def test_page_locked_memory_is_bounded(rows: int, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_locked_memory_is_bounded(gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch locks powers of two; of large windows only few are gathered ahead."""
-    limit = 1 << 20
+    limit, rows = 1 << 20, 100
     monkeypatch.setattr(ring, "_WINDOW_BYTES", limit // 4)
     monkeypatch.setattr(ring, "_LOCKED_BYTES", limit)
     plan = Windowed(shuffled(range(50), seed=0), rows, [rows], 0, 1, 0)
@@ -175,7 +160,7 @@ class Clocks(FakeCuda):
         self.busy_until = max(self.busy_until, self.now) + seconds
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_only_an_idle_gpu_waits_for_data(seed: int) -> None:
     """Random steps: host work, kernels, a loader that blocks, a copy that ends later; against the sum of the gaps."""
     pick, gpu = random.Random(seed), Clocks()
@@ -194,16 +179,3 @@ def test_only_an_idle_gpu_waits_for_data(seed: int) -> None:
     gpu.now = gpu.busy_until
     assert clock.seconds() == pytest.approx(idle)
     assert len(clock._used) < 300, "events are used again"
-
-
-def test_a_healthy_gpu_run_does_not_wait_for_data() -> None:
-    """The host runs ahead and spends its time in the loader, as there is nowhere else to be: no advice is right."""
-    gpu = Clocks()
-    clock = waits.DeviceWaits(gpu)
-    for _ in range(100):
-        gpu.kernel(0.05)
-        clock.begin()
-        gpu.now = max(gpu.now, gpu.busy_until - 0.1)  # two steps ahead, and held there
-        clock.end()
-    gpu.now = gpu.busy_until
-    assert clock.seconds() == 0.0

@@ -65,15 +65,6 @@ class Varying(Noisy):
         }
 
 
-class Misfit(Noisy):
-    def __init__(self, bad: Any) -> None:
-        super().__init__()
-        self.bad = bad
-
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        return self.bad if i == 33 else {"x": torch.zeros(3), "y": i}
-
-
 class Failing(Noisy):
     def __getitem__(self, i: int) -> dict[str, Any]:
         if i == 33:
@@ -153,7 +144,7 @@ def test_numbers_depend_on_the_sample_only(dataset: Any) -> None:
     assert len(torch.unique(torch.cat([b[field].reshape(-1) for b in reference]))) > 200  # and no two samples alike
 
 
-@pytest.mark.parametrize("start_method", ["fork", slow("forkserver"), slow("spawn")])
+@pytest.mark.parametrize("start_method", ["fork", slow("spawn")])
 def test_start_methods(start_method: str) -> None:
     assert same(take(Noisy(), 8, 2, start_method=start_method), take(Noisy(), 8, 0))
 
@@ -184,16 +175,15 @@ def test_no_loader_draws_from_the_loops_random_numbers(dataset: Any) -> None:
 def test_evaluation_starts_anew_with_the_same_workers(dataset: Any) -> None:
     with Loader(dataset, EvalPlan(40, 7, 0, 1), CPU, kind="workers", num_workers=2, seed=0) as loader:
         pids = set()
-        for stop in (None, 2, 0, 1, None):
+        for stop in (None, 2, 0, None):
             seen = []
             for i, batch in enumerate(loader):
                 if i == stop:
                     break
                 seen += batch["row"].tolist()
             assert seen == list(range(40 if stop is None else 7 * stop))
-            if isinstance(dataset, Noisy) and not isinstance(dataset, Varying):
-                pids.add(tuple(process.pid for process in loader._source._processes))
-        assert len(pids) <= 1
+            pids.add(frozenset(process.pid for process in multiprocessing.active_children()))
+        assert len(pids) == 1
 
 
 def test_two_iterations_at_once_are_refused() -> None:
@@ -217,40 +207,15 @@ def test_a_slot_is_not_overwritten_while_held(keep: Any) -> None:
     assert all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in held)
 
 
-def test_slots_are_used_again_in_place() -> None:
-    with Loader(Noisy(), plan_of(), CPU, kind="workers", num_workers=2, seed=0) as loader:
-        places = {batch["torch"].data_ptr() for _, batch in zip(range(60), loader, strict=False)}
-        slots = {slot.data_ptr() for slot in loader._source._slots}
-        inside = {any(s <= p < s + loader._source._layout.nbytes for s in slots) for p in places}
-    assert inside == {True}
-
-
-@pytest.mark.one_quick
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ({"x": torch.zeros(4), "y": 1}, r"field 'x': torch.float32 \(3,\) and torch.float32 \(4,\).*collate"),
-        ({"x": torch.zeros(1), "y": 1}, r"field 'x'"),
-        ({"x": torch.zeros(3).double(), "y": 1}, r"torch.float32 \(3,\) and torch.float64"),
-        ({"x": torch.zeros(3), "y": 1.5}, r"field 'y': torch.int64"),
-        ({"x": torch.zeros(3)}, r"differ in their fields"),
-        ({"x": "text", "y": 1}, r"is a str; return tensors"),
-    ],
-)
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_samples_that_do_not_fit_are_named(bad: Any, message: str, num_workers: int) -> None:
-    with pytest.raises(ConfigError, match=message):
-        take(Misfit(bad), 20, num_workers)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_error_in_a_sample_arrives_with_its_traceback(num_workers: int) -> None:
-    message = r"data: OSError: sample 33 cannot be read \(Failing, row 33\)"
-    with pytest.raises(DataFailed, match=message) as caught:
-        take(Failing(), 20, num_workers)
-    if num_workers:
-        assert "in __getitem__" in str(caught.value.__cause__)
-        assert "in worker" in str(caught.value.__cause__)
+def test_an_error_in_a_sample_arrives_with_its_traceback_and_the_loader_goes_on() -> None:
+    with Loader(Failing(), EvalPlan(40, 4, 0, 1), CPU, kind="workers", num_workers=2, seed=0) as loader:
+        for _ in range(2):
+            stream = iter(loader)
+            assert [next(stream)["row"].tolist() for _ in range(8)] == np.arange(32).reshape(8, 4).tolist()
+            with pytest.raises(DataFailed, match=r"data: OSError: sample 33 cannot be read \(Failing, row") as caught:
+                next(stream)
+            assert "in __getitem__" in str(caught.value.__cause__)
+            assert "in worker" in str(caught.value.__cause__)
 
 
 class Faulty:
@@ -290,16 +255,6 @@ class FaultyGather(Faulty):
         return out
 
 
-class BadCollate(Noisy):
-    def __getitem__(self, i: int) -> Any:
-        return i
-
-    def collate(self, samples: list[int]) -> Any:
-        if 33 in samples:
-            raise ValueError("no such shape")
-        return {"row": torch.tensor(samples)}
-
-
 def fails() -> None:
     raise OSError("cannot be read")
 
@@ -309,34 +264,30 @@ FAULTS: dict[str, tuple[Any, str, str, bool]] = {
     "raise": (fails, "OSError: cannot be read", "OSError: cannot be read", False),
     "None": (lambda: None, "returned a NoneType", "of samples that are None: TypeError", False),
     "a list": (lambda: [torch.zeros(3)], "returned a list", "TypeError", False),
-    "shape": (lambda: {"x": torch.zeros(4)}, "samples differ in field 'x'", "stack expects each tensor", False),
+    "shape": (lambda: {"x": torch.zeros(1)}, "samples differ in field 'x'", "stack expects each tensor", False),
     "dtype": (lambda: {"x": torch.zeros(3).double()}, "samples differ in field 'x'", "", False),
     "keys": (lambda: {"y": torch.zeros(3)}, "samples differ in their fields", "KeyError: 'x'", False),
     "sys.exit": (lambda: sys.exit(3), r"sys\.exit\(3\)", r"sys\.exit\(3\)", False),
+    "text": (lambda: {"x": "text"}, "is a str; return tensors", "TypeError", False),
     "os._exit": (lambda: os._exit(0), r"exit code 0 \(its code ended", r"exit code 0 \(its code ended", True),
     "SIGKILL": (lambda: os.kill(os.getpid(), signal.SIGKILL), "-9 .*memory runs out", "-9 .*memory", True),
     "SIGSEGV": (lambda: os.kill(os.getpid(), signal.SIGSEGV), "-11 .*native code", "-11 .*native", True),
 }
-ROW, BATCH = "row 33 of split val", "rows 28, 29, 30, 31, 32, 33, 34 of split val"
+BATCH = "rows 28, 29, 30, 31, 32, 33, 34 of split val"
 
 
 KINDS = {"sample": Faulty, "collate": FaultyCollate, "stream": FaultyStream, "gather": FaultyGather}
-READERS = {  # kind -> how it is read: data.loader, data.num_workers
-    "sample": [("workers", 0), ("workers", 2)],
-    "collate": [("workers", 0), ("workers", 2)],
-    "stream": [("auto", 0)],
-    "gather": [("threads", 1), ("device", 0), ("workers", 0), ("workers", 2)],
-}
-
-
-def faults_of(kind: str, reader: tuple[str, int]) -> list[str]:
-    there = [fault for fault in FAULTS if reader == ("workers", 2) or not FAULTS[fault][3]]
-    if kind == "gather":  # it writes into the loader's memory, and returns no samples
-        return [fault for fault in there if fault in ("raise", "sys.exit") or FAULTS[fault][3]]
-    return [fault for fault in there if FAULTS[fault][2] or kind != "collate"]
-
-
-CASES = [(kind, reader, fault) for kind in KINDS for reader in READERS[kind] for fault in faults_of(kind, reader)]
+HERE = [fault for fault, (*_, of_processes) in FAULTS.items() if not of_processes]
+CASES = [  # the kind of data set; data.loader and data.num_workers; the fault
+    *(("sample", ("workers", 0), fault) for fault in HERE),
+    *(("sample", ("workers", 2), fault) for fault in FAULTS),
+    *(("collate", ("workers", 0), fault) for fault in ("raise", "text", "keys")),
+    *(("collate", ("workers", 2), fault) for fault in ("shape", "SIGKILL")),
+    ("stream", ("auto", 0), "raise"),
+    ("stream", ("auto", 0), "keys"),
+    *(("gather", reader, "raise") for reader in (("threads", 1), ("device", 0), ("workers", 0), ("workers", 2))),
+    ("gather", ("threads", 1), "sys.exit"),
+]
 
 
 @pytest.mark.one_quick
@@ -344,42 +295,20 @@ CASES = [(kind, reader, fault) for kind in KINDS for reader in READERS[kind] for
 def test_a_data_set_that_fails_is_named_with_row_and_split(kind: str, reader: tuple[str, int], fault: str) -> None:
     """In whatever way it fails, and whoever reads it: here, a thread or a worker process."""
     _, says, collate_says, _ = FAULTS[fault]
-    of_batch = kind == "gather" or (kind == "collate" and fault in ("a list", "shape", "keys"))
-    where = "sample 33 of split val" if kind == "stream" else BATCH if of_batch else ROW
+    of_batch = kind == "gather" or (kind == "collate" and fault in ("text", "shape", "keys"))
+    where = "sample 33 of split val" if kind == "stream" else BATCH if of_batch else "row 33 of split val"
     if reader[0] in ("device", "threads"):  # several batches are read at once
         where = "rows 0, 1, 2, 3, 4, 5, 6, 7, ... of split val"
     data: Any = KINDS[kind](fault)
-    names = rf"\({type(data).__name__}, {where}\)$"
-    loader, num_workers = reader
-    message = rf"(?s)^data: .*{collate_says if kind == 'collate' else says}.*{names}"
+    message = rf"(?s)^data: .*{collate_says if kind == 'collate' else says}.*\({type(data).__name__}, {where}\)$"
     with (
         pytest.raises((DataFailed, ConfigError), match=message),
         Loader(
-            Stream(data, 40) if kind == "stream" else data, EvalPlan(40, 7, 0, 1), CPU, kind=loader,
-            num_workers=num_workers, seed=0, split="val",
+            Stream(data, 40) if kind == "stream" else data, EvalPlan(40, 7, 0, 1), CPU, kind=reader[0],
+            num_workers=reader[1], seed=0, split="val",
         ) as batches,
     ):  # fmt: skip
         list(batches)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_collate_that_fails_is_named_with_its_rows(num_workers: int) -> None:
-    plan = EvalPlan(40, 7, 0, 1)
-    message = rf"^data: in collate: ValueError: no such shape \(BadCollate, {BATCH}\)$"
-    with (
-        Loader(BadCollate(), plan, CPU, kind="workers", num_workers=num_workers, seed=0, split="val") as loader,
-        pytest.raises(DataFailed, match=message),
-    ):
-        list(loader)
-
-
-def test_the_loader_goes_on_after_an_error() -> None:
-    with Loader(Failing(), EvalPlan(40, 4, 0, 1), CPU, kind="workers", num_workers=2, seed=0) as loader:
-        for _ in range(2):
-            stream = iter(loader)
-            assert [next(stream)["row"].tolist() for _ in range(8)] == np.arange(32).reshape(8, 4).tolist()
-            with pytest.raises(DataFailed, match="sample 33"):
-                next(stream)
 
 
 def test_what_cannot_be_pickled_is_named() -> None:
@@ -408,8 +337,6 @@ def test_auto_measures_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert same(batches, take(Noisy(), 3, 0))
     with Loader(Varying(), plan_of(), CPU, num_workers=2, seed=0) as loader:
         assert "whole batches, for the dataset's own collate" in loader.why
-    with pytest.raises(ConfigError, match=r"data\.loader=threads needs"):
-        Loader(Noisy(), plan_of(), CPU, kind="threads", seed=0)
 
 
 SCRIPT = """
@@ -443,37 +370,23 @@ def alive(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("begin", "body", "code"),
     [
-        ("begin(Noisy(sleep=0.01))", "pass", 0),
-        slow("begin(Noisy(sleep=0.01))", "raise SystemExit(3)", 3),
         ("begin(Noisy(sleep=0.01))", "os.kill(os.getpid(), signal.SIGKILL)", -9),
-        slow("begin(Noisy(sleep=0.01))", "os._exit(4)", 4),
-        slow("begin(Noisy(sleep=0.5))", "pass", 0),
-        slow("begin(Noisy(sleep=0.05))",
-         "threading.Timer(0.3, os.killpg, (0, signal.SIGINT)).start()\nfor b in stream: pass", -2),
-        slow("begin(Noisy(sleep=0.01))",
+        ("begin(Noisy(sleep=0.01))",
          "for p in loader._source._processes: [os.kill(p.pid, n) for n in (1, 2, 10, 15)]\n"
          "for _ in range(5): next(stream)\nloader.close(); loader.close()", 0),
-        slow("begin(Hanging(False))", HANG, 4),
-        slow("begin(Hanging(True))", HANG, 4),
+        ("begin(Hanging(True))", HANG, 4),
         # the thread that has started the workers ends before they do
-        slow("one = threading.Thread(target=begin, args=(Hanging(False),)); one.start(); one.join()",
+        ("one = threading.Thread(target=begin, args=(Hanging(False),)); one.start(); one.join()",
          "time.sleep(1.5); next(stream); " + HANG, 4),
-        slow("begin(Hanging(False), 'forkserver')", HANG, 4),
-        slow("begin(Hanging(False), 'spawn')", HANG, 4),
+        ("begin(Hanging(False), 'spawn')", HANG, 4),
     ],
-    ids=["end", "exit", "killed", "_exit", "long sample", "interrupt", "signals to workers", "hang",
-         "hang with collate", "hang, thread", "hang, forkserver", "hang, spawn"],
+    ids=["killed", "signals to workers", "hang with collate", "hang, thread", "hang, spawn"],
 )  # fmt: skip
 def test_workers_end_with_their_parent(begin: str, body: str, code: int) -> None:
     script = SCRIPT.format(tests=[str(Path(__file__).parent), str(ROOT / "tests")], begin=begin, body=body)
-    popen = subprocess.Popen if body == "pass" else warm.Popen  # Python's own end, or what does not reach it
-    with popen(
-        [sys.executable, "-c", script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with warm.Popen(
+        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, **pipes
     ) as process:
         out, err = process.communicate(timeout=limit(60))
     assert process.returncode == code, err

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections import OrderedDict
@@ -13,22 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import (
-    QUICK,
-    assert_equal,
-    last_checkpoint,
-    limit,
-    metrics,
-    result,
-    slow,
-    start_run,
-    status,
-)
+from conftest import QUICK, assert_equal, limit, metrics, result, start_run
 from omegaconf import OmegaConf
 from torch import nn
 
 from engine.checkpoints import checkpoint
-from engine.checkpoints.background import Background, Copies
+from engine.checkpoints.background import Background
 from engine.checkpoints.checkpoint import Checkpoints, load_checkpoint
 from engine.errors import RunFailed
 from engine.world.collectives import World
@@ -136,27 +124,6 @@ def test_it_is_the_state_of_the_save_whatever_the_loop_does_next(tmp_path: Path,
     assert_equal(load_checkpoint(tmp_path / "last_000000004.pt"), payload(4))
 
 
-def test_memory_is_used_again() -> None:
-    copies = Copies()
-    addresses = []
-    for step in (1, 2, 3):
-        content, ready = copies.of(payload(step))
-        ready()
-        assert_equal(content, payload(step))
-        addresses.append({buffer.data_ptr() for buffers in copies._memory.values() for buffer in buffers})
-        assert {value.untyped_storage().data_ptr() for value in content["model"].values()} <= addresses[-1]
-    assert addresses[0] == addresses[1] == addresses[2]
-
-
-def test_a_kind_of_tensor_that_is_not_a_view_of_memory_is_copied_too() -> None:
-    sparse = torch.eye(3).to_sparse()
-    given = {"sparse": sparse, "conjugate": torch.randn(3, dtype=torch.complex64).conj()}
-    content, _ = Copies().of(given)
-    assert torch.equal(content["sparse"].to_dense(), torch.eye(3))
-    assert content["sparse"] is not sparse
-    assert torch.equal(content["conjugate"], given["conjugate"])
-
-
 # ---- one at a time, and what happens when it is durable
 
 
@@ -233,25 +200,9 @@ def test_a_run_that_fails_completes_what_it_writes(
     ]
 
 
-def test_work_that_failed_is_told_once() -> None:
-    background = Background()
-    background.wait()
-    background.check()
-    background.start(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
-    with pytest.raises(ZeroDivisionError):
-        background.wait()
-    background.wait()
-    assert not background.busy
-
-
 # ---- runs
 
 RUN = (*QUICK, "trainer.max_steps=9", "trainer.save_every=2", "trainer.eval_every=3", "trainer.ema_decay=0.9")
-RANKS = {
-    "1": ("trainer=single",),
-    "2": ("trainer=ddp", "hardware.num_procs=2"),
-    "sharded": ("trainer=fsdp", "hardware.num_procs=2"),
-}
 
 
 def contents(run: Path) -> dict[str, Any]:
@@ -259,88 +210,13 @@ def contents(run: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", ["1", *map(slow, ("2", "sharded"))])
-def test_a_run_is_the_same_beside_and_waiting(tmp_path: Path, ranks: str) -> None:
-    beside = start_run(tmp_path / "beside", *RUN, *RANKS[ranks])
-    waits = start_run(tmp_path / "waits", *RUN, *RANKS[ranks], "process.save_async=false")
+def test_a_run_is_the_same_beside_and_waiting(tmp_path: Path) -> None:
+    ranks = ("trainer=fsdp", "hardware.num_procs=2")
+    beside = start_run(tmp_path / "beside", *RUN, *ranks)
+    waits = start_run(tmp_path / "waits", *RUN, *ranks, "process.save_async=false")
     assert_equal(contents(beside), contents(waits))
     assert metrics(beside) == metrics(waits)
     assert result(beside)["val/loss"] == result(waits)["val/loss"]
-
-
-def stuck_at(monkeypatch: pytest.MonkeyPatch, step: int, rank: int, kill_at: int) -> None:
-    """That rank's write of the checkpoint of `step` never ends; the rank is killed in the loop in step `kill_at`."""
-    import torch.distributed.checkpoint.filesystem as filesystem
-
-    import lab.loop
-
-    train_step, write = lab.loop.train_step, Checkpoints._write
-    mine, stuck = threading.local(), threading.Event()
-
-    def written(self: Checkpoints, kind: str, content: dict[str, Any], *rest: Any) -> None:
-        mine.stuck = content["step"] == step and int(os.environ.get("RANK", "0")) == rank
-        write(self, kind, content, *rest)
-
-    def save(content: Any, file: Any, *more: Any, **options: Any) -> None:
-        if getattr(mine, "stuck", False):
-            file.write(b"half")
-            file.flush()
-            stuck.set()
-            time.sleep(1000)
-        SAVE(content, file, *more, **options)
-
-    def step_or_die(nets: Any, state: Any, *rest: Any) -> Any:
-        if state.step == kill_at - 1 and int(os.environ.get("RANK", "0")) == rank:
-            assert stuck.wait(limit(30))
-            os.kill(os.getpid(), signal.SIGKILL)
-        return train_step(nets, state, *rest)
-
-    monkeypatch.setattr(Checkpoints, "_write", written)
-    monkeypatch.setattr(checkpoint.torch, "save", save)
-    monkeypatch.setattr(filesystem.torch, "save", save)
-    monkeypatch.setattr(lab.loop, "train_step", step_or_die)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "rank"), [("1", 0), slow("2", 0), slow("sharded", 0), slow("sharded", 1)])
-def test_killed_while_it_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ranks: str, rank: int
-) -> None:
-    """SIGKILL in step 6 while the checkpoint of step 4 is half written: the one of step 3 is the newest that loads,
-    the half of a file is gone after the resume, and the run ends as if nothing had happened."""
-    from lab.project import start
-
-    straight = start_run(tmp_path / "straight", *RUN, *RANKS[ranks])
-    with monkeypatch.context() as patch:
-        stuck_at(patch, 4, rank, 6)
-        with pytest.raises(RunFailed):
-            start_run(tmp_path / "run", *RUN, *RANKS[ranks], own_process=True)
-    run, suffix = tmp_path / "run", ".dcp" if ranks == "sharded" else ".pt"
-    left = names(run / "checkpoints")
-    assert [n for n in left if not n.startswith(".")] == [f"best_000000003{suffix}", f"last_000000002{suffix}"]
-    assert [name for name in left if name.startswith(".last_000000004")], "half of it is there"
-    capfd.readouterr()
-    start(OmegaConf.load(run / "config.yaml"), run, [], own_process=False)  # type: ignore[arg-type]
-    assert "on from best_000000003" in capfd.readouterr().err
-    assert_equal(contents(run), contents(straight))
-    assert metrics(run) == metrics(straight)
-
-
-@pytest.mark.slow
-def test_a_full_disk_stops_several_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(content: Any, file: Any) -> None:
-        if content["step"] >= 4:
-            file.write(b"half")
-            raise OSError(28, "No space left on device")
-        SAVE(content, file)
-
-    monkeypatch.setattr(checkpoint.torch, "save", full)
-    with pytest.raises(RunFailed, match=r"last_000000004\.pt could not be written: No space left"):
-        start_run(tmp_path / "run", *RUN, *RANKS["2"])
-    assert "No space left" in status(tmp_path / "run")["error"]
-    assert status(tmp_path / "run")["rank"] == 0
-    assert last_checkpoint(tmp_path / "run")["step"] == 2
-    assert not [name for name in names(tmp_path / "run/checkpoints") if name.startswith(".")]
 
 
 @pytest.mark.slow

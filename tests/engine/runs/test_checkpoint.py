@@ -18,7 +18,6 @@ from torch import nn
 from engine.checkpoints import checkpoint, shards
 from engine.checkpoints.checkpoint import (
     Checkpoints,
-    check_content,
     find_checkpoint,
     load_checkpoint,
     load_weights,
@@ -85,22 +84,12 @@ def gone() -> None:
     raise FileNotFoundError(2, "No such file or directory")
 
 
-def no_disk() -> None:
-    raise RuntimeError("cannot pickle that")
-
-
-def interrupted() -> None:
-    raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize(
     ("fail", "error", "says"),
     [
         (full_disk, RunFailed, r"last_000000005\.pt could not be written: No space left on device; those written"),
         (full_disk_within_another, RunFailed, r"could not be written: No space left on device"),
         (gone, FileNotFoundError, r"No such file"),
-        (no_disk, RuntimeError, r"^cannot pickle that$"),
-        (interrupted, KeyboardInterrupt, None),
     ],
 )
 @pytest.mark.parametrize("where", ["open", "write"])
@@ -130,28 +119,16 @@ def test_what_could_not_be_written_leaves_the_one_before(
         ({**payload(), "step": "5"}, "missing or of another kind in it: step$"),
         ({k: v for k, v in payload().items() if k != "ranks"}, "missing or of another kind in it: ranks$"),
         (payload(model=None, optimizer=[], schedule=3), "in it: model, optimizer, schedule$"),
-        (payload(model={"w": 3}), "in it: model$"),
         (payload(model={"w": torch.zeros(1), "b": None}), "in it: model$"),
         (payload(ema={"w": "text"}), "in it: ema$"),
         ({"step": 1, "best": []}, r"in it: model, ema, optimizer, schedule and 5 more$"),
-        ({k: v for k, v in payload().items() if k in ("model", "ema", "optimizer", "schedule", "step")},
-         "in it: samples, best, stale, logged_step and 2 more$"),
-        ({k: v for k, v in payload().items() if k not in ("ema", "stale", "best", "ranks")},
-         "in it: ema, best, stale, ranks$"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_checkpoint_is_named(tmp_path: Path, content: Any, says: str) -> None:
-    with pytest.raises(ValueError, match=f"^it is no checkpoint of a run.*{says}"):
-        check_content(content)
     torch.save(content, tmp_path / "a.pt")
     for read in (load_checkpoint, peek):
         with pytest.raises(Damaged, match=rf"^{tmp_path}/a\.pt does not load: it is no checkpoint of a run.*{says}"):
             read(tmp_path / "a.pt")
-
-
-def test_what_is_one() -> None:
-    check_content(payload())
-    check_content(payload(model={}, ema={"w": torch.zeros(1)}, later="of a newer version"))
 
 
 class Foreign:
@@ -212,23 +189,6 @@ def test_a_file_is_mapped_and_not_read(tmp_path: Path, monkeypatch: pytest.Monke
     assert not mapped(path)
 
 
-def test_an_optimizer_does_not_hold_the_file(tmp_path: Path) -> None:
-    """A checkpoint that is deleted would keep its place on the disk as long as the run goes on."""
-    path = tmp_path / "last_000000005.pt"
-    model = nn.Linear(3, 2)
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    save_checkpoint(payload(optimizer=optimizer.state_dict()), path)
-    for device, wanted in ((CPU, {"step", "exp_avg", "exp_avg_sq"}), (torch.device("cuda"), {"step"})):
-        state = peek(path)["optimizer"]
-        own = checkpoint.unmapped(state, device)
-        assert_equal(own, state)
-        for number, held in state["state"].items():
-            copied = {key for key, value in held.items() if value.data_ptr() != own["state"][number][key].data_ptr()}
-            assert copied == wanted
-
-
 # ---- loading weights
 
 
@@ -281,71 +241,13 @@ def test_the_best_are_those_that_the_state_names(tmp_path: Path) -> None:
     assert names(tmp_path) == ["best_000000006.pt", "best_000000009.pt", "last_000000003.pt"]
 
 
-def test_an_outdated_one_may_have_gone_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Checkpoints(tmp_path, MAIN)
-    listed = [tmp_path / f"last_{step:09d}.pt" for step in (9, 6, 3)]
-    monkeypatch.setattr(kept, "_files", lambda kind: listed)
-    kept.save_last(payload(9))
-    assert names(tmp_path) == ["last_000000009.pt"]
-
-
-def test_a_rank_writes_only_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a whole payload rank 0 writes all, and deletes; one in parts is written by all."""
-    for step in (1, 2, 3):
-        (tmp_path / f"last_{step:09d}.pt").write_bytes(b"")
-    before = names(tmp_path)
-    (tmp_path / ".last_000000009.pt.tmp").write_bytes(b"of rank 0, which writes now")
-    monkeypatch.setattr(World, "meet", lambda self: None)
-    Checkpoints(tmp_path, OTHER).save_last(payload(4))
-    assert names(tmp_path) == [".last_000000009.pt.tmp", *before]
-    parts: list[Any] = []
-    monkeypatch.setattr(checkpoint, "is_part", lambda value: value.numel() == 2)
-    monkeypatch.setattr(
-        checkpoint.shards, "save", lambda content, path, world, how, group: parts.append((path, world, how))
-    )
-    Checkpoints(tmp_path, OTHER).save_last(payload(4))
-    assert parts == [(tmp_path / "last_000000004.dcp", OTHER, save_checkpoint)]
-    assert names(tmp_path) == [".last_000000009.pt.tmp", *before]
-    Checkpoints(tmp_path, MAIN).save_last(payload(4))
-    assert parts[1:] == [(tmp_path / "last_000000004.dcp", MAIN, save_checkpoint)]
-    assert names(tmp_path) == [".last_000000009.pt.tmp", "last_000000002.pt", "last_000000003.pt"]
-
-
 # ---- which one is found
-
-
-def test_the_file_of_a_score(tmp_path: Path) -> None:
-    found = Checkpoints(tmp_path)
-    assert found.best_path([0.5, 3.0]) == tmp_path / "best_000000003.pt"
-    (tmp_path / "best_000000003.dcp").mkdir()
-    assert found.best_path([0.5, 3]) == tmp_path / "best_000000003.dcp"
-    (tmp_path / "best_000000003.pt").write_bytes(b"")
-    assert found.best_path([0.5, 3]) == tmp_path / "best_000000003.pt"
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     lines = [record.getMessage() for record in caplog.records if record.name == "engine"]
     caplog.clear()
     return lines
-
-
-def test_the_best_that_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "engine")
-    for world in (None, MAIN):
-        found = Checkpoints(tmp_path, world)
-        assert found.load_best([]) is None
-        assert found.load_best([[0.1, 2], [0.2, 4]]) is None
-        assert [line.split(" does")[0] for line in told(caplog)] == [
-            f"passing over: {tmp_path}/best_00000000{step}.pt" for step in (2, 4)
-        ]
-    save_checkpoint(payload(4), tmp_path / "best_000000004.pt")
-    save_checkpoint(payload(6), tmp_path / "best_000000006.pt")
-    for world in (None, MAIN):
-        best = Checkpoints(tmp_path, world).load_best([[0.1, 2], [0.2, 4], [0.3, 6]])
-        assert best is not None
-        assert best[0] == [0.2, 4]
-        assert_equal(best[1], payload(4))
-        assert len(told(caplog)) == 1
 
 
 def test_the_newest_that_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -398,34 +300,6 @@ def test_where_none_loads_the_user_decides(tmp_path: Path) -> None:
         (tmp_path / f"last_{step:09d}.pt").write_bytes(b"damaged")
     with pytest.raises(ConfigError, match=rf"^{tmp_path}: none of its 3 checkpoints loads; move them away to begin"):
         Checkpoints(tmp_path, MAIN).newest_valid()
-
-
-def test_ranks_check_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each its share; what one of them finds damaged is damaged for all, and rank 0 says so and renames it."""
-    caplog.set_level(logging.WARNING, "engine")
-    for step in (3, 4):
-        save_checkpoint(payload(step), tmp_path / f"last_{step:09d}.pt")
-    shares: list[Any] = []
-    original = checkpoint.peek
-    monkeypatch.setattr(checkpoint, "peek", lambda path, share: (shares.append(share), original(path, share))[1])
-    monkeypatch.setattr(World, "share", lambda self, value: value)
-    others: dict[int, str | None] = {4: "the other rank's part", 3: None}
-    for world, lines, left in ((OTHER, 0, []), (World(0, 2, 0, CPU), 1, ["last_000000004.damaged"])):
-        answers = iter([others[4], others[3]])
-        monkeypatch.setattr(World, "gather", lambda self, wrong, a=answers: [wrong, next(a)])
-        found = Checkpoints(tmp_path, world).newest_valid(put_aside=True)
-        assert found is not None
-        assert found[0].name == "last_000000003.pt"
-        assert shares == [(world.rank, 2)] * 2
-        assert [line.split(": ")[1] for line in told(caplog)] == ["the other rank's part"] * lines
-        assert [name for name in names(tmp_path) if name.endswith("damaged")] == left
-        shares.clear()
-    answers = iter([None])
-    monkeypatch.setattr(World, "gather", lambda self, wrong: [wrong, "its part"])
-    assert Checkpoints(tmp_path, OTHER).load_best([[0.5, 3]]) is None
-    assert told(caplog) == []
 
 
 # ---- what a user names

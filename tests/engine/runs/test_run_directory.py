@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from conftest import QUICK, compose, last_checkpoint, metrics, result, slow, start_run, status
+from conftest import QUICK, compose, last_checkpoint, metrics, result, start_run, status
 from omegaconf import OmegaConf
 
 import lab.evaluation
@@ -22,6 +21,8 @@ from engine.errors import ConfigError, RunFailed
 from engine.files import as_json
 from engine.runs import directory, environment
 from engine.runs.resume import check_followers, choose_run
+from lab.groups import TrainerConfig
+from lab.make import count_steps
 from lab.project import PROJECT, start
 from lab.start import newest_checkpoint
 
@@ -64,7 +65,7 @@ def failing(error: BaseException | None, at_call: int = 1) -> Callable[..., Any]
     return train_step
 
 
-ERRORS = [ZeroDivisionError("x"), RunFailed("x"), torch.OutOfMemoryError("x"), OSError(28, "x"), KeyboardInterrupt()]
+ERRORS = [ZeroDivisionError("x"), RunFailed("x"), KeyboardInterrupt()]
 
 
 @pytest.mark.slow
@@ -137,7 +138,7 @@ def test_a_new_run_does_not_go_on_from_foreign_files(run: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\x00\xfe", b"3", b"[" * 100_000], ids=range(6))
+@pytest.mark.parametrize("content", [b"", b"[1]", b"\xff\x00\xfe", b"[" * 100_000], ids=range(4))
 def test_a_damaged_status_does_not_stop_a_run(run: Path, content: bytes) -> None:
     (run / "status.json").write_bytes(content)
     go_on(run, trainer__max_steps=7)
@@ -179,22 +180,17 @@ def test_json_files_are_json() -> None:
     assert json.loads(text, parse_constant=pytest.fail) == {"a": None, "b": [None, 1.5, [2, None]], "c": value["c"]}
 
 
-@pytest.mark.slow
-def test_a_score_that_is_no_number_is_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import lab.run
-
-    monkeypatch.setattr(lab.evaluation, "evaluate", lambda *a: {"loss": math.nan, "accuracy": 0.5})
-    run = start_run(tmp_path / "run", *QUICK, "trainer.max_steps=2", "trainer.eval_every=null")
-    assert result(run)["val/loss"] is None
-    assert "NaN" not in (run / "result.json").read_text()
-
-
 def is_clean(run_dir: Path) -> bool:
     left = {path.name for path in run_dir.rglob(".*")} - {".lock"}
     return not left and not list(run_dir.rglob("*.tmp"))
 
 
-def remove_at_step_2(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "begin"), [((), ""), (("trainer=ddp", "hardware.num_procs=2"), r"rank \d: ")])
+def test_a_run_directory_that_has_gone_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ranks: Any, begin: str
+) -> None:
+    run_dir = tmp_path / "run"
     original = lab.loop.train_step
 
     def train_step(net: Any, state: Any, *more: Any) -> Any:
@@ -203,28 +199,8 @@ def remove_at_step_2(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return original(net, state, *more)
 
     monkeypatch.setattr(lab.loop, "train_step", train_step)
-
-
-@pytest.mark.slow
-def test_a_run_directory_that_has_gone_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    remove_at_step_2(tmp_path / "run", monkeypatch)
-    with pytest.raises(RunFailed, match=r"^.*run has gone: it was removed or renamed while the run was writing there$"):
-        start_run(tmp_path / "run", *SHORT)
-    assert "Traceback" not in capfd.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_a_directory_that_has_gone_from_under_ranks_is_a_few_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    remove_at_step_2(tmp_path / "run", monkeypatch)
-    with pytest.raises(
-        RunFailed, match=r"^rank \d: .*run has gone: it was removed or renamed while the run was writing"
-    ):
-        start_run(tmp_path / "run", *SHORT, "trainer=ddp", "hardware.num_procs=2")
+    with pytest.raises(RunFailed, match=rf"^{begin}.*run has gone: it was removed or renamed while"):
+        start_run(run_dir, *SHORT, *ranks)
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -252,7 +228,7 @@ def fill_disk(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("writes", ["checkpoint", slow("metrics"), slow("status"), slow("record")])
+@pytest.mark.parametrize("writes", ["checkpoint", "metrics", "record"])
 def test_a_full_disk_is_one_line(
     small_disk: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, writes: str
 ) -> None:
@@ -359,12 +335,9 @@ def test_new_files_are_in_the_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert (tmp_path / "two" / name).read_bytes() == text.encode()
 
 
-@pytest.mark.parametrize("epochs", [0.5, 1, 1.5, 2.5])
+@pytest.mark.parametrize("epochs", [0.5, 2.5])
 def test_a_run_that_goes_on_has_as_many_steps_as_before(epochs: float) -> None:
-    from lab.groups import TrainerConfig
-    from lab.make import count_steps
-
-    for samples in (1280, 1297, 896, 100):
+    for samples in (1280, 1297, 100):
         trainer = TrainerConfig(max_epochs=epochs, global_batch_size=256)
         total = count_steps(trainer, samples)
         assert {count_steps(trainer, samples, step, step * 256) for step in range(total + 1)} == {total}
