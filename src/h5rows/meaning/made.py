@@ -146,16 +146,16 @@ class Sparse(Made):
         self.columns, self.starts, self.held, self.chunk_rows = columns, starts, held, 1
 
     def made(self, rows: np.ndarray) -> np.ndarray:
-        out = np.zeros((len(rows), self.shape[1]), self.dtype)
-        for k, (begin, end) in enumerate(zip(self.starts[rows].tolist(), self.starts[rows + 1].tolist(), strict=True)):
-            values, columns = self._between(begin, end)
-            np.add.at(out[k], columns, values)  # as SciPy: an entry that is there twice is a sum
-        return out
-
-    def _between(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        begin, count = self.starts[rows], self.starts[rows + 1] - self.starts[rows]
+        stored = np.repeat(begin - (np.cumsum(count) - count), count) + np.arange(count.sum())  # numbers of the entries
         if self.held is not None:
-            return self.held[0][begin:end], self.held[1][begin:end]
-        return self.inner.view(begin, end), self.columns.view(begin, end)
+            values, columns = (each[stored] for each in self.held)
+        else:
+            values, columns = self.inner.read(stored), self.columns.read(stored)
+        out = np.zeros((len(rows), self.shape[1]), self.dtype)
+        places = np.repeat(np.arange(len(rows)), count) * self.shape[1] + columns
+        np.add.at(out.reshape(-1), places, values)  # as SciPy: an entry that is there twice is a sum
+        return out
 
     def advise(self, rows: np.ndarray) -> None:
         pass
