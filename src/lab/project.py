@@ -70,11 +70,12 @@ def settle(cfg: Any) -> None:
     """data.split=80/10/10 -> data.splits that say so, which the run's config.yaml has, and a resume goes by."""
     nodes = {"data": cfg.data, **{f"data.parts.{name}": node for name, node in (cfg.data.get("parts") or {}).items()}}
     for key, node in nodes.items():
-        if hasattr(node, "get") and node.get("split") is not None:
+        if hasattr(node, "get") and (text := node.get("split")) is not None:
             from h5rows import shares_of
 
-            node.splits = shares_of(node.split, node.get("split_by"), f"{key}.split")
-            node.split = None
+            if node.get("_target_") != "h5rows.dataset.Dataset":
+                raise ConfigError(f"{key}.split={text}: of data=h5; here {key}.splits says where a split lies")
+            node.splits, node.split = shares_of(str(text), node.get("split_by"), f"{key}.split"), None
 
 
 def train_on(path: str, settings: Mapping[str, Any], task: str) -> str:
