@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from h5rows import run
+from lab.project import train_on
 
 
 def train_command(out: Path, paths: Sequence[str], sequences: Sequence[str]) -> str:
@@ -41,4 +42,4 @@ def train_command(out: Path, paths: Sequence[str], sequences: Sequence[str]) -> 
 
 
 if __name__ == "__main__":
-    sys.exit(run(("./run", "h5"), train_command))
+    sys.exit(run(("./run", "h5"), train_command, train_on))

@@ -28,6 +28,7 @@ class Project:
     check: raises ConfigError for a config that cannot be run. scores: (a whole, plain config, *beginnings of splits'
     names) -> the keys of its scores. start: runs a checked one in its directory. join: what
     a process does that somebody started beside rank 0; its exit status. try_out: builds a job and times its steps.
+    settle: replaces keys of a composed config by what they choose, before it is resolved.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Project:
     start: Callable[..., None]
     join: Callable[[], int]
     try_out: Callable[..., dict[str, Any]]
+    settle: Callable[[Any], None] = lambda cfg: None
     watching: tuple[str, ...] = ()
     moved: Mapping[str, str] = field(default_factory=dict)
     moved_keys: Mapping[str, str] = field(default_factory=dict)

@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     from h5rows.functions import inspect, pack, repack
     from h5rows.importers import open_source
     from h5rows.importers.files import FileSource
+    from h5rows.meaning.choice import suggestion
     from h5rows.packing.options import PackOptions
     from h5rows.probe import num_outputs, sample_shape
     from h5rows.reading.copies import files_of
     from h5rows.reading.fields import Fixed, open_field
-    from h5rows.reading.opening import open_h5, split_of
+    from h5rows.reading.opening import open_h5, shares_of, split_of
     from h5rows.reading.raw import ChunkCache
     from h5rows.reading.readers import Mapped
     from h5rows.reading.remote import fetch
@@ -64,7 +65,9 @@ NAMES = {
     "run": "command",
     "sample_shape": "probe",
     "share": "dataset",
+    "shares_of": "reading.opening",
     "split_of": "reading.opening",
+    "suggestion": "meaning.choice",
 }
 
 

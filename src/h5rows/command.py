@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from h5rows.errors import ConfigError
-from h5rows.program import Reading, calling
+from h5rows.program import Reading, Training, calling
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -166,12 +166,17 @@ def main(argv: Sequence[str]) -> int:
     ).exit_status
 
 
-def run(command: tuple[str, ...] = calling.command, reading: Reading = calling.reading) -> int:
+def run(
+    command: tuple[str, ...] = calling.command,
+    reading: Reading = calling.reading,
+    training: Training = calling.training,
+) -> int:
     """The command: `main` with sys.argv, and errors on one line.
 
-    command: how it is typed. reading: makes the line that says how a packed file is read.
+    command: how it is typed. reading: makes the line that says how a packed file is read. training: the one for a
+    stranger's file.
     """
-    calling.command, calling.reading = command, reading
+    calling.command, calling.reading, calling.training = command, reading, training
     try:
         status = main(sys.argv[1:])
         sys.stdout.flush()

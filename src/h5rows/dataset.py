@@ -17,14 +17,15 @@ import torch
 from torch import Tensor
 
 from h5rows.errors import ConfigError
+from h5rows.meaning.opening import Opened, lost_share
 from h5rows.reading.copies import files_of
 from h5rows.reading.external import items_below
-from h5rows.reading.fields import open_field
-from h5rows.reading.finding import class_names, find
+from h5rows.reading.finding import find
 from h5rows.reading.opening import named, open_h5, split_of
 from h5rows.reading.raw import ChunkCache
 
 _Part = tuple[Any, np.ndarray, "np.ndarray | None"]  # a shard's reader, its rows, their places in the batch (None: all)
+_LOOKED_AT = 256 << 20  # bytes
 
 
 class Dataset:
@@ -37,10 +38,15 @@ class Dataset:
     split: the group to read, "/" for the root; with `splits` one of its names.
     splits: split -> {group: where its datasets lie}, with, as needed, `index` (name of a dataset of row numbers: only
     these rows, per file) or `rows` ([begin, end], shares of a fixed shuffling of all rows: of a file without splits,
-    [0, 0.9] may be train and [0.9, 1] val); null if there is no such split.
+    [0, 0.9] may be train and [0.9, 1] val); null if there is no such split. `by` of `rows`: random; blocks, in the
+    file's order; or a dataset's name: rows with one value of it are in one split. `seed`: of another shuffling.
     swmr: the file is being written by a SWMR writer; the rows that are there now are read.
     cache_mb: memory for decoded chunks, used where a compressed chunk holds several samples.
     external: refuse or allow datasets whose bytes lie in other files (h5rows.reading.external).
+    values: stored: the file's numbers; meant: what its program means by them (h5rows.meaning): CF's packed data are
+    unpacked, MATLAB's axes turned, sparse rows dense, categories named.
+    masked: of values that are meant: what stands where a file has none; a number, nan, or drop: such rows are left out.
+    One for all fields, or field -> which (nan for others).
 
     A field of samples of different length has the shape (-1, ...) in `spec`; its batch is padded with zeros to the
     longest sample of the batch, and `<field>_length` (B,) int64 stands beside it. A field of strings has the spec
@@ -58,6 +64,8 @@ class Dataset:
         swmr: bool = False,
         cache_mb: Annotated[int, {"at_least": 0}] = 0,
         external: Literal["refuse", "allow"] = "refuse",
+        values: Literal["stored", "meant"] = "stored",
+        masked: float | str | Mapping[str, float | str] = "nan",
     ) -> None:
         if cache_mb < 0:
             raise ConfigError(f"data.cache_mb={cache_mb}: must be at least 0")
@@ -67,27 +75,38 @@ class Dataset:
         self._fields: dict[str, list[Any]] = {field: [] for field in named}  # field -> one reader for each shard
         self.class_names: dict[str, list[str]] = {}  # of fields of which the file names the classes
         index: list[np.ndarray] = []
-        starts = [0]
+        restricted, starts = False, [0]
         if not named:
             raise ConfigError("data.fields is empty: name at least one, such as {x: image}")
-        for file_name in files_of(path):
+        self._files = files = files_of(path)
+        for file_name in files:
             with open_h5(file_name, swmr) as file:
-                for field, name in named.items():
-                    found = open_field(file, entry["group"], name, f"data.fields.{field}", cache, swmr, external)
+                opened = Opened(file, entry["group"], named, cache, swmr, external, values, masked)
+                for field in named:
+                    found, names = opened.field(field)
                     self._fields[field].append(found)
-                    item, _ = find(file, entry["group"], name, f"data.fields.{field}", external)
-                    if names := class_names(item):
-                        self.class_names.setdefault(field, names)
+                    if names:
+                        self.class_names.setdefault(field, list(names))
                 rows = self._common_length(file_name)
+                chosen = np.arange(rows)
                 if entry.get("index") is not None:
                     key = f"data.splits.{split}.index"
-                    index.append(starts[-1] + read_index(file, entry["group"], entry["index"], rows, key, external))
+                    chosen = read_index(file, entry["group"], entry["index"], rows, key, external)
+                if (missing := opened.missing()) is not None:
+                    chosen = chosen[~missing[chosen]]
+                restricted |= len(chosen) < rows or entry.get("index") is not None
+                index.append(starts[-1] + chosen)
                 starts.append(starts[-1] + rows)
         self._starts = np.asarray(starts, dtype=np.int64)
         self.spec = {field: self._spec(field, shards) for field, shards in self._fields.items()}
-        self._rows = np.concatenate(index) if index else None
+        self._rows = np.concatenate(index) if restricted else None
         if entry.get("rows") is not None:
-            self._rows = share(self._rows, starts[-1], entry["rows"], f"data.splits.{split}.rows")
+            key, by = f"data.splits.{split}", entry.get("by") or "random"
+            groups = None
+            if by not in ("random", "blocks"):
+                groups = np.concatenate([column_of(file, entry["group"], by, f"{key}.by", external) for file in files])
+                groups = groups if self._rows is None else groups[self._rows]
+            self._rows = share(self._rows, starts[-1], entry["rows"], f"{key}.rows", by, entry.get("seed") or 0, groups)
         self._size = starts[-1] if self._rows is None else len(self._rows)
         if self._size == 0:
             raise ConfigError(f"data.splits.{split} has no rows in {path}; set it to null if there is no such split")
@@ -146,6 +165,8 @@ class Dataset:
             shown = "; ".join(list(ways)[:3]) + ("; ..." if len(ways) > 3 else "")
             shape, dtype = self.spec[field]
             kind = "strings" if self._is_text(shards[0]) else f"{shape} {str(dtype).removeprefix('torch.')}"
+            lost = lost_share(shards[0])
+            shown += f"; {lost:.2%} of its values are missing" * (lost > 0)
             lines.append(f"{field}: {kind}, {shown}" + (f", {len(shards)} files" if len(shards) > 1 else ""))
         return lines
 
@@ -204,6 +225,26 @@ class Dataset:
         for shards in self._fields.values():
             for k, local, _ in places:
                 shards[k].advise(local)
+
+    def where(self, row: int) -> str:
+        """Of a row of the split: its number and its file."""
+        ((shard, local, _),) = self._by_shard(self._file_rows(np.array([row])))
+        return f"row {int(local[0])} of {self._files[shard]}"
+
+    def not_finite(self) -> str | None:
+        """The first value that is inf or NaN: its field, row and file; None: there is none in the first 256 MB."""
+        rows = min(self._size, max(1, _LOOKED_AT // max(1, self.nbytes // self._size)))
+        for begin in range(0, rows, 256):
+            for field, values in self.gather(np.arange(begin, min(begin + 256, rows))).items():
+                if isinstance(values, Tensor) and values.is_floating_point():
+                    flat = values.reshape(len(values), -1)
+                    bad = ~flat.isfinite()
+                    if bad.any():
+                        row = int(bad.any(1).nonzero()[0])
+                        number = float(flat[row][bad[row]][0])
+                        remedy = "; data.masked says what stands where the file has no value" * (number != number)
+                        return f"{field} of {self.where(begin + row)} holds {number}{remedy}"
+        return None
 
     def column(self, field: str) -> np.ndarray:
         """All values of a field, by row; of strings and of samples of different length the lengths."""
@@ -292,17 +333,59 @@ def read_index(file: h5py.File, group: str, name: str, size: int, key: str, exte
     return rows
 
 
-def share(rows: np.ndarray | None, size: int, bounds: Sequence[float], key: str) -> np.ndarray:
-    """The rows, in rising order, in a share [begin, end] of a shuffling that depends on nothing but their number."""
+def column_of(path: str, group: str, name: str, key: str, external: str) -> np.ndarray:
+    """All values of a dataset (N,) of numbers or texts."""
+    with open_h5(path) as file:
+        field, _ = Opened(file, group, {key.removeprefix("data."): name}, ChunkCache(0), False, external).field(
+            key.removeprefix("data.")
+        )
+        if getattr(field, "text", False):
+            return np.asarray(field.read(np.arange(len(field))), dtype=object)
+        if len(field.shape) != 1:
+            raise ConfigError(
+                f"{key}={name}: has rows of the shape {field.shape[1:]}; give a dataset of one value a row"
+            )
+        return field.column()
+
+
+def share(
+    rows: np.ndarray | None,
+    size: int,
+    bounds: Sequence[float],
+    key: str,
+    by: str = "random",
+    seed: int = 0,
+    groups: np.ndarray | None = None,
+) -> np.ndarray:
+    """The rows, in rising order, in a share [begin, end] of a shuffling that depends on their number and seed alone.
+
+    by: blocks: of the rows as they are. groups: (rows,) values; all rows with one of them are in one share: where the
+    middle of the group lies, the groups being shuffled."""
     if len(bounds) != 2 or not 0 <= bounds[0] < bounds[1] <= 1:
         raise ConfigError(f"{key}={list(bounds)}: must be two shares with 0 <= begin < end <= 1, such as [0, 0.9]")
     size = size if rows is None else len(rows)
-    mixed = np.arange(size, dtype=np.uint64)
-    with np.errstate(over="ignore"):  # splitmix64: unlike a generator's, its order can never change with a version
-        mixed += np.uint64(0x9E3779B97F4A7C15)
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed ^= mixed >> np.uint64(31)
-    begin, end = (round(bound * size) for bound in bounds)
-    chosen = np.sort(np.argsort(mixed, kind="stable")[begin:end])
+    if groups is not None:
+        _, of, counts = np.unique(
+            groups.astype(str) if groups.dtype == object else groups, return_inverse=True, return_counts=True
+        )
+        order = np.argsort(mixed(len(counts), seed), kind="stable")
+        middles = np.empty(len(counts))
+        middles[order] = (np.cumsum(counts[order]) - counts[order] / 2) / max(1, size)
+        inside = (middles >= bounds[0]) & ((middles < bounds[1]) | (bounds[1] == 1))
+        chosen = np.flatnonzero(inside[of])
+    else:
+        begin, end = (round(bound * size) for bound in bounds)
+        order = np.arange(size) if by == "blocks" else np.argsort(mixed(size, seed), kind="stable")
+        chosen = np.sort(order[begin:end])
     return chosen if rows is None else rows[chosen]
+
+
+def mixed(size: int, seed: int) -> np.ndarray:
+    """(size,) uint64, by splitmix64: unlike a generator's numbers, these can never change with a version."""
+    numbers = np.arange(size, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        numbers += np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(0x9E3779B97F4A7C15)
+        numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        numbers ^= numbers >> np.uint64(31)
+    return numbers

@@ -10,10 +10,12 @@ import h5py
 import numpy as np
 
 from h5rows.errors import ConfigError
+from h5rows.meaning.opening import Opened, has_meaning
 from h5rows.reading.copies import local_copy
 from h5rows.reading.external import ALLOW_EXTERNAL
 from h5rows.reading.finding import find, stated_classes
 from h5rows.reading.opening import is_remote, names_of, open_h5, split_of
+from h5rows.reading.raw import ChunkCache
 
 _STEP = 16 << 20  # bytes that are read at once
 _CHECKED = 1 << 24  # labels; of more, such as a stream of tokens, what the attribute `classes` says is believed
@@ -21,7 +23,7 @@ _CHECKED = 1 << 24  # labels; of more, such as a stream of tokens, what the attr
 
 def sample_shape(data: Mapping[str, Any], field: str) -> list[int]:
     """Shape of one sample of a field. data: the config's data group (path, fields, splits, perhaps swmr)."""
-    shape, _, _ = next(_stored(data, field, _groups(data)[0]))
+    shape, *_ = next(_stored(data, field, _groups(data)[0]))
     if shape is None:
         raise ConfigError(
             f"data.fields.{field}: its samples have no fixed shape (strings, or variable length); "
@@ -66,11 +68,10 @@ def _groups(data: Mapping[str, Any]) -> list[str]:
 def _classes(data: Mapping[str, Any], field: str, group: str) -> tuple[int | None, int, str]:
     """(number of classes, None if the field is no classes; the largest label that was seen; where it was seen)."""
     named, top, at = None, -1, ""
-    for _, values, blocks in _stored(data, field, group):
-        where = f"{values.file.filename}: {values.name} (data.fields.{field})"
-        if named is None and (classes := stated_classes(values)) is not None:
-            named = int(classes) if np.ndim(classes) == 0 else len(classes)
-        if named is not None and values.size > _CHECKED:
+    for _, where, classes, size, blocks in _stored(data, field, group):
+        if named is None:
+            named = classes
+        if named is not None and size > _CHECKED:
             continue
         for block in blocks:
             if block.dtype.kind in "fc":
@@ -89,34 +90,60 @@ def _classes(data: Mapping[str, Any], field: str, group: str) -> tuple[int | Non
     return (top + 1 if named is None else named), top, at
 
 
-def _stored(
-    data: Mapping[str, Any], field: str, group: str
-) -> Iterator[tuple[list[int] | None, h5py.Dataset, Iterator[np.ndarray]]]:
-    """For each file: the shape of one sample (None if it varies), the dataset, and its values in blocks."""
+# the shape of one sample (None if it varies), where it lies, how many classes the file says there are, how many numbers
+# there are, and they in blocks
+_Stored = tuple["list[int] | None", str, "int | None", int, Iterator[np.ndarray]]
+
+
+def _stored(data: Mapping[str, Any], field: str, group: str) -> Iterator[_Stored]:
+    """Of each file."""
     fields = data["fields"]
     if not isinstance(fields, Mapping):
         raise ConfigError(f"data.fields={fields}: expected a mapping, such as {{x: image, y: label}}")
     if field not in fields:
         raise ConfigError(f"data.fields has no {field!r}; it has {sorted(fields)}")
-    external, key = str(data.get("external")), f"data.fields.{field}"
+    external, key, swmr = str(data.get("external")), f"data.fields.{field}", bool(data.get("swmr"))
     for path in names_of(data["path"]):
-        with _open(path, bool(data.get("swmr")), external) as file:
-            item, member = find(file, group, fields[field], key, external)
-            values = item
-            if isinstance(item, h5py.Group) and "values" in set(item):  # `in item` follows links
-                values, _ = find(item.file, item.name, "values", key, external)
-            if not isinstance(values, h5py.Dataset) or not values.shape:
-                raise ConfigError(
-                    f"{path}: {item.name} (data.fields.{field}) has no rows; name a dataset of shape (rows, ...)"
-                )
-            dtype = values.dtype if member is None else values.dtype[member]
-            inner = dtype.subdtype[1] if dtype.subdtype else ()
-            fixed = values is item and dtype.kind not in "OS"
-            yield (
-                [int(n) for n in (*values.shape[1:], *inner)] if fixed else None,
-                values,
-                _blocks(path, values, member),
-            )
+        with _open(path, swmr, external) as file:
+            item, member = find(file, group, str(fields[field]).partition("@")[0], key, external)
+            if not (data.get("values") == "meant" and has_meaning(file, item)):
+                yield _as_it_lies(path, item, member, key, external)
+                continue
+        with open_h5(local_copy(path), swmr) as file:
+            yield _as_meant(file, data, field, group, external, swmr)
+
+
+def _as_it_lies(path: str, item: Any, member: str | None, key: str, external: str) -> _Stored:
+    values = item
+    if isinstance(item, h5py.Group) and "values" in set(item):  # `in item` follows links
+        values, _ = find(item.file, item.name, "values", key, external)
+    if not isinstance(values, h5py.Dataset) or not values.shape:
+        raise ConfigError(f"{path}: {item.name} ({key}) has no rows; name a dataset of shape (rows, ...)")
+    dtype = values.dtype if member is None else values.dtype[member]
+    inner = dtype.subdtype[1] if dtype.subdtype else ()
+    shape = [int(n) for n in (*values.shape[1:], *inner)] if values is item and dtype.kind not in "OS" else None
+    where = f"{values.file.filename}: {values.name} ({key})"
+    return shape, where, _number(stated_classes(values)), values.size, _blocks(path, values, member)
+
+
+def _as_meant(file: h5py.File, data: Mapping[str, Any], field: str, group: str, external: str, swmr: bool) -> _Stored:
+    named = {name: str(path) for name, path in data["fields"].items() if path is not None}
+    cache = ChunkCache(int(data.get("cache_mb") or 0) << 20)
+    opened = Opened(file, group, named, cache, swmr, external, "meant", data.get("masked", "nan"))
+    found, names = opened.field(field)
+    fixed = not getattr(found, "text", False) and found.shape[0] != -1
+    step = max(1, _STEP // max(1, found.nbytes(None) // max(1, len(found))))
+    lacks = opened.missing()
+    rows = np.arange(len(found)) if lacks is None else np.flatnonzero(~lacks)
+    blocks = (found.read(rows[k : k + step]) for k in range(0, max(1, len(rows)), step))
+    where = f"{file.filename}: {named[field]} (data.fields.{field})"
+    shape = [int(side) for side in found.shape[1:]] if fixed else None
+    return shape, where, _number(names), len(found), blocks if fixed else iter(())
+
+
+def _number(classes: Any) -> int | None:
+    """Of classes that are named, or that are a number already."""
+    return None if classes is None else int(classes) if np.ndim(classes) == 0 else len(classes)
 
 
 def _open(path: str, swmr: bool, external: str) -> AbstractContextManager[h5py.File]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 def in_python(out: Path, paths: Sequence[str], sequences: Sequence[str]) -> str:
@@ -16,6 +17,14 @@ def in_python(out: Path, paths: Sequence[str], sequences: Sequence[str]) -> str:
     return f"read it: h5rows.Dataset({str(out)!r}, {fields}, {groups[0]!r})"
 
 
+def read_in_python(path: str, settings: Mapping[str, Any], task: str) -> str:
+    """The line of Python that reads a stranger's file. settings: of its fields, splits and what is missing."""
+    fields = {key.partition(".")[2]: name for key, name in settings.items() if key.startswith("fields.")}
+    masked = f", masked={settings['masked']}" if "masked" in settings else ""
+    return f"h5rows.open({path!r}, {fields}, values='meant'{masked})"
+
+
+Training = Callable[[str, Mapping[str, Any], str], str]  # as read_in_python
 Reading = Callable[[Path, Sequence[str], Sequence[str]], str]  # as in_python
 
 
@@ -23,6 +32,7 @@ Reading = Callable[[Path, Sequence[str], Sequence[str]], str]  # as in_python
 class Program:
     command: tuple[str, ...] = ("python", "-m", "h5rows")
     reading: Reading = in_python
+    training: Training = read_in_python
 
 
 calling = Program()

@@ -57,6 +57,8 @@ class DataConfig:
     input_shape: list[int]
     num_outputs: Annotated[int, Rule(at_least=1)]
     order: dict[str, Any]
+    split: str | None = None
+    split_by: str = "random"
     overfit: Annotated[int | None, Rule(at_least=1)] = None
     transforms: dict[str, Any] = field(default_factory=dict)
     loader: Annotated[str, option("auto", "threads", "workers", "device")] = "auto"

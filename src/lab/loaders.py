@@ -82,6 +82,13 @@ def make_dataset(config: Config, split: str) -> Any:
     return Stream(dataset, trainer.max_eval_batches * trainer.global_batch_size)
 
 
+def describe_transforms(config: Config, dataset: Any) -> list[str]:
+    """What data.transforms say of themselves, a line each."""
+    spec = getattr(dataset, "spec", {})
+    built = [construct(PROJECT, f"data.transforms.{name}", node) for name, node in config.data.transforms.items()]
+    return [line for one in built if hasattr(one, "describe") for line in one.describe(spec)]
+
+
 def check_stream(config: Config) -> None:
     """Refuse data.order and epochs for a stream: it has neither an index nor a length."""
     trainer, order = config.trainer, config.data.order.get("_target_")

@@ -24,9 +24,11 @@ def check_finite(state: TrainState, run: Run) -> dict[str, int]:
     names = counts if skips else [*counts, *norms]
     sums = to_host(torch.stack([state.totals[name] for name in names])) if names else []
     if not (skips or all(map(math.isfinite, sums[len(counts) :]))):
+        steps = f"gradients were not finite within the steps {state.logged_step + 1} to {state.step}; "
+        if found := getattr(run.train_set, "not_finite", lambda: None)():
+            raise RunFailed(f"{steps}the data are not, either: {found}")
         raise RunFailed(
-            f"gradients were not finite within the steps {state.logged_step + 1} to {state.step}; "
-            "debug=nan names the module, trainer.non_finite=skip leaves such steps out, "
+            f"{steps}debug=nan names the module, trainer.non_finite=skip leaves such steps out, "
             "a lower optim.lr or trainer.clip_norm may prevent them"
         )
     if state.scaler and state.scaler.get_scale() < SMALLEST_SCALE:

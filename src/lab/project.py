@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from engine.config import quote_value
 from engine.errors import ConfigError
 from engine.project import Project
 from lab.groups import DataConfig, OptimConfig, RootConfig, TaskConfig
+
+WORDS = ("null", "true", "false", "nan", "inf")  # that Hydra does not read as text
 
 
 def check(cfg: Any) -> Any:
@@ -62,6 +66,36 @@ def h5_outputs(field: str, _parent_: Any) -> int | None:
         return int(num_outputs(_parent_, field))
 
 
+def settle(cfg: Any) -> None:
+    """data.split=80/10/10 -> data.splits that say so, which the run's config.yaml has, and a resume goes by."""
+    nodes = {"data": cfg.data, **{f"data.parts.{name}": node for name, node in (cfg.data.get("parts") or {}).items()}}
+    for key, node in nodes.items():
+        if hasattr(node, "get") and (text := node.get("split")) is not None:
+            from h5rows import shares_of
+
+            if node.get("_target_") != "h5rows.dataset.Dataset":
+                raise ConfigError(f"{key}.split={text}: of data=h5; here {key}.splits says where a split lies")
+            node.splits, node.split = shares_of(str(text), node.get("split_by"), f"{key}.split"), None
+
+
+def train_on(path: str, settings: Mapping[str, Any], task: str) -> str:
+    """The command that trains on a stranger's file. settings: keys of `data`."""
+
+    def written(value: Any) -> str:
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{key}: {written(one)}" for key, one in value.items()) + "}"
+        if not isinstance(value, str):
+            return "null" if value is None else str(value)
+        return (
+            value
+            if re.fullmatch(r"[A-Za-z_/][\w./-]*|[\d/]+", value) and value.lower() not in WORDS
+            else quote_value(value)
+        )
+
+    keys = [f"data.{key}={written(value)}" for key, value in settings.items()]
+    return shlex.join(["./run", "train", f"data.path={path}", *keys, *[f"task={task}"] * (task != "classification")])
+
+
 def first_part(key: str, _parent_: Any) -> Any:
     """${first_part:num_outputs} in data=mixed: what the first part says that says it."""
     if not _parent_.parts:
@@ -91,10 +125,20 @@ def _about_data(node: Any) -> Iterator[None]:
     except ConfigError as error:
         key = _key(node)
         text = str(error) if key == "data" else re.sub(r"(?<![\w./-])data(?=\.[a-z])", key, str(error))
+        if re.search("has no (group )?'", text) and (command := trains_on(node)):
+            text += f"; this trains on it: {command}"
         named = re.search(r"\bdata(\.\w+)+", text)
         if named is not None and named.start() == 0:
             raise ConfigError(text) from None
         raise ConfigError(f"{named[0] if named else f'{key}.path'}: {text}") from None
+
+
+def trains_on(node: Any) -> str | None:
+    """The command that trains on the file of a data group, which has no such fields or splits."""
+    from h5rows import suggestion
+
+    found = suggestion(node.get("path"))
+    return None if found is None else train_on(str(node.path), *found)
 
 
 PROJECT = Project(
@@ -176,4 +220,5 @@ PROJECT = Project(
     start=start,
     join=join,
     try_out=try_out,
+    settle=settle,
 )

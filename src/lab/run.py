@@ -32,7 +32,14 @@ from lab.callbacks.base import overriding
 from lab.config import Config
 from lab.evaluation import final_scores, validate
 from lab.groups import TrainerConfig
-from lab.loaders import make_datasets, make_eval_loader, make_statistics_loader, make_train_loader, samples_of_epoch
+from lab.loaders import (
+    describe_transforms,
+    make_datasets,
+    make_eval_loader,
+    make_statistics_loader,
+    make_train_loader,
+    samples_of_epoch,
+)
 from lab.loop import fit
 from lab.make import count_steps, make_callbacks, make_method, make_nets, make_state, seed_rank
 from lab.objective import Objective
@@ -203,6 +210,7 @@ def build(process: Process, data: Data, payload: dict[str, Any] | None) -> tuple
         world, trainer, config.monitor, machine, every, logger, process.checkpoints, callbacks, process.stop,
         process.watch, buffers, epoch_samples=size, total_steps=total_steps, balance=balance, work=work,
         first_batch=data.train.first, statistics=statistics, stop_at_step=config.process.stop_at_step, train=data.train,
+        train_set=dataset,
         scan=partial(make_eval_loader, config, machine, dataset, "train", world, data.train, True),
     )  # fmt: skip
     task.run = replace(task.run, total_steps=total_steps, training=run)
@@ -241,7 +249,8 @@ def begin(
         logger.say(machine_line(facts))
         if unlike := record_machine(process.directory, facts):
             logger.warn(f"the run began on another machine, which rounds in its own way: {unlike}")
-    describe(logger, run.machine, state.model, run, data.sets, data.train)
+    changes = describe_transforms(process.config, data.sets["train"])
+    describe(logger, run.machine, state.model, run, data.sets, data.train, changes)
 
 
 def fit_and_score(
@@ -329,9 +338,15 @@ def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run
 
 
 def describe(
-    logger: Logger, machine: Hardware, model: nn.Module, run: Run, sets: dict[str, Any], loader: Loader
+    logger: Logger,
+    machine: Hardware,
+    model: nn.Module,
+    run: Run,
+    sets: dict[str, Any],
+    loader: Loader,
+    changes: list[str],
 ) -> None:
-    """Log the model's and the data's sizes, device, batch sizes, steps and the loader."""
+    """Log the model's and the data's sizes, device, batch sizes, steps, the loader, and `changes`: of transforms."""
     parameters = sum(p.numel() for p in model.parameters())
     streams = {split for split, data in sets.items() if isinstance(data, Stream)}
     sizes = ", ".join(f"{split} {'a stream' if split in streams else f'{len(data):,}'}" for split, data in sets.items())
@@ -347,7 +362,7 @@ def describe(
     logger.say(f"{place}, {machine.precision}, {count}; {batches}; {run.total_steps:,} steps")
     if is_sharded(model):
         logger.say(describe_shards(model))
-    for line in [f"loader {loader.why}", *getattr(sets["train"], "describe", list)()]:
+    for line in [f"loader {loader.why}", *getattr(sets["train"], "describe", list)(), *changes]:
         logger.say(line)
 
 

@@ -133,6 +133,7 @@ class Run:
     first_batch: Callable[[], Batch] = dict  # returns the next training batch of this rank; not to be changed
     statistics: Loader | None = None  # training samples of which the average's statistics are made
     train: Loader | None = None  # of the training batches, as `fit` takes them
+    train_set: Any = None  # may have `not_finite`, which says where its values are inf or NaN
     # scan(rows): a loader of these rows of the training set, (N,) int64, as evaluations read them: without random
     # transforms, with "row", each row once over all ranks. To be closed: `with run.scan(rows) as batches`
     scan: Callable[..., Loader] = Loader

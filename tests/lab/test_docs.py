@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(not OURS, reason="of the template's docs; this p
 DOCS = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
 TOP = {path.name: path.read_text() for path in sorted(ROOT.glob("*.md"))}
 # typed from their beginning to their end
-WALKED = ("my_data.md", "my_model.md", "my_method.md", "callbacks.md", "your_script.md")
+WALKED = ("files.md", "my_data.md", "my_model.md", "my_method.md", "callbacks.md", "your_script.md")
 # run there
 OTHERS = {
     "tasks.md": "test_task_docs.py", "paper.md": "test_paper.py", "hugging_face.md": "test_task_transformers.py",

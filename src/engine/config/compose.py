@@ -187,6 +187,7 @@ def resolved(project: Project, cfg: DictConfig, cwd: Path) -> DictConfig:
                 OmegaConf.update(
                     copy, key, absolute(OmegaConf.to_container(value) if OmegaConf.is_config(value) else value, cwd)
                 )
+        project.settle(copy)
         # through plain values, so that nodes that an interpolation refers to are copied, not shared
         return DictConfig(OmegaConf.to_container(copy, resolve=True))
     except Exception as error:

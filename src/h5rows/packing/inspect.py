@@ -12,6 +12,7 @@ import numpy as np
 
 from h5rows.errors import first_line
 from h5rows.importers.base import clean
+from h5rows.meaning.choice import told
 from h5rows.packing.scan import SMALL
 from h5rows.packing.survey import attribute_names, grows, text
 from h5rows.program import typed
@@ -62,6 +63,8 @@ def inspect_file(path: str) -> None:
     with open_h5(path) as file:
         print(f"{path}: {Path(path).stat().st_size / 1e6:,.1f} MB")
         show_attributes(file)
+        with reported("/"):
+            print(*("", *told(file, path)), sep="\n")
         found = []
         for name, item in items_below(file):
             with reported(name):

@@ -219,3 +219,18 @@ def split_of(splits: Mapping[str, Mapping[str, Any] | None], split: str) -> Mapp
     if "group" not in entry:
         raise ConfigError(f"data.splits.{split} names no group; '/' is the file's root")
     return entry
+
+
+def shares_of(text: str, by: str | None, key: str) -> dict[str, dict[str, Any] | None]:
+    """80/10/10: the splits of a file that has no groups for them, shares of its rows in per cent: train, val, test."""
+    parts = text.split("/")
+    if len(parts) not in (2, 3) or not all(re.fullmatch(r"\d+(\.\d+)?", part) for part in parts):
+        raise ConfigError(f"{key}={text}: must be shares of train, val and test in per cent, such as 80/10/10 or 80/20")
+    sizes = [float(part) for part in parts]
+    if abs(sum(sizes) - 100) > 1e-9 or not all(sizes):
+        raise ConfigError(f"{key}={text}: each share must be above 0, and together they must be 100")
+    ends = [0.0, *(round(sum(sizes[: k + 1]) / 100, 10) for k in range(len(sizes)))]
+    made: dict[str, dict[str, Any] | None] = {"train": None, "val": None, "test": None}
+    for name, begin, end in zip(made, ends, ends[1:]):
+        made[name] = {"group": "/", "rows": [begin, end], "index": None, "by": by}
+    return made

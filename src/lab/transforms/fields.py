@@ -9,7 +9,7 @@ them independent. Images are (B, C, H, W).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -78,13 +78,21 @@ class _PerField:
 
 
 class ToFloat(_PerField):
-    """The field as float32: integers of 8 and 16 bits (pixels) divided by the largest value of their type (uint8: 255),
-    floats unscaled. Wider integers are refused, as they are no pixels: use Cast."""
+    """The field as float32. Pixels are divided by the largest value of their type (uint8: 255), others are not.
+
+    pixels: images: unsigned integers of 8 or 16 bits with two or more sides a sample. integers: all of 8 and 16 bits,
+    as in runs before this option; wider ones are refused then."""
 
     random = False
 
+    def __init__(self, field: str | Sequence[str], pixels: Literal["images", "integers"] = "integers") -> None:
+        super().__init__(field)
+        self.pixels = pixels
+
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
         if x.is_floating_point() or x.dtype == torch.bool:
+            return x.float()
+        if self.pixels == "images" and not (x.dtype in (torch.uint8, torch.uint16) and x.ndim > 2):
             return x.float()
         if x.dtype in (torch.int32, torch.int64):
             raise ConfigError(
@@ -93,6 +101,19 @@ class ToFloat(_PerField):
                 "lab.transforms.fields.Cast, which keeps their values"
             )
         return x.float() / torch.iinfo(x.dtype).max
+
+    def describe(self, spec: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> list[str]:
+        """spec: field -> (shape of a sample, dtype). A line of each field of integers: what becomes of them."""
+        lines = []
+        for field in self.fields:
+            shape, dtype = spec.get(field, ((), torch.float32))
+            if not dtype.is_floating_point and dtype != torch.bool:
+                image = dtype in (torch.uint8, torch.uint16) and len(shape) > 1
+                divided = image if self.pixels == "images" else True
+                name = str(dtype).removeprefix("torch.")
+                what = f"divided by {torch.iinfo(dtype).max}" if divided else "their values are kept"
+                lines.append(f"{field}: {name} -> float32, {what} (data.transforms.to_float)")
+        return lines
 
 
 class Cast(_PerField):

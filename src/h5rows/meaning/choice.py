@@ -1,0 +1,175 @@
+"""Which fields of a file could be what a model sees (x) and what it learns (y), and what trains on them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import h5py
+import numpy as np
+
+from h5rows.errors import ConfigError
+from h5rows.meaning.kinds import NAMES, attribute, kind_of
+from h5rows.meaning.opening import Opened, lost_share
+from h5rows.program import calling
+from h5rows.reading.external import REFUSE_EXTERNAL, items_below
+from h5rows.reading.opening import is_remote, names_of, open_h5
+from h5rows.reading.raw import ChunkCache
+
+MOST = 500  # objects that are looked at
+FEWEST = 5  # rows, of which a fifth is for validation
+HELD = 256 << 20  # bytes of a matrix that may be turned in memory for the look
+SPLITS = ("train", "val", "test")
+LABELS = re.compile(r"(^|[/_])(y|labels?|targets?|class(es)?|cls|categor(y|ies)|outcome|diagnosis|cell_?types?)$", re.I)
+INPUTS = re.compile(r"(^|[/_])(x|images?|imgs?|data|features?|inputs?|signals?|expression)\d*$", re.I)
+# of AnnData: what the samples are described by
+LABELLING, SAMPLES = re.compile(r"obs/"), re.compile(r"(X$|layers/|obsm/|obs/)")
+# what programs keep beside their data
+INNER = re.compile(
+    r"(^|/)(#refs#|#subsystem#|__categories|_i_[^/]*|_index|axis\d+|indptr|indices|categories|codes)(/|$)"
+)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A field as it would be read. shape: (N, *sample). classes: how many the file names, or the integers show."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    classes: int | None
+    lost: float
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape[1:], dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The keys of `data` that read x and y, and what y asks for: classes or numbers."""
+
+    x: Candidate
+    y: Candidate | None
+    settings: dict[str, Any]
+    task: str
+
+
+def names_below(file: h5py.File, group: str) -> Iterator[str]:
+    """What may be a field, by its path below a group: datasets with rows, and groups that are read as one field."""
+    whole: list[str] = []
+    for k, (name, item) in enumerate(items_below(file[group])):
+        if k >= MOST:
+            return
+        if item is None or INNER.search(name) or any(name.startswith(above) for above in whole):
+            continue
+        if isinstance(item, h5py.Group):
+            one = attribute(item, "encoding-type") in ("csr_matrix", "csc_matrix", "categorical")
+            if one or attribute(item, "signal") or {"values", "offsets"} <= set(item):
+                yield name
+                whole += [f"{name}/"] * (not attribute(item, "signal"))
+        elif isinstance(item, h5py.Dataset) and item.shape:
+            members = () if item.dtype.names is None else item.dtype.names
+            yield from [f"{name}/{member}" for member in members] or [name]
+
+
+def candidates(file: h5py.File, group: str = "/", with_rows: tuple[str, ...] = ()) -> list[Candidate]:
+    """Fields that can be read as numbers. with_rows: of fields that MATLAB's axes must agree with."""
+    found = []
+    for name in names_below(file, group):
+        with suppress(ConfigError, OSError, RuntimeError, LookupError, TypeError, ValueError, MemoryError):
+            fields = {"x": name, **{f"with{k}": other for k, other in enumerate(with_rows)}}
+            opened = Opened(file, group, fields, ChunkCache(HELD), False, REFUSE_EXTERNAL)
+            field, names = opened.field("x")
+            if getattr(field, "text", False) or field.shape[0] < FEWEST or 0 in field.shape:
+                continue
+            classes = len(names) if names else None
+            if classes is None and field.dtype.kind in "iu" and len(field.shape) == 1 and len(field) <= 1 << 20:
+                labels = field.column()
+                classes = int(labels.max()) + 1 if labels.min() >= 0 and len(np.unique(labels)) <= 1000 else None
+            found.append(Candidate(name, tuple(field.shape), field.dtype, classes, lost_share(field)))
+    return found
+
+
+def choose(file: h5py.File) -> Choice | None:
+    """None: nothing that could be x."""
+    splits = [split for split in SPLITS if isinstance(file.get(split), h5py.Group)]
+    group = splits[0] if "train" in splits else "/"
+    found, kind = candidates(file, group), kind_of(file)
+    if kind == "matlab":
+        found = _with_the_same_rows(file, found)
+    if kind == "anndata":
+        found = [each for each in found if SAMPLES.match(each.name)]
+    best = max((pair for pair in _pairs(found)), key=lambda pair: pair[0], default=None)
+    if best is None:
+        return None
+    _, x, y = best
+    settings: dict[str, Any] = {"fields.x": x.name, "fields.y": None if y is None else y.name}
+    if group == "/":
+        settings["split"] = "80/10/10" if x.shape[0] >= 10 else "80/20"
+    else:
+        settings |= {f"splits.{split}": None for split in SPLITS if split not in splits}
+    lost = {"x": 0 if x.lost else None, "y": "drop" if y is not None and y.lost else None}
+    if any(value is not None for value in lost.values()):
+        settings["masked"] = {field: value for field, value in lost.items() if value is not None}
+    numbers = y is not None and y.classes is None
+    if numbers and y is not None and y.dtype.kind in "iu":
+        settings["num_outputs"] = y.size
+    return Choice(x, y, settings, "regression" if numbers else "classification")
+
+
+def _with_the_same_rows(file: h5py.File, found: list[Candidate]) -> list[Candidate]:
+    """MATLAB's arrays as they are read beside the vector that has the best name for labels."""
+    vectors = [each for each in found if len(each.shape) == 1 and each.shape[0] > 1]
+    if not vectors:
+        return found
+    label = max(vectors, key=lambda each: (bool(LABELS.search(each.name)), each.shape[0]))
+    return [label, *(each for each in candidates(file, "/", (label.name,)) if each.name != label.name)]
+
+
+def _pairs(found: list[Candidate]) -> Iterator[tuple[tuple[Any, ...], Candidate, Candidate | None]]:
+    """(how good, x, y) for all that have as many rows."""
+    for x in found:
+        rows = x.shape[0]
+        for y in [*(each for each in found if each is not x and each.shape[0] == rows), None]:
+            named = y is not None and bool(LABELS.search(y.name)) and len(y.shape) <= 2
+            single = y is not None and len(y.shape) == 1
+            # of AnnData: x describes no sample, y does
+            apart = not LABELLING.match(x.name) and (
+                y is None or bool(LABELLING.match(y.name)) == bool(SAMPLES.match(y.name))
+            )
+            good = (
+                apart, named, bool(INPUTS.search(x.name)) and x.size > 1,
+                single, y is not None and y.classes is not None,
+                x.size > 1, rows * x.size, y is not None and y.lost < 1, -x.lost,
+            )  # fmt: skip
+            yield good, x, y
+
+
+def told(file: h5py.File, path: str) -> list[str]:
+    """What kind of file it is, what a model could see and learn, and the command that trains."""
+    lines = [f"kind: {NAMES[kind_of(file)]}"]
+    choice = choose(file)
+    if choice is None:
+        return [*lines, "nothing in it has rows of numbers"]
+    for field, each in (("x", choice.x), ("y", choice.y)):
+        if each is not None:
+            what = f"{each.classes} classes" if each.classes and field == "y" else str(each.dtype)
+            lost = f", {each.lost:.1%} without a value" if each.lost else ""
+            lines.append(f"{field} could be {each.name}: {each.shape[0]:,} samples of {each.shape[1:]} {what}{lost}")
+    if choice.y is None:
+        return [*lines, "no other field has as many rows, so none that could be y"]
+    return [*lines, "this trains on it:", f"  {calling.training(path, choice.settings, choice.task)}"]
+
+
+def suggestion(path: Any) -> tuple[dict[str, Any], str] | None:
+    """Of a file on this machine: keys of `data` that read it, and the task; None: it does not show."""
+    with suppress(ConfigError, OSError, RuntimeError, LookupError, TypeError, ValueError):
+        if isinstance(path, str) and not is_remote(path):
+            with open_h5(names_of(path)[0]) as file:
+                choice = choose(file)
+                return None if choice is None or choice.y is None else (choice.settings, choice.task)
+    return None

@@ -1,0 +1,273 @@
+"""A named field of a file, with the meaning that the file's program gave it. No torch.
+
+packed numbers (CF)                   -> values; what is missing: as `masked` says
+NAME@mask                             -> bool, True where NAME has no value
+MATLAB's arrays                       -> samples along the axis that counts `rows`, axes as MATLAB shows them
+a group that is a CSR or CSC matrix   -> its rows, dense
+a group of codes and categories       -> the codes, with `classes`, the categories' names
+a group of NeXus's with a signal      -> the signal
+characters (N, length)                -> str
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import h5py
+import numpy as np
+
+from h5rows.errors import ConfigError
+from h5rows.meaning.kinds import attribute, kind_of
+from h5rows.meaning.made import Columns, Made, Mask, Sparse, Strings, Turned, Unpacked
+from h5rows.meaning.packed import Packing, packing_of
+from h5rows.reading.fields import Fixed, open_field
+from h5rows.reading.finding import class_names, find
+from h5rows.reading.opening import named
+from h5rows.reading.raw import ChunkCache
+
+DROP = "drop"
+_AT_ONCE = 16 << 20  # bytes
+_LOOKED_THROUGH = 1 << 24  # numbers of a field (N,) of integers, to see whether any is missing
+Names = Sequence[str] | None
+
+
+class Opened:
+    """Fields of one open file. fields: name in the batch -> name in the file, below `group`.
+
+    values: stored, as the numbers lie; meant. masked: what stands where there is no value, a number or `drop`; or
+    field -> which, NaN for others."""
+
+    def __init__(
+        self,
+        file: h5py.File,
+        group: str,
+        fields: Mapping[str, str],
+        cache: ChunkCache,
+        swmr: bool,
+        external: str,
+        values: str = "meant",
+        masked: Any = "nan",
+    ) -> None:
+        if values not in ("stored", "meant"):
+            raise ConfigError(f"data.values={values}: must be stored or meant")
+        self.file, self.group, self.cache, self.swmr, self.external = file, group, cache, swmr, external
+        self.names, self.meant, self.masked = fields, values == "meant" and not swmr, checked(masked, fields)
+        self.kind = kind_of(file) if self.meant else "plain"
+        self.rows = self._matlab_rows() if self.kind == "matlab" else None
+        self._lacking: list[Unpacked] = []  # fields whose rows without a value are left out
+
+    def _matlab_rows(self) -> int | None:
+        """What the arrays have in common says along which of their axes the samples lie."""
+        shapes: list[tuple[int, ...]] = []
+        for field, name in self.names.items():
+            item, _ = find(self.file, self.group, name.partition("@")[0], f"data.fields.{field}", self.external)
+            if isinstance(item, h5py.Dataset) and item.ndim > 1:
+                shapes.append(item.shape)
+        return rows_of(shapes)
+
+    def field(self, field: str) -> tuple[Any, Names]:
+        """-> (a reader as those of reading.fields, the names of its classes where the file gives them)."""
+        key, name = f"data.fields.{field}", self.names[field]
+        plain, _, part = name.partition("@") if self.meant else (name, "", "")
+        where = f"{self.file.filename}: {plain} ({key})"
+        if part not in ("", "mask"):
+            raise ConfigError(f"{where}: after @ only mask is known, {plain}@mask: where it has no value")
+        with named(where):
+            item, member = find(self.file, self.group, plain, key, self.external)
+            if not self.meant or member is not None:
+                return self._raw(plain, key), class_names(item)
+            masked = self.masked.get(field, math.nan)
+            if isinstance(item, h5py.Group):
+                found, names = self._group(item, key, masked, where)
+            else:
+                found, names = self._dataset(item, part, key, masked, where)
+        if masked == DROP and isinstance(found, Unpacked) and found.packing.masks:
+            self._lacking.append(found)
+        return found, names or class_names(item)
+
+    def missing(self) -> np.ndarray | None:
+        """(N,) bool: rows to be left out, as one of the fields that were opened has no value there; None: none."""
+        mask = None
+        for field in self._lacking:
+            step = max(1, _AT_ONCE // max(1, field.inner.row_bytes))
+            blocks = (np.arange(k, min(k + step, len(field))) for k in range(0, len(field), step))
+            lacks = [field.packing.masked(field.inner.read(rows)).reshape(len(rows), -1).any(axis=1) for rows in blocks]
+            mask = np.concatenate(lacks) if mask is None else mask | np.concatenate(lacks)
+        return mask
+
+    def _raw(self, name: str, key: str) -> Any:
+        return open_field(self.file, self.group, name, key, self.cache, self.swmr, self.external)
+
+    def _dataset(self, item: h5py.Dataset, part: str, key: str, masked: float | str, where: str) -> tuple[Any, Names]:
+        if self.kind == "matlab" and (item.dtype == h5py.ref_dtype or attribute(item, "MATLAB_class") == "char"):
+            return Strings(matlab_texts(item, where), "characters"), None
+        if item.dtype == "S1" and item.ndim == 2:
+            return Strings(
+                [row.tobytes().rstrip(b"\0 ").decode("utf-8", "replace") for row in item[:]], "characters"
+            ), None
+        raw = self._raw(item.name, key)
+        if not isinstance(raw, Fixed):
+            return raw, None
+        if attribute(item, "MATLAB_class") is not None:
+            return self._matlab(raw, attribute(item, "MATLAB_class"), where), None
+        categories = item.attrs.get("categories")  # AnnData below 0.8
+        if isinstance(categories, h5py.Reference):
+            return self._codes(raw, self.file[categories], masked, where)
+        packing = packing_of(item, self.kind == "netcdf")
+        if part == "mask":
+            return Mask(raw, packing or Packing(raw.dtype)), None
+        return raw if packing is None else unpacked(raw, packing, masked, where), None
+
+    def _matlab(self, raw: Fixed, kind: str, where: str) -> Any:
+        first, last = raw.shape[-1], raw.shape[0]  # axes as MATLAB shows them
+        if len(raw.shape) == 2 and 1 in raw.shape:  # a vector, N x 1 or 1 x N
+            return Vector(raw)
+        along_last = len(raw.shape) > 2 if self.rows is None or first == last else last == self.rows
+        if self.rows is not None and self.rows not in (first, last):
+            raise ConfigError(
+                f"{where} is {'x'.join(map(str, raw.shape[::-1]))} in MATLAB, and {self.rows} samples are needed"
+            )
+        return Turned(raw) if along_last else Columns(raw, self.cache.max_bytes, where)
+
+    def _group(self, group: h5py.Group, key: str, masked: float | str, where: str) -> tuple[Any, Names]:
+        kind = attribute(group, "encoding-type") or attribute(group, "h5sparse_format")
+        if kind in ("csr_matrix", "csc_matrix", "csr", "csc"):
+            return self._sparse(group, kind[:3], key, where), None
+        if kind == "categorical":
+            return self._codes(self._raw(f"{group.name}/codes", key), group["categories"], masked, where)
+        if signal := attribute(group, "signal"):
+            item, _ = find(self.file, group.name, str(signal), key, self.external)
+            return self._dataset(item, "", key, masked, where)
+        return self._raw(group.name, key), None
+
+    def _sparse(self, group: h5py.Group, kind: str, key: str, where: str) -> Sparse:
+        shape = group.attrs.get("shape", group.attrs.get("h5sparse_shape"))
+        values, columns = (self._raw(f"{group.name}/{name}", key) for name in ("data", "indices"))
+        starts = np.asarray(group["indptr"][:], np.int64)
+        count, width = (int(side) for side in shape)
+        sides = (count, width) if kind == "csr" else (width, count)
+        if len(starts) != sides[0] + 1 or starts[0] != 0 or (np.diff(starts) < 0).any() or starts[-1] > len(values):
+            raise ConfigError(
+                f"{where}: its indptr does not rise from 0 to {len(values)} in {sides[0]} steps; write it again"
+            )
+        held = None
+        if kind == "csc":
+            size = values.nbytes(None) + columns.nbytes(None)
+            if size > self.cache.max_bytes:
+                raise ConfigError(
+                    f"{where} is stored by columns (CSC), and has {size / 1e6:,.0f} MB to be turned in memory - "
+                    f"data.cache_mb={-(-size >> 20)} does that, or write X as CSR"
+                )
+            held, starts = by_rows(values.column(), columns.column(), starts, count)
+        else:
+            every = (
+                columns.column()
+                if columns.nbytes(None) <= 1 << 28
+                else columns.read(np.arange(min(len(columns), 1 << 20)))
+            )
+            if len(every) and (every.min() < 0 or every.max() >= width):
+                raise ConfigError(f"{where}: its indices lie outside of the {width} columns; write it again")
+        return Sparse(values, columns, starts, width, held)
+
+    def _codes(self, raw: Fixed, categories: h5py.Dataset, masked: float | str, where: str) -> tuple[Any, Names]:
+        names = [name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in categories[:]]
+        codes = raw.column()
+        if len(codes) and codes.max() >= len(names):
+            raise ConfigError(f"{where} has the code {codes.max()}, and {len(names)} categories; write it again")
+        return unpacked(raw, Packing(raw.dtype, missing=(-1,)), masked, where), names
+
+
+def matlab_texts(item: h5py.Dataset, where: str) -> list[str]:
+    """Of a char array, a text a row; of a cell array, one of each cell."""
+    if attribute(item, "MATLAB_class") == "char":
+        rows = item[()].T if not attribute(item, "MATLAB_empty") else np.zeros((0, 0), np.uint16)
+        return [np.ascontiguousarray(row, np.uint16).tobytes().decode("utf-16-le") for row in np.atleast_2d(rows)]
+    texts = []
+    for reference in item[()].T.reshape(-1):
+        cell = item.file[reference]
+        if attribute(cell, "MATLAB_class") != "char":
+            raise ConfigError(
+                f"{where}: its cells hold {attribute(cell, 'MATLAB_class')}, not characters; name an array"
+            )
+        texts += matlab_texts(cell, where) or [""]
+    return texts
+
+
+class Vector(Made):
+    """MATLAB's N x 1 or 1 x N: (N,)."""
+
+    def __init__(self, inner: Fixed) -> None:
+        self._across = inner.shape[0] == 1 and inner.shape[1] != 1  # N x 1 lies as (1, N)
+        super().__init__(inner, (max(inner.shape),), inner.dtype, "a vector")
+
+    def made(self, rows: np.ndarray) -> np.ndarray:
+        if self._across:
+            return self.inner.read(np.zeros(1, np.int64))[0, rows]
+        return self.inner.read(rows)[:, 0]
+
+    def advise(self, rows: np.ndarray) -> None:
+        pass
+
+
+def has_meaning(file: h5py.File, item: Any) -> bool:
+    """Whether a field may be something else than what lies there."""
+    if kind_of(file) != "plain":
+        return True
+    return packing_of(item, False) is not None if isinstance(item, h5py.Dataset) else "values" not in item
+
+
+def checked(masked: Any, fields: Mapping[str, str]) -> dict[str, float | str]:
+    """data.masked, of each field."""
+    each = dict(masked) if isinstance(masked, Mapping) else dict.fromkeys(fields, masked)
+    for field, value in each.items():
+        if field not in fields:
+            raise ConfigError(f"data.masked has {field!r}, which is none of data.fields: {sorted(fields)}")
+        if value not in (DROP, "nan") and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise ConfigError(f"data.masked={value}: must be a number, nan, or drop (such rows are left out)")
+    return {field: math.nan if value == "nan" else value for field, value in each.items()}
+
+
+def unpacked(raw: Fixed, packing: Packing, masked: float | str, where: str) -> Any:
+    """The field, unpacked. Integers that stay integers, (N,), are looked through: where none is missing they stay."""
+    if not packing.masks:
+        return Unpacked(raw, packing, None, where)
+    if masked == DROP:
+        return Unpacked(raw, packing, None, where)
+    stays = packing.dtype.kind in "iu" and len(raw.shape) == 1 and len(raw) <= _LOOKED_THROUGH
+    if stays and not packing.masked(raw.column()).any():
+        return Unpacked(raw, packing, None, where)
+    return Unpacked(raw, packing, float(masked), where)
+
+
+def by_rows(
+    values: np.ndarray, rows: np.ndarray, starts: np.ndarray, count: int
+) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+    """A matrix stored by columns -> ((values, columns), starts) by rows. rows: (stored,) row of each value."""
+    columns = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    order = np.argsort(rows, kind="stable")
+    begins = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=count))])
+    return (values[order], columns[order]), begins.astype(np.int64)
+
+
+def rows_of(shapes: Sequence[tuple[int, ...]]) -> int | None:
+    """How many samples MATLAB's arrays have together: the side that all have, first or last; that of a vector, if
+    several are. None: they do not say."""
+    if not shapes:
+        return None
+    common = set.intersection(*({shape[0], shape[-1]} for shape in shapes))
+    vectors = {max(shape) for shape in shapes if len(shape) == 2 and min(shape) == 1} & common
+    found = vectors if len(vectors) == 1 else common
+    return next(iter(found)) if len(found) == 1 else None
+
+
+def lost_share(field: Any) -> float:
+    """The share of a field's values that are masked; of a large one, of some rows, drawn."""
+    if not isinstance(field, (Unpacked, Mask)) or not len(field):
+        return 0.0
+    rows = np.arange(len(field))
+    if field.inner.nbytes(None) > _LOOKED_THROUGH:
+        rows = np.unique(np.random.default_rng(0).integers(len(field), size=1000))
+    mask = field.packing.masked(field.inner.read(rows))
+    return float(mask.mean()) if math.prod(mask.shape) else 0.0

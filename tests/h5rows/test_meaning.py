@@ -1,0 +1,381 @@
+"""What programs mean by their files: the values are those that netCDF4, MATLAB and AnnData show."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import warm
+from conftest import TRAIN, limit
+
+import h5rows
+from h5rows.errors import ConfigError
+from h5rows.meaning.choice import choose
+from h5rows.meaning.kinds import kind_of
+from h5rows.reading.opening import shares_of
+from lab.project import train_on
+
+ROWS = 40
+
+
+def matlab(file: h5py.File, name: str, values: Any, kind: str = "double") -> None:
+    """As MATLAB writes an array: its axes the other way round."""
+    dset = file.create_dataset(name, data=np.asarray(values).T)
+    dset.attrs["MATLAB_class"] = np.bytes_(kind)
+
+
+def sparse(file: h5py.File, name: str, dense: np.ndarray, kind: str) -> None:
+    """As AnnData writes a matrix by rows (csr) or by columns (csc)."""
+    by = dense if kind == "csr" else dense.T
+    group = file.create_group(name)
+    group.attrs.update({"encoding-type": f"{kind}_matrix", "encoding-version": "0.1.0", "shape": dense.shape})
+    group["data"], group["indices"] = by[by != 0], np.nonzero(by)[1].astype(np.int32)
+    group["indptr"] = np.concatenate([[0], np.cumsum((by != 0).sum(1))]).astype(np.int32)
+
+
+def categorical(file: h5py.File, name: str, codes: np.ndarray, names: list[str]) -> None:
+    group = file.create_group(name)
+    group.attrs["encoding-type"] = "categorical"
+    group["codes"], group["categories"] = codes.astype(np.int8), names
+
+
+def climate(path: Path) -> None:
+    rng = np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        file.attrs["_NCProperties"] = "version=2"
+        packed = rng.integers(0, 1000, (ROWS, 6)).astype(np.int16)
+        packed[rng.random(packed.shape) < 0.3] = -1
+        rain = file.create_dataset("rain", data=packed)
+        rain.attrs.update({"_FillValue": np.int16(-1), "scale_factor": np.float32(0.01), "add_offset": np.float32(5)})
+        file["level"] = rng.normal(size=ROWS).astype(np.float32)
+
+
+def arrays(path: Path) -> None:
+    rng = np.random.default_rng(0)
+    with h5py.File(path, "w", userblock_size=512) as file:
+        matlab(file, "X", rng.normal(size=(ROWS, 5)))
+        matlab(file, "images", rng.integers(0, 255, (6, 4, 3, ROWS), np.uint8), "uint8")
+        matlab(file, "labels", rng.integers(0, 3, (ROWS, 1)).astype(np.uint8), "uint8")
+
+
+def cells(path: Path) -> None:
+    rng = np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        file.attrs["encoding-type"] = "anndata"
+        sparse(file, "X", rng.poisson(0.3, (ROWS, 9)).astype(np.float32), "csr")
+        categorical(file, "obs/kind", rng.integers(0, 3, ROWS), ["B", "NK", "T"])
+        file["obs/_index"], file["var/_index"] = [f"c{k}" for k in range(ROWS)], [f"g{k}" for k in range(9)]
+
+
+def scattering(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        file.attrs["default"] = "entry"
+        entry = file.create_group("entry/run")
+        entry.attrs.update({"NX_class": "NXdata", "signal": "counts"})
+        file["entry"].attrs.update({"NX_class": "NXentry", "default": "run"})
+        entry["counts"] = np.random.default_rng(0).integers(0, 50, (ROWS, 7), np.int32)
+        entry["angle"] = np.linspace(0, 1, ROWS)
+
+
+def table(path: Path) -> None:
+    rows = np.zeros(ROWS, [("energy", "f4"), ("name", "S5"), ("hits", "f4", (3,)), ("label", "i4")])
+    rows["energy"], rows["label"] = np.random.default_rng(0).normal(size=ROWS), np.arange(ROWS) % 2
+    with h5py.File(path, "w") as file:
+        file.attrs["PYTABLES_FORMAT_VERSION"] = "2.1"
+        file.create_dataset("particles", data=rows, chunks=(8,))
+
+
+FILES: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "netcdf": (".nc", climate), "matlab": (".mat", arrays), "anndata": (".h5ad", cells), "nexus": (".nxs", scattering),
+    "pytables": (".h5", table),
+}  # fmt: skip
+
+
+def made(kind: str, folder: Path) -> Path:
+    ending, make = FILES[kind]
+    make(path := folder / f"file{ending}")
+    return path
+
+
+def trains_on(path: Path) -> list[str]:
+    found = h5rows.suggestion(str(path))
+    assert found is not None
+    return shlex.split(train_on(str(path), *found))
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_each_program_s_file_is_known(tmp_path: Path, kind: str) -> None:
+    with h5py.File(made(kind, tmp_path)) as file:
+        assert kind_of(file) == kind
+        choice = choose(file)
+        assert choice is not None
+        assert choice.y is not None
+        assert choice.x.shape[0] == choice.y.shape[0] == ROWS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FILES)
+def test_what_inspect_prints_trains(tmp_path: Path, kind: str) -> None:
+    """So does what the error of a first try says, without any field named."""
+    path = made(kind, tmp_path)
+    command = trains_on(path)
+    options = ["logger=none", "trainer.max_steps=3", "trainer.max_epochs=null", "trainer.global_batch_size=4"]
+    run = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": limit(60)}
+    told = warm.run([sys.executable, str(Path(TRAIN[1]).with_name("h5.py")), "inspect", str(path)], **run)
+    assert shlex.join(command) in told.stdout
+    first = warm.run([*TRAIN, f"data.path={path}", *options], **run)
+    assert first.returncode == 2
+    assert first.stderr.count("\n") == 1
+    assert shlex.join(command) in first.stderr
+    done = warm.run([*TRAIN, *command[2:], *options], **run)
+    assert done.returncode == 0, done.stderr
+    assert "finished 3 steps" in done.stdout + done.stderr
+
+
+# -- CF
+
+
+def packed(path: Path, stored: np.ndarray, **attrs: Any) -> None:
+    with h5py.File(path, "w") as file:
+        file.create_dataset("v", data=stored).attrs.update(attrs)
+
+
+@pytest.mark.parametrize(
+    ("stored", "attrs", "values"),
+    [
+        (np.int16([1, -1]), {"_FillValue": np.int16(-1), "scale_factor": np.float32(0.5)}, np.float32([0.5, math.nan])),
+        (np.int16([1, 2]), {"scale_factor": 0.25, "add_offset": 10.0}, np.float64([10.25, 10.5])),
+        (np.float32([1, 1e20]), {"missing_value": np.float32(1e20)}, np.float32([1, math.nan])),
+        (np.int32([1, 5, 9]), {"valid_range": np.int32([2, 8])}, np.float64([math.nan, 5, math.nan])),
+        (np.int8([-1, 3]), {"_Unsigned": "true", "scale_factor": 1.5}, np.float64([382.5, 4.5])),
+        (np.int16([3, 4]), {"_FillValue": np.int16(-9)}, np.int16([3, 4])),
+        (np.float64([1, math.nan]), {"_FillValue": math.nan}, np.float64([1, math.nan])),
+        (np.int16([7, 8]), {"_FillValue": 1e20}, np.int16([7, 8])),  # the type cannot hold it
+    ],
+)  # fmt: skip
+def test_packed_values(tmp_path: Path, stored: np.ndarray, attrs: dict[str, Any], values: np.ndarray) -> None:
+    packed(tmp_path / "a.h5", stored, **attrs)
+    read = h5rows.Dataset(str(tmp_path / "a.h5"), {"v": "v"}, values="meant").column("v")
+    assert read.dtype == values.dtype
+    assert read.tobytes() == values.tobytes()
+    raw = h5rows.Dataset(str(tmp_path / "a.h5"), {"v": "v"}).column("v")
+    assert raw.tobytes() == stored.tobytes()
+
+
+def test_what_is_missing(tmp_path: Path) -> None:
+    """nan, a number, a field of its own, or left out with its row; wrong values are one line."""
+    path = str(tmp_path / "a.h5")
+    with h5py.File(path, "w") as file:
+        for name, values in (("x", [[1, 2], [-1, 4], [5, 6], [7, -1]]), ("y", [0, 1, -1, 1])):
+            file.create_dataset(name, data=np.int16(values)).attrs["_FillValue"] = np.int16(-1)
+
+    def read(masked: Any, **fields: str) -> dict[str, Any]:
+        data = h5rows.Dataset(path, fields or {"x": "x", "y": "y"}, values="meant", masked=masked)
+        return {name: value.tolist() for name, value in data.gather(np.arange(len(data))).items()}
+
+    shown = str(read("nan"))
+    assert shown == "{'x': [[1.0, 2.0], [nan, 4.0], [5.0, 6.0], [7.0, nan]], 'y': [0.0, 1.0, nan, 1.0]}"
+    assert read({"x": 9, "y": "drop"}) == {"x": [[1, 2], [9, 4], [7, 9]], "y": [0, 1, 1]}
+    assert read("drop") == {"x": [[1, 2]], "y": [0]}
+    assert read(0, m="x@mask") == {"m": [[False, False], [True, False], [False, False], [False, True]]}
+    for masked, said in ((0.5, "holds int16"), ("none", "data.masked=none"), ({"z": 0}, "none of data.fields")):
+        with pytest.raises(ConfigError, match=said):
+            read(masked)
+
+
+@pytest.mark.slow
+def test_values_are_those_of_netcdf4(tmp_path: Path) -> None:
+    """Of 2,000 variables: every type, each attribute there or not, in types of its own."""
+    netcdf4 = pytest.importorskip("netCDF4")
+    rng = np.random.default_rng(0)
+    attributes = {
+        "missing_value": [3, [3, 4], 99, -5, 1e20], "valid_range": [[1, 9], [3]], "valid_min": [-3, 2],
+        "valid_max": [7, 3], "scale_factor": [1, 0.01, 2, -3.5], "add_offset": [0, 10, 273.15],
+    }  # fmt: skip
+
+    def one_of(values: Any) -> Any:
+        return values[rng.integers(len(values))]
+
+    path = tmp_path / "all.nc"
+    with netcdf4.Dataset(path, "w") as nc:
+        nc.createDimension("row", ROWS)
+        for k in range(2000):
+            kind = one_of(["i1", "u1", "i2", "u2", "i4", "u4", "i8", "f4", "f8"])  # torch has no uint64
+            fill = one_of([None, 5, 100, False])
+            variable = nc.createVariable(f"v{k}", kind, ("row",), fill_value=7 if "1" in kind else fill)
+            variable.set_auto_maskandscale(False)
+            written = one_of([ROWS, 20])  # what is not is netCDF's default fill
+            variable[:written] = (np.arange(ROWS) % 20).astype(kind)[:written]
+            for name, choices in attributes.items():
+                if rng.random() < 0.3:
+                    own = [] if name in ("scale_factor", "add_offset") else [np.dtype(kind).type]
+                    typed = one_of([*own, np.float32, np.float64])
+                    with np.errstate(all="ignore"):
+                        variable.setncattr(name, np.asarray(one_of(choices)).astype(typed))
+    names = {f"v{k}": f"v{k}" for k in range(2000)}
+    ours = h5rows.Dataset(str(path), names, values="meant")
+    with netcdf4.Dataset(path) as nc:
+        for name in names:
+            theirs = nc[name][:]
+            mask, values = np.ma.getmaskarray(theirs), np.ma.getdata(theirs)
+            read = ours.column(name)
+            if mask.any() or read.dtype.kind == "f":
+                assert read.dtype.kind == "f", name
+                assert (np.isnan(read) == (mask | (values != values))).all(), name
+            assert np.array_equal(read[~mask].astype(np.float64), values[~mask].astype(np.float64)), name
+
+
+# -- MATLAB
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_axes_are_as_matlab_shows_them(tmp_path: Path, chunked: bool) -> None:
+    """Samples along the first axis or the last, found by what the fields have in common."""
+    rng, path = np.random.default_rng(0), str(tmp_path / "a.mat")
+    features, images, volume = (
+        rng.normal(size=(ROWS, 5)),
+        rng.normal(size=(6, 4, 3, ROWS)),
+        rng.normal(size=(ROWS, 2, 3)),
+    )
+    labels = rng.integers(0, 3, ROWS).astype(float)
+    with h5py.File(path, "w", userblock_size=512) as file:
+        for name, values in (
+            ("f", features),
+            ("i", images),
+            ("v", volume),
+            ("down", labels[:, None]),
+            ("across", labels[None]),
+        ):
+            dset = file.create_dataset(name, data=values.T, compression="gzip" if chunked else None)
+            dset.attrs["MATLAB_class"] = np.bytes_("double")
+    rows = rng.permutation(ROWS)[:7]
+    for down in ("down", "across"):
+        data = h5rows.Dataset(path, {"f": "f", "i": "i", "v": "v", "y": down}, values="meant", cache_mb=16)
+        batch = data.gather(rows)
+        assert batch["f"].equal(torch.from_numpy(features[rows]))
+        assert batch["i"].equal(torch.from_numpy(np.moveaxis(images, -1, 0)[rows]))
+        assert batch["v"].equal(torch.from_numpy(volume[rows]))
+        assert batch["y"].equal(torch.from_numpy(labels[rows]))
+    if chunked:
+        with pytest.raises(ConfigError, match=r"data.cache_mb=1 holds it in memory"):
+            h5rows.Dataset(path, {"f": "f", "y": "down"}, values="meant")
+
+
+def test_characters(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.mat")
+    words = ["left", "up"]
+    with h5py.File(path, "w") as file:
+        matlab(file, "names", np.array([list(map(ord, word.ljust(4))) for word in words], np.uint16), "char")
+        for k, word in enumerate(words):
+            matlab(file, f"#refs#/{k}", np.array([list(map(ord, word))], np.uint16), "char")
+        references = np.array([[file[f"#refs#/{k}"].ref for k in range(2)]], h5py.ref_dtype)
+        file.create_dataset("cells", data=references, dtype=h5py.ref_dtype).attrs["MATLAB_class"] = np.bytes_("cell")
+    data = h5rows.Dataset(path, {"a": "names", "b": "cells"}, values="meant")
+    assert data.gather(np.arange(2)) == {"a": ["left", "up  "], "b": words}
+    with h5py.File(nc := str(tmp_path / "a.nc"), "w") as file:
+        file["station"] = np.array([list(word.ljust(5, "\0")) for word in words], "S1")
+    assert h5rows.Dataset(nc, {"s": "station"}, values="meant").gather(np.arange(2)) == {"s": words}
+
+
+# -- AnnData, NeXus
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc"])
+def test_rows_of_a_sparse_matrix(tmp_path: Path, kind: str) -> None:
+    rng, path = np.random.default_rng(0), str(tmp_path / "a.h5ad")
+    dense = rng.poisson(0.3, (ROWS, 9)).astype(np.float32)
+    dense[3] = 0
+    with h5py.File(path, "w") as file:
+        sparse(file, "X", dense, kind)
+    data = h5rows.Dataset(path, {"x": "X"}, values="meant", cache_mb=1)
+    rows = rng.integers(ROWS, size=100)
+    assert data.gather(rows)["x"].equal(torch.from_numpy(dense[rows]))
+    assert data.nbytes == dense.nbytes
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda group: group["indptr"].__setitem__(3, 9999), "indptr does not rise"),
+        (lambda group: group["indices"].__setitem__(0, 9), "outside of the 9 columns"),
+    ],
+)
+def test_a_damaged_sparse_matrix_is_one_line(tmp_path: Path, harm: Callable[[h5py.Group], None], said: str) -> None:
+    path = str(tmp_path / "a.h5ad")
+    with h5py.File(path, "w") as file:
+        sparse(file, "X", np.eye(ROWS, 9, dtype=np.float32), "csr")
+        harm(file["X"])
+    with pytest.raises(ConfigError, match=said):
+        h5rows.Dataset(path, {"x": "X"}, values="meant")
+
+
+def test_categories(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.h5ad")
+    with h5py.File(path, "w") as file:
+        categorical(file, "obs/all", np.array([0, 2, 1, 0]), ["B", "NK", "T"])
+        categorical(file, "obs/some", np.array([0, -1, 1, 0]), ["B", "T"])
+    data = h5rows.Dataset(path, {"y": "obs/all"}, values="meant")
+    assert (data.class_names, data.column("y").tolist()) == ({"y": ["B", "NK", "T"]}, [0, 2, 1, 0])
+    node = {"path": path, "fields": {"y": "obs/some"}, "splits": {"train": {"group": "/"}}, "values": "meant"}
+    assert h5rows.num_outputs({**node, "masked": "drop"}, "y") == 2
+    assert len(h5rows.Dataset(path, {"y": "obs/some"}, values="meant", masked="drop")) == 3
+
+
+def test_a_group_of_nexus_is_its_signal(tmp_path: Path) -> None:
+    data = h5rows.Dataset(str(made("nexus", tmp_path)), {"x": "entry/run"}, values="meant")
+    with h5py.File(tmp_path / "file.nxs") as file:
+        assert (data.column("x") == file["entry/run/counts"][:]).all()
+
+
+# -- splits of a file that has none
+
+
+@pytest.mark.parametrize("by", ["random", "blocks", "patient"])
+def test_each_row_is_in_one_split(tmp_path: Path, by: str) -> None:
+    path, rng = str(tmp_path / "a.h5"), np.random.default_rng(0)
+    patients = rng.integers(0, 30, 500)
+    with h5py.File(path, "w") as file:
+        file["row"], file["patient"] = np.arange(500), patients
+    splits = shares_of("70/20/10", by, "data.split")
+    parts = [h5rows.Dataset(path, {"row": "row"}, split, splits).column("row") for split in ("train", "val", "test")]
+    assert sorted(itertools.chain(*parts)) == list(range(500))
+    assert all(len(part) == pytest.approx(share, abs=40) for part, share in zip(parts, (350, 100, 50)))
+    if by == "blocks":
+        assert np.concatenate(parts).tolist() == list(range(500))
+    if by == "patient":
+        of = [set(patients[part].tolist()) for part in parts]
+        assert sum(map(len, of)) == len(set.union(*of))
+
+
+@pytest.mark.parametrize("text", ["80/10/20", "100/0", "0.8/0.2", "80", "a/b", "80,20"])
+def test_shares_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"data\.split="):
+        shares_of(text, None, "data.split")
+
+
+@pytest.mark.slow
+def test_what_is_not_finite_is_named(tmp_path: Path) -> None:
+    """A run on values that are missing names the field, the row and the file; what was split is what is saved."""
+    path = made("netcdf", tmp_path)
+    command = [*TRAIN, f"data.path={path}", "data.fields.x=rain", "data.fields.y=level", "data.split=80/20"]
+    options = ["task=regression", "logger=none", "trainer.max_steps=3", "trainer.max_epochs=null"]
+    done = warm.run(
+        [*command, *options, f"hydra.run.dir={tmp_path / 'run'}"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=limit(60),
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert re.search(rf"x of row \d+ of {path} holds nan; data.masked says", done.stderr.splitlines()[-1])
+    assert "of its values are missing" in done.stdout + done.stderr
+    saved = (tmp_path / "run" / "config.yaml").read_text()
+    assert "by: random" in saved
+    assert "split: null" in saved
