@@ -351,6 +351,7 @@ PARTS = {
             "tests/h5rows/h5_fuzz.py",
             "tests/h5rows/h5_again.py",
             "tests/h5rows/test_h5_external.py::test_the_command_line_says_it_in_one_line",
+            "tests/h5rows/test_meaning.py::test_inspect_prints_the_same",
             *(
                 f"tests/h5rows/test_library.py::{name}"
                 for name in (

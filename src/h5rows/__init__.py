@@ -15,6 +15,7 @@ Raised: ConfigError, one line that names the file, the field or sample, and the 
 Imports numpy and h5py, torch where batches are made, and nothing of the programs that use it.
 
     dataset, reading/     files -> batches         probe    what a file holds, asked without torch
+    meaning/              what packed, turned and sparse values stand for; which fields x and y could be
     functions, command    what strangers call, and `python -m h5rows`
     packing/              the writer; other layouts, copies of all that a file holds, what a file is like
     importers/            a reader for each other format

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from h5rows.errors import ConfigError
-from h5rows.meaning.opening import Opened, lost_share
+from h5rows.meaning.opening import Opened, lost_share, parts_of
 from h5rows.reading.copies import files_of
 from h5rows.reading.external import items_below
 from h5rows.reading.finding import find
-from h5rows.reading.opening import named, open_h5, split_of
+from h5rows.reading.opening import groups_of, named, open_h5, split_of
 from h5rows.reading.raw import ChunkCache
 
 _Part = tuple[Any, np.ndarray, "np.ndarray | None"]  # a shard's reader, its rows, their places in the batch (None: all)
@@ -74,39 +74,43 @@ class Dataset:
         named = {field: name for field, name in fields.items() if name is not None}
         self._fields: dict[str, list[Any]] = {field: [] for field in named}  # field -> one reader for each shard
         self.class_names: dict[str, list[str]] = {}  # of fields of which the file names the classes
-        index: list[np.ndarray] = []
+        index: list[tuple[int, np.ndarray | range]] = []  # of each shard: its first row; the rows of it
         restricted, starts = False, [0]
         if not named:
             raise ConfigError("data.fields is empty: name at least one, such as {x: image}")
         self._files = files = files_of(path)
+        groups = [entry["group"]] if splits is None else groups_of(splits)
+        if len(files) > 1 and (made := [name for name in named.values() if parts_of(name)[1] == "classes"]):
+            raise ConfigError(f"data.fields: {made[0]} of {len(files)} files: each may have others; write integers")
         for file_name in files:
             with open_h5(file_name, swmr) as file:
-                opened = Opened(file, entry["group"], named, cache, swmr, external, values, masked)
+                opened = Opened(file, entry["group"], named, cache, swmr, external, values, masked, groups)
                 for field in named:
                     found, names = opened.field(field)
                     self._fields[field].append(found)
                     if names:
                         self.class_names.setdefault(field, list(names))
                 rows = self._common_length(file_name)
-                chosen = np.arange(rows)
+                chosen: np.ndarray | range = range(rows)
                 if entry.get("index") is not None:
                     key = f"data.splits.{split}.index"
                     chosen = read_index(file, entry["group"], entry["index"], rows, key, external)
                 if (missing := opened.missing()) is not None:
-                    chosen = chosen[~missing[chosen]]
+                    kept = np.asarray(chosen)
+                    chosen = kept[~missing[kept]]
                 restricted |= len(chosen) < rows or entry.get("index") is not None
-                index.append(starts[-1] + chosen)
+                index.append((starts[-1], chosen))
                 starts.append(starts[-1] + rows)
         self._starts = np.asarray(starts, dtype=np.int64)
         self.spec = {field: self._spec(field, shards) for field, shards in self._fields.items()}
-        self._rows = np.concatenate(index) if restricted else None
+        self._rows = np.concatenate([start + np.asarray(rows) for start, rows in index]) if restricted else None
         if entry.get("rows") is not None:
             key, by = f"data.splits.{split}", entry.get("by") or "random"
-            groups = None
+            kinds = None
             if by not in ("random", "blocks"):
-                groups = np.concatenate([column_of(file, entry["group"], by, f"{key}.by", external) for file in files])
-                groups = groups if self._rows is None else groups[self._rows]
-            self._rows = share(self._rows, starts[-1], entry["rows"], f"{key}.rows", by, entry.get("seed") or 0, groups)
+                kinds = np.concatenate([column_of(file, entry["group"], by, f"{key}.by", external) for file in files])
+                kinds = kinds if self._rows is None else kinds[self._rows]
+            self._rows = share(self._rows, starts[-1], entry["rows"], f"{key}.rows", by, entry.get("seed") or 0, kinds)
         self._size = starts[-1] if self._rows is None else len(self._rows)
         if self._size == 0:
             raise ConfigError(f"data.splits.{split} has no rows in {path}; set it to null if there is no such split")

@@ -10,11 +10,11 @@ import h5py
 import numpy as np
 
 from h5rows.errors import ConfigError
-from h5rows.meaning.opening import Opened, has_meaning
+from h5rows.meaning.opening import Opened, has_meaning, parts_of
 from h5rows.reading.copies import local_copy
 from h5rows.reading.external import ALLOW_EXTERNAL
 from h5rows.reading.finding import find, stated_classes
-from h5rows.reading.opening import is_remote, names_of, open_h5, split_of
+from h5rows.reading.opening import groups_of, is_remote, names_of, open_h5, split_of
 from h5rows.reading.raw import ChunkCache
 
 _STEP = 16 << 20  # bytes that are read at once
@@ -58,11 +58,9 @@ def num_outputs(data: Mapping[str, Any], field: str) -> int:
 
 def _groups(data: Mapping[str, Any]) -> list[str]:
     """Where the splits lie, the training split's (else the first one's) first."""
-    splits = data["splits"]
-    if not isinstance(splits, Mapping):
-        split_of(splits, "train")  # which says so
-    there = sorted((s for s in splits if splits[s] is not None), key=lambda s: s != "train")
-    return list(dict.fromkeys(split_of(splits, split)["group"] for split in there or ["train"]))
+    if not isinstance(data["splits"], Mapping):
+        split_of(data["splits"], "train")  # which says so
+    return groups_of(data["splits"])
 
 
 def _classes(data: Mapping[str, Any], field: str, group: str) -> tuple[int | None, int, str]:
@@ -105,8 +103,9 @@ def _stored(data: Mapping[str, Any], field: str, group: str) -> Iterator[_Stored
     external, key, swmr = str(data.get("external")), f"data.fields.{field}", bool(data.get("swmr"))
     for path in names_of(data["path"]):
         with _open(path, swmr, external) as file:
-            item, member = find(file, group, str(fields[field]).partition("@")[0], key, external)
-            if not (data.get("values") == "meant" and has_meaning(file, item)):
+            name, part = parts_of(fields[field])
+            item, member = find(file, group, name, key, external)
+            if data.get("values") != "meant" or not (part or has_meaning(file, item)):
                 yield _as_it_lies(path, item, member, key, external)
                 continue
         with open_h5(local_copy(path), swmr) as file:
@@ -127,9 +126,10 @@ def _as_it_lies(path: str, item: Any, member: str | None, key: str, external: st
 
 
 def _as_meant(file: h5py.File, data: Mapping[str, Any], field: str, group: str, external: str, swmr: bool) -> _Stored:
-    named = {name: str(path) for name, path in data["fields"].items() if path is not None}
+    named = {name: path for name, path in data["fields"].items() if path is not None}
     cache = ChunkCache(int(data.get("cache_mb") or 0) << 20)
-    opened = Opened(file, group, named, cache, swmr, external, "meant", data.get("masked", "nan"))
+    groups = _groups(data)
+    opened = Opened(file, group, named, cache, swmr, external, "meant", data.get("masked", "nan"), groups)
     found, names = opened.field(field)
     fixed = not getattr(found, "text", False) and found.shape[0] != -1
     step = max(1, _STEP // max(1, found.nbytes(None) // max(1, len(found))))

@@ -65,7 +65,7 @@ def arrays(path: Path) -> None:
     with h5py.File(path, "w", userblock_size=512) as file:
         matlab(file, "X", rng.normal(size=(ROWS, 5)))
         matlab(file, "images", rng.integers(0, 255, (6, 4, 3, ROWS), np.uint8), "uint8")
-        matlab(file, "labels", rng.integers(0, 3, (ROWS, 1)).astype(np.uint8), "uint8")
+        matlab(file, "labels", rng.integers(1, 4, (ROWS, 1)).astype(float))
 
 
 def cells(path: Path) -> None:
@@ -125,14 +125,12 @@ def test_each_program_s_file_is_known(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FILES)
-def test_what_inspect_prints_trains(tmp_path: Path, kind: str) -> None:
-    """So does what the error of a first try says, without any field named."""
+def test_what_the_first_error_prints_trains(tmp_path: Path, kind: str) -> None:
+    """Without any field named."""
     path = made(kind, tmp_path)
     command = trains_on(path)
     options = ["logger=none", "trainer.max_steps=3", "trainer.max_epochs=null", "trainer.global_batch_size=4"]
     run = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": limit(60)}
-    told = warm.run([sys.executable, str(Path(TRAIN[1]).with_name("h5.py")), "inspect", str(path)], **run)
-    assert shlex.join(command) in told.stdout
     first = warm.run([*TRAIN, f"data.path={path}", *options], **run)
     assert first.returncode == 2
     assert first.stderr.count("\n") == 1
@@ -140,6 +138,14 @@ def test_what_inspect_prints_trains(tmp_path: Path, kind: str) -> None:
     done = warm.run([*TRAIN, *command[2:], *options], **run)
     assert done.returncode == 0, done.stderr
     assert "finished 3 steps" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_inspect_prints_the_same(tmp_path: Path, kind: str) -> None:
+    path = made(kind, tmp_path)
+    command = [sys.executable, str(Path(TRAIN[1]).with_name("h5.py")), "inspect", str(path)]
+    told = warm.run(command, capture_output=True, text=True, timeout=limit(60))
+    assert f"this trains on it:\n  {shlex.join(trains_on(path))}\n" in told.stdout, told.stderr
 
 
 # -- CF
@@ -337,6 +343,17 @@ def test_a_group_of_nexus_is_its_signal(tmp_path: Path) -> None:
         assert (data.column("x") == file["entry/run/counts"][:]).all()
 
 
+def test_columns_of_a_table(tmp_path: Path) -> None:
+    rows = np.zeros(3, [("n", "f4"), ("fixed", "S5"), ("free", h5py.string_dtype()), ("each", "f4", (2,))])
+    rows["n"], rows["fixed"], rows["free"] = [1, 2, 3], [b"a", b"", "\u00e9".encode()], ["x", "yy", ""]
+    with h5py.File(path := str(tmp_path / "a.h5"), "w") as file:
+        file["table"] = rows
+    names = {name: f"table/{name}" for name in ("n", "fixed", "free", "each")}
+    batch = h5rows.Dataset(path, names).gather(np.array([2, 0]))
+    assert (batch["fixed"], batch["free"], batch["n"].tolist()) == (["\u00e9", "a"], ["", "x"], [3, 1])
+    assert batch["each"].shape == (2, 2)
+
+
 # -- splits of a file that has none
 
 
@@ -379,3 +396,28 @@ def test_what_is_not_finite_is_named(tmp_path: Path) -> None:
     saved = (tmp_path / "run" / "config.yaml").read_text()
     assert "by: random" in saved
     assert "split: null" in saved
+
+
+# -- values as classes
+
+
+def test_distinct_values_are_classes(tmp_path: Path) -> None:
+    """Of all splits the same; texts and numbers; what is missing is left out."""
+    path = str(tmp_path / "a.h5")
+    with h5py.File(path, "w") as file:
+        for split, words, numbers in (("train", ["b", "a", "d"], [2, 5, 2]), ("val", ["c", "a"], [5, math.nan])):
+            file[f"{split}/word"], file[f"{split}/number"] = words, np.float64(numbers)
+    splits = {split: {"group": split} for split in ("train", "val")}
+
+    def read(split: str, name: str, masked: Any = "nan") -> tuple[list[int], list[str]]:
+        data = h5rows.Dataset(path, {"y": name}, split, splits, values="meant", masked=masked)
+        node = {"path": path, "fields": {"y": name}, "splits": splits, "values": "meant", "masked": masked}
+        assert h5rows.num_outputs(node, "y") == len(data.class_names["y"])
+        return data.gather(np.arange(len(data)))["y"].tolist(), data.class_names["y"]
+
+    assert read("train", "word@classes") == ([1, 0, 3], ["a", "b", "c", "d"])
+    assert read("val", "word@classes") == ([2, 0], ["a", "b", "c", "d"])
+    assert read("train", "number@classes") == ([0, 1, 0], ["2", "5"])
+    assert read("val", "number@classes", "drop") == ([1], ["2", "5"])
+    with pytest.raises(ConfigError, match="after @ stands mask"):
+        read("train", "word@class")

@@ -12,9 +12,8 @@ import h5py
 import numpy as np
 
 from h5rows.errors import ConfigError
-from h5rows.meaning.kinds import NAMES, attribute, kind_of
+from h5rows.meaning.kinds import attribute, kind_of
 from h5rows.meaning.opening import Opened, lost_share
-from h5rows.program import calling
 from h5rows.reading.external import REFUSE_EXTERNAL, items_below
 from h5rows.reading.opening import is_remote, names_of, open_h5
 from h5rows.reading.raw import ChunkCache
@@ -23,7 +22,9 @@ MOST = 500  # objects that are looked at
 FEWEST = 5  # rows, of which a fifth is for validation
 HELD = 256 << 20  # bytes of a matrix that may be turned in memory for the look
 SPLITS = ("train", "val", "test")
-LABELS = re.compile(r"(^|[/_])(y|labels?|targets?|class(es)?|cls|categor(y|ies)|outcome|diagnosis|cell_?types?)$", re.I)
+LABELS = re.compile(
+    r"(^|[/_])(y|labels?|targets?|class(es)?|cls|category|categories|outcome|diagnosis|cell_?types?)$", re.I
+)
 INPUTS = re.compile(r"(^|[/_])(x|images?|imgs?|data|features?|inputs?|signals?|expression)\d*$", re.I)
 # of AnnData: what the samples are described by
 LABELLING, SAMPLES = re.compile(r"obs/"), re.compile(r"(X$|layers/|obsm/|obs/)")
@@ -72,8 +73,8 @@ def names_below(file: h5py.File, group: str) -> Iterator[str]:
                 yield name
                 whole += [f"{name}/"] * (not attribute(item, "signal"))
         elif isinstance(item, h5py.Dataset) and item.shape:
-            members = () if item.dtype.names is None else item.dtype.names
-            yield from [f"{name}/{member}" for member in members] or [name]
+            with suppress(TypeError, ValueError):  # a type that NumPy lacks
+                yield from [f"{name}/{member}" for member in item.dtype.names or ()] or [name]
 
 
 def candidates(file: h5py.File, group: str = "/", with_rows: tuple[str, ...] = ()) -> list[Candidate]:
@@ -84,7 +85,11 @@ def candidates(file: h5py.File, group: str = "/", with_rows: tuple[str, ...] = (
             fields = {"x": name, **{f"with{k}": other for k, other in enumerate(with_rows)}}
             opened = Opened(file, group, fields, ChunkCache(HELD), False, REFUSE_EXTERNAL)
             field, names = opened.field("x")
-            if getattr(field, "text", False) or field.shape[0] < FEWEST or 0 in field.shape:
+            if len(field) < FEWEST or 0 in field.shape:
+                continue
+            if (count := as_classes(field, name)) is not None:
+                found.append(Candidate(f"{name}@classes", (len(field),), np.dtype(np.int64), count, 0.0))
+            if count is not None or getattr(field, "text", False) or field.shape[0] == -1:
                 continue
             classes = len(names) if names else None
             if classes is None and field.dtype.kind in "iu" and len(field.shape) == 1 and len(field) <= 1 << 20:
@@ -92,6 +97,21 @@ def candidates(file: h5py.File, group: str = "/", with_rows: tuple[str, ...] = (
                 classes = int(labels.max()) + 1 if labels.min() >= 0 and len(np.unique(labels)) <= 1000 else None
             found.append(Candidate(name, tuple(field.shape), field.dtype, classes, lost_share(field)))
     return found
+
+
+def as_classes(field: Any, name: str) -> int | None:
+    """How many classes the distinct values of a field (N,) would be: of texts; of whole numbers that are called labels,
+    as MATLAB's are. None: too many for that."""
+    text = getattr(field, "text", False)
+    if not text and not (len(field.shape) == 1 and field.dtype.kind == "f" and LABELS.search(name)):
+        return None
+    if len(field) > 1 << 20:
+        return None
+    values = np.asarray(field.read(np.arange(len(field))), dtype=str if text else None)
+    if not text and not (np.isfinite(values) & (values == np.floor(values))).all():
+        return None
+    count = len(np.unique(values))
+    return count if 1 < count <= min(1000, len(field) // 2) else None
 
 
 def choose(file: h5py.File) -> Choice | None:
@@ -126,7 +146,7 @@ def _with_the_same_rows(file: h5py.File, found: list[Candidate]) -> list[Candida
     vectors = [each for each in found if len(each.shape) == 1 and each.shape[0] > 1]
     if not vectors:
         return found
-    label = max(vectors, key=lambda each: (bool(LABELS.search(each.name)), each.shape[0]))
+    label = max(vectors, key=lambda each: (bool(LABELS.search(each.name.removesuffix("@classes"))), each.shape[0]))
     return [label, *(each for each in candidates(file, "/", (label.name,)) if each.name != label.name)]
 
 
@@ -135,7 +155,7 @@ def _pairs(found: list[Candidate]) -> Iterator[tuple[tuple[Any, ...], Candidate,
     for x in found:
         rows = x.shape[0]
         for y in [*(each for each in found if each is not x and each.shape[0] == rows), None]:
-            named = y is not None and bool(LABELS.search(y.name)) and len(y.shape) <= 2
+            named = y is not None and bool(LABELS.search(y.name.removesuffix("@classes"))) and len(y.shape) <= 2
             single = y is not None and len(y.shape) == 1
             # of AnnData: x describes no sample, y does
             apart = not LABELLING.match(x.name) and (
@@ -147,22 +167,6 @@ def _pairs(found: list[Candidate]) -> Iterator[tuple[tuple[Any, ...], Candidate,
                 x.size > 1, rows * x.size, y is not None and y.lost < 1, -x.lost,
             )  # fmt: skip
             yield good, x, y
-
-
-def told(file: h5py.File, path: str) -> list[str]:
-    """What kind of file it is, what a model could see and learn, and the command that trains."""
-    lines = [f"kind: {NAMES[kind_of(file)]}"]
-    choice = choose(file)
-    if choice is None:
-        return [*lines, "nothing in it has rows of numbers"]
-    for field, each in (("x", choice.x), ("y", choice.y)):
-        if each is not None:
-            what = f"{each.classes} classes" if each.classes and field == "y" else str(each.dtype)
-            lost = f", {each.lost:.1%} without a value" if each.lost else ""
-            lines.append(f"{field} could be {each.name}: {each.shape[0]:,} samples of {each.shape[1:]} {what}{lost}")
-    if choice.y is None:
-        return [*lines, "no other field has as many rows, so none that could be y"]
-    return [*lines, "this trains on it:", f"  {calling.training(path, choice.settings, choice.task)}"]
 
 
 def suggestion(path: Any) -> tuple[dict[str, Any], str] | None:

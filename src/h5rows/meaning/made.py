@@ -60,7 +60,7 @@ class Made:
 class Unpacked(Made):
     """Values of packed numbers. fill: what stands for those that are masked; None: the field is known to have none."""
 
-    def __init__(self, inner: Fixed, packing: Packing, fill: float | None, where: str) -> None:
+    def __init__(self, inner: Fixed | Held, packing: Packing, fill: float | None, where: str) -> None:
         dtype, self.fill = torch_dtype(packing.dtype), fill
         if fill is not None and dtype.kind in "iu":
             if math.isnan(fill):  # no integer is: those of up to two bytes fit a float32
@@ -153,6 +153,31 @@ class Sparse(Made):
         places = np.repeat(np.arange(len(rows)), count) * self.shape[1] + columns
         np.add.at(out.reshape(-1), places, values)  # as SciPy: an entry that is there twice is a sum
         return out
+
+    def advise(self, rows: np.ndarray) -> None:
+        pass
+
+
+class Held:
+    """Numbers (N,) that were made when the file was opened."""
+
+    text, file, way, reason, chunk_rows = False, None, "held", "in memory", 1
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values, self.shape, self.dtype, self.row_bytes = values, values.shape, values.dtype, values.itemsize
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def nbytes(self, rows: np.ndarray | None) -> int:
+        return int((self.values if rows is None else rows).size) * self.row_bytes
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        read: np.ndarray = self.values[rows]
+        return read
+
+    def column(self) -> np.ndarray:
+        return self.values
 
     def advise(self, rows: np.ndarray) -> None:
         pass

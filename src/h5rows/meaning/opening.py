@@ -2,6 +2,7 @@
 
 packed numbers (CF)                   -> values; what is missing: as `masked` says
 NAME@mask                             -> bool, True where NAME has no value
+NAME@classes                          -> its distinct values, numbers or texts, as classes 0, 1, ... with their names
 MATLAB's arrays                       -> samples along the axis that counts `rows`, axes as MATLAB shows them
 a group that is a CSR or CSC matrix   -> its rows, dense
 a group of codes and categories       -> the codes, with `classes`, the categories' names
@@ -20,7 +21,7 @@ import numpy as np
 
 from h5rows.errors import ConfigError
 from h5rows.meaning.kinds import attribute, kind_of
-from h5rows.meaning.made import Columns, Made, Mask, Sparse, Strings, Turned, Unpacked
+from h5rows.meaning.made import Columns, Held, Made, Mask, Sparse, Strings, Turned, Unpacked
 from h5rows.meaning.packed import Packing, packing_of
 from h5rows.reading.fields import Fixed, open_field
 from h5rows.reading.finding import class_names, find
@@ -29,15 +30,21 @@ from h5rows.reading.raw import ChunkCache
 
 DROP = "drop"
 _AT_ONCE = 16 << 20  # bytes
+MOST_CLASSES = 10_000
 _LOOKED_THROUGH = 1 << 24  # numbers of a field (N,) of integers, to see whether any is missing
 Names = Sequence[str] | None
+
+
+def parts_of(name: Any) -> tuple[Any, str]:
+    """NAME@part -> NAME, part. Of what is no text find() says what it should be."""
+    return name.partition("@")[::2] if isinstance(name, str) else (name, "")
 
 
 class Opened:
     """Fields of one open file. fields: name in the batch -> name in the file, below `group`.
 
     values: stored, as the numbers lie; meant. masked: what stands where there is no value, a number or `drop`; or
-    field -> which, NaN for others."""
+    field -> which, NaN for others. groups: of all splits, whose values NAME@classes are one set of classes."""
 
     def __init__(
         self,
@@ -49,12 +56,13 @@ class Opened:
         external: str,
         values: str = "meant",
         masked: Any = "nan",
+        groups: Sequence[str] = (),
     ) -> None:
         if values not in ("stored", "meant"):
             raise ConfigError(f"data.values={values}: must be stored or meant")
         self.file, self.group, self.cache, self.swmr, self.external = file, group, cache, swmr, external
         self.names, self.meant, self.masked = fields, values == "meant" and not swmr, checked(masked, fields)
-        self.kind = kind_of(file) if self.meant else "plain"
+        self.kind, self.groups = kind_of(file) if self.meant else "plain", groups or (group,)
         self.rows = self._matlab_rows() if self.kind == "matlab" else None
         self._lacking: list[Unpacked] = []  # fields whose rows without a value are left out
 
@@ -62,7 +70,7 @@ class Opened:
         """What the arrays have in common says along which of their axes the samples lie."""
         shapes: list[tuple[int, ...]] = []
         for field, name in self.names.items():
-            item, _ = find(self.file, self.group, name.partition("@")[0], f"data.fields.{field}", self.external)
+            item, _ = find(self.file, self.group, parts_of(name)[0], f"data.fields.{field}", self.external)
             if isinstance(item, h5py.Dataset) and item.ndim > 1:
                 shapes.append(item.shape)
         return rows_of(shapes)
@@ -70,10 +78,12 @@ class Opened:
     def field(self, field: str) -> tuple[Any, Names]:
         """-> (a reader as those of reading.fields, the names of its classes where the file gives them)."""
         key, name = f"data.fields.{field}", self.names[field]
-        plain, _, part = name.partition("@") if self.meant else (name, "", "")
+        plain, part = parts_of(name) if self.meant else (name, "")
         where = f"{self.file.filename}: {plain} ({key})"
-        if part not in ("", "mask"):
-            raise ConfigError(f"{where}: after @ only mask is known, {plain}@mask: where it has no value")
+        if part not in ("", "mask", "classes"):
+            raise ConfigError(f"{where}: after @ stands mask (where it has no value) or classes (its distinct values)")
+        if part == "classes":
+            return self._classes(field, plain, where)
         with named(where):
             item, member = find(self.file, self.group, plain, key, self.external)
             if not self.meant or member is not None:
@@ -96,6 +106,29 @@ class Opened:
             lacks = [field.packing.masked(field.inner.read(rows)).reshape(len(rows), -1).any(axis=1) for rows in blocks]
             mask = np.concatenate(lacks) if mask is None else mask | np.concatenate(lacks)
         return mask
+
+    def _classes(self, field: str, plain: str, where: str) -> tuple[Any, Names]:
+        """The distinct values of a field (N,), of all splits, in rising order, as classes 0, 1, ..."""
+        columns = {}
+        for group in dict.fromkeys((self.group, *self.groups)):
+            alone = {**self.names, field: plain}  # beside the others, which choose MATLAB's axis
+            found, _ = Opened(self.file, group, alone, self.cache, self.swmr, self.external, "meant").field(field)
+            text = getattr(found, "text", False)
+            if not text and len(found.shape) != 1:
+                raise ConfigError(f"{where} has rows of the shape {found.shape[1:]}, so its values are no classes")
+            read = found.read(np.arange(len(found)))
+            columns[group] = np.asarray(read, dtype=str if text else None)
+        distinct = np.unique(np.concatenate(list(columns.values())))
+        distinct = distinct[distinct == distinct]
+        if len(distinct) > MOST_CLASSES:
+            raise ConfigError(f"{where} has {len(distinct):,} distinct values: no classes, but numbers or names")
+        own = columns[self.group]
+        codes = np.where(own == own, np.searchsorted(distinct, own), -1).astype(np.int64)
+        names = [f"{value:g}" if isinstance(value, float) else str(value) for value in distinct.tolist()]
+        found = unpacked(Held(codes), Packing(codes.dtype, missing=(-1,)), self.masked.get(field, math.nan), where)
+        if self.masked.get(field) == DROP:
+            self._lacking.append(found)
+        return found, names
 
     def _raw(self, name: str, key: str) -> Any:
         return open_field(self.file, self.group, name, key, self.cache, self.swmr, self.external)
@@ -229,7 +262,7 @@ def checked(masked: Any, fields: Mapping[str, str]) -> dict[str, float | str]:
     return {field: math.nan if value == "nan" else value for field, value in each.items()}
 
 
-def unpacked(raw: Fixed, packing: Packing, masked: float | str, where: str) -> Any:
+def unpacked(raw: Fixed | Held, packing: Packing, masked: float | str, where: str) -> Any:
     """The field, unpacked. Integers that stay integers, (N,), are looked through: where none is missing they stay."""
     if not packing.masks:
         return Unpacked(raw, packing, None, where)

@@ -12,10 +12,11 @@ import numpy as np
 
 from h5rows.errors import first_line
 from h5rows.importers.base import clean
-from h5rows.meaning.choice import told
+from h5rows.meaning.choice import choose
+from h5rows.meaning.kinds import NAMES, kind_of
 from h5rows.packing.scan import SMALL
 from h5rows.packing.survey import attribute_names, grows, text
-from h5rows.program import typed
+from h5rows.program import calling, typed
 from h5rows.reading.copies import local_copy
 from h5rows.reading.external import external_files, items_below, link_of
 from h5rows.reading.filters import HDF5PLUGIN, filter_name, missing_filter
@@ -64,7 +65,7 @@ def inspect_file(path: str) -> None:
         print(f"{path}: {Path(path).stat().st_size / 1e6:,.1f} MB")
         show_attributes(file)
         with reported("/"):
-            print(*("", *told(file, path)), sep="\n")
+            print(*("", *meaning_of(file, path)), sep="\n")
         found = []
         for name, item in items_below(file):
             with reported(name):
@@ -172,3 +173,19 @@ def advise(path: str, found: list[Found]) -> None:
 def shorten(value: Any, limit: int = 100) -> str:
     text = ", ".join(map(str, value)) if isinstance(value, np.ndarray) and value.ndim else str(value)
     return text if len(text) <= limit else text[: limit - 4] + " ..."
+
+
+def meaning_of(file: h5py.File, path: str) -> list[str]:
+    """What kind of file it is, what a model could see and learn, and the command that trains."""
+    lines = [f"kind: {NAMES[kind_of(file)]}"]
+    choice = choose(file)
+    if choice is None:
+        return [*lines, "nothing in it has rows of numbers"]
+    for field, each in (("x", choice.x), ("y", choice.y)):
+        if each is not None:
+            what = f"{each.classes} classes" if each.classes and field == "y" else str(each.dtype)
+            lost = f", {each.lost:.1%} without a value" if each.lost else ""
+            lines.append(f"{field} could be {each.name}: {each.shape[0]:,} samples of {each.shape[1:]} {what}{lost}")
+    if choice.y is None:
+        return [*lines, "no other field has as many rows, so none that could be y"]
+    return [*lines, "this trains on it:", f"  {calling.training(path, choice.settings, choice.task)}"]

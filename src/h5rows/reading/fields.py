@@ -199,26 +199,27 @@ class FlatOffsets:
 
 
 class Objects:
-    """Strings, and HDF5's own variable length."""
+    """Strings, those of a table's column too, and HDF5's own variable length."""
 
-    def __init__(self, dset: h5py.Dataset, cache: ChunkCache, swmr: bool) -> None:
-        self._where = f"{dset.file.filename}: {dset.name}"
+    def __init__(self, dset: h5py.Dataset, member: str | None, cache: ChunkCache, swmr: bool) -> None:
+        self._where = f"{dset.file.filename}: {dset.name}" + ("" if member is None else f"/{member}")
+        dtype = dset.dtype if member is None else dset.dtype[member]
         if dset.ndim != 1:
             raise ConfigError(
                 f"{self._where} has the shape {dset.shape}; strings and vlen samples must be of shape (rows,)"
             )
-        string, vlen = h5py.check_string_dtype(dset.dtype), h5py.check_vlen_dtype(dset.dtype)
+        string, vlen = h5py.check_string_dtype(dtype), h5py.check_vlen_dtype(dtype)
         if string is None and (vlen is None or np.dtype(vlen).kind not in "biuf"):
-            raise ConfigError(
-                f"{self._where} has the type {dset.dtype}, which no tensor can hold; write it as another type"
-            )
+            raise ConfigError(f"{self._where} has the type {dtype}, which no tensor can hold; write it as another type")
         self._rows, self.text, self.chunk_rows = dset.shape[0], string is not None, 1
         self.shape, self.dtype = (-1,), torch_dtype(np.dtype(np.uint8 if self.text else vlen))
-        self._fixed = Fixed(dset, None, cache, swmr) if string and string.length is not None else None
+        whole = member is None and string is not None and string.length is not None
+        self._fixed = Fixed(dset, None, cache, swmr) if whole else None
         check_filters(dset)
-        self._reader = ThroughH5py(dset, None, swmr)
-        self.way, self.reason = (self._fixed.way, self._fixed.reason) if self._fixed else ("h5py", "variable length")
-        self._bytes_a_row = dset.dtype.itemsize
+        self._reader, self._column = ThroughH5py(dset, member, swmr), dtype if dtype.kind == "S" else np.dtype(object)
+        why = "variable length" if dtype.kind == "O" else "a member of a compound type"
+        self.way, self.reason = (self._fixed.way, self._fixed.reason) if self._fixed else ("h5py", why)
+        self._bytes_a_row = dtype.itemsize
         self.read(np.arange(min(1, self._rows)))  # what is damaged shall show now
         self._reader.close()
 
@@ -232,12 +233,14 @@ class Objects:
     def read(self, rows: np.ndarray) -> list[Any]:
         if self._fixed is not None:
             return [_decoded(raw, self._where) for raw in self._fixed.read(rows).tolist()]
-        out = np.empty(len(rows), dtype=object)
+        out = np.empty(len(rows), dtype=self._column)
         try:
             self._reader.gather_into(rows, out)
         except UnicodeDecodeError as error:
             raise ConfigError(f"{self._where} is not UTF-8 ({error}); write it again as UTF-8") from error
-        return out.tolist() if self.text else [for_torch(np.asarray(sample), self._where) for sample in out]
+        if self.text:
+            return [_decoded(text, self._where) if isinstance(text, bytes) else text for text in out.tolist()]
+        return [for_torch(np.asarray(sample), self._where) for sample in out]
 
     file = None  # nothing is a view
 
@@ -268,8 +271,9 @@ def open_field(file: h5py.File, group: str, name: str, key: str, cache: ChunkCac
         check_type(item, key)
         if item.shape is None:
             raise ConfigError(f"{file.filename}: {item.name} ({key}) is empty: it has no rows and no shape")
-        if member is None and item.dtype.kind in "OS" and not item.dtype.subdtype:
-            return Objects(item, cache, swmr)
+        dtype = item.dtype if member is None else item.dtype[member]
+        if dtype.kind in "OS" and not dtype.subdtype:
+            return Objects(item, member, cache, swmr)
         return Fixed(item, member, cache, swmr)
 
 

@@ -221,6 +221,12 @@ def split_of(splits: Mapping[str, Mapping[str, Any] | None], split: str) -> Mapp
     return entry
 
 
+def groups_of(splits: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
+    """Where the splits lie, the training split's (else the first one's) first."""
+    there = sorted((split for split in splits if splits[split] is not None), key=lambda split: split != "train")
+    return list(dict.fromkeys(split_of(splits, split)["group"] for split in there or ["train"]))
+
+
 def shares_of(text: str, by: str | None, key: str) -> dict[str, dict[str, Any] | None]:
     """80/10/10: the splits of a file that has no groups for them, shares of its rows in per cent: train, val, test."""
     parts = text.split("/")
