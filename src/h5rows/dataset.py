@@ -18,10 +18,10 @@ from torch import Tensor
 
 from h5rows.errors import ConfigError
 from h5rows.meaning.opening import Opened, lost_share, parts_of
-from h5rows.reading.copies import files_of
+from h5rows.reading.copies import files_of, open_file
 from h5rows.reading.external import items_below
 from h5rows.reading.finding import find
-from h5rows.reading.opening import groups_of, named, open_h5, split_of
+from h5rows.reading.opening import groups_of, is_remote, named, names_of, open_h5, split_of
 from h5rows.reading.raw import ChunkCache
 
 _Part = tuple[Any, np.ndarray, "np.ndarray | None"]  # a shard's reader, its rows, their places in the batch (None: all)
@@ -47,6 +47,8 @@ class Dataset:
     unpacked, MATLAB's axes turned, sparse rows dense, categories named.
     masked: of values that are meant: what stands where a file has none; a number, nan, or drop: such rows are left out.
     One for all fields, or field -> which (nan for others).
+    cache_gb: of remote files the blocks that are needed are fetched, into a folder of at most this size (10**9 bytes)
+    that all processes share (h5rows.reading.ranges); null fetches whole files, which stay.
 
     A field of samples of different length has the shape (-1, ...) in `spec`; its batch is padded with zeros to the
     longest sample of the batch, and `<field>_length` (B,) int64 stands beside it. A field of strings has the spec
@@ -66,6 +68,7 @@ class Dataset:
         external: Literal["refuse", "allow"] = "refuse",
         values: Literal["stored", "meant"] = "stored",
         masked: float | str | Mapping[str, float | str] = "nan",
+        cache_gb: float | None = None,
     ) -> None:
         if cache_mb < 0:
             raise ConfigError(f"data.cache_mb={cache_mb}: must be at least 0")
@@ -78,12 +81,17 @@ class Dataset:
         restricted, starts = False, [0]
         if not named:
             raise ConfigError("data.fields is empty: name at least one, such as {x: image}")
-        self._files = files = files_of(path)
+        self._files = files = files_of(path) if cache_gb is None else names_of(path)
+        self._ranged: list[Any] = []  # of the remote ones
+        if cache_gb is not None and (urls := [name for name in files if is_remote(name)]):
+            from h5rows.reading.ranges import described
+
+            self._ranged, external = described(urls, cache_gb), "refuse"
         groups = [entry["group"]] if splits is None else groups_of(splits)
         if len(files) > 1 and (made := [name for name in named.values() if parts_of(name)[1] == "classes"]):
             raise ConfigError(f"data.fields: {made[0]} of {len(files)} files: each may have others; write integers")
         for file_name in files:
-            with open_h5(file_name, swmr) as file:
+            with open_file(file_name, swmr, cache_gb) as file:
                 opened = Opened(file, entry["group"], named, cache, swmr, external, values, masked, groups)
                 for field in named:
                     found, names = opened.field(field)
@@ -108,7 +116,8 @@ class Dataset:
             key, by = f"data.splits.{split}", entry.get("by") or "random"
             kinds = None
             if by not in ("random", "blocks"):
-                kinds = np.concatenate([column_of(file, entry["group"], by, f"{key}.by", external) for file in files])
+                every = [column_of(file, entry["group"], by, f"{key}.by", external, cache_gb) for file in files]
+                kinds = np.concatenate(every)
                 kinds = kinds if self._rows is None else kinds[self._rows]
             self._rows = share(self._rows, starts[-1], entry["rows"], f"{key}.rows", by, entry.get("seed") or 0, kinds)
         self._size = starts[-1] if self._rows is None else len(self._rows)
@@ -151,8 +160,18 @@ class Dataset:
         return sum(shards[k].nbytes(local) for shards in self._fields.values() for k, local in places)
 
     @property
+    def ahead_bytes(self) -> int:
+        """Of the batches that `advise` is to be told of before they are gathered; 0: a few batches will do."""
+        return self._ranged[0].ahead_bytes if self._ranged else 0
+
+    @property
     def chunk_rows(self) -> int | None:
-        """Rows per chunk where one row costs the decoding of a chunk of several, and the cache cannot hold them all."""
+        """Rows per chunk where one row costs the decoding of a chunk of several, and the cache cannot hold them all; of
+        remote files without copies, rows that are worth a request."""
+        if self._ranged:
+            widest = max(1, self.nbytes // self._size)
+            stored = (s.chunk_rows for shards in self._fields.values() for s in shards)
+            return max(1, self._ranged[0].worth_a_request // widest, *stored)
         costly = [
             max(s.chunk_rows for s in shards)
             for shards in self._fields.values()
@@ -337,9 +356,9 @@ def read_index(file: h5py.File, group: str, name: str, size: int, key: str, exte
     return rows
 
 
-def column_of(path: str, group: str, name: str, key: str, external: str) -> np.ndarray:
+def column_of(path: str, group: str, name: str, key: str, external: str, cache_gb: float | None = None) -> np.ndarray:
     """All values of a dataset (N,) of numbers or texts."""
-    with open_h5(path) as file:
+    with open_file(path, False, cache_gb) as file:
         field, _ = Opened(file, group, {key.removeprefix("data."): name}, ChunkCache(0), False, external).field(
             key.removeprefix("data.")
         )

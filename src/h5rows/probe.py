@@ -11,7 +11,7 @@ import numpy as np
 
 from h5rows.errors import ConfigError
 from h5rows.meaning.opening import Opened, has_meaning, parts_of
-from h5rows.reading.copies import local_copy
+from h5rows.reading.copies import local_copy, open_file
 from h5rows.reading.external import ALLOW_EXTERNAL
 from h5rows.reading.finding import find, stated_classes
 from h5rows.reading.opening import groups_of, is_remote, names_of, open_h5, split_of
@@ -102,13 +102,13 @@ def _stored(data: Mapping[str, Any], field: str, group: str) -> Iterator[_Stored
         raise ConfigError(f"data.fields has no {field!r}; it has {sorted(fields)}")
     external, key, swmr = str(data.get("external")), f"data.fields.{field}", bool(data.get("swmr"))
     for path in names_of(data["path"]):
-        with _open(path, swmr, external) as file:
+        with _open(path, swmr, external, data.get("cache_gb")) as file:
             name, part = parts_of(fields[field])
             item, member = find(file, group, name, key, external)
             if data.get("values") != "meant" or not (part or has_meaning(file, item)):
                 yield _as_it_lies(path, item, member, key, external)
                 continue
-        with open_h5(local_copy(path), swmr) as file:
+        with open_file(path, swmr, data.get("cache_gb")) as file:
             yield _as_meant(file, data, field, group, external, swmr)
 
 
@@ -146,9 +146,9 @@ def _number(classes: Any) -> int | None:
     return None if classes is None else int(classes) if np.ndim(classes) == 0 else len(classes)
 
 
-def _open(path: str, swmr: bool, external: str) -> AbstractContextManager[h5py.File]:
-    if not is_remote(path) or external == ALLOW_EXTERNAL:
-        return open_h5(local_copy(path), swmr)
+def _open(path: str, swmr: bool, external: str, cache_gb: float | None) -> AbstractContextManager[h5py.File]:
+    if not is_remote(path) or external == ALLOW_EXTERNAL or cache_gb is not None:
+        return open_file(path, swmr, cache_gb)
     from h5rows.reading.remote import peek
 
     return peek(path)
@@ -158,7 +158,7 @@ def _blocks(path: str, values: h5py.Dataset, member: str | None) -> Iterator[np.
     step = max(1, _STEP // max(1, values.dtype.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))))
     source = values if member is None else values.fields(member)
     for begin in range(0, max(1, len(values)), step):
-        if begin and is_remote(path):  # more than a look: the file will be fetched anyway
+        if begin and is_remote(path) and not is_remote(values.file.filename):  # more than a look: it will be fetched
             with open_h5(local_copy(path)) as file:
                 yield from _blocks(file.filename, file[values.name], member)
             return

@@ -58,7 +58,7 @@ def fetch_remote(data: Mapping[str, Any], between: Callable[[], object]) -> dict
         if remote and getattr(locate(PROJECT, node["_target_"], "data"), "takes_remote", False):
             from h5rows import fetch
 
-            versions |= fetch(node["path"], between)
+            versions |= fetch(node["path"], between, node.get("cache_gb"))
     return versions
 
 

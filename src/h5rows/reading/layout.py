@@ -1,6 +1,7 @@
 """Where the bytes of an HDF5 dataset lie in its file, and hence how it can be read. No torch, no reading of values.
 
 contiguous, or raw chunks of whole rows        -> mapped   gathered from a memory mapping, at the speed of memcpy
+the same, of a remote file without a copy      -> ranges   gathered from its blocks that are here
 chunks with filters that filters.py knows      -> chunks   read by offset, decoded in threads
 anything else                                  -> h5py     exact, slower
 """
@@ -17,7 +18,7 @@ import h5py
 import numpy as np
 
 from h5rows.reading import filters
-from h5rows.reading.opening import Identity, identity
+from h5rows.reading.opening import Identity, identity, is_remote
 
 _TABLE = 1 << 20  # chunks that are listed however few of them are written
 
@@ -73,7 +74,7 @@ def _plan(dset: h5py.Dataset) -> tuple[str, str, Layout | None]:
         # of what was never written get_offset is None, or, behind a user block, that block's last byte
         if offset is None or dset.id.get_storage_size() != size:
             return "h5py", "stored inside the file's metadata (compact), or never written", None
-        if not dset.file.userblock_size <= offset <= os.path.getsize(dset.file.filename) - size:
+        if not dset.file.userblock_size <= offset <= _file_size(dset.file) - size:
             return "h5py", "an address outside of the file", None
         return "mapped", f"contiguous at byte {offset}", _layout(dset, dset.shape, [[offset]], [[size]], [[0]], ())
     layout = _chunk_table(dset)
@@ -105,7 +106,7 @@ def _obstacle(dset: h5py.Dataset) -> str | None:
         return "stored in other files"
     if dset.shape is None or math.prod(dset.shape) == 0:
         return "empty"
-    if dset.file.driver not in ("sec2", "stdio"):
+    if dset.file.driver not in ("sec2", "stdio") and not is_remote(dset.file.filename):
         return f"file driver {dset.file.driver}"
     if dset.chunks is not None:
         if dset.file.userblock_size and h5py.h5.get_libversion() < (1, 14, 4):
@@ -186,7 +187,7 @@ def _axes_of_hdf5_2_0(dset: h5py.Dataset) -> str | None:
 
 def _outside_of_the_file(dset: h5py.Dataset, extent: np.ndarray) -> str | None:
     address, size, _ = extent.T
-    end = os.path.getsize(dset.file.filename)
+    end = _file_size(dset.file)
     if (size == 0).any() or (address > end).any() or (size > end - np.minimum(address, end)).any():
         return "chunks without bytes, or with an address outside of the file"
     return None
@@ -203,7 +204,7 @@ def _unfiltered_edge(dset: h5py.Dataset, corner: np.ndarray, extent: np.ndarray)
 
 def _layout(dset: h5py.Dataset, chunk: Any, offset: Any, size: Any, mask: Any, pipeline: Any) -> Layout:
     return Layout(
-        path=os.path.abspath(dset.file.filename),
+        path=dset.file.filename if is_remote(dset.file.filename) else os.path.abspath(dset.file.filename),
         identity=identity(dset.file),
         name=dset.name,
         shape=tuple(dset.shape),
@@ -215,6 +216,10 @@ def _layout(dset: h5py.Dataset, chunk: Any, offset: Any, size: Any, mask: Any, p
         pipeline=tuple(pipeline),
         fill=_fill(dset) if (np.asarray(size) == 0).any() else None,
     )
+
+
+def _file_size(file: h5py.File) -> int:
+    return identity(file)[2]
 
 
 def _fill(dset: h5py.Dataset) -> np.ndarray:

@@ -46,6 +46,8 @@ Identity = tuple[int, int, int, int]  # device, inode, size, time of the last ch
 
 def identity(file: h5py.File | str | int) -> Identity:
     """Of the file that a handle has open, whatever its path leads to now; or of a path or a descriptor."""
+    if isinstance(file, h5py.File) and is_remote(file.filename):  # of which each answer is checked
+        return 0, 0, file.id.get_filesize(), 0
     found = os.stat(file.id.get_vfd_handle() if isinstance(file, h5py.File) else file)
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from h5rows.errors import ConfigError
-from h5rows.reading.opening import Identity, check_same
+from h5rows.reading.opening import Identity, check_same, is_remote
 from h5rows.reading.opening import identity as identity_of
 
 CORES_LIMIT = "H5ROWS_CORES"  # of the environment: threads that decode at most
@@ -86,8 +86,12 @@ class RawFile:
 _files: weakref.WeakValueDictionary[tuple[int, str, Identity], RawFile] = weakref.WeakValueDictionary()
 
 
-def raw_file(path: str, identity: Identity) -> RawFile:
+def raw_file(path: str, identity: Identity) -> Any:
     """The one that this process has, or a new one; a forked process opens its own."""
+    if is_remote(path):
+        from h5rows.reading.ranges import file_of  # brings what talks to servers
+
+        return file_of(path)
     key = (os.getpid(), path, identity)
     file = _files.get(key)
     if file is None:

@@ -18,7 +18,7 @@ import numpy as np
 from h5rows.errors import ConfigError
 from h5rows.reading import filters
 from h5rows.reading.layout import Layout
-from h5rows.reading.opening import Held, check_same, hold, identity, unreadable
+from h5rows.reading.opening import Held, check_same, hold, identity, is_remote, unreadable
 from h5rows.reading.raw import ChunkCache, raw_file, spread
 
 
@@ -84,6 +84,27 @@ class Mapped:
         self.file.advise(self._addresses(rows), np.broadcast_to(count * self.layout.row_bytes, rows.shape))
 
 
+class Ranged:
+    """As Mapped, of a remote file."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout, self.file = layout, raw_file(layout.path, layout.identity)
+
+    def _addresses(self, rows: np.ndarray) -> np.ndarray:
+        chunk, inner = np.divmod(rows, self.layout.chunk[0])
+        return self.layout.offset[chunk, 0] + inner * self.layout.row_bytes
+
+    def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
+        if len(rows) == 0:
+            return
+        flat = out.reshape(len(out), -1).view(np.uint8)
+        at = np.arange(len(rows)) if at is None else at
+        self.file.rows_into(self._addresses(rows), self.layout.row_bytes, flat, at)
+
+    def advise(self, rows: np.ndarray, count: np.ndarray | int = 1) -> None:
+        self.file.advise(self._addresses(rows), np.broadcast_to(count * self.layout.row_bytes, rows.shape))
+
+
 class Chunks:
     """Chunks with filters: read by offset, decoded in threads, cropped."""
 
@@ -104,6 +125,8 @@ class Chunks:
         order = np.argsort(chunk, kind="stable")
         cuts = np.flatnonzero(np.diff(chunk[order])) + 1
         groups = np.split(order, cuts) if len(rows) else []
+        if is_remote(self.layout.path):
+            self.file.fetch(*self._extents(rows))
 
         def copy(group: np.ndarray) -> None:
             number = int(chunk[group[0]])
@@ -143,10 +166,14 @@ class Chunks:
             ) from error
         return np.frombuffer(data, dtype=layout.dtype).reshape(layout.chunk)
 
-    def advise(self, rows: np.ndarray) -> None:
+    def _extents(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where the chunks of these rows lie: their offsets and sizes."""
         chunk = np.unique(rows // self.layout.chunk[0])
         offset, size = self.layout.offset[chunk].reshape(-1), self.layout.size[chunk].reshape(-1)
-        self.file.advise(offset[size > 0], size[size > 0])
+        return offset[size > 0], size[size > 0]
+
+    def advise(self, rows: np.ndarray) -> None:
+        self.file.advise(*self._extents(rows))
 
 
 class ThroughH5py:
@@ -161,6 +188,11 @@ class ThroughH5py:
     def __init__(self, dset: h5py.Dataset, member: str | None, swmr: bool) -> None:
         self._by_row = dset.is_virtual  # HDF5 2.0 may crash on several rows at once of what such a one shows
         self.path, self.name, self.member, self.swmr = dset.file.filename, _own_name(dset), member, swmr
+        if is_remote(self.path):
+            raise ConfigError(
+                f"{self.path}: {self.name} is read through HDF5, which needs the whole file: data.cache_gb=null "
+                "fetches it; or repack it"
+            )
         self.identity = identity(dset.file)
         self._handles: dict[int, tuple[Held, Any]] = {}  # process -> its handle, the dataset
 

@@ -46,9 +46,12 @@ def cache_dir() -> Path:
     return Path(os.environ.get(CACHE_DIR) or f"{users}/lab").expanduser().absolute()
 
 
-def fetch(path: str | Sequence[str], between: Between) -> dict[str, str]:
-    """path: as Dataset takes it -> {each remote file among these: the version that is here now}."""
-    return {shown(name): Path(fetched(name, between)).parent.name for name in names_of(path) if is_remote(name)}
+def fetch(path: str | Sequence[str], between: Between, cache_gb: float | None = None) -> dict[str, str]:
+    """path: as Dataset takes it -> {each remote file among these: the version that is here now}; with cache_gb, that
+    will be read, without fetching it."""
+    names = [name for name in names_of(path) if is_remote(name)]
+    copies = {shown(name): fetched(name, between) if cache_gb is None else copy_of(name)[0] for name in names}
+    return {name: Path(copy).parent.name for name, copy in copies.items()}
 
 
 def fetched(url: str, between: Between = lambda: None) -> str:

@@ -52,9 +52,9 @@ def source_of(url: str, tries: int) -> Source:
     return _patiently(url, lambda: (Http if url.startswith(("http://", "https://")) else Fsspec)(url), tries)
 
 
-def read(source: Source, begin: int, end: int, go_on: Callable[[], bool] = lambda: True) -> bytes:
+def read(source: Source, begin: int, end: int, go_on: Callable[[], bool] = lambda: True, tries: int = TRIES) -> bytes:
     """go_on: asked after each piece; False ends it early."""
-    return _patiently(source.url, lambda: b"".join(takewhile(lambda _: go_on(), source.pieces(begin, end))), TRIES)
+    return _patiently(source.url, lambda: b"".join(takewhile(lambda _: go_on(), source.pieces(begin, end))), tries)
 
 
 def _patiently(url: str, ask: Callable[[], T], tries: int) -> T:

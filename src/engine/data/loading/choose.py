@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.data.loading.samples import ahead_bytes
 from engine.data.loading.slots import Batch, is_ragged, sample_bytes
 from engine.data.order import Plan
 from engine.errors import ConfigError
@@ -48,6 +49,8 @@ def kind_of(dataset: Any, plan: Plan, device: torch.device, kind: str) -> tuple[
 def _for_batch_dataset(dataset: Any, plan: Plan, device: torch.device) -> tuple[str, str]:
     if is_ragged(dataset.spec):
         return "threads", "threads: samples vary in length"
+    if ahead_bytes(dataset):
+        return "threads", "threads: what is needed is fetched meanwhile"
     row_bytes = sample_bytes(dataset.spec)
     nbytes = row_bytes * len(dataset)
     stored = getattr(dataset, "nbytes", nbytes)
@@ -84,6 +87,8 @@ def num_threads(dataset: Any, plan: Plan, num_workers: int | str, cores: int) ->
         return max(1, num_workers), f"{max(1, num_workers)} threads, as data.num_workers says"
     if plan(0) is None:
         return 1, "1 thread, as there is nothing to read"
+    if ahead_bytes(dataset):
+        return 2, "2 threads, which wait for the network"
     rates: dict[int, float] = {}
     count = min(2, cores)  # while one waits to hand its batch over, another gathers
     while count <= min(cores, 4) and (len(rates) < 2 or rates[count // 2] > 1.1 * rates[count // 4]):

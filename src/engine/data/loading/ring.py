@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.data.loading.samples import ahead_bytes
 from engine.data.loading.side_stream import Sent, SideStream, locked_bytes
-from engine.data.loading.slots import Batch, Slots, Spec, hand_over, is_ragged, sample_bytes, split, to_device
+from engine.data.loading.slots import Batch, Slots, hand_over, is_ragged, sample_bytes, split, to_device
 from engine.data.order import Plan
 
 # Small micro-batches are gathered together up to this: a hand-over between threads costs about 50 us. Measured with
@@ -39,7 +40,7 @@ class _Job:
     plan: Plan
     begin: int  # micro-batches begin ... end - 1
     end: int
-    ahead: int  # tell the dataset of the rows of this many micro-batches later
+    told: range  # tell the dataset of the rows of these micro-batches
     cancelled: bool = False
     sizes: list[int] = field(default_factory=list)
     numbers: Tensor | None = None
@@ -48,9 +49,9 @@ class _Job:
     error: BaseException | None = None
     ready: Any = field(default_factory=threading.Lock)
 
-    def rows(self, later: int = 0) -> tuple[list[int], np.ndarray, np.ndarray] | None:
-        """(sizes of the micro-batches, their numbers, their rows) of this job, or of that `later` micro-batches on."""
-        parts = [self.plan(k) for k in range(self.begin + later, self.end + later)]
+    def rows(self, of: range | None = None) -> tuple[list[int], np.ndarray, np.ndarray] | None:
+        """(sizes of the micro-batches, their numbers, their rows) of this job, or of these micro-batches."""
+        parts = [self.plan(k) for k in range(self.begin, self.end) if of is None] + [self.plan(k) for k in of or ()]
         found = [part for part in parts if part is not None]
         if not found:
             return None
@@ -85,7 +86,7 @@ class _Filler:
         if found is None:
             return
         job.sizes, numbers, rows = found
-        if job.ahead and (later := job.rows(job.ahead)) is not None:
+        if job.told and (later := job.rows(job.told)) is not None:
             self.dataset.advise(later[2])
         job.numbers = torch.from_numpy(numbers)
         if self.ragged:
@@ -148,13 +149,13 @@ class Ring:
         """(micro-batch, its sample numbers) on the device, in order, until the plan ends."""
         self._start()
         jobs: deque[_Job] = deque()
-        group = _group(plan, self.dataset.spec)
+        group, told = _group(plan, self.dataset), _told(plan, self.dataset, self.num_threads + 2)
         jobs_ahead = self._jobs_ahead(plan, group(0))
         begin = 0
         try:
             while True:
                 while len(jobs) < jobs_ahead:
-                    begin = self._submit(plan, begin, group(begin), jobs)
+                    begin = self._submit(plan, begin, group(begin), jobs, told)
                 job = jobs.popleft()
                 job.ready.acquire()
                 if job.error is not None:
@@ -191,9 +192,8 @@ class Ring:
         del batch, numbers
         yield from hand_over(parts)
 
-    def _submit(self, plan: Plan, begin: int, end: int, jobs: deque[_Job]) -> int:
-        ahead = (end - begin) * (self.num_threads + 2) if hasattr(self.dataset, "advise") else 0
-        job = _Job(plan, begin, end, ahead)
+    def _submit(self, plan: Plan, begin: int, end: int, jobs: deque[_Job], told: Callable[[int, int], range]) -> int:
+        job = _Job(plan, begin, end, told(begin, end))
         job.ready.acquire()
         jobs.append(job)
         self._filler.tasks.put(job)
@@ -205,13 +205,35 @@ class Ring:
         self._pid = -1
 
 
-def _group(plan: Plan, spec: Spec) -> Callable[[int], int]:
-    """begin -> the first micro-batch behind those that are gathered together with `begin`."""
+def _told(plan: Plan, dataset: Any, jobs: int) -> Callable[[int, int], range]:
+    """begin, end of a job -> the micro-batches that the data set is told of meanwhile. jobs: those that are ahead."""
+    if not hasattr(dataset, "advise"):
+        return lambda begin, end: range(0)
     part = plan(0)
+    if not ahead_bytes(dataset) or part is None:
+        return lambda begin, end: range(begin + (end - begin) * jobs, end + (end - begin) * jobs)
+    row_bytes = getattr(dataset, "nbytes", 0) / len(dataset) if is_ragged(dataset.spec) else sample_bytes(dataset.spec)
+    ahead, told = int(ahead_bytes(dataset) / max(1, row_bytes * len(part[0]))) + 1, 0
+
+    def further(begin: int, end: int) -> range:
+        nonlocal told
+        if begin == 0 or told > end + ahead // 2:  # the first shall not wait for what others want; many lie together
+            return range(0)
+        first, told = max(told, begin), end + ahead
+        return range(first, told)
+
+    return further
+
+
+def _group(plan: Plan, dataset: Any) -> Callable[[int], int]:
+    """begin -> the first micro-batch behind those that are gathered together with `begin`."""
+    part, spec = plan(0), dataset.spec
     if part is None or is_ragged(spec):
         return lambda begin: begin + 1
     batch_bytes = max(1, len(part[0]) * sample_bytes(spec))
     window: Callable[[int], int | None] = getattr(plan, "window", lambda k: None)
+    if ahead_bytes(dataset):  # each batch comes as soon as it can, not with its window
+        return lambda begin: begin + 1
     if window(0) is None:
         group = min(max(1, GROUP_BYTES // batch_bytes), GROUP_MOST)
         return lambda begin: begin + group

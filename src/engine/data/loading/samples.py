@@ -59,6 +59,11 @@ def check_indexed(dataset: Any) -> None:
         )
 
 
+def ahead_bytes(dataset: Any) -> int:
+    """Of what comes through a network: bytes of the batches that `advise` is told of before they are gathered."""
+    return int(getattr(dataset, "ahead_bytes", 0))
+
+
 def tensor_of(value: Any, field: str) -> Tensor:
     if isinstance(value, Tensor):
         return value

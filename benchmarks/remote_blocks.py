@@ -1,0 +1,253 @@
+"""Epochs over a set behind a network that is larger than its cache: ours beside what others stream with.
+
+    ./run python benchmarks/remote_blocks.py [folder] [--gigabytes 4] [--row-bytes 150000] [--cache-gb 0.4] [--epochs 2]
+        [--peers mosaicml litdata webdataset]      each is measured where it can be imported
+
+A server on this machine, which answers after 50 ms and shares a link of 100 MB/s among all requests. The set: shards of
+256 MB; of ours contiguous uint8 rows in HDF5, of the others their own format, uncompressed, the same bytes. Batches of
+256 rows (of 64 above 64 KB), in windows of 16 chunks of 16 MiB, no training. Said of each: seconds from the import to
+the first batch, the share of the link in each epoch, bytes that were fetched for each byte that was used, and whether
+each row came once, and whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import numpy as np
+
+LINK, DELAY_S, SHARD = 100e6, 0.05, 256 << 20
+SERVER = """
+import http.server, os, re, sys, threading, time
+root, link, delay = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
+lock, free, sent, asked = threading.Lock(), 0.0, 0, 0
+class Slow(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_HEAD(self):
+        self.do_GET()
+    def do_GET(self):
+        global free, sent, asked
+        if self.path == "/counts":
+            body = b"%d %d" % (sent, asked)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+            return
+        time.sleep(delay)
+        try:
+            file = open(root + self.path.partition("?")[0], "rb")
+        except OSError:
+            return self.send_error(404)
+        with file:
+            size = os.fstat(file.fileno()).st_size
+            part = re.fullmatch(r"bytes=(\\d+)-(\\d*)", self.headers.get("Range", ""))
+            begin, end = (int(part[1]), min(int(part[2] or size), size - 1)) if part else (0, size - 1)
+            self.send_response(206 if part else 200)
+            if part:
+                self.send_header("Content-Range", f"bytes {begin}-{end}/{size}")
+            self.send_header("Content-Length", str(end + 1 - begin))
+            self.send_header("ETag", '"1"')
+            self.end_headers()
+            if self.command == "HEAD":
+                return
+            try:
+                while begin <= end:
+                    count = min(1 << 16, end + 1 - begin)
+                    with lock:
+                        at = max(time.monotonic(), free)
+                        free = at + count / link
+                        sent += count
+                        asked += not begin or bool(part)
+                    time.sleep(max(0.0, at - time.monotonic()))
+                    begin += os.sendfile(self.wfile.fileno(), file.fileno(), begin, count)
+            except OSError:
+                pass
+    def log_message(self, *words):
+        pass
+class Server(http.server.ThreadingHTTPServer):
+    request_queue_size, daemon_threads = 256, True
+server = Server(("127.0.0.1", 0), Slow)
+print(server.server_address[1], flush=True)
+server.serve_forever()
+"""
+
+
+def row(number: int, size: int, noise: np.ndarray) -> np.ndarray:
+    """(size,) uint8: which row it is, and bytes that follow from that."""
+    begin = number * 7919 % (len(noise) - size)
+    values = noise[begin : begin + size].copy()
+    values[:8] = np.frombuffer(np.int64(number).tobytes(), np.uint8)
+    return values
+
+
+def noise_of(size: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, size + (1 << 20), dtype=np.uint8)
+
+
+def write(peer: str, folder: Path, rows: int, size: int) -> None:
+    folder.mkdir(parents=True)
+    noise, per_shard = noise_of(size), max(1, SHARD // size)
+    if peer == "ours":
+        import h5py
+
+        for k, begin in enumerate(range(0, rows, per_shard)):
+            count = min(per_shard, rows - begin)
+            with h5py.File(folder / f"{k:05}.h5", "w") as file:
+                x = file.create_dataset("x", (count, size), "u1")
+                for at in range(0, count, 64):
+                    numbers = range(begin + at, begin + min(at + 64, count))
+                    x[at : at + len(numbers)] = np.stack([row(number, size, noise) for number in numbers])
+    elif peer == "mosaicml":
+        from streaming import MDSWriter
+
+        with MDSWriter(out=str(folder), columns={"x": "bytes"}, size_limit=64 << 20) as out:
+            for number in range(rows):
+                out.write({"x": row(number, size, noise).tobytes()})
+    elif peer == "webdataset":
+        import webdataset
+
+        with webdataset.ShardWriter(str(folder / "%05d.tar"), maxsize=SHARD, maxcount=10**9, verbose=0) as out:
+            for number in range(rows):
+                out.write({"__key__": f"{number:09}", "x": row(number, size, noise).tobytes()})
+
+
+def batches(peer: str, url: str, folder: Path, args: argparse.Namespace, epoch: int, made: dict[str, Any]) -> Iterator[Any]:
+    """Batches of rows, (B, row bytes) uint8, of one epoch. made: what the first epoch opened."""
+    batch = 256 if args.row_bytes < 1 << 16 else 64
+    names = sorted(path.name for path in folder.iterdir())
+    if peer == "ours":
+        import torch
+
+        from engine.data.loading.ring import Ring
+        from engine.data.order import TrainPlan
+        from engine.data.windows import chunk_windows
+        from h5rows import Dataset
+
+        if not made:
+            made["data"] = data = Dataset([f"{url}/{name}" for name in names], {"x": "x"}, cache_gb=args.cache_gb)
+            made["ring"] = Ring(data, torch.device("cpu"), 1)
+            order = chunk_windows(data, 0, window=args.window, batch_size=batch, chunk_rows=None)
+            made["plan"] = TrainPlan(order, batch, [batch], 0, 1, 0)
+            made["stream"] = made["ring"].stream(made["plan"])
+        for _ in range(len(made["data"]) // batch):
+            yield next(made["stream"])[0]["x"].numpy()
+    elif peer == "mosaicml":
+        from streaming import StreamingDataset
+        from torch.utils.data import DataLoader
+
+        if not made:
+            made["data"] = StreamingDataset(
+                remote=None, local=None, streams=[mosaicml_stream(url, folder)], shuffle=True, batch_size=batch,
+                cache_limit=int(args.cache_gb * 1e9), shuffle_block_size=16 * 16 * (1 << 20) // args.row_bytes,
+            )  # fmt: skip
+        yield from map(stacked, DataLoader(made["data"], batch, num_workers=2, collate_fn=list, persistent_workers=True))
+    elif peer == "webdataset":
+        import webdataset
+        from torch.utils.data import DataLoader
+
+        urls = [f"pipe:curl -s {url}/{name}" for name in names]
+        held = 256 * (1 << 20) // args.row_bytes // 2
+        data = webdataset.WebDataset(urls, shardshuffle=len(urls), empty_check=False, seed=epoch).shuffle(held, initial=batch)
+        yield from map(stacked, DataLoader(data, batch, num_workers=2, collate_fn=list))
+
+
+def stacked(samples: list[dict[str, bytes]]) -> np.ndarray:
+    return np.stack([np.frombuffer(sample["x"], np.uint8) for sample in samples])
+
+
+def mosaicml_stream(url: str, folder: Path) -> Any:
+    from streaming import Stream
+    from streaming.base.storage import download
+
+    def get(self: Any, remote: str, local: str) -> None:
+        os.makedirs(os.path.dirname(local), exist_ok=True)
+        with urlopen(remote) as answer, open(local + ".part", "wb") as file:
+            shutil.copyfileobj(answer, file, 1 << 20)
+        os.rename(local + ".part", local)
+
+    return Stream(remote=url, local=tempfile.mkdtemp(dir=folder.parent))
+
+
+def measure(peer: str, url: str, folder: Path, args: argparse.Namespace) -> None:
+    """In a process of its own; prints one line of JSON."""
+    noise, made = noise_of(args.row_bytes), {}
+    if peer == "ours":
+        import torch  # noqa: F401
+
+        import h5rows.reading.ranges  # noqa: F401
+    else:
+        __import__({"mosaicml": "streaming"}.get(peer, peer))
+    told: dict[str, Any] = {"peer": peer, "share": [], "fetched": []}
+    began = time.perf_counter()
+    before = sent(url)
+    for epoch in range(args.epochs):
+        start, seen, wrong = time.perf_counter(), [], 0
+        for batch in batches(peer, url, folder, args, epoch, made):
+            told.setdefault("first", time.perf_counter() - began)
+            numbers = np.ascontiguousarray(batch[:, :8]).view(np.int64)[:, 0]
+            seen.append(numbers)
+            wrong += not np.array_equal(batch[0], row(int(numbers[0]), args.row_bytes, noise))
+        seconds, used, now = time.perf_counter() - start, sum(map(len, seen)) * args.row_bytes, sent(url)
+        told["share"].append(round(used / seconds / LINK, 3))
+        told["fetched"].append(round((now - before) / used, 3))
+        told["rows"], told["twice"] = used // args.row_bytes, int(used // args.row_bytes - len(np.unique(np.concatenate(seen))))
+        told["wrong"], before = wrong, now
+    print(json.dumps(told), flush=True)
+    os._exit(0)
+
+
+def sent(url: str) -> int:
+    with urlopen(f"{url.rpartition('/')[0]}/counts") as answer:
+        return int(answer.read().split()[0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", nargs="?", default=tempfile.gettempdir())
+    parser.add_argument("--gigabytes", type=float, default=4)
+    parser.add_argument("--row-bytes", type=int, default=150_000)
+    parser.add_argument("--cache-gb", type=float, default=0.4)
+    parser.add_argument("--window", type=int, default=16)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--peers", nargs="*", default=[])
+    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        peer, url, folder = args.measure
+        measure(peer, url, Path(folder), args)
+    root = Path(tempfile.mkdtemp(dir=args.folder))
+    rows = int(args.gigabytes * 1e9) // args.row_bytes
+    server = None
+    try:
+        for peer in ("ours", *args.peers):
+            write(peer, root / peer, rows, args.row_bytes)
+            server = subprocess.Popen(
+                [sys.executable, "-c", SERVER, str(root), str(LINK), str(DELAY_S)], stdout=subprocess.PIPE, text=True
+            )
+            assert server.stdout is not None
+            url = f"http://127.0.0.1:{server.stdout.readline().strip()}/{peer}"
+            given = ["--measure", peer, url, str(root / peer), *sys.argv[1:]]
+            subprocess.run(
+                [sys.executable, __file__, *given], env={**os.environ, "LAB_CACHE_DIR": str(root / "cache")}, check=True
+            )
+            server.kill()
+    finally:
+        if server is not None:
+            server.kill()
+        shutil.rmtree(root)
+
+
+if __name__ == "__main__":
+    main()

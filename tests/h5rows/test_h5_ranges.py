@@ -1,0 +1,246 @@
+"""Remote files of which the needed blocks are fetched: the local file's numbers, a folder with a limit, any fault."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from conftest import QUICK, ROOT, assert_equal, last_checkpoint, result, start_run
+from http_files import Server, serving
+
+from engine.errors import ConfigError
+from h5rows import probe
+from h5rows.dataset import Dataset
+from h5rows.reading import ranges, remote, sources
+
+FIELDS = ("x", "z", "y", "words", "text")
+SMALL = {"BLOCK": 1 << 12, "RUN": 1 << 14, "SEGMENT": 1 << 18, "_BLOCKS": 64, "_CLAIMS": (1 << 18) + 64, "LEAST_GB": 0}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With small blocks, so that a small file has many."""
+    monkeypatch.setenv("LAB_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    monkeypatch.setattr(sources, "PAUSE_S", 0.001)
+    for name, value in SMALL.items():
+        monkeypatch.setattr(ranges, name, value)
+    remote._known.clear()
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as server:
+        yield server
+
+
+def made(path: Path, rows: int = 1000, seed: int = 0) -> bytes:
+    """Fields of each kind that needs no HDF5: contiguous, compressed, strings, and of different length."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, 20, rows)
+    with h5py.File(path, "w") as file:
+        x = file.create_dataset("x", data=rng.integers(0, 256, (rows, 1001), dtype=np.uint8))
+        file.create_dataset("z", data=x[:, :100].astype("f4"), chunks=(10, 60), compression="gzip")
+        file["y"] = rng.integers(0, 7, rows)
+        file["words"] = np.array([b"word %d" % k for k in range(rows)], "S10")
+        text = file.create_group("text")
+        text.attrs["encoding"] = "utf-8"
+        text["values"] = rng.integers(97, 123, lengths.sum(), dtype=np.uint8)
+        text["offsets"] = np.concatenate([[0], np.cumsum(lengths)])
+        file["table"] = np.zeros(rows, [("a", "f4"), ("b", "i4")])
+    return path.read_bytes()
+
+
+def opened(path: Any, *names: str, cache_gb: float | None = 1.0) -> Dataset:
+    return Dataset(path, {name: name for name in names or FIELDS}, cache_gb=cache_gb)
+
+
+def on_disk(cache: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in cache.rglob("*") if path.is_file())
+
+
+def test_numbers_are_those_of_the_local_file(tmp_path: Path, server: Server) -> None:
+    """Of shards, one of which is here; in this process and in a forked one; and each block comes once."""
+    for k in range(3):
+        server.files[f"/{k}.h5"] = made(tmp_path / f"{k}.h5", 500, seed=k)
+    data = opened([server.url("/0.h5"), str(tmp_path / "1.h5"), server.url("/2.h5?signature=secret")])
+    known = opened([str(tmp_path / f"{k}.h5") for k in range(3)])
+    assert server.sent < 0.3 * len(server.files["/0.h5"])  # to open them
+    assert "ranges (contiguous at byte" in data.describe()[0]
+    assert not any("secret" in line for line in data.describe())
+    rng = np.random.default_rng(1)
+    for _ in range(30):
+        rows = rng.integers(0, 1500, 100)
+        data.advise(rng.integers(0, 1500, 20))
+        assert_equal(data.gather(rows), known.gather(rows))
+    whole = len(server.files["/0.h5"]) + len(server.files["/2.h5"])
+    assert server.sent <= whole + 2 * 4096
+    every = np.arange(1500)
+    if (child := os.fork()) == 0:
+        os._exit(int(not np.array_equal(data.gather(every)["x"], known.gather(every)["x"])))
+    assert os.waitpid(child, 0)[1] == 0
+    assert_equal(data.gather(every), known.gather(every))
+    assert server.sent <= whole + 4 * 4096
+    assert (data.column("y") == known.column("y")).all()
+
+
+def test_composing_reads_by_ranges_too(tmp_path: Path, server: Server) -> None:
+    server.files["/f.h5"] = made(tmp_path / "f.h5")
+    node = {"path": server.url(), "fields": {"x": "x", "y": "y"}, "splits": {"all": {"group": "/"}}, "cache_gb": 1}
+    assert (probe.sample_shape(node, "x"), probe.num_outputs(node, "y")) == ([1001], 7)
+    assert probe.num_outputs({**node, "values": "meant", "fields": {"y": "words@classes"}}, "y") == 1000
+    assert server.sent < 0.1 * len(server.files["/f.h5"])
+
+
+def test_the_folder_keeps_to_its_limit(
+    tmp_path: Path, server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was deleted is fetched again; who has it open reads on."""
+    server.files["/f.h5"], most = made(tmp_path / "f.h5", 3000), 1 << 20
+    assert len(server.files["/f.h5"]) > 3 * most
+    monkeypatch.setattr(ranges, "_TOUCH_S", 0.0)
+    data, known = opened(server.url(), "x", cache_gb=most / 1e9), opened(str(tmp_path / "f.h5"), "x")
+    for epoch in range(2):
+        for at in np.random.default_rng(epoch).permutation(np.arange(3000).reshape(-1, 300)):
+            assert_equal(data.gather(at), known.gather(at))
+            assert on_disk(cache) < 1.3 * most
+    server.forget()
+    assert_equal(data.gather(np.arange(3000)), known.gather(np.arange(3000)))  # one batch, larger than the folder
+    assert server.sent > 0.3 * len(server.files["/f.h5"])
+
+
+@contextmanager
+def reader(url: str) -> Iterator[tuple[int, FileIO]]:
+    """Another process that reads all, and says each ten rows' sum in 8 bytes: -> (its number, what it says)."""
+    begin, end = os.pipe()
+    if (child := os.fork()) == 0:
+        data = opened(url, "x", "z")
+        for at in range(0, len(data), 10):
+            os.write(end, int(data.gather(np.arange(at, at + 10))["x"].sum()).to_bytes(8, "little"))
+        os._exit(0)
+    os.close(end)
+    with open(begin, "rb", buffering=0) as said:
+        try:
+            yield child, said
+        finally:
+            os.waitpid(child, 0)
+
+
+def test_killed_processes_leave_nothing_wrong(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges, "_CLAIM_S", 0.5)
+    server.files["/f.h5"], server.delay_s = made(tmp_path / "f.h5"), 0.002
+    for kill in range(4):
+        with reader(server.url()) as (child, said):
+            for _ in range(5 * kill + 1):
+                assert said.read(8)
+            os.kill(child, signal.SIGKILL)
+    every = np.arange(1000)
+    assert_equal(opened(server.url()).gather(every), opened(str(tmp_path / "f.h5")).gather(every))
+
+
+def test_several_processes_fetch_each_block_once(tmp_path: Path, server: Server) -> None:
+    server.files["/f.h5"] = made(tmp_path / "f.h5")
+    with reader(server.url()) as (_, one), reader(server.url()) as (_, other):
+        said = [np.frombuffer(each.readall(), np.int64).tolist() for each in (one, other)]
+    with h5py.File(tmp_path / "f.h5") as file:
+        assert said == [file["x"][:].reshape(100, -1).sum(1).tolist()] * 2
+    assert server.sent <= len(server.files["/f.h5"]) + 2
+
+
+def test_blocks_of_another_boot_are_deleted(tmp_path: Path, server: Server, cache: Path) -> None:
+    """A crash of the machine may leave a flag without its bytes."""
+    server.files["/f.h5"] = made(tmp_path / "f.h5")
+    opened(server.url())
+    (folder,) = (cache / "ranges").iterdir()
+    folder.rename(folder.with_name(folder.name.rpartition("-")[0] + "-before"))
+    opened(server.url())
+    assert [path.name for path in (cache / "ranges").iterdir()] == [folder.name]
+
+
+def test_what_fails_once_is_tried_again(tmp_path: Path, server: Server) -> None:
+    server.files["/f.h5"] = made(tmp_path / "f.h5")
+    data, every = opened(server.url()), np.arange(1000)
+    server.status, server.cut = [503] * 5, (1000, 5)
+    assert_equal(data.gather(every), opened(str(tmp_path / "f.h5")).gather(every))
+
+
+def test_each_fault_is_one_line(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.files["/f.h5"] = made(tmp_path / "f.h5")
+    data, url, rows = opened(server.url()), server.url(), np.arange(900, 1000)
+    monkeypatch.setattr(ranges, "_TRIES", 2)
+
+    def refused(*words: str) -> Any:
+        return pytest.raises(ConfigError, match=".*".join(words))
+
+    server.status = [500] * 100
+    with refused(url, "500", r"tried 2 times"):
+        data.gather(rows)
+    server.status = [404] * 100
+    with refused(url, "404"):
+        data.gather(rows - 300)
+    server.status, server.tags["/f.h5"] = [], '"2"'
+    with refused(url, "was changed while it was fetched; start the run again"):
+        data.gather(rows - 600)
+    server.tags.clear()
+    assert_equal(data.gather(rows), opened(str(tmp_path / "f.h5")).gather(rows))  # it is still usable
+
+    real = os.pwrite
+
+    def full(fd: int, data: Any, at: int) -> int:
+        if len(data) >= 4096:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data, at)
+
+    with monkeypatch.context() as patched, refused("No space left on device", "data.cache_gb", "LAB_CACHE_DIR"):
+        patched.setattr(os, "pwrite", full)
+        data.gather(np.arange(100, 200))
+    with refused(r"/f.h5: .*table", "needs the whole file", "data.cache_gb=null"):
+        Dataset(url, {"x": "table/a"}, cache_gb=1.0)
+    monkeypatch.setattr(ranges, "LEAST_GB", 0.25)
+    with refused("data.cache_gb=0.1", "at least 0.25"):
+        opened(url, cache_gb=0.1)
+    server.ranges = False
+    remote._known.clear()
+    with refused(url, "no parts of files", "data.cache_gb=null"):
+        opened(url)
+    with refused("http://127.0.0.1:1/f.h5", "Connection refused"):
+        opened("http://127.0.0.1:1/f.h5")
+
+
+def test_a_dead_process_s_claim_ends(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges, "_CLAIM_S", 1.0)
+    server.files["/f.h5"] = made(tmp_path / "f.h5")
+    data = opened(server.url(), "x")
+    file = data._ranged[0]
+    segments = file._segments(np.arange(len(server.files["/f.h5"]) // 4096))
+    for segment in segments.values():
+        for block in range(64):
+            segment.claim(block, time.monotonic() + 1.0)
+    rows = np.arange(500, 600)
+    assert_equal(data.gather(rows), opened(str(tmp_path / "f.h5"), "x").gather(rows))
+
+
+@pytest.mark.slow
+def test_a_run_is_the_local_file_s(tmp_path: Path, server: Server, cache: Path) -> None:
+    server.files["/digits.h5"] = (ROOT / "data" / "digits.h5").read_bytes()
+    quick = (*QUICK, "trainer.max_steps=6", "trainer.eval_every=3", "trainer.save_every=6")
+    places = {"far": (f"data.path={server.url('/digits.h5')}", "data.cache_gb=1"), "near": ()}
+    runs = {name: start_run(tmp_path / name, *quick, *more) for name, more in places.items()}
+    scores = [
+        {k: v for k, v in result(run).items() if k not in ("seconds", "best_checkpoint")} for run in runs.values()
+    ]
+    assert scores[0] == scores[1]
+    assert_equal(last_checkpoint(runs["far"])["model"], last_checkpoint(runs["near"])["model"])
+    assert "digits.h5" in (runs["far"] / "remote.json").read_text()
+    assert not list(cache.rglob("*.h5"))  # no copy of it
