@@ -11,10 +11,10 @@ import numpy as np
 
 from h5rows.errors import ConfigError
 from h5rows.meaning.opening import Opened, has_meaning, parts_of
-from h5rows.reading.copies import local_copy, open_file
+from h5rows.reading.copies import open_file
 from h5rows.reading.external import ALLOW_EXTERNAL
 from h5rows.reading.finding import find, stated_classes
-from h5rows.reading.opening import groups_of, is_remote, names_of, open_h5, split_of
+from h5rows.reading.opening import groups_of, is_remote, names_of, split_of
 from h5rows.reading.raw import ChunkCache
 
 _STEP = 16 << 20  # bytes that are read at once
@@ -122,7 +122,7 @@ def _as_it_lies(path: str, item: Any, member: str | None, key: str, external: st
     inner = dtype.subdtype[1] if dtype.subdtype else ()
     shape = [int(n) for n in (*values.shape[1:], *inner)] if values is item and dtype.kind not in "OS" else None
     where = f"{values.file.filename}: {values.name} ({key})"
-    return shape, where, _number(stated_classes(values)), values.size, _blocks(path, values, member)
+    return shape, where, _number(stated_classes(values)), values.size, _blocks(values, member)
 
 
 def _as_meant(file: h5py.File, data: Mapping[str, Any], field: str, group: str, external: str, swmr: bool) -> _Stored:
@@ -154,12 +154,8 @@ def _open(path: str, swmr: bool, external: str, cache_gb: float | None) -> Abstr
     return peek(path)
 
 
-def _blocks(path: str, values: h5py.Dataset, member: str | None) -> Iterator[np.ndarray]:
+def _blocks(values: h5py.Dataset, member: str | None) -> Iterator[np.ndarray]:
     step = max(1, _STEP // max(1, values.dtype.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))))
     source = values if member is None else values.fields(member)
     for begin in range(0, max(1, len(values)), step):
-        if begin and is_remote(path) and not is_remote(values.file.filename):  # more than a look: it will be fetched
-            with open_h5(local_copy(path)) as file:
-                yield from _blocks(file.filename, file[values.name], member)
-            return
         yield source[begin : begin + step]

@@ -13,6 +13,9 @@ from urllib.request import urlopen
 
 from conftest import wait_for
 
+# of h5rows.reading.ranges, for files of a megabyte
+SMALL = {"BLOCK": 1 << 12, "RUN": 1 << 14, "SEGMENT": 1 << 18, "_BLOCKS": 64, "_CLAIMS": (1 << 18) + 64, "LEAST_GB": 0}
+
 
 class Server(ThreadingHTTPServer):
     """files: path -> bytes. ranges: whether it answers with parts. cut: so many bytes of a body, of this many answers.

@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import pytest
 from conftest import QUICK, ROOT, assert_equal, last_checkpoint, result, start_run
-from http_files import Server, serving
+from http_files import SMALL, Server, serving
 
 from engine.errors import ConfigError
 from h5rows import probe
@@ -24,7 +24,6 @@ from h5rows.dataset import Dataset
 from h5rows.reading import ranges, remote, sources
 
 FIELDS = ("x", "z", "y", "words", "text")
-SMALL = {"BLOCK": 1 << 12, "RUN": 1 << 14, "SEGMENT": 1 << 18, "_BLOCKS": 64, "_CLAIMS": (1 << 18) + 64, "LEAST_GB": 0}
 
 
 @pytest.fixture(autouse=True)

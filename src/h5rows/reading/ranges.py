@@ -429,16 +429,18 @@ def described(urls: Sequence[str], cache_gb: float) -> list[RangedFile]:
 @contextmanager
 def open_ranged(file: RangedFile) -> Iterator[h5py.File]:
     """Links that lead out of it must not be followed: HDF5 would take it for the other."""
-    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
-    blocks = _Read(file)
-    access.set_fileobj_driver(h5py.h5fd.fileobj_driver, blocks)
-    with named(file.path):
-        opened = h5py.File(h5py.h5f.open(os.fsencode(file.path), h5py.h5f.ACC_RDONLY, access))
-        try:
+    access, read = h5py.h5p.create(h5py.h5p.FILE_ACCESS), _Read(file)
+    access.set_fileobj_driver(h5py.h5fd.fileobj_driver, read)
+    # what is open when Python has ended lets HDF5 crash then: a traceback that somebody keeps may hold either
+    close_at_exit = [finalize(read, access.close)]
+    try:
+        with named(file.path):
+            opened = h5py.File(h5py.h5f.open(os.fsencode(file.path), h5py.h5f.ACC_RDONLY, access))
+            close_at_exit.append(finalize(read, opened.close))
             yield opened
-        finally:
-            opened.close()
-            access.close()
+    finally:
+        for close in reversed(close_at_exit):
+            close()
 
 
 class _Read:

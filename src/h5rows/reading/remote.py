@@ -1,6 +1,6 @@
 """Remote files as local copies, which all else then reads as it reads any file. No torch.
 
-    composing    peek     HDF5 gets the blocks that it looks at, as it asks for them
+    composing    peek     HDF5 gets the blocks that it looks at, as it asks for them (ranges.py)
     training     fetched  LAB_CACHE_DIR/<host and path>-<url>/<version>/name.h5.part grows, and is renamed to name.h5
 
 Of the processes that share the folder one fetches and the others wait. One that was killed is gone on from. Threads
@@ -9,7 +9,6 @@ that wait for the network hold no object of h5py's.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import os
 import re
@@ -23,17 +22,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
-from weakref import finalize
 
 import h5py
 
 from h5rows.errors import ConfigError
 from h5rows.locks import Busy, Lock
-from h5rows.reading.opening import is_remote, named, names_of, open_h5
+from h5rows.reading.opening import is_remote, names_of, open_h5
 from h5rows.reading.sources import TRIES, Failed, Source, pause, read, shown, source_of
 
 SPAN, AHEAD = 8 << 20, 4  # bytes that are asked for at once, so many times
-BLOCK = 256 << 10  # bytes, of a file that is looked at; one that is not larger than a SPAN is fetched instead
+LOOKED_AT = 1 << 30  # bytes that are kept of files that were looked at; one that is not larger than a SPAN is fetched
 POLL_S, SAY_S = 0.2, 30.0
 ASKED_S = 60.0  # for so long a process does not ask again whether the file has changed
 CACHE_DIR = "LAB_CACHE_DIR"
@@ -57,7 +55,6 @@ def fetch(path: str | Sequence[str], between: Between, cache_gb: float | None = 
 def fetched(url: str, between: Between = lambda: None) -> str:
     """The path of the whole local copy."""
     path, source = copy_of(url)
-    _looked.pop(path, None)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         while not path.exists():
@@ -81,7 +78,6 @@ def fetched(url: str, between: Between = lambda: None) -> str:
 
 # a file's folder, for this process: a source is not used after a fork -> when it was asked for, what is known
 _known: dict[tuple[int, Path], tuple[float, Path, Source | None]] = {}
-_looked: dict[Path, dict[int, bytes]] = {}  # blocks of files that are not here
 _said: set[str] = set()
 
 
@@ -168,53 +164,10 @@ def peek(url: str) -> Iterator[h5py.File]:
         with open_h5(fetched(url)) as file:
             yield file
         return
-    blocks = _Blocks(source, _looked.setdefault(path, {}))
-    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
-    access.set_fileobj_driver(h5py.h5fd.fileobj_driver, blocks)
-    # what is open when Python has ended lets HDF5 crash then: a traceback that somebody keeps may hold either
-    close_at_exit = [finalize(blocks, access.close)]
-    try:
-        with named(shown(url)):
-            file = h5py.File(h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY, access))
-            close_at_exit.append(finalize(blocks, file.close))
-            yield file
-    finally:
-        for close in reversed(close_at_exit):
-            close()
+    from h5rows.reading.ranges import open_ranged, ranged_file
 
-
-class _Blocks:
-    """What HDF5 reads in place of a file."""
-
-    def __init__(self, source: Source, blocks: dict[int, bytes]) -> None:
-        self._source, self._at, self._blocks = source, 0, blocks
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + (self._source.size if whence == os.SEEK_END else 0)
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        """In the thread that called h5py and holds its lock."""
-        collecting = gc.isenabled()
-        gc.disable()  # in a thread of fsspec's it would free objects of h5py's, and wait for that lock for ever
-        try:
-            begin, end = self._at, min(self._at + len(buffer), self._source.size)
-            there = range(begin // BLOCK, -(-end // BLOCK))
-            if missing := [k for k in there if k not in self._blocks]:
-                first, last = missing[0] * BLOCK, min(missing[-1] * BLOCK + BLOCK, self._source.size)
-                data = read(self._source, first, last)
-                self._blocks |= {(first + k) // BLOCK: data[k : k + BLOCK] for k in range(0, len(data), BLOCK)}
-            found = b"".join(self._blocks[k] for k in there)[begin - there.start * BLOCK :][: end - begin]
-            buffer[: len(found)] = found
-            return len(found)
-        finally:
-            if collecting:
-                gc.enable()
-
-    def flush(self) -> None: ...
+    with open_ranged(ranged_file(url, source.version, source.size, LOOKED_AT)) as file:
+        yield file
 
 
 def _plain(text: str) -> str:
