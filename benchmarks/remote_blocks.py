@@ -123,7 +123,9 @@ def write(peer: str, folder: Path, rows: int, size: int) -> None:
                 out.write({"__key__": f"{number:09}", "x": row(number, size, noise).tobytes()})
 
 
-def batches(peer: str, url: str, folder: Path, args: argparse.Namespace, epoch: int, made: dict[str, Any]) -> Iterator[Any]:
+def batches(
+    peer: str, url: str, folder: Path, args: argparse.Namespace, epoch: int, made: dict[str, Any]
+) -> Iterator[Any]:
     """Batches of rows, (B, row bytes) uint8, of one epoch. made: what the first epoch opened."""
     batch = 256 if args.row_bytes < 1 << 16 else 64
     names = sorted(path.name for path in folder.iterdir())
@@ -152,14 +154,18 @@ def batches(peer: str, url: str, folder: Path, args: argparse.Namespace, epoch: 
                 remote=None, local=None, streams=[mosaicml_stream(url, folder)], shuffle=True, batch_size=batch,
                 cache_limit=int(args.cache_gb * 1e9), shuffle_block_size=16 * 16 * (1 << 20) // args.row_bytes,
             )  # fmt: skip
-        yield from map(stacked, DataLoader(made["data"], batch, num_workers=2, collate_fn=list, persistent_workers=True))
+        yield from map(
+            stacked, DataLoader(made["data"], batch, num_workers=2, collate_fn=list, persistent_workers=True)
+        )
     elif peer == "webdataset":
         import webdataset
         from torch.utils.data import DataLoader
 
         urls = [f"pipe:curl -s {url}/{name}" for name in names]
         held = 256 * (1 << 20) // args.row_bytes // 2
-        data = webdataset.WebDataset(urls, shardshuffle=len(urls), empty_check=False, seed=epoch).shuffle(held, initial=batch)
+        data = webdataset.WebDataset(urls, shardshuffle=len(urls), empty_check=False, seed=epoch).shuffle(
+            held, initial=batch
+        )
         yield from map(stacked, DataLoader(data, batch, num_workers=2, collate_fn=list))
 
 
@@ -202,7 +208,10 @@ def measure(peer: str, url: str, folder: Path, args: argparse.Namespace) -> None
         seconds, used, now = time.perf_counter() - start, sum(map(len, seen)) * args.row_bytes, sent(url)
         told["share"].append(round(used / seconds / LINK, 3))
         told["fetched"].append(round((now - before) / used, 3))
-        told["rows"], told["twice"] = used // args.row_bytes, int(used // args.row_bytes - len(np.unique(np.concatenate(seen))))
+        told["rows"], told["twice"] = (
+            used // args.row_bytes,
+            int(used // args.row_bytes - len(np.unique(np.concatenate(seen)))),
+        )
         told["wrong"], before = wrong, now
     print(json.dumps(told), flush=True)
     os._exit(0)
@@ -219,7 +228,7 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=4)
     parser.add_argument("--row-bytes", type=int, default=150_000)
     parser.add_argument("--cache-gb", type=float, default=0.4)
-    parser.add_argument("--window", type=int, default=16)
+    parser.add_argument("--window", type=int)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--peers", nargs="*", default=[])
     parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)

@@ -191,7 +191,7 @@ class Dataset:
             lost = lost_share(shards[0])
             shown += f"; {lost:.2%} of its values are missing" * (lost > 0)
             lines.append(f"{field}: {kind}, {shown}" + (f", {len(shards)} files" if len(shards) > 1 else ""))
-        return lines
+        return lines + [file.described(self.nbytes) for file in self._ranged[:1]]
 
     def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Rows (B,) int64 of the split -> the batch, in the first B of the buffers `out`, or in new memory.

@@ -27,24 +27,25 @@ whose rows were shuffled when it was written pays nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sized
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from engine.data.order import size_of
 from engine.data.permutation import Permutation, hashed, permute_each
 from engine.errors import ConfigError
+from engine.files import in_words
 from engine.schema import Count
 
 IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
+REMOTE_WINDOW = 256 << 20  # bytes
 
 
 def chunk_windows(
-    dataset: Sized, seed: int, window: Count, batch_size: Count, chunk_rows: Count | None
+    dataset: Any, seed: int, window: Count | None, batch_size: Count, chunk_rows: Count | None
 ) -> ChunkWindows:
-    """window: chunks shuffled together; batch_size: trainer.global_batch_size; chunk_rows: samples in a chunk, None: as
-    the dataset says."""
+    """window: chunks shuffled together, None: 256, or what is fetched in a few seconds; batch_size:
+    trainer.global_batch_size; chunk_rows: samples in a chunk, None: as the dataset says."""
     rows = chunk_rows or getattr(dataset, "chunk_rows", None)
     if not rows:
         raise ConfigError(
@@ -52,9 +53,18 @@ def chunk_windows(
             "data.cache_mb: "
             "set data.order.chunk_rows, or use data.order._target_=engine.data.order.shuffled"
         )
-    if window < 1:
+    size, ahead = size_of(dataset), getattr(dataset, "ahead_bytes", 0)
+    if window is not None and window < 1:
         raise ConfigError(f"data.order.window={window} must be at least 1 chunk; 256 or more shuffle well")
-    return ChunkWindows(size_of(dataset), int(rows), window, batch_size, seed)
+    if ahead:  # two windows have to be here at once
+        chunk_bytes = rows * max(1, dataset.nbytes // size)
+        window = max(1, min(ahead // 2, REMOTE_WINDOW) // chunk_bytes) if window is None else window
+        if window > (most := max(1, 2 * ahead // chunk_bytes)):
+            raise ConfigError(
+                f"data.order.window={window}: chunks of {in_words(chunk_bytes)}, of which two windows shall fit into "
+                f"data.cache_gb: at most {most}"
+            )
+    return ChunkWindows(size, int(rows), 256 if window is None else window, batch_size, seed)
 
 
 class ChunkWindows:

@@ -40,7 +40,7 @@ from h5rows.reading.remote import CACHE_DIR, cache_dir, copy_of
 from h5rows.reading.sources import Source, read, shown
 
 BLOCK, RUN, SEGMENT = 256 << 10, 1 << 20, 16 << 20  # bytes
-AHEAD = 512 << 20  # bytes of batches that are asked for before they are gathered; a quarter of the limit at most
+AHEAD = 2 << 30  # bytes of batches that are asked for before they are gathered; a quarter of the limit at most
 LEAST_GB = 0.25
 _BLOCKS = SEGMENT // BLOCK
 _CLAIMS = SEGMENT + _BLOCKS  # where they begin
@@ -137,6 +137,14 @@ class RangedFile:
 
     def check(self) -> None:
         """Each answer of the server is."""
+
+    def described(self, size: int) -> str:
+        """size: bytes of the whole set."""
+        held = f"remote: blocks of {BLOCK >> 10} KiB are fetched as they are needed"
+        if size <= self.limit:
+            return f"{held}, each once"
+        sizes = f"{size / 1e9:,.1f} GB, of which {self.limit / 1e9:,.1f} are kept"
+        return f"{held}: {sizes}; data.order=chunk_windows fetches each once an epoch"
 
     def source(self) -> Source:
         if self._source is None:

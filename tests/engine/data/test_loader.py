@@ -340,3 +340,31 @@ def test_starvation_says_how_much() -> None:
     assert starvation(0.31, 10, "else: x") == f"3% {said} (0.31 of 10 s; else: x): see data.loader"
     assert (starvation(0.31, 0.5, "threads: x") or "").startswith(f"62% {said} (0.31 of 0.5 s; threads: x): ")
     assert "raise data.num_workers, or pack" in (starvation(1, 2, "workers: x: y") or "")
+
+
+@pytest.mark.parametrize("windows", [True, False])
+def test_what_is_remote_is_told_of_in_the_order_of_its_use(windows: bool) -> None:
+    """All but the first batch, which nothing shall delay, once, and `ahead_bytes` before it is needed."""
+
+    class Remote(Table):
+        ahead_bytes, nbytes = 50 * 56, 1000 * 56  # of 50 samples
+        told = 10
+
+        def advise(self, rows: np.ndarray) -> None:
+            assert rows.tolist() == every[self.told :][: len(rows)].tolist()
+            self.told += len(rows)
+
+        def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None) -> dict[str, Tensor]:
+            begin = 10 * len(self.calls)
+            assert rows.tolist() == every[begin : begin + 10].tolist()  # not a window at once
+            assert begin == 0 or self.told >= begin + 25
+            return super().gather(rows, out)
+
+    table = Remote(1000)
+    order = chunk_windows(table, 0, None, 10, 5) if windows else sequential(table, 0)
+    every = order(np.arange(2000))
+    with Loader(table, TrainPlan(order, 10, [10], 0, 1, 0), CPU, num_workers=1, seed=0) as loader:
+        assert loader.why.startswith("threads: what is needed is fetched meanwhile")
+        for _ in zip(range(100), loader, strict=False):
+            pass
+    assert not windows or "windows of 5 chunks" in loader.why

@@ -282,6 +282,12 @@ def test_the_stated_quality_of_windows_is_the_measured_one(window: int) -> None:
 def test_windows_need_chunks() -> None:
     with pytest.raises(ConfigError, match=r"data\.order\.chunk_rows"):
         chunk_windows(range(10), 0, 4, 2, None)
+    remote = Table(x=np.zeros(1000))
+    remote.ahead_bytes, remote.nbytes = 800, 8000
+    assert chunk_windows(remote, 0, None, 2, 10).window == 5  # half of what is fetched ahead
+    assert chunk_windows(remote, 0, 20, 2, 10).window == 20
+    with pytest.raises(ConfigError, match=r"data\.order\.window=21: .* data\.cache_gb: at most 20"):
+        chunk_windows(remote, 0, 21, 2, 10)
 
 
 def test_class_balance() -> None:
