@@ -112,9 +112,17 @@ def write(peer: str, folder: Path, rows: int, size: int) -> None:
     elif peer == "mosaicml":
         from streaming import MDSWriter
 
-        with MDSWriter(out=str(folder), columns={"x": "bytes"}, size_limit=64 << 20) as out:
+        with MDSWriter(out=str(folder / "set"), columns={"x": "bytes"}, size_limit=64 << 20) as out:
             for number in range(rows):
                 out.write({"x": row(number, size, noise).tobytes()})
+    elif peer == "litdata":
+        from litdata.streaming.writer import BinaryWriter
+
+        out = BinaryWriter(str(folder / "set"), chunk_bytes=64 << 20)
+        for number in range(rows):
+            out[number] = {"x": row(number, size, noise).tobytes()}
+        out.done()
+        out.merge()
     elif peer == "webdataset":
         import webdataset
 
@@ -145,18 +153,10 @@ def batches(
             made["stream"] = made["ring"].stream(made["plan"])
         for _ in range(len(made["data"]) // batch):
             yield next(made["stream"])[0]["x"].numpy()
-    elif peer == "mosaicml":
-        from streaming import StreamingDataset
-        from torch.utils.data import DataLoader
-
+    elif peer in ("mosaicml", "litdata"):
         if not made:
-            made["data"] = StreamingDataset(
-                remote=None, local=None, streams=[mosaicml_stream(url, folder)], shuffle=True, batch_size=batch,
-                cache_limit=int(args.cache_gb * 1e9), shuffle_block_size=16 * 16 * (1 << 20) // args.row_bytes,
-            )  # fmt: skip
-        yield from map(
-            stacked, DataLoader(made["data"], batch, num_workers=2, collate_fn=list, persistent_workers=True)
-        )
+            made["loader"] = PEERS[peer](url, batch, args)
+        yield from map(stacked, made["loader"])
     elif peer == "webdataset":
         import webdataset
         from torch.utils.data import DataLoader
@@ -169,21 +169,34 @@ def batches(
         yield from map(stacked, DataLoader(data, batch, num_workers=2, collate_fn=list))
 
 
+def mosaicml(url: str, batch: int, args: argparse.Namespace) -> Any:
+    """Through its own S3 client, whose endpoint is the server."""
+    from streaming import StreamingDataset
+    from torch.utils.data import DataLoader
+
+    data = StreamingDataset(
+        remote="s3://mosaicml/set", local=tempfile.mkdtemp(dir=args.folder), shuffle=True, batch_size=batch,
+        cache_limit=int(args.cache_gb * 1e9), shuffle_block_size=(256 << 20) // args.row_bytes,
+    )  # fmt: skip
+    return DataLoader(data, batch, num_workers=1, collate_fn=list, persistent_workers=True)
+
+
+def litdata(url: str, batch: int, args: argparse.Namespace) -> Any:
+    from litdata import StreamingDataLoader, StreamingDataset
+
+    options = {"endpoint_url": url.rpartition("/")[0]}
+    data = StreamingDataset(
+        "s3://litdata/set", cache_dir=tempfile.mkdtemp(dir=args.folder), shuffle=True, storage_options=options,
+        max_cache_size=f"{args.cache_gb}GB", max_pre_download=4,
+    )  # fmt: skip
+    return StreamingDataLoader(data, batch_size=batch, num_workers=2, collate_fn=list)
+
+
+PEERS = {"mosaicml": mosaicml, "litdata": litdata}
+
+
 def stacked(samples: list[dict[str, bytes]]) -> np.ndarray:
     return np.stack([np.frombuffer(sample["x"], np.uint8) for sample in samples])
-
-
-def mosaicml_stream(url: str, folder: Path) -> Any:
-    from streaming import Stream
-    from streaming.base.storage import download
-
-    def get(self: Any, remote: str, local: str) -> None:
-        os.makedirs(os.path.dirname(local), exist_ok=True)
-        with urlopen(remote) as answer, open(local + ".part", "wb") as file:
-            shutil.copyfileobj(answer, file, 1 << 20)
-        os.rename(local + ".part", local)
-
-    return Stream(remote=url, local=tempfile.mkdtemp(dir=folder.parent))
 
 
 def measure(peer: str, url: str, folder: Path, args: argparse.Namespace) -> None:
@@ -196,8 +209,9 @@ def measure(peer: str, url: str, folder: Path, args: argparse.Namespace) -> None
     else:
         __import__({"mosaicml": "streaming"}.get(peer, peer))
     told: dict[str, Any] = {"peer": peer, "share": [], "fetched": []}
-    began = time.perf_counter()
-    before = sent(url)
+    os.environ |= {"AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "pw", "AWS_DEFAULT_REGION": "us-east-1"}
+    os.environ["S3_ENDPOINT_URL"] = url.rpartition("/")[0]
+    before, began = sent(url), time.perf_counter()
     for epoch in range(args.epochs):
         start, seen, wrong = time.perf_counter(), [], 0
         for batch in batches(peer, url, folder, args, epoch, made):

@@ -663,6 +663,34 @@ CONTRACT: list[tuple[str, str, str, str]] = [
         "chosen = np.flatnonzero(inside[of[::-1]])",
         "tests/h5rows/test_meaning.py::test_each_row_is_in_one_split[patient]",
     ),
+    (
+        "src/h5rows/reading/ranges.py",
+        "part = segments[number].bytes[low - number * SEGMENT : high - number * SEGMENT]",
+        "part = segments[number].bytes[: high - low]",
+        "tests/h5rows/test_h5_ranges.py::test_numbers_are_those_of_the_local_file",
+    ),
+    (
+        "src/h5rows/reading/ranges.py",
+        "and self.claims[b % _BLOCKS] < now]",
+        "]",
+        "tests/h5rows/test_h5_ranges.py::test_several_processes_fetch_each_block_once",
+    ),
+    (
+        "src/h5rows/reading/ranges.py",
+        "make_room(limit - limit // 8)",
+        "make_room(limit * 8)",
+        "tests/h5rows/test_h5_ranges.py::test_the_folder_keeps_to_its_limit",
+    ),
+    (
+        "src/h5rows/reading/ranges.py",
+        """        view, at = memoryview(data), block * BLOCK
+""",
+        """        os.pwrite(self.fd, b"\\1" * -(-len(data) // BLOCK), SEGMENT + block)
+        time.sleep(0.01)
+        view, at = memoryview(data), block * BLOCK
+""",
+        "tests/h5rows/test_h5_ranges.py::test_killed_processes_leave_nothing_wrong",
+    ),
 ]
 
 # A right-looking name for another, in the lab and the engine's core: the quick tests must notice.

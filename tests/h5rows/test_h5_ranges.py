@@ -16,6 +16,7 @@ import h5py
 import numpy as np
 import pytest
 from conftest import QUICK, ROOT, assert_equal, last_checkpoint, result, start_run
+from h5_judge import in_a_fork
 from http_files import SMALL, Server, serving
 
 from engine.errors import ConfigError
@@ -86,9 +87,7 @@ def test_numbers_are_those_of_the_local_file(tmp_path: Path, server: Server) -> 
     whole = len(server.files["/0.h5"]) + len(server.files["/2.h5"])
     assert server.sent <= whole + 2 * 4096
     every = np.arange(1500)
-    if (child := os.fork()) == 0:
-        os._exit(int(not np.array_equal(data.gather(every)["x"], known.gather(every)["x"])))
-    assert os.waitpid(child, 0)[1] == 0
+    assert in_a_fork(lambda: "" if data.gather(every)["x"].equal(known.gather(every)["x"]) else "other numbers") == ""
     assert_equal(data.gather(every), known.gather(every))
     assert server.sent <= whole + 4 * 4096
     assert (data.column("y") == known.column("y")).all()
@@ -124,15 +123,18 @@ def reader(url: str) -> Iterator[tuple[int, FileIO]]:
     """Another process that reads all, and says each ten rows' sum in 8 bytes: -> (its number, what it says)."""
     begin, end = os.pipe()
     if (child := os.fork()) == 0:
-        data = opened(url, "x", "z")
-        for at in range(0, len(data), 10):
-            os.write(end, int(data.gather(np.arange(at, at + 10))["x"].sum()).to_bytes(8, "little"))
-        os._exit(0)
+        try:
+            data = opened(url, "x", "z")
+            for at in range(0, len(data), 10):
+                os.write(end, int(data.gather(np.arange(at, at + 10))["x"].sum()).to_bytes(8, "little"))
+        finally:
+            os._exit(0)
     os.close(end)
     with open(begin, "rb", buffering=0) as said:
         try:
             yield child, said
         finally:
+            os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
 
 
