@@ -101,7 +101,12 @@ def _stored(data: Mapping[str, Any], field: str, group: str) -> Iterator[_Stored
     if field not in fields:
         raise ConfigError(f"data.fields has no {field!r}; it has {sorted(fields)}")
     external, key, swmr = str(data.get("external")), f"data.fields.{field}", bool(data.get("swmr"))
-    for path in names_of(data["path"]):
+    paths = names_of(data["path"])
+    if data.get("cache_gb") is not None and (urls := [path for path in paths if is_remote(path)]):
+        from h5rows.reading.ranges import described
+
+        described(urls, data["cache_gb"])  # asked for all at once
+    for path in paths:
         with _open(path, swmr, external, data.get("cache_gb")) as file:
             name, part = parts_of(fields[field])
             item, member = find(file, group, name, key, external)

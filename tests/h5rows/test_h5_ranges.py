@@ -164,7 +164,7 @@ def test_blocks_of_another_boot_are_deleted(tmp_path: Path, server: Server, cach
     server.files["/f.h5"] = made(tmp_path / "f.h5")
     opened(server.url())
     (folder,) = (cache / "ranges").iterdir()
-    folder.rename(folder.with_name(folder.name.rpartition("-")[0] + "-before"))
+    folder.rename(folder.with_name(folder.name.partition("@")[0] + "@before"))
     opened(server.url())
     assert [path.name for path in (cache / "ranges").iterdir()] == [folder.name]
 

@@ -38,7 +38,6 @@ from engine.files import in_words
 from engine.schema import Count
 
 IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
-REMOTE_WINDOW = 256 << 20  # bytes
 
 
 def chunk_windows(
@@ -58,7 +57,7 @@ def chunk_windows(
         raise ConfigError(f"data.order.window={window} must be at least 1 chunk; 256 or more shuffle well")
     if ahead:  # two windows have to be here at once
         chunk_bytes = rows * max(1, dataset.nbytes // size)
-        window = max(1, min(ahead // 2, REMOTE_WINDOW) // chunk_bytes) if window is None else window
+        window = max(1, ahead // 2 // chunk_bytes) if window is None else window
         if window > (most := max(1, 2 * ahead // chunk_bytes)):
             raise ConfigError(
                 f"data.order.window={window}: chunks of {in_words(chunk_bytes)}, of which two windows shall fit into "

@@ -5,7 +5,7 @@
     flags     1: the block is whole                                     set after its bytes, so true after any kill
     claims    until when somebody fetches it, by the host's clock       of a process that was killed: 10 seconds
 
-    LAB_CACHE_DIR/ranges/<host>-<boot>/<host and path>-<url>/<version>/<segment>
+    LAB_CACHE_DIR/ranges/<host>@<boot>/<host and path>-<url>/<version>/<segment>
 
 All processes of a host share the folder: each block crosses the network once, while it is held. Above the limit the
 segments that were used least recently are deleted; who reads one still has it mapped, and reads on. What another boot
@@ -19,6 +19,7 @@ import gc
 import heapq
 import mmap
 import os
+import resource
 import shutil
 import socket
 import threading
@@ -40,7 +41,7 @@ from h5rows.reading.remote import CACHE_DIR, cache_dir, copy_of
 from h5rows.reading.sources import Source, read, shown
 
 BLOCK, RUN, SEGMENT = 256 << 10, 1 << 20, 16 << 20  # bytes
-AHEAD = 2 << 30  # bytes of batches that are asked for before they are gathered; a quarter of the limit at most
+AHEAD = 512 << 20  # bytes of batches that are asked for before they are gathered; a quarter of the limit at most
 LEAST_GB = 0.25
 _BLOCKS = SEGMENT // BLOCK
 _CLAIMS = SEGMENT + _BLOCKS  # where they begin
@@ -123,6 +124,7 @@ class RangedFile:
         self.ahead_bytes = min(AHEAD, limit // 4)
         self.compared = True  # a row of each field with what HDF5 reads
         path, _ = copy_of(url)
+        _allow_open_files()
         self._folder = cache_of_this_boot() / path.parent.parent.name / path.parent.name
         self._begin()
 
@@ -144,7 +146,7 @@ class RangedFile:
         if size <= self.limit:
             return f"{held}, each once"
         sizes = f"{size / 1e9:,.1f} GB, of which {self.limit / 1e9:,.1f} are kept"
-        return f"{held}: {sizes}; data.order=chunk_windows fetches each once an epoch"
+        return f"{held}: {sizes}; data/order=chunk_windows fetches each once an epoch"
 
     def source(self) -> Source:
         if self._source is None:
@@ -273,6 +275,13 @@ class RangedFile:
         fetcher().count(len(data), self.limit)
 
 
+def _allow_open_files() -> None:
+    """As many as the system allows: rows from all over a large set are in many segments, with two handles each."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # macOS says unlimited, and allows less
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def _blocks(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
     """(n,) int64: the blocks of these extents, in the order of their first use."""
     first = begin // BLOCK
@@ -353,8 +362,8 @@ def cache_of_this_boot() -> Path:
     host, boot = socket.gethostname(), ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
-    folder = cache_dir() / "ranges" / f"{host}-{boot}"
-    for old in folder.parent.glob(f"{host}-*"):
+    folder = cache_dir() / "ranges" / f"{host}@{boot}"
+    for old in folder.parent.glob(f"{host}@*"):
         if old != folder and boot:
             shutil.rmtree(old, ignore_errors=True)
     return folder
