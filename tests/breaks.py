@@ -677,8 +677,8 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ),
     (
         "src/h5rows/reading/ranges.py",
-        "make_room(limit - limit // 8)",
-        "make_room(limit * 8)",
+        "make_room(room(limit))",
+        "make_room(room(limit * 8))",
         "tests/h5rows/test_h5_ranges.py::test_the_folder_keeps_to_its_limit",
     ),
     (

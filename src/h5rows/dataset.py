@@ -171,7 +171,7 @@ class Dataset:
         if self._ranged:
             widest = max(1, self.nbytes // self._size)
             stored = (s.chunk_rows for shards in self._fields.values() for s in shards)
-            return max(1, self._ranged[0].worth_a_request // widest, *stored)
+            return max(1, self._ranged[0].stretch // widest, *stored)
         costly = [
             max(s.chunk_rows for s in shards)
             for shards in self._fields.values()

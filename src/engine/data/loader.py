@@ -235,5 +235,6 @@ def remedy(why: str) -> str:
     return {
         "workers": "raise data.num_workers, or pack the set into HDF5 and let data.transforms do the work",
         "threads": "raise data.num_workers, try data.loader=device if the set fits, or inspect the file's layout",
+        "remote": "the network is slower than the steps; a data.cache_gb that holds the set fetches it once",
         "device": "raise trainer.global_batch_size, or data.loader=threads to gather beside the step",
     }.get(kind, "see data.loader")

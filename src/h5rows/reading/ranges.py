@@ -116,12 +116,11 @@ def _made(path: Path) -> int:
 class RangedFile:
     """A remote file, read by offset as RawFile is. limit: bytes that the folder, which all share, may have."""
 
-    worth_a_request = SEGMENT
-
     def __init__(self, url: str, version: str, size: int, limit: int) -> None:
         self.url, self.version, self.size, self.limit = url, version, size, limit
         self.path, self.identity = shown(url), (0, 0, size, 0)
         self.ahead_bytes = min(AHEAD, limit // 4)
+        self.stretch = min(SEGMENT, self.ahead_bytes // 32)  # bytes that orders may ask for together
         self.compared = True  # a row of each field with what HDF5 reads
         path, _ = copy_of(url)
         _allow_open_files()
@@ -143,7 +142,7 @@ class RangedFile:
     def described(self, size: int) -> str:
         """size: bytes of the whole set."""
         held = f"remote: blocks of {BLOCK >> 10} KiB are fetched as they are needed"
-        if size <= self.limit:
+        if size <= room(self.limit):
             return f"{held}, each once"
         sizes = f"{size / 1e9:,.1f} GB, of which {self.limit / 1e9:,.1f} are kept"
         return f"{held}: {sizes}; data/order=chunk_windows fetches each once an epoch"
@@ -347,7 +346,7 @@ class _Fetcher:
             if self._fetched < limit / 64:
                 return
             self._fetched = 0
-        make_room(limit - limit // 8)
+        make_room(room(limit))
 
 
 _fetchers: dict[int, _Fetcher] = {}
@@ -367,6 +366,11 @@ def cache_of_this_boot() -> Path:
         if old != folder and boot:
             shutil.rmtree(old, ignore_errors=True)
     return folder
+
+
+def room(limit: int) -> int:
+    """Down to which a look at the folder deletes: processes write between their looks."""
+    return limit - limit // 8
 
 
 def make_room(limit: int) -> None:
@@ -414,9 +418,9 @@ def file_of(path: str) -> RangedFile:
     return _files[os.getpid(), path]
 
 
-def limit_of(cache_gb: float) -> int:
-    if not cache_gb >= LEAST_GB:
-        raise ConfigError(f"data.cache_gb={cache_gb}: must be at least {LEAST_GB}; null fetches whole files")
+def limit_of(cache_gb: Any) -> int:
+    if not isinstance(cache_gb, (int, float)) or not cache_gb >= LEAST_GB:
+        raise ConfigError(f"data.cache_gb={cache_gb}: must be a number from {LEAST_GB} on; null fetches whole files")
     return int(cache_gb * 1e9)
 
 

@@ -364,7 +364,7 @@ def test_what_is_remote_is_told_of_in_the_order_of_its_use(windows: bool) -> Non
     order = chunk_windows(table, 0, None, 10, 5) if windows else sequential(table, 0)
     every = order(np.arange(2000))
     with Loader(table, TrainPlan(order, 10, [10], 0, 1, 0), CPU, num_workers=1, seed=0) as loader:
-        assert loader.why.startswith("threads: what is needed is fetched meanwhile")
+        assert loader.why.startswith("remote: what is needed is fetched meanwhile")
         for _ in zip(range(100), loader, strict=False):
             pass
     assert not windows or "windows of 5 chunks" in loader.why

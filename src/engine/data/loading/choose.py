@@ -50,7 +50,7 @@ def _for_batch_dataset(dataset: Any, plan: Plan, device: torch.device) -> tuple[
     if is_ragged(dataset.spec):
         return "threads", "threads: samples vary in length"
     if ahead_bytes(dataset):
-        return "threads", "threads: what is needed is fetched meanwhile"
+        return "threads", "remote: what is needed is fetched meanwhile"
     row_bytes = sample_bytes(dataset.spec)
     nbytes = row_bytes * len(dataset)
     stored = getattr(dataset, "nbytes", nbytes)
