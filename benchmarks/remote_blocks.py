@@ -1,6 +1,6 @@
 """Epochs over a set behind a network that is larger than its cache: ours beside what others stream with.
 
-    ./run python benchmarks/remote_blocks.py [folder] [--gigabytes 4] [--row-bytes 150000] [--cache-gb 0.4] [--epochs 2]
+    ./run python benchmarks/remote_blocks.py [folder] [--gigabytes 4] [--row-bytes 150000] [--cache-gb 1] [--epochs 2]
         [--peers mosaicml litdata webdataset]      each is measured where it can be imported
 
 A server on this machine, which answers after 50 ms and shares a link of 100 MB/s among all requests. The set: shards of
@@ -241,7 +241,7 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", default=tempfile.gettempdir())
     parser.add_argument("--gigabytes", type=float, default=4)
     parser.add_argument("--row-bytes", type=int, default=150_000)
-    parser.add_argument("--cache-gb", type=float, default=0.4)
+    parser.add_argument("--cache-gb", type=float, default=1)
     parser.add_argument("--window", type=int)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--peers", nargs="*", default=[])

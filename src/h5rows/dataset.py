@@ -165,6 +165,11 @@ class Dataset:
         return self._ranged[0].ahead_bytes if self._ranged else 0
 
     @property
+    def kept_bytes(self) -> int:
+        """Of remote files: how much of them is kept here; 0: all."""
+        return self._ranged[0].limit if self._ranged else 0
+
+    @property
     def chunk_rows(self) -> int | None:
         """Rows per chunk where one row costs the decoding of a chunk of several, and the cache cannot hold them all; of
         remote files without copies, rows that are worth a request."""

@@ -208,9 +208,9 @@ def test_each_fault_is_one_line(tmp_path: Path, server: Server, monkeypatch: pyt
         data.gather(np.arange(100, 200))
     with refused(r"/f.h5: .*table", "needs the whole file", "data.cache_gb=null"):
         Dataset(url, {"x": "table/a"}, cache_gb=1.0)
-    monkeypatch.setattr(ranges, "LEAST_GB", 0.25)
+    monkeypatch.setattr(ranges, "LEAST_GB", 1)
     for wrong in (0.1, "lots"):
-        with refused(f"data.cache_gb={wrong}", "from 0.25 on"):
+        with refused(f"data.cache_gb={wrong}", "from 1 on"):
             opened(url, cache_gb=wrong)  # type: ignore[arg-type]
     server.ranges = False
     remote._known.clear()

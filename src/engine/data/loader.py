@@ -45,7 +45,8 @@ _STARVED_SHARE = 0.03
 
 class BatchDataset(Protocol):
     """May also have: `advise(rows)`: these rows are gathered soon, ask the kernel for those not in memory;
-    `ahead_bytes`, of what comes through a network: how much of it is to be told to `advise`;
+    `ahead_bytes`, of what comes through a network: how much of it is to be told to `advise`, and `kept_bytes`: how much
+    of it is kept;
     `column(field) -> array`: all values of a field, for orders that look at labels or lengths (of a field of variable
     length: the lengths); `chunk_rows`: samples in a chunk. Its `gather` returns the batch, which may hold more than
     `spec`, and lists (of strings)."""

@@ -36,14 +36,16 @@ from engine.data.permutation import Permutation, hashed, permute_each
 from engine.errors import ConfigError
 from engine.files import in_words
 from engine.schema import Count
+from engine.world import place
 
 IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
+REMOTE_WINDOW = 256 << 20  # bytes, which are fetched in some seconds
 
 
 def chunk_windows(
     dataset: Any, seed: int, window: Count | None, batch_size: Count, chunk_rows: Count | None
 ) -> ChunkWindows:
-    """window: chunks shuffled together, None: 256, or what is fetched in a few seconds; batch_size:
+    """window: chunks shuffled together, None: 256, of remote data as many as have 256 MB; batch_size:
     trainer.global_batch_size; chunk_rows: samples in a chunk, None: as the dataset says."""
     rows = chunk_rows or getattr(dataset, "chunk_rows", None)
     if not rows:
@@ -52,13 +54,15 @@ def chunk_windows(
             "data.cache_mb: "
             "set data.order.chunk_rows, or use data.order._target_=engine.data.order.shuffled"
         )
-    size, ahead = size_of(dataset), getattr(dataset, "ahead_bytes", 0)
+    size, kept = size_of(dataset), getattr(dataset, "kept_bytes", 0)
     if window is not None and window < 1:
         raise ConfigError(f"data.order.window={window} must be at least 1 chunk; 256 or more shuffle well")
-    if ahead:  # two windows have to be here at once
+    if kept:
         chunk_bytes = rows * max(1, dataset.nbytes // size)
-        window = max(1, ahead // 2 // chunk_bytes) if window is None else window
-        if window > (most := max(1, 2 * ahead // chunk_bytes)):
+        window = max(1, REMOTE_WINDOW // chunk_bytes) if window is None else window
+        hosts = (place.size or 1) // place.local_size  # of two windows, which are here at once, each keeps its share
+        most = max(1, kept * hosts // 2 // chunk_bytes)
+        if window > most:
             raise ConfigError(
                 f"data.order.window={window}: chunks of {in_words(chunk_bytes)}, of which two windows shall fit into "
                 f"data.cache_gb: at most {most}"

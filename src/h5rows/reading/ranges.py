@@ -41,8 +41,8 @@ from h5rows.reading.remote import CACHE_DIR, cache_dir, copy_of
 from h5rows.reading.sources import Source, read, shown
 
 BLOCK, RUN, SEGMENT = 256 << 10, 1 << 20, 16 << 20  # bytes
-AHEAD = 512 << 20  # bytes of batches that are asked for before they are gathered; a quarter of the limit at most
-LEAST_GB = 0.25
+AHEAD = 512 << 20  # bytes of batches that are asked for before they are gathered; a third of the limit at most
+LEAST_GB = 1
 _BLOCKS = SEGMENT // BLOCK
 _CLAIMS = SEGMENT + _BLOCKS  # where they begin
 _THREADS, _TRIES = 48, 8  # at a time; the last try a minute after the first
@@ -116,11 +116,12 @@ def _made(path: Path) -> int:
 class RangedFile:
     """A remote file, read by offset as RawFile is. limit: bytes that the folder, which all share, may have."""
 
+    stretch = SEGMENT  # bytes that an order may ask for together; orders depend on it, so it does not on the limit
+
     def __init__(self, url: str, version: str, size: int, limit: int) -> None:
         self.url, self.version, self.size, self.limit = url, version, size, limit
         self.path, self.identity = shown(url), (0, 0, size, 0)
-        self.ahead_bytes = min(AHEAD, limit // 4)
-        self.stretch = min(SEGMENT, self.ahead_bytes // 32)  # bytes that orders may ask for together
+        self.ahead_bytes = min(AHEAD, limit // 3)
         self.compared = True  # a row of each field with what HDF5 reads
         path, _ = copy_of(url)
         _allow_open_files()

@@ -63,7 +63,8 @@ class Mixed:
             self.nbytes = sum(getattr(part, "nbytes", _bytes(self.specs[n]) * len(part)) for n, part in self._items())
         if all(hasattr(part, "advise") for part in self.parts.values()):
             self.advise = self._advise
-            self.ahead_bytes = max(getattr(part, "ahead_bytes", 0) for part in self.parts.values())
+            for kept in ("ahead_bytes", "kept_bytes"):  # of what is remote
+                setattr(self, kept, max(getattr(part, kept, 0) for part in self.parts.values()))
 
     def __len__(self) -> int:
         return int(self.starts[-1])

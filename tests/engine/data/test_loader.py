@@ -347,7 +347,7 @@ def test_what_is_remote_is_told_of_in_the_order_of_its_use(windows: bool) -> Non
     """All but the first batch, which nothing shall delay, once, and `ahead_bytes` before it is needed."""
 
     class Remote(Table):
-        ahead_bytes, nbytes = 50 * 56, 1000 * 56  # of 50 samples
+        ahead_bytes, kept_bytes, nbytes = 50 * 56, 100 * 56, 1000 * 56  # of 50 samples
         told = 10
 
         def advise(self, rows: np.ndarray) -> None:
@@ -361,7 +361,7 @@ def test_what_is_remote_is_told_of_in_the_order_of_its_use(windows: bool) -> Non
             return super().gather(rows, out)
 
     table = Remote(1000)
-    order = chunk_windows(table, 0, None, 10, 5) if windows else sequential(table, 0)
+    order = chunk_windows(table, 0, 5, 10, 5) if windows else sequential(table, 0)
     every = order(np.arange(2000))
     with Loader(table, TrainPlan(order, 10, [10], 0, 1, 0), CPU, num_workers=1, seed=0) as loader:
         assert loader.why.startswith("remote: what is needed is fetched meanwhile")

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from engine.data import windows
 from engine.data.order import EvalPlan, TrainPlan, first, overfit, sequential, shuffled, spread
 from engine.data.order import epochs as whole_batches
 from engine.data.permutation import hashed
@@ -279,12 +280,13 @@ def test_the_stated_quality_of_windows_is_the_measured_one(window: int) -> None:
     assert stated / 1.6 < measured < stated * 1.6
 
 
-def test_windows_need_chunks() -> None:
+def test_windows_need_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"data\.order\.chunk_rows"):
         chunk_windows(range(10), 0, 4, 2, None)
     remote = Table(x=np.zeros(1000))
-    remote.ahead_bytes, remote.nbytes = 800, 8000
-    assert chunk_windows(remote, 0, None, 2, 10).window == 5  # half of what is fetched ahead
+    remote.kept_bytes, remote.nbytes = 3200, 8000
+    monkeypatch.setattr(windows, "REMOTE_WINDOW", 400)
+    assert chunk_windows(remote, 0, None, 2, 10).window == 5
     assert chunk_windows(remote, 0, 20, 2, 10).window == 20
     with pytest.raises(ConfigError, match=r"data\.order\.window=21: .* data\.cache_gb: at most 20"):
         chunk_windows(remote, 0, 21, 2, 10)
