@@ -42,7 +42,7 @@ from h5rows.reading.sources import Source, read, shown
 
 BLOCK, RUN, SEGMENT = 256 << 10, 1 << 20, 16 << 20  # bytes
 AHEAD = 512 << 20  # bytes of batches that are asked for before they are gathered; a third of the limit at most
-LEAST_GB = 1
+LEAST_GB, NO_LIMIT = 1, 1 << 62
 _BLOCKS = SEGMENT // BLOCK
 _CLAIMS = SEGMENT + _BLOCKS  # where they begin
 _THREADS, _TRIES = 48, 8  # at a time; the last try a minute after the first
@@ -121,7 +121,6 @@ class RangedFile:
     def __init__(self, url: str, version: str, size: int, limit: int) -> None:
         self.url, self.version, self.size, self.limit = url, version, size, limit
         self.path, self.identity = shown(url), (0, 0, size, 0)
-        self.ahead_bytes = min(AHEAD, limit // 3)
         self.compared = True  # a row of each field with what HDF5 reads
         path, _ = copy_of(url)
         _allow_open_files()
@@ -136,6 +135,10 @@ class RangedFile:
 
     def __reduce__(self) -> Any:
         return ranged_file, (self.url, self.version, self.size, self.limit)
+
+    @property
+    def ahead_bytes(self) -> int:
+        return min(AHEAD, self.limit // 3)
 
     def check(self) -> None:
         """Each answer of the server is."""
@@ -411,6 +414,7 @@ def ranged_file(url: str, version: str, size: int, limit: int) -> RangedFile:
         if file is not None and file.url != url:
             raise ConfigError(f"{file.path}: two addresses that differ in what follows their question mark")
         file = _files[key] = RangedFile(url, version, size, limit)
+    file.limit = min(file.limit, limit)
     return file
 
 

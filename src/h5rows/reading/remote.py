@@ -31,7 +31,6 @@ from h5rows.reading.opening import is_remote, names_of, open_h5
 from h5rows.reading.sources import TRIES, Failed, Source, pause, read, shown, source_of
 
 SPAN, AHEAD = 8 << 20, 4  # bytes that are asked for at once, so many times
-LOOKED_AT = 1 << 30  # bytes that are kept of files that were looked at; one that is not larger than a SPAN is fetched
 POLL_S, SAY_S = 0.2, 30.0
 ASKED_S = 60.0  # for so long a process does not ask again whether the file has changed
 CACHE_DIR = "LAB_CACHE_DIR"
@@ -164,9 +163,9 @@ def peek(url: str) -> Iterator[h5py.File]:
         with open_h5(fetched(url)) as file:
             yield file
         return
-    from h5rows.reading.ranges import open_ranged, ranged_file
+    from h5rows.reading.ranges import NO_LIMIT, open_ranged, ranged_file
 
-    with open_ranged(ranged_file(url, source.version, source.size, LOOKED_AT)) as file:
+    with open_ranged(ranged_file(url, source.version, source.size, NO_LIMIT)) as file:  # others' blocks stay
         yield file
 
 
