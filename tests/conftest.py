@@ -33,6 +33,9 @@ TRAIN = [sys.executable, str(ROOT / "src" / "train.py")]
 # one thread: runs are forked from this process, and a forked OpenMP pool would hang
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["WANDB_MODE"] = "offline"
+# else each worker, and each Python that a test starts, compiles all that it imports anew
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 torch.set_num_threads(1)
 # the same examples each time, and no verdict on a machine that pauses
 checks = (hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large)
