@@ -116,7 +116,8 @@ def test_sharded_steps_equal_the_others(tmp_path: Path, tokens: Path, model: str
     """Losses, norms and weights of ddp with two ranks; and of one rank, but for BatchNorm, which counts by rank."""
     common = (
         *model_overrides(model, tokens), "trainer.max_steps=8", "trainer.global_batch_size=36", "trainer.log_every=1",
-        "trainer.ema_decay=0.9", "trainer.clip_norm=0.5", "seed=3", "trainer.eval_every=4", "hardware.eval_batch_size=64",
+        "trainer.ema_decay=0.9", "trainer.clip_norm=0.5", "seed=3", "trainer.eval_every=4",
+        "hardware.eval_batch_size=64",
     )  # fmt: skip
     two = (*FSDP, "hardware.micro_batch_size=6")
     ways = {
