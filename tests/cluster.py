@@ -92,11 +92,11 @@ class Cluster:
         shown = self.command("scontrol", "show", "--oneliner", "job", str(job))
         return dict(word.split("=", 1) for word in shown.split() if "=" in word)
 
-    def log(self, job: int) -> str:
+    def log(self, job: int | str) -> str:
         path = self.root / f"job-{job}.log"
         return path.read_text() if path.exists() else ""
 
-    def wait(self, job: int, condition: Callable[[], bool], seconds: float) -> None:
+    def wait(self, job: int | str, condition: Callable[[], bool], seconds: float) -> None:
         end = time.monotonic() + limit(seconds)
         while not condition():
             assert time.monotonic() < end, f"{self.facts(job)}\n{self.log(job)}"

@@ -33,6 +33,9 @@ TRAIN = [sys.executable, str(ROOT / "src" / "train.py")]
 # one thread: runs are forked from this process, and a forked OpenMP pool would hang
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["WANDB_MODE"] = "offline"
+# else each worker, and each Python that a test starts, compiles all that it imports anew
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 torch.set_num_threads(1)
 # the same examples each time, and no verdict on a machine that pauses
 checks = (hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large)
@@ -79,6 +82,14 @@ def gpu_environment() -> dict[str, str]:
     """For a command of a test that is marked gpu."""
     hidden = {key: value for key, value in importing(ROOT / "src").items() if key != "CUDA_VISIBLE_DEVICES"}
     return hidden if VISIBLE_GPUS is None else {**hidden, "CUDA_VISIBLE_DEVICES": VISIBLE_GPUS}
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> Iterator[None]:
+    """Many of the slow tests wait, for a server, a scheduler, a timeout: with them three workers to two cores. Each
+    starts runs of several processes: those of more than 4 cores would be in each other's way."""
+    workers = min((yield), 4)
+    return workers if "not slow" in config.option.markexpr else 3 * workers // 2
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m is asked
@@ -162,11 +173,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str] | None = None, seconds: float = 60) -> Any:
     """-> what `condition` returns as soon as that is true. process: one that must still run until then."""
-    end = time.monotonic() + limit(seconds)
+    began = time.monotonic()
     while not (found := condition()):
+        waited = time.monotonic() - began
         assert process is None or process.poll() is None, process.communicate()
-        assert time.monotonic() < end, f"not within {limit(seconds):.0f} s"
-        time.sleep(0.005)
+        assert waited < limit(seconds), f"not within {limit(seconds):.0f} s"
+        time.sleep(min(0.005 + waited / 50, 0.05))  # a look at all processes takes as long as the shortest of these
     return found
 
 
@@ -357,7 +369,11 @@ def processes_with(text: str) -> list[int]:
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if text in (entry / "cmdline").read_bytes().decode(errors="replace"):
+            for _ in range(100):
+                line = (entry / "cmdline").read_bytes()
+                if line or not (entry / "exe").exists():  # else execv is making it another program
+                    break
+            if text in line.decode(errors="replace"):
                 found.append(int(entry.name))
         except OSError:
             continue

@@ -69,7 +69,7 @@ def machine(tmp_path: Path) -> Machine:
     ("command", "extra", "then"),
     [
         ("./run train a=b", "all", "python {root}/src/train.py a=b"),
-        ("./run test x", "dev", "python -m pytest -n auto --maxprocesses 4 --dist worksteal x"),
+        ("./run test x", "dev", "python -m pytest -n auto --dist worksteal x"),
         ("./run docs", "docs", "python -m mkdocs build"),
         ("./run python x.py", "all", "python x.py"),
     ],

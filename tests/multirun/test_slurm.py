@@ -5,14 +5,25 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import warm
 from cluster import Cluster, cluster, missing
-from conftest import QUICK, ROOT, TRAIN, assert_equal, last_checkpoint, limit, metrics, processes_with, result, status
+from conftest import (
+    QUICK,
+    ROOT,
+    TRAIN,
+    assert_equal,
+    last_checkpoint,
+    limit,
+    metrics,
+    processes_with,
+    result,
+    status,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
 TRAIN_LINE = " ".join([sys.executable, str(ROOT / "src/train.py"), *QUICK])
@@ -60,7 +71,7 @@ def test_srun_of_ranks_of_hosts_and_of_one_task(slurm: Cluster, tmp_path: Path) 
 def test_preempted_jobs_are_requeued_and_end_as_undisturbed_ones(slurm: Cluster, tmp_path: Path) -> None:
     """Twice: by the signal that comes before the time limit (--signal=USR1@60), and by an operator's requeue."""
     run = tmp_path / "run"
-    work = ("trainer=ddp", "trainer.max_steps=4500", "trainer.log_every=50", "trainer.save_every=null")
+    work = ("trainer=ddp", "trainer.max_steps=1500", "trainer.log_every=20", "trainer.save_every=null")
     job = slurm.submit(
         f"""srun {TRAIN_LINE} {" ".join(work)} hydra.run.dir={run} resume=auto
         status=$?
@@ -73,7 +84,7 @@ def test_preempted_jobs_are_requeued_and_end_as_undisturbed_ones(slurm: Cluster,
         return (run / "metrics.jsonl").exists() and any(line["step"] >= step for line in metrics(run))
 
     for restarts, (step, interrupt) in enumerate(
-        [(500, ("scancel", "--signal=USR1", str(job))), (2000, ("scontrol", "requeue", str(job)))]
+        [(100, ("scancel", "--signal=USR1", str(job))), (500, ("scontrol", "requeue", str(job)))]
     ):
         slurm.wait(job, lambda step=step: reached(step), 60)  # type: ignore[misc]
         slurm.command(*interrupt)
@@ -100,36 +111,29 @@ def sweep(slurm: Cluster, sweep_dir: Path, *overrides: str) -> subprocess.Popen[
 def test_a_sweep_of_batch_jobs_one_of_which_is_signalled(slurm: Cluster, tmp_path: Path) -> None:
     """A job of two ranks, too: started by its task, or by srun; the signalled one is queued again and goes on."""
     pytest.importorskip("submitit")
-    lr, steps = "optim.lr=1e-3,3e-3", ("trainer.max_steps=3000", "trainer.save_every=null", "trainer.log_every=50")
+    lr, steps = "optim.lr=1e-3,3e-3", ("trainer.max_steps=1500", "trainer.save_every=null", "trainer.log_every=20")
+    ledger = tmp_path / "sweep/sweep.json"
+
+    def jobs() -> list[Path]:
+        keys = [job["key"] for job in json.loads(ledger.read_text())["jobs"]] if ledger.exists() else []
+        return [ledger.parent / key for key in keys]
+
     process = sweep(slurm, tmp_path / "sweep", lr, *steps, "trainer=ddp", "hardware.num_procs=2")
     try:
-        jobs: list[Path] = []
-        end = time.monotonic() + limit(60)
-        while not any((job / "metrics.jsonl").exists() and metrics(job) for job in jobs):
-            assert time.monotonic() < end, slurm.command("squeue")
-            assert process.poll() is None, process.communicate()[0]
-            time.sleep(0.2)
-            ledger = tmp_path / "sweep/sweep.json"
-            jobs = (
-                [ledger.parent / job["key"] for job in json.loads(ledger.read_text())["jobs"]]
-                if ledger.exists()
-                else []
-            )
+        wait_for(lambda: jobs() and all((job / "metrics.jsonl").exists() for job in jobs()), process)
         first = next(
             line.split()[0] for line in slurm.command("squeue", "-h", "-r", "-t", "R", "-o", "%i").splitlines()
         )
         slurm.command("scancel", "--signal=USR2", first)  # as before its time limit
-        end = time.monotonic() + limit(60)
-        while slurm.facts(first).get("Restarts") != "1" or slurm.facts(first)["JobState"] != "PENDING":
-            assert time.monotonic() < end, slurm.facts(first)
-            time.sleep(0.2)
+        slurm.wait(first, lambda: slurm.facts(first).get("Restarts") == "1", 60)
+        slurm.wait(first, lambda: slurm.facts(first)["JobState"] == "PENDING", 60)
         slurm.command("scontrol", "update", f"JobId={first}", "StartTime=now")
         said, _ = process.communicate(timeout=limit(60))
     finally:
         process.kill()
     assert process.returncode == 0, said
-    assert [status(job)["status"] for job in jobs] == ["finished", "finished"], said
+    assert [status(job)["status"] for job in jobs()] == ["finished", "finished"], said
     assert "2 finished" in said
-    text = "".join((job / "output.log").read_text() for job in jobs)
+    text = "".join((job / "output.log").read_text() for job in jobs())
     assert text.count("stopped by SIGUSR2") == text.count("on from last_") == 1
     assert not processes_with(str(tmp_path))

@@ -6,10 +6,12 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -21,6 +23,7 @@ from conftest import QUICK, ROOT, compose, limit, metrics, start_run, status
 from fork import copy_of_the_project, run_python
 from omegaconf import OmegaConf
 
+import verify
 from engine.config import read_config
 from engine.errors import ConfigError
 from engine.runs import directory, environment
@@ -64,7 +67,18 @@ def test_a_run_is_equal_to_itself_started_again_and_stays_as_it_is(whole: Path) 
     assert files(whole) == before
 
 
+@pytest.fixture
+def warm_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second run is forked from the warm process."""
+
+    def run(words: list[str], **options: Any) -> subprocess.CompletedProcess[Any]:
+        return (warm if words[0] == sys.executable else subprocess).run(words, **options)
+
+    monkeypatch.setattr(recompute, "subprocess", SimpleNamespace(run=run))
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_again")
 def test_its_first_steps_are_compared_alone(whole: Path, tmp_path: Path) -> None:
     """Under the schedule of the whole run. The evaluation of the last step is compared too."""
     found = recompute.verify(PROJECT, whole, 12, recompute.HERE, tmp_path / "again")
@@ -168,6 +182,7 @@ def test_other_surroundings_are_named(tmp_path: Path, change: dict[str, Any], sa
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_again")
 def test_what_a_resume_has_changed_is_put_back(whole: Path, copied: Path) -> None:
     """The first steps are compared under the values that they had."""
     cfg = read_config(PROJECT, copied)
@@ -293,23 +308,31 @@ def test_two_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_another_seed_and_changed_data_are_found(whole: Path, copied: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("warm_again")
+def test_another_seed_and_changed_data_are_found(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def verified(*words: str) -> tuple[int, str]:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["verify.py", *words, "--steps", "4", "--commit", "here"])
+            patch.setattr(signal, "signal", lambda *_: None)  # SIGTERM is for pytest
+            return verify.main(), capsys.readouterr().out
+
     config = (copied / "config.yaml").read_text()
     (copied / "config.yaml").write_text(config.replace("\nseed: 0\n", "\nseed: 1\n"))
-    done = command(copied, "--steps", "4", "--commit", "here")
-    assert done.returncode == 1
-    assert "step 4: train/loss is " in done.stdout
-    assert "cause: not the machine" in done.stdout
+    code, shown = verified(str(copied))
+    assert code == 1
+    assert "step 4: train/loss is " in shown
+    assert "cause: not the machine" in shown
     data = tmp_path / "digits.h5"
     shutil.copy(ROOT / "data/digits.h5", data)
     start_run(tmp_path / "run", *RUN, f"data.path={data}")
     with h5py.File(data, "r+") as file:
         file["train/image"][:] = file["train/image"][:][::-1]
-    done = command(tmp_path / "run", "--steps", "4", "--commit", "here")
-    assert done.returncode == 1
-    assert f"note: data.path: {data} (139,728 bytes) holds other data than the run began with" in done.stdout
-    done = command(tmp_path / "run", "--steps", "4", "--commit", "here", f"data.path={ROOT}/data/digits.h5")
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, shown = verified(str(tmp_path / "run"))
+    assert code == 1
+    assert f"note: data.path: {data} (139,728 bytes) holds other data than the run began with" in shown
+    assert verified(str(tmp_path / "run"), f"data.path={ROOT}/data/digits.h5")[0] == 0
 
 
 @pytest.fixture

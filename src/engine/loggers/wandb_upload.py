@@ -376,6 +376,7 @@ def _again(project: Project, run_dir: Path, pid: int, feed: Feed, tries: int, be
     """Begin anew as a fresh process of the same number and pipe, as wandb keeps the state of a failure."""
     ended = (str(began or time.time()), str(tries), feed.status) if feed.ended else ("0", str(tries), "")
     given = upload_command(project, run_dir, "live", str(pid), *ended)
+    os.environ.pop("WANDB_SERVICE", None)  # wandb's, of the process that end_children has killed
     os.execv(sys.executable, given)
 
 

@@ -53,10 +53,12 @@ def begin_sweep(server: SweepServer, folder: Path) -> None:
 
 @contextlib.contextmanager
 def agent(server: SweepServer, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """`wandb agent`, as `wandb sweep` has printed it; no process of it stays."""
+    """`wandb agent`, as `wandb sweep` has printed it, but asking more often; no process of it stays."""
+    code = "from wandb import wandb_agent; from wandb.cli import cli; wandb_agent.Agent.POLL_INTERVAL = 0.5; cli.cli()"
+    command = [sys.executable, "-c", code, "agent", "me/lab/s1"]
     with open(folder / "agent.log", "a") as log:
         process = subprocess.Popen(
-            ["wandb", "agent", "me/lab/s1"], cwd=folder, env={**os.environ, **online(server)},
+            command, cwd=folder, env={**os.environ, **online(server)},
             stdout=log, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
     try:
@@ -93,7 +95,7 @@ def test_what_becomes_of_an_agents_runs(tmp_path: Path, train_command: Command, 
     termination: the agent sends SIGTERM, or wandb in the run SIGINT), which is saved, not handed out again, and counts
     as no failure. `wandb sweep --cancel` has the third killed, which goes on by hand."""
     endless = VALUES | {"trainer.max_steps": 1_000_000}
-    with serving_sweep([VALUES | {"trainer.max_steps": 2000}, endless, endless]) as server:
+    with serving_sweep([VALUES | {"trainer.max_steps": 1000}, endless, endless]) as server:
         server.stop_at["run1"], server.by_stream = 4, by_stream
         begin_sweep(server, tmp_path)
         first, second, third = (tmp_path / "s1" / f"run{number}" for number in range(3))
@@ -112,10 +114,10 @@ def test_what_becomes_of_an_agents_runs(tmp_path: Path, train_command: Command, 
         assert said.count("SIGTERM: saving") == 2 - by_stream
         assert ", on from last_" in said
         assert server.states["run0"] == status(first)["status"] == "finished"
-        assert result(first)["step"] == 2000
+        assert result(first)["step"] == 1000
         assert_once(server, first)
         config = yaml.safe_load((first / "config.yaml").read_text())
-        assert server.runs["run0"]["displayName"].endswith("lr=0.01 clip_norm=null hidden=[16] max_steps=2000")
+        assert server.runs["run0"]["displayName"].endswith("lr=0.01 clip_norm=null hidden=[16] max_steps=1000")
         assert (config["optim"]["lr"], config["trainer"]["clip_norm"], config["resume"]) == (0.01, None, None)
 
         assert said.count("SIGINT: saving") == by_stream

@@ -117,6 +117,7 @@ def test_sharded_steps_equal_the_others(tmp_path: Path, tokens: Path, model: str
     common = (
         *model_overrides(model, tokens), "trainer.max_steps=8", "trainer.global_batch_size=36", "trainer.log_every=1",
         "trainer.ema_decay=0.9", "trainer.clip_norm=0.5", "seed=3", "trainer.eval_every=4",
+        "hardware.eval_batch_size=64",
     )  # fmt: skip
     two = (*FSDP, "hardware.micro_batch_size=6")
     ways = {
@@ -407,12 +408,12 @@ def test_a_rank_without_samples_keeps_in_step(tmp_path: Path) -> None:
 def test_killed_twice_equals_undisturbed(tmp_path: Path) -> None:
     """SIGKILL, perhaps while a checkpoint is written, twice: the same bits, and the same metrics."""
     overrides = (
-        *QUICK, *FSDP, "trainer.max_steps=40", "trainer.log_every=7", "trainer.eval_every=20", "trainer.save_every=3",
+        *QUICK, *FSDP, "trainer.max_steps=28", "trainer.log_every=5", "trainer.eval_every=14", "trainer.save_every=3",
         "trainer.ema_decay=0.99", "model.dropout=0.2", "optim.lr=3e-3", "hardware.micro_batch_size=20",
         "hardware.activation_checkpointing=auto",
     )  # fmt: skip
     straight = start_run(tmp_path / "straight", *overrides)
-    killed = killed_at(tmp_path / "killed", (9, 25), overrides, ".dcp")
+    killed = killed_at(tmp_path / "killed", (6, 15), overrides, ".dcp")
     assert_equal(newest(killed), newest(straight))
     assert metrics(killed) == metrics(straight)
     first, second = result(killed), result(straight)

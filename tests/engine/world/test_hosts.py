@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import warm
 from conftest import QUICK, ROOT, TRAIN, assert_equal, last_checkpoint, limit, metrics, processes_with, status, wait_for
 
 pytestmark = pytest.mark.multihost
@@ -148,7 +149,7 @@ def ends(processes: list[subprocess.Popen[str]], seconds: float) -> list[tuple[i
 def test_torchrun_on_two_hosts_equals_four_local_ranks(two_hosts: tuple[Host, Host], tmp_path: Path) -> None:
     ended = ends(torchrun(two_hosts, "trainer.max_steps=6", f"hydra.run.dir={tmp_path}/runs/two"), 120)
     assert [code for code, _ in ended] == [0, 0], ended
-    done = subprocess.run(
+    done = warm.run(
         [*TRAIN, *DDP, "trainer.max_steps=6", "hardware.num_procs=4", f"hydra.run.dir={tmp_path}/runs/one"],
         capture_output=True, text=True, timeout=limit(60),
     )  # fmt: skip
