@@ -38,7 +38,7 @@ FOLDER = ".slurm"  # submitit's files, in the sweep's directory
 NUMBER = "slurm_job"  # file in a job's directory: number of its batch job
 POLL_S = 2.0
 UNENDED = ("queued", "running", "preempted")  # states after which SLURM may run a job again
-REQUEUE_S = 20.0  # for so long squeue may not list a job that goes back into the queue
+REQUEUE_S = 60.0  # for so long squeue may not list a job that goes back into the queue
 
 
 class RunDirectory:

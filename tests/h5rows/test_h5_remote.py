@@ -177,8 +177,10 @@ def test_a_run_from_composing_to_its_scores(tmp_path: Path, server: Server, caps
     """And on, with another file at that address, which it says."""
     server.files["/digits.h5"] = DIGITS
     quick = (*QUICK, "trainer.max_steps=6", "trainer.eval_every=3", "trainer.save_every=6")
-    near, far = ("data/digits.h5", server.url("/digits.h5"))
-    runs = [start_run(tmp_path / path[:4], *quick, f"data.path={path}") for path in (far, str(ROOT / near))]
+    far, near = server.url("/digits.h5"), ROOT / "data" / "digits.h5"
+    runs = [
+        start_run(tmp_path / name, *quick, f"data.path={path}") for name, path in {"far": far, "near": near}.items()
+    ]
     assert server.sent == len(DIGITS) + 1  # composed, checked, trained and scored
     scores = [{k: v for k, v in result(run).items() if k not in ("seconds", "best_checkpoint")} for run in runs]
     assert scores[0] == scores[1]
