@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -202,12 +203,9 @@ def stacked(samples: list[dict[str, bytes]]) -> np.ndarray:
 def measure(peer: str, url: str, folder: Path, args: argparse.Namespace) -> None:
     """In a process of its own; prints one line of JSON."""
     noise, made = noise_of(args.row_bytes), {}
-    if peer == "ours":
-        import torch  # noqa: F401
-
-        import h5rows.reading.ranges  # noqa: F401
-    else:
-        __import__({"mosaicml": "streaming"}.get(peer, peer))
+    ours = ("engine.data.loading.ring", "engine.data.windows", "h5rows.dataset", "h5rows.reading.ranges")
+    for name in {"ours": ours, "mosaicml": ("streaming",)}.get(peer, (peer,)):
+        import_module(name)
     told: dict[str, Any] = {"peer": peer, "share": [], "fetched": []}
     os.environ |= {"AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "pw", "AWS_DEFAULT_REGION": "us-east-1"}
     os.environ["S3_ENDPOINT_URL"] = url.rpartition("/")[0]

@@ -214,6 +214,9 @@ class Dataset:
         places = self._by_shard(self._file_rows(rows))
         if among is not None:
             places = [(k, local, among if at is None else among[at]) for k, local, at in places]
+        if self._ranged:
+            with self._ranged[0].in_haste():
+                self._advise(places)
         files = {shards[k].file for shards in self._fields.values() for k, _, _ in places} - {None}
         batch: dict[str, Any] = {}
         try:
@@ -249,7 +252,9 @@ class Dataset:
 
     def advise(self, rows: np.ndarray) -> None:
         """Ask the kernel to fetch these rows, if they are not in memory."""
-        places = self._by_shard(self._file_rows(rows))
+        self._advise(self._by_shard(self._file_rows(rows)))
+
+    def _advise(self, places: list[tuple[int, np.ndarray, np.ndarray | None]]) -> None:
         for shards in self._fields.values():
             for k, local, _ in places:
                 shards[k].advise(local)

@@ -50,6 +50,9 @@ _CLAIM_S, _POLL_S, _TOUCH_S = 10.0, 0.02, 1.0
 _MOST_OPEN = 200  # segments that a process holds mapped
 
 
+_thread = threading.local()
+
+
 class Segment:
     """Bytes of a file, some of which are there. It stays whole for who holds it, deleted or not."""
 
@@ -160,12 +163,21 @@ class RangedFile:
             self._source = source
         return self._source
 
+    @contextmanager
+    def in_haste(self) -> Iterator[None]:
+        """What this thread advises in this block is needed at once: of several files, so it is asked for together."""
+        _thread.in_haste = True
+        try:
+            yield
+        finally:
+            _thread.in_haste = False
+
     def advise(self, offset: np.ndarray, size: np.ndarray) -> None:
         """Fetch them meanwhile."""
         self._after_a_fork()
         blocks = _blocks(offset, offset + size)
         segments = self._segments(blocks)
-        self._ask(_lacking(blocks, segments), segments, urgent=False)
+        self._ask(_lacking(blocks, segments), segments, urgent=getattr(_thread, "in_haste", False))
 
     def fetch(self, offset: np.ndarray, size: np.ndarray) -> None:
         """All of these at once, what is not here; `read` finds them."""
