@@ -18,10 +18,10 @@ from torch import Tensor
 
 from h5rows.errors import ConfigError
 from h5rows.meaning.opening import Opened, lost_share, parts_of
-from h5rows.reading.copies import files_of, open_file
+from h5rows.reading.copies import files_of, open_file, ranged
 from h5rows.reading.external import items_below
 from h5rows.reading.finding import find
-from h5rows.reading.opening import groups_of, is_remote, named, names_of, open_h5, split_of
+from h5rows.reading.opening import groups_of, named, names_of, open_h5, split_of
 from h5rows.reading.raw import ChunkCache
 
 _Part = tuple[Any, np.ndarray, "np.ndarray | None"]  # a shard's reader, its rows, their places in the batch (None: all)
@@ -82,11 +82,8 @@ class Dataset:
         if not named:
             raise ConfigError("data.fields is empty: name at least one, such as {x: image}")
         self._files = files = files_of(path) if cache_gb is None else names_of(path)
-        self._ranged: list[Any] = []  # of the remote ones
-        if cache_gb is not None and (urls := [name for name in files if is_remote(name)]):
-            from h5rows.reading.ranges import described
-
-            self._ranged, external = described(urls, cache_gb), "refuse"
+        self._ranged = ranged(files, cache_gb)
+        external = "refuse" if self._ranged else external
         groups = [entry["group"]] if splits is None else groups_of(splits)
         if len(files) > 1 and (made := [name for name in named.values() if parts_of(name)[1] == "classes"]):
             raise ConfigError(f"data.fields: {made[0]} of {len(files)} files: each may have others; write integers")

@@ -11,7 +11,7 @@ import numpy as np
 
 from h5rows.errors import ConfigError
 from h5rows.meaning.opening import Opened, has_meaning, parts_of
-from h5rows.reading.copies import open_file
+from h5rows.reading.copies import open_file, peek, ranged
 from h5rows.reading.external import ALLOW_EXTERNAL
 from h5rows.reading.finding import find, stated_classes
 from h5rows.reading.opening import groups_of, is_remote, names_of, split_of
@@ -102,10 +102,7 @@ def _stored(data: Mapping[str, Any], field: str, group: str) -> Iterator[_Stored
         raise ConfigError(f"data.fields has no {field!r}; it has {sorted(fields)}")
     external, key, swmr = str(data.get("external")), f"data.fields.{field}", bool(data.get("swmr"))
     paths = names_of(data["path"])
-    if data.get("cache_gb") is not None and (urls := [path for path in paths if is_remote(path)]):
-        from h5rows.reading.ranges import described
-
-        described(urls, data["cache_gb"])  # asked for all at once
+    ranged(paths, data.get("cache_gb"))  # asked for all at once
     for path in paths:
         with _open(path, swmr, external, data.get("cache_gb")) as file:
             name, part = parts_of(fields[field])
@@ -154,8 +151,6 @@ def _number(classes: Any) -> int | None:
 def _open(path: str, swmr: bool, external: str, cache_gb: float | None) -> AbstractContextManager[h5py.File]:
     if not is_remote(path) or external == ALLOW_EXTERNAL or cache_gb is not None:
         return open_file(path, swmr, cache_gb)
-    from h5rows.reading.remote import peek
-
     return peek(path)
 
 

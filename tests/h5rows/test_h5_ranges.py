@@ -22,7 +22,7 @@ from http_files import SMALL, Server, serving
 from engine.errors import ConfigError
 from h5rows import probe
 from h5rows.dataset import Dataset
-from h5rows.reading import ranges, remote, sources
+from h5rows.reading import copies, ranges, remote, sources
 
 FIELDS = ("x", "z", "y", "words", "text")
 
@@ -113,7 +113,7 @@ def test_the_folder_keeps_to_its_limit(
         for at in np.random.default_rng(epoch).permutation(np.arange(3000).reshape(-1, 300)):
             assert_equal(data.gather(at), known.gather(at))
             assert on_disk(cache) < 1.3 * most
-    with remote.peek(server.url("/f.h5")):
+    with copies.peek(server.url("/f.h5")):
         pass  # deletes nothing, and changes no limit
     server.forget()
     assert_equal(data.gather(np.arange(3000)), known.gather(np.arange(3000)))  # one batch, larger than the folder

@@ -60,7 +60,7 @@ class Made:
 class Unpacked(Made):
     """Values of packed numbers. fill: what stands for those that are masked; None: the field is known to have none."""
 
-    def __init__(self, inner: Fixed | Held, packing: Packing, fill: float | None, where: str) -> None:
+    def __init__(self, inner: Fixed | Numbers, packing: Packing, fill: float | None, where: str) -> None:
         dtype, self.fill = torch_dtype(packing.dtype), fill
         if fill is not None and dtype.kind in "iu":
             if math.isnan(fill):  # no integer is: those of up to two bytes fit a float32
@@ -158,7 +158,7 @@ class Sparse(Made):
         pass
 
 
-class Held:
+class Numbers:
     """Numbers (N,) that were made when the file was opened."""
 
     text, file, way, reason, chunk_rows = False, None, "held", "in memory", 1

@@ -21,7 +21,7 @@ import numpy as np
 
 from h5rows.errors import ConfigError
 from h5rows.meaning.kinds import attribute, kind_of
-from h5rows.meaning.made import Columns, Held, Made, Mask, Sparse, Strings, Turned, Unpacked
+from h5rows.meaning.made import Columns, Made, Mask, Numbers, Sparse, Strings, Turned, Unpacked
 from h5rows.meaning.packed import Packing, packing_of
 from h5rows.reading.fields import Fixed, open_field
 from h5rows.reading.finding import class_names, find
@@ -125,7 +125,7 @@ class Opened:
         own = columns[self.group]
         codes = np.where(own == own, np.searchsorted(distinct, own), -1).astype(np.int64)
         names = [f"{value:g}" if isinstance(value, float) else str(value) for value in distinct.tolist()]
-        found = unpacked(Held(codes), Packing(codes.dtype, missing=(-1,)), self.masked.get(field, math.nan), where)
+        found = unpacked(Numbers(codes), Packing(codes.dtype, missing=(-1,)), self.masked.get(field, math.nan), where)
         if self.masked.get(field) == DROP:
             self._lacking.append(found)
         return found, names
@@ -262,7 +262,7 @@ def checked(masked: Any, fields: Mapping[str, str]) -> dict[str, float | str]:
     return {field: math.nan if value == "nan" else value for field, value in each.items()}
 
 
-def unpacked(raw: Fixed | Held, packing: Packing, masked: float | str, where: str) -> Any:
+def unpacked(raw: Fixed | Numbers, packing: Packing, masked: float | str, where: str) -> Any:
     """The field, unpacked. Integers that stay integers, (N,), are looked through: where none is missing they stay."""
     if not packing.masks:
         return Unpacked(raw, packing, None, where)

@@ -57,7 +57,7 @@ class Segment:
     """Bytes of a file, some of which are there. It stays whole for who holds it, deleted or not."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.touched = path, 0.0
+        self.touched = 0.0
         try:
             self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -123,7 +123,7 @@ class RangedFile:
 
     def __init__(self, url: str, version: str, size: int, limit: int) -> None:
         self.url, self.version, self.size, self.limit = url, version, size, limit
-        self.path, self.identity = shown(url), (0, 0, size, 0)
+        self.path = shown(url)
         self.compared = True  # a row of each field with what HDF5 reads
         path, _ = copy_of(url)
         _allow_open_files()
@@ -179,10 +179,6 @@ class RangedFile:
         segments = self._segments(blocks)
         self._ask(_lacking(blocks, segments), segments, urgent=getattr(_thread, "in_haste", False))
 
-    def fetch(self, offset: np.ndarray, size: np.ndarray) -> None:
-        """All of these at once, what is not here; `read` finds them."""
-        self._held(_blocks(offset, offset + size))
-
     def read(self, size: int, offset: int) -> bytes:
         out = np.empty((1, size), np.uint8)
         self.rows_into(np.array([offset]), size, out, np.zeros(1, np.int64))
@@ -229,7 +225,7 @@ class RangedFile:
 
     def _segments(self, blocks: np.ndarray) -> dict[int, Segment]:
         found = {}
-        with self._lock, _room(self):
+        with self._lock, _one_line(self):
             for number in np.unique(blocks // _BLOCKS).tolist():
                 segment = self._open.get(number)
                 if segment is None or not segment.touch():
@@ -281,7 +277,7 @@ class RangedFile:
 
         begin, end = run[0] * BLOCK, min((run[-1] + 1) * BLOCK, self.size)
         data = read(self.source(), begin, end, go_on, _TRIES)
-        with _room(self):
+        with _one_line(self):
             try:
                 segment.fill(run[0] % _BLOCKS, data)
             except OSError:  # of a full disk
@@ -369,7 +365,7 @@ _fetchers: dict[int, _Fetcher] = {}
 
 
 def fetcher() -> _Fetcher:
-    return _fetchers.setdefault(os.getpid(), _Fetcher())
+    return _fetchers.get(os.getpid()) or _fetchers.setdefault(os.getpid(), _Fetcher())
 
 
 def cache_of_this_boot() -> Path:
@@ -406,7 +402,7 @@ def make_room(limit: int) -> None:
 
 
 @contextmanager
-def _room(file: RangedFile) -> Iterator[None]:
+def _one_line(file: RangedFile) -> Iterator[None]:
     try:
         yield
     except OSError as error:

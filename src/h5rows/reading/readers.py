@@ -22,8 +22,23 @@ from h5rows.reading.opening import Held, check_same, hold, identity, is_remote, 
 from h5rows.reading.raw import ChunkCache, raw_file, spread
 
 
-class Mapped:
-    """Rows lie in the file as they are: copy them from its mapping."""
+class _AsTheyAre:
+    """Rows lie in the file as they are."""
+
+    layout: Layout
+    file: Any
+
+    def _addresses(self, rows: np.ndarray) -> np.ndarray:
+        chunk, inner = np.divmod(rows, self.layout.chunk[0])
+        return self.layout.offset[chunk, 0] + inner * self.layout.row_bytes
+
+    def advise(self, rows: np.ndarray, count: np.ndarray | int = 1) -> None:
+        """count: rows that follow each, itself included, where they lie together."""
+        self.file.advise(self._addresses(rows), np.broadcast_to(count * self.layout.row_bytes, rows.shape))
+
+
+class Mapped(_AsTheyAre):
+    """Copy them from the file's mapping."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -47,10 +62,6 @@ class Mapped:
         self._runs = np.lib.stride_tricks.as_strided(
             self._bytes, (len(self._bytes) - size + 1, size), (1, 1), writeable=False
         )
-
-    def _addresses(self, rows: np.ndarray) -> np.ndarray:
-        chunk, inner = np.divmod(rows, self.layout.chunk[0])
-        return self.layout.offset[chunk, 0] + inner * self.layout.row_bytes
 
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
         if len(rows) == 0:
@@ -79,20 +90,12 @@ class Mapped:
         assert self._rows is not None
         return self._rows[start:stop].reshape(-1).view(self.layout.dtype).reshape(-1, *self.layout.shape[1:])
 
-    def advise(self, rows: np.ndarray, count: np.ndarray | int = 1) -> None:
-        """count: rows that follow each, itself included, where they lie together."""
-        self.file.advise(self._addresses(rows), np.broadcast_to(count * self.layout.row_bytes, rows.shape))
 
-
-class Ranged:
-    """As Mapped, of a remote file."""
+class Ranged(_AsTheyAre):
+    """Copy them from those blocks of a remote file that are here."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout, self.file = layout, raw_file(layout.path, layout.identity)
-
-    def _addresses(self, rows: np.ndarray) -> np.ndarray:
-        chunk, inner = np.divmod(rows, self.layout.chunk[0])
-        return self.layout.offset[chunk, 0] + inner * self.layout.row_bytes
 
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
         if len(rows) == 0:
@@ -100,9 +103,6 @@ class Ranged:
         flat = out.reshape(len(out), -1).view(np.uint8)
         at = np.arange(len(rows)) if at is None else at
         self.file.rows_into(self._addresses(rows), self.layout.row_bytes, flat, at)
-
-    def advise(self, rows: np.ndarray, count: np.ndarray | int = 1) -> None:
-        self.file.advise(self._addresses(rows), np.broadcast_to(count * self.layout.row_bytes, rows.shape))
 
 
 class Chunks:
@@ -126,7 +126,7 @@ class Chunks:
         cuts = np.flatnonzero(np.diff(chunk[order])) + 1
         groups = np.split(order, cuts) if len(rows) else []
         if is_remote(self.layout.path):
-            self.file.fetch(*self._extents(rows))
+            self.advise(rows)  # all at once
 
         def copy(group: np.ndarray) -> None:
             number = int(chunk[group[0]])

@@ -1,6 +1,6 @@
 """Remote files as local copies, which all else then reads as it reads any file. No torch.
 
-    composing    peek     HDF5 gets the blocks that it looks at, as it asks for them (ranges.py)
+    composing             HDF5 gets the blocks that it looks at, as it asks for them (ranges.py)
     training     fetched  LAB_CACHE_DIR/<host and path>-<url>/<version>/name.h5.part grows, and is renamed to name.h5
 
 Of the processes that share the folder one fetches and the others wait. One that was killed is gone on from. Threads
@@ -18,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -27,7 +26,7 @@ import h5py
 
 from h5rows.errors import ConfigError
 from h5rows.locks import Busy, Lock
-from h5rows.reading.opening import is_remote, names_of, open_h5
+from h5rows.reading.opening import is_remote, names_of
 from h5rows.reading.sources import TRIES, Failed, Source, pause, read, shown, source_of
 
 SPAN, AHEAD = 8 << 20, 4  # bytes that are asked for at once, so many times
@@ -153,20 +152,6 @@ def _pieces(source: Source, at: int, between: Between) -> Iterator[bytes]:
     finally:
         stop.set()
         pool.shutdown(wait=not ahead, cancel_futures=True)  # a process that forks has no threads
-
-
-@contextmanager
-def peek(url: str) -> Iterator[h5py.File]:
-    """The file for a look at it. Links that lead out of it must not be followed: HDF5 would take it for the other."""
-    path, source = copy_of(url)
-    if source is None or path.exists() or not source.ranged or source.size <= SPAN:
-        with open_h5(fetched(url)) as file:
-            yield file
-        return
-    from h5rows.reading.ranges import NO_LIMIT, open_ranged, ranged_file
-
-    with open_ranged(ranged_file(url, source.version, source.size, NO_LIMIT)) as file:  # others' blocks stay
-        yield file
 
 
 def _plain(text: str) -> str:
