@@ -12,7 +12,7 @@ import numpy as np
 from h5rows.errors import ConfigError
 from h5rows.meaning.opening import Opened, has_meaning, parts_of
 from h5rows.reading.copies import open_file, peek, ranged
-from h5rows.reading.external import ALLOW_EXTERNAL
+from h5rows.reading.external import ALLOW_EXTERNAL, REFUSE_EXTERNAL
 from h5rows.reading.finding import find, stated_classes
 from h5rows.reading.opening import groups_of, is_remote, names_of, split_of
 from h5rows.reading.raw import ChunkCache
@@ -102,7 +102,8 @@ def _stored(data: Mapping[str, Any], field: str, group: str) -> Iterator[_Stored
         raise ConfigError(f"data.fields has no {field!r}; it has {sorted(fields)}")
     external, key, swmr = str(data.get("external")), f"data.fields.{field}", bool(data.get("swmr"))
     paths = names_of(data["path"])
-    ranged(paths, data.get("cache_gb"))  # asked for all at once
+    if ranged(paths, data.get("cache_gb")):  # asked for all at once
+        external = REFUSE_EXTERNAL  # as Dataset does
     for path in paths:
         with _open(path, swmr, external, data.get("cache_gb")) as file:
             name, part = parts_of(fields[field])

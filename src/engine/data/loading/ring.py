@@ -51,7 +51,7 @@ class _Job:
 
     def rows(self, of: range | None = None) -> tuple[list[int], np.ndarray, np.ndarray] | None:
         """(sizes of the micro-batches, their numbers, their rows) of this job, or of these micro-batches."""
-        parts = [self.plan(k) for k in range(self.begin, self.end) if of is None] + [self.plan(k) for k in of or ()]
+        parts = [self.plan(k) for k in (range(self.begin, self.end) if of is None else of)]
         found = [part for part in parts if part is not None]
         if not found:
             return None
