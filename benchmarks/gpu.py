@@ -42,6 +42,7 @@ if missing := missing_of(NEEDED):  # before the files below, which import some o
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from gpu_common import ROOT, Setting, as_table  # noqa: E402
 from gpu_faults import end_all, faults  # noqa: E402
+from gpu_smoke import smoke  # noqa: E402
 from gpu_stages import (  # noqa: E402
     checkpoints,
     cifar,
@@ -50,19 +51,22 @@ from gpu_stages import (  # noqa: E402
     gpt2,
     gpt2_compiled,
     loaders,
+    modes,
     precision,
     tests,
     vocabulary,
 )
 
 STAGES: dict[str, Callable[..., None]] = {
+    "smoke": smoke,
+    "tests": tests,
     "cifar": cifar,
     "gpt2": gpt2,
+    "modes": modes,
     "checkpoints": checkpoints,
     "precision": precision,
     "gpt2_compiled": gpt2_compiled,
     "cifar_compiled": cifar_compiled,
-    "tests": tests,
     "faults": faults,
     "loaders": loaders,
     "vocabulary": vocabulary,

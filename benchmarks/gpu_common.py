@@ -90,7 +90,7 @@ class Setting:
 
 @dataclass
 class Ran:
-    """A run of ours that has ended. lines: of metrics.jsonl. profile: of profiler=simple. peak: bytes."""
+    """A run of ours that has ended. lines: of metrics.jsonl. profile: of profiler=simple. figures: of gpu_ours.py."""
 
     status: int
     stderr: str
@@ -98,7 +98,7 @@ class Ran:
     seconds: float
     lines: list[dict[str, Any]]
     profile: dict[str, Any]
-    peak: dict[str, float]
+    figures: dict[str, Any]
 
     def speed(self, key: str = "perf/samples_per_s") -> float:
         """Median over the logs; the first is left out, as it holds the start, and a compilation."""
@@ -142,15 +142,16 @@ def finished(command: list[str], environment: Mapping[str, str], limit_s: float 
 
 
 def ours(
-    setting: Setting, name: str, *overrides: str, fault: str = "", wanted: int | None = 0, keep: bool = False
-) -> Ran:
+    setting: Setting, name: str, *overrides: str, fault: str = "", wanted: int | None = 0, keep: bool = False,
+    limit_s: float = RUN_S,
+) -> Ran:  # fmt: skip
     """Our run from start to end. wanted: its exit status, else this command ends; None: any. keep: its checkpoints,
     gigabytes in some stages."""
     folder = setting.work / f"{setting.stage}-{name}-{time.time_ns() % 10**9}"
     figures = folder.with_suffix(".json")
     environment = {**environment_of(setting), "FIGURES": str(figures), "FAULT": fault}
     began = time.perf_counter()
-    status, _, stderr = finished(command(setting, folder, *overrides), environment)
+    status, _, stderr = finished(command(setting, folder, *overrides), environment, limit_s)
     seconds = time.perf_counter() - began
     if wanted is not None and status != wanted:
         raise SystemExit(f"{name}: status {status}, not {wanted}\n{stderr[-6000:]}")

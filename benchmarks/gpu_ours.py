@@ -1,6 +1,7 @@
 """src/train.py as it is, with two additions for benchmarks/gpu.py: the peak of GPU memory, and a fault on request.
 
-FIGURES=file.json     is written at the end of a run in this process: peak memory allocated and reserved, bytes
+FIGURES=file.json     is written at the end of a run in this process: peak memory allocated and reserved, bytes; of each
+                      save the seconds that it holds the loop and the device, which is waited for before and after
 FAULT=hang:RANK:STEP  the rank sleeps for an hour before this step
 FAULT=memory:RANK:STEP  the rank asks for memory until none is left
 """
@@ -37,12 +38,30 @@ def main() -> int:
                 held.append(torch.empty(here[1], dtype=torch.uint8, device=here[0]))
         return train_step(nets, state, *more)
 
+    save, saves = lab.loop.save, []
+
+    def timed(*given: Any, **more: Any) -> None:
+        wait_for_device()
+        began = time.perf_counter()
+        save(*given, **more)
+        wait_for_device()
+        saves.append(time.perf_counter() - began)
+
+    def wait_for_device() -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+
     if kind != "none":
         lab.loop.train_step = faulty
+    if "FIGURES" in os.environ:
+        lab.loop.save = timed
     status = train.main()
-    if "FIGURES" in os.environ and torch.cuda.is_initialized():
-        peak = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
-        Path(os.environ["FIGURES"]).write_text(json.dumps(peak))
+    if "FIGURES" in os.environ:
+        found: dict[str, Any] = {"saves_s": saves}
+        if torch.cuda.is_initialized():
+            found["allocated"] = torch.cuda.max_memory_allocated()
+            found["reserved"] = torch.cuda.max_memory_reserved()
+        Path(os.environ["FIGURES"]).write_text(json.dumps(found))
     return status
 
 

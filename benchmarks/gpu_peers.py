@@ -49,7 +49,7 @@ def precision_of(given: dict[str, Any]) -> Any:
 
 
 def cifar(given: dict[str, Any]) -> dict[str, Any]:
-    """A ResNet on images that lie on the device, crops and flips, SGD, clipping."""
+    """A ResNet on images that lie on the device, crops and flips once an epoch, SGD, clipping."""
     from lab.models.resnet import ResNet
 
     device, size = given["device"], given["batch"]
@@ -65,25 +65,34 @@ def cifar(given: dict[str, Any]) -> dict[str, Any]:
     autocast = precision_of(given)
     mean = torch.tensor([0.491, 0.482, 0.447], device=device).view(1, 3, 1, 1)
     std = torch.tensor([0.247, 0.243, 0.262], device=device).view(1, 3, 1, 1)
-    offsets = torch.arange(32, device=device)
-    order = torch.randperm(len(x), device=device)
+    half = torch.float32 if given["precision"] == "fp32" else torch.bfloat16
+    padded = F.pad(((x.float() / 255 - mean) / std).to(half), (4, 4, 4, 4))
+    count, offsets = len(x), torch.arange(32, device=device)
+    layout = torch.channels_last if given["channels_last"] else torch.contiguous_format
+
+    def changed(top: Tensor, left: Tensor, mirrored: Tensor) -> Tensor:
+        images = padded[
+            torch.arange(count, device=device).view(-1, 1, 1, 1), torch.arange(3, device=device).view(1, 3, 1, 1),
+            (top + offsets).view(count, 1, 32, 1), (left + offsets).view(count, 1, 1, 32),
+        ]  # fmt: skip
+        return torch.where(mirrored, images.flip(3), images).contiguous(memory_format=layout)
+
+    change = torch.compile(changed) if given["compile"] else changed
+
+    def epoch() -> tuple[Tensor, Tensor]:
+        """The whole set, cropped and flipped, and an order: as airbench has it, a step only indexes."""
+        top, left = torch.randint(9, (2, count, 1), device=device)
+        return change(top, left, torch.rand(count, 1, 1, 1, device=device) < 0.5), torch.randperm(count, device=device)
+
+    images_of_epoch, order = epoch()
 
     def step(number: int) -> Tensor:
-        nonlocal order
-        begin = number * size % (len(x) - size + 1)
-        if begin < size:
-            order = torch.randperm(len(x), device=device)
+        nonlocal images_of_epoch, order
+        begin = number * size % (count - size + 1)
+        if begin < size and number:
+            images_of_epoch, order = epoch()
         rows = order[begin : begin + size]
-        images = F.pad(x[rows].float().div_(255), (4, 4, 4, 4))
-        top, left = torch.randint(9, (2, size, 1), device=device)
-        images = images[
-            torch.arange(size, device=device).view(-1, 1, 1, 1), torch.arange(3, device=device).view(1, 3, 1, 1),
-            (top + offsets).view(size, 1, 32, 1), (left + offsets).view(size, 1, 1, 32),
-        ]  # fmt: skip
-        images = torch.where(torch.rand(size, 1, 1, 1, device=device) < 0.5, images.flip(3), images)
-        images = (images - mean) / std
-        if given["channels_last"]:
-            images = images.contiguous(memory_format=torch.channels_last)
+        images = images_of_epoch[rows]
         with autocast():
             loss = F.cross_entropy(forward(images), y[rows])
         loss.backward()

@@ -17,6 +17,7 @@ from gpu_common import ROOT, Ran, Setting, bare, cifar_file, compiled, finished,
 
 QUIET = ("trainer.max_epochs=null", "trainer.eval_every=null", "trainer.save_every=null", "trainer.max_eval_batches=1")
 TESTS_S = 480.0
+MOST_BUSY = 101.0  # percent; the trace is of other steps than the speed
 TRAIN_ALONE = ("data.splits.val=null", "data.splits.test=null")  # evaluations would be compiled too, for a minute
 EAGER, COMPILED = "eager", "compiled, channels_last"
 
@@ -54,6 +55,26 @@ def tests(setting: Setting) -> None:
 def outcomes(log: str) -> Counter[str]:
     """{outcome: number of tests}, by the lines of pytest -vv, with xdist or without."""
     return Counter(one or other for one, other in re.findall(OUTCOME, log))
+
+
+def modes(setting: Setting) -> None:
+    """Samples/s of steps that launches bound: the default MLP and a small ResNet on the digits, in each mode."""
+    ways = {"plain": (), "graph": ("hardware.cuda_graph=true",), "default": (compiled("default"),),
+            "reduce-overhead": (compiled("reduce-overhead"),),
+            "default, graph": (compiled("default"), "hardware.cuda_graph=true")}  # fmt: skip
+    if not setting.cuda:
+        ways = {name: more for name, more in ways.items() if "graph" not in name}
+    steps, every = setting.pick(3000, 20), setting.pick(500, 5)
+    given = [*QUIET, *TRAIN_ALONE, f"trainer.max_steps={steps}", f"trainer.log_every={every}", "data.loader=device"]
+    for model, more in {"mlp": (), "resnet": ("model=resnet", "model.width=16")}.items():
+        found: dict[str, list[float]] = {way: [] for way in ways}
+        for _ in range(setting.rounds):
+            for way, own in ways.items():
+                found[way].append(ours(setting, "mode", *given, *more, *own).speed())
+                setting.add(f"{model}, {way}", statistics.median(found[way]), "samples/s")
+        for way in list(ways)[1:]:
+            ratio = statistics.median(a / b for a, b in zip(found[way], found["plain"]))
+            setting.add(f"{model}, {way} / plain", ratio, "")
 
 
 # ---- CIFAR
@@ -101,7 +122,7 @@ def cifar_way(setting: Setting, name: str, target: float) -> None:
         hand.append(batch / statistics.median(found["step_s"]))
         setting.add(f"bare loop, {name}", statistics.median(hand), "images/s")
         ratio = statistics.median(b / a for a, b in zip(own, hand))
-        setting.add(f"time of ours / bare, {name}", ratio, "", ("<=", 1.02))
+        setting.add(f"time of ours / bare, {name}", ratio, "", ("<=", 1.01))
     if setting.small and name != EAGER:  # nothing is compiled then: all that follows was just tried
         return
     simple = cifar_ours(setting, "profile", steps, *overrides, "data.loader=device", "profiler=simple")
@@ -113,6 +134,8 @@ def cifar_way(setting: Setting, name: str, target: float) -> None:
     busy = busy_s(traced) if setting.cuda else None
     share = busy and 100 * busy * statistics.median(own) / batch
     setting.add(f"GPU busy, {name}", share, "% of a step without the trace", (">=", 97))
+    if share is not None and share > MOST_BUSY:
+        raise SystemExit(f"GPU busy {share:.1f} %: kernels of other steps are counted")
 
 
 def trace_of(setting: Setting, *overrides: str) -> list[dict[str, Any]]:
@@ -189,7 +212,7 @@ def gpt2(setting: Setting) -> None:
 
 def gpt2_compiled(setting: Setting) -> None:
     """The same, compiled."""
-    gpt_way(setting, "compiled", "default", target=300_000)
+    gpt_way(setting, "compiled", "default", target=350_000)
 
 
 def gpt_way(setting: Setting, name: str, mode: str | None, target: float) -> None:
@@ -204,7 +227,7 @@ def gpt_way(setting: Setting, name: str, mode: str | None, target: float) -> Non
         setting.add(f"GPT-2 124M, {name}", statistics.median(own), "tokens/s", (">=", target))
         if setting.cuda:
             setting.add(f"model FLOP/s, {name}", ran.speed("perf/tflop_per_s"), "TFLOP/s")
-            setting.add(f"peak memory, {name}", ran.peak["allocated"] / 1e9, "GB")
+            setting.add(f"peak memory, {name}", ran.figures["allocated"] / 1e9, "GB")
         given = {"path": path, "vocabulary": vocabulary, "compile": mode, "precision": precision, **size}
         peer = bare(setting, "gpt", steps=steps, log_every=setting.pick(5, 2), **given)
         hand.append(size["batch"] * size["window"] / statistics.median(peer["step_s"]))
@@ -234,7 +257,7 @@ def precision(setting: Setting) -> None:
         setting.add(f"GPT-2, {kind}", found[kind].speed("perf/tokens_per_s"), "tokens/s")
     ratio = found["bf16"].speed() / found["fp32"].speed()
     setting.add("speed of bf16 / fp32", ratio, "", (">=", 2.0))
-    memory = found["bf16"].peak["allocated"] / found["fp32"].peak["allocated"] if setting.cuda else None
+    memory = found["bf16"].figures["allocated"] / found["fp32"].figures["allocated"] if setting.cuda else None
     setting.add("memory of bf16 / fp32", memory, "", ("<=", 0.6))
 
 
@@ -242,23 +265,23 @@ def precision(setting: Setting) -> None:
 
 
 def checkpoints(setting: Setting) -> None:
-    """How long a checkpoint of GPT-2 with AdamW's state (1.5 GB) blocks the loop, beside torch.save; a resume. The mean
-    holds the first save, which gets its memory."""
+    """How long a checkpoint of GPT-2 with AdamW's state (1.5 GB) holds the loop, beside torch.save; a resume. The first
+    save, which gets its memory, apart from later ones."""
     steps, tokens = setting.pick(40, 6), setting.pick(50_304, 64)
-    more = ("profiler=simple", "profiler.wait=2", f"trainer.save_every={setting.pick(10, 2)}", "trainer.log_every=10")
+    more = (f"trainer.save_every={setting.pick(10, 2)}", "trainer.log_every=10")
     ran = gpt_ours(setting, steps, tokens, "bf16" if setting.cuda else "fp32", *more, keep=True)
     held = next(line for line in ran.stderr.splitlines() if " parameters; " in line)
     count = re.search(r"([\d,]+) parameters", held)
     assert count is not None
     parameters = int(count[1].replace(",", ""))
-    saves = sum(step % setting.pick(10, 2) == 0 for step in range(3, steps + 1))
-    # the host goes on while the device copies, and the next step waits behind that
-    blocked = max(ran.profile[clock]["save"] for clock in ("host_seconds", "seconds")) / saves
-    setting.add("loop blocked by a save", blocked, "s")
+    first, *later = ran.figures["saves_s"]
+    setting.add("loop held by the first save", first, "s")
+    setting.add("loop held by a later save", statistics.median(later), "s")
     folder = {"folder": str(setting.work), "parameters": parameters, "times": setting.pick(3, 2)}
     plain = statistics.median(bare(setting, "save", **folder)["save_s"])
     setting.add("torch.save of as much", plain, "s")
-    setting.add("blocked / torch.save", blocked / plain, "", ("<=", 0.2))
+    setting.add("first save / torch.save", first / plain, "", ("<=", 0.2))
+    setting.add("later save / torch.save", statistics.median(later) / plain, "", ("<=", 0.1))
     again = ours(setting, "resume", f"resume={ran.folder}", f"trainer.max_steps={steps + 2}", "profiler=none")
     setting.add("a resume, from the command to its end", again.seconds, "s")
 
@@ -276,7 +299,7 @@ def cifar94(setting: Setting, file: Path | None) -> None:
     first, last = logs[0], logs[-1]
     a_step = (last["time"] - first["time"]) / (last["step"] - first["step"])
     setting.add("test accuracy", read_result(ran).get("test/accuracy"), "", (">=", 0.94))
-    setting.add("seconds of training", a_step * last["step"], "s", ("<=", 20.0))
+    setting.add("seconds of training", a_step * last["step"], "s", ("<=", 4.0))
 
 
 def read_result(ran: Ran) -> dict[str, Any]:

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from engine.data import Clock, Loader
-from engine.device import Hardware, StepNumbers, draw_nothing
+from engine.device import Captured, Hardware, StepNumbers, check_optimizer_of_graph, draw_nothing
 from engine.errors import ConfigError
 from engine.host import collect_garbage, no_garbage_collection
 from engine.world import World
@@ -71,6 +72,26 @@ def may_draw(state: TrainState) -> bool:
     return not (plain and draw_nothing(state.schedule, state.optimizer.values()))
 
 
+def as_graph(state: TrainState, run: Run, called: bool) -> Callable[..., dict[str, Tensor]]:
+    """train_step as one CUDA graph, for hardware.cuda_graph. called: something else runs between steps."""
+    hooks = [name for name in ("train_step", "updated", "share_in_average") if overrides(state.task, name)]
+    if hooks or may_draw(state):
+        what = f"{type(state.task).__name__}.{hooks[0]}" if hooks else "the optimizer, or the schedule,"
+        raise ConfigError(f"hardware.cuda_graph=true: {what} may choose or draw on the host - leave it false")
+    check_optimizer_of_graph(state.optimizer.values())
+    state.schedule.hold_on(run.world.device)
+    modules = {"model": state.model, "task": state.task}
+    captured = Captured(modules if state.ema is None else {**modules, "ema": state.ema}, state.optimizer.values())
+
+    def step(nets: Any, state: TrainState, batches: Iterator[Batch], *more: Any) -> dict[str, Tensor]:
+        state.schedule.set_rates(state.step)
+        given = list(itertools.islice(batches, len(run.machine.micro_batch_sizes)))
+        since = state.logged_step, state.scored_step, called and state.step
+        return captured(lambda own: train_step(nets, state, iter(own), *more), given, since)
+
+    return step
+
+
 @no_garbage_collection()
 def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, validate: Validate | None, run: Run) -> None:
     """Train from state.step until `ended`, or until a stop is asked for. What is due after a step is a list in the
@@ -85,6 +106,8 @@ def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, validat
     pay(state, validate, run, clock)
     before_step, on_step = (overriding(run.callbacks, event) for event in ("before_step", "on_step"))
     step = train_step if run.balance is None else run.balance.timed(train_step)
+    if run.machine.cuda_graph:
+        step = as_graph(state, run, bool(before_step or on_step))
     for net in nets.values():
         net.train()
     run.watch.beat("training", state.step, slow=True)  # a first step may compile

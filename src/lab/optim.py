@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import Any, Protocol, TypeGuard
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engine.device import FUSED
@@ -154,21 +154,30 @@ class Schedule:
     """Sets each group's learning rate to peak * factor(step, total_steps). step: from 0, skipped ones included.
 
     The rate depends on the step, and on what a factor that follows the scores has seen (Plateau), which a checkpoint
-    holds. It is a number of the host: a kernel takes it as an argument, and nothing waits.
+    holds. It is a number of the host (`rates`, of each group): a kernel takes it as an argument, and nothing waits.
     """
 
     def __init__(self, optimizer: HasGroups, factor: Factor, total_steps: int) -> None:
         self.optimizer, self.factor, self.total_steps = optimizer, factor, total_steps
         self.peak = optimizer.param_groups[0]["lr"]  # of groups without an lr_factor
         self.peaks = [group["lr"] * group.get("lr_factor", 1.0) for group in optimizer.param_groups]
+        self._held: list[Tensor] = []
         self.set_rates(0)
 
     def set_rates(self, step: int) -> None:
         """Before step number `step`."""
         factor = self.factor(step, self.total_steps)
         self.last_lr = self.peak * factor
-        for group, peak in zip(self.optimizer.param_groups, self.peaks):
-            group["lr"] = peak * factor
+        before, self.rates = getattr(self, "rates", []), [peak * factor for peak in self.peaks]
+        for held, rate, last in zip(self._held, self.rates, before):
+            if rate != last:
+                held.fill_(rate)
+        for group, rate in zip(self.optimizer.param_groups, self._held or self.rates):
+            group["lr"] = rate
+
+    def hold_on(self, device: torch.device) -> None:
+        """From here on the rates are 0-d tensors of the device, each at a place of its own: what a CUDA graph reads."""
+        self._held = [torch.tensor(rate, device=device) for rate in self.rates]
 
     def scored(self, score: float, step: int) -> float | None:
         """After each evaluation, with the monitored score, turned so that less is better. Returns the learning rate of

@@ -26,7 +26,7 @@ EXPECTED = {
     "vocabulary": {"padded / odd"},
     "loaders": {"threads / device", "workers / device"},
     "precision": {"speed of bf16 / fp32", "memory of bf16 / fp32"},
-    "checkpoints": {"blocked / torch.save", "a resume, from the command to its end"},
+    "checkpoints": {"later save / torch.save", "a resume, from the command to its end"},
     "faults": {f"{name}: as it should be, of 1" for name in ("kill -9", "hang", "out of memory", "restart")},
     "cifar94": {"CIFAR-10 to 94 %"},
 }

@@ -16,6 +16,7 @@ from engine.checkpoints import checkpoint
 
 pytestmark = pytest.mark.gpu
 COMMON = ("logger=none", "hardware=gpu", "model=resnet", "model.width=8", "trainer.max_epochs=null")
+NO_RESNET = [o for o in COMMON if not o.startswith("model")]
 # any synchronisation inside train_step raises, from the third step on (the first ones allocate)
 NO_WAITING = """
 import sys, torch, lab.loop, train
@@ -112,6 +113,47 @@ def test_interrupted_equals_uninterrupted(tmp_path: Path) -> None:
     gpu_run(cut, *COMMON, *more, "resume=auto")
     assert_equal(last_checkpoint(cut), last_checkpoint(straight))
     assert metrics(cut) == metrics(straight)
+
+
+GRAPH = "hardware.cuda_graph=true"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_graph_of_the_step_trains_as_the_step_does(tmp_path: Path, precision: str) -> None:
+    """To rounding: the rate is a float32 on the device. Dropout draws the same numbers."""
+    more = ("trainer.max_steps=30", "hardware.deterministic=true", f"hardware.precision={precision}",
+            "model=mlp", "model.dropout=0.1", "trainer.ema_decay=0.9")  # fmt: skip
+    plain, graph = (gpu_run(tmp_path / name, *NO_RESNET, *more, *own) for name, own in {"a": (), "b": (GRAPH,)}.items())
+    for name, value in last_checkpoint(plain)["model"].items():
+        torch.testing.assert_close(last_checkpoint(graph)["model"][name], value, rtol=1e-3, atol=1e-4)
+    assert result(graph)["val/loss"] == pytest.approx(result(plain)["val/loss"], rel=1e-3)
+
+
+def test_a_graph_waits_for_nothing_and_goes_on_exactly(tmp_path: Path) -> None:
+    more = (GRAPH, "hardware.deterministic=true", "trainer.save_every=10", "trainer.max_steps=30")
+    straight, cut = (gpu_run(tmp_path / name, *COMMON, *more) for name in ("straight", "cut"))
+    for late in [*(cut / "checkpoints").glob("last_000000030.pt"), *(cut / "checkpoints").glob("best_*.pt")]:
+        late.unlink()
+    gpu_run(cut, *COMMON, *more, "resume=auto")
+    assert_equal(last_checkpoint(cut), last_checkpoint(straight))
+    assert metrics(cut) == metrics(straight)
+
+
+def test_a_step_that_no_graph_can_hold_is_refused(tmp_path: Path) -> None:
+    code = """
+import sys, train, lab.tasks.supervised as supervised
+
+losses = supervised.Supervised.losses
+supervised.Supervised.losses = lambda self, *given: [losses(self, *given), given[1]["x"].sum().item()][0]
+sys.exit(train.main())
+"""
+    given = [*COMMON, GRAPH, "trainer.max_steps=20", f"hydra.run.dir={tmp_path}/run"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *given], env=gpu_environment(), capture_output=True, text=True,
+        timeout=limit(120),
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "hardware.cuda_graph=true: the step does what no graph can hold" in done.stderr
 
 
 def test_compiled_steps_agree(tmp_path: Path) -> None:
@@ -212,7 +254,6 @@ def test_one_process_with_two_gpus_agrees_with_one(tmp_path: Path) -> None:
 
 
 FSDP = ("trainer=fsdp", "hardware.num_procs=2", "model=mlp", "model.hidden=[64,64]")
-NO_RESNET = [o for o in COMMON if not o.startswith("model")]
 
 
 @pytest.mark.gpu(2)

@@ -11,6 +11,7 @@ Raised: ConfigError for options that do not go together or do not fit the machin
 
     hardware, threads, precision    device, batch sizes, settings that follow from the machine
     dynamo                  compiling
+    captured                a step as one CUDA graph
     seed                    random numbers by the number of the step
     skipping                steps that are left out without asking the device
     options, rules          values of the group; which go together
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 from engine.pages import lazy
 
 if TYPE_CHECKING:
+    from engine.device.captured import Captured, check_optimizer_of_graph
     from engine.device.dynamo import CompiledChain, compile_report, compiled, for_evaluation
     from engine.device.hardware import (
         Hardware,

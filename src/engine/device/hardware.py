@@ -35,6 +35,7 @@ class Hardware:
     compile: str | None = None  # torch.compile's mode
     binding: str = ""  # the NUMA node that this process is bound to, for the log; empty: it is not
     devices: int = 1
+    cuda_graph: bool = False
 
     def apply(self, config: HardwareConfig) -> None:
         """Set torch's global switches; each process calls this."""
@@ -75,6 +76,8 @@ def resolve_hardware(hardware: HardwareConfig, trainer: Strategy) -> Hardware:
     precision = hardware.precision
     if hardware.device == "cpu":
         hide_gpus()
+    if hardware.cuda_graph and device != "cuda":
+        raise ConfigError(f"hardware.cuda_graph=true: a GPU's, and this run is on {device} - leave it false")
     if device == "cuda":
         torch.cuda.set_device(place.gpu())  # first: any other CUDA query would open a context on GPU 0 in each rank
     used = gpus() if trainer.strategy == "dp" else [torch.device("cuda", place.gpu())] if device == "cuda" else []
@@ -84,7 +87,8 @@ def resolve_hardware(hardware: HardwareConfig, trainer: Strategy) -> Hardware:
     threads = decide_threads(hardware.num_threads, device, hardware.deterministic, place.local_size)
     eval_batch_size = hardware.eval_batch_size or -(-micro[0] // devices)
     mode = "default" if hardware.compile is True else hardware.compile or None
-    return Hardware(device, num_procs, precision, threads, micro, eval_batch_size, mode, binding, devices)
+    rest = mode, binding, devices, hardware.cuda_graph
+    return Hardware(device, num_procs, precision, threads, micro, eval_batch_size, *rest)
 
 
 def choose_device(hardware: HardwareConfig) -> str:

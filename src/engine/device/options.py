@@ -22,6 +22,7 @@ class HardwareConfig:
     activation_checkpointing_keeps: Annotated[str, option("inputs", "matmuls")] = "inputs"
     attention: list[str] = field(default_factory=list)
     compile: Annotated[bool | str, option("default", *CUDA_GRAPHS)] = False
+    cuda_graph: bool = False
     channels_last: bool = False
     deterministic: bool = False
     cudnn_benchmark: bool = True

@@ -58,6 +58,8 @@ def check_options(trainer: Strategy, hardware: HardwareConfig) -> None:
             "hardware.activation_checkpointing_keeps=matmuls: its recomputation must see the weights of the forward "
             "pass, and the bf16 copies are gone by then - use hardware.precision=bf16, or keep inputs"
         )
+    if hardware.cuda_graph:
+        _check_graph(trainer, hardware)
     if wrong := next((name for name in hardware.attention if name not in ATTENTION), None):
         raise ConfigError(f"hardware.attention: no kernel {show(wrong)} - give {', '.join(ATTENTION)}, or []")
     if trainer.strategy == "dp" and hardware.activation_checkpointing:
@@ -65,6 +67,19 @@ def check_options(trainer: Strategy, hardware: HardwareConfig) -> None:
             "hardware.activation_checkpointing: trainer=dp copies the model at each step - use trainer=ddp"
         )
     _check_ddp(trainer, hardware)
+
+
+def _check_graph(trainer: Strategy, hardware: HardwareConfig) -> None:
+    """Refuse what a graph of the whole step cannot hold."""
+    for key, value, refused, why in (
+        ("trainer", trainer.strategy, ("ddp", "fsdp", "dp"), "is for one GPU - use trainer=single"),
+        ("hardware.device", hardware.device, ("cpu", "mps"), "is a GPU's - use hardware=gpu"),
+        ("hardware.compile", hardware.compile, CUDA_GRAPHS, "has graphs of its own - use default or false"),
+        ("hardware.precision", hardware.precision, ("fp16",), "scales no losses - use bf16"),
+        ("hardware.detect_anomaly", hardware.detect_anomaly, (True,), "asks the GPU for nothing - leave it false"),
+    ):
+        if value in refused:
+            raise ConfigError(f"hardware.cuda_graph=true: with {key}={show(value)}; a graph of the step {why}")
 
 
 def _check_ddp(trainer: Strategy, hardware: HardwareConfig) -> None:

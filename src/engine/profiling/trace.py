@@ -29,7 +29,7 @@ class Trace:
             record_shapes=True,
             profile_memory=True,
         )
-        self.written = False
+        self.written, self._left = False, options.wait + options.warmup  # steps until the first one that is kept
 
     def begin(self, part: str) -> None:
         span = record_function(part)
@@ -45,6 +45,9 @@ class Trace:
         self._profile.start()
 
     def step(self) -> None:
+        self._left -= 1
+        if self.on_gpu and not self._left:  # what earlier steps have queued would be counted too
+            torch.cuda.synchronize()
         self._profile.step()
 
     def stop_recording(self) -> None:

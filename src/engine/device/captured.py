@@ -1,0 +1,142 @@
+"""One step of training as a CUDA graph: a call launches all of its kernels at once, where the host would take longer to
+launch them one by one than the GPU to run them (torch.cuda.CUDAGraph; "Accelerating PyTorch with CUDA Graphs", 2021).
+
+What Python decides while it is captured is decided for all steps that follow, so `Captured` looks for what changes on
+the host: a step that changes it is refused, and what was changed between steps (by a callback) has the step captured
+anew.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from engine.device.skipping import FUSED
+from engine.errors import ConfigError, first_line
+
+KEY = "hardware.cuda_graph=true"
+WARM_UP = 3  # steps that run as ever first: they allocate, choose kernels and begin the optimizer's state
+
+Batch = dict[str, Tensor]
+Step = Callable[[Sequence[Batch]], dict[str, Tensor]]  # micro-batches -> 0-d tensors
+
+_OF_MODULES = frozenset(vars(nn.Module())) | {"training"}
+
+
+class Graph:
+    """step(batches) as a CUDA graph, for others of these shapes and types."""
+
+    def __init__(self, step: Step, batches: Sequence[Batch]) -> None:
+        self.inputs = [{name: value.clone() for name, value in batch.items()} for batch in batches]
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # other threads copy, and save
+            values = step(self.inputs)
+            self.names, self.values = list(values), torch.stack([value.float() for value in values.values()])
+
+    def fits(self, batches: Sequence[Batch]) -> bool:
+        return _shapes(batches) == _shapes(self.inputs)
+
+    def __call__(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
+        for own, given in zip(self.inputs, batches):
+            for name, value in own.items():
+                value.copy_(given[name])
+        self.graph.replay()
+        return dict(zip(self.names, self.values.clone().unbind()))  # the next replay writes over its own
+
+
+class Captured:
+    """Runs steps as a graph once WARM_UP of them have run as they are.
+
+    modules: what a step may look at. optimizers: whose rates are tensors of the device."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], optimizers: Iterable[Optimizer]) -> None:
+        self.modules, self.optimizers = modules, list(optimizers)
+        self.graph: Graph | None = None
+        self.begun = 0
+        self.seen: Any = None  # when the host's values were looked at last
+        self.values: dict[str, Any] = {}  # these values, as they were captured
+
+    def __call__(self, step: Step, batches: Sequence[Batch], since: Any) -> dict[str, Tensor]:
+        """since: differs from that of the last call where something else than steps may have run in between."""
+        if self.begun < WARM_UP:
+            self.begun += 1
+            return self._watched(step, batches)
+        if self.graph is None or since != self.seen:
+            found, self.seen = self._host_values(), since
+            if self.graph is None or found != self.values:
+                self.graph, self.values = self._capture(step, batches), found
+                return self.graph(batches)
+        return self.graph(batches) if self.graph.fits(batches) else step(batches)
+
+    def _watched(self, step: Step, batches: Sequence[Batch]) -> dict[str, Tensor]:
+        """A step as it is. ConfigError where it changes what a graph could not."""
+        before, drawn = self._host_values(), _host_numbers()
+        values = step(batches)
+        after = self._host_values()
+        if self.begun > 1 and (name := next((n for n in {**before, **after} if before.get(n) != after.get(n)), "")):
+            raise ConfigError(f"{KEY}: a step changes {name} on the host, and a graph would not - leave it false")
+        if _host_numbers() != drawn:
+            raise ConfigError(f"{KEY}: a step draws random numbers on the host, and a graph would not - leave it false")
+        return values
+
+    def _capture(self, step: Step, batches: Sequence[Batch]) -> Graph:
+        groups = [group for one in self.optimizers for group in one.param_groups if "capturable" in group]
+        before = [group["capturable"] for group in groups]
+        try:
+            for group in groups:  # what Adam asks for; a fused one's state lies on the device anyway
+                group["capturable"] = True
+            return Graph(step, batches)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"{KEY}: the step does what no graph can hold, such as asking the GPU for a value (.item(), nonzero, "
+                f"a mask as an index): {first_line(error)} - leave it false"
+            ) from error
+        finally:
+            for group, value in zip(groups, before):
+                group["capturable"] = value
+
+    def _host_values(self) -> dict[str, Any]:
+        """{name: value} of the numbers, texts and lengths that the modules and the optimizers' groups hold, and where
+        their tensors lie."""
+        found: dict[str, Any] = {}
+        for prefix, module in self.modules.items():
+            for name, inner in module.named_modules(prefix=prefix):
+                for key, value in vars(inner).items():
+                    if key not in _OF_MODULES:
+                        found[f"{name}.{key}"] = _of(value)
+            tensors = (*module.named_parameters(prefix=prefix), *module.named_buffers(prefix=prefix))
+            found |= {f"the place of {name}": value.data_ptr() for name, value in tensors}
+        for number, group in enumerate(group for one in self.optimizers for group in one.param_groups):
+            found |= {f"the optimizer's group {number}: {k}": _of(v) for k, v in group.items() if k != "params"}
+        return found
+
+
+def check_optimizer_of_graph(optimizers: Iterable[Optimizer]) -> None:
+    """ConfigError for one whose rate cannot be a tensor on the device."""
+    for one in optimizers:
+        if not (isinstance(one, FUSED) and all(group.get("fused") for group in one.param_groups)):
+            raise ConfigError(f"{KEY}: {type(one).__name__} has no fused kernel here - use optim=adamw or optim=sgd")
+
+
+def _of(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.data_ptr()
+    if isinstance(value, (list, tuple, deque, set, dict)):
+        return len(value), [one for one in value if isinstance(one, (bool, int, float, str))]
+    return value if isinstance(value, (bool, int, float, str)) else id(value)
+
+
+def _host_numbers() -> tuple[Any, ...]:
+    numpys: Any = np.random.get_state()
+    return random.getstate(), torch.get_rng_state().numpy().tobytes(), numpys[1].tobytes(), *numpys[2:]
+
+
+def _shapes(batches: Sequence[Batch]) -> list[dict[str, Any]]:
+    return [{name: (value.shape, value.dtype) for name, value in batch.items()} for batch in batches]
