@@ -820,8 +820,8 @@ NAMES: list[tuple[Any, ...]] = [
     ),
     (
         "src/lab/optim.py",
-        'group["lr"] = peak * factor',
-        'group["lr"] = self.peak * factor',
+        "self.rates = getattr(self, \"rates\", []), [peak * factor for peak in self.peaks]",
+        "self.rates = getattr(self, \"rates\", []), [self.peak * factor for peak in self.peaks]",
         "tests/lab/test_optim.py",
     ),
     (

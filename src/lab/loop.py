@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,14 +68,15 @@ def train_step(
 
 def may_draw(state: TrainState) -> bool:
     """Whether random numbers may be drawn between a gradient and the end of the step: not by torch's optimizers, nor by
-    optimizers and schedules that say so (`draws = False`); by any other, and by what a task does there."""
-    plain = not (overrides(state.task, "updated") or overrides(state.task, "train_step"))
+    optimizers, schedules and tasks that say so (`draws = False`); by any other, and by what another task does there."""
+    says = vars(type(state.task)).get("draws") is False
+    plain = says or not (overrides(state.task, "updated") or overrides(state.task, "train_step"))
     return not (plain and draw_nothing(state.schedule, state.optimizer.values()))
 
 
 def as_graph(state: TrainState, run: Run, called: bool) -> Callable[..., dict[str, Tensor]]:
     """train_step as one CUDA graph, for hardware.cuda_graph. called: something else runs between steps."""
-    hooks = [name for name in ("train_step", "updated", "share_in_average") if overrides(state.task, name)]
+    hooks = [name for name in ("train_step", "share_in_average") if overrides(state.task, name)]
     if hooks or may_draw(state):
         what = f"{type(state.task).__name__}.{hooks[0]}" if hooks else "the optimizer, or the schedule,"
         raise ConfigError(f"hardware.cuda_graph=true: {what} may choose or draw on the host - leave it false")
@@ -118,7 +120,7 @@ def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, validat
         state.step += 1
         state.samples += trainer.global_batch_size
         run.watch.beat("training", state.step)
-        run.checkpoints.check()  # stops the run if a checkpoint could not be written
+        run.checkpoints.check(partial(state.payload, []))  # stops the run if a checkpoint could not be written
         for name, value in values.items():
             state.totals[name] = state.totals[name] + value if name in state.totals else value
             state.counts[name] = state.counts.get(name, 0) + 1

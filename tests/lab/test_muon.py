@@ -17,12 +17,10 @@ from engine.checkpoints import checkpoint
 from engine.errors import ConfigError
 from lab.config import Config
 from lab.optim import Schedule
+from lab.optimizers import muon
 from lab.schedules.cosine import Cosine
 
-pytestmark = [
-    needs("conf/optim/muon.yaml"),
-    pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon since 2.9"),
-]
+pytestmark = needs("conf/optim/muon.yaml")
 
 
 def small() -> nn.Sequential:
@@ -43,13 +41,16 @@ REST = ("optim.rest_names=['^0','^4']", "optim.lr=0.01", "optim.weight_decay=0.1
 
 
 @pytest.mark.slow
-def test_it_is_two_optimizers_by_hand() -> None:
-    """Step by step and bit for bit, under a schedule, with each one's own values and what does not decay."""
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon since 2.9")
+def test_it_is_two_optimizers_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Step by step, under a schedule, with each one's own values and what does not decay: AdamW bit for bit, Muon to
+    the rounding of float32."""
+    monkeypatch.setitem(muon.HALF, "cpu", torch.bfloat16)
     mine, theirs = small(), small()
     optimizer = optimizer_of(mine, "optim=muon", *REST, "+optim.rest.lr=0.003")
     schedule = Schedule(optimizer, Cosine(0.2, 0.1), 10)
     p = dict(theirs.named_parameters())
-    muon = torch.optim.Muon(
+    theirs_muon = torch.optim.Muon(
         [p["1.weight"], p["3.weight"]], lr=0.01, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"
     )
     decaying, others = [p["0.weight"], p["4.weight"]], [p[k] for k in p if p[k].dim() == 1]
@@ -60,13 +61,13 @@ def test_it_is_two_optimizers_by_hand() -> None:
     for step in range(8):
         schedule.set_rates(step)
         factor = Cosine(0.2, 0.1)(step, 10)
-        for one, lr in ((muon, 0.01), (adamw, 0.003)):
+        for one, lr in ((theirs_muon, 0.01), (adamw, 0.003)):
             for group in one.param_groups:
                 group["lr"] = lr * factor
         backward(mine, step), backward(theirs, step)
-        optimizer.step(), muon.step(), adamw.step()
+        optimizer.step(), theirs_muon.step(), adamw.step()
         for name, value in mine.named_parameters():
-            assert torch.equal(value, p[name]), (step, name)
+            torch.testing.assert_close(value, p[name], rtol=2e-4, atol=2e-5, msg=f"{step}, {name}")
         mine.zero_grad(), theirs.zero_grad()
 
 
@@ -100,9 +101,11 @@ def test_matrices_alone_or_none() -> None:
 
 
 @pytest.mark.slow
-def test_mistakes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_one_line() -> None:
     with pytest.raises(ConfigError, match=r"^optim\.rest_names: '\(' is no regular expression: "):
         optimizer_of(small(), "optim=muon", "optim.rest_names=['(']")
+    with pytest.raises(ConfigError, match=r"^optim\.matrices\.adjust_lr_fn=rms: one of original, match_rms_adamw"):
+        optimizer_of(small(), "optim=muon", "optim.matrices.adjust_lr_fn=rms")
     for override, line in (
         ("optim.lr=-1", r"^optim\.lr: must be >= 0"),
         ("optim.matrices.momentun=0.9", "momentun"),
@@ -111,9 +114,6 @@ def test_mistakes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         with pytest.raises(Exception, match=line):
             config_of(override if "momentun" not in override else f"+{override}")
-    monkeypatch.delattr(torch.optim, "Muon")  # as before torch 2.9
-    with pytest.raises(ConfigError, match=r"^optim\.matrices\._target_: torch\.optim has no 'Muon'"):
-        config_of()
 
 
 def test_a_step_that_is_not_finite_moves_neither() -> None:

@@ -11,40 +11,104 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from engine.errors import RunFailed
 from engine.parallel import is_part
 
-Buffers = dict[tuple[int, bool], list[Tensor]]  # (bytes, pinned) -> buffers, uint8
+ALIGNED = 64  # bytes: where each storage's copy begins
 
 
 class Copies:
-    """Copies of payloads in host memory (pinned for tensors of a GPU), which the next copy reuses."""
+    """Copies of payloads in host memory, which the next copy reuses: a page-locked piece for tensors of a GPU, another
+    for all others."""
 
     def __init__(self) -> None:
-        self._memory: Buffers = {}
+        self._memory: dict[bool, Tensor] = {}  # whether it is page-locked -> uint8
+        self._locking: Work | None = None
+
+    def prepare(self, payload: Any) -> None:
+        """Begin to page-lock, in a thread, what a copy of this payload will need: half a second for each GB."""
+        size = bytes_of(payload)[True]
+        if size:
+            self._locking = Work(lambda: self._room(True, size))
+            self._locking.start()
 
     @torch.no_grad()
     def of(self, payload: Any) -> tuple[Any, Callable[[], None]]:
         """Returns (a copy of the payload, a function that waits until the device has filled it). The one before is
         overwritten. Tensors that share memory share it in the copy too, so torch.save writes the same bytes."""
+        if self._locking is not None:
+            self._locking.finish()
+            self._locking = None
+        for locked, size in bytes_of(payload).items():
+            self._room(locked, size)
         copier = Copier(self._memory)
-        self._memory = copier.memory
         content = copier.copy_value(payload)
         return content, copier.fill()
 
+    def _room(self, locked: bool, size: int) -> None:
+        held = self._memory.get(locked)
+        if held is None or held.numel() < size:
+            if held is not None and locked:
+                self._memory.pop(locked)
+                unlock(held)
+            self._memory[locked] = held = torch.empty(size, dtype=torch.uint8)
+            if locked and size:
+                lock(held)
+
+
+def bytes_of(payload: Any) -> dict[bool, int]:
+    """{whether they are to be page-locked: bytes} of a payload's storages, each once."""
+    seen: set[tuple[torch.device, int]] = set()
+    total = {True: 0, False: 0}
+    for storage in _storages(payload):
+        key = (storage.device, storage.data_ptr())
+        if key not in seen:
+            seen.add(key)
+            total[storage.device.type == "cuda"] += _rounded(storage.nbytes())
+    return total
+
+
+def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
+    if _is_plain(value):
+        yield (value.to_local() if is_part(value) else value).untyped_storage()
+    elif isinstance(value, dict) or type(value) in (list, tuple):
+        for held in value.values() if isinstance(value, dict) else value:
+            yield from _storages(held)
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // ALIGNED) * ALIGNED
+
+
+def lock(memory: Tensor) -> None:
+    """Page-lock it, for copies that nothing waits for. torch's own page-locked memory comes in powers of two."""
+    _check(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0), memory)
+
+
+def unlock(memory: Tensor) -> None:
+    _check(torch.cuda.cudart().cudaHostUnregister(memory.data_ptr()), memory)
+
+
+def _check(status: Any, memory: Tensor) -> None:
+    if int(status):
+        raise RunFailed(
+            f"process.save_async=true: CUDA cannot lock {memory.nbytes:,} bytes of host memory for the copy of a "
+            f"checkpoint (status {int(status)}) - process.save_async=false saves without one"
+        )
+
 
 class Copier:
-    """Makes one copy of a payload: first with empty tensors, then `fill` copies each storage once. free: buffers to be
-    used again; memory: those that are in use now."""
+    """Makes one copy of a payload in `memory`: first the tensors, then `fill` copies each storage once."""
 
-    def __init__(self, free: Buffers) -> None:
-        self._free = free
-        self.memory: Buffers = {}
+    def __init__(self, memory: dict[bool, Tensor]) -> None:
+        self._memory = memory
+        self._used = {True: 0, False: 0}
         self._copies: dict[tuple[torch.device, int], Tensor] = {}  # storage's address -> its copy, uint8
         self._pairs: list[tuple[Tensor, Tensor]] = []  # (copy, what is to be copied there), uint8
 
@@ -75,11 +139,11 @@ class Copier:
         own = torch.empty(0, dtype=value.dtype)
         return own.set_(self._copies[key].untyped_storage(), value.storage_offset(), value.size(), value.stride())
 
-    def _buffer(self, size: int, pinned: bool) -> Tensor:
-        spare = self._free.get((size, pinned))
-        found = spare.pop() if spare else torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-        self.memory.setdefault((size, pinned), []).append(found)
-        return found
+    def _buffer(self, size: int, locked: bool) -> Tensor:
+        """A tensor with a storage of its own there, so that it is saved alone."""
+        at = self._used[locked]
+        self._used[locked] += _rounded(size)
+        return torch.frombuffer(self._memory[locked].numpy(), dtype=torch.uint8, count=size, offset=at)
 
     def fill(self) -> Callable[[], None]:
         """Copy the storages. Returns a function that waits for those of a GPU."""
@@ -117,6 +181,12 @@ class Work(threading.Thread):
             self._work()
         except BaseException as error:
             self.error = error
+
+    def finish(self) -> None:
+        """Wait for it; raises its error."""
+        self.join()
+        if self.error is not None:
+            raise self.error
 
 
 class Background:

@@ -180,7 +180,7 @@ class Checkpoints:
         self.directory, self.world = directory, world
         self._leads = world is None or world.is_main
         self._beside, self._saved = beside, saved
-        self._copies, self._background = Copies(), Background()
+        self._copies, self._background, self._prepared = Copies(), Background(), False
         self._frozen = Frozen(directory, save_checkpoint)
 
     def save_last(self, payload: dict[str, Any]) -> None:
@@ -243,9 +243,16 @@ class Checkpoints:
         """Whether a save goes on beside the loop."""
         return self._background.busy
 
-    def check(self) -> None:
-        """Raise the error of a save that has failed beside the loop; does not wait."""
+    def check(self, payload: Callable[[], dict[str, Any]] | None = None) -> None:
+        """Raise the error of a save that has failed beside the loop; does not wait. payload: of the state as it is: the
+        first call begins to make room for copies of it."""
         self._background.check()
+        if payload is not None and self._beside and not self._prepared:
+            self._prepared, held = True, payload()
+            if self._leads or any(is_part(value) for value in held["model"].values()):
+                left_out = set(held.pop("frozen", ()))
+                held["model"] = {name: value for name, value in held["model"].items() if name not in left_out}
+                self._copies.prepare(held)
 
     def wait(self, best: Sequence[list[float]] = ()) -> None:
         """Wait until the last save is durable, on all ranks; all ranks call this. best: the state's; what a save would

@@ -31,33 +31,28 @@ _OF_MODULES = frozenset(vars(nn.Module())) | {"training"}
 
 
 class Graph:
-    """step(batches) as a CUDA graph, for others of these shapes and types."""
+    """step(inputs) as a CUDA graph: each call runs it again on what lies in `inputs` then."""
 
-    def __init__(self, step: Step, batches: Sequence[Batch]) -> None:
-        self.inputs = [{name: value.clone() for name, value in batch.items()} for batch in batches]
+    def __init__(self, step: Step, inputs: Sequence[Batch]) -> None:
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # other threads copy, and save
-            values = step(self.inputs)
+            values = step(inputs)
             self.names, self.values = list(values), torch.stack([value.float() for value in values.values()])
 
-    def fits(self, batches: Sequence[Batch]) -> bool:
-        return _shapes(batches) == _shapes(self.inputs)
-
-    def __call__(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
-        for own, given in zip(self.inputs, batches):
-            for name, value in own.items():
-                value.copy_(given[name])
+    def __call__(self) -> dict[str, Tensor]:
         self.graph.replay()
         return dict(zip(self.names, self.values.clone().unbind()))  # the next replay writes over its own
 
 
 class Captured:
-    """Runs steps as a graph once WARM_UP of them have run as they are.
+    """Runs steps as a graph once WARM_UP of them have run as they are. All read their batches from the same memory, so
+    what was compiled for the first ones is what is captured; batches of other shapes have a step as it is.
 
     modules: what a step may look at. optimizers: whose rates are tensors of the device."""
 
     def __init__(self, modules: Mapping[str, nn.Module], optimizers: Iterable[Optimizer]) -> None:
         self.modules, self.optimizers = modules, list(optimizers)
+        self.inputs: list[Batch] = []
         self.graph: Graph | None = None
         self.begun = 0
         self.seen: Any = None  # when the host's values were looked at last
@@ -65,20 +60,27 @@ class Captured:
 
     def __call__(self, step: Step, batches: Sequence[Batch], since: Any) -> dict[str, Tensor]:
         """since: differs from that of the last call where something else than steps may have run in between."""
+        if name := next((n for batch in batches for n, v in batch.items() if not isinstance(v, Tensor)), ""):
+            raise ConfigError(f"{KEY}: the batch's {name!r} is no tensor - leave it false")
+        self.inputs = self.inputs or [{name: value.clone() for name, value in batch.items()} for batch in batches]
+        if _shapes(batches) != _shapes(self.inputs):
+            return step(batches)
+        for own, given in zip(self.inputs, batches):
+            for name, value in own.items():
+                value.copy_(given[name])
         if self.begun < WARM_UP:
             self.begun += 1
-            return self._watched(step, batches)
+            return self._watched(step)
         if self.graph is None or since != self.seen:
             found, self.seen = self._host_values(), since
             if self.graph is None or found != self.values:
-                self.graph, self.values = self._capture(step, batches), found
-                return self.graph(batches)
-        return self.graph(batches) if self.graph.fits(batches) else step(batches)
+                self.graph, self.values = self._capture(step), found
+        return self.graph()
 
-    def _watched(self, step: Step, batches: Sequence[Batch]) -> dict[str, Tensor]:
+    def _watched(self, step: Step) -> dict[str, Tensor]:
         """A step as it is. ConfigError where it changes what a graph could not."""
         before, drawn = self._host_values(), _host_numbers()
-        values = step(batches)
+        values = step(self.inputs)
         after = self._host_values()
         if self.begun > 1 and (name := next((n for n in {**before, **after} if before.get(n) != after.get(n)), "")):
             raise ConfigError(f"{KEY}: a step changes {name} on the host, and a graph would not - leave it false")
@@ -86,13 +88,13 @@ class Captured:
             raise ConfigError(f"{KEY}: a step draws random numbers on the host, and a graph would not - leave it false")
         return values
 
-    def _capture(self, step: Step, batches: Sequence[Batch]) -> Graph:
+    def _capture(self, step: Step) -> Graph:
         groups = [group for one in self.optimizers for group in one.param_groups if "capturable" in group]
         before = [group["capturable"] for group in groups]
         try:
             for group in groups:  # what Adam asks for; a fused one's state lies on the device anyway
                 group["capturable"] = True
-            return Graph(step, batches)
+            return Graph(step, self.inputs)
         except RuntimeError as error:
             raise ConfigError(
                 f"{KEY}: the step does what no graph can hold, such as asking the GPU for a value (.item(), nonzero, "
@@ -120,9 +122,13 @@ class Captured:
 
 def check_optimizer_of_graph(optimizers: Iterable[Optimizer]) -> None:
     """ConfigError for one whose rate cannot be a tensor on the device."""
-    for one in optimizers:
-        if not (isinstance(one, FUSED) and all(group.get("fused") for group in one.param_groups)):
-            raise ConfigError(f"{KEY}: {type(one).__name__} has no fused kernel here - use optim=adamw or optim=sgd")
+    for one in (part for whole in optimizers for part in getattr(whole, "parts", [whole])):
+        fused = isinstance(one, FUSED) and all(group.get("fused") for group in one.param_groups)
+        if not (fused or getattr(one, "takes_rate_tensor", False)):
+            raise ConfigError(
+                f"{KEY}: {type(one).__name__} has no fused kernel here, so it may ask the GPU for the learning rate - "
+                "use optim=adamw, sgd, muon or lion"
+            )
 
 
 def _of(value: Any) -> Any:

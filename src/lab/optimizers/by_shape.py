@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from engine.device import takes_found_inf
 from engine.errors import ConfigError
 from engine.schema import NotNegative, regex
 from lab.optimizers.base import Groups, Wrapper, build, groups_of
@@ -23,6 +24,7 @@ class ByShape(Wrapper):
     """
 
     draws = False
+    found_inf: Tensor | None = None
 
     def __init__(
         self,
@@ -48,8 +50,14 @@ class ByShape(Wrapper):
         kinds = ((matrices, own[True]), (rest, own[False]))
         super().__init__(build(make, groups, lr=lr, weight_decay=weight_decay) for make, groups in kinds if groups)
 
+    @property
+    def takes_found_inf(self) -> bool:
+        return all(map(takes_found_inf, self.parts))
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        for part in self.parts:
+            part.found_inf = self.found_inf  # type: ignore[attr-defined]
         return self.move(closure)
 
 

@@ -24,6 +24,7 @@ class Lion(Optimizer):
     draws = False
     takes_found_inf = True
     found_inf: Tensor | None = None
+    takes_rate_tensor = True
 
     def __init__(
         self, params: Iterable[Any], lr: NotNegative, betas: Sequence[Share], weight_decay: NotNegative

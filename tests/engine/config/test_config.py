@@ -17,7 +17,6 @@ import conftest
 import h5py
 import numpy as np
 import pytest
-import torch
 from omegaconf import DictConfig, OmegaConf
 
 from engine.config.compose import composed, missing_keys, resolved
@@ -137,8 +136,6 @@ def overrides_with(choice: str, folder: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("choice", OPTIONS)
 def test_every_yaml_composes_and_builds(choice: str, tmp_path: Path) -> None:
-    if choice == "optim=muon" and not hasattr(torch.optim, "Muon"):
-        pytest.skip("torch has Muon since 2.9")
     cfg = compose(*overrides_with(choice, tmp_path))
     before = copy.deepcopy(cfg)
     check(cfg)

@@ -1,0 +1,106 @@
+"""Muon (Jordan et al. 2024, github.com/KellerJordan/Muon), with matrices of one shape moved together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from engine.device import unless
+from engine.errors import ConfigError
+from engine.parallel import is_part, local_parts
+from engine.schema import Count, NotNegative, Share
+
+A, B, C = 3.4445, -4.7750, 2.0315  # of the quintic, chosen for a steep slope at 0
+HALF = {"cuda": torch.bfloat16}  # other devices iterate in float32: many CPUs take 20 times longer in bfloat16
+RATIOS: dict[str, Callable[[int, int], float]] = {
+    "original": lambda rows, columns: max(1.0, rows / columns) ** 0.5,
+    "match_rms_adamw": lambda rows, columns: 0.2 * max(rows, columns) ** 0.5,  # Liu et al. 2025
+}
+
+
+class Muon(Optimizer):
+    """The momentum, made orthogonal: each matrix moves by lr times a matrix whose singular values are near 1. The
+    arithmetic is torch.optim.Muon's, in twenty kernels for each shape instead of for each matrix.
+
+    ns_steps: Newton-Schulz iterations. adjust_lr_fn: factor of lr by the matrix's shape (rows, columns): original,
+    sqrt(max(1, rows / columns)), or match_rms_adamw, 0.2 sqrt(max(rows, columns)), for AdamW's lr and weight_decay.
+    """
+
+    draws = False
+    takes_found_inf = True
+    found_inf: Tensor | None = None
+    takes_rate_tensor = True
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: NotNegative,
+        weight_decay: NotNegative,
+        momentum: Share,
+        nesterov: bool,
+        adjust_lr_fn: str,
+        ns_steps: Count = 5,
+    ) -> None:
+        if adjust_lr_fn not in RATIOS:
+            raise ConfigError(f"optim.matrices.adjust_lr_fn={adjust_lr_fn}: one of {', '.join(RATIOS)}")
+        values = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov}
+        super().__init__(params, {**values, "adjust_lr_fn": adjust_lr_fn, "ns_steps": ns_steps})
+        for p in (p for group in self.param_groups for p in group["params"]):
+            if p.dim() != 2:
+                raise ConfigError(f"optim: Muon moves matrices, and a parameter has the shape {tuple(p.shape)}")
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            moved = [p for p in group["params"] if p.grad is not None]
+            for p in moved:
+                if not self.state[p]:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            if moved:
+                with unless(self.found_inf, [*moved, *(self.state[p]["momentum_buffer"] for p in moved)]):
+                    self._move(moved, group)
+        return loss
+
+    def _move(self, moved: list[Any], group: dict[str, Any]) -> None:
+        gradients, momenta = [p.grad for p in moved], [self.state[p]["momentum_buffer"] for p in moved]
+        lr, share = group["lr"], group["momentum"]
+        torch._foreach_lerp_(local_parts(momenta), local_parts(gradients), 1 - share)
+        towards = [g.lerp(m, share) for g, m in zip(gradients, momenta)] if group["nesterov"] else momenta
+        torch._foreach_mul_(local_parts(moved), 1 - lr * group["weight_decay"])
+        for members in by_shape(moved):
+            rate = lr * RATIOS[group["adjust_lr_fn"]](*moved[members[0]].shape)
+            if is_part(moved[members[0]]):  # torch gathers them; it cannot stack them
+                steps = [orthogonal(towards[i], group["ns_steps"]) for i in members]
+            else:
+                steps = [*orthogonal(torch.stack([towards[i] for i in members]), group["ns_steps"])]
+            for i, one in zip(members, steps):
+                moved[i].sub_(one.to(moved[i].dtype) * rate)
+
+
+def by_shape(matrices: list[Tensor]) -> list[list[int]]:
+    """Numbers of matrices of one shape, device and type."""
+    found: dict[Any, list[int]] = {}
+    for number, one in enumerate(matrices):
+        key = number if is_part(one) else (one.shape, one.device, one.dtype)
+        found.setdefault(key, []).append(number)
+    return [*found.values()]
+
+
+def orthogonal(x: Tensor, steps: int) -> Tensor:
+    """(..., rows, columns) -> as much: U V^T of x = U S V^T, but for singular values between 0.7 and 1.2."""
+    x, tall = x.to(HALF.get(x.device.type, torch.float32)), x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    add: Callable[..., Tensor] = torch.addmm if x.dim() == 2 else torch.baddbmm
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = add(x, add(gram, gram, gram, beta=B, alpha=C), x, beta=A)
+    return x.mT if tall else x
