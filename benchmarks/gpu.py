@@ -55,11 +55,13 @@ from gpu_stages import (  # noqa: E402
     precision,
     tests,
     vocabulary,
+    warm,
 )
 
 STAGES: dict[str, Callable[..., None]] = {
     "smoke": smoke,
     "tests": tests,
+    "warm": warm,
     "cifar": cifar,
     "gpt2": gpt2,
     "modes": modes,
@@ -101,6 +103,7 @@ def main() -> int:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--small", action="store_true", help="everything tiny: figures mean nothing")
     parser.add_argument("--dry", action="store_true", help="--device cpu --small")
+    parser.add_argument("--only", default="", metavar="WORDS", help="of smoke and tests, those named so; 'a;b': a or b")
     parser.add_argument("--cifar10", type=Path, help="the real CIFAR-10, packed by src/h5.py, for the stage cifar94")
     args = parser.parse_args()
     end = time.monotonic() + 60 * args.minutes if args.minutes else float("inf")
@@ -112,7 +115,8 @@ def main() -> int:
     signal.signal(signal.SIGALRM, too_long)
     with tempfile.TemporaryDirectory(prefix="lab-gpu-") as work:
         rounds = args.rounds or (1 if small or args.minutes else 3)
-        setting = Setting(device, small, Path(work), rounds, out=args.out)
+        words = [word.strip() for word in args.only.split(";") if word.strip()]
+        setting = Setting(device, small, Path(work), rounds, out=args.out, only=words)
         setting.machine = machine_of(setting)
         print(setting.machine, flush=True)
         if setting.cuda and setting.machine["device"] == "cpu":
@@ -138,7 +142,7 @@ def main() -> int:
                 failed.append(name)
                 text = "".join(traceback.format_exception(error))
                 print(text, flush=True)
-                setting.keep(f"{name}.txt", text)
+                setting.keep(f"{name}_failed.txt", text)
                 setting.add("failed", str(error).splitlines()[0] if str(error) else type(error).__name__)
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)

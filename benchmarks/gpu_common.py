@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ class Setting:
     figures: list[Figure] = field(default_factory=list)
     out: Path | None = None
     machine: dict[str, Any] = field(default_factory=dict)
+    only: Sequence[str] = ()  # words; of cases and tests those whose name has one of them; (): all
 
     def add(self, name: str, value: Value, unit: str = "", target: tuple[str, float] | None = None) -> None:
         """In place of a figure of that name, which had fewer rounds."""

@@ -104,6 +104,34 @@ def cifar(given: dict[str, Any]) -> dict[str, Any]:
     return timed(step, given, size)
 
 
+def mlp(given: dict[str, Any]) -> dict[str, Any]:
+    """The default network, on rows that lie on the device."""
+    device, size = given["device"], 64
+    torch.manual_seed(0)
+    x, y = torch.rand(1297, 64, device=device), torch.randint(10, (1297,), device=device)
+    layers = [nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)]
+    net = nn.Sequential(*layers).to(device)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)
+    autocast = precision_of(given)
+    order = torch.randperm(len(x), device=device)
+
+    def step(number: int) -> Tensor:
+        nonlocal order
+        begin = number * size % (len(x) - size + 1)
+        if begin < size:
+            order = torch.randperm(len(x), device=device)
+        rows = order[begin : begin + size]
+        with autocast():
+            loss = F.cross_entropy(net(x[rows]), y[rows])
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return timed(step, given, size)
+
+
 class NanoBlock(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -197,4 +225,4 @@ def save(given: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"cifar": cifar, "gpt": gpt, "save": save}[sys.argv[1]](json.loads(sys.argv[2]))))
+    print(json.dumps({"cifar": cifar, "mlp": mlp, "gpt": gpt, "save": save}[sys.argv[1]](json.loads(sys.argv[2]))))
