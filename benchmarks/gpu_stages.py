@@ -70,7 +70,7 @@ def warm(setting: Setting) -> None:
         partial(bare, setting, "gpt", steps=4, log_every=2, **gpt, **gpt_size(setting)),
         partial(cifar_ours, setting, "warm", setting.pick(60, 6), *cifar_own, "data.loader=device"),
         partial(bare, setting, "cifar", steps=4, log_every=2, **cifar_size(setting), **precise(setting), **cifar_peer),
-        partial(cifar94_ours, setting, cifar_file(setting), *FAST[-1], "data.splits.test=null"),
+        partial(cifar94_ours, setting, cifar_file(setting), *FAST[setting.cuda], "data.splits.test=null"),
     ]
     with ThreadPoolExecutor(len(jobs) if setting.cuda else 1) as pool:
         for future in [pool.submit(job) for job in jobs]:
@@ -326,7 +326,7 @@ def cifar94(setting: Setting, file: Path | None) -> None:
     """experiment=cifar10_fast with all training images: seconds of training, and the accuracy. file: the real CIFAR-10,
     packed; from its original images, as JPEG costs some three points. Without it pixels are random, and there is no
     accuracy."""
-    for more in FAST[: 2 if setting.cuda else 1]:
+    for more in FAST[: 1 + setting.cuda]:
         alone = () if file else ("data.splits.test=null",)  # of random pixels; its evaluation would be compiled too
         ran = cifar94_ours(setting, file or cifar_file(setting), *more, *alone)
         name = ", ".join(one.removeprefix("hardware.") for one in more) or "eager"
