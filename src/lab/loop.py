@@ -121,9 +121,7 @@ def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, validat
         state.samples += trainer.global_batch_size
         run.watch.beat("training", state.step)
         run.checkpoints.check(partial(state.payload, []))  # stops the run if a checkpoint could not be written
-        for name, value in values.items():
-            state.totals[name] = state.totals[name] + value if name in state.totals else value
-            state.counts[name] = state.counts.get(name, 0) + 1
+        state.add(values)
         run.logger.progress(state.step)
         if on_step:
             with run.watch.user_code("a callback's on_step", state.step):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,17 @@ class TrainState:
         weights = self.model.state_dict(keep_vars=True)
         frozen = [k for k, v in weights.items() if isinstance(v, nn.Parameter) and not v.requires_grad]
         return saved | {"ranks": ranks, "frozen": frozen}
+
+    @torch.no_grad()
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        """To the sums since the last log: a step's values, 0-d; one launch for all of them."""
+        known = [name for name in values if name in self.totals]
+        if known:
+            torch._foreach_add_([self.totals[name] for name in known], [values[name] for name in known])
+        for name, value in values.items():
+            self.counts[name] = self.counts.get(name, 0) + 1
+            if name not in known:
+                self.totals[name] = value.clone()
 
     def rank_payload(self, device: torch.device) -> dict[str, Any]:
         return {"rng": rng_state(device), "totals": {k: v.cpu() for k, v in self.totals.items()}}

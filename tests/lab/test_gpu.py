@@ -172,6 +172,39 @@ def test_compiled_steps_agree_in_half_precision(tmp_path: Path, precision: str, 
     assert result(compiled)["val/loss"] == pytest.approx(result(eager)["val/loss"], rel=0.1)
 
 
+TRANSFORMS_ON_GPU = """
+import sys, torch
+sys.path[:0] = sys.argv[1:]
+import test_compile as cases
+from engine.device.dynamo import CompiledChain
+from lab.transforms.alternating_flip import AlternatingFlip
+from lab.transforms.fields import RandomCrop, compose
+
+crops = [RandomCrop("x", [7, 7], 2, 0, "reflect"), AlternatingFlip("x", 16, 0)]
+torch.manual_seed(0)
+for chosen in (cases.TRANSFORMS, [*cases.TRANSFORMS[:2], *crops]):
+    apply, batches = compose(chosen, training=True), []
+    compiled = CompiledChain(apply)
+    for k in range(4):
+        given = {"x": torch.randint(256, (64, 7, 7, 3), dtype=torch.uint8), "y": torch.randint(3, (64,))}
+        numbers = torch.arange(64) + 64 * k
+        there = {name: value.cuda() for name, value in given.items()}
+        ways = apply(given, numbers), apply(dict(there), numbers.cuda()), compiled(dict(there), numbers.cuda())
+        for name in "xy":
+            first, *others = (way[name].cpu() for way in ways)
+            for other in others:
+                torch.testing.assert_close(other, first, rtol=1e-5, atol=1e-6)
+    assert compiled.transform is not apply
+"""
+
+
+def test_transforms_are_those_of_the_cpu_compiled_or_not() -> None:
+    """The same draws; arithmetic to rounding."""
+    command = [sys.executable, "-c", TRANSFORMS_ON_GPU, str(ROOT / "tests"), str(ROOT / "tests/lab")]
+    done = subprocess.run(command, env=gpu_environment(), capture_output=True, text=True, timeout=limit(120))
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_checkpoint_goes_on_elsewhere_and_comes_back(tmp_path: Path) -> None:
     given = (*COMMON, "hardware.precision=fp32", "trainer.ema_decay=0.9", "trainer.save_every=10")
     run = gpu_run(tmp_path / "run", *given, "trainer.max_steps=10")

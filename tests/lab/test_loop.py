@@ -101,7 +101,7 @@ class Surroundings(Callback):
     def save_best(self, payload: dict[str, Any]) -> None:
         self.events.append(("best", payload["step"], copy.deepcopy(payload["best"])))
 
-    def check(self) -> None:
+    def check(self, payload: Any) -> None:
         self.events.append("checked")
 
     def wait(self, best: Any) -> None:
