@@ -34,7 +34,8 @@ class Objective(nn.Module):
         self.model, self.task, self.name = model, task, name
 
     def forward(self, batch: Batch) -> tuple[dict[str, Tensor], Any]:
-        return forward_loss(self.model, self.task, batch, self.name)
+        losses, output = forward_loss(self.model, self.task, batch, self.name)
+        return losses, None if self.model.training else output  # nothing in training reads it, so it needs no memory
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """The sharded model's no_sync(); does nothing for other models, whose DDP wrapper has its own."""

@@ -29,8 +29,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         size, length, width = x.shape
-        qkv = self.qkv(self.norm_attention(x)).view(size, length, 3, self.heads, width // self.heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each (B, heads, T, D / heads)
+        parts = self.qkv(self.norm_attention(x)).split(width, 2)  # their gradients are joined by one copy, in this order
+        query, key, value = (one.view(size, length, self.heads, -1).transpose(1, 2) for one in parts)
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
         mixed = self.out(mixed.transpose(1, 2).reshape(size, length, width))
