@@ -152,6 +152,10 @@ def share_evaluation(cfg: Any, num_procs: int) -> None:
 def _check_combinations(root: RootConfig) -> None:
     trainer = root.trainer
     check_options(trainer, root.hardware)
+    if root.hardware.cuda_graph and root.profiler.kind == "simple":
+        raise ConfigError(
+            "hardware.cuda_graph=true: profiler=simple times the parts of a step, and a graph is one - profiler=torch"
+        )
     if trainer.max_steps is None and trainer.max_epochs is None:
         raise ConfigError("trainer.max_steps, trainer.max_epochs: both are null - give one of them")
     if trainer.early_stop_patience is not None and trainer.eval_every is None:

@@ -82,8 +82,9 @@ def as_graph(state: TrainState, run: Run, called: bool) -> Callable[..., dict[st
         raise ConfigError(f"hardware.cuda_graph=true: {what} may choose or draw on the host - leave it false")
     check_optimizer_of_graph(state.optimizer.values())
     state.schedule.hold_on(run.world.device)
-    modules = {"model": state.model, "task": state.task}
-    captured = Captured(modules if state.ema is None else {**modules, "ema": state.ema}, state.optimizer.values())
+    modules: dict[str, nn.Module] = {"model": state.model, "task": state.task}
+    modules |= {} if state.ema is None else {"ema": state.ema}
+    captured = Captured(modules, state.optimizer.values(), run.logger.warn)
 
     def step(nets: Any, state: TrainState, batches: Iterator[Batch], *more: Any) -> dict[str, Tensor]:
         state.schedule.set_rates(state.step)

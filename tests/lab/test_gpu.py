@@ -176,7 +176,8 @@ TRANSFORMS_ON_GPU = """
 import torch
 from engine.device.dynamo import CompiledChain
 from lab.transforms.alternating_flip import AlternatingFlip
-from lab.transforms.fields import ChannelsFirst, Cutout, Normalize, RandomCrop, RandomErase, RandomFlip, ToFloat, compose
+from lab.transforms.fields import ChannelsFirst, Cutout, Normalize, RandomCrop, RandomErase, RandomFlip, ToFloat
+from lab.transforms.fields import compose
 from lab.transforms.mixup import Mixup
 
 first = [ChannelsFirst("x"), ToFloat("x")]

@@ -1,28 +1,38 @@
-"""hardware.cuda_graph, on a CPU: what is captured is run again on the same memory, instead of a GPU's graph."""
+"""hardware.cuda_graph on a CPU: what is captured is run again on the same memory, in the place of a GPU's graph."""
 
 from __future__ import annotations
 
+import random
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from conftest import QUICK, assert_equal, last_checkpoint, metrics, start_run
+from conftest import QUICK, assert_equal, compose, last_checkpoint, metrics, needs, start_run
+from torch import nn
 
 import engine.device.captured as captured
+import lab.callbacks.curves
 import lab.run
+import lab.tasks.supervised
 from engine.device import resolve_hardware
+from engine.errors import ConfigError
+from lab.callbacks.base import Callback
+from lab.config import Config
+from lab.tasks.supervised import Supervised
 
 SMALL = (*QUICK[:3], "trainer.max_epochs=null", "trainer.max_steps=12", "trainer.global_batch_size=24",
          "trainer.log_every=4", "trainer.eval_every=6", "trainer.save_every=6", "model.hidden=[16]")  # fmt: skip
 
 
 class Again:
-    """In the place of a graph: `step` is called again, on inputs that stay where they are."""
+    """In the place of a graph: what was captured is called again."""
 
-    made = 0
+    made: int
 
     def __init__(self, step: Callable[..., Any], inputs: Sequence[Any]) -> None:
         type(self).made += 1
@@ -34,30 +44,154 @@ class Again:
 
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    resolve = lab.run.resolve_hardware
     monkeypatch.setattr(captured, "Graph", Again)
-    monkeypatch.setattr(lab.run, "resolve_hardware", lambda *given: replace(resolve(*given), cuda_graph=True))
+    monkeypatch.setattr(lab.run, "resolve_hardware", lambda *given: replace(resolve_hardware(*given), cuda_graph=True))
     Again.made = 0
 
 
-@pytest.mark.parametrize("more", [(), ("optim=sgd", "hardware.micro_batch_size=10", "trainer.ema_decay=0.9")])
+WAYS = [
+    (),
+    ("optim=sgd", "hardware.micro_batch_size=10", "trainer.ema_decay=0.9", "trainer.non_finite=skip"),
+    pytest.param(("optim=muon",), marks=needs("conf/optim/muon.yaml")),
+    pytest.param(("optim=lion",), marks=[needs("conf/optim/lion.yaml"), pytest.mark.slow]),
+]
+
+
+@pytest.mark.parametrize("more", WAYS)
 def test_a_run_of_replays_is_a_run_of_steps(tmp_path: Path, on_cpu: None, more: tuple[str, ...]) -> None:
-    """To rounding: a rate on the device is a float32."""
-    run = start_run(tmp_path / "graph", *SMALL, *more)
+    """To rounding: a rate on the device is a float32. The checkpoint has numbers for rates, and can be gone on from
+    without a graph."""
+    graph = start_run(tmp_path / "graph", *SMALL, *more)
     assert Again.made == 1
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lab.run, "resolve_hardware", resolve_hardware)
         plain = start_run(tmp_path / "plain", *SMALL, *more)
-    a, b = last_checkpoint(run), last_checkpoint(plain)
-    torch.testing.assert_close(a["model"], b["model"], rtol=1e-5, atol=1e-6)
-    assert a["optimizer"]["param_groups"] == b["optimizer"]["param_groups"]
-    assert [line["step"] for line in metrics(run)] == [line["step"] for line in metrics(plain)]
+        for late in graph.glob("checkpoints/*12.pt"):
+            late.unlink()
+        shutil.copytree(graph, tmp_path / "on")
+        on = start_run(tmp_path / "on", *SMALL, *more, "resume=auto")
+    start_run(graph, *SMALL, *more, "resume=auto")
+    wanted = last_checkpoint(plain)
+    for run in (graph, on):
+        found = last_checkpoint(run)
+        torch.testing.assert_close(found["model"], wanted["model"], rtol=1e-4, atol=1e-5)
+        assert found["optimizer"]["param_groups"] == wanted["optimizer"]["param_groups"]
+        assert [line["step"] for line in metrics(run)] == [line["step"] for line in metrics(plain)]
 
 
 def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(tmp_path: Path, on_cpu: None) -> None:
-    straight = start_run(tmp_path / "straight", *SMALL)
-    cut = start_run(tmp_path / "cut", *SMALL)
-    for later in cut.glob("checkpoints/*12.pt"):
-        later.unlink()
+    straight, cut = start_run(tmp_path / "straight", *SMALL), start_run(tmp_path / "cut", *SMALL)
+    for late in cut.glob("checkpoints/*12.pt"):
+        late.unlink()
     start_run(cut, *SMALL, "resume=auto")
-    assert_equal(last_checkpoint(straight)["model"], last_checkpoint(cut)["model"])
+    assert_equal(last_checkpoint(straight), last_checkpoint(cut))
+
+
+class Changing(Supervised):
+    """What `losses` does beside its work, by `way`."""
+
+    __module__ = "lab.tasks.supervised"
+
+    way = ""
+
+    def losses(self, model: nn.Module, batch: Any) -> Any:
+        if self.way == "counts":
+            self.count = getattr(self, "count", 0) + 1
+        if self.way == "keeps a batch":
+            self.register_buffer("kept", batch["x"].clone(), persistent=False)
+        for way, draw in {"torch": torch.rand, "numpy": np.random.rand}.items():
+            draw(1) if self.way == way else None
+        random.random() if self.way == "python" else None
+        return super().losses(model, batch)
+
+
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [
+        ("counts", "a step changes task.count on the host"),
+        ("keeps a batch", "a step changes the place of task.kept on the host"),
+        *((way, "a step draws random numbers on the host") for way in ("torch", "numpy", "python")),
+    ],
+)
+def test_a_step_that_changes_the_host_is_refused(
+    tmp_path: Path, on_cpu: None, monkeypatch: pytest.MonkeyPatch, way: str, says: str
+) -> None:
+    monkeypatch.setattr(Changing, "way", way)
+    monkeypatch.setattr(lab.tasks.supervised, "Changing", Changing, raising=False)
+    with pytest.raises(
+        ConfigError, match=rf"^hardware\.cuda_graph=true: {says}, and a graph would not - leave it false"
+    ):
+        start_run(tmp_path, *SMALL, "task._target_=lab.tasks.supervised.Changing")
+
+
+class Turning(Callback):
+    """A callback that changes what a step looks at."""
+
+    __module__ = "lab.callbacks.curves"
+
+    def on_eval(self, state: Any, scores: Any) -> None:
+        state.task.criterion.label_smoothing = 0.2 if state.step == 6 else 0.0
+
+
+def test_what_a_callback_changes_is_captured_anew(
+    tmp_path: Path, on_cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab.callbacks.curves, "Turning", Turning, raising=False)
+    run = start_run(
+        tmp_path, *SMALL, "+callback.turning={_target_: lab.callbacks.curves.Turning}", "trainer.eval_every=3"
+    )
+    assert Again.made == 3  # at step 4, after the evaluation at step 6, after that at step 9
+    assert metrics(run)[-1]["step"] == 12
+
+
+def test_a_batch_of_another_shape_has_a_step_as_it_is() -> None:
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
+    said: list[str] = []
+    run = captured.Captured({"net": net}, [optimizer], said.append)
+    sizes: list[int] = []
+
+    def step(batches: Sequence[Any]) -> dict[str, torch.Tensor]:
+        sizes.append(len(batches[0]["x"]))
+        return {"loss": torch.zeros(())}
+
+    for size in (4, 3, 4, 3):
+        run(step, [{"x": torch.ones(size, 2)}], None)
+    assert sizes == [4, 3, 4, 3]
+    assert said == ["hardware.cuda_graph=true: a batch has other shapes than the first one; a step of such a batch has "
+                    "no graph"]  # fmt: skip
+    with pytest.raises(ConfigError, match="the batch's 'name' is no tensor"):
+        run(step, [{"x": torch.ones(4, 2), "name": ["a"]}], None)  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (("trainer=ddp",), r"holds one GPU's step, not that of trainer=ddp - trainer=single"),
+        (("hardware=cpu",), r"is a GPU's, and hardware.device is cpu - hardware=gpu"),
+        (("hardware.compile=reduce-overhead",), r"cannot hold those of hardware.compile=reduce-overhead"),
+        (("hardware.precision=fp16",), r"does not hold the scale of fp16's losses - hardware.precision=bf16"),
+        (("hardware.detect_anomaly=true",), r"asks the GPU for nothing, as detect_anomaly does"),
+    ],
+)
+def test_what_no_graph_can_hold_is_refused_before_the_run(more: tuple[str, ...], says: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^hardware\.cuda_graph=true: a graph of the step {says}"):
+        Config.of(compose(*SMALL[:2], "hardware.cuda_graph=true", "hardware=auto", *more))
+    with pytest.raises(ConfigError, match=r"^hardware\.cuda_graph=true: profiler=simple times the parts of a step"):
+        Config.of(compose(*SMALL[:2], "hardware.cuda_graph=true", "hardware=auto", "profiler=simple"))
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (("+optim.fused=false",), "AdamW has no fused kernel here, so it may ask the GPU for the learning rate"),
+        pytest.param(("optim=soap",), "SOAP has no fused kernel here", marks=needs("conf/optim/soap.yaml")),
+        pytest.param(("task=sam",), "SAM.train_step may choose or draw on the host", marks=needs("conf/task/sam.yaml")),
+        pytest.param(("task=swa",), "SWA.share_in_average may choose", marks=needs("conf/task/swa.yaml")),
+    ],
+)
+def test_methods_that_choose_on_the_host_are_refused(
+    tmp_path: Path, on_cpu: None, more: tuple[str, ...], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"^hardware\.cuda_graph=true: {says}"):
+        start_run(tmp_path, *SMALL, *more)

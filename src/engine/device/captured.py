@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -48,10 +49,13 @@ class Captured:
     """Runs steps as a graph once WARM_UP of them have run as they are. All read their batches from the same memory, so
     what was compiled for the first ones is what is captured; batches of other shapes have a step as it is.
 
-    modules: what a step may look at. optimizers: whose rates are tensors of the device."""
+    modules: what a step may look at. optimizers: whose rates are tensors of the device. say: told once of such a batch.
+    """
 
-    def __init__(self, modules: Mapping[str, nn.Module], optimizers: Iterable[Optimizer]) -> None:
-        self.modules, self.optimizers = modules, list(optimizers)
+    def __init__(
+        self, modules: Mapping[str, nn.Module], optimizers: Iterable[Optimizer], say: Callable[[str], None]
+    ) -> None:
+        self.modules, self.optimizers, self.say = modules, list(optimizers), say
         self.inputs: list[Batch] = []
         self.graph: Graph | None = None
         self.begun = 0
@@ -64,6 +68,8 @@ class Captured:
             raise ConfigError(f"{KEY}: the batch's {name!r} is no tensor - leave it false")
         self.inputs = self.inputs or [{name: value.clone() for name, value in batch.items()} for batch in batches]
         if _shapes(batches) != _shapes(self.inputs):
+            self.say(f"{KEY}: a batch has other shapes than the first one; a step of such a batch has no graph")
+            self.say = lambda line: None
             return step(batches)
         for own, given in zip(self.inputs, batches):
             for name, value in own.items():
@@ -131,12 +137,20 @@ def check_optimizer_of_graph(optimizers: Iterable[Optimizer]) -> None:
             )
 
 
-def _of(value: Any) -> Any:
+def _of(value: Any, depth: int = 2) -> Any:
+    """What can be compared later of a value that a module holds: itself, or what an object or a collection holds."""
+    if isinstance(value, (bool, int, float, str)):
+        return value
     if isinstance(value, Tensor):
         return value.data_ptr()
-    if isinstance(value, (list, tuple, deque, set, dict)):
-        return len(value), [one for one in value if isinstance(one, (bool, int, float, str))]
-    return value if isinstance(value, (bool, int, float, str)) else id(value)
+    held: Any = getattr(value, "__dict__", None) if not isinstance(value, (type, FunctionType, nn.Module)) else None
+    if isinstance(value, (list, tuple, deque)):
+        held = dict(enumerate(value))
+    elif isinstance(value, dict):
+        held = value
+    if held is None or not depth:
+        return id(value)
+    return id(value), {key: _of(one, depth - 1) for key, one in held.items()}
 
 
 def _host_numbers() -> tuple[Any, ...]:

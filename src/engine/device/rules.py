@@ -71,15 +71,16 @@ def check_options(trainer: Strategy, hardware: HardwareConfig) -> None:
 
 def _check_graph(trainer: Strategy, hardware: HardwareConfig) -> None:
     """Refuse what a graph of the whole step cannot hold."""
-    for key, value, refused, why in (
-        ("trainer", trainer.strategy, ("ddp", "fsdp", "dp"), "is for one GPU - use trainer=single"),
-        ("hardware.device", hardware.device, ("cpu", "mps"), "is a GPU's - use hardware=gpu"),
-        ("hardware.compile", hardware.compile, CUDA_GRAPHS, "has graphs of its own - use default or false"),
-        ("hardware.precision", hardware.precision, ("fp16",), "scales no losses - use bf16"),
-        ("hardware.detect_anomaly", hardware.detect_anomaly, (True,), "asks the GPU for nothing - leave it false"),
+    precision, mode, strategy = hardware.precision, hardware.compile, trainer.strategy
+    for refused, why in (
+        (strategy != "single", f"holds one GPU's step, not that of trainer={strategy} - trainer=single"),
+        (hardware.device in ("cpu", "mps"), f"is a GPU's, and hardware.device is {hardware.device} - hardware=gpu"),
+        (mode in CUDA_GRAPHS, f"cannot hold those of hardware.compile={mode} - hardware.compile=default or false"),
+        (precision == "fp16", "does not hold the scale of fp16's losses - hardware.precision=bf16"),
+        (hardware.detect_anomaly, "asks the GPU for nothing, as detect_anomaly does - hardware.detect_anomaly=false"),
     ):
-        if value in refused:
-            raise ConfigError(f"hardware.cuda_graph=true: with {key}={show(value)}; a graph of the step {why}")
+        if refused:
+            raise ConfigError(f"hardware.cuda_graph=true: a graph of the step {why}")
 
 
 def _check_ddp(trainer: Strategy, hardware: HardwareConfig) -> None:

@@ -29,7 +29,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         size, length, width = x.shape
-        parts = self.qkv(self.norm_attention(x)).split(width, 2)  # their gradients are joined by one copy, in this order
+        parts = self.qkv(self.norm_attention(x)).split(width, 2)  # whose gradients are joined in one copy
         query, key, value = (one.view(size, length, self.heads, -1).transpose(1, 2) for one in parts)
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
