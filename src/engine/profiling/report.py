@@ -59,6 +59,7 @@ def bound(
             return part, f"{share(part):.0%} of the time went into {part}: {what}"
     if machine.device == "cuda" and figures.steps and figures.idle / figures.steps > IDLE_SHARE:
         more = "raise hardware.micro_batch_size" if compiles else "hardware.compile=default, or larger micro-batches"
+        more = f"hardware.cuda_graph=true, {more}" if machine.num_procs == 1 else more
         return "host", (
             f"the GPU had run out of work at {figures.idle / figures.steps:.0%} of the steps: Python launches kernels "
             f"too slowly for it - {more}"
