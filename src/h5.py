@@ -19,7 +19,7 @@ from h5rows import run
 from lab.project import train_on
 
 
-def train_command(out: Path, paths: Sequence[str], sequences: Sequence[str]) -> str:
+def train_command(out: Path | str, paths: Sequence[str], sequences: Sequence[str]) -> str:
     """How data=h5 reads the file: what differs from the config's own names and splits. sequences: fields of token ids
     of different length."""
     groups = {path.rpartition("/")[0] for path in paths}

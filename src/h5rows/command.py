@@ -113,6 +113,9 @@ def parser() -> argparse.ArgumentParser:
     add("--shuffle", action="store_true", help="write the rows of each split in random order")
     add("--seed", type=int, help="of --shuffle and --split [0]")
     add("--shard", type=shard, metavar="I/N", help="write the I-th of N shares, into OUT.I-of-N.h5")
+    many = "write N files and an index of them into OUT, a folder or an address such as s3://bucket/set"
+    add("--shards", type=positive, metavar="N", help=f"{many} [OUT: one file; an address: 1]")
+    add("--append", action="store_true", help="add --shards to the set that is in OUT")
     add("--on-error", choices=["stop", "skip"], help="at a sample that cannot be read [stop]")
     left = "names, or patterns in quotes, that may be left out: exit status 0, if nothing else was"
     add("--leave-out", nargs="+", metavar="NAME", help=left)

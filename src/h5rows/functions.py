@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any
 
+from h5rows.errors import ConfigError
 from h5rows.importers import open_source
 from h5rows.importers.base import printable
 from h5rows.packing.account import Account
@@ -15,15 +16,34 @@ from h5rows.packing.encode import Encoding
 from h5rows.packing.inspect import inspect_file
 from h5rows.packing.options import PackOptions
 from h5rows.packing.repack import repack_file
+from h5rows.packing.shards import pack_shards
 from h5rows.packing.write import pack as write
+from h5rows.reading.listed import is_index
+from h5rows.reading.opening import is_remote, names_of
 
 
-def pack(source: str, out: str, command: str = "", **options: Any) -> Account:
+def pack(
+    source: str, out: str, command: str = "", shards: int | None = None, append: bool = False, **options: Any
+) -> Account:
     """Write any known format into one HDF5 file. options: of PackOptions, such as size=(224, 224), split={"val": 0.1}.
+    shards: so many files, and an index of them, in the folder or at the address `out`; append: to the set there.
 
     Returns what of the source was taken and what was left out; its exit_status is 0 where nothing was. command: noted
     in the file. Raises ConfigError; then, as after a kill, there is no `out`, and the same call begins anew.
     """
+    if shards is not None or is_remote(out):
+        own = {**options, "overwrite": True, "quiet": True}
+
+        def make(file: str, share: tuple[int, int]) -> Account:
+            packing = PackOptions(**{**own, "shard": share})
+            opened = open_source(source, packing)
+            record = _provenance(source, command, packing)
+            write(opened, file, packing, {k: v for k, v in record.items() if k != "created"})  # the same bytes again
+            return opened.account
+
+        return pack_shards(make, out, shards or 1, append, options.get("overwrite", False))
+    if append:
+        raise ConfigError("--append adds to a set of shards: give --shards N too")
     packing = PackOptions(**options)
     opened = open_source(source, packing)
     write(opened, out, packing, _provenance(source, command, packing))
@@ -55,7 +75,11 @@ def repack(
 
 
 def inspect(path: str) -> None:
-    """Print how a file is laid out and read, and what to change."""
+    """Print how a file is laid out and read, and what to change; of an index of shards, its first one."""
+    if is_index(path):
+        first, *others = names_of(path)
+        print(f"{path}: {len(others) + 1} shard{'s' * bool(others)}, read as one set; the first:")
+        path = first
     inspect_file(path)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 
-def in_python(out: Path, paths: Sequence[str], sequences: Sequence[str]) -> str:
+def in_python(out: Path | str, paths: Sequence[str], sequences: Sequence[str]) -> str:
     """The line of Python that reads a packed file. paths: of its datasets; sequences: names of fields of ids of
     different length."""
     groups = list(dict.fromkeys(path.rpartition("/")[0] or "/" for path in paths))
@@ -25,7 +25,7 @@ def read_in_python(path: str, settings: Mapping[str, Any], task: str) -> str:
 
 
 Training = Callable[[str, Mapping[str, Any], str], str]  # as read_in_python
-Reading = Callable[[Path, Sequence[str], Sequence[str]], str]  # as in_python
+Reading = Callable[["Path | str", Sequence[str], Sequence[str]], str]  # as in_python
 
 
 @dataclass

@@ -16,6 +16,7 @@ import h5py
 from h5py._objects import phil  # its lock: a second one, held while h5py waits for its own, could deadlock
 
 from h5rows.errors import ConfigError, machine_fault
+from h5rows.reading.listed import is_index, listed
 
 
 def is_remote(name: str) -> bool:
@@ -23,12 +24,16 @@ def is_remote(name: str) -> bool:
 
 
 def names_of(path: str | os.PathLike[str] | Sequence[str]) -> list[str]:
-    """A file, a pattern with *, or a list of both -> the files, in this order; every local one exists."""
+    """A file, a pattern with *, an index of shards, or a list of these -> the files, in this order; every local one
+    exists."""
     names = path if isinstance(path, Sequence) and not isinstance(path, str) else [path]
     if not all(isinstance(name, (str, os.PathLike)) for name in names):
         raise ConfigError(f"data.path={path}: expected a file, a pattern or a list of files")
     files: list[str] = []
     for name in map(os.path.expanduser, map(str, names)):
+        if is_index(name):
+            files += listed(name if is_remote(name) else os.path.abspath(name))
+            continue
         if is_remote(name):
             files.append(name)
             continue

@@ -26,6 +26,7 @@ import h5py
 
 from h5rows.errors import ConfigError
 from h5rows.locks import Busy, Lock
+from h5rows.reading.listed import EXPECTED, digest_of
 from h5rows.reading.opening import is_remote, names_of
 from h5rows.reading.sources import TRIES, Failed, Source, pause, read, shown, source_of
 
@@ -90,6 +91,7 @@ def copy_of(url: str) -> tuple[Path, Source | None]:
         then = time.strftime("%Y-%m-%d %H:%M", time.localtime(old.stat().st_mtime)) if old else ""
         try:
             source = source_of(url, 1 if old else TRIES)
+            check_size(source)
             path = folder / _digest(source.version) / name
             if old and not path.exists():
                 _once(f"{shown(url)} has changed since {then}; the copy of then stays in {old.parent}")
@@ -100,6 +102,32 @@ def copy_of(url: str) -> tuple[Path, Source | None]:
             _once(f"{error}; reading the copy of {then}, {old}")
         _known[os.getpid(), folder] = time.monotonic(), path, source
     return path, source
+
+
+def check_size(source: Source) -> None:
+    """Of a shard, whose size its index says."""
+    size = EXPECTED.get(source.url, (source.size, ""))[0]
+    if source.size != size:
+        what = f"has {source.size:,} bytes, and the set's index says {size:,}"
+        raise ConfigError(f"{shown(source.url)}: {what}: it was changed after it was packed")
+
+
+def text_of(url: str) -> bytes:
+    """A small file, such as an index. Where the server does not answer, what it has said last."""
+    kept = cache_dir() / f"{_plain(shown(url).partition('://')[2])}-{_digest(url)}" / "last"
+    try:
+        source = source_of(url, 1 if kept.exists() else TRIES)
+        text = read(source, 0, source.size)
+    except ConfigError as error:
+        if not (kept.exists() and isinstance(error.__cause__, Failed)):
+            raise
+        _once(f"{error}; going by what it said last, {kept}")
+        return kept.read_bytes()
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    part = kept.with_name(f"last.{os.getpid()}")
+    part.write_bytes(text)
+    part.replace(kept)
+    return text
 
 
 def _fetch(source: Source, path: Path, between: Between) -> None:
@@ -121,6 +149,9 @@ def _fetch(source: Source, path: Path, between: Between) -> None:
                 said = now
                 _say(f"  {here / source.size:.0%}, {(here - first) / (now - began) / 1e6:,.0f} MB/s", end)
         os.fsync(file.fileno())
+    if (known := EXPECTED.get(source.url)) and digest_of(part) != known[1]:
+        part.unlink()
+        raise ConfigError(f"{name}: what came is not what was packed (SHA-256 in the set's index); start the run again")
     if not h5py.is_hdf5(os.fsencode(part)):
         with open(part, "rb") as file:
             begin = file.read(16)

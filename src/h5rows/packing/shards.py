@@ -1,0 +1,166 @@
+"""A set as shards at an address or in a folder, with an index of them.
+
+    bucket/set/index.json             the shards: their names, sizes, SHA-256, rows; what each row holds. Written last
+    bucket/set/00000-1f3a….h5         a shard; the digest is in its name, so nothing is ever written over
+
+A reader of index.json sees the set of before or of after. A pack that was killed leaves shards that no index names; the
+same command finds them and sends what is missing. Shards are made one at a time: the disk needs room for one.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from h5rows.errors import ConfigError, first_line
+from h5rows.extras import need, pip_install
+from h5rows.packing.account import Account
+from h5rows.program import calling
+from h5rows.reading.finding import stated_classes
+from h5rows.reading.listed import INDEX, digest_of, shards_in
+from h5rows.reading.sources import on_one_line, shown
+
+Make = Callable[[str, tuple[int, int]], Account]  # (a local file, (i, n)): writes the i-th of n shares into it
+
+
+def pack_shards(make: Make, out: str, count: int, append: bool, overwrite: bool) -> Account:
+    """Write `count` shards and their index at `out`, an address or a folder. append: to the set that is there.
+
+    Returns the account of the shard of which most was left out."""
+    place, name = Place(out), named(out)
+    before = place.read_index()
+    if before is not None and not (append or overwrite):
+        raise ConfigError(f"{name}: a set is there; --append adds to it, --overwrite begins another")
+    if before is None and append:
+        raise ConfigError(f"{name}: no {INDEX} is there to add to; leave --append out")
+    held = before if append and before is not None else {"shards": [], "fields": None}
+    accounts: list[Account] = []
+    made: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="h5rows-shards-") as folder:
+        for i in range(count):
+            accounts.append(make(f"{folder}/shard.h5", (i, count)))
+            (file,) = Path(folder).glob("*.h5")
+            fields, rows = described(file)
+            if held["fields"] is None:
+                held["fields"] = fields
+            if fields != held["fields"]:
+                raise ConfigError(f"{name}: {difference(held['fields'], fields)}; a set has one kind of rows")
+            digest = digest_of(file)
+            number = len(held["shards"]) + len(made)
+            shard = f"{number:05}-{digest[:12]}.h5"
+            sent = place.send(file, shard)
+            print(f"{i + 1} of {count}: {shard}, {file.stat().st_size / 1e6:,.1f} MB" + ("" if sent else ", was there"))
+            made.append({"file": shard, "bytes": file.stat().st_size, "sha256": digest, "rows": rows})
+            file.unlink()
+    if append and place.read_index() != before:
+        raise ConfigError(f"{name}: another command has changed {INDEX} meanwhile; the same command again adds this")
+    place.write_index({"h5rows": 1, "fields": held["fields"], "shards": [*held["shards"], *made]})
+    total, index = len(held["shards"]) + len(made), place.shown(INDEX)
+    print(f"{index}: {total} shard{'s' * (total > 1)}\n{calling.reading(index, *fields_of(held['fields']))}")
+    return max(accounts, key=lambda one: (one.exit_status, sum(one.lost.values())))
+
+
+def described(file: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """({dataset: [type, shape of a row, classes]}, {dataset: rows})."""
+    fields: dict[str, Any] = {}
+    rows: dict[str, int] = {}
+
+    def visit(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset) and item.shape:
+            fields[name] = [str(item.dtype), list(item.shape[1:]), classes_of(item)]
+            rows[name] = len(item)
+
+    with h5py.File(file, "r") as opened:
+        opened.visititems(visit)
+    return fields, rows
+
+
+def classes_of(item: h5py.Dataset) -> int | list[str] | None:
+    """How many classes the dataset says it has, or which."""
+    found = stated_classes(item)
+    return None if found is None else int(found) if np.ndim(found) == 0 else [str(one) for one in found]
+
+
+def fields_of(fields: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """(paths of fields, names of those of ids of different length)."""
+    paths = [name.removesuffix("/values") for name in fields if not name.endswith(("/offsets", "/shapes"))]
+    ids = [one.rpartition("/")[2] for one in paths if fields.get(f"{one}/values", [""])[0].startswith(("int", "uint"))]
+    return paths, list(dict.fromkeys(ids))
+
+
+def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
+    name = next(n for n in {**before, **now} if before.get(n) != now.get(n))
+    if name not in now or name not in before:
+        return f"/{name} is in {'the set' if name in before else 'what is added'} alone"
+    return f"/{name} has rows of {before[name]} in the set, and of {now[name]} in what is added"
+
+
+def named(out: str) -> str:
+    """For messages."""
+    return shown(out) if "://" in out else out
+
+
+class Place:
+    """Where a set lies: an address that fsspec can write to, or a folder."""
+
+    def __init__(self, out: str) -> None:
+        self.out = out.rstrip("/")
+        need("fsspec", f"{named(out)}: a set of shards", "fsspec")
+        with self._asking():
+            from fsspec.core import url_to_fs
+
+            self._files, self._root = url_to_fs(self.out)
+            self._files.makedirs(self._root, exist_ok=True)
+
+    def shown(self, name: str) -> str:
+        return f"{named(self.out) if '://' in self.out else Path(self.out).absolute()}/{name}"
+
+    def read_index(self) -> dict[str, Any] | None:
+        with self._asking():
+            self._files.invalidate_cache()
+            path = f"{self._root}/{INDEX}"
+            text = self._files.cat_file(path) if self._files.exists(path) else None
+        if text is None:
+            return None
+        shards_in(text, self.shown(INDEX))
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    def send(self, file: Path, name: str) -> bool:
+        """Returns whether it was not there."""
+        path = f"{self._root}/{name}"
+        with self._asking():
+            if self._files.exists(path) and self._files.size(path) == file.stat().st_size:
+                return False
+            self._files.put_file(str(file), f"{path}.part" if self._local else path)
+            if self._local:
+                self._files.mv(f"{path}.part", path)
+        return True
+
+    def write_index(self, index: dict[str, Any]) -> None:
+        text = json.dumps(index, indent=1).encode()
+        path = f"{self._root}/{INDEX}"
+        with self._asking():
+            self._files.pipe_file(f"{path}.part" if self._local else path, text)  # a bucket's objects appear whole
+            if self._local:
+                Path(f"{path}.part").replace(path)
+
+    @property
+    def _local(self) -> bool:
+        return "://" not in self.out
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        try:
+            yield
+        except ImportError as error:
+            raise ConfigError(f"{named(self.out)}: {first_line(error)} - {pip_install('fsspec s3fs')}") from None
+        except Exception as error:  # of any library
+            raise ConfigError(on_one_line(f"{named(self.out)}: {first_line(error)}; the set is as it was")) from error

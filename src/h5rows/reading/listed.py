@@ -1,0 +1,72 @@
+"""A set of shards by its index (packing/shards.py): data.path=https://host/set/index.json. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from h5rows.errors import ConfigError
+
+INDEX = "index.json"
+ASKED_S = 60.0  # for so long a process does not ask again whether the index has changed
+
+_known: dict[tuple[int, str], tuple[float, list[str]]] = {}
+EXPECTED: dict[str, tuple[int, str]] = {}  # address or file of a shard -> its bytes, its SHA-256
+
+
+def is_index(name: str) -> bool:
+    return name.partition("?")[0].endswith(".json")
+
+
+def listed(name: str) -> list[str]:
+    """The shards that an index names, in its order; of local ones each has the size that it says."""
+    at, found = _known.get((os.getpid(), name), (-ASKED_S, []))
+    if time.monotonic() - at < ASKED_S:
+        return found
+    if "://" in name:
+        from h5rows.reading.remote import text_of
+
+        text = text_of(name)
+    else:
+        try:
+            text = Path(name).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"data.path={name}: {error.strerror}") from None
+    base, found = name.partition("?")[0].rpartition("/")[0], []
+    for one in shards_in(text, name):
+        shard = f"{base}/{one['file']}"
+        if "://" not in name and (size := os.stat(shard).st_size if os.path.exists(shard) else -1) != one["bytes"]:
+            what = "is not there" if size < 0 else f"has {size:,} bytes, and the index says {one['bytes']:,}"
+            raise ConfigError(f"{shard}: {what}; it is named by {name}")
+        EXPECTED[shard] = one["bytes"], one["sha256"]
+        found.append(shard)
+    _known[os.getpid(), name] = time.monotonic(), found
+    return found
+
+
+def shards_in(text: bytes, name: str) -> list[dict[str, Any]]:
+    """The entries of an index; ConfigError where it is none."""
+    try:
+        shards = json.loads(text)["shards"]
+        right = shards and all(
+            isinstance(one["bytes"], int) and isinstance(one["sha256"], str) and one["file"] == Path(one["file"]).name
+            for one in shards
+        )
+    except (ValueError, LookupError, TypeError):
+        right = False
+    if not right:
+        raise ConfigError(f"{name}: is no index of shards, as `h5 pack SOURCE OUT --shards N` writes it")
+    return list(shards)
+
+
+def digest_of(file: str | Path) -> str:
+    """SHA-256 of a file's bytes."""
+    found = hashlib.sha256()
+    with open(file, "rb") as opened:
+        while piece := opened.read(1 << 22):
+            found.update(piece)
+    return found.hexdigest()
