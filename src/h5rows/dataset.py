@@ -82,8 +82,7 @@ class Dataset:
         if not named:
             raise ConfigError("data.fields is empty: name at least one, such as {x: image}")
         self._files = files = files_of(path) if cache_gb is None else names_of(path)
-        self._ranged = ranged(files, cache_gb)
-        external = "refuse" if self._ranged else external
+        self._ranged = ranged(files, cache_gb, external)
         groups = [entry["group"]] if splits is None else groups_of(splits)
         if len(files) > 1 and (made := [name for name in named.values() if parts_of(name)[1] == "classes"]):
             raise ConfigError(f"data.fields: {made[0]} of {len(files)} files: each may have others; write integers")

@@ -12,12 +12,13 @@ import numpy as np
 from h5rows.errors import ConfigError
 from h5rows.meaning.opening import Opened, has_meaning, parts_of
 from h5rows.reading.copies import open_file, peek, ranged
-from h5rows.reading.external import ALLOW_EXTERNAL, REFUSE_EXTERNAL
+from h5rows.reading.external import ALLOW_EXTERNAL
 from h5rows.reading.finding import find, stated_classes
 from h5rows.reading.opening import groups_of, is_remote, names_of, split_of
 from h5rows.reading.raw import ChunkCache
 
 _STEP = 16 << 20  # bytes that are read at once
+_ROWS = 4096  # of variable length that are looked at together
 _CHECKED = 1 << 24  # labels; of more, such as a stream of tokens, what the attribute `classes` says is believed
 
 
@@ -102,8 +103,7 @@ def _stored(data: Mapping[str, Any], field: str, group: str) -> Iterator[_Stored
         raise ConfigError(f"data.fields has no {field!r}; it has {sorted(fields)}")
     external, key, swmr = str(data.get("external")), f"data.fields.{field}", bool(data.get("swmr"))
     paths = names_of(data["path"])
-    if ranged(paths, data.get("cache_gb")):  # asked for all at once
-        external = REFUSE_EXTERNAL  # as Dataset does
+    ranged(paths, data.get("cache_gb"), external)  # asked for all at once
     for path in paths:
         with _open(path, swmr, external, data.get("cache_gb")) as file:
             name, part = parts_of(fields[field])
@@ -158,5 +158,7 @@ def _open(path: str, swmr: bool, external: str, cache_gb: float | None) -> Abstr
 def _blocks(values: h5py.Dataset, member: str | None) -> Iterator[np.ndarray]:
     step = max(1, _STEP // max(1, values.dtype.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))))
     source = values if member is None else values.fields(member)
-    for begin in range(0, max(1, len(values)), step):
-        yield source[begin : begin + step]
+    numbers = h5py.check_vlen_dtype(source.dtype if member is None else values.dtype[member])  # of rows of any length
+    for begin in range(0, max(1, len(values)), step if numbers is None else _ROWS):
+        block = source[begin : begin + step] if numbers is None else source[begin : begin + _ROWS]
+        yield block if numbers is None else np.concatenate([np.empty(0, numbers), *block])

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from engine.data.loader import Loader
 from engine.data.order import EvalPlan
 from engine.errors import ConfigError
+from h5rows import probe
 from h5rows.dataset import Dataset
 from h5rows.probe import num_outputs, sample_shape
 from lab.datasets.tokens import NextToken, TokenWindows
@@ -218,6 +219,19 @@ def test_probe(tmp_path: Path) -> None:
         num_outputs(config | {"fields": {"y": "labels"}}, "y")
     with pytest.raises(ConfigError, match=r"no group 'trian'.*did you mean 'train'.*train/image \(12, 3, 4\)"):
         num_outputs(config | {"splits": {"train": {"group": "trian"}}}, "label")
+
+
+@pytest.mark.parametrize(("stated", "found"), [(None, 9), (32, 32)])
+def test_ids_in_rows_of_any_length_are_classes(tmp_path: Path, stated: int | None, found: int) -> None:
+    """HDF5's own variable length, with rows of none and more rows than are looked at together."""
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        rows = file.create_dataset("train/tokens", (5000,), h5py.vlen_dtype(np.uint8))
+        rows[:] = np.array([np.arange(k % 7, dtype=np.uint8) + (3 if k > 4998 else 1) for k in range(5000)], object)
+        rows[4999] = np.array([8], np.uint8)
+        if stated:
+            rows.attrs["classes"] = stated
+    node = {"path": str(tmp_path / "f.h5"), "fields": {"t": "tokens"}, "splits": {"train": {"group": "train"}}}
+    assert probe.num_outputs(node, "t") == found
 
 
 def test_labels_of_all_splits_are_among_the_classes_of_training(tmp_path: Path) -> None:

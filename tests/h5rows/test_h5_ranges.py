@@ -210,6 +210,11 @@ def test_each_fault_is_one_line(tmp_path: Path, server: Server, monkeypatch: pyt
         data.gather(np.arange(100, 200))
     with refused(r"/f.h5: .*table", "needs the whole file", "data.cache_gb=null"):
         Dataset(url, {"x": "table/a"}, cache_gb=1.0)
+    with refused(r"^data\.external=allow: a set that is read by blocks", "leave one of the two out"):
+        Dataset(url, {"x": "x"}, cache_gb=1.0, external="allow")
+    node = {"path": url, "fields": {"y": "y"}, "splits": {"all": {"group": "/"}}, "cache_gb": 1, "external": "allow"}
+    with refused(r"^data\.external=allow: a set that is read by blocks", "leave one of the two out"):
+        probe.num_outputs(node, "y")
     monkeypatch.setattr(ranges, "LEAST_GB", 1)
     for wrong in (0.1, "lots"):
         with refused(f"data.cache_gb={wrong}", "from 1 on"):
