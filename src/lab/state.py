@@ -61,7 +61,7 @@ class TrainState:
         held = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "totals"}
         saved = {k: v.state_dict() if hasattr(v, "state_dict") else v for k, v in held.items()}
         for group, rate in zip(saved["optimizer"]["param_groups"], self.schedule.rates):
-            group["lr"] = rate  # where it is a tensor of the device, too
+            group["lr"] = rate if isinstance(group["lr"], Tensor) else group["lr"]
         weights = self.model.state_dict(keep_vars=True)
         frozen = [k for k, v in weights.items() if isinstance(v, nn.Parameter) and not v.requires_grad]
         return saved | {"ranks": ranks, "frozen": frozen}

@@ -37,8 +37,7 @@ def test_losses_and_gradients_are_those_of_the_whole_batch(size: int, devices: i
     expected, output = Objective(one, task)(batch)
     losses, nothing = Replicas(Objective(shared, task), [CPU] * devices)(batch)
     torch.testing.assert_close(losses, expected)
-    assert output.shape == (size, 4)
-    assert nothing is None  # the outputs stay where they are
+    assert output is nothing is None  # nothing in training reads it
     expected["loss"].mean().backward()
     losses["loss"].mean().backward()
     for a, b in zip(shared.parameters(), one.parameters(), strict=True):
