@@ -133,7 +133,7 @@ def check_optimizer_of_graph(optimizers: Iterable[Optimizer]) -> None:
         if not (fused or getattr(one, "takes_rate_tensor", False)):
             raise ConfigError(
                 f"{KEY}: {type(one).__name__} has no fused kernel here, so it may ask the GPU for the learning rate - "
-                "use optim=adamw, sgd, muon or lion"
+                "use optim=adamw, sgd or muon"
             )
 
 
