@@ -853,6 +853,18 @@ NAMES: list[tuple[Any, ...]] = [
         'set_rng_state(ranks[0]["rng"], world.device)',
         "tests/lab/test_state.py",
     ),
+    (
+        "src/lab/transforms/sized.py",
+        "scale.clamp(min=1)",
+        "1",
+        "tests/lab/test_transforms_sized.py::test_each_part_is_resized_as_torch_does_it",
+    ),
+    (
+        "src/lab/transforms/color.py",
+        "place = (own + 6 * hue.unsqueeze(1)) % 6",
+        "place = (own - 6 * hue.unsqueeze(1)) % 6",
+        "tests/lab/test_transforms_sized.py::test_colours",
+    ),
     # ---- optimizers and schedules
     (
         "src/lab/optim.py",

@@ -185,6 +185,8 @@ TASKS = {
     "transforms": (
         "+data.transforms.erase={_target_: lab.transforms.fields.RandomErase, field: x, probability: 0.5, "
         "area: [0.02, 0.33], ratio: [0.3, 3.3], value: 0.0, seed: 0}",
+        "+data.transforms.part={_target_: lab.transforms.sized.RandomResizedCrop, field: x, size: [8, 8], "
+        "area: [0.08, 1.0], ratio: [0.75, 1.3333], seed: 0}",
         "+data.transforms.cutout={_target_: lab.transforms.fields.Cutout, field: x, size: 2, value: 0.0, seed: 0}",
         "+data.transforms.mixup={_target_: lab.transforms.mixup.Mixup, field: x, target: y, num_classes: 10, "
         "alpha: 0.2, seed: 0}", "task.metrics={}",

@@ -177,12 +177,15 @@ import torch
 from engine.device.dynamo import CompiledChain
 from lab.transforms.fields import ChannelsFirst, Cutout, Normalize, RandomCrop, RandomErase, RandomFlip, ToFloat
 from lab.transforms.fields import compose
+from lab.transforms.color import ColorJitter
 from lab.transforms.mixup import Mixup
+from lab.transforms.sized import RandomResizedCrop
 
 first = [ChannelsFirst("x"), ToFloat("x")]
 images = [Normalize("x", [0.4, 0.5, 0.6], [0.2, 0.3, 0.4]), RandomFlip("x", -1, 0), RandomCrop("x", [6, 6], 1, 0)]
 holes = [Cutout("x", 2, 0.0, 0), RandomErase("x", 0.7, [0.1, 0.3], [0.5, 2.0], 0.0, 0), Mixup("x", "y", 3, 0.4, 0)]
-crops = [RandomCrop("x", [7, 7], 2, 0, "reflect")]
+crops = [RandomCrop("x", [7, 7], 2, 0, "reflect"), RandomResizedCrop("x", [5, 6], [0.2, 1.0], [0.7, 1.4], 0)]
+crops.append(ColorJitter("x", 0.4, 0.4, 0.4, 0.1, 0))
 torch.manual_seed(0)
 for chosen in ([*first, *images, *holes], [*first, *crops]):
     apply, batches = compose(chosen, training=True), []

@@ -1,0 +1,132 @@
+"""Images of another size and other colours: what torch's own resizing and Python's colorsys give, image by image."""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from conftest import QUICK, compose, result, start_run
+from test_transforms import batch_of
+from test_transforms import test_bitwise_the_same_for_any_split as check_bits
+from torch import Tensor
+from torch.nn import functional as F
+
+from engine.errors import ConfigError
+from lab.transforms.color import ColorJitter
+from lab.transforms.sized import CenterCrop, RandomResizedCrop, Resize
+
+LIKE_INCEPTION = ([0.08, 1.0], [3 / 4, 4 / 3])
+
+
+def resized(x: Tensor, height: int, width: int) -> Tensor:
+    return F.interpolate(x[None], (height, width), mode="bilinear", antialias=True, align_corners=False)[0]
+
+
+@pytest.mark.parametrize("source", [(37, 52), (24, 24), (9, 100)])
+@pytest.mark.parametrize("target", [(24, 28), (64, 60), (3, 5)])
+def test_each_part_is_resized_as_torch_does_it(source: tuple[int, int], target: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    x, numbers = torch.rand(50, 3, *source), torch.arange(50)
+    transform = RandomResizedCrop("x", target, *LIKE_INCEPTION, 0)
+    parts, out = transform.prepare(x, numbers), transform({"x": x}, numbers)["x"]
+    for image, (top, left, rows, columns), found in zip(x, parts.tolist(), out):
+        wanted = resized(image[:, top : top + rows, left : left + columns], *target)
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=2e-6)
+    whole = Resize("x", target)({"x": x}, numbers)["x"]
+    torch.testing.assert_close(whole, torch.stack([resized(image, *target) for image in x]), rtol=1e-5, atol=2e-6)
+
+
+def test_parts_are_drawn_as_the_paper_says() -> None:
+    """Each lies within the image; areas are even between the bounds, ratios on a log scale, places everywhere."""
+    x, numbers = torch.zeros(1, 3, 224, 224).expand(20_000, -1, -1, -1), torch.arange(20_000)
+    top, left, rows, columns = RandomResizedCrop("x", [8, 8], *LIKE_INCEPTION, 0).prepare(x, numbers).unbind(1)
+    assert ((top >= 0) & (left >= 0) & (top + rows <= 224) & (left + columns <= 224)).all()
+    area, ratio = rows * columns / 224**2, (columns / rows).log()
+    assert area.min() > 0.078
+    assert area.max() <= 1
+    assert ratio.abs().max() < 0.3
+    small = area < 0.5  # of which nearly all fit at the first try
+    assert area[small].mean() == pytest.approx(0.29, abs=0.01)
+    assert ratio.mean() == pytest.approx(0, abs=0.01)
+    assert (top[small] / (224 - rows[small])).mean() == pytest.approx(0.5, abs=0.01)
+    assert len(torch.stack([top, left, rows, columns], 1).unique(dim=0)) > 19_000
+    wide = torch.zeros(3, 1, 10, 1000)  # nothing of this ratio has half of its area: the largest part, in the middle
+    parts = RandomResizedCrop("x", [8, 8], [0.5, 1.0], [0.75, 1.3333], 0).prepare(wide, torch.arange(3))
+    assert parts.tolist() == [[0, 494, 10, 13]] * 3
+
+
+CASES: dict[str, Callable[[int], Any]] = {
+    "resized_crop": lambda seed: RandomResizedCrop("x", [8, 6], *LIKE_INCEPTION, seed),
+    "color": lambda seed: ColorJitter("x", 0.4, 0.4, 0.4, 0.1, seed),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_image_gets_the_same_bits_in_any_batch(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setitem(check_bits.__globals__["RANDOM"], name, CASES[name])
+    monkeypatch.setitem(check_bits.__globals__, "batch_of", lambda n: {**batch_of(n), "x": batch_of(n)["x"] / 10**4})
+    check_bits(name)
+
+
+def test_a_map_of_labels_goes_along() -> None:
+    """Its values stay among those that it had, and lie where the image's do."""
+    x = torch.rand(30, 1, 40, 30)
+    labels = (x[:, 0] * 7).long()
+    same = RandomResizedCrop(["x", "y"], [40, 30], [1.0, 1.0], [0.75, 0.75], 0)({"x": x, "y": labels}, torch.arange(30))
+    assert torch.equal(same["y"], labels)
+    torch.testing.assert_close(same["x"], x)
+    flat = torch.arange(20).view(1, 4, 5)
+    assert Resize("y", [2, 10])({"y": flat}, torch.arange(1))["y"][0].tolist() == [
+        [5, 5, 6, 6, 7, 7, 8, 8, 9, 9], [15, 15, 16, 16, 17, 17, 18, 18, 19, 19],
+    ]  # fmt: skip
+
+
+def test_colours() -> None:
+    """Each change alone, by its factor, against a formula or colorsys, pixel by pixel."""
+    torch.manual_seed(0)
+    x, numbers = torch.rand(8, 3, 5, 4), torch.arange(8)
+    x[0] = x[0, :1]  # grey
+    grey = (0.299 * x[:, 0] + 0.587 * x[:, 1] + 0.114 * x[:, 2])[:, None]
+    mean = grey.mean((2, 3), keepdim=True)
+    formulas = {0: lambda f: x * f, 1: lambda f: mean + f * (x - mean), 2: lambda f: grey + f * (x - grey)}
+    for place, formula in formulas.items():
+        amounts = [0.7 if i == place else 0.0 for i in range(3)]
+        transform = ColorJitter("x", *amounts, 0.0, 0)
+        factor = transform.prepare(x, numbers)[:, place]
+        assert 0.3 <= factor.min() < 0.8 < 1.2 < factor.max() <= 1.7
+        torch.testing.assert_close(transform({"x": x}, numbers)["x"], formula(factor.view(-1, 1, 1, 1)).clamp(0, 1))
+    transform = ColorJitter("x", 0.0, 0.0, 0.0, 0.5, 0)
+    turns, out = transform.prepare(x, numbers)[:, 3].tolist(), transform({"x": x}, numbers)["x"]
+    for image, turn, found in zip(x, turns, out):
+        for pixel, got in zip(image.flatten(1).T.tolist(), found.flatten(1).T.tolist()):
+            hue, saturation, value = colorsys.rgb_to_hsv(*pixel)
+            assert got == pytest.approx(colorsys.hsv_to_rgb((hue + turn) % 1, saturation, value), abs=1e-5)
+
+
+def test_mistakes_name_the_transform() -> None:
+    numbers, image = torch.arange(2), torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+    for make, batch, says in (
+        (lambda: RandomResizedCrop("x", [8, 8], [0.0, 1.0], [1.0, 1.0], 0), None, "needs area and ratio as"),
+        (lambda: ColorJitter("x", 0, 0, 0, 0.6, 0), None, r"ColorJitter\.hue=0\.6: at most 0\.5"),
+        (
+            lambda: Resize("x", [4, 4]),
+            image,
+            r"images are resized as floats, not as torch\.uint8; put ToFloat before it",
+        ),
+        (lambda: CenterCrop("x", [9, 4]), image, r"CenterCrop\.size=\[9, 4\]: larger than the image, \[8, 8\]"),
+        (lambda: ColorJitter("x", 0, 0, 0, 0, 0), image, r"ColorJitter takes colours as floats"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            make()({"x": batch}, numbers)
+
+
+@pytest.mark.slow
+def test_a_run_trains_on_parts_and_scores_the_middle(tmp_path: Any) -> None:
+    chosen = "data/transforms=[to_float,resized_crop,center_crop]"
+    given = (*QUICK, chosen, "data.transforms.resized_crop.size=[6,6]", "data.transforms.center_crop.size=[6,6]",
+             "data.input_shape=[1,6,6]", "model.hidden=[8]", "trainer.max_steps=4")  # fmt: skip
+    assert compose(*given).data.transforms.resized_crop.area == [0.08, 1.0]
+    assert result(start_run(tmp_path, *given))["step"] == 4
