@@ -10,6 +10,7 @@ Calculated, from these: a model of --parameters, trained by DDP with AdamW in fp
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import statistics
 import tempfile
@@ -18,6 +19,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from startup import first_step
 
 from engine.checkpoints import checkpoint
 from engine.data import TrainPlan, shuffled
-from engine.device import rng_state
+from engine.device import rng_row, set_rng_row
 
 SAMPLES = 10**10
 SHARE = 32  # samples of a rank in a step
@@ -95,7 +97,8 @@ def distributed_sampler_costs(samples: int = 10**7) -> tuple[float, float]:
 def _rank(rank: int, size: int, store: str, results: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
-    scores, state = torch.zeros(4, dtype=torch.float64), {"rng": rng_state(torch.device("cpu")), "totals": {}}
+    scores, row = torch.zeros(4, dtype=torch.float64), rng_row(torch.device("cpu"))
+    rows = row.new_empty(size if rank == 0 else 0, len(row))
 
     def timed(call: Callable[[], Any], times: int) -> float:
         call()
@@ -106,7 +109,7 @@ def _rank(rank: int, size: int, store: str, results: str) -> None:
         return (time.perf_counter() - began) / times
 
     reduce_s = timed(lambda: dist.all_reduce(scores), 500)
-    gather_s = timed(lambda: dist.gather_object(state, [None] * size if rank == 0 else None), 50)
+    gather_s = timed(lambda: dist.gather(row, list(rows.unbind()) or None, dst=0), 50)
     if rank == 0:
         torch.save([reduce_s, gather_s], results)
     dist.destroy_process_group()
@@ -119,6 +122,24 @@ def collectives(size: int) -> tuple[float, float]:
         mp.start_processes(_rank, (size, f"{folder}/store", results), nprocs=size, start_method="fork")
         reduce_s, gather_s = torch.load(results)
     return reduce_s * 1e6, gather_s * 1e3
+
+
+def rank_states(ranks: int, rounds: int) -> list[float]:
+    """Milliseconds for the random states of so many ranks: rank 0's copy for a checkpoint, in the main thread; torch.save;
+    torch.load and taking one's own, which each rank does at a resume."""
+    rows = rng_row(torch.device("cpu")).repeat(ranks, 1)
+    took: list[list[float]] = []
+    for _ in range(rounds):
+        file, times = io.BytesIO(), [time.perf_counter()]
+        copied = rows.clone()
+        times.append(time.perf_counter())
+        torch.save({"ranks": copied}, file)
+        times.append(time.perf_counter())
+        file.seek(0)
+        set_rng_row(torch.load(file, weights_only=True)["ranks"][-1], torch.device("cpu"))
+        times.append(time.perf_counter())
+        took.append([1e3 * (b - a) for a, b in pairwise(times)])
+    return [statistics.median(column) for column in zip(*took)]
 
 
 def meeting_ms(followers: int) -> float:
@@ -170,6 +191,11 @@ def main() -> None:
     print(f"| DistributedSampler, 10^10 (from 10^7) | {sampler_s:,.0f} s an epoch, {sampler_mb / 1e3:,.0f} GB a rank |")
     for size, (us, ms) in reductions.items():
         print(f"| {size} ranks: all-reduce of 4 sums, gather of random states | {us:.0f} us, {ms:.2f} ms |")
+    for ranks in (8, 128, 1024):
+        copy, save_ms, load_ms = rank_states(ranks, args.rounds)
+        print(
+            f"| random states of {ranks:,} ranks: copied, saved, loaded | {copy:.2f}, {save_ms:.1f}, {load_ms:.1f} ms |"
+        )
     for count, ms in meetings.items():
         print(f"| meeting of rank 0 and {count} others | {ms:.0f} ms |")
     for ranks, seconds in starts.items():

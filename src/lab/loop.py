@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -121,7 +120,7 @@ def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, validat
         state.step += 1
         state.samples += trainer.global_batch_size
         run.watch.beat("training", state.step)
-        run.checkpoints.check(partial(state.payload, []))  # stops the run if a checkpoint could not be written
+        run.checkpoints.check(state.payload)  # stops the run if a checkpoint could not be written
         state.add(values)
         run.logger.progress(state.step)
         if on_step:
@@ -178,7 +177,7 @@ def save(state: TrainState, run: Run, best: bool) -> None:
     run.buffers.check_finite(held, state.step)
     if warning := run.buffers.unsaved():
         run.logger.warn(warning)
-    payload = state.payload(run.world.gather(state.rank_payload(run.world.device)))
+    payload = state.payload(run.world.gather_rows(state.rank_row(run.world.device)))
     (run.checkpoints.save_best if best else run.checkpoints.save_last)(payload)
     run.watch.beat("training", state.step)
 

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from engine.checkpoints import BufferChecks, Checkpoints, Optimizers
 from engine.data import Loader, StatefulOrder, Stream, changeable_order
-from engine.device import Hardware, order_as_weights, rng_state, set_rng_state
+from engine.device import Hardware, order_as_weights, rng_row, set_rng_row, set_rng_state
 from engine.errors import ConfigError
 from engine.loggers import Logger
 from engine.parallel import Balance, Replicas, numbers_in
@@ -56,15 +56,16 @@ class TrainState:
     total_steps: int = 0  # the end of training when `owes` was written; 0: not begun, or of an older version
     epoch_samples: int = 0  # rows of the training set, for a task that is loaded (TaskRun)
 
-    def payload(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
-        """Returns every field for the checkpoint. ranks: each rank's rank_payload, in the order of the ranks."""
+    def payload(self, ranks: Tensor | None = None) -> dict[str, Any]:
+        """Returns every field for the checkpoint. ranks: (N, K), each rank's rank_row; None: without them."""
         held = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "totals"}
         saved = {k: v.state_dict() if hasattr(v, "state_dict") else v for k, v in held.items()}
         for group, rate in zip(saved["optimizer"]["param_groups"], self.schedule.rates):
             group["lr"] = rate if isinstance(group["lr"], Tensor) else group["lr"]
         weights = self.model.state_dict(keep_vars=True)
         frozen = [k for k, v in weights.items() if isinstance(v, nn.Parameter) and not v.requires_grad]
-        return saved | {"ranks": ranks, "frozen": frozen}
+        totals = {name: str(value.dtype).removeprefix("torch.") for name, value in sorted(self.totals.items())}
+        return saved | {"ranks": [] if ranks is None else ranks, "sums": totals, "frozen": frozen}
 
     @torch.no_grad()
     def add(self, values: Mapping[str, Tensor]) -> None:
@@ -77,8 +78,11 @@ class TrainState:
             if name not in known:
                 self.totals[name] = value.clone()
 
-    def rank_payload(self, device: torch.device) -> dict[str, Any]:
-        return {"rng": rng_state(device), "totals": {k: v.cpu() for k, v in self.totals.items()}}
+    def rank_row(self, device: torch.device) -> Tensor:
+        """What a rank has of its own, (K,) uint8: its random numbers, and its `totals` in the order of their names."""
+        sums = [self.totals[name].detach().double() for name in sorted(self.totals)]
+        row = rng_row(device)
+        return torch.cat([row, torch.stack(sums).cpu().view(torch.uint8)]) if sums else row
 
     def load(self, payload: dict[str, Any], world: World, options: Collection[str]) -> None:
         """Restore all fields except LOADED; a field that an older checkpoint lacks keeps its value.
@@ -103,14 +107,26 @@ class TrainState:
                 for group, values in zip(self.optimizer.param_groups, given):
                     group.update(values)
         ranks = payload["ranks"]
-        totals = [rank["totals"] for rank in ranks]
-        if len(ranks) == world.size:
-            totals = [totals[world.rank]]
-        self.totals = {k: (sum(t[k] for t in totals) / len(totals)).to(world.device) for k in totals[0]}
+        own = [ranks[world.rank]] if len(ranks) == world.size else ranks
+        totals = [totals_of(rank, payload) for rank in own]
+        self.totals = {
+            k: torch.stack([t[k] for t in totals]).sum(0).div(len(totals)).to(world.device) for k in totals[0]
+        }
         if "counts" not in payload:
             self.counts = dict.fromkeys(self.totals, self.step - self.logged_step)
         if world.rank < len(ranks):
-            set_rng_state(ranks[world.rank]["rng"], world.device)
+            mine = ranks[world.rank]
+            set_rng_row(mine, world.device) if isinstance(mine, Tensor) else set_rng_state(mine["rng"], world.device)
+
+
+def totals_of(rank: Any, payload: dict[str, Any]) -> dict[str, Tensor]:
+    """A rank's `totals`, of a row of payload["ranks"], or as older checkpoints have them."""
+    if not isinstance(rank, Tensor):
+        found: dict[str, Tensor] = rank["totals"]
+        return found
+    kinds = payload["sums"]
+    sums = rank[len(rank) - 8 * len(kinds) :].clone().view(torch.float64)
+    return {name: one.to(getattr(torch, kind)) for (name, kind), one in zip(kinds.items(), sums)}
 
 
 @dataclass(frozen=True)

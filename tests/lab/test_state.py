@@ -61,7 +61,7 @@ def test_every_field_comes_back() -> None:
     assert state.scaler is not None
     state.scaler.load_state_dict({**state.scaler.state_dict(), "scale": 128.0, "_growth_tracker": 17})
     seed_everything(1)
-    payload = through_a_file(state.payload([state.rank_payload(CPU)]))
+    payload = through_a_file(state.payload(state.rank_row(CPU)[None]))
     drawn = torch.rand(3)
     fresh = state_of("hardware.precision=fp16")
     seed_everything(2)
@@ -79,14 +79,30 @@ def test_every_field_comes_back() -> None:
     assert_equal(payload["ema"], state.ema.state_dict())
     # a field that is added to the state is added to the checkpoint: nothing of a run may begin anew at a resume
     parts = {"source", "order", "model", "task", "ema", "optimizer", "schedule", "scaler", "ranks"}
-    assert set(payload) == parts | set(VALUES) | {"frozen"}
+    assert set(payload) == parts | set(VALUES) | {"frozen", "sums"}
     assert set(state.__dataclass_fields__) == (parts - {"ranks"}) | set(VALUES) | {"totals"}
+
+
+def test_a_checkpoint_of_before_0_2_goes_on_where_it_was() -> None:
+    """Of each rank a dict instead of a row of bytes."""
+    state = worked()
+    seed_everything(1)
+    now = state.payload(state.rank_row(CPU)[None])
+    old = {**now, "ranks": [{"rng": rng_state(CPU), "totals": dict(state.totals)}]}
+    del old["sums"]
+    drawn = torch.rand(3)
+    for payload in (now, old):
+        fresh = state_of()
+        seed_everything(2)
+        fresh.load(through_a_file(payload), World(0, 1, 0, CPU), options=[])
+        assert torch.equal(torch.rand(3), drawn)
+        assert_equal(fresh.totals, state.totals)
 
 
 @pytest.mark.slow
 def test_a_state_without_average_and_scaler() -> None:
     state = state_of("trainer.ema_decay=null")
-    payload = through_a_file(state.payload([state.rank_payload(CPU)]))
+    payload = through_a_file(state.payload(state.rank_row(CPU)[None]))
     assert payload["ema"] is None
     assert payload["scaler"] is None
     assert averaged(state) is state.model
@@ -95,7 +111,7 @@ def test_a_state_without_average_and_scaler() -> None:
 
 def test_sums_of_a_checkpoint_that_did_not_count_are_of_all_steps_since_the_log() -> None:
     state = worked()
-    payload = through_a_file(state.payload([state.rank_payload(CPU)]))
+    payload = through_a_file(state.payload(state.rank_row(CPU)[None]))
     del payload["counts"]
     fresh = state_of()
     fresh.load(payload, World(0, 1, 0, CPU), options=[])
@@ -106,7 +122,7 @@ def test_sums_of_a_checkpoint_that_did_not_count_are_of_all_steps_since_the_log(
 @pytest.mark.slow
 def test_values_of_the_optimizer_that_the_config_gives_hold_at_a_resume() -> None:
     state = worked("optim.lr=0.1", "optim.weight_decay=0.3")
-    payload = through_a_file(state.payload([state.rank_payload(CPU)]))
+    payload = through_a_file(state.payload(state.rank_row(CPU)[None]))
     fresh = state_of("optim.lr=0.2", "optim.weight_decay=0.4", "optim.betas=[0.5,0.6]")
     fresh.load(payload, World(0, 1, 0, CPU), options=["weight_decay"])
     assert [group["weight_decay"] for group in fresh.optimizer.param_groups] == [0.4, 0.0]

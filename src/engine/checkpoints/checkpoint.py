@@ -32,7 +32,7 @@ KEEP_LAST = 2  # the newest may turn out damaged
 # keys and types in checkpoints of all versions; keys that later versions added may be missing
 KEYS = {
     "model": dict, "ema": dict | None, "optimizer": dict, "schedule": dict, "step": int, "samples": int, "best": list,
-    "stale": int, "logged_step": int, "scored_step": int, "ranks": list,
+    "stale": int, "logged_step": int, "scored_step": int, "ranks": list | torch.Tensor,
 }  # fmt: skip
 
 

@@ -38,7 +38,15 @@ if TYPE_CHECKING:
     from engine.device.options import HardwareConfig
     from engine.device.precision import WithBf16Weights
     from engine.device.rules import check_options
-    from engine.device.seed import StepNumbers, draw_nothing, rng_state, seed_everything, set_rng_state
+    from engine.device.seed import (
+        StepNumbers,
+        draw_nothing,
+        rng_row,
+        rng_state,
+        seed_everything,
+        set_rng_row,
+        set_rng_state,
+    )
     from engine.device.skipping import (
         FUSED,
         all_of,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from engine.private import is_torchs_own, steps_bare
@@ -96,8 +97,43 @@ def make_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
 
 
+# what the bytes of a rank's generators are, in this order, behind the lengths of all of them: Python's words and the
+# second number of its last pair (NaN: none); numpy's words, place and whether it has a second number, that number;
+# torch's; those of the GPU
+_KINDS = (np.uint32, np.float64, np.uint32, np.int64, np.float64, np.uint8, np.uint8)
+
+
+def rng_row(device: torch.device) -> Tensor:
+    """The generators' states as bytes, (N,) uint8: 10 KB, as many on each rank."""
+    state = _states(device)
+    (_, keys, second), (_, words, place, has, cached) = state["python"], state["numpy"]
+    gpu = state.get(device.type, torch.empty(0, dtype=torch.uint8))
+    values = keys, [np.nan if second is None else second], words, [place, has], [cached], state["torch"], gpu
+    parts = [np.asarray(value, kind).tobytes() for value, kind in zip(values, _KINDS)]
+    head = np.array([len(part) for part in parts], np.int64).tobytes()
+    return torch.frombuffer(bytearray(b"".join([head, *parts])), dtype=torch.uint8)
+
+
+def set_rng_row(row: Tensor, device: torch.device) -> Tensor:
+    """Returns what follows the generators' bytes."""
+    data = row.numpy().tobytes()
+    lengths = np.frombuffer(data, np.int64, len(_KINDS))
+    ends = 8 * len(_KINDS) + np.cumsum(lengths)
+    parts = [np.frombuffer(data[end - n : end], kind) for n, end, kind in zip(lengths, ends, _KINDS)]
+    keys, second, words, place, cached, cpu, gpu = parts
+    state: dict[str, Any] = {
+        "python": (3, keys.tolist(), None if np.isnan(second[0]) else float(second[0])),
+        "numpy": ("MT19937", words.copy(), int(place[0]), int(place[1]), float(cached[0])),
+        "torch": torch.from_numpy(cpu.copy()),
+    }
+    if len(gpu) and device.type != "cpu":
+        state[device.type] = torch.from_numpy(gpu.copy())
+    _set_states(state, device)
+    return row[int(ends[-1]) :]
+
+
 def rng_state(device: torch.device) -> dict[str, Any]:
-    """The generators' states as plain containers and tensors, loadable with weights_only=True."""
+    """The generators' states as plain containers and tensors: what checkpoints of one rank or few were made of."""
     state = _states(device)
     kind, keys, *rest = state["numpy"]
     return {**state, "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest)}

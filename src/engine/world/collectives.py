@@ -92,6 +92,17 @@ class World:
         dist.gather(padded, parts, dst=0, group=group)
         return [wire.decode(part[: int(size)].numpy().tobytes()) for part, size in zip(parts or [], sizes)]
 
+    def gather_rows(self, own: Tensor) -> Tensor:
+        """(K,) on the host, as many numbers on each rank -> (ranks, K) on rank 0, (0, K) elsewhere."""
+        if self.size == 1:
+            return own[None]
+        import torch
+        import torch.distributed as dist
+
+        rows = own.new_empty(self.size if self.is_main else 0, len(own))
+        dist.gather(own, list(rows.unbind()) or None, dst=0)
+        return rows
+
     def share(self, value: Any) -> Any:
         """Broadcast rank 0's value, of the types of wire.py, to all ranks."""
         if self.size == 1:

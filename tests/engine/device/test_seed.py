@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.device.seed import make_deterministic, rng_state, seed_everything, set_rng_state
+from engine.device.seed import make_deterministic, rng_row, rng_state, seed_everything, set_rng_row, set_rng_state
 
 CPU = torch.device("cpu")
 
@@ -70,6 +70,33 @@ def test_a_saved_state_brings_every_generator_back() -> None:
     seed_everything(6)
     set_rng_state(torch.load(file, weights_only=True), CPU)
     assert [draws() for _ in range(3)] == expected
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_row_of_bytes_brings_every_generator_back(stored: bool) -> None:
+    """Of the same length whether Gaussian generators hold a number in store or not; what follows it is returned."""
+    seed_everything(5)
+    length = len(rng_row(CPU))
+    if stored:
+        draws()
+    row = rng_row(CPU)
+    assert len(row) == length < 11_000
+    expected = [draws() for _ in range(3)]
+    seed_everything(6)
+    behind = torch.tensor([1, 2, 3], dtype=torch.uint8)
+    assert set_rng_row(torch.cat([row, behind]), CPU).tolist() == [1, 2, 3]
+    assert [draws() for _ in range(3)] == expected
+
+
+def test_a_row_holds_the_gpus_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, set_to = torch.arange(16, dtype=torch.uint8), []
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda *device: own)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, *device: set_to.append(state))
+    row = rng_row(torch.device("cuda"))
+    set_rng_row(row, torch.device("cuda"))
+    assert [state.tolist() for state in set_to] == [own.tolist()]
+    set_rng_row(row, CPU)  # read on a CPU
+    assert len(set_to) == 1
 
 
 @pytest.mark.parametrize("kind", ["cuda", "mps"])

@@ -146,7 +146,7 @@ def put_fault(monkeypatch: pytest.MonkeyPatch, place: str, rank: int, fault: str
 
         monkeypatch.setattr(engine.checkpoints.checkpoint.torch, "save", half)
     else:
-        on_call(monkeypatch, TrainState, "rank_payload", rank, 4, fault)
+        on_call(monkeypatch, TrainState, "rank_row", rank, 4, fault)
 
 
 def go_on(run: Path) -> Path:
