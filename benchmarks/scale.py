@@ -125,8 +125,8 @@ def collectives(size: int) -> tuple[float, float]:
 
 
 def rank_states(ranks: int, rounds: int) -> list[float]:
-    """Milliseconds for the random states of so many ranks: rank 0's copy for a checkpoint, in the main thread; torch.save;
-    torch.load and taking one's own, which each rank does at a resume."""
+    """Milliseconds for the random states of so many ranks: rank 0's copy for a checkpoint, in the main thread;
+    torch.save; torch.load and taking one's own, which each rank does at a resume."""
     rows = rng_row(torch.device("cpu")).repeat(ranks, 1)
     took: list[list[float]] = []
     for _ in range(rounds):

@@ -96,7 +96,6 @@ class World:
         """(K,) on the host, as many numbers on each rank -> (ranks, K) on rank 0, (0, K) elsewhere."""
         if self.size == 1:
             return own[None]
-        import torch
         import torch.distributed as dist
 
         rows = own.new_empty(self.size if self.is_main else 0, len(own))
