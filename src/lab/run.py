@@ -23,7 +23,7 @@ from engine.errors import ConfigError
 from engine.files import write_json
 from engine.host import gpu_facts, machine_facts, machine_line
 from engine.loggers import WANDB, Logger, RunLogger, log_to, stopped_by_wandb
-from engine.parallel import Balance, class_name, describe_shards, is_sharded, with_sync_batchnorm
+from engine.parallel import Balance, class_name, describe_shards, is_sharded, padding_note, with_sync_batchnorm
 from engine.private import skip_dynamo_import
 from engine.runs import CLASSES, RESULT, read_status, record_machine, record_start, shown, write_status
 from engine.schema import leaves, parse_interval, seconds
@@ -362,6 +362,8 @@ def describe(
     logger.say(f"{place}, {machine.precision}, {count}; {batches}; {run.total_steps:,} steps")
     if is_sharded(model):
         logger.say(describe_shards(model))
+        if note := padding_note(model):
+            logger.warn(note)
     for line in [f"loader {loader.why}", *getattr(sets["train"], "describe", list)(), *changes]:
         logger.say(line)
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         is_sharded,
         local_parts,
         on_shards,
+        padding_note,
         shard,
     )
     from engine.parallel.options import ONE_PROCESS, DDPConfig, FsdpConfig, Strategy, check_share

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+PADDED = 0.1  # of what is sent
 KEY = "trainer.fsdp.wrap"
 
 
@@ -360,3 +361,18 @@ def describe_shards(model: nn.Module) -> str:
     kinds = [class_name(module) for module in units[1:]]
     counted = [f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)]
     return f"fsdp: {' + '.join([*counted, 'the rest'])}; rank 0 holds {own:,} of {total:,} parameters"
+
+
+def padding_note(model: nn.Module) -> str:
+    """A line where cutting leaves more than PADDED of what is gathered and reduced as padding; else empty."""
+    held = sent = processes = 0
+    for p in model.parameters():
+        if is_part(p):
+            processes = p.device_mesh.size(p.device_mesh.ndim - 1)  # type: ignore[attr-defined]
+            held, sent = held + p.numel(), sent + -(-p.shape[0] // processes) * processes * (p.numel() // p.shape[0])
+    if sent <= (1 + PADDED) * held:
+        return ""
+    return (
+        f"fsdp: {sent / held - 1:.0%} more is sent than the weights, as padding: they have few rows for the {processes} "
+        "processes of a copy - trainer.fsdp.replicas=... makes more copies, each of fewer processes (docs/fsdp.md)"
+    )

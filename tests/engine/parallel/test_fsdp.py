@@ -751,3 +751,17 @@ def test_compiled_blocks_agree(
     with without_code_generator(monkeypatch):
         compiled = start_run(tmp_path / "compiled", *common, "hardware.compile=true")
     torch.testing.assert_close(losses(compiled), losses(eager), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_weights_of_few_rows_are_said_to_be_padded(tmp_path: Path) -> None:
+    """3 rows over 2 processes: the second sends one of nothing."""
+    for hidden, padded in ((3, True), (16, False)):
+        run = start_run(
+            tmp_path / str(hidden), *QUICK, "trainer=fsdp", "hardware.num_procs=2", f"model.hidden=[{hidden}]",
+            "trainer.max_steps=1",
+        )  # fmt: skip
+        log = (run / "train.log").read_text()
+        assert (
+            "fsdp: 28% more is sent than the weights, as padding: they have few rows for the 2 processes" in log
+        ) == padded
