@@ -106,6 +106,8 @@ class Descend:
                 f"trainer.clip_norm={limit}: {type(optimizer).__name__} searches along the gradients of the loss, not "
                 "along clipped ones - give trainer.clip_norm=null"
             )
+        if overrides(self.state.task, "train_step"):  # backward() leaves gradients as the weights lie
+            as_weights_lie(self.parameters(objective))
         again = None if closure is None else Closure(self, objective, closure)
         norm = self._clipped(objective) if again is None else again.norm
         self.norms[objective], non_finite = norm, None
@@ -317,6 +319,14 @@ def update(optimizer: Optimizer, non_finite: Tensor | None, closure: Callable[[]
     with on_shards(optimizer):
         # not scaler.step: gradients are unscaled, and the norm says if they are finite
         lean_step(optimizer) if closure is None else closure_step(optimizer, closure)
+
+
+def as_weights_lie(parameters: Iterable[nn.Parameter]) -> None:
+    """Gradients that a task has set, in their weights' order in memory: a fused kernel goes through both as one row of
+    numbers, whatever their strides."""
+    for p in parameters:
+        if p.grad is not None and p.grad.stride() != p.stride():
+            p.grad = torch.empty_like(p).copy_(p.grad)
 
 
 def trains(optimizer: Optimizer, model: nn.Module) -> bool:

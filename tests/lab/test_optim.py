@@ -5,17 +5,19 @@ from __future__ import annotations
 import copy
 import math
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, assert_equal, compose
+from conftest import QUICK, assert_equal, compose, last_checkpoint, start_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import lab.optim
+import lab.tasks.supervised
 from engine.checkpoints import Optimizers
 from engine.config import locate
 from engine.config.saved import updated
@@ -30,6 +32,7 @@ from lab.schedules.constant import Constant
 from lab.schedules.cosine import Cosine
 from lab.schedules.linear import Linear
 from lab.schedules.step import Step
+from lab.tasks.supervised import Supervised
 
 
 def small() -> nn.Module:
@@ -251,3 +254,30 @@ def test_saved_configs_with_the_names_of_older_versions_are_built() -> None:
         values, _, _ = updated(PROJECT, {"optim": {"schedule": {"_target_": old}}})
         new = values["optim"]["schedule"]["_target_"]
         assert locate(PROJECT, new, "optim").__name__ == old.rpartition(".")[2]
+
+
+class Turned(Supervised):
+    """Sets gradients of other strides than the weights have, as a mixture of gradients or a projection may."""
+
+    __module__ = "lab.tasks.supervised"
+
+    def train_step(self, step: int, batches: Any, descend: Any) -> Any:
+        values = descend.gradients("", batches)
+        for p in descend.parameters(""):
+            if p.dim() == 2:
+                p.grad = p.grad.t().contiguous().t()
+        descend.update("")
+        return values
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_gradients_that_a_task_sets_may_have_any_strides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
+) -> None:
+    """torch's fused kernels read them in memory order."""
+    monkeypatch.setattr(lab.tasks.supervised, "Turned", Turned, raising=False)
+    given = (*QUICK, f"optim={optimizer}", "model.hidden=[16]", "trainer.max_steps=4", "trainer.clip_norm=1")
+    plain = start_run(tmp_path / "plain", *given)
+    turned = start_run(tmp_path / "turned", *given, "task._target_=lab.tasks.supervised.Turned")
+    assert_equal(last_checkpoint(turned)["model"], last_checkpoint(plain)["model"])
