@@ -374,5 +374,5 @@ def padding_note(model: nn.Module) -> str:
         return ""
     return (
         f"fsdp: {sent / held - 1:.0%} more is sent than the weights, as padding: they have few rows for the "
-        f"{processes} processes of a copy - trainer.fsdp.replicas=... makes more copies, of fewer processes (docs/fsdp.md)"
+        f"{processes} processes of a copy - trainer.fsdp.replicas=... makes copies of fewer processes (docs/fsdp.md)"
     )
