@@ -2,6 +2,7 @@
 
     ./run python benchmarks/remote_blocks.py [folder] [--gigabytes 4] [--row-bytes 150000] [--cache-gb 1] [--epochs 2]
         [--peers mosaicml litdata webdataset]      each is measured where it can be imported
+        [--ranks 4]      ours alone: so many processes with one cache, each with its share of each batch
 
 A server on this machine, which answers after 50 ms and shares a link of 100 MB/s among all requests. The set: shards of
 256 MB; of ours contiguous uint8 rows in HDF5, of the others their own format, uncompressed, the same bytes. Batches of
@@ -150,7 +151,7 @@ def batches(
             made["data"] = data = Dataset([f"{url}/{name}" for name in names], {"x": "x"}, cache_gb=args.cache_gb)
             made["ring"] = Ring(data, torch.device("cpu"), 1)
             order = chunk_windows(data, 0, window=args.window, batch_size=batch, chunk_rows=None)
-            made["plan"] = TrainPlan(order, batch, [batch], 0, 1, 0)
+            made["plan"] = TrainPlan(order, batch, [batch // args.ranks], args.rank, args.ranks, 0)
             made["stream"] = made["ring"].stream(made["plan"])
         for _ in range(len(made["data"]) // batch):
             yield next(made["stream"])[0]["x"].numpy()
@@ -223,8 +224,29 @@ def measure(peer: str, url: str, folder: Path, args: argparse.Namespace) -> None
         rows = np.concatenate(seen)
         told["rows"], told["twice"] = len(rows), len(rows) - len(np.unique(rows))
         told["wrong"], before = wrong, now
+        if args.ranks > 1:
+            told.setdefault("seconds", []).append(seconds)
+            np.save(Path(args.folder) / f"rows-{args.rank}-{epoch}.npy", rows)
     print(json.dumps(told), flush=True)
     os._exit(0)
+
+
+def of_ranks(command: list[str], environment: dict[str, str], url: str, args: argparse.Namespace) -> dict[str, Any]:
+    """What the processes have seen together: the slowest one's seconds, rows that several had, bytes fetched in all."""
+    before = sent(url)
+    ranks = [
+        subprocess.Popen([*command, "--rank", str(k)], env=environment, stdout=subprocess.PIPE, text=True)
+        for k in range(args.ranks)
+    ]
+    told = [json.loads(process.communicate()[0]) for process in ranks]
+    used, found = 0, {"ranks": args.ranks, "first": max(one["first"] for one in told), "share": [], "twice": []}
+    for epoch in range(args.epochs):
+        rows = np.concatenate([np.load(Path(args.folder) / f"rows-{k}-{epoch}.npy") for k in range(args.ranks)])
+        size, seconds = len(rows) * args.row_bytes, max(one["seconds"][epoch] for one in told)
+        used += size
+        found["share"].append(round(size / seconds / LINK, 3))
+        found["twice"].append(len(rows) - len(np.unique(rows)))
+    return {**found, "fetched": round((sent(url) - before) / used, 3), "wrong": sum(one["wrong"] for one in told)}
 
 
 def sent(url: str) -> int:
@@ -241,6 +263,8 @@ def main() -> None:
     parser.add_argument("--window", type=int)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--peers", nargs="*", default=[])
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
@@ -257,10 +281,12 @@ def main() -> None:
             )
             assert server.stdout is not None
             url = f"http://127.0.0.1:{server.stdout.readline().strip()}/{peer}"
-            given = ["--measure", peer, url, str(root / peer), *sys.argv[1:]]
-            subprocess.run(
-                [sys.executable, __file__, *given], env={**os.environ, "LAB_CACHE_DIR": str(root / "cache")}, check=True
-            )
+            command = [sys.executable, __file__, "--measure", peer, url, str(root / peer), *sys.argv[1:]]
+            environment = {**os.environ, "LAB_CACHE_DIR": str(root / "cache")}
+            if args.ranks == 1:
+                subprocess.run(command, env=environment, check=True)
+            else:
+                print(json.dumps(of_ranks(command, environment, url, args)), flush=True)
             server.kill()
     finally:
         if server is not None:
