@@ -214,6 +214,7 @@ def measure(peer: str, url: str, folder: Path, args: argparse.Namespace) -> None
     for epoch in range(args.epochs):
         start, seen, wrong = time.perf_counter(), [], 0
         for batch in batches(peer, url, folder, args, epoch, made):
+            meet(args)
             told.setdefault("first", time.perf_counter() - began)
             numbers = np.ascontiguousarray(batch[:, :8]).view(np.int64)[:, 0]
             seen.append(numbers)
@@ -231,20 +232,34 @@ def measure(peer: str, url: str, folder: Path, args: argparse.Namespace) -> None
     os._exit(0)
 
 
+def meet(args: argparse.Namespace) -> None:
+    """As the ranks of a training do at each step."""
+    if args.ranks > 1:
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            store = f"file://{args.folder}/meeting-{os.getppid()}"
+            dist.init_process_group("gloo", init_method=store, rank=args.rank, world_size=args.ranks)
+        dist.barrier()
+
+
 def of_ranks(command: list[str], environment: dict[str, str], url: str, args: argparse.Namespace) -> dict[str, Any]:
     """What the processes have seen together: the slowest one's seconds, rows that several had, bytes fetched in all."""
-    before = sent(url)
+    before, size = sent(url), str(args.ranks)
     ranks = [
-        subprocess.Popen([*command, "--rank", str(k)], env=environment, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*command, "--rank", str(k)], stdout=subprocess.PIPE, text=True,
+            env={**environment, "RANK": str(k), "LOCAL_RANK": str(k), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size},
+        )
         for k in range(args.ranks)
-    ]
+    ]  # fmt: skip
     told = [json.loads(process.communicate()[0]) for process in ranks]
     used, found = 0, {"ranks": args.ranks, "first": max(one["first"] for one in told), "share": [], "twice": []}
     for epoch in range(args.epochs):
         rows = np.concatenate([np.load(Path(args.folder) / f"rows-{k}-{epoch}.npy") for k in range(args.ranks)])
-        size, seconds = len(rows) * args.row_bytes, max(one["seconds"][epoch] for one in told)
-        used += size
-        found["share"].append(round(size / seconds / LINK, 3))
+        own, seconds = len(rows) * args.row_bytes, max(one["seconds"][epoch] for one in told)
+        used += own
+        found["share"].append(round(own / seconds / LINK, 3))
         found["twice"].append(len(rows) - len(np.unique(rows)))
     return {**found, "fetched": round((sent(url) - before) / used, 3), "wrong": sum(one["wrong"] for one in told)}
 

@@ -23,6 +23,7 @@ from engine.data.loading import slots
 from engine.data.order import EvalPlan, TrainPlan, sequential, shuffled
 from engine.data.windows import chunk_windows
 from engine.errors import ConfigError, DataFailed
+from engine.world import place
 
 CPU = torch.device("cpu")
 
@@ -280,6 +281,7 @@ import numpy, os, signal, sys, threading, time, torch
 sys.path[:0] = {tests!r}
 from test_loader import CPU, Table, endless
 from engine.data.loader import Loader
+from engine.world import place
 class Slow(Table):
     def gather(self, rows, out):
         time.sleep({sleep})
@@ -342,13 +344,17 @@ def test_starvation_says_how_much() -> None:
     assert "raise data.num_workers, or pack" in (starvation(1, 2, "workers: x: y") or "")
 
 
-@pytest.mark.parametrize("windows", [True, False])
-def test_what_is_remote_is_told_of_in_the_order_of_its_use(windows: bool) -> None:
-    """All but the first batch, which nothing shall delay, once, and `ahead_bytes` before it is needed."""
+@pytest.mark.parametrize(("windows", "ranks"), [(True, 1), (False, 1), (False, 5)])
+def test_what_is_remote_is_told_of_in_the_order_of_its_use(
+    monkeypatch: pytest.MonkeyPatch, windows: bool, ranks: int
+) -> None:
+    """All but the first batch, which nothing shall delay, once, and `ahead_bytes` before it is needed: of all ranks of
+    a host together, which share what is kept."""
+    monkeypatch.setattr(type(place), "local_size", ranks)
 
     class Remote(Table):
         ahead_bytes, kept_bytes, nbytes = 50 * 56, 100 * 56, 1000 * 56  # of 50 samples
-        told = 10
+        told, most = 10, 0
 
         def advise(self, rows: np.ndarray) -> None:
             assert rows.tolist() == every[self.told :][: len(rows)].tolist()
@@ -357,7 +363,8 @@ def test_what_is_remote_is_told_of_in_the_order_of_its_use(windows: bool) -> Non
         def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None) -> dict[str, Tensor]:
             begin = 10 * len(self.calls)
             assert rows.tolist() == every[begin : begin + 10].tolist()  # not a window at once
-            assert begin == 0 or self.told >= begin + 25
+            assert begin == 0 or self.told >= begin + (25 if ranks == 1 else 10)
+            self.most = max(self.most, self.told - begin)
             return super().gather(rows, out)
 
     table = Remote(1000)
@@ -368,3 +375,5 @@ def test_what_is_remote_is_told_of_in_the_order_of_its_use(windows: bool) -> Non
         for _ in zip(range(100), loader, strict=False):
             pass
     assert not windows or "windows of 5 chunks" in loader.why
+    jobs_ahead = 3 * 10
+    assert table.most <= 10 + jobs_ahead + 10 + 50 // ranks
