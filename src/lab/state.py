@@ -65,7 +65,7 @@ class TrainState:
         weights = self.model.state_dict(keep_vars=True)
         frozen = [k for k, v in weights.items() if isinstance(v, nn.Parameter) and not v.requires_grad]
         totals = {name: str(value.dtype).removeprefix("torch.") for name, value in sorted(self.totals.items())}
-        return saved | {"ranks": [] if ranks is None else ranks, "sums": totals, "frozen": frozen}
+        return saved | {"ranks": [] if ranks is None else ranks, "total_types": totals, "frozen": frozen}
 
     @torch.no_grad()
     def add(self, values: Mapping[str, Tensor]) -> None:
@@ -124,7 +124,7 @@ def totals_of(rank: Any, payload: dict[str, Any]) -> dict[str, Tensor]:
     if not isinstance(rank, Tensor):
         found: dict[str, Tensor] = rank["totals"]
         return found
-    kinds = payload["sums"]
+    kinds = payload["total_types"]
     sums = rank[len(rank) - 8 * len(kinds) :].clone().view(torch.float64)
     return {name: one.to(getattr(torch, kind)) for (name, kind), one in zip(kinds.items(), sums)}
 

@@ -79,7 +79,7 @@ def test_every_field_comes_back() -> None:
     assert_equal(payload["ema"], state.ema.state_dict())
     # a field that is added to the state is added to the checkpoint: nothing of a run may begin anew at a resume
     parts = {"source", "order", "model", "task", "ema", "optimizer", "schedule", "scaler", "ranks"}
-    assert set(payload) == parts | set(VALUES) | {"frozen", "sums"}
+    assert set(payload) == parts | set(VALUES) | {"frozen", "total_types"}
     assert set(state.__dataclass_fields__) == (parts - {"ranks"}) | set(VALUES) | {"totals"}
 
 
@@ -89,7 +89,7 @@ def test_a_checkpoint_of_before_0_2_goes_on_where_it_was() -> None:
     seed_everything(1)
     now = state.payload(state.rank_row(CPU)[None])
     old = {**now, "ranks": [{"rng": rng_state(CPU), "totals": dict(state.totals)}]}
-    del old["sums"]
+    del old["total_types"]
     drawn = torch.rand(3)
     for payload in (now, old):
         fresh = state_of()

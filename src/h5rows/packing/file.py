@@ -111,14 +111,25 @@ def create(
     attrs: the file's attributes. groups: {path of a group: its attributes}. Returns where the bytes of each begin.
     """
     path.unlink(missing_ok=True)  # not cut: a worker of a pack killed just now may still write into the old one
-    with new_file(path, h5py.h5p.create(h5py.h5p.FILE_CREATE), (PAGE, PAGE)) as file:
+    with new_file(path, timeless(h5py.h5p.FILE_CREATE), (PAGE, PAGE)) as file:
         for column in columns:
-            allocate(file, column, h5py.h5p.create(h5py.h5p.DATASET_CREATE), None, file.id)
+            parents = column.path.strip("/").split("/")[:-1]
+            for name in ("/".join(parents[: k + 1]) for k in range(len(parents))):
+                if name not in file:
+                    h5py.h5g.create(file.id, name.encode(), gcpl=timeless(h5py.h5p.GROUP_CREATE))
+            allocate(file, column, timeless(h5py.h5p.DATASET_CREATE), None, file.id)
         set_attrs(file, attrs)
         for group, held in groups.items():
             set_attrs(file[group or "/"], held)
     reserve(path)
     return offsets(path)
+
+
+def timeless(kind: Any) -> Any:
+    """h5py's properties of what is created, without the time: the same rows are the same bytes, whenever packed."""
+    made = h5py.h5p.create(kind)
+    made.set_obj_track_times(False)
+    return made
 
 
 def allocate(file: h5py.File, column: Column, plan: Any, kind: Any = None, parent: Any = None) -> Any:
