@@ -85,6 +85,11 @@ class Setting:
     def cuda(self) -> bool:
         return self.device == "cuda"
 
+    @property
+    def precision(self) -> str:
+        """Of ours and its peers."""
+        return "bf16" if self.cuda else "fp32"
+
     def pick(self, full: Any, small: Any) -> Any:
         return small if self.small else full
 

@@ -39,6 +39,14 @@ def timed(step: Callable[[int], Tensor], given: dict[str, Any], samples: int) ->
     return {"step_s": blocks[1:], "samples": samples, "allocated": peak, "loss": loss.item()}
 
 
+def updated(net: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:
+    """Clip, step, forget the gradients."""
+    nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
 def precision_of(given: dict[str, Any]) -> Any:
     torch.set_float32_matmul_precision("highest" if given["precision"] == "fp32" else "high")
     torch.backends.cudnn.allow_tf32 = given["precision"] != "fp32"
@@ -96,10 +104,7 @@ def cifar(given: dict[str, Any]) -> dict[str, Any]:
         with autocast():
             loss = F.cross_entropy(forward(images), y[rows])
         loss.backward()
-        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return updated(net, optimizer, loss)
 
     return timed(step, given, size)
 
@@ -124,10 +129,7 @@ def mlp(given: dict[str, Any]) -> dict[str, Any]:
         with autocast():
             loss = F.cross_entropy(net(x[rows]), y[rows])
         loss.backward()
-        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return updated(net, optimizer, loss)
 
     return timed(step, given, size)
 
@@ -201,10 +203,7 @@ def gpt(given: dict[str, Any]) -> dict[str, Any]:
                 loss = forward(x, y) / (size // micro)
             x, y = batch()  # the next one, while the device computes
             loss.backward()
-        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+        return updated(net, optimizer, loss)
 
     return timed(step, given, size)
 

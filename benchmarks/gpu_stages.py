@@ -64,22 +64,26 @@ def warm(setting: Setting) -> None:
     """What later stages compile, side by side: they find it in torch's cache, and begin in seconds."""
     cifar_own, cifar_peer = cifar_ways()[COMPILED]
     tokens = setting.pick(50_304, 64)
-    gpt = {"path": str(token_file(setting, tokens)), "vocabulary": tokens, "compile": "default", **precise(setting)}
     jobs: list[Callable[[], Any]] = [
-        partial(gpt_ours, setting, 6, tokens, precise(setting)["precision"], compiled("default"), *TRAIN_ALONE),
-        partial(bare, setting, "gpt", steps=4, log_every=2, **gpt, **gpt_size(setting)),
+        partial(gpt_ours, setting, 6, tokens, setting.precision, compiled("default"), *TRAIN_ALONE),
+        partial(bare, setting, "gpt", steps=4, log_every=2, **gpt_given(setting, tokens, "default")),
         partial(cifar_ours, setting, "warm", setting.pick(60, 6), *cifar_own, "data.loader=device"),
-        partial(bare, setting, "cifar", steps=4, log_every=2, **cifar_size(setting), **precise(setting), **cifar_peer),
+        partial(
+            bare,
+            setting,
+            "cifar",
+            steps=4,
+            log_every=2,
+            **cifar_size(setting),
+            precision=setting.precision,
+            **cifar_peer,
+        ),
         partial(cifar94_ours, setting, cifar_file(setting), *FAST[setting.cuda], "data.splits.test=null"),
     ]
     with ThreadPoolExecutor(len(jobs) if setting.cuda else 1) as pool:
         for future in [pool.submit(job) for job in jobs]:
             future.result()
     setting.add("compiled", len(jobs))
-
-
-def precise(setting: Setting) -> dict[str, str]:
-    return {"precision": "bf16" if setting.cuda else "fp32"}
 
 
 def modes(setting: Setting) -> None:
@@ -94,7 +98,7 @@ def modes(setting: Setting) -> None:
     for model, more in {"mlp": (), "resnet": ("model=resnet", "model.width=16")}.items():
         if model == "mlp":
             ways = {**ways, "plain, fp32": ("hardware.precision=fp32",)}
-            peer = bare(setting, "mlp", steps=steps, log_every=every, **precise(setting))
+            peer = bare(setting, "mlp", steps=steps, log_every=every, precision=setting.precision)
             setting.add("mlp, bare loop", 64 / statistics.median(peer["step_s"]), "samples/s")
         else:
             ways = {way: own for way, own in ways.items() if way in ("plain", "graph", "default, graph")}
@@ -115,7 +119,7 @@ def cifar_ours(setting: Setting, name: str, steps: int, *more: str) -> Ran:
     size = ("model.width=8", "trainer.global_batch_size=32") if setting.small else ()
     every = setting.pick(50, 2)
     given = [*QUIET, f"data.path={cifar_file(setting)}", f"trainer.max_steps={steps}", f"trainer.log_every={every}"]
-    precision = "hardware.precision=bf16" if setting.cuda else "hardware.precision=fp32"
+    precision = f"hardware.precision={setting.precision}"
     return ours(setting, name, "experiment=cifar10", precision, *given, *size, *more)
 
 
@@ -129,7 +133,8 @@ def cifar_ways() -> dict[str, tuple[list[str], dict[str, Any]]]:
 
 
 def cifar_size(setting: Setting) -> dict[str, Any]:
-    return {"path": str(cifar_file(setting)), "batch": setting.pick(512, 32), "width": setting.pick(64, 8)}
+    size = {"batch": setting.pick(512, 32), "width": setting.pick(64, 8)}
+    return {"path": str(cifar_file(setting)), "precision": setting.precision, **size}
 
 
 def cifar(setting: Setting) -> None:
@@ -151,7 +156,7 @@ def cifar_way(setting: Setting, name: str, target: float) -> None:
         ran = cifar_ours(setting, "cifar", steps, *overrides, "data.loader=device")
         own.append(ran.speed())
         setting.add(f"CIFAR ResNet, {name}", statistics.median(own), "images/s", (">=", target))
-        found = bare(setting, "cifar", steps=steps, log_every=every, **size, **precise(setting), **peer)
+        found = bare(setting, "cifar", steps=steps, log_every=every, **size, **peer)
         hand.append(size["batch"] / statistics.median(found["step_s"]))
         setting.add(f"bare loop, {name}", statistics.median(hand), "images/s")
         ratio = statistics.median(b / a for a, b in zip(own, hand))
@@ -248,20 +253,31 @@ def gpt2_compiled(setting: Setting) -> None:
     gpt_way(setting, "compiled", "default", target=350_000)
 
 
+def gpt_given(setting: Setting, vocabulary: int, mode: str | None) -> dict[str, Any]:
+    """The peer's settings."""
+    path = str(token_file(setting, vocabulary))
+    return {
+        "path": path,
+        "vocabulary": vocabulary,
+        "compile": mode,
+        "precision": setting.precision,
+        **gpt_size(setting),
+    }
+
+
 def gpt_way(setting: Setting, name: str, mode: str | None, target: float) -> None:
     steps, vocabulary = setting.pick(25, 6), setting.pick(50_304, 64)
-    precision = "bf16" if setting.cuda else "fp32"
-    size, path = gpt_size(setting), str(token_file(setting, vocabulary))
+    size = gpt_size(setting)
     more = [compiled(mode), *TRAIN_ALONE] if mode else []
     own, hand = [], []
     for _ in range(max(1, setting.rounds - 1)):
-        ran = gpt_ours(setting, steps, vocabulary, precision, *more)
+        ran = gpt_ours(setting, steps, vocabulary, setting.precision, *more)
         own.append(ran.speed("perf/tokens_per_s"))
         setting.add(f"GPT-2 124M, {name}", statistics.median(own), "tokens/s", (">=", target))
         if setting.cuda:
             setting.add(f"model FLOP/s, {name}", ran.speed("perf/tflop_per_s"), "TFLOP/s")
             setting.add(f"peak memory, {name}", ran.figures["allocated"] / 1e9, "GB")
-        given = {"path": path, "vocabulary": vocabulary, "compile": mode, "precision": precision, **size}
+        given = gpt_given(setting, vocabulary, mode)
         peer = bare(setting, "gpt", steps=steps, log_every=setting.pick(5, 2), **given)
         hand.append(size["batch"] * size["window"] / statistics.median(peer["step_s"]))
         setting.add(f"nanoGPT's loop, {name}", statistics.median(hand), "tokens/s")
@@ -274,7 +290,7 @@ def vocabulary(setting: Setting) -> None:
     """A vocabulary of 50,257 (odd rows) beside one of 50,304."""
     speeds = {}
     for tokens in setting.pick((50_257, 50_304), (61, 64)):
-        ran = gpt_ours(setting, setting.pick(20, 6), tokens, "bf16" if setting.cuda else "fp32")
+        ran = gpt_ours(setting, setting.pick(20, 6), tokens, setting.precision)
         speeds[tokens] = ran.speed("perf/tokens_per_s")
         setting.add(f"GPT-2, vocabulary of {tokens:,}", speeds[tokens], "tokens/s")
     odd, even = speeds.values()
@@ -302,7 +318,7 @@ def checkpoints(setting: Setting) -> None:
     save, which gets its memory, apart from later ones."""
     steps, tokens = setting.pick(40, 6), setting.pick(50_304, 64)
     more = (f"trainer.save_every={setting.pick(10, 2)}", "trainer.log_every=10")
-    ran = gpt_ours(setting, steps, tokens, "bf16" if setting.cuda else "fp32", *more, keep=True)
+    ran = gpt_ours(setting, steps, tokens, setting.precision, *more, keep=True)
     held = next(line for line in ran.stderr.splitlines() if " parameters; " in line)
     count = re.search(r"([\d,]+) parameters", held)
     assert count is not None

@@ -34,19 +34,18 @@ def pack(
     if shards is not None or is_remote(out):
         own = {**options, "overwrite": True, "quiet": True}
 
-        def make(file: str, share: tuple[int, int]) -> Account:
-            packing = PackOptions(**{**own, "shard": share})
-            opened = open_source(source, packing)
-            record = _provenance(source, command, packing)
-            write(opened, file, packing, {k: v for k, v in record.items() if k != "created"})  # the same bytes again
-            return opened.account
+        def make(file: str, share: tuple[int, int]) -> Account:  # without a date: the same bytes again
+            return _packed(source, file, command, PackOptions(**{**own, "shard": share}), dated=False)
 
         return pack_shards(make, out, shards or 1, append, options.get("overwrite", False))
     if append:
         raise ConfigError("--append adds to a set of shards: give --shards N too")
-    packing = PackOptions(**options)
-    opened = open_source(source, packing)
-    write(opened, out, packing, _provenance(source, command, packing))
+    return _packed(source, out, command, PackOptions(**options), dated=True)
+
+
+def _packed(source: str, out: str, command: str, packing: PackOptions, dated: bool) -> Account:
+    opened, record = open_source(source, packing), _provenance(source, command, packing)
+    write(opened, out, packing, record if dated else {name: held for name, held in record.items() if name != "created"})
     return opened.account
 
 

@@ -68,9 +68,8 @@ def train_step(
 def may_draw(state: TrainState) -> bool:
     """Whether random numbers may be drawn between a gradient and the end of the step: not by torch's optimizers, nor by
     optimizers, schedules and tasks that say so (`draws = False`); by any other, and by what another task does there."""
-    says = vars(type(state.task)).get("draws") is False
-    plain = says or not (overrides(state.task, "updated") or overrides(state.task, "train_step"))
-    return not (plain and draw_nothing(state.schedule, state.optimizer.values()))
+    acts = any(overrides(state.task, name) for name in ("updated", "train_step"))
+    return not draw_nothing(state.schedule, state.optimizer.values(), [state.task] if acts else [])
 
 
 def as_graph(state: TrainState, run: Run, called: bool) -> Callable[..., dict[str, Tensor]]:
@@ -177,7 +176,7 @@ def save(state: TrainState, run: Run, best: bool) -> None:
     run.buffers.check_finite(held, state.step)
     if warning := run.buffers.unsaved():
         run.logger.warn(warning)
-    payload = state.payload(run.world.gather_rows(state.rank_row(run.world.device)))
+    payload = state.payload(run.world.gather_bytes(state.rank_row(run.world.device)))
     (run.checkpoints.save_best if best else run.checkpoints.save_last)(payload)
     run.watch.beat("training", state.step)
 

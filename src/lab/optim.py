@@ -161,6 +161,7 @@ class Schedule:
         self.optimizer, self.factor, self.total_steps = optimizer, factor, total_steps
         self.peak = optimizer.param_groups[0]["lr"]  # of groups without an lr_factor
         self.peaks = [group["lr"] * group.get("lr_factor", 1.0) for group in optimizer.param_groups]
+        self.rates: list[float] = []
         self._held: list[Tensor] = []
         self.set_rates(0)
 
@@ -168,12 +169,12 @@ class Schedule:
         """Before step number `step`."""
         factor = self.factor(step, self.total_steps)
         self.last_lr = self.peak * factor
-        before, self.rates = getattr(self, "rates", []), [peak * factor for peak in self.peaks]
+        before, self.rates = self.rates, [peak * factor for peak in self.peaks]
         for held, rate, last in zip(self._held, self.rates, before):
             if rate != last:
                 held.fill_(rate)
-        for group, rate in zip(self.optimizer.param_groups, self._held or self.rates):
-            group["lr"] = rate
+        for group, own in zip(self.optimizer.param_groups, self._held or self.rates):
+            group["lr"] = own
 
     def hold_on(self, device: torch.device) -> None:
         """From here on the rates are 0-d tensors of the device, each at a place of its own: what a CUDA graph reads."""

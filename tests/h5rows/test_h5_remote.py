@@ -33,7 +33,7 @@ from engine.world.watch import Watch
 from h5rows import probe
 from h5rows.dataset import Dataset
 from h5rows.packing.inspect import inspect_file
-from h5rows.reading import ranges, remote, sources
+from h5rows.reading import folders, ranges, remote, sources
 from lab import load_run
 from lab.datasets.tokens import TokenWindows
 from lab.loaders import fetch_remote
@@ -95,7 +95,7 @@ def server() -> Iterator[Server]:
 def forget() -> None:
     """As a new process, which knows nothing of the server."""
     remote._known.clear()
-    remote._said.clear()
+    folders._said.clear()
 
 
 def small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +209,7 @@ def test_composing_fetches_what_it_looks_at(tmp_path: Path, server: Server, monk
     assert server.sent < 0.02 * len(server.files["/f.h5"])
     with refused("has no 'w'", "x (1000, 1000) uint8"):
         probe.sample_shape({"path": server.url(), "fields": {"w": "w"}, "splits": ALL}, "w")
-    shutil.rmtree(remote.cache_dir())
+    shutil.rmtree(folders.cache_dir())
     server.status = [200, 403]
     with refused(server.url(), "403"):  # not what HDF5 makes of it
         composed(server.url())
@@ -326,7 +326,7 @@ def test_what_fails_once_is_tried_again(tmp_path: Path, server: Server, monkeypa
     forget()
     server.ranges, server.tags["/f.h5"], server.cut = False, '"2"', (100_000, 2)
     assert len(opened(server.url())) == 1000
-    assert len({path.read_bytes() for path in remote.cache_dir().glob("*/*/f.h5")} | {server.files["/f.h5"]}) == 1
+    assert len({path.read_bytes() for path in folders.cache_dir().glob("*/*/f.h5")} | {server.files["/f.h5"]}) == 1
 
 
 def test_each_mistake_is_one_line_that_names_the_address(
@@ -498,7 +498,7 @@ def test_a_process_that_is_forked_does_not_use_a_thread_of_its_parent(
     child.join(limit(30))
     assert child.exitcode == 0
     child.close()
-    assert len(list(remote.cache_dir().glob("*/*/f.h5"))) == 1
+    assert len(list(folders.cache_dir().glob("*/*/f.h5"))) == 1
 
 
 def test_what_is_fetched_is_not_taken_for_hung(tmp_path: Path, server: Server) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.errors import RunFailed
+from engine.device import lock_pages, unlock_pages
+from engine.errors import RunFailed, first_line
 from engine.parallel import is_part
 
 ALIGNED = 64  # bytes: where each storage's copy begins
@@ -29,22 +30,19 @@ class Copies:
 
     def __init__(self) -> None:
         self._memory: dict[bool, Tensor] = {}  # whether it is page-locked -> uint8
-        self._locking: Work | None = None
+        self._locking = Background()
 
     def prepare(self, payload: Any) -> None:
-        """Begin to page-lock, in a thread, what a copy of this payload will need: half a second for each GB."""
+        """Begin to page-lock, in a thread, what a copy of this payload will need."""
         size = bytes_of(payload)[True]
         if size:
-            self._locking = Work(lambda: self._room(True, size))
-            self._locking.start()
+            self._locking.start(lambda: self._room(True, size))
 
     @torch.no_grad()
     def of(self, payload: Any) -> tuple[Any, Callable[[], None]]:
         """Returns (a copy of the payload, a function that waits until the device has filled it). The one before is
         overwritten. Tensors that share memory share it in the copy too, so torch.save writes the same bytes."""
-        if self._locking is not None:
-            self._locking.finish()
-            self._locking = None
+        self._locking.wait()
         for locked, size in bytes_of(payload).items():
             self._room(locked, size)
         copier = Copier(self._memory)
@@ -53,13 +51,19 @@ class Copies:
 
     def _room(self, locked: bool, size: int) -> None:
         held = self._memory.get(locked)
-        if held is None or held.numel() < size:
+        if held is not None and held.numel() >= size:
+            return
+        try:
             if held is not None and locked:
-                self._memory.pop(locked)
-                unlock(held)
-            self._memory[locked] = held = torch.empty(size, dtype=torch.uint8)
+                unlock_pages(self._memory.pop(locked))
+            self._memory[locked] = new = torch.empty(size, dtype=torch.uint8)
             if locked and size:
-                lock(held)
+                lock_pages(new)
+        except RuntimeError as error:
+            raise RunFailed(
+                f"process.save_async=true: {first_line(error)}, for the copy of a checkpoint - "
+                "process.save_async=false saves without one"
+            ) from error
 
 
 def bytes_of(payload: Any) -> dict[bool, int]:
@@ -84,23 +88,6 @@ def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
 
 def _rounded(nbytes: int) -> int:
     return -(-nbytes // ALIGNED) * ALIGNED
-
-
-def lock(memory: Tensor) -> None:
-    """Page-lock it, for copies that nothing waits for. torch's own page-locked memory comes in powers of two."""
-    _check(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0), memory)
-
-
-def unlock(memory: Tensor) -> None:
-    _check(torch.cuda.cudart().cudaHostUnregister(memory.data_ptr()), memory)
-
-
-def _check(status: Any, memory: Tensor) -> None:
-    if int(status):
-        raise RunFailed(
-            f"process.save_async=true: CUDA cannot lock {memory.nbytes:,} bytes of host memory for the copy of a "
-            f"checkpoint (status {int(status)}) - process.save_async=false saves without one"
-        )
 
 
 class Copier:
@@ -181,12 +168,6 @@ class Work(threading.Thread):
             self._work()
         except BaseException as error:
             self.error = error
-
-    def finish(self) -> None:
-        """Wait for it; raises its error."""
-        self.join()
-        if self.error is not None:
-            raise self.error
 
 
 class Background:

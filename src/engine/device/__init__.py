@@ -12,6 +12,7 @@ Raised: ConfigError for options that do not go together or do not fit the machin
     hardware, threads, precision    device, batch sizes, settings that follow from the machine
     dynamo                  compiling
     captured                a step as one CUDA graph
+    page_locked             memory for copies that nothing waits for
     seed                    random numbers by the number of the step
     skipping                steps that are left out without asking the device
     options, rules          values of the group; which go together
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         update_scale,
     )
     from engine.device.options import HardwareConfig
+    from engine.device.page_locked import lock_pages, unlock_pages
     from engine.device.precision import WithBf16Weights
     from engine.device.rules import check_options
     from engine.device.seed import (

@@ -8,17 +8,16 @@ anew.
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from engine.device.seed import rng_row
 from engine.device.skipping import FUSED
 from engine.errors import ConfigError, first_line
 
@@ -28,6 +27,7 @@ WARM_UP = 3  # steps that run as ever first: they allocate, choose kernels and b
 Batch = dict[str, Tensor]
 Step = Callable[[Sequence[Batch]], dict[str, Tensor]]  # micro-batches -> 0-d tensors
 
+_HOST = torch.device("cpu")
 _OF_MODULES = frozenset(vars(nn.Module())) | {"training"}
 
 
@@ -85,12 +85,12 @@ class Captured:
 
     def _watched(self, step: Step) -> dict[str, Tensor]:
         """A step as it is. ConfigError where it changes what a graph could not."""
-        before, drawn = self._host_values(), _host_numbers()
+        before, drawn = self._host_values(), rng_row(_HOST)
         values = step(self.inputs)
         after = self._host_values()
         if self.begun > 1 and (name := next((n for n in {**before, **after} if before.get(n) != after.get(n)), "")):
             raise ConfigError(f"{KEY}: a step changes {name} on the host, and a graph would not - leave it false")
-        if _host_numbers() != drawn:
+        if not torch.equal(rng_row(_HOST), drawn):
             raise ConfigError(f"{KEY}: a step draws random numbers on the host, and a graph would not - leave it false")
         return values
 
@@ -151,11 +151,6 @@ def _of(value: Any, depth: int = 2) -> Any:
     if held is None or not depth:
         return id(value)
     return id(value), {key: _of(one, depth - 1) for key, one in held.items()}
-
-
-def _host_numbers() -> tuple[Any, ...]:
-    numpys: Any = np.random.get_state()
-    return random.getstate(), torch.get_rng_state().numpy().tobytes(), numpys[1].tobytes(), *numpys[2:]
 
 
 def _shapes(batches: Sequence[Batch]) -> list[dict[str, Any]]:

@@ -87,8 +87,8 @@ def resolve_hardware(hardware: HardwareConfig, trainer: Strategy) -> Hardware:
     threads = decide_threads(hardware.num_threads, device, hardware.deterministic, place.local_size)
     eval_batch_size = hardware.eval_batch_size or -(-micro[0] // devices)
     mode = "default" if hardware.compile is True else hardware.compile or None
-    rest = mode, binding, devices, hardware.cuda_graph
-    return Hardware(device, num_procs, precision, threads, micro, eval_batch_size, *rest)
+    graph = hardware.cuda_graph
+    return Hardware(device, num_procs, precision, threads, micro, eval_batch_size, mode, binding, devices, graph)
 
 
 def choose_device(hardware: HardwareConfig) -> str:

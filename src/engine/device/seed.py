@@ -74,9 +74,9 @@ class StepNumbers:
             self._own = None
 
 
-def draw_nothing(schedule: Any, optimizers: Iterable[Optimizer]) -> bool:
-    """Whether a schedule and its optimizers are known to draw no random numbers."""
-    return _says_so(schedule.factor) and all(map(draws_nothing, optimizers))
+def draw_nothing(schedule: Any, optimizers: Iterable[Optimizer], others: Iterable[Any] = ()) -> bool:
+    """Whether a schedule, its optimizers and these others are known to draw no random numbers."""
+    return all(map(_says_so, [schedule.factor, *others])) and all(map(draws_nothing, optimizers))
 
 
 def draws_nothing(optimizer: Optimizer) -> bool:
@@ -133,7 +133,7 @@ def set_rng_row(row: Tensor, device: torch.device) -> Tensor:
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:
-    """The generators' states as plain containers and tensors: what checkpoints of one rank or few were made of."""
+    """The generators' states as plain containers and tensors, as checkpoints before 0.2 hold them."""
     state = _states(device)
     kind, keys, *rest = state["numpy"]
     return {**state, "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest)}

@@ -92,8 +92,8 @@ class World:
         dist.gather(padded, parts, dst=0, group=group)
         return [wire.decode(part[: int(size)].numpy().tobytes()) for part, size in zip(parts or [], sizes)]
 
-    def gather_rows(self, own: Tensor) -> Tensor:
-        """(K,) on the host, as many numbers on each rank -> (ranks, K) on rank 0, (0, K) elsewhere."""
+    def gather_bytes(self, own: Tensor) -> Tensor:
+        """(K,) uint8 on the host, as many on each rank -> (ranks, K) on rank 0, (0, K) elsewhere."""
         if self.size == 1:
             return own[None]
         import torch.distributed as dist

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +114,7 @@ def create(
     path.unlink(missing_ok=True)  # not cut: a worker of a pack killed just now may still write into the old one
     with new_file(path, timeless(h5py.h5p.FILE_CREATE), (PAGE, PAGE)) as file:
         for column in columns:
-            parents = column.path.strip("/").split("/")[:-1]
-            for name in ("/".join(parents[: k + 1]) for k in range(len(parents))):
+            for name in accumulate(column.path.strip("/").split("/")[:-1], "{}/{}".format):
                 if name not in file:
                     h5py.h5g.create(file.id, name.encode(), gcpl=timeless(h5py.h5p.GROUP_CREATE))
             allocate(file, column, timeless(h5py.h5p.DATASET_CREATE), None, file.id)

@@ -24,8 +24,9 @@ from h5rows.extras import need, pip_install
 from h5rows.packing.account import Account
 from h5rows.program import calling
 from h5rows.reading.finding import stated_classes
+from h5rows.reading.folders import is_remote, shown
 from h5rows.reading.listed import INDEX, digest_of, shards_in
-from h5rows.reading.sources import on_one_line, shown
+from h5rows.reading.sources import on_one_line
 
 Make = Callable[[str, tuple[int, int]], Account]  # (a local file, (i, n)): writes the i-th of n shares into it
 
@@ -41,29 +42,26 @@ def pack_shards(make: Make, out: str, count: int, append: bool, overwrite: bool)
     if before is None and append:
         raise ConfigError(f"{name}: no {INDEX} is there to add to; leave --append out")
     held = before if append and before is not None else {"shards": [], "fields": None}
-    accounts: list[Account] = []
-    made: list[dict[str, Any]] = []
+    kept, shards, accounts = held["fields"], list(held["shards"]), []
     with tempfile.TemporaryDirectory(prefix="h5rows-shards-") as folder:
         for i in range(count):
             accounts.append(make(f"{folder}/shard.h5", (i, count)))
             (file,) = Path(folder).glob("*.h5")
             fields, rows = described(file)
-            if held["fields"] is None:
-                held["fields"] = fields
-            if fields != held["fields"]:
-                raise ConfigError(f"{name}: {difference(held['fields'], fields)}; a set has one kind of rows")
-            digest = digest_of(file)
-            number = len(held["shards"]) + len(made)
-            shard = f"{number:05}-{digest[:12]}.h5"
+            kept = fields if kept is None else kept
+            if fields != kept:
+                raise ConfigError(f"{name}: {difference(kept, fields)}; a set has one kind of rows")
+            digest, size = digest_of(file), file.stat().st_size
+            shard = f"{len(shards):05}-{digest[:12]}.h5"
             sent = place.send(file, shard)
-            print(f"{i + 1} of {count}: {shard}, {file.stat().st_size / 1e6:,.1f} MB" + ("" if sent else ", was there"))
-            made.append({"file": shard, "bytes": file.stat().st_size, "sha256": digest, "rows": rows})
+            print(f"{i + 1} of {count}: {shard}, {size / 1e6:,.1f} MB" + ("" if sent else ", was there"))
+            shards.append({"file": shard, "bytes": size, "sha256": digest, "rows": rows})
             file.unlink()
     if append and place.read_index() != before:
         raise ConfigError(f"{name}: another command has changed {INDEX} meanwhile; the same command again adds this")
-    place.write_index({"h5rows": 1, "fields": held["fields"], "shards": [*held["shards"], *made]})
-    total, index = len(held["shards"]) + len(made), place.shown(INDEX)
-    print(f"{index}: {total} shard{'s' * (total > 1)}\n{calling.reading(index, *fields_of(held['fields']))}")
+    place.write_index({"h5rows": 1, "fields": kept, "shards": shards})
+    index = place.shown(INDEX)
+    print(f"{index}: {len(shards)} shard{'s' * (len(shards) > 1)}\n{calling.reading(index, *fields_of(kept))}")
     return max(accounts, key=lambda one: (one.exit_status, sum(one.lost.values())))
 
 
@@ -104,7 +102,7 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 def named(out: str) -> str:
     """For messages."""
-    return shown(out) if "://" in out else out
+    return shown(out) if is_remote(out) else out
 
 
 class Place:
@@ -120,7 +118,7 @@ class Place:
             self._files.makedirs(self._root, exist_ok=True)
 
     def shown(self, name: str) -> str:
-        return f"{named(self.out) if '://' in self.out else Path(self.out).absolute()}/{name}"
+        return f"{named(self.out) if is_remote(self.out) else Path(self.out).absolute()}/{name}"
 
     def read_index(self) -> dict[str, Any] | None:
         with self._asking():
@@ -139,22 +137,21 @@ class Place:
         with self._asking():
             if self._files.exists(path) and self._files.size(path) == file.stat().st_size:
                 return False
-            self._files.put_file(str(file), f"{path}.part" if self._local else path)
-            if self._local:
-                self._files.mv(f"{path}.part", path)
+            self._whole(path, lambda there: self._files.put_file(str(file), there))
         return True
 
     def write_index(self, index: dict[str, Any]) -> None:
         text = json.dumps(index, indent=1).encode()
-        path = f"{self._root}/{INDEX}"
         with self._asking():
-            self._files.pipe_file(f"{path}.part" if self._local else path, text)  # a bucket's objects appear whole
-            if self._local:
-                Path(f"{path}.part").replace(path)
+            self._whole(f"{self._root}/{INDEX}", lambda there: self._files.pipe_file(there, text))
 
-    @property
-    def _local(self) -> bool:
-        return "://" not in self.out
+    def _whole(self, path: str, write: Callable[[str], Any]) -> None:
+        """A bucket's objects appear whole; a file gets its name when it is."""
+        if is_remote(self.out):
+            write(path)
+        else:
+            write(f"{path}.part")
+            Path(f"{path}.part").replace(path)
 
     @contextmanager
     def _asking(self) -> Iterator[None]:

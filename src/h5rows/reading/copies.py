@@ -10,6 +10,7 @@ from typing import Any
 import h5py
 
 from h5rows.errors import ConfigError
+from h5rows.reading.external import ALLOW_EXTERNAL, REFUSE_EXTERNAL
 from h5rows.reading.opening import is_remote, names_of, open_h5
 
 
@@ -27,12 +28,12 @@ def files_of(path: str | os.PathLike[str] | Sequence[str]) -> list[str]:
     return [local_copy(name) for name in names_of(path)]
 
 
-def ranged(names: Sequence[str], cache_gb: float | None, external: str = "refuse") -> list[Any]:
+def ranged(names: Sequence[str], cache_gb: float | None, external: str = REFUSE_EXTERNAL) -> list[Any]:
     """The RangedFiles of the remote ones, all asked for at once, where cache_gb says so; else none."""
     urls = [name for name in names if is_remote(name)]
     if cache_gb is None or not urls:
         return []
-    if external == "allow":
+    if external == ALLOW_EXTERNAL:
         raise ConfigError(
             f"data.external=allow: a set that is read by blocks (data.cache_gb={cache_gb}) follows nothing out of its "
             "files - leave one of the two out"

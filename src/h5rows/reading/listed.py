@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from h5rows.errors import ConfigError
+from h5rows.reading.folders import folder_of, is_remote, once
 
 INDEX = "index.json"
 ASKED_S = 60.0  # for so long a process does not ask again whether the index has changed
@@ -27,25 +28,44 @@ def listed(name: str) -> list[str]:
     at, found = _known.get((os.getpid(), name), (-ASKED_S, []))
     if time.monotonic() - at < ASKED_S:
         return found
-    if "://" in name:
-        from h5rows.reading.remote import text_of
-
-        text = text_of(name)
-    else:
-        try:
-            text = Path(name).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"data.path={name}: {error.strerror}") from None
+    text = _told(name) if is_remote(name) else _read(name)
     base, found = name.partition("?")[0].rpartition("/")[0], []
     for one in shards_in(text, name):
         shard = f"{base}/{one['file']}"
-        if "://" not in name and (size := os.stat(shard).st_size if os.path.exists(shard) else -1) != one["bytes"]:
+        if not is_remote(name) and (size := os.stat(shard).st_size if os.path.exists(shard) else -1) != one["bytes"]:
             what = "is not there" if size < 0 else f"has {size:,} bytes, and the index says {one['bytes']:,}"
             raise ConfigError(f"{shard}: {what}; it is named by {name}")
         EXPECTED[shard] = one["bytes"], one["sha256"]
         found.append(shard)
     _known[os.getpid(), name] = time.monotonic(), found
     return found
+
+
+def _read(name: str) -> bytes:
+    try:
+        return Path(name).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"data.path={name}: {error.strerror}") from None
+
+
+def _told(url: str) -> bytes:
+    """What the server says; where it does not answer, what it has said last."""
+    from h5rows.reading.sources import TRIES, Failed, read, source_of  # brings what talks to servers
+
+    kept = folder_of(url) / "last"
+    try:
+        source = source_of(url, 1 if kept.exists() else TRIES)
+        text = read(source, 0, source.size)
+    except ConfigError as error:
+        if not (kept.exists() and isinstance(error.__cause__, Failed)):
+            raise
+        once(f"{error}; going by what it said last, {kept}")
+        return kept.read_bytes()
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    part = kept.with_name(f"last.{os.getpid()}")
+    part.write_bytes(text)
+    part.replace(kept)
+    return text
 
 
 def shards_in(text: bytes, name: str) -> list[dict[str, Any]]:

@@ -16,11 +16,8 @@ import h5py
 from h5py._objects import phil  # its lock: a second one, held while h5py waits for its own, could deadlock
 
 from h5rows.errors import ConfigError, machine_fault
+from h5rows.reading.folders import is_remote
 from h5rows.reading.listed import is_index, listed
-
-
-def is_remote(name: str) -> bool:
-    return "://" in name
 
 
 def names_of(path: str | os.PathLike[str] | Sequence[str]) -> list[str]:

@@ -36,9 +36,10 @@ import h5py
 import numpy as np
 
 from h5rows.errors import ConfigError
+from h5rows.reading.folders import CACHE_DIR, cache_dir, shown
 from h5rows.reading.opening import named
-from h5rows.reading.remote import CACHE_DIR, cache_dir, copy_of
-from h5rows.reading.sources import Source, read, shown
+from h5rows.reading.remote import copy_of
+from h5rows.reading.sources import Source, read
 
 BLOCK, RUN, SEGMENT = 256 << 10, 1 << 20, 16 << 20  # bytes
 AHEAD = 512 << 20  # bytes of batches that are asked for before they are gathered; a third of the limit at most

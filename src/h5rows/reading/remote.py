@@ -9,9 +9,7 @@ that wait for the network hold no object of h5py's.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 import shutil
 import sys
 import time
@@ -26,21 +24,16 @@ import h5py
 
 from h5rows.errors import ConfigError
 from h5rows.locks import Busy, Lock
+from h5rows.reading.folders import CACHE_DIR, digest, folder_of, is_remote, once, plain, say, shown
 from h5rows.reading.listed import EXPECTED, digest_of
-from h5rows.reading.opening import is_remote, names_of
-from h5rows.reading.sources import TRIES, Failed, Source, pause, read, shown, source_of
+from h5rows.reading.opening import names_of
+from h5rows.reading.sources import TRIES, Failed, Source, pause, read, source_of
 
 SPAN, AHEAD = 8 << 20, 4  # bytes that are asked for at once, so many times
 POLL_S, SAY_S = 0.2, 30.0
 ASKED_S = 60.0  # for so long a process does not ask again whether the file has changed
-CACHE_DIR = "LAB_CACHE_DIR"
 
 Between = Callable[[], object]  # called now and then while something is fetched; may raise, to stop
-
-
-def cache_dir() -> Path:
-    users = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get(CACHE_DIR) or f"{users}/lab").expanduser().absolute()
 
 
 def fetch(path: str | Sequence[str], between: Between, cache_gb: float | None = None) -> dict[str, str]:
@@ -60,7 +53,7 @@ def fetched(url: str, between: Between = lambda: None) -> str:
             try:
                 lock = Lock(path.with_name(".lock"))
             except Busy:
-                _once(f"waiting for the process that fetches {shown(url)}")
+                once(f"waiting for the process that fetches {shown(url)}")
                 between()
                 time.sleep(POLL_S)
                 continue
@@ -77,14 +70,12 @@ def fetched(url: str, between: Between = lambda: None) -> str:
 
 # a file's folder, for this process: a source is not used after a fork -> when it was asked for, what is known
 _known: dict[tuple[int, Path], tuple[float, Path, Source | None]] = {}
-_said: set[str] = set()
 
 
 def copy_of(url: str) -> tuple[Path, Source | None]:
     """Where the copy is, or will be, of the version that the server has now. Where it does not answer, the newest whole
     copy, and None."""
-    place = shown(url).partition("://")[2]
-    folder, name = cache_dir() / f"{_plain(place)}-{_digest(url)}", _plain(place.rpartition("/")[2]) or "file"
+    folder, name = folder_of(url), plain(shown(url).rpartition("/")[2]) or "file"
     asked_at, path, source = _known.get((os.getpid(), folder), (-ASKED_S, folder, None))
     if time.monotonic() - asked_at >= ASKED_S:
         old = max(folder.glob(f"*/{name}"), key=lambda copy: copy.stat().st_mtime, default=None)
@@ -92,14 +83,14 @@ def copy_of(url: str) -> tuple[Path, Source | None]:
         try:
             source = source_of(url, 1 if old else TRIES)
             check_size(source)
-            path = folder / _digest(source.version) / name
+            path = folder / digest(source.version) / name
             if old and not path.exists():
-                _once(f"{shown(url)} has changed since {then}; the copy of then stays in {old.parent}")
+                once(f"{shown(url)} has changed since {then}; the copy of then stays in {old.parent}")
         except ConfigError as error:
             if old is None or not isinstance(error.__cause__, Failed):  # it has answered
                 raise
             path, source = old, None
-            _once(f"{error}; reading the copy of {then}, {old}")
+            once(f"{error}; reading the copy of {then}, {old}")
         _known[os.getpid(), folder] = time.monotonic(), path, source
     return path, source
 
@@ -112,24 +103,6 @@ def check_size(source: Source) -> None:
         raise ConfigError(f"{shown(source.url)}: {what}: it was changed after it was packed")
 
 
-def text_of(url: str) -> bytes:
-    """A small file, such as an index. Where the server does not answer, what it has said last."""
-    kept = cache_dir() / f"{_plain(shown(url).partition('://')[2])}-{_digest(url)}" / "last"
-    try:
-        source = source_of(url, 1 if kept.exists() else TRIES)
-        text = read(source, 0, source.size)
-    except ConfigError as error:
-        if not (kept.exists() and isinstance(error.__cause__, Failed)):
-            raise
-        _once(f"{error}; going by what it said last, {kept}")
-        return kept.read_bytes()
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    part = kept.with_name(f"last.{os.getpid()}")
-    part.write_bytes(text)
-    part.replace(kept)
-    return text
-
-
 def _fetch(source: Source, path: Path, between: Between) -> None:
     part, name = path.with_name(f"{path.name}.part"), shown(source.url)
     with open(part, "ab") as file:
@@ -138,7 +111,7 @@ def _fetch(source: Source, path: Path, between: Between) -> None:
         if free < missing:
             need = f"{missing / 1e6:,.0f} MB are missing, {free / 1e6:,.0f} MB free"
             raise ConfigError(f"{name}: no room for its copy in {path.parent}: {need}; {CACHE_DIR}=... chooses another")
-        _say(f"fetching {name}, {missing / 1e6:,.1f} of {source.size / 1e6:,.1f} MB, into {path.parent}")
+        say(f"fetching {name}, {missing / 1e6:,.1f} of {source.size / 1e6:,.1f} MB, into {path.parent}")
         began = said = time.monotonic()
         every_s, end = (POLL_S, "\r") if sys.stderr.isatty() else (SAY_S, "\n")
         for data in _pieces(source, here, between):
@@ -147,7 +120,7 @@ def _fetch(source: Source, path: Path, between: Between) -> None:
             here += len(data)
             if (now := time.monotonic()) - said > every_s:
                 said = now
-                _say(f"  {here / source.size:.0%}, {(here - first) / (now - began) / 1e6:,.0f} MB/s", end)
+                say(f"  {here / source.size:.0%}, {(here - first) / (now - began) / 1e6:,.0f} MB/s", end)
         os.fsync(file.fileno())
     if (known := EXPECTED.get(source.url)) and digest_of(part) != known[1]:
         part.unlink()
@@ -183,22 +156,3 @@ def _pieces(source: Source, at: int, between: Between) -> Iterator[bytes]:
     finally:
         stop.set()
         pool.shutdown(wait=not ahead, cancel_futures=True)  # a process that forks has no threads
-
-
-def _plain(text: str) -> str:
-    """As a file's name: not too long, and not hidden, as are files of our own."""
-    return re.sub(r"[^A-Za-z0-9.-]+", "_", text)[-80:].lstrip(".")
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _once(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
-        _say(text)
-
-
-def _say(text: str, end: str = "\n") -> None:
-    print(text, end=end, file=sys.stderr, flush=True)

@@ -20,6 +20,7 @@ from urllib.parse import quote, urlsplit
 
 from h5rows.errors import ConfigError, first_line
 from h5rows.extras import pip_install
+from h5rows.reading.folders import shown
 
 T = TypeVar("T")
 PIECE = 1 << 20  # bytes
@@ -70,13 +71,6 @@ def pause(url: str, error: Failed, failures: int, tries: int = TRIES) -> None:
     if failures >= tries:
         raise ConfigError(f"{shown(url)}: {error} (tried {failures} times)") from error
     time.sleep(PAUSE_S * 2 ** (failures - 1))
-
-
-def shown(url: str) -> str:
-    """Without what may be a secret: a password, and what follows a question mark (a signature)."""
-    scheme, _, rest = url.partition("://")
-    host, slash, path = rest.partition("?")[0].partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
 class Http:

@@ -12,10 +12,12 @@ scored(p) -> Tensor     what is scored, saved as the average, exported and given
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from engine.private import lean_step
@@ -54,6 +56,29 @@ class Wrapper(Optimizer):
         for part in self.parts:
             said = lean_step(part) if closure is None else part.step(closure)  # type: ignore[func-returns-value]
         return said
+
+
+def loss_of(closure: Callable[[], Any] | None) -> Any:
+    """What a step returns: the closure's loss, computed with gradients; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def moved_by(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], list[Any]]]:
+    """(group, its parameters that have a gradient), of groups that have some."""
+    for group in optimizer.param_groups:
+        if moved := [p for p in group["params"] if p.grad is not None]:
+            yield group, moved
+
+
+def state_of(optimizer: Optimizer, moved: Sequence[Any], name: str) -> list[Tensor]:
+    """What the optimizer holds under this name for each; zeros where it holds nothing yet."""
+    for p in moved:
+        if not optimizer.state[p]:
+            optimizer.state[p][name] = torch.zeros_like(p)
+    return [optimizer.state[p][name] for p in moved]
 
 
 def groups_of(params: Iterable[Any]) -> Groups:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from engine.device import unless
 from engine.parallel import local_parts
 from engine.schema import NotNegative, Share
+from lab.optimizers.base import loss_of, moved_by, state_of
 
 
 class Lion(Optimizer):
@@ -33,20 +34,12 @@ class Lion(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            moved = [p for p in group["params"] if p.grad is not None]
-            for p in moved:
-                if not self.state[p]:
-                    self.state[p]["momentum"] = torch.zeros_like(p)
-            if moved:
-                weights, gradients = local_parts(moved), local_parts([p.grad for p in moved if p.grad is not None])
-                momenta = local_parts([self.state[p]["momentum"] for p in moved])
-                with unless(self.found_inf, [*weights, *momenta]):
-                    descend(weights, gradients, momenta, group["lr"], group["betas"], group["weight_decay"])
+        loss = loss_of(closure)
+        for group, moved in moved_by(self):
+            weights, gradients = local_parts(moved), local_parts([p.grad for p in moved])
+            momenta = local_parts(state_of(self, moved, "momentum"))
+            with unless(self.found_inf, [*weights, *momenta]):
+                descend(weights, gradients, momenta, group["lr"], group["betas"], group["weight_decay"])
         return loss
 
 

@@ -13,6 +13,7 @@ from engine.device import unless
 from engine.errors import ConfigError
 from engine.parallel import is_part, local_parts
 from engine.schema import Count, NotNegative, Share
+from lab.optimizers.base import loss_of, moved_by, state_of
 
 A, B, C = 3.4445, -4.7750, 2.0315  # of the quintic, chosen for a steep slope at 0
 HALF = {"cuda": torch.bfloat16}  # other devices iterate in float32: many CPUs take 20 times longer in bfloat16
@@ -55,23 +56,15 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            moved = [p for p in group["params"] if p.grad is not None]
-            for p in moved:
-                if not self.state[p]:
-                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-            if moved:
-                with unless(self.found_inf, [*moved, *(self.state[p]["momentum_buffer"] for p in moved)]):
-                    self._move(moved, group)
+        loss = loss_of(closure)
+        for group, moved in moved_by(self):
+            momenta = state_of(self, moved, "momentum_buffer")
+            with unless(self.found_inf, [*moved, *momenta]):
+                self._move(moved, momenta, group)
         return loss
 
-    def _move(self, moved: list[Any], group: dict[str, Any]) -> None:
-        gradients, momenta = [p.grad for p in moved], [self.state[p]["momentum_buffer"] for p in moved]
-        lr, share = group["lr"], group["momentum"]
+    def _move(self, moved: list[Any], momenta: list[Tensor], group: dict[str, Any]) -> None:
+        gradients, lr, share = [p.grad for p in moved], group["lr"], group["momentum"]
         torch._foreach_lerp_(local_parts(momenta), local_parts(gradients), 1 - share)
         towards = [g.lerp(m, share) for g, m in zip(gradients, momenta)] if group["nesterov"] else momenta
         torch._foreach_mul_(local_parts(moved), 1 - lr * group["weight_decay"])

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from engine.errors import ConfigError
 from engine.parallel import is_part
 from engine.schema import Count, NotNegative, Positive, Share
+from lab.optimizers.base import loss_of, moved_by
 
 Bases = list[Tensor | None]  # of each dimension
 
@@ -44,12 +45,8 @@ class SOAP(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            moved = [p for p in group["params"] if p.grad is not None]
+        loss = loss_of(closure)
+        for group, moved in moved_by(self):
             if begun := [p for p in moved if self.state[p]]:
                 self._descend(begun, group)
             for p in moved:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from engine.device import lock_pages, unlock_pages
+
 
 class Cuda:
     """All that delivery asks of CUDA; tests give another one."""
@@ -51,15 +53,10 @@ class Cuda:
 
     def register(self, value: Tensor) -> None:
         """Page-lock memory that is there already, until `unregister`."""
-        _check(torch.cuda.cudart().cudaHostRegister(value.data_ptr(), value.nbytes, 0), value)
+        lock_pages(value)
 
     def unregister(self, value: Tensor) -> None:
-        _check(torch.cuda.cudart().cudaHostUnregister(value.data_ptr()), value)
-
-
-def _check(status: Any, value: Tensor) -> None:
-    if int(status) != 0:
-        raise RuntimeError(f"CUDA cannot lock or unlock {value.nbytes:,} bytes of memory: status {int(status)}")
+        unlock_pages(value)
 
 
 def locked_bytes(nbytes: int) -> int:
