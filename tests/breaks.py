@@ -88,8 +88,8 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ),
     (
         "src/lab/loop.py",
-        "draws\n        state.schedule.set_rates(state.step)",
-        "draws\n        state.schedule.set_rates(state.step - (state.step > 4))",
+        "state.schedule.set_rates(state.step)",
+        "state.schedule.set_rates(state.step - (state.step > 4))",
         "tests/lab/test_skipping.py::test_the_rate_goes_on_over_a_skipped_step[1-fp32]",
     ),
     (

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from engine.data import Clock, Loader
-from engine.device import Captured, Hardware, StepNumbers, check_optimizer_of_graph, draw_nothing
+from engine.device import Hardware, StepNumbers, draw_nothing
 from engine.errors import ConfigError
 from engine.host import collect_garbage, no_garbage_collection
 from engine.world import World
@@ -30,6 +29,7 @@ from lab.groups import TrainerConfig
 from lab.logging import check_finite, log_train
 from lab.owed import due_after, ended, take_up
 from lab.state import Run, TrainState, on_all_ranks
+from lab.step_graph import as_graph
 from lab.tasks.base import Batch, overrides
 
 Validate = Callable[[TrainState], bool]  # lab.evaluation.validate, of a run and its sets
@@ -72,27 +72,6 @@ def may_draw(state: TrainState) -> bool:
     return not draw_nothing(state.schedule, state.optimizer.values(), [state.task] if acts else [])
 
 
-def as_graph(state: TrainState, run: Run, called: bool) -> Callable[..., dict[str, Tensor]]:
-    """train_step as one CUDA graph, for hardware.cuda_graph. called: something else runs between steps."""
-    hooks = [name for name in ("train_step", "share_in_average") if overrides(state.task, name)]
-    if hooks or may_draw(state):
-        what = f"{type(state.task).__name__}.{hooks[0]}" if hooks else "the optimizer, or the schedule,"
-        raise ConfigError(f"hardware.cuda_graph=true: {what} may choose or draw on the host - leave it false")
-    check_optimizer_of_graph(state.optimizer.values())
-    state.schedule.hold_on(run.world.device)
-    modules: dict[str, nn.Module] = {"model": state.model, "task": state.task}
-    modules |= {} if state.ema is None else {"ema": state.ema}
-    captured = Captured(modules, state.optimizer.values(), run.logger.warn)
-
-    def step(nets: Any, state: TrainState, batches: Iterator[Batch], *more: Any) -> dict[str, Tensor]:
-        state.schedule.set_rates(state.step)
-        given = list(itertools.islice(batches, len(run.machine.micro_batch_sizes)))
-        since = state.logged_step, state.scored_step, called and state.step
-        return captured(lambda own: train_step(nets, state, iter(own), *more), given, since)
-
-    return step
-
-
 @no_garbage_collection()
 def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, validate: Validate | None, run: Run) -> None:
     """Train from state.step until `ended`, or until a stop is asked for. What is due after a step is a list in the
@@ -108,7 +87,7 @@ def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, validat
     before_step, on_step = (overriding(run.callbacks, event) for event in ("before_step", "on_step"))
     step = train_step if run.balance is None else run.balance.timed(train_step)
     if run.machine.cuda_graph:
-        step = as_graph(state, run, bool(before_step or on_step))
+        step = as_graph(step, state, run, may_draw(state), called=bool(before_step or on_step))
     for net in nets.values():
         net.train()
     run.watch.beat("training", state.step, slow=True)  # a first step may compile

@@ -1,0 +1,37 @@
+"""hardware.cuda_graph: the loop's train_step as one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+from torch import Tensor, nn
+
+from engine.device import Captured, check_optimizer_of_graph
+from engine.errors import ConfigError
+from lab.state import Run, TrainState
+from lab.tasks.base import Batch, overrides
+
+TrainStep = Callable[..., dict[str, Tensor]]  # lab.loop.train_step
+
+
+def as_graph(train_step: TrainStep, state: TrainState, run: Run, draws: bool, called: bool) -> TrainStep:
+    """draws: see lab.loop.may_draw. called: something else runs between steps."""
+    hooks = [name for name in ("train_step", "share_in_average") if overrides(state.task, name)]
+    if hooks or draws:
+        what = f"{type(state.task).__name__}.{hooks[0]}" if hooks else "the optimizer, or the schedule,"
+        raise ConfigError(f"hardware.cuda_graph=true: {what} may choose or draw on the host - leave it false")
+    check_optimizer_of_graph(state.optimizer.values())
+    state.schedule.hold_on(run.world.device)
+    modules: dict[str, nn.Module] = {"model": state.model, "task": state.task}
+    modules |= {} if state.ema is None else {"ema": state.ema}
+    captured = Captured(modules, state.optimizer.values(), run.logger.warn)
+
+    def step(nets: Any, state: TrainState, batches: Iterator[Batch], *more: Any) -> dict[str, Tensor]:
+        state.schedule.set_rates(state.step)
+        given = list(islice(batches, len(run.machine.micro_batch_sizes)))
+        since = state.logged_step, state.scored_step, called and state.step
+        return captured(lambda own: train_step(nets, state, iter(own), *more), given, since)
+
+    return step
