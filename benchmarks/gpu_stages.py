@@ -68,16 +68,7 @@ def warm(setting: Setting) -> None:
         partial(gpt_ours, setting, 6, tokens, setting.precision, compiled("default"), *TRAIN_ALONE),
         partial(bare, setting, "gpt", steps=4, log_every=2, **gpt_given(setting, tokens, "default")),
         partial(cifar_ours, setting, "warm", setting.pick(60, 6), *cifar_own, "data.loader=device"),
-        partial(
-            bare,
-            setting,
-            "cifar",
-            steps=4,
-            log_every=2,
-            **cifar_size(setting),
-            precision=setting.precision,
-            **cifar_peer,
-        ),
+        partial(bare, setting, "cifar", steps=4, log_every=2, **cifar_size(setting), **cifar_peer),
         partial(cifar94_ours, setting, cifar_file(setting), *FAST[setting.cuda], "data.splits.test=null"),
     ]
     with ThreadPoolExecutor(len(jobs) if setting.cuda else 1) as pool:
@@ -102,12 +93,14 @@ def modes(setting: Setting) -> None:
             setting.add("mlp, bare loop", 64 / statistics.median(peer["step_s"]), "samples/s")
         else:
             ways = {way: own for way, own in ways.items() if way in ("plain", "graph", "default, graph")}
+        if setting.only:
+            ways = {way: own for way, own in ways.items() if any(word in f"{model}, {way}" for word in setting.only)}
         found: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(setting.rounds):
             for way, own in ways.items():
                 found[way].append(ours(setting, "mode", *given, *more, *own).speed())
                 setting.add(f"{model}, {way}", statistics.median(found[way]), "samples/s")
-        for way in list(ways)[1:]:
+        for way in list(ways)[1:] if "plain" in ways else ():
             ratio = statistics.median(a / b for a, b in zip(found[way], found["plain"]))
             setting.add(f"{model}, {way} / plain", ratio, "")
 
