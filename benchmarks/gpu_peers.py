@@ -156,8 +156,9 @@ class NanoBlock(nn.Module):
 class Nano(nn.Module):
     """GPT-2 as nanoGPT trains it: pre-norm, tied embeddings, no biases, logits and loss in the model."""
 
-    def __init__(self, length: int, vocabulary: int, width: int, heads: int, layers: int) -> None:
+    def __init__(self, length: int, vocabulary: int, width: int, heads: int, layers: int, wide_loss: bool) -> None:
         super().__init__()
+        self.wide_loss = wide_loss  # logits in float32: nanoGPT's are bf16 in its loss, and each log-probability is
         self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.h = nn.ModuleList(NanoBlock(width, heads) for _ in range(layers))
         self.ln_f = nn.LayerNorm(width, bias=False)
@@ -171,6 +172,7 @@ class Nano(nn.Module):
         for block in self.h:
             x = block(x)
         logits = F.linear(self.ln_f(x), self.wte.weight)
+        logits = logits.float() if self.wide_loss else logits
         return F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1))
 
 
@@ -180,7 +182,8 @@ def gpt(given: dict[str, Any]) -> dict[str, Any]:
     with h5py.File(given["path"]) as file:
         tokens = torch.from_numpy(file["train/tokens"][:].astype("int64"))
     torch.manual_seed(0)
-    net = Nano(length, given["vocabulary"], given["width"], given["heads"], given["layers"]).to(device)
+    size_of = [given[name] for name in ("vocabulary", "width", "heads", "layers", "wide_loss")]
+    net = Nano(length, *size_of).to(device)
     forward = torch.compile(net, mode=given["compile"]) if given["compile"] else net
     matrices, others = ([p for p in net.parameters() if (p.dim() > 1) == kind] for kind in (True, False))
     groups = [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]

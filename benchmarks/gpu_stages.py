@@ -21,7 +21,7 @@ QUIET = ("trainer.max_epochs=null", "trainer.eval_every=null", "trainer.save_eve
 TESTS_S = 480.0
 MOST_BUSY = 101.0  # percent; the trace is of other steps than the speed
 TRAIN_ALONE = ("data.splits.val=null", "data.splits.test=null")  # evaluations would be compiled too, for a minute
-EAGER, COMPILED = "eager", "compiled, channels_last"
+EAGER, COMPILED, GRAPH = "eager", "compiled, channels_last", "compiled, channels_last, cuda_graph"
 
 
 FILL = "test_full_memory or test_the_largest_micro_batch"  # tests that want the whole memory of the GPU
@@ -122,6 +122,7 @@ def cifar_ways() -> dict[str, tuple[list[str], dict[str, Any]]]:
     return {
         EAGER: ([], {"compile": None, "channels_last": False}),
         COMPILED: (more, {"compile": "default", "channels_last": True}),
+        GRAPH: ([*more, "hardware.cuda_graph=true"], {"compile": "reduce-overhead", "channels_last": True}),
     }
 
 
@@ -138,6 +139,11 @@ def cifar(setting: Setting) -> None:
 def cifar_compiled(setting: Setting) -> None:
     """The same, compiled, and with images in channels_last. Ours compiles the augmentation too, its peer does not."""
     cifar_way(setting, COMPILED, target=80_000)
+
+
+def cifar_graph(setting: Setting) -> None:
+    """The same, the whole step as one CUDA graph; of its peer the network alone (reduce-overhead)."""
+    cifar_way(setting, GRAPH if setting.cuda else COMPILED, target=80_000)
 
 
 def cifar_way(setting: Setting, name: str, target: float) -> None:
@@ -241,27 +247,35 @@ def gpt2(setting: Setting) -> None:
     gpt_way(setting, "eager", None, target=150_000)
 
 
+def gpt2_loss(setting: Setting) -> None:
+    """The same with its loss alone compiled, beside nanoGPT's loop with its loss in float32, as ours is."""
+    gpt_way(setting, "eager, loss compiled", None, 150_000, "task.criterion.compiled=true", wide_loss=True)
+
+
 def gpt2_compiled(setting: Setting) -> None:
     """The same, compiled."""
     gpt_way(setting, "compiled", "default", target=350_000)
 
 
-def gpt_given(setting: Setting, vocabulary: int, mode: str | None) -> dict[str, Any]:
+def gpt_given(setting: Setting, vocabulary: int, mode: str | None, wide_loss: bool = False) -> dict[str, Any]:
     """The peer's settings."""
     path = str(token_file(setting, vocabulary))
     return {
         "path": path,
         "vocabulary": vocabulary,
         "compile": mode,
+        "wide_loss": wide_loss,
         "precision": setting.precision,
         **gpt_size(setting),
     }
 
 
-def gpt_way(setting: Setting, name: str, mode: str | None, target: float) -> None:
+def gpt_way(
+    setting: Setting, name: str, mode: str | None, target: float, *overrides: str, wide_loss: bool = False
+) -> None:
     steps, vocabulary = setting.pick(25, 6), setting.pick(50_304, 64)
     size = gpt_size(setting)
-    more = [compiled(mode), *TRAIN_ALONE] if mode else []
+    more = [*overrides, *([compiled(mode), *TRAIN_ALONE] if mode else [])]
     own, hand = [], []
     for _ in range(max(1, setting.rounds - 1)):
         ran = gpt_ours(setting, steps, vocabulary, setting.precision, *more)
@@ -270,7 +284,7 @@ def gpt_way(setting: Setting, name: str, mode: str | None, target: float) -> Non
         if setting.cuda:
             setting.add(f"model FLOP/s, {name}", ran.speed("perf/tflop_per_s"), "TFLOP/s")
             setting.add(f"peak memory, {name}", ran.figures["allocated"] / 1e9, "GB")
-        given = gpt_given(setting, vocabulary, mode)
+        given = gpt_given(setting, vocabulary, mode, wide_loss)
         peer = bare(setting, "gpt", steps=steps, log_every=setting.pick(5, 2), **given)
         hand.append(size["batch"] * size["window"] / statistics.median(peer["step_s"]))
         setting.add(f"nanoGPT's loop, {name}", statistics.median(hand), "tokens/s")

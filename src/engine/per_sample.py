@@ -54,6 +54,11 @@ def check_losses(
             f"{key}: the losses have no gradient, so nothing can be trained: they must depend on the model's "
             "output, by operations that have one (no argmax, no detach, no numpy)"
         )
+    if losses[minimised].element_size() < 4:  # as F.cross_entropy of bf16 logits is on CUDA, though not on a CPU
+        raise ConfigError(
+            f"{key}: the losses are {losses[minimised].dtype}, which holds two or three digits, and their gradient no "
+            "more: compute them from output.float()"
+        )
 
 
 def first_samples(value: Any, size: int, count: int) -> Any:

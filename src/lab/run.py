@@ -50,6 +50,8 @@ from lab.schedules.plateau import Plateau
 from lab.state import Every, Run, TrainState
 from multirun import Pruning
 
+LAUNCHES_BOUND_FLOP = 1e10  # of a step: a third of a millisecond of a GPU, whose launches take a millisecond or more
+
 
 def run(run_dir: Path, began: float | None = None) -> None:
     """Run one rank, from the resolved config to result.json; resumes from the newest valid checkpoint if there is one.
@@ -360,6 +362,12 @@ def describe(
     whose = "rank 0 " * (run.world.size > 1)
     place = f"{machine.device}, {whose}on {machine.binding}" if machine.binding else machine.device
     logger.say(f"{place}, {machine.precision}, {count}; {batches}; {run.total_steps:,} steps")
+    flop = (run.work.flop or math.inf) * sum(micro)  # of a step of this rank
+    if machine.device == "cuda" and run.world.size == 1 and not machine.cuda_graph and flop < LAUNCHES_BOUND_FLOP:
+        logger.say(
+            f"a small step, {flop / 1e6:,.0f} MFLOP: to launch its kernels takes longer than to run them; "
+            "hardware.cuda_graph=true launches them at once"
+        )
     if is_sharded(model):
         logger.say(describe_shards(model))
         if note := padding_note(model):

@@ -21,7 +21,9 @@ from gpu_stages import busy_s, launches
 EXPECTED = {
     "cifar": {"CIFAR ResNet, eager", "time of ours / bare, eager", "launches a step, eager"},
     "cifar_compiled": {"CIFAR ResNet, compiled, channels_last"},
+    "cifar_graph": {"CIFAR ResNet, compiled, channels_last"},
     "gpt2": {"GPT-2 124M, eager", "ours / nanoGPT, eager"},
+    "gpt2_loss": {"ours / nanoGPT, eager, loss compiled"},
     "gpt2_compiled": {"GPT-2 124M, compiled", "ours / nanoGPT, compiled"},
     "vocabulary": {"padded / odd"},
     "loaders": {"threads / device", "workers / device"},

@@ -77,6 +77,11 @@ MISTAKES: dict[str, tuple[Any, Callable[..., Any], str]] = {  # class -> what it
     "losses of tokens": (CrossEntropy, in_training, r"^task\.criterion: must return .* = \(32,\), .* shape \(96,\)"),
     "losses of tokens, scored": (CrossEntropy, in_evaluation, r"^task\.criterion: .* shape \(\d+,\)"),
     "metric is a mean": (Accuracy, lambda v: v.mean(), r"^task\.metrics\.accuracy: .* returned shape \(\)"),
+    "half precision": (
+        CrossEntropy,
+        lambda v: v.bfloat16(),
+        r"^task\.criterion: the losses are torch\.bfloat16, .* output\.float",
+    ),
     "no gradient": (CrossEntropy, lambda v: v.detach(), r"^task\.criterion: the losses have no gradient"),
 }
 

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,11 @@ import engine.device.captured as captured
 import lab.callbacks.curves
 import lab.run
 import lab.tasks.supervised
-from engine.device import resolve_hardware
+from engine.device import Hardware, resolve_hardware
+from engine.device.threads import Threads
 from engine.errors import ConfigError
+from engine.profiling import Work
+from engine.world import World
 from lab.callbacks.base import Callback
 from lab.config import Config
 from lab.tasks.supervised import Supervised
@@ -210,3 +214,18 @@ def test_methods_that_choose_on_the_host_are_refused(
         monkeypatch.setattr(lab.tasks.supervised, kind.__name__, kind, raising=False)
     with pytest.raises(ConfigError, match=rf"^hardware\.cuda_graph=true: {says}"):
         start_run(tmp_path, *SMALL, *more)
+
+
+@pytest.mark.parametrize(("flop", "graph", "told"), [(5e5, False, True), (5e5, True, False), (1e9, False, False)])
+def test_a_small_step_is_told_of_the_graph(flop: float, graph: bool, told: bool) -> None:
+    """On the first screen of a run on a GPU, where it would help and is not on."""
+    lines: list[str] = []
+    machine = Hardware("cuda", 1, "bf16", Threads(1, 1, ""), [64], 64, cuda_graph=graph)
+    run: Any = SimpleNamespace(
+        trainer=SimpleNamespace(global_batch_size=64), world=World(0, 1, 0, torch.device("cpu")), total_steps=9,
+        work=Work(flop=flop),
+    )  # fmt: skip
+    logger: Any = SimpleNamespace(say=lines.append)
+    loader: Any = SimpleNamespace(why="")
+    lab.run.describe(logger, machine, nn.Linear(2, 2), run, {"train": range(9)}, loader, [])
+    assert any("hardware.cuda_graph=true" in line for line in lines) is told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,24 @@ def test_chunks_hold_a_fraction_of_the_logits() -> None:
         made[type(output)] = largest.size
     assert made[torch.Tensor] == 8 * 64 * 4000
     assert made[Unprojected] < 8 * 64 * 4000 / 20
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile wants a C++ compiler")
+def test_a_compiled_loss_is_the_loss() -> None:
+    """Of bf16 logits in float32, and so is its gradient, before it is rounded to bf16; scores are not compiled."""
+    target = batch(40)["y"]
+    found = []
+    for compiled in (False, True):
+        logits = torch.randn(40, 12, 11, generator=torch.Generator().manual_seed(1)).mul(9).bfloat16().requires_grad_()
+        losses = NextToken(compiled)(logits, {"y": target})
+        losses.sum().backward()
+        found.append((losses, logits.grad))
+    assert found[1][0].dtype == torch.float32
+    torch.testing.assert_close(found[1][0], found[0][0])
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=8e-3, atol=1e-6)  # one step of bf16
+    with torch.no_grad():
+        assert torch.equal(NextToken(True)(logits, {"y": target}), found[0][0])
 
 
 def test_torch_without_the_operation_takes_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -29,7 +30,12 @@ class NextToken:
     output: (B, T, V) logits, or Unprojected. batch["y"]: (B, T) int64 token ids, -100 for padding. With windows of
     equal length the mean over samples is the mean over tokens; samples of different length count alike here, and
     task=language weights them by their tokens.
+    compiled: torch compiles the loss of training, where hardware.compile does not compile all: on a GPU bf16 logits are
+    then read as they are, and no copy of them in float32 is written and read, in either pass. The loss is float32's.
     """
+
+    def __init__(self, compiled: bool = False) -> None:
+        self.compiled = compiled
 
     def __call__(self, output: Tensor | Unprojected, batch: Mapping[str, Tensor]) -> Tensor:
         given = output.hidden if isinstance(output, Unprojected) else output
@@ -40,7 +46,8 @@ class NextToken:
                 f"NextToken needs logits (B, T, V) and batch['y'] (B, T), not {tuple(given.shape)} and {shape}: "
                 "task=next_token goes with data=tokens, task=language with data=sequences, and both with model=gpt"
             )
-        losses = token_losses(output, target.flatten()).view(target.shape)
+        fused = self.compiled and torch.is_grad_enabled()
+        losses = (compiled_losses() if fused else token_losses)(output, target.flatten()).view(target.shape)
         return losses.sum(1) / (target != -100).sum(1).clamp(min=1)
 
 
@@ -60,8 +67,15 @@ def token_losses(output: Tensor | Unprojected, target: Tensor) -> Tensor:
                     options=nn.LinearCrossEntropyOptions(),
                 ).float()  # fmt: skip
         output = F.linear(hidden, weight, bias)
-    # (B * T, V), a view; transposed to (B, V, T) this is slower. With a dtype CUDA reads half precision and writes
-    # float32 in one kernel, forwards and backwards: output.float() would be 3 GB more for 16 x 1024 tokens of 50,304
+    # (B * T, V), a view; transposed to (B, V, T) this is slower. CUDA reads fp16 and writes float32 in one kernel if it
+    # is told the type; bf16 it copies first, 3 GB for 16 x 1024 tokens of 50,304. F.cross_entropy of bf16 logits is
+    # faster on CUDA, but rounds each log-probability to bf16, and so the gradient: at -10 it is wrong by 3 %
     wide = torch.promote_types(output.dtype, torch.float32)
     logs = F.log_softmax(output.flatten(0, 1), 1, dtype=wide)
     return F.nll_loss(logs, target, reduction="none", ignore_index=-100)
+
+
+@cache
+def compiled_losses() -> Callable[[Tensor | Unprojected, Tensor], Tensor]:
+    """Not kept in the criterion, of which copies are made."""
+    return torch.compile(token_losses)
