@@ -25,7 +25,7 @@ EAGER, COMPILED, GRAPH = "eager", "compiled, channels_last", "compiled, channels
 
 
 FILL = "test_full_memory or test_the_largest_micro_batch"  # tests that want the whole memory of the GPU
-SIDE_BY_SIDE = "8"  # others at once, where pytest-xdist is there
+SIDE_BY_SIDE = "12"  # others at once, where pytest-xdist is there
 WORDS = "(PASSED|FAILED|SKIPPED|ERROR)"
 OUTCOME = rf"(?m)^(?:\[gw\d+\] \[ *\d+%\] {WORDS} tests/|tests/\S+::.*? {WORDS}\b)"
 

@@ -267,6 +267,31 @@ def test_the_largest_micro_batch_fits(tmp_path: Path) -> None:
     assert result(run)["step"] == 3
 
 
+# two ranks that share the first GPU, by gloo: NCCL refuses that
+ONE_GPU = """
+import sys
+import engine.device.hardware as hardware, engine.world.environment as environment, engine.world.group as group
+environment.count_gpus = hardware.count_gpus = lambda: 2
+environment.gpu_index = lambda rank, count: 0
+group.backend = lambda kind: "gloo"
+import train
+sys.exit(train.main())
+"""
+
+
+@pytest.mark.parametrize(
+    "more", [(), ("hardware.micro_batch_size=12", "trainer.non_finite=skip"), ("hardware.compile=default",)]
+)
+def test_two_ranks_on_one_gpu_are_one(tmp_path: Path, more: tuple[str, ...]) -> None:
+    """DDP's hooks on a GPU, the order of its buckets, what ranks agree on: the weights of one rank, to rounding."""
+    given = (*NO_RESNET, "hardware.precision=fp32", "trainer.max_steps=12", *more)
+    one = gpu_run(tmp_path / "one", *given)
+    two = gpu_run(tmp_path / "two", *given, "trainer=ddp", "hardware.num_procs=2", code=ONE_GPU)
+    assert len(last_checkpoint(two)["ranks"]) == 2
+    for name, value in last_checkpoint(one)["model"].items():
+        torch.testing.assert_close(last_checkpoint(two)["model"][name], value, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.gpu(2)
 def test_ranks_have_a_gpu_each(tmp_path: Path) -> None:
     run = gpu_run(tmp_path / "run", *COMMON, "trainer=ddp", "trainer.max_steps=20", "hardware.num_procs=2")
