@@ -184,7 +184,7 @@ def test_windows_of_documents_compile() -> None:
     tokens, _ = packed(12)
     models = [gpt(separator=10), gpt(separator=10)]
     compiled = torch.compile(models[1], backend="aot_eager", fullgraph=True)
-    for model, call in zip(models, (models[0], compiled), strict=True):
+    for call in (models[0], compiled):
         NextToken()(call(tokens[:, :-1]), {"y": tokens[:, 1:]}).sum().backward()
     for a, b in zip(*(model.parameters() for model in models), strict=True):
         torch.testing.assert_close(a.grad, b.grad)

@@ -1,5 +1,5 @@
-"""One random change an image, of 14 kinds, at a random strength: TrivialAugment (Müller and Hutter 2021, "TrivialAugment:
-Tuning-free Yet State-of-the-Art Data Augmentation"; its wide space), with the values that Pillow computes.
+"""TrivialAugment (Müller and Hutter 2021, "TrivialAugment: Tuning-free Yet State-of-the-Art Data Augmentation"; its wide
+space): one random change an image, of 14 kinds, at a random strength, with the values that Pillow computes.
 
 Each image goes through one chain of which all steps but its own change nothing, so the host decides nothing:
 
@@ -45,8 +45,8 @@ SIGNED = KINDS.index("posterize")
 
 
 class TrivialAugment(_PerField):
-    """Images (B, C, H, W), one channel or three, uint8 or floating point in [0, 1]; floats are rounded to 8 bits. Put it
-    before Normalize, and behind what crops and resizes."""
+    """Images (B, C, H, W) of one channel or three, uint8 or floating point in [0, 1]; floats are rounded to 8 bits. Put
+    it before Normalize, and behind what crops and resizes."""
 
     random = True
     dims = (4,)
