@@ -200,6 +200,17 @@ PARTS = {
         {"conf/experiment/cifar10_fast.yaml": ["Splits as in experiment=cifar10"]},
         kind="experiment",
     ),
+    "imagenet": Part(
+        "a ResNet-50 of timm or torchvision on ImageNet",
+        (
+            "conf/experiment/imagenet.yaml",
+            "conf/model/vision.yaml",
+            "src/lab/models/vision.py",
+            "tests/lab/test_model_vision.py",
+        ),
+        texts={"docs/my_data.md": {r"\. `experiment=imagenet` is the whole recipe": ""}},
+        kind="experiment",
+    ),
     "active_learning": Part(
         "labels rows of a pool while it trains",
         (

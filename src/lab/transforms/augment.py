@@ -1,5 +1,5 @@
-"""TrivialAugment (Müller and Hutter 2021, "TrivialAugment: Tuning-free Yet State-of-the-Art Data Augmentation"; its wide
-space): one random change an image, of 14 kinds, at a random strength, with the values that Pillow computes.
+"""TrivialAugment (Müller and Hutter 2021, "TrivialAugment: Tuning-free Yet State-of-the-Art Data Augmentation"), its
+wide space: one random change an image, of 14 kinds, at a random strength, with the values that Pillow computes.
 
 Each image goes through one chain of which all steps but its own change nothing, so the host decides nothing:
 
