@@ -230,6 +230,15 @@ PARTS = {
         ),
         kind="experiment",
     ),
+    "gpt2": Part(
+        "GPT-2 124M",
+        (
+            "conf/experiment/gpt2.yaml",
+            "tests/lab/test_model_gpt.py::test_the_recipe_is_gpt_2",
+            "tests/lab/test_model_gpt.py::test_the_recipe_of_gpt_2_learns_in_small",
+        ),
+        kind="experiment",
+    ),
     "shakespeare": Part(
         "a language model of characters, which writes at each evaluation",
         (
