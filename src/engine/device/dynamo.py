@@ -59,7 +59,7 @@ def compiled(net: nn.Module, config: HardwareConfig, machine: Compiles) -> nn.Mo
 
 def for_evaluation(net: nn.Module, machine: Compiles) -> nn.Module:
     """`net` compiled for an evaluation if hardware.compile is set, else itself. The same module, or one built alike, is
-    compiled once. (A sharded model's blocks are compiled already, as those of hardware.compile=blocks are.)"""
+    compiled once. (Blocks of a sharded model, and those of hardware.compile=blocks, were compiled for training.)"""
     if machine.compile in (None, BLOCKS) or is_sharded(net):
         return net
     return _compiled(net, machine, for_training=False)
