@@ -19,7 +19,6 @@ from conftest import (
     compose,
     last_checkpoint,
     metrics,
-    needs,
     result,
     slow,
     start_run,
@@ -83,14 +82,15 @@ def test_a_compiled_run_is_an_eager_one(tmp_path: Path, modes: list[Any], more: 
     assert any("perf/compile_s" in line for line in (compiled / "metrics.jsonl").read_text().splitlines())
 
 
-GPT = ("experiment=gpt2", "data.window=12", "model.width=16", "model.heads=2", "model.layers=3", "logger=none",
-       "hardware=cpu", "hardware.num_threads=1", "trainer.max_steps=4", "trainer.global_batch_size=8",
-       "trainer.log_every=1", "trainer.eval_every=2", "model.separator=0")  # fmt: skip
+GPT = (
+    "data=tokens", "data.window=12", "model=gpt", "model.width=16", "model.heads=2", "model.layers=3",
+    "model.separator=0", "task=next_token", "logger=none", "hardware=cpu", "hardware.num_threads=1",
+    "trainer.max_steps=4", "trainer.global_batch_size=8", "trainer.log_every=1", "trainer.eval_every=2",
+)  # fmt: skip
 
 
 @pytest.mark.slow
 @NEEDS_GPT
-@needs("conf/experiment/gpt2.yaml")
 @pytest.mark.parametrize(
     "more",
     [
