@@ -200,6 +200,17 @@ PARTS = {
         {"conf/experiment/cifar10_fast.yaml": ["Splits as in experiment=cifar10"]},
         kind="experiment",
     ),
+    "imagenet": Part(
+        "a ResNet-50 of timm or torchvision on ImageNet",
+        (
+            "conf/experiment/imagenet.yaml",
+            "conf/model/vision.yaml",
+            "src/lab/models/vision.py",
+            "tests/lab/test_model_vision.py",
+        ),
+        texts={"docs/my_data.md": {r"\. `experiment=imagenet` is the whole recipe": ""}},
+        kind="experiment",
+    ),
     "active_learning": Part(
         "labels rows of a pool while it trains",
         (
@@ -216,6 +227,15 @@ PARTS = {
         (
             "conf/experiment/sequences.yaml",
             "tests/lab/test_sequences.py::test_the_shipped_experiment_learns",
+        ),
+        kind="experiment",
+    ),
+    "gpt2": Part(
+        "GPT-2 124M",
+        (
+            "conf/experiment/gpt2.yaml",
+            "tests/lab/test_model_gpt.py::test_the_recipe_is_gpt_2",
+            "tests/lab/test_model_gpt.py::test_the_recipe_of_gpt_2_learns_in_small",
         ),
         kind="experiment",
     ),

@@ -22,6 +22,7 @@ from engine.device import (
     Hardware,
     WithBf16Weights,
     begin_momentum,
+    compile_blocks,
     compiled,
     in_channels_last,
     seed_everything,
@@ -203,13 +204,16 @@ def make_model_of_rank(config: Config, logger: Logger, world: World) -> nn.Modul
 
 
 def to_devices(model: nn.Module, ema: nn.Module | None, config: Config, machine: Hardware, world: World) -> None:
-    """Move the models to the device, in place; with trainer=fsdp and several ranks, shard them over their devices."""
-    for part in (model, ema):
-        if part is not None and config.trainer.strategy == "fsdp":
+    """Move the models to the device, in place; with trainer=fsdp and several ranks, shard them over their devices.
+    With hardware.compile=blocks their blocks are compiled."""
+    for part in (one for one in (model, ema) if one is not None):
+        if config.trainer.strategy == "fsdp":
             assert config.trainer.fsdp is not None
             shard(part, config.trainer.fsdp, machine.precision, world, machine.compile is not None)
-        elif part is not None:
+        else:
             part.to(world.device)
+        if machine.compile == "blocks" and not is_sharded(part):
+            compile_blocks(part)
 
 
 def count_steps(trainer: TrainerConfig, num_samples: int, step: int = 0, samples: int = 0) -> int:

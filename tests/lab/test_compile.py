@@ -9,9 +9,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import h5py
+import numpy as np
 import pytest
 import torch
-from conftest import QUICK, compose, last_checkpoint, metrics, result, slow, start_run, without_code_generator
+from conftest import (
+    NEEDS_GPT,
+    QUICK,
+    compose,
+    last_checkpoint,
+    metrics,
+    result,
+    slow,
+    start_run,
+    without_code_generator,
+)
 from torch import nn
 
 import engine.device.dynamo as dynamo
@@ -68,6 +80,51 @@ def test_a_compiled_run_is_an_eager_one(tmp_path: Path, modes: list[Any], more: 
     sizes = [line for line in again if "size mismatch" in line]
     assert len(again) == len(sizes) <= 2 * ("hardware.micro_batch_size=10" in more), again
     assert any("perf/compile_s" in line for line in (compiled / "metrics.jsonl").read_text().splitlines())
+
+
+GPT = (
+    "data=tokens", "data.window=12", "model=gpt", "model.width=16", "model.heads=2", "model.layers=3",
+    "model.separator=0", "task=next_token", "logger=none", "hardware=cpu", "hardware.num_threads=1",
+    "trainer.max_steps=4", "trainer.global_batch_size=8", "trainer.log_every=1", "trainer.eval_every=2",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@NEEDS_GPT
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("trainer.ema_decay=0.9", "hardware.micro_batch_size=3"),
+        slow(("hardware.activation_checkpointing=auto", "model.dropout=0.1")),
+        slow(("hardware.precision=bf16-weights",)),
+        slow(("trainer=ddp", "hardware.num_procs=2")),
+    ],
+)
+def test_compiled_block_by_block_is_eager(tmp_path: Path, modes: list[Any], more: tuple[str, ...]) -> None:
+    """Names of weights, too; and blocks of one kind are compiled once, not each."""
+    with h5py.File(tmp_path / "tokens.h5", "w") as file:
+        for split in ("train", "val"):
+            file[f"{split}/tokens"] = np.arange(400, dtype=np.uint8) % 11
+    run = (*GPT, f"data.path={tmp_path}/tokens.h5", *more)
+    eager = start_run(tmp_path / "eager", *run)
+    torch._dynamo.reset()
+    compiled = start_run(tmp_path / "compiled", *run, "hardware.compile=blocks")
+    tolerance = 1e-2 if "hardware.precision=bf16-weights" in more else 1e-4
+    for a, b in zip(values(compiled), values(eager), strict=True):
+        assert a == pytest.approx(b, rel=tolerance)
+    weights, wanted = (last_checkpoint(one)["model"] for one in (compiled, eager))
+    assert list(weights) == list(wanted)
+    for name, value in wanted.items():
+        torch.testing.assert_close(weights[name], value, rtol=10 * tolerance, atol=1e-4)
+    if "trainer=ddp" not in more:  # its processes compile by themselves
+        assert len(modes) >= 3
+        again = [line for line in said(compiled) if "size mismatch" not in line and "grad_mode" not in line]
+        assert not again, again
+
+
+def test_a_model_without_blocks_is_not_compiled_by_them() -> None:
+    with pytest.raises(ConfigError, match=r"hardware\.compile=blocks: Linear has no list of blocks - use default"):
+        dynamo.compile_blocks(nn.Linear(3, 1))
 
 
 @pytest.mark.slow

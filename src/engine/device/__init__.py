@@ -26,7 +26,7 @@ from engine.pages import lazy
 
 if TYPE_CHECKING:
     from engine.device.captured import Captured, check_optimizer_of_graph
-    from engine.device.dynamo import CompiledChain, compile_report, compiled, for_evaluation
+    from engine.device.dynamo import CompiledChain, compile_blocks, compile_report, compiled, for_evaluation
     from engine.device.hardware import (
         Hardware,
         choose_device,

@@ -1,4 +1,5 @@
-"""torch.compile: of the losses in training, of the chain of batch transforms, and of evaluations.
+"""torch.compile: of the losses in training, of the chain of batch transforms, and of evaluations; or of a model's
+blocks alone, which are alike and compiled once, however many there are.
 
 CUDA graphs (reduce-overhead, max-autotune) are for training alone. They write their results where the last ones were,
 and what a transform or an evaluation returns is kept longer than that.
@@ -14,8 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from engine.device.options import CUDA_GRAPHS, HardwareConfig
-from engine.parallel import is_sharded
+from engine.device.options import BLOCKS, CUDA_GRAPHS, HardwareConfig
+from engine.errors import ConfigError
+from engine.parallel import find_blocks, is_sharded
 
 RECOMPILES = 64  # of one function, before torch runs it eagerly: splits, objectives and sizes share functions here
 
@@ -35,8 +37,11 @@ def compiled(net: nn.Module, config: HardwareConfig, machine: Compiles) -> nn.Mo
     """`net` compiled for training. A module may list names of methods that stay eager in an attribute `not_compiled`.
 
     torch splits a compiled graph at DDP's buckets. Before 2.13 it could not split one with activation checkpointing, so
-    that stays whole: gradients are then averaged after the whole backward pass, without overlap.
+    that stays whole: gradients are then averaged after the whole backward pass, without overlap. With
+    hardware.compile=blocks `compile_blocks` has done it, and DDP's own hooks average bucket by bucket.
     """
+    if machine.compile == BLOCKS:
+        return net
     ddp = isinstance(net, nn.parallel.DistributedDataParallel)
     if ddp and config.activation_checkpointing and torch.__version__ < "2.13":
         from torch._dynamo import config as dynamo
@@ -54,17 +59,32 @@ def compiled(net: nn.Module, config: HardwareConfig, machine: Compiles) -> nn.Mo
 
 def for_evaluation(net: nn.Module, machine: Compiles) -> nn.Module:
     """`net` compiled for an evaluation if hardware.compile is set, else itself. The same module, or one built alike, is
-    compiled once. (A sharded model's blocks are compiled already.)"""
-    if machine.compile is None or is_sharded(net):
+    compiled once. (Blocks of a sharded model, and those of hardware.compile=blocks, were compiled for training.)"""
+    if machine.compile in (None, BLOCKS) or is_sharded(net):
         return net
     return _compiled(net, machine, for_training=False)
 
 
-def _compiled(net: nn.Module, machine: Compiles, for_training: bool) -> nn.Module:
+def compile_blocks(model: nn.Module) -> None:
+    """Compile the blocks of the model, in place: names of weights stay, and what is between them runs eagerly."""
+    blocks = find_blocks(model, "auto", "hardware.compile")
+    if not blocks:
+        raise ConfigError(f"hardware.compile=blocks: {type(model).__name__} has no list of blocks - use default")
+    _allow_recompiles()
+    for block in blocks.values():
+        _keep_eager(block)
+        block.compile()
+
+
+def _keep_eager(net: nn.Module) -> None:
     for module in net.modules():
         for name in getattr(module, "not_compiled", ()):
             if name not in vars(module):
                 setattr(module, name, torch.compiler.disable(getattr(module, name)))
+
+
+def _compiled(net: nn.Module, machine: Compiles, for_training: bool) -> nn.Module:
+    _keep_eager(net)
     mode = machine.compile
     if not for_training:
         mode = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}.get(str(mode), mode)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from engine.schema import Rule, option
 
+BLOCKS = "blocks"  # a mode of compiling: the model's blocks alone
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of compiling that record them
 ATTENTION = ("cudnn", "flash", "efficient", "math")  # torch's kernels for scaled_dot_product_attention
 
@@ -21,7 +22,7 @@ class HardwareConfig:
     activation_checkpointing: list[str] | str = field(default_factory=list)
     activation_checkpointing_keeps: Annotated[str, option("inputs", "matmuls")] = "inputs"
     attention: list[str] = field(default_factory=list)
-    compile: Annotated[bool | str, option("default", *CUDA_GRAPHS)] = False
+    compile: Annotated[bool | str, option("default", BLOCKS, *CUDA_GRAPHS)] = False
     cuda_graph: bool = False
     channels_last: bool = False
     deterministic: bool = False

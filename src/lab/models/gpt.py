@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.errors import ConfigError
-from engine.schema import Count, Share
+from engine.schema import Count, NotNegativeInt, Share
 from lab.losses.next_token import Unprojected
 
 
 class Block(nn.Module):
-    """(B, T, D) -> (B, T, D): causal self-attention, then a two-layer network, each added to its input."""
+    """(B, T, D) -> (B, T, D): causal self-attention, then a two-layer network, each added to its input.
+
+    seen: (B, 1, T, T) bool, which tokens each one attends to; None: all before it and itself."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -27,12 +29,12 @@ class Block(nn.Module):
             nn.Linear(width, 4 * width, bias=False), nn.GELU(), nn.Linear(4 * width, width, bias=False)
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
         size, length, width = x.shape
         parts = self.qkv(self.norm_attention(x)).split(width, 2)  # whose gradients are joined in one copy
         query, key, value = (one.view(size, length, self.heads, -1).transpose(1, 2) for one in parts)
         dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        mixed = F.scaled_dot_product_attention(query, key, value, seen, dropout, is_causal=seen is None)
         mixed = self.out(mixed.transpose(1, 2).reshape(size, length, width))
         x = x + F.dropout(mixed, self.dropout, self.training)
         return x + F.dropout(self.mlp(self.norm_mlp(x)), self.dropout, self.training)
@@ -44,6 +46,10 @@ class GPT(nn.Module):
     V: num_outputs rounded up to a multiple of vocab_multiple, as tensor cores want rows of aligned length; logits of
     the added tokens are -inf. chunked_logits: in training return lab.losses.next_token.Unprojected instead, from which
     the loss is computed without ever holding all logits (torch 2.13).
+
+    separator: the id of the token between documents (GPT-2: 50256), in windows that hold several. Each document then
+    begins with it, and is what it would be alone: attention does not cross it, and positions restart at 0 (Krell et al.
+    2021, "Efficient Sequence Packing without Cross-contamination"). None: a window is one text.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class GPT(nn.Module):
         dropout: Share,
         vocab_multiple: Count = 1,
         chunked_logits: bool = False,
+        separator: NotNegativeInt | None = None,
     ) -> None:
         super().__init__()
         if len(input_shape) != 1:
@@ -64,7 +71,10 @@ class GPT(nn.Module):
             )
         if width % heads:
             raise ConfigError(f"model.width={width} is not a multiple of model.heads={heads}")
+        if separator is not None and separator >= num_outputs:
+            raise ConfigError(f"model.separator={separator}: no token has this id, they are 0 to {num_outputs - 1}")
         self.dropout, self.num_tokens, self.chunked_logits = dropout, num_outputs, chunked_logits
+        self.separator = separator
         rows = -(-num_outputs // vocab_multiple) * vocab_multiple
         self.token, self.position = nn.Embedding(rows, width), nn.Embedding(input_shape[0], width)
         self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(layers)))
@@ -80,8 +90,12 @@ class GPT(nn.Module):
                 f"GPT got {tokens.shape[1]} tokens and has positions for {self.position.num_embeddings}: raise "
                 "data.window, or for data=sequences data.input_shape"
             )
-        x = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
-        x = self.blocks(F.dropout(x, self.dropout, self.training))
+        places, seen = torch.arange(tokens.shape[1], device=tokens.device), None
+        if self.separator is not None:
+            places, seen = documents(tokens == self.separator)
+        x = F.dropout(self.token(tokens) + self.position(places), self.dropout, self.training)
+        for block in self.blocks:
+            x = block(x, seen)
         x, weight = self.norm(x), self.token.weight
         bias = None
         if len(weight) > self.num_tokens:  # as a bias: masking or slicing logits would read and write them once more
@@ -90,3 +104,13 @@ class GPT(nn.Module):
         if self.chunked_logits and self.training:
             return Unprojected(x, weight.view_as(weight), bias)  # a view: FSDP puts hooks on what it is given
         return F.linear(x, weight, bias)
+
+
+def documents(begins: Tensor) -> tuple[Tensor, Tensor]:
+    """begins: (B, T) bool, True at the first token of a document -> (B, T) int64 place of each token in its document,
+    (B, 1, T, T) bool, which tokens each one attends to: those of its document before it, and itself."""
+    places = torch.arange(begins.shape[1], device=begins.device)
+    first = (begins * places).cummax(1).values
+    # tokens before the first separator are the end of a document that begins in another window
+    seen = (places <= places[:, None]) & (places >= first[:, :, None])
+    return places - first, seen.unsqueeze(1)
