@@ -103,7 +103,9 @@ def main() -> int:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--small", action="store_true", help="everything tiny: figures mean nothing")
     parser.add_argument("--dry", action="store_true", help="--device cpu --small")
-    parser.add_argument("--only", default="", metavar="WORDS", help="of smoke, tests and modes, those named so; 'a;b': a or b")
+    parser.add_argument(
+        "--only", default="", metavar="WORDS", help="of smoke, tests and modes, those named so; 'a;b': a or b"
+    )
     parser.add_argument("--cifar10", type=Path, help="the real CIFAR-10, packed by src/h5.py, for the stage cifar94")
     args = parser.parse_args()
     end = time.monotonic() + 60 * args.minutes if args.minutes else float("inf")

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, free_port, limit, wait_for
@@ -60,6 +62,31 @@ def test_each_round_has_its_own_reports(tmp_path: Path) -> None:
             world.meet()
 
     on_ranks(work, tmp_path / "run", 3)
+
+
+def test_reports_that_were_heard_count_though_the_last_answer_is_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store of 1,024 ranks that all stand still may not answer in time: no rank is named for having said nothing
+    then."""
+    own, busy = (watch.Report(rank, 9.0, 5.0, 7, f"of {rank}", rank == 0, False) for rank in (0, 1))
+    answers = iter([[asdict(own), asdict(busy)]])
+    standing = Watch(tmp_path, 0, 3, 5.0)
+    board = SimpleNamespace(
+        say_where=lambda *told: None, reports=lambda: next(answers, []), stack=lambda rank: f"stack of {rank}",
+        end_round=lambda: None,
+    )  # fmt: skip
+    monkeypatch.setattr(watch, "POLL_S", 0.01)
+    monkeypatch.setattr(watch, "GATHER_S", 0.1)
+    monkeypatch.setattr(watch, "tell_failed", lambda *told: None)
+    monkeypatch.setattr(standing, "_board", board)
+    monkeypatch.setattr(standing, "_position", lambda: (own, "stack of 0"))
+    monkeypatch.setattr(standing, "_end", lambda: None)
+    try:
+        standing._stands_still(standing.latest())
+    finally:
+        timer.disarm()  # that of `standing`, which would end the tests
+    assert "rank 1 hung: it did not move" in (read_failure(tmp_path) or {})["message"]
 
 
 HOLDER = """
