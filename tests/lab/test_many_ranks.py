@@ -22,8 +22,8 @@ def of_each(messages: list[Message], ranks: int, table: int = 0) -> list[tuple[s
 
 
 def test_1024_ranks_say_what_8_do(tmp_path: Path) -> None:
-    """As many collectives of as many bytes. What each rank has of its own: what rank 0 gathers for a save (random states,
-    sums) and a comparison, and a row of the table at each log."""
+    """As many collectives of as many bytes. Each rank's own: what rank 0 gathers for a save (random states, sums) and a
+    comparison, and a row of the table at each log."""
     few, many = (listened(tmp_path / str(ranks), ranks, start_run) for ranks in (FEW, MANY))
     assert few.keys() == many.keys()
     for name, table in (("step", 0), ("log", TABLE), ("evaluation", 0), ("save", 0)):
