@@ -199,7 +199,7 @@ class Watch:
                 if self._over.wait(POLL_S):
                     return
                 self._tell(mark.limit)
-                reports = [Report(**found) for found in self._board.reports()] or reports
+                reports = [Report(**found) for found in self._board.reports()] or [own]
         found = verdict(reports, self.size, self.timeout_s)
         if found is None:
             if self.size > 1:

@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -64,29 +64,29 @@ def test_each_round_has_its_own_reports(tmp_path: Path) -> None:
     on_ranks(work, tmp_path / "run", 3)
 
 
-def test_reports_that_were_heard_count_though_the_last_answer_is_late(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The store of 1,024 ranks that all stand still may not answer in time: no rank is named for having said nothing
-    then."""
-    own, busy = (watch.Report(rank, 9.0, 5.0, 7, f"of {rank}", rank == 0, False) for rank in (0, 1))
-    answers = iter([[asdict(own), asdict(busy)]])
-    standing = Watch(tmp_path, 0, 3, 5.0)
-    board = SimpleNamespace(
-        say_where=lambda *told: None, reports=lambda: next(answers, []), stack=lambda rank: f"stack of {rank}",
-        end_round=lambda: None,
-    )  # fmt: skip
-    monkeypatch.setattr(watch, "POLL_S", 0.01)
-    monkeypatch.setattr(watch, "GATHER_S", 0.1)
-    monkeypatch.setattr(watch, "tell_failed", lambda *told: None)
-    monkeypatch.setattr(standing, "_board", board)
-    monkeypatch.setattr(standing, "_position", lambda: (own, "stack of 0"))
-    monkeypatch.setattr(standing, "_end", lambda: None)
+def test_a_late_answer_counts_at_the_next_call() -> None:
+    """The store of 1,024 ranks that all stand still may not answer in time. An answer of an earlier round does not."""
+    come, never = threading.Event(), threading.Event()
+    board = Board({})
+
+    def get(key: str) -> bytes:
+        if key == "stuck/0" and not come.is_set():
+            come.wait()
+            return b'{"rank": 3}\n'
+        never.wait()
+        raise RuntimeError
+
+    board._store = SimpleNamespace(get=get, set=lambda *told: None)
     try:
-        standing._stands_still(standing.latest())
+        assert board.reports() == []
+        come.set()
+        assert board._asking is not None
+        board._asking.join()
+        assert board.reports() == [{"rank": 3}]
+        board._round += 1
+        assert board.reports() == []
     finally:
-        timer.disarm()  # that of `standing`, which would end the tests
-    assert "rank 1 hung: it did not move" in (read_failure(tmp_path) or {})["message"]
+        never.set()
 
 
 HOLDER = """
