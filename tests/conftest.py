@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import numpy as np
 import pytest
 import torch
 import warm
@@ -329,6 +330,13 @@ def status(run_dir: Path) -> dict[str, Any]:
 
 def result(run_dir: Path) -> dict[str, Any]:
     return json.loads((run_dir / "result.json").read_text())
+
+
+def old_rng_state() -> dict[str, Any]:
+    """The generators' states as checkpoints before 0.2 hold them."""
+    kind, keys, *rest = np.random.get_state()
+    drawn = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    return {**drawn, "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest)}
 
 
 def assert_equal(a: Any, b: Any, where: str = "") -> None:

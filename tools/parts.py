@@ -268,13 +268,16 @@ PARTS = {
     # the rest
     "benchmarks": Part(
         "scripts that measure the engine beside other libraries",
-        ("benchmarks", "tests/lab/test_benchmarks.py", "docs/speed.md"),
+        ("benchmarks", "tests/lab/test_benchmarks.py", "tests/lab/test_many_ranks.py", "docs/speed.md"),
         {"pyproject.toml": ["^bench = "], "run": [r"^  bench ", r"^bench\)"]},
         {
             "README.md": {r"\n## Measured\n(.*\n)*?(?=\n## |\Z)": "", r"  benchmarks/": ""},
             "run": {r" bench \|": ""},
             "docs/profiling.md": {r"^## On a GPU\n(.*\n)*?(?=## |\Z)": ""},
-            "docs/scale.md": {r"Measured by `benchmarks/scale.py` on": "Measured on"},
+            "docs/scale.md": {
+                r"Measured by `benchmarks/scale.py` on": "Measured on",
+                r" \(`benchmarks/scale_ranks.py`\)": "",
+            },
         },
         needs=("cifar10", "whitened"),
         kind="extra",

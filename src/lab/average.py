@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from engine.device import Hardware, rng_state, set_rng_state
+from engine.device import Hardware, rng_row, set_rng_row
 from engine.world import World
 from lab.state import Run, TrainState, averaged
 from lab.tasks.base import Batch, Task
@@ -35,9 +35,9 @@ def scored_model(state: TrainState, run: Run) -> nn.Module:
     where the task asks for them (Task.fresh_statistics), computed once a step. All ranks call this."""
     model = averaged(state)
     if run.statistics is not None and state.ema is not None and run.renewed != [state.step]:
-        before = rng_state(run.world.device)
+        before = rng_row(run.world.device)
         renew_statistics(model, state.task, run.statistics, run.world, run.machine)
-        set_rng_state(before, run.world.device)
+        set_rng_row(before, run.world.device)
         run.renewed[:] = [state.step]
     return model
 

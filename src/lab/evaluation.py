@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from engine.checkpoints import laid_out, weights_of
 from engine.data import Loader
-from engine.device import Hardware, compile_report, for_evaluation, rng_state, set_rng_state
+from engine.device import Hardware, compile_report, for_evaluation, rng_row, set_rng_row
 from engine.errors import ConfigError
 from engine.host import collect_garbage
 from engine.loggers import grid
@@ -90,14 +90,14 @@ def _sums(rows: list[Tensor], weights: Tensor | None, counted: int) -> Tensor:
 def validate(state: TrainState, vals: Mapping[str, Loader], run: Run) -> bool:
     """Score the validation sets, and see by the monitored score whether training ends and the rate falls. Returns
     whether the state is among the best. The evaluation is still owed if a stop was asked for meanwhile."""
-    before = rng_state(run.world.device)
+    before = rng_row(run.world.device)
     scores: dict[str, float] = {}
     try:
         model = scored_model(state, run)
         for split, val in vals.items():
             scores |= score_split(model, state, split, val, run)
     except Stopped:
-        set_rng_state(before, run.world.device)  # as if this evaluation had not begun
+        set_rng_row(before, run.world.device)  # as if this evaluation had not begun
         return False
     state.scored_step = state.step
     run.logger.log(state.step, scores)
@@ -143,11 +143,11 @@ def samples_of(state: TrainState, run: Run, count: int) -> Mapping[str, Any]:
     """Returns {name: value} of what the task samples from the averaged weights; all ranks call this, with the same
     random numbers at each evaluation. Training goes on as if nothing had been drawn."""
     model, task, device = scored_model(state, run), state.task, run.world.device
-    before = rng_state(device)
+    before = rng_row(device)
     torch.manual_seed(task.run.seed)
     with evaluation_mode(model, task), run.machine.autocast():
         samples = task.sample(model, count)
-    set_rng_state(before, device)
+    set_rng_row(before, device)
     return {"samples": grid(samples.float().clamp(0, 1))} if isinstance(samples, Tensor) else samples
 
 

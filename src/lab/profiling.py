@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.data import Loader
-from engine.device import Hardware, rng_state, set_rng_state
+from engine.device import Hardware, rng_row, set_rng_row
 from engine.errors import first_line
 from engine.files import write_json
 from engine.loggers import Logger
@@ -171,14 +171,14 @@ def work_of(
     if not wanted:
         return Work(tokens)
     device = place.device(machine.device)
-    before = rng_state(device)
+    before = rng_row(device)
     try:
         flop = flop_per_sample(model, task, first())
     except Exception as error:  # such as a loss that asks tensors for their values, which these have not
         logger.say(f"perf/tflop_per_s is left out, as the FLOP cannot be counted: {first_line(error)}")
         return Work(tokens)
     finally:
-        set_rng_state(before, device)
+        set_rng_row(before, device)
     name = torch.cuda.get_device_name(device) if machine.device == "cuda" else "cpu"
     peak = options.peak_tflops or peak_tflops(name, machine.precision)
     if peak is None and machine.device == "cuda":

@@ -35,7 +35,7 @@ from lab.logging import log_train
 from lab.state import TrainState, averaged
 
 # fake_gpu uses names of torch that are private; with these versions it was seen to work
-pytestmark = pytest.mark.skipif(torch.__version__ < TorchVersion("2.13"), reason="needs torch 2.13")
+pytestmark = pytest.mark.skipif(torch.__version__ < TorchVersion("2.11"), reason="needs torch 2.11")
 ONE = World(0, 1, 0, GPU)
 COMMON = ("logger=none", "hardware=cpu", "trainer.max_epochs=null", "trainer.max_steps=100",
           "trainer.global_batch_size=8")  # fmt: skip

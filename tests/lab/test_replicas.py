@@ -88,7 +88,7 @@ Harm = Callable[[TrainState], None]
 @pytest.fixture(autouse=True)
 def named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Configs may name them."""
-    for kind in (Noisy, Restless, Wavering):
+    for kind in (Noisy, Restless, Wavering, Weighing):
         monkeypatch.setattr(sys.modules[kind.__module__], kind.__name__, kind, raising=False)
 
 
@@ -307,6 +307,34 @@ def test_each_ranks_own_statistics_may_differ(tmp_path: Path) -> None:
     assert not torch.equal(student, teacher)
     found = score_checkpoint(tmp_path, "val", [])
     assert found["loss"] == pytest.approx(values(tmp_path, "val/loss")[-1], rel=1e-4)  # scored before the save
+
+
+class Weighing(Supervised):
+    """A statistic of each rank's own samples is in the loss."""
+
+    __module__ = "lab.tasks.supervised"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register_buffer("running_mean", torch.zeros(1))
+        self.running_mean: Tensor
+
+    def losses(self, model: nn.Module, batch: Batch) -> Any:
+        losses, output = super().losses(model, batch)
+        if torch.is_grad_enabled():
+            self.running_mean.lerp_(batch["x"].mean().view(1), 0.3)
+        return losses * (1 + self.running_mean), output
+
+
+@pytest.mark.slow
+def test_after_a_save_all_ranks_have_the_buffers_that_were_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a run that is resumed, whose ranks all load rank 0's, goes another way than one that is not."""
+    own = ("model.hidden=[16]", "task._target_=lab.tasks.supervised.Weighing", "trainer.eval_every=null")
+    run = (*SMALL, *WAYS["2 ranks"], *own, "trainer.max_steps=8")
+    straight = start_run(tmp_path / "straight", *run)
+    assert_undisturbed(broken_off(tmp_path / "killed", monkeypatch, [7], *run), straight)
 
 
 @pytest.mark.slow

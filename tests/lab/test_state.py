@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, assert_equal, compose
+from conftest import QUICK, assert_equal, compose, old_rng_state
 
 from engine.device import hardware
-from engine.device.seed import rng_state, seed_everything
+from engine.device.seed import seed_everything
 from engine.world.collectives import World
 from lab.config import Config
 from lab.make import make_state, make_task
@@ -88,7 +88,7 @@ def test_a_checkpoint_of_before_0_2_goes_on_where_it_was() -> None:
     state = worked()
     seed_everything(1)
     now = state.payload(state.rank_row(CPU)[None])
-    old = {**now, "ranks": [{"rng": rng_state(CPU), "totals": dict(state.totals)}]}
+    old = {**now, "ranks": [{"rng": old_rng_state(), "totals": dict(state.totals)}]}
     del old["total_types"]
     drawn = torch.rand(3)
     for payload in (now, old):
@@ -137,12 +137,12 @@ def test_ranks_take_what_was_theirs(size: int, rank: int, total: float, own_numb
     ranks, drawn = [], []
     for index, loss in enumerate((2.0, 6.0)):
         seed_everything(5, stream=index)
-        ranks.append({"rng": rng_state(CPU), "totals": {"loss": torch.tensor(loss)}})
+        ranks.append({"rng": old_rng_state(), "totals": {"loss": torch.tensor(loss)}})
         drawn.append(torch.rand(2))
     payload = through_a_file(state.payload(ranks))
     fresh = state_of()
     seed_everything(8)
-    untouched = rng_state(CPU)["torch"]
+    untouched = torch.get_rng_state()
     fresh.load(payload, World(rank, size, 0, CPU), options=[])
     assert fresh.totals["loss"].item() == total
     if own_numbers is None:  # a rank that the run did not have

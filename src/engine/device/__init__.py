@@ -44,7 +44,6 @@ if TYPE_CHECKING:
         StepNumbers,
         draw_nothing,
         rng_row,
-        rng_state,
         seed_everything,
         set_rng_row,
         set_rng_state,

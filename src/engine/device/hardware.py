@@ -148,7 +148,10 @@ def _processes_here(hardware: HardwareConfig, device: str, on_cpu: int) -> int:
     if hardware.num_procs == "auto":
         return {"cuda": gpus, "mps": 1}.get(device, on_cpu)
     if device == "cuda" and int(hardware.num_procs) > gpus:
-        raise ConfigError(f"hardware.num_procs={hardware.num_procs}: there are {gpus} GPUs, one for each process")
+        raise ConfigError(
+            f"hardware.num_procs={hardware.num_procs}: each process needs a GPU of its own (NCCL takes no two on one), "
+            f"and this machine shows {gpus} - use fewer, or hardware=cpu"
+        )
     return int(hardware.num_procs)
 
 

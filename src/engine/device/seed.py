@@ -132,14 +132,8 @@ def set_rng_row(row: Tensor, device: torch.device) -> Tensor:
     return row[int(ends[-1]) :]
 
 
-def rng_state(device: torch.device) -> dict[str, Any]:
-    """The generators' states as plain containers and tensors, as checkpoints before 0.2 hold them."""
-    state = _states(device)
-    kind, keys, *rest = state["numpy"]
-    return {**state, "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest)}
-
-
 def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
+    """state: plain containers and tensors, as checkpoints before 0.2 hold the generators' states."""
     kind, keys, *rest = state["numpy"]
     _set_states({**state, "numpy": (kind, keys.numpy().astype(np.uint32), *rest)}, device)
 

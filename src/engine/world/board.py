@@ -45,6 +45,7 @@ class Board:
         self._store: Any = None
         self._asking: threading.Thread | None = None
         self._round, self._stood_in = 0, -1
+        self._heard = -1, b""  # round, its reports
 
     def look(self, rank: int) -> str:
         """Whether another rank than this one has FAILED, or a rank is STUCK; else nothing."""
@@ -72,9 +73,16 @@ class Board:
             self.ask(say, None)
 
     def reports(self) -> list[dict[str, Any]]:
-        """What ranks have reported in this round, in no order; [] also where the store does not answer."""
-        found = self.ask(lambda store: store.get(f"{STUCK}/{self._round}"), b"")
-        return [json.loads(line) for line in found.splitlines()]
+        """What ranks have reported in this round, in no order, as far as the store has answered. A late answer counts
+        at the next call: of 1,024 ranks it is long, and all of them ask."""
+        number = self._round
+
+        def hear(store: Any) -> None:
+            self._heard = number, store.get(f"{STUCK}/{number}")
+
+        self.ask(hear, None)
+        of_round, lines = self._heard
+        return [json.loads(line) for line in lines.splitlines()] if of_round == number else []
 
     def stack(self, rank: int) -> str:
         """Of a rank that has reported."""

@@ -84,13 +84,17 @@ class World:
         import torch.distributed as dist
 
         own = _bytes(wire.encode(value))
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(sizes, torch.tensor([len(own)]), group=group)
-        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+        size = torch.tensor([len(own)])
+        sizes = size.new_empty(self.size if self.is_main else 0, 1)
+        # to rank 0 and back along a tree, not by an all-gather: gloo's is a ring, N - 1 messages one after another
+        dist.gather(size, list(sizes.unbind()) or None, dst=0, group=group)
+        most = sizes.max() if self.is_main else size[0]
+        dist.broadcast(most, src=0, group=group)
+        padded = torch.zeros(int(most), dtype=torch.uint8)
         padded[: len(own)] = own
-        parts = [torch.empty_like(padded) for _ in range(self.size)] if self.is_main else None
-        dist.gather(padded, parts, dst=0, group=group)
-        return [wire.decode(part[: int(size)].numpy().tobytes()) for part, size in zip(parts or [], sizes)]
+        rows = padded.new_empty(len(sizes), len(padded))
+        dist.gather(padded, list(rows.unbind()) or None, dst=0, group=group)
+        return [wire.decode(row[:count].numpy().tobytes()) for row, count in zip(rows, sizes.flatten().tolist())]
 
     def gather_bytes(self, own: Tensor) -> Tensor:
         """(K,) uint8 on the host, as many on each rank -> (ranks, K) on rank 0, (0, K) elsewhere."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from engine.device import rng_state, set_rng_state
+from engine.device import rng_row, set_rng_row
 from engine.errors import ConfigError, first_line
 from engine.files import replace_text
 from engine.parallel import is_sharded
@@ -32,7 +32,7 @@ class Summary(Callback):
             raise ConfigError("callback=summary: trainer=fsdp has cut the model over the ranks - use trainer=single")
         whole, batch = Objective(state.model, state.task), run.first_batch()
         samples = len(next(iter(batch.values())))
-        before = rng_state(run.world.device)
+        before = rng_row(run.world.device)
         try:
             rows = summarize(whole, batch, call)
         except ConfigError:  # what the first step would say, too
@@ -41,7 +41,7 @@ class Summary(Callback):
             run.logger.warn(f"callback=summary: the model cannot be followed without values: {first_line(error)}")
             return
         finally:
-            set_rng_state(before, run.world.device)
+            set_rng_row(before, run.world.device)
         listed = [r for r in rows if r.name.startswith("model") or (r.parameters and r.name.startswith("task"))]
         total = rows[0]
         text = (

@@ -6,22 +6,22 @@ import io
 import os
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from conftest import old_rng_state
 
-from engine.device.seed import make_deterministic, rng_row, rng_state, seed_everything, set_rng_row, set_rng_state
+from engine.device.seed import make_deterministic, rng_row, seed_everything, set_rng_row, set_rng_state
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
 def _generators_as_they_were() -> Iterator[None]:
-    before = rng_state(CPU)
+    before = rng_row(CPU)
     yield
-    set_rng_state(before, CPU)
+    set_rng_row(before, CPU)
 
 
 def draws() -> dict[str, float]:
@@ -60,11 +60,11 @@ def test_seeds_mean_the_same_in_every_version() -> None:
     assert (random.random(), np.random.random()) == expected
 
 
-def test_a_saved_state_brings_every_generator_back() -> None:
+def test_a_state_of_before_0_2_brings_every_generator_back() -> None:
     seed_everything(5)
     draws()  # the Gaussian generators now hold a number in store
     file = io.BytesIO()
-    torch.save(rng_state(CPU), file)
+    torch.save(old_rng_state(), file)
     expected = [draws() for _ in range(3)]
     file.seek(0)
     seed_everything(6)
@@ -88,35 +88,26 @@ def test_a_row_of_bytes_brings_every_generator_back(stored: bool) -> None:
     assert [draws() for _ in range(3)] == expected
 
 
-def test_a_row_holds_the_gpus_generator(monkeypatch: pytest.MonkeyPatch) -> None:
-    own, set_to = torch.arange(16, dtype=torch.uint8), []
-    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda *device: own)
-    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, *device: set_to.append(state))
-    row = rng_row(torch.device("cuda"))
-    set_rng_row(row, torch.device("cuda"))
-    assert [state.tolist() for state in set_to] == [own.tolist()]
-    set_rng_row(row, CPU)  # read on a CPU
-    assert len(set_to) == 1
-
-
 @pytest.mark.parametrize("kind", ["cuda", "mps"])
 def test_the_generator_of_the_device_is_saved_too(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """With a stand-in for the device's own generator; a state of the CPU alone leaves it as it is."""
-    set_to: list[Any] = []
-    module = getattr(torch, kind)
-    monkeypatch.setattr(module, "get_rng_state", lambda *device: "of the device")
-    monkeypatch.setattr(module, "set_rng_state", lambda state, *device: set_to.append((state, *device)))
-    device = torch.device(kind)
-    state = rng_state(device)
-    other = {"cuda": "mps", "mps": "cuda"}[kind]
-    assert state[kind] == "of the device"
-    assert other not in state
-    set_rng_state(state, device)
-    assert [given[0] for given in set_to] == ["of the device"]
-    set_rng_state(rng_state(CPU), device)  # a checkpoint that the CPU wrote
-    set_rng_state(state, CPU)  # one of a GPU, read on the CPU
+    own, set_to = torch.arange(16, dtype=torch.uint8), []
+    module, device = getattr(torch, kind), torch.device(kind)
+    monkeypatch.setattr(module, "get_rng_state", lambda *device: own)
+    monkeypatch.setattr(module, "set_rng_state", lambda state, *device: set_to.append(state.tolist()))
+    row, cpu_row = rng_row(device), rng_row(CPU)
+    assert len(row) == len(cpu_row) + len(own)
+    set_rng_row(row, device)
+    assert set_to == [own.tolist()]
+    set_rng_row(cpu_row, device)
+    set_rng_row(row, CPU)
     assert len(set_to) == 1
-    assert kind not in rng_state(CPU)
+    old = old_rng_state()
+    set_rng_state({**old, kind: own}, device)
+    assert len(set_to) == 2
+    set_rng_state(old, device)  # a checkpoint that the CPU wrote
+    set_rng_state({**old, kind: own}, CPU)  # one of a GPU, read on the CPU
+    assert len(set_to) == 2
 
 
 def test_deterministic_means_all_three_switches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, free_port, limit, wait_for
@@ -60,6 +62,31 @@ def test_each_round_has_its_own_reports(tmp_path: Path) -> None:
             world.meet()
 
     on_ranks(work, tmp_path / "run", 3)
+
+
+def test_a_late_answer_counts_at_the_next_call() -> None:
+    """The store of 1,024 ranks that all stand still may not answer in time. An answer of an earlier round does not."""
+    come, never = threading.Event(), threading.Event()
+    board = Board({})
+
+    def get(key: str) -> bytes:
+        if key == "stuck/0" and not come.is_set():
+            come.wait()
+            return b'{"rank": 3}\n'
+        never.wait()
+        raise RuntimeError
+
+    board._store = SimpleNamespace(get=get, set=lambda *told: None)
+    try:
+        assert board.reports() == []
+        come.set()
+        assert board._asking is not None
+        board._asking.join()
+        assert board.reports() == [{"rank": 3}]
+        board._round += 1
+        assert board.reports() == []
+    finally:
+        never.set()
 
 
 HOLDER = """

@@ -86,6 +86,18 @@ def test_gpus_are_counted_without_starting_cuda_here(nvml: int, monkeypatch: pyt
     assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
 
 
+def test_two_ranks_on_one_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the plain command, and where others started the ranks."""
+    monkeypatch.setattr(hardware, "count_gpus", lambda: 1)
+    cfg = compose("trainer=ddp", "hardware.num_procs=2")
+    options = typed(HardwareConfig, cfg.hardware, "hardware"), typed(TrainerConfig, cfg.trainer, "trainer")
+    with pytest.raises(ConfigError, match=r"a GPU of its own .* this machine shows 1 - use fewer, or hardware=cpu"):
+        hardware.count_processes(*options)
+    monkeypatch.delenv("SLURM_STEP_ID", raising=False)
+    with pytest.raises(ConfigError, match="rank 1 of this machine has no GPU of its own: 1 can be seen here"):
+        cluster.gpu_index(1, 1)
+
+
 def test_no_file_asks_cuda_how_many_gpus_there_are() -> None:
     """One function knows how to ask; torch's own start CUDA where NVML does not answer."""
     for file in (ROOT / "src").rglob("*.py"):

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, assert_equal, free_port
+from conftest import ROOT, assert_equal, free_port, old_rng_state
 
-from engine.device.seed import rng_state
 from engine.world import wire
 from engine.world.cluster import ClusterRole, listener
 
@@ -35,7 +34,7 @@ def test_values_arrive_as_they_were(value: Any) -> None:
 
 
 def test_random_states_arrive_bit_for_bit() -> None:
-    state = rng_state(torch.device("cpu"))
+    state = old_rng_state()
     there = wire.decode(wire.encode(state))
     assert there["python"] == state["python"]  # tuples stay tuples
     assert isinstance(there["numpy"], tuple)
