@@ -96,7 +96,7 @@ def candidates(
             field, names = opened.field("x")
             if len(field) < FEWEST or 0 in field.shape:
                 refused[name] = (
-                    f"has {len(field)} rows of {field.shape[1:]}, and {FEWEST} that hold something are needed"
+                    f"has {len(field)} rows of {field.shape[1:]}; {FEWEST} that hold something are needed"
                 )
                 continue
             if field.dtype.kind == "c":

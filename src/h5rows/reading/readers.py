@@ -194,8 +194,8 @@ class ThroughH5py:
                 "fetches it; or repack it"
             )
         self.identity = identity(dset.file)
-        # process -> its handle, the dataset. First the caller's, until that is closed: where the fill value is of variable
-        # length, HDF5 2.0 crashes once two handles have the dataset and one of them is closed
+        # process -> its handle, the dataset. First the caller's, until that is closed: where the fill value is of
+        # variable length, HDF5 2.0 crashes once two handles have the dataset and one of them is closed
         self._handles: dict[int, tuple[Held | None, Any]] = {os.getpid(): (None, dset)}
 
     def __getstate__(self) -> Any:
