@@ -85,7 +85,7 @@ def netcdf(file: h5py.File) -> None:
         file[name].attrs["_Netcdf4Dimid"] = np.int32(k)
         x.dims[k].attach_scale(file[name])
     file.create_dataset("huge", (4_500_000_000,), "f4").make_scale("huge")
-    file.create_dataset("station", data=["a", "", "bcd"], dtype=h5py.string_dtype(), fillvalue="none")
+    file.create_dataset("station", data=["a", "", "bcd"], dtype=h5py.string_dtype(), fillvalue="none" * 3000)
     file.attrs["_NCProperties"] = np.bytes_("version=2")
 
 
