@@ -24,6 +24,7 @@ from h5rows.meaning.choice import choose
 from h5rows.meaning.kinds import kind_of
 from h5rows.packing.inspect import meaning_of
 from h5rows.reading.opening import shares_of
+from lab.notebook import compose
 from lab.project import train_on
 
 ROWS = 40
@@ -559,3 +560,37 @@ def test_the_rows_names_of_pandas_are_no_field(tmp_path: Path) -> None:
     assert choice is not None
     assert choice.y is not None
     assert (choice.x.name, choice.y.name) == ("df/table/values_block_0", "df/table/label")
+
+
+@pytest.mark.parametrize("name", ["a=b.nc", "a, b.nc", "it's.nc", "[1].nc", "a {x}: y.nc", "ä (1).nc", "null", 'a"b'])
+def test_the_command_names_any_path(tmp_path: Path, name: str) -> None:
+    climate(path := tmp_path / name)
+    assert compose(trains_on(path)[2:]).data.path == str(path)
+
+
+@pytest.mark.parametrize("kind", ["plain", "netcdf", "matlab", "table"])
+def test_stored_nan_is_a_missing_value_where_it_is_asked_for(tmp_path: Path, kind: str) -> None:
+    """By the command that is printed, too, else its first step would not be finite."""
+    rng, path = np.random.default_rng(0), tmp_path / "a.h5"
+    values, labels = rng.normal(size=(ROWS, 5)), rng.normal(size=ROWS)
+    values[rng.random(values.shape) < 0.2], labels[3] = math.nan, math.nan
+    with h5py.File(path, "w") as file:
+        if kind == "matlab":
+            matlab(file, "x", values)
+            matlab(file, "y", labels[:, None])
+        elif kind == "table":
+            file["t"] = np.rec.fromarrays([values, labels], dtype=[("x", "f8", (5,)), ("y", "f8")])
+        else:
+            file["x"], file["y"] = values, labels
+            if kind == "netcdf":
+                file["x"].attrs["_FillValue"] = file["y"].attrs["_FillValue"] = 1e20
+    found = h5rows.suggestion(str(path))
+    assert found is not None
+    assert found[0]["masked"] == {"x": 0, "y": "drop"}
+    fields = {name: found[0][f"fields.{name}"] for name in "xy"}
+    data = h5rows.Dataset(str(path), fields, values="meant", masked=found[0]["masked"])
+    there = labels == labels
+    assert (data.column("y") == labels[there]).all()
+    assert (data.column("x") == np.nan_to_num(values, nan=0)[there]).all()
+    as_it_lies = h5rows.Dataset(str(path), fields, values="meant").column("x")
+    assert np.array_equal(as_it_lies, values, equal_nan=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from h5rows.errors import ConfigError, first_line
 from h5rows.meaning.kinds import attribute, kind_of
-from h5rows.meaning.opening import Opened, lost_share
+from h5rows.meaning.opening import MOST_CLASSES, Opened, lost_share
 from h5rows.reading.external import REFUSE_EXTERNAL, items_below
 from h5rows.reading.opening import is_remote, names_of, open_h5
 from h5rows.reading.raw import ChunkCache
@@ -112,8 +112,9 @@ def candidates(
             classes = len(names) if names else None
             if classes is None and field.dtype.kind in "iu" and len(field.shape) == 1 and len(field) <= 1 << 20:
                 labels = field.column()
-                classes = int(labels.max()) + 1 if labels.min() >= 0 and len(np.unique(labels)) <= 1000 else None
-            found.append(Candidate(name, tuple(field.shape), field.dtype, classes, lost_share(field)))
+                labelled = labels.min() >= 0 and labels.max() < MOST_CLASSES and len(np.unique(labels)) <= 1000
+                classes = int(labels.max()) + 1 if labelled else None
+            found.append(Candidate(name, tuple(field.shape), field.dtype, classes, lost_share(field, look=True)))
         except (ConfigError, OSError, RuntimeError, LookupError, TypeError, ValueError, MemoryError) as error:
             said = first_line(error).removeprefix(f"{file.filename}: ").replace(" (data.fields.x)", "")
             subject, _, reason = said.partition(" ")
@@ -190,7 +191,7 @@ def _pairs(found: list[Candidate]) -> Iterator[tuple[tuple[Any, ...], Candidate,
             )
             good = (
                 apart, named, bool(INPUTS.search(x.name)) and x.size > 1,
-                single, y is not None and y.classes is not None,
+                single, y is not None and (y.classes or 0) > 1,
                 x.size > 1, rows * x.size, y is not None and y.lost < 1, -x.lost,
             )  # fmt: skip
             yield good, x, y

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import h5py
@@ -93,12 +94,15 @@ class Opened:
             if member is not None and self.kind == "anndata" and isinstance(self.file.get(apart), h5py.Dataset):
                 found, names = self._codes(self._raw(plain, key), self.file[apart], masked, where)
             elif not self.meant or member is not None:
-                return self._raw(plain, key), class_names(item)
+                found, names = self._raw(plain, key), None
             elif isinstance(item, h5py.Group):
                 found, names = self._group(item, key, masked, where)
             else:
                 check_type(item, key)
                 found, names = self._dataset(item, part, key, masked, where)
+        asked = self.meant and (masked == DROP or masked == masked)  # else NaN stands as it is
+        if asked and not isinstance(found, (Unpacked, Mask)) and found.dtype.kind == "f" and found.shape[0] >= 0:
+            found = unpacked(found, Packing(found.dtype, missing=(math.nan,)), masked, where)
         if masked == DROP and isinstance(found, Unpacked) and found.packing.masks:
             self._lacking.append(found)
         return found, names or class_names(item)
@@ -160,6 +164,8 @@ class Opened:
         if isinstance(categories, h5py.Reference):
             return self._codes(raw, self.file[categories], masked, where)
         packing = packing_of(item, self.kind == "netcdf")
+        if packing is not None and packing.stored.kind == "f" and masked == masked:  # asked for: NaN is no value, too
+            packing = replace(packing, missing=(*packing.missing, math.nan))
         if part == "mask":
             return Mask(raw, packing or Packing(raw.dtype)), None
         return raw if packing is None else unpacked(raw, packing, masked, where), None
@@ -302,7 +308,7 @@ def checked(masked: Any, fields: Mapping[str, str]) -> dict[str, float | str]:
     return {field: math.nan if value == "nan" else value for field, value in each.items()}
 
 
-def unpacked(raw: Fixed | Numbers, packing: Packing, masked: float | str, where: str) -> Any:
+def unpacked(raw: Fixed | Numbers | Made, packing: Packing, masked: float | str, where: str) -> Any:
     """The field, unpacked. Integers that stay integers, (N,), are looked through: where none is missing they stay."""
     if not packing.masks:
         return Unpacked(raw, packing, None, where)
@@ -335,12 +341,15 @@ def rows_of(shapes: Sequence[tuple[int, ...]]) -> int | None:
     return next(iter(found)) if len(found) == 1 else None
 
 
-def lost_share(field: Any) -> float:
-    """The share of a field's values that are masked; of a large one, of some rows, drawn."""
-    if not isinstance(field, (Unpacked, Mask)) or not len(field):
+def lost_share(field: Any, look: bool = False) -> float:
+    """The share of a field's values that are masked, or NaN; of a large one, of some rows, drawn. look: at fields of
+    which nothing says that values may be missing, too."""
+    packed = isinstance(field, (Unpacked, Mask))
+    if not len(field) or not (packed or (look and field.dtype.kind == "f")):
         return 0.0
-    rows = np.arange(len(field))
-    if field.inner.nbytes(None) > _LOOKED_THROUGH:
+    rows, inner = np.arange(len(field)), field.inner if packed else field
+    if inner.nbytes(None) > _LOOKED_THROUGH:
         rows = np.unique(np.random.default_rng(0).integers(len(field), size=1000))
-    mask = field.packing.masked(field.inner.read(rows))
+    stored = inner.read(rows)
+    mask = (stored != stored) | (field.packing.masked(stored) if packed else False)
     return float(mask.mean()) if math.prod(mask.shape) else 0.0
