@@ -95,9 +95,7 @@ def candidates(
             opened = Opened(file, group, fields, ChunkCache(HELD), False, REFUSE_EXTERNAL)
             field, names = opened.field("x")
             if len(field) < FEWEST or 0 in field.shape:
-                refused[name] = (
-                    f"has {len(field)} rows of {field.shape[1:]}; {FEWEST} that hold something are needed"
-                )
+                refused[name] = f"has {len(field)} rows of {field.shape[1:]}; {FEWEST} that hold something are needed"
                 continue
             if field.dtype.kind == "c":
                 refused[name] = "holds complex numbers: a transform or model of your own may take them"

@@ -100,7 +100,7 @@ class Opened:
             else:
                 check_type(item, key)
                 found, names = self._dataset(item, part, key, masked, where)
-        asked = self.meant and (masked == DROP or masked == masked)  # else NaN stands as it is
+        asked = self.meant and masked == masked  # else NaN stands as it is
         if asked and not isinstance(found, (Unpacked, Mask)) and found.dtype.kind == "f" and found.shape[0] >= 0:
             found = unpacked(found, Packing(found.dtype, missing=(math.nan,)), masked, where)
         if masked == DROP and isinstance(found, Unpacked) and found.packing.masks:
