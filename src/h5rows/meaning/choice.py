@@ -116,7 +116,8 @@ def candidates(
         except (ConfigError, OSError, RuntimeError, LookupError, TypeError, ValueError, MemoryError) as error:
             said = first_line(error).removeprefix(f"{file.filename}: ").replace(" (data.fields.x)", "")
             subject, _, reason = said.partition(" ")
-            refused[name] = reason if name.startswith(subject.strip("/")) or subject.endswith(name) else said
+            named = name.startswith(subject.strip("/:")) or subject.strip(":").endswith(name)
+            refused[name] = reason if named else said
     return found
 
 
