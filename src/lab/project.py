@@ -93,7 +93,8 @@ def train_on(path: str, settings: Mapping[str, Any], task: str) -> str:
         )
 
     keys = [f"data.{key}={written(value)}" for key, value in settings.items()]
-    return shlex.join(["./run", "train", f"data.path={path}", *keys, *[f"task={task}"] * (task != "classification")])
+    words = [f"data.path={written(path)}", *keys, *[f"task={task}"] * (task != "classification")]
+    return shlex.join(["./run", "train", *words])
 
 
 def first_part(key: str, _parent_: Any) -> Any:

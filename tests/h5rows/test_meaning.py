@@ -22,7 +22,9 @@ import h5rows
 from h5rows.errors import ConfigError
 from h5rows.meaning.choice import choose
 from h5rows.meaning.kinds import kind_of
+from h5rows.packing.inspect import meaning_of
 from h5rows.reading.opening import shares_of
+from lab.notebook import compose
 from lab.project import train_on
 
 ROWS = 40
@@ -293,6 +295,23 @@ def test_characters(tmp_path: Path) -> None:
     assert h5rows.Dataset(nc, {"s": "station"}, values="meant").gather(np.arange(2)) == {"s": words}
 
 
+def test_matlab_s_sparse_matrix(tmp_path: Path) -> None:
+    """Stored by columns: `ir` rows, `jc` where each column begins, the number of rows as an attribute."""
+    rng, path = np.random.default_rng(0), str(tmp_path / "a.mat")
+    dense = rng.poisson(0.3, (ROWS, 9)).astype(float)
+    dense[:, 4] = 0
+    with h5py.File(path, "w") as file:
+        matlab(file, "y", rng.integers(1, 3, (ROWS, 1)).astype(float))
+        group = file.create_group("X")
+        group.attrs.update({"MATLAB_class": np.bytes_("double"), "MATLAB_sparse": np.uint64(ROWS)})
+        group["data"], group["ir"] = dense.T[dense.T != 0], np.nonzero(dense.T)[1].astype(np.uint64)
+        group["jc"] = np.concatenate([[0], np.cumsum((dense != 0).sum(0))]).astype(np.uint64)
+        choice = choose(file)
+    assert choice is not None
+    assert (choice.x.name, choice.x.shape) == ("X", dense.shape)
+    assert (h5rows.Dataset(path, {"x": "X", "y": "y"}, values="meant", cache_mb=1).column("x") == dense).all()
+
+
 # -- AnnData, NeXus
 
 
@@ -335,6 +354,38 @@ def test_categories(tmp_path: Path) -> None:
     node = {"path": path, "fields": {"y": "obs/some"}, "splits": {"train": {"group": "/"}}, "values": "meant"}
     assert h5rows.num_outputs({**node, "masked": "drop"}, "y") == 2
     assert len(h5rows.Dataset(path, {"y": "obs/some"}, values="meant", masked="drop")) == 3
+
+
+def test_values_with_a_mask(tmp_path: Path) -> None:
+    """AnnData's integers and bools of which some are missing (nullable)."""
+    path = str(tmp_path / "a.h5ad")
+    with h5py.File(path, "w") as file:
+        for name, kind, values in (
+            ("count", "integer", np.int32([7, -3, 5])),
+            ("sick", "boolean", [True, False, True]),
+        ):
+            group = file.create_group(f"obs/{name}")
+            group.attrs["encoding-type"] = f"nullable-{kind}"
+            group["values"], group["mask"] = values, [False, False, True]
+        file["X"] = np.ones((3, 2))
+        file.create_group("var")
+
+    def read(name: str, masked: Any) -> list[Any]:
+        read: list[Any] = h5rows.Dataset(path, {"y": f"obs/{name}"}, values="meant", masked=masked).column("y").tolist()
+        return read
+
+    assert (read("count", "drop"), read("count", 0), read("sick", "drop")) == ([7, -3], [7, -3, 0], [1, 0])
+    assert str(read("count", "nan")) == "[7.0, -3.0, nan]"
+
+
+def test_categories_of_a_table(tmp_path: Path) -> None:
+    """AnnData below 0.7: `obs` is a table, the categories lie apart."""
+    rows = np.zeros(4, [("index", "S2"), ("kind", "i1"), ("size", "f4")])
+    rows["kind"] = [1, -1, 0, 1]
+    with h5py.File(path := str(tmp_path / "a.h5ad"), "w") as file:
+        file["X"], file["obs"], file["var"], file["uns/kind_categories"] = np.ones((4, 2)), rows, np.ones(2), ["B", "T"]
+    data = h5rows.Dataset(path, {"y": "obs/kind", "size": "obs/size"}, values="meant", masked={"y": "drop"})
+    assert (data.class_names, data.column("y").tolist()) == ({"y": ["B", "T"]}, [1, 0, 1])
 
 
 def test_a_group_of_nexus_is_its_signal(tmp_path: Path) -> None:
@@ -421,3 +472,125 @@ def test_distinct_values_are_classes(tmp_path: Path) -> None:
     assert read("val", "number@classes", "drop") == ([1], ["2", "5"])
     with pytest.raises(ConfigError, match="after @ stands mask"):
         read("train", "word@class")
+
+
+# -- what is no sample
+
+
+def mark(file: h5py.File, name: str, values: Any, **attrs: Any) -> None:
+    file.create_dataset(name, data=values).attrs.update(attrs)
+
+
+def objects(file: h5py.File) -> None:
+    """As MATLAB stores a string, an enumeration, an empty array: numbers that are none of theirs."""
+    mark(file, "text", np.uint32([[3707764736, 2, 1, 1, 1, 1]]), MATLAB_class=b"string", MATLAB_object_decode=3)
+    file.create_group("enum").attrs.update({"MATLAB_class": np.bytes_("Color"), "MATLAB_object_decode": np.int32(3)})
+    mark(file, "enum/ValueIndices", np.arange(8, dtype=np.uint32))
+    mark(file, "nothing", np.zeros(8, np.uint64), MATLAB_class=b"double", MATLAB_empty=np.uint8(1))
+
+
+def dimensions(file: h5py.File) -> None:
+    mark(file, "time", np.zeros(8, np.float32), CLASS=b"DIMENSION_SCALE")
+    file["time"].attrs["NAME"] = np.bytes_("This is a netCDF dimension but not a netCDF variable.         8")
+
+
+def filtered(file: h5py.File) -> None:
+    plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plan.set_chunk((8,))
+    plan.set_filter(305, h5py.h5z.FLAG_OPTIONAL, ())
+    space = h5py.h5s.create_simple((8,))
+    h5py.h5d.create(file.id, b"energy", h5py.h5t.NATIVE_DOUBLE, space, plan)
+
+
+def times(file: h5py.File) -> None:
+    h5py.h5d.create(file.id, b"when", h5py.h5t.UNIX_D32LE, h5py.h5s.create_simple((8,)))
+
+
+def weights(file: h5py.File) -> None:
+    file.attrs["layer_names"] = ["dense"]
+    file["dense/kernel"], file["dense/bias"] = np.ones((8, 3)), np.ones(8)
+
+
+def few(file: h5py.File) -> None:
+    file["x"], file["z"], file["name"] = np.ones(3), np.ones(8, np.complex64), [f"n{k}" for k in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (objects, ["text: is a string of MATLAB's", "enum: is a Color of MATLAB's", "nothing: is empty in MATLAB"]),
+        (dimensions, ["time: is a dimension of netCDF's, which has no values"]),
+        (filtered, ["energy: needs the filter LZO (number 305), which is not in hdf5plugin"]),
+        (times, ["when: has a type that NumPy lacks"]),
+        (few, ["x: has 3 rows", "z: holds complex numbers", "name: holds texts"]),
+        (weights, ["these are weights, no samples"]),
+        (lambda file: file.__setitem__("one", 1), ["nothing in it can be trained on: no rows of numbers"]),
+    ],
+)
+def test_what_cannot_be_trained_on_is_named(tmp_path: Path, make: Callable[[h5py.File], None], said: list[str]) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        make(file)
+        assert choose(file) is None
+        text = "\n".join(meaning_of(file, "a.h5"))
+    assert all(f"\n{line}" in text.replace("\n  ", "\n") for line in said), text
+    assert "train" not in text.replace("trained", "")
+
+
+def test_a_fill_value_of_strings(tmp_path: Path) -> None:
+    """HDF5 2.0 crashes where two handles have such a dataset and one of them is closed."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        words = [f"w{k % 3}" for k in range(ROWS)]
+        file.create_dataset("label", data=words, dtype=h5py.string_dtype(), fillvalue="none")
+        file["x"] = np.ones((ROWS, 2), np.float32)
+    command = [sys.executable, str(Path(TRAIN[1]).with_name("h5.py")), "inspect", str(path)]
+    told = warm.run(command, capture_output=True, text=True, timeout=limit(60))
+    assert told.returncode == 0, told.stderr
+    assert "y could be label@classes" in told.stdout
+
+
+def test_the_rows_names_of_pandas_are_no_field(tmp_path: Path) -> None:
+    rows = np.zeros(ROWS, [("index", "i8"), ("values_block_0", "f8", (2,)), ("label", "i1")])
+    rows["index"], rows["label"] = np.arange(ROWS), np.arange(ROWS) % 2
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.attrs["PYTABLES_FORMAT_VERSION"] = "2.1"
+        file.create_group("df").attrs["pandas_type"] = "frame_table"
+        file["df/table"] = rows
+        choice = choose(file)
+    assert choice is not None
+    assert choice.y is not None
+    assert (choice.x.name, choice.y.name) == ("df/table/values_block_0", "df/table/label")
+
+
+@pytest.mark.parametrize("name", ["a=b.nc", "a, b.nc", "it's.nc", "[1].nc", "a {x}: y.nc", "ä (1).nc", "null", 'a"b'])
+def test_the_command_names_any_path(tmp_path: Path, name: str) -> None:
+    climate(path := tmp_path / name)
+    assert compose(trains_on(path)[2:]).data.path == str(path)
+
+
+@pytest.mark.parametrize("kind", ["plain", "netcdf", "matlab", "table"])
+def test_stored_nan_is_a_missing_value_where_it_is_asked_for(tmp_path: Path, kind: str) -> None:
+    """By the command that is printed, too, else its first step would not be finite."""
+    rng, path = np.random.default_rng(0), tmp_path / "a.h5"
+    values, labels = rng.normal(size=(ROWS, 5)), rng.normal(size=ROWS)
+    values[rng.random(values.shape) < 0.2], labels[3] = math.nan, math.nan
+    with h5py.File(path, "w") as file:
+        if kind == "matlab":
+            matlab(file, "x", values)
+            matlab(file, "y", labels[:, None])
+        elif kind == "table":
+            file["t"] = np.rec.fromarrays([values, labels], dtype=[("x", "f8", (5,)), ("y", "f8")])
+        else:
+            file["x"], file["y"] = values, labels
+            if kind == "netcdf":
+                file["x"].attrs["_FillValue"] = file["y"].attrs["_FillValue"] = 1e20
+    found = h5rows.suggestion(str(path))
+    assert found is not None
+    assert found[0]["masked"] == {"x": 0, "y": "drop"}
+    fields = {name: found[0][f"fields.{name}"] for name in "xy"}
+    data = h5rows.Dataset(str(path), fields, values="meant", masked=found[0]["masked"])
+    there = labels == labels
+    assert (data.column("y") == labels[there]).all()
+    assert (data.column("x") == np.nan_to_num(values, nan=0)[there]).all()
+    as_it_lies = h5rows.Dataset(str(path), fields, values="meant").column("x")
+    assert np.array_equal(as_it_lies, values, equal_nan=True)

@@ -41,8 +41,28 @@ def equal(path: Path, codec: str = "none") -> None:
     assert account.held == account.taken
 
 
+def fields_of_a_struct(group: h5py.Group, names: list[str]) -> None:
+    """As MATLAB lists them: vlens of strings of one character, without room for a NUL, which NumPy's types want."""
+    raw = np.zeros(len(names), "V16")
+    for pad in (h5py.h5t.STR_NULLPAD, h5py.h5t.STR_NULLTERM):
+        kind = h5py.h5t.C_S1.copy()
+        kind.set_size(1)
+        kind.set_strpad(pad)
+        vlen, space = h5py.h5t.vlen_create(kind), h5py.h5s.create_simple(raw.shape)
+        attr = h5py.h5a.create(group.id, b"padded" if pad == h5py.h5t.STR_NULLPAD else b"MATLAB_fields", vlen, space)
+        if pad == h5py.h5t.STR_NULLPAD:
+            each = [np.array(list(name), "S1") for name in names]
+            values = np.empty(len(names), h5py.vlen_dtype("S1"))
+            values[:] = each
+            attr.write(values)
+            attr.read(raw, vlen)
+        else:
+            attr.write(raw, vlen)
+
+
 def matlab(file: h5py.File) -> None:
     """Cells, and what only references reach through #refs#."""
+    fields_of_a_struct(file.create_group("struct"), ["name", "of", "them"])
     refs = file.create_group("#refs#")
     for name, value in (("a", [[1.0, 2.0]]), ("b", np.arange(6, dtype="u2")[None])):
         refs[name] = value
@@ -65,6 +85,7 @@ def netcdf(file: h5py.File) -> None:
         file[name].attrs["_Netcdf4Dimid"] = np.int32(k)
         x.dims[k].attach_scale(file[name])
     file.create_dataset("huge", (4_500_000_000,), "f4").make_scale("huge")
+    file.create_dataset("station", data=["a", "", "bcd"], dtype=h5py.string_dtype(), fillvalue="none" * 3000)
     file.attrs["_NCProperties"] = np.bytes_("version=2")
 
 

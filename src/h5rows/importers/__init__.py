@@ -8,6 +8,8 @@ from collections.abc import Callable
 from glob import glob
 from pathlib import Path
 
+import h5py
+
 from h5rows.errors import ConfigError
 from h5rows.importers.base import SPLIT_NAMES, Source, one_line
 from h5rows.importers.folders import check_kind, walk
@@ -73,10 +75,13 @@ def open_source(path: str, options: PackOptions) -> Source:
 
 def recognise(path: Path, options: PackOptions) -> str:
     if path.is_file():
-        if path.suffix in (".h5", ".hdf5"):
-            raise ConfigError(f"{path} is HDF5 already: `repack` changes its layout")
         if kind := BY_SUFFIX.get(path.suffix.lower()):
             return kind
+        if path.suffix in (".h5", ".hdf5") or h5py.is_hdf5(path):  # MATLAB's, netCDF's, ...
+            raise ConfigError(
+                f"{path} is HDF5 already, and needs no packing: `inspect` says what trains on it, `repack` changes its "
+                "layout"
+            )
         if ".tfrecord" in path.name:  # name.tfrecord-00000-of-00010
             return "tfrecord"
         raise ConfigError(

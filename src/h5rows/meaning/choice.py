@@ -11,9 +11,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from h5rows.errors import ConfigError
+from h5rows.errors import ConfigError, first_line
 from h5rows.meaning.kinds import attribute, kind_of
-from h5rows.meaning.opening import Opened, lost_share
+from h5rows.meaning.opening import MOST_CLASSES, Opened, lost_share
 from h5rows.reading.external import REFUSE_EXTERNAL, items_below
 from h5rows.reading.opening import is_remote, names_of, open_h5
 from h5rows.reading.raw import ChunkCache
@@ -26,6 +26,8 @@ LABELS = re.compile(
     r"(^|[/_])(y|labels?|targets?|class(es)?|cls|category|categories|outcome|diagnosis|cell_?types?)$", re.I
 )
 INPUTS = re.compile(r"(^|[/_])(x|images?|imgs?|data|features?|inputs?|signals?|expression)\d*$", re.I)
+# groups that are one field
+WHOLE = ("csr_matrix", "csc_matrix", "categorical", "nullable-integer", "nullable-boolean")
 # of AnnData: what the samples are described by
 LABELLING, SAMPLES = re.compile(r"obs/"), re.compile(r"(X$|layers/|obsm/|obs/)")
 # what programs keep beside their data
@@ -68,34 +70,54 @@ def names_below(file: h5py.File, group: str) -> Iterator[str]:
         if item is None or INNER.search(name) or any(name.startswith(above) for above in whole):
             continue
         if isinstance(item, h5py.Group):
-            one = attribute(item, "encoding-type") in ("csr_matrix", "csc_matrix", "categorical")
+            one = attribute(item, "encoding-type") in WHOLE
+            one = one or any(attribute(item, f"MATLAB_{mark}") is not None for mark in ("sparse", "object_decode"))
             if one or attribute(item, "signal") or {"values", "offsets"} <= set(item):
                 yield name
                 whole += [f"{name}/"] * (not attribute(item, "signal"))
         elif isinstance(item, h5py.Dataset) and item.shape:
-            with suppress(TypeError, ValueError):  # a type that NumPy lacks
-                yield from [f"{name}/{member}" for member in item.dtype.names or ()] or [name]
+            members: Any = None
+            with suppress(TypeError, ValueError):  # a type that NumPy lacks: reading it says so
+                members = item.dtype.names
+            yield from [f"{name}/{member}" for member in members or ()] or [name]
 
 
-def candidates(file: h5py.File, group: str = "/", with_rows: tuple[str, ...] = ()) -> list[Candidate]:
-    """Fields that can be read as numbers. with_rows: of fields that MATLAB's axes must agree with."""
+def candidates(
+    file: h5py.File, group: str = "/", with_rows: tuple[str, ...] = (), refused: dict[str, str] | None = None
+) -> list[Candidate]:
+    """Fields that can be read as numbers. with_rows: of fields that MATLAB's axes must agree with. refused: gets the
+    others, and why."""
     found = []
+    refused = {} if refused is None else refused
     for name in names_below(file, group):
-        with suppress(ConfigError, OSError, RuntimeError, LookupError, TypeError, ValueError, MemoryError):
+        try:
             fields = {"x": name, **{f"with{k}": other for k, other in enumerate(with_rows)}}
             opened = Opened(file, group, fields, ChunkCache(HELD), False, REFUSE_EXTERNAL)
             field, names = opened.field("x")
             if len(field) < FEWEST or 0 in field.shape:
+                refused[name] = f"has {len(field)} rows of {field.shape[1:]}; {FEWEST} that hold something are needed"
+                continue
+            if field.dtype.kind == "c":
+                refused[name] = "holds complex numbers: a transform or model of your own may take them"
                 continue
             if (count := as_classes(field, name)) is not None:
                 found.append(Candidate(f"{name}@classes", (len(field),), np.dtype(np.int64), count, 0.0))
-            if count is not None or getattr(field, "text", False) or field.shape[0] == -1:
+            if count is not None:
+                continue
+            if getattr(field, "text", False) or field.shape[0] == -1:
+                refused[name] = "holds texts, too many for classes" if field.text else "has rows of different length"
                 continue
             classes = len(names) if names else None
             if classes is None and field.dtype.kind in "iu" and len(field.shape) == 1 and len(field) <= 1 << 20:
                 labels = field.column()
-                classes = int(labels.max()) + 1 if labels.min() >= 0 and len(np.unique(labels)) <= 1000 else None
-            found.append(Candidate(name, tuple(field.shape), field.dtype, classes, lost_share(field)))
+                labelled = labels.min() >= 0 and labels.max() < MOST_CLASSES and len(np.unique(labels)) <= 1000
+                classes = int(labels.max()) + 1 if labelled else None
+            found.append(Candidate(name, tuple(field.shape), field.dtype, classes, lost_share(field, look=True)))
+        except (ConfigError, OSError, RuntimeError, LookupError, TypeError, ValueError, MemoryError) as error:
+            said = first_line(error).removeprefix(f"{file.filename}: ").replace(" (data.fields.x)", "")
+            subject, _, reason = said.partition(" ")
+            named = name.startswith(subject.strip("/:")) or subject.strip(":").endswith(name)
+            refused[name] = reason if named else said
     return found
 
 
@@ -114,11 +136,16 @@ def as_classes(field: Any, name: str) -> int | None:
     return count if 1 < count <= min(1000, len(field) // 2) else None
 
 
-def choose(file: h5py.File) -> Choice | None:
-    """None: nothing that could be x."""
+def choose(file: h5py.File, refused: dict[str, str] | None = None) -> Choice | None:
+    """None: nothing that could be x. refused: gets the fields that cannot be read as numbers, and why."""
     splits = [split for split in SPLITS if isinstance(file.get(split), h5py.Group)]
     group = splits[0] if "train" in splits else "/"
-    found, kind = candidates(file, group), kind_of(file)
+    kind = kind_of(file)
+    if kind == "keras":  # weights are no samples
+        return None
+    found = candidates(file, group, refused=refused)
+    if kind == "pandas":  # the rows' names
+        found = [each for each in found if not each.name.endswith("/table/index")]
     if kind == "matlab":
         found = _with_the_same_rows(file, found)
     if kind == "anndata":
@@ -163,7 +190,7 @@ def _pairs(found: list[Candidate]) -> Iterator[tuple[tuple[Any, ...], Candidate,
             )
             good = (
                 apart, named, bool(INPUTS.search(x.name)) and x.size > 1,
-                single, y is not None and y.classes is not None,
+                single, y is not None and (y.classes or 0) > 1,
                 x.size > 1, rows * x.size, y is not None and y.lost < 1, -x.lost,
             )  # fmt: skip
             yield good, x, y

@@ -35,9 +35,12 @@ class Made:
     def __len__(self) -> int:
         return self.shape[0]
 
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
     def nbytes(self, rows: np.ndarray | None) -> int:
-        count = len(self) if rows is None else len(rows)
-        return count * math.prod(self.shape[1:]) * self.dtype.itemsize
+        return (len(self) if rows is None else len(rows)) * self.row_bytes
 
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
         out[slice(len(rows)) if at is None else at] = self.made(rows)
@@ -60,7 +63,7 @@ class Made:
 class Unpacked(Made):
     """Values of packed numbers. fill: what stands for those that are masked; None: the field is known to have none."""
 
-    def __init__(self, inner: Fixed | Numbers, packing: Packing, fill: float | None, where: str) -> None:
+    def __init__(self, inner: Fixed | Numbers | Made, packing: Packing, fill: float | None, where: str) -> None:
         dtype, self.fill = torch_dtype(packing.dtype), fill
         if fill is not None and dtype.kind in "iu":
             if math.isnan(fill):  # no integer is: those of up to two bytes fit a float32

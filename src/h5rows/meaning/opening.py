@@ -6,6 +6,7 @@ NAME@classes                          -> its distinct values, numbers or texts, 
 MATLAB's arrays                       -> samples along the axis that counts `rows`, axes as MATLAB shows them
 a group that is a CSR or CSC matrix   -> its rows, dense
 a group of codes and categories       -> the codes, with `classes`, the categories' names
+a group of values and a mask          -> the values
 a group of NeXus's with a signal      -> the signal
 characters (N, length)                -> str
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import h5py
@@ -24,7 +26,7 @@ from h5rows.meaning.kinds import attribute, kind_of
 from h5rows.meaning.made import Columns, Made, Mask, Numbers, Sparse, Strings, Turned, Unpacked
 from h5rows.meaning.packed import Packing, packing_of
 from h5rows.reading.fields import Fixed, open_field
-from h5rows.reading.finding import class_names, find
+from h5rows.reading.finding import check_type, class_names, find
 from h5rows.reading.opening import named
 from h5rows.reading.raw import ChunkCache
 
@@ -32,6 +34,7 @@ DROP = "drop"
 _AT_ONCE = 16 << 20  # bytes
 MOST_CLASSES = 10_000
 _LOOKED_THROUGH = 1 << 24  # numbers of a field (N,) of integers, to see whether any is missing
+DIMENSION_ALONE = "This is a netCDF dimension but not a netCDF variable"
 Names = Sequence[str] | None
 
 
@@ -86,13 +89,20 @@ class Opened:
             return self._classes(field, plain, where)
         with named(where):
             item, member = find(self.file, self.group, plain, key, self.external)
-            if not self.meant or member is not None:
-                return self._raw(plain, key), class_names(item)
             masked = self.masked.get(field, math.nan)
-            if isinstance(item, h5py.Group):
+            apart = f"uns/{member}_categories"  # AnnData below 0.7
+            if member is not None and self.kind == "anndata" and isinstance(self.file.get(apart), h5py.Dataset):
+                found, names = self._codes(self._raw(plain, key), self.file[apart], masked, where)
+            elif not self.meant or member is not None:
+                found, names = self._raw(plain, key), None
+            elif isinstance(item, h5py.Group):
                 found, names = self._group(item, key, masked, where)
             else:
+                check_type(item, key)
                 found, names = self._dataset(item, part, key, masked, where)
+        asked = self.meant and masked == masked  # else NaN stands as it is
+        if asked and not isinstance(found, (Unpacked, Mask)) and found.dtype.kind == "f" and found.shape[0] >= 0:
+            found = unpacked(found, Packing(found.dtype, missing=(math.nan,)), masked, where)
         if masked == DROP and isinstance(found, Unpacked) and found.packing.masks:
             self._lacking.append(found)
         return found, names or class_names(item)
@@ -140,20 +150,27 @@ class Opened:
             return Strings(
                 [row.tobytes().rstrip(b"\0 ").decode("utf-8", "replace") for row in item[:]], "characters"
             ), None
+        if str(attribute(item, "NAME")).startswith(DIMENSION_ALONE):  # what lies there was never written
+            other = f"_nc4_non_coord_{item.name.rpartition('/')[2]}"
+            hint = f"; the variable of this name is {other}" if other in item.parent else ""
+            raise ConfigError(f"{where} is a dimension of netCDF's, which has no values{hint}")
+        check_numbers(item, where)
         raw = self._raw(item.name, key)
         if not isinstance(raw, Fixed):
             return raw, None
         if attribute(item, "MATLAB_class") is not None:
-            return self._matlab(raw, attribute(item, "MATLAB_class"), where), None
+            return self._matlab(raw, where), None
         categories = item.attrs.get("categories")  # AnnData below 0.8
         if isinstance(categories, h5py.Reference):
             return self._codes(raw, self.file[categories], masked, where)
         packing = packing_of(item, self.kind == "netcdf")
+        if packing is not None and packing.stored.kind == "f" and masked == masked:  # asked for: NaN is no value, too
+            packing = replace(packing, missing=(*packing.missing, math.nan))
         if part == "mask":
             return Mask(raw, packing or Packing(raw.dtype)), None
         return raw if packing is None else unpacked(raw, packing, masked, where), None
 
-    def _matlab(self, raw: Fixed, kind: str, where: str) -> Any:
+    def _matlab(self, raw: Fixed, where: str) -> Any:
         first, last = raw.shape[-1], raw.shape[0]  # axes as MATLAB shows them
         if len(raw.shape) == 2 and 1 in raw.shape:  # a vector, N x 1 or 1 x N
             return Vector(raw)
@@ -165,25 +182,34 @@ class Opened:
         return Turned(raw) if along_last else Columns(raw, self.cache.max_bytes, where)
 
     def _group(self, group: h5py.Group, key: str, masked: float | str, where: str) -> tuple[Any, Names]:
+        check_numbers(group, where)
         kind = attribute(group, "encoding-type") or attribute(group, "h5sparse_format")
         if kind in ("csr_matrix", "csc_matrix", "csr", "csc"):
             return self._sparse(group, kind[:3], key, where), None
         if kind == "categorical":
             return self._codes(self._raw(f"{group.name}/codes", key), group["categories"], masked, where)
+        if str(kind).startswith("nullable-") and {"values", "mask"} <= set(group):
+            return self._nullable(group, key, masked, where), None
+        if attribute(group, "MATLAB_sparse") is not None:
+            return self._sparse(group, "csc", key, where), None
         if signal := attribute(group, "signal"):
             item, _ = find(self.file, group.name, str(signal), key, self.external)
             return self._dataset(item, "", key, masked, where)
         return self._raw(group.name, key), None
 
     def _sparse(self, group: h5py.Group, kind: str, key: str, where: str) -> Sparse:
-        shape = group.attrs.get("shape", group.attrs.get("h5sparse_shape"))
-        values, columns = (self._raw(f"{group.name}/{name}", key) for name in ("data", "indices"))
-        starts = np.asarray(group["indptr"][:], np.int64)
+        matlab = (rows := attribute(group, "MATLAB_sparse")) is not None
+        if matlab and "data" not in group:
+            raise ConfigError(f"{where} holds nothing but zeros; name another")
+        names = ("data", "ir", "jc") if matlab else ("data", "indices", "indptr")
+        values, columns = (self._raw(f"{group.name}/{name}", key) for name in names[:2])
+        starts = np.asarray(group[names[2]][:], np.int64)
+        shape = (rows, len(starts) - 1) if matlab else group.attrs.get("shape", group.attrs.get("h5sparse_shape"))
         count, width = (int(side) for side in shape)
         sides = (count, width) if kind == "csr" else (width, count)
         if len(starts) != sides[0] + 1 or starts[0] != 0 or (np.diff(starts) < 0).any() or starts[-1] > len(values):
             raise ConfigError(
-                f"{where}: its indptr does not rise from 0 to {len(values)} in {sides[0]} steps; write it again"
+                f"{where}: its {names[2]} does not rise from 0 to {len(values)} in {sides[0]} steps; write it again"
             )
         held = None
         if kind == "csc":
@@ -204,12 +230,32 @@ class Opened:
                 raise ConfigError(f"{where}: its indices lie outside of the {width} columns; write it again")
         return Sparse(values, columns, starts, width, held)
 
+    def _nullable(self, group: h5py.Group, key: str, masked: float | str, where: str) -> Any:
+        """AnnData's values with a mask of their own, held: a number that is none of them stands where there is none."""
+        values, mask = (self._raw(f"{group.name}/{name}", key).column() for name in ("values", "mask"))
+        none: Any = math.nan
+        if values.dtype.kind != "f":
+            values = values.astype(np.int64)
+            none = values.min(initial=0) - 1
+        return unpacked(Numbers(np.where(mask, none, values)), Packing(values.dtype, missing=(none,)), masked, where)
+
     def _codes(self, raw: Fixed, categories: h5py.Dataset, masked: float | str, where: str) -> tuple[Any, Names]:
         names = [name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in categories[:]]
         codes = raw.column()
         if len(codes) and codes.max() >= len(names):
             raise ConfigError(f"{where} has the code {codes.max()}, and {len(names)} categories; write it again")
         return unpacked(raw, Packing(raw.dtype, missing=(-1,)), masked, where), names
+
+
+def check_numbers(item: h5py.Dataset | h5py.Group, where: str) -> None:
+    """ConfigError for what MATLAB stores in the place of its values."""
+    if attribute(item, "MATLAB_empty"):  # its shape lies there
+        raise ConfigError(f"{where} is empty in MATLAB; name another")
+    if attribute(item, "MATLAB_object_decode") is not None:
+        raise ConfigError(
+            f"{where} is a {attribute(item, 'MATLAB_class')} of MATLAB's, which keeps its values in a way of its own; "
+            "save an array there: double(), cellstr() or table2array() makes one"
+        )
 
 
 def matlab_texts(item: h5py.Dataset, where: str) -> list[str]:
@@ -262,7 +308,7 @@ def checked(masked: Any, fields: Mapping[str, str]) -> dict[str, float | str]:
     return {field: math.nan if value == "nan" else value for field, value in each.items()}
 
 
-def unpacked(raw: Fixed | Numbers, packing: Packing, masked: float | str, where: str) -> Any:
+def unpacked(raw: Fixed | Numbers | Made, packing: Packing, masked: float | str, where: str) -> Any:
     """The field, unpacked. Integers that stay integers, (N,), are looked through: where none is missing they stay."""
     if not packing.masks:
         return Unpacked(raw, packing, None, where)
@@ -295,12 +341,15 @@ def rows_of(shapes: Sequence[tuple[int, ...]]) -> int | None:
     return next(iter(found)) if len(found) == 1 else None
 
 
-def lost_share(field: Any) -> float:
-    """The share of a field's values that are masked; of a large one, of some rows, drawn."""
-    if not isinstance(field, (Unpacked, Mask)) or not len(field):
+def lost_share(field: Any, look: bool = False) -> float:
+    """The share of a field's values that are masked, or NaN; of a large one, of some rows, drawn. look: at fields of
+    which nothing says that values may be missing, too."""
+    packed = isinstance(field, (Unpacked, Mask))
+    if not len(field) or not (packed or (look and field.dtype.kind == "f")):
         return 0.0
-    rows = np.arange(len(field))
-    if field.inner.nbytes(None) > _LOOKED_THROUGH:
+    rows, inner = np.arange(len(field)), field.inner if packed else field
+    if inner.nbytes(None) > _LOOKED_THROUGH:
         rows = np.unique(np.random.default_rng(0).integers(len(field), size=1000))
-    mask = field.packing.masked(field.inner.read(rows))
+    stored = inner.read(rows)
+    mask = (stored != stored) | (field.packing.masked(stored) if packed else False)
     return float(mask.mean()) if math.prod(mask.shape) else 0.0

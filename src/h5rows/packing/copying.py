@@ -139,10 +139,17 @@ class Copier:
         for name in self.old.attributes(node.path):
             with guarded(self.account, "attributes", f"{path}: {text(name)}"):
                 attr = h5a.open(old, name)
-                values = self.exchange(read_attribute(attr), f"{path}: {text(name)}")
-                made = h5a.create(new, name, self.type_of(attr.get_type()), attr.get_space())
-                if values is not None:
-                    made.write(values, in_memory(made.get_type())[1])
+                kind = attr.get_type()
+                values, memory = read_attribute(attr), kind
+                made = h5a.create(new, name, self.type_of(kind), attr.get_space())
+                if values is None:
+                    continue
+                if refers(kind):
+                    values, memory = self.exchange(values, f"{path}: {text(name)}"), in_memory(made.get_type())[1]
+                else:  # not through NumPy's types: strings that fill their length would lose their last character
+                    values = np.zeros(attr.shape, f"V{kind.get_size()}")
+                    attr.read(values, kind)
+                made.write(values, memory)
         if comment := h5o.get_comment(old, b"."):
             h5o.set_comment(new, comment, obj_name=b".")
         if node.what == DATASET and where not in self.replaced and refers(old.get_type()):
@@ -218,7 +225,8 @@ def follow(reference: Any, file: h5py.File) -> tuple[Any, Any]:
 def by_blocks(dset: Any) -> bool:
     """Whether H5Ocopy would lose something of it."""
     kind = dset.get_type()
-    return bool(kind.committed()) or refers(kind) or elsewhere(dset)
+    filled = dset.get_create_plist().fill_value_defined() == h5d.FILL_VALUE_USER_DEFINED
+    return bool(kind.committed()) or refers(kind) or elsewhere(dset) or (filled and scattered(kind))
 
 
 def copy_by_blocks(old: Any, kind: Any, new: h5py.File) -> Any:

@@ -26,6 +26,7 @@ from h5rows.reading.opening import open_h5
 COSTLY = 4.0  # bytes read for each byte wanted, from which on another layout is worth its while
 POINTLESS = 0.85  # stored / decoded bytes, above which compression saves too little for what it costs
 MOST_ATTRIBUTES = 12  # of a dataset or group
+MOST_REASONS = 8  # why a field cannot be x or y
 
 
 class Found:
@@ -177,15 +178,25 @@ def shorten(value: Any, limit: int = 100) -> str:
 
 def meaning_of(file: h5py.File, path: str) -> list[str]:
     """What kind of file it is, what a model could see and learn, and the command that trains."""
-    lines = [f"kind: {NAMES[kind_of(file)]}"]
-    choice = choose(file)
+    kind = kind_of(file)
+    lines = [f"kind: {NAMES[kind]}"]
+    refused: dict[str, str] = {}
+    choice = choose(file, refused)
+    alike: dict[str, list[str]] = {}
+    for name, reason in refused.items():
+        alike.setdefault(reason, []).append(name)
+    why = [f"  {clean(shorten(', '.join(names)))}: {clean(reason)}" for reason, names in alike.items()]
+    if len(why) > MOST_REASONS:
+        why = [*why[:MOST_REASONS], f"  and {len(why) - MOST_REASONS} more"]
+    if kind == "keras":
+        return [*lines, "these are weights, no samples"]
     if choice is None:
-        return [*lines, "nothing in it has rows of numbers"]
+        return [*lines, f"nothing in it can be trained on:{' no rows of numbers' * (not why)}", *why]
     for field, each in (("x", choice.x), ("y", choice.y)):
         if each is not None:
             what = f"{each.classes} classes" if each.classes and field == "y" else str(each.dtype)
             lost = f", {each.lost:.1%} without a value" if each.lost else ""
             lines.append(f"{field} could be {each.name}: {each.shape[0]:,} samples of {each.shape[1:]} {what}{lost}")
     if choice.y is None:
-        return [*lines, "no other field has as many rows, so none that could be y"]
+        return [*lines, f"no other field has as many rows, so none that could be y{':' * bool(why)}", *why]
     return [*lines, "this trains on it:", f"  {calling.training(path, choice.settings, choice.task)}"]

@@ -94,8 +94,8 @@ class Fixed:
         self.reader.advise(rows)
         ours = self.read(rows)
         if isinstance(self.reader, ThroughH5py):
-            self.reader.close()
-        elif missing_filter(dset) is not None:
+            return
+        if missing_filter(dset) is not None:
             self.reason += f"; {missing('not compared with HDF5, which', 'hdf5plugin')}"
         elif np.concatenate([dset[row : row + 1] for row in rows]).astype(self.dtype).tobytes() != ours.tobytes():
             raise ConfigError(
@@ -228,8 +228,6 @@ class Objects:
         self.way, self.reason = (self._fixed.way, self._fixed.reason) if self._fixed else ("h5py", why)
         self._bytes_a_row = dtype.itemsize
         self.read(np.arange(min(1, self._rows)))  # what is damaged shall show now
-        if self._reader is not None:
-            self._reader.close()
 
     def __len__(self) -> int:
         return self._rows

@@ -194,7 +194,9 @@ class ThroughH5py:
                 "fetches it; or repack it"
             )
         self.identity = identity(dset.file)
-        self._handles: dict[int, tuple[Held, Any]] = {}  # process -> its handle, the dataset
+        # process -> its handle, the dataset. First the caller's, until that is closed: where the fill value is of
+        # variable length, HDF5 2.0 crashes once two handles have the dataset and one of them is closed
+        self._handles: dict[int, tuple[Held | None, Any]] = {os.getpid(): (None, dset)}
 
     def __getstate__(self) -> Any:
         return {**self.__dict__, "_handles": {}}
@@ -249,10 +251,6 @@ class ThroughH5py:
                 out[k : k + 1] = values[begin : begin + 1]
             else:
                 out[to] = values[begin : begin + len(run)]
-
-    def close(self) -> None:
-        """Until the next use."""
-        self._handles.clear()
 
     def advise(self, rows: np.ndarray) -> None:
         """HDF5 reads when it is asked to."""
