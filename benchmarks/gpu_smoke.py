@@ -39,6 +39,13 @@ CASES: dict[str, tuple[str, ...]] = {
     "mlp, reduce-overhead, fp16 + skip": (CUDA_GRAPHS, "hardware.precision=fp16", "trainer.non_finite=skip"),
     "gan, reduce-overhead": (CUDA_GRAPHS, *GAN),
     "gan, default": ("hardware.compile=default", *GAN),
+    "gpt, by blocks": ("hardware.compile=blocks", *GPT),
+    "gpt, loss compiled": ("task.criterion.compiled=true", *GPT),
+    "gpt, documents": ("model.separator=0", *GPT),
+    "gpt, documents, default": ("model.separator=0", "hardware.compile=default", *GPT, *GPT_TRAINING),
+    "trivial augment": (
+        "experiment=cifar10", "model.width=16", "data/transforms=[to_float,crop,flip,trivial_augment,normalize]",
+    ),
     "graph": (GRAPH,),
     "graph, default": (GRAPH, "hardware.compile=default"),
     "graph, sgd, average, micro-batches, skip": (
@@ -108,7 +115,7 @@ def smoke(setting: Setting) -> None:
         )
     tokens = token_file(setting, setting.pick(512, 64))
     files = {"data=tokens": tokens, "experiment=streaming": tokens, "experiment=sequences": sequence_file(setting),
-             "experiment=cifar10_fast": cifar_file(setting)}  # fmt: skip
+             "experiment=cifar10_fast": cifar_file(setting), "experiment=cifar10": cifar_file(setting)}  # fmt: skip
     workers = min(AT_ONCE, max(1, (os.cpu_count() or 1) // CORES_EACH))
     failed: dict[str, str] = {}
     with ThreadPoolExecutor(workers) as pool:
