@@ -512,6 +512,7 @@ def weights(file: h5py.File) -> None:
 
 
 def few(file: h5py.File) -> None:
+    file["gone"] = np.full((8, 2), math.nan)
     file["x"], file["z"], file["name"] = np.ones(3), np.ones(8, np.complex64), [f"n{k}" for k in range(8)]
 
 
@@ -522,7 +523,7 @@ def few(file: h5py.File) -> None:
         (dimensions, ["time: is a dimension of netCDF's, which has no values"]),
         (filtered, ["energy: needs the filter LZO (number 305), which is not in hdf5plugin"]),
         (times, ["when: has a type that NumPy lacks"]),
-        (few, ["x: has 3 rows", "z: holds complex numbers", "name: holds texts"]),
+        (few, ["gone: has no values", "x: has 3 rows", "z: holds complex numbers", "name: holds texts"]),
         (weights, ["these are weights, no samples"]),
         (lambda file: file.__setitem__("one", 1), ["nothing in it can be trained on: no rows of numbers"]),
     ],

@@ -112,7 +112,10 @@ def candidates(
                 labels = field.column()
                 labelled = labels.min() >= 0 and labels.max() < MOST_CLASSES and len(np.unique(labels)) <= 1000
                 classes = int(labels.max()) + 1 if labelled else None
-            found.append(Candidate(name, tuple(field.shape), field.dtype, classes, lost_share(field, look=True)))
+            if (lost := lost_share(field, look=True)) == 1:
+                refused[name] = "has no values: all are missing"
+                continue
+            found.append(Candidate(name, tuple(field.shape), field.dtype, classes, lost))
         except (ConfigError, OSError, RuntimeError, LookupError, TypeError, ValueError, MemoryError) as error:
             said = first_line(error).removeprefix(f"{file.filename}: ").replace(" (data.fields.x)", "")
             subject, _, reason = said.partition(" ")
