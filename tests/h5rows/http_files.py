@@ -24,8 +24,8 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        super().__init__((host, port), Handler)
         self.files: dict[str, bytes] = {}
         self.tags: dict[str, str] = {}
         self.moved: dict[str, str] = {}
