@@ -21,30 +21,11 @@ from pathlib import Path
 import h5py
 import numpy as np
 import torch
+from remote_blocks import SERVER
 
 from h5rows import Dataset
 from h5rows.reading import remote
 
-SERVER = """
-import http.server, os, sys
-class Ranges(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        with open(sys.argv[1], "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            begin, end = (int(k) for k in self.headers["Range"].removeprefix("bytes=").split("-"))
-            self.send_response(206)
-            self.send_header("Content-Range", f"bytes {begin}-{end}/{size}")
-            self.send_header("Content-Length", str(end - begin + 1))
-            self.send_header("ETag", "1")
-            self.end_headers()
-            while begin <= end:
-                begin += os.sendfile(self.wfile.fileno(), file.fileno(), begin, end - begin + 1)
-    def log_message(self, *words):
-        pass
-server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ranges)
-print(server.server_address[1], flush=True)
-server.serve_forever()
-"""
 LATER = 5  # epochs of the local file and of the copy in turns, for each fetch
 
 
@@ -78,7 +59,8 @@ def main() -> None:
             first, file, remote.SPAN
         )  # as the fetch writes: the kernel maps what came in large pieces faster
     os.sync()
-    server = subprocess.Popen([sys.executable, "-c", SERVER, str(path)], stdout=subprocess.PIPE, text=True)
+    serve = [sys.executable, "-c", SERVER, str(folder), "1e12", "0"]
+    server = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     url = f"http://127.0.0.1:{re.sub('[^0-9]', '', server.stdout.readline())}/set.h5"
     first: list[float] = []

@@ -3,6 +3,7 @@
     ./run python benchmarks/remote_blocks.py [folder] [--gigabytes 4] [--row-bytes 150000] [--cache-gb 1] [--epochs 2]
         [--peers mosaicml litdata webdataset]      each is measured where it can be imported
         [--ranks 4]      ours alone: so many processes with one cache, each with its share of each batch
+        [--hosts 2]      as root: so many ranks, each a host: a network namespace with a cache and a link of its own
 
 A server on this machine, which answers after 50 ms and shares a link of 100 MB/s among all requests. The set: shards of
 256 MB; of ours contiguous uint8 rows in HDF5, of the others their own format, uncompressed, the same bytes. Batches of
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -30,18 +32,20 @@ from urllib.request import urlopen
 import numpy as np
 
 LINK, DELAY_S, SHARD = 100e6, 0.05, 256 << 20
+HOST_LINK, NETWORK = 40e6, "10.231.9."  # bytes/s of each host's link
 SERVER = """
 import http.server, os, re, sys, threading, time
 root, link, delay = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
-lock, free, sent, asked = threading.Lock(), 0.0, 0, 0
+lock, free, sent, most = threading.Lock(), 0.0, {}, int(min(link / 1500, 8 << 20))
 class Slow(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def do_HEAD(self):
         self.do_GET()
     def do_GET(self):
-        global free, sent, asked
-        if self.path == "/counts":
-            body = b"%d %d" % (sent, asked)
+        global free
+        host = self.client_address[0]
+        if self.path == "/counts":  # bytes and requests of who asks
+            body = b"%d %d" % tuple(sent.get(host, (0, 0)))
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -64,14 +68,16 @@ class Slow(http.server.BaseHTTPRequestHandler):
             self.end_headers()
             if self.command == "HEAD":
                 return
+            with lock:
+                counts = sent.setdefault(host, [0, 0])
+                counts[1] += 1
             try:
                 while begin <= end:
-                    count = min(1 << 16, end + 1 - begin)
+                    count = min(most, end + 1 - begin)
                     with lock:
                         at = max(time.monotonic(), free)
                         free = at + count / link
-                        sent += count
-                        asked += not begin or bool(part)
+                        counts[0] += count
                     time.sleep(max(0.0, at - time.monotonic()))
                     begin += os.sendfile(self.wfile.fileno(), file.fileno(), begin, count)
             except OSError:
@@ -80,7 +86,7 @@ class Slow(http.server.BaseHTTPRequestHandler):
         pass
 class Server(http.server.ThreadingHTTPServer):
     request_queue_size, daemon_threads = 256, True
-server = Server(("127.0.0.1", 0), Slow)
+server = Server(("", 0), Slow)
 print(server.server_address[1], flush=True)
 server.serve_forever()
 """
@@ -220,7 +226,7 @@ def measure(peer: str, url: str, folder: Path, args: argparse.Namespace) -> None
             seen.append(numbers)
             wrong += not np.array_equal(batch[0], row(int(numbers[0]), args.row_bytes, noise))
         seconds, used, now = time.perf_counter() - start, sum(map(len, seen)) * args.row_bytes, sent(url)
-        told["share"].append(round(used / seconds / LINK, 3))
+        told["share"].append(round(used / seconds / (HOST_LINK if args.hosts else LINK), 3))
         told["fetched"].append(round((now - before) / used, 3))
         rows = np.concatenate(seen)
         told["rows"], told["twice"] = len(rows), len(rows) - len(np.unique(rows))
@@ -243,13 +249,23 @@ def meet(args: argparse.Namespace) -> None:
         dist.barrier()
 
 
-def of_ranks(command: list[str], environment: dict[str, str], url: str, args: argparse.Namespace) -> dict[str, Any]:
-    """What the processes have seen together: the slowest one's seconds, rows that several had, bytes fetched in all."""
-    before, size = sent(url), str(args.ranks)
+def of_ranks(
+    command: list[str], environment: dict[str, str], url: str, args: argparse.Namespace, within: list[list[str]]
+) -> dict[str, Any]:
+    """What the processes have seen together: the slowest one's seconds, rows that several had, bytes fetched in all; of
+    hosts each one's."""
+    hosts = len(within)
+    before, size = 0 if hosts else sent(url), str(args.ranks)
     ranks = [
         subprocess.Popen(
-            [*command, "--rank", str(k)], stdout=subprocess.PIPE, text=True,
-            env={**environment, "RANK": str(k), "LOCAL_RANK": str(k), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size},
+            [*(within[k] if hosts else ()), *command, "--ranks", size, "--rank", str(k)],
+            stdout=subprocess.PIPE, text=True,
+            env={
+                **environment, "RANK": str(k), "LOCAL_RANK": "0" if hosts else str(k), "WORLD_SIZE": size,
+                "LOCAL_WORLD_SIZE": "1" if hosts else size,
+                "LAB_CACHE_DIR": f"{args.folder}/cache{k if hosts else ''}",
+                **({"GLOO_SOCKET_IFNAME": "eth0"} if hosts else {}),
+            },
         )
         for k in range(args.ranks)
     ]  # fmt: skip
@@ -261,7 +277,42 @@ def of_ranks(command: list[str], environment: dict[str, str], url: str, args: ar
         used += own
         found["share"].append(round(own / seconds / LINK, 3))
         found["twice"].append(len(rows) - len(np.unique(rows)))
-    return {**found, "fetched": round((sent(url) - before) / used, 3), "wrong": sum(one["wrong"] for one in told)}
+    found["wrong"] = sum(one["wrong"] for one in told)
+    if hosts:
+        return {**found, "share": [one["share"] for one in told], "fetched": [one["fetched"] for one in told]}
+    return {**found, "fetched": round((sent(url) - before) / used, 3)}
+
+
+@contextmanager
+def network(hosts: int) -> Iterator[list[list[str]]]:
+    """Network namespaces: one with a bridge, for the server, and one of each host, whose link is limited there. Yields
+    the beginnings of commands that run in them, the server's first."""
+    if not hosts:
+        yield [[]]
+        return
+    server, *others = names = [f"remote{os.getpid()}-{k}" for k in range(hosts + 1)]
+
+    def run(line: str) -> None:
+        subprocess.run(line.split(), check=True)
+
+    try:
+        for k, name in enumerate(names):
+            run(f"ip netns add {name}")
+            run(f"ip -n {name} link set lo up")
+            if name == server:
+                run(f"ip -n {server} link add eth0 type bridge")
+            else:
+                run(f"ip link add port{k} netns {server} type veth peer name eth0 netns {name}")
+                run(f"ip -n {server} link set port{k} master eth0 up")
+                limit = f"rate {8 * HOST_LINK:.0f}bit burst 256kb latency 100ms"
+                run(f"ip netns exec {server} tc qdisc add dev port{k} root tbf {limit}")
+            run(f"ip -n {name} addr add {NETWORK}{k + 1}/24 dev eth0")
+            run(f"ip -n {name} link set eth0 up")
+        uts = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"']
+        yield [["ip", "netns", "exec", server], *(["ip", "netns", "exec", name, *uts, name] for name in others)]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL)
 
 
 def sent(url: str) -> int:
@@ -279,33 +330,38 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--peers", nargs="*", default=[])
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--hosts", type=int, default=0)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
         peer, url, folder = args.measure
+        args.folder = str(Path(folder).parent)
         measure(peer, url, Path(folder), args)
-    root = Path(tempfile.mkdtemp(dir=args.folder))
-    rows = int(args.gigabytes * 1e9) // args.row_bytes
-    server = None
+    args.ranks = args.hosts or args.ranks
+    root, server = Path(tempfile.mkdtemp(dir=args.folder)), None
+    args.folder = str(root)
+    rows, link = int(args.gigabytes * 1e9) // args.row_bytes, 1e12 if args.hosts else LINK
     try:
-        for peer in ("ours", *args.peers):
-            write(peer, root / peer, rows, args.row_bytes)
-            server = subprocess.Popen(
-                [sys.executable, "-c", SERVER, str(root), str(LINK), str(DELAY_S)], stdout=subprocess.PIPE, text=True
-            )
-            assert server.stdout is not None
-            url = f"http://127.0.0.1:{server.stdout.readline().strip()}/{peer}"
-            command = [sys.executable, __file__, "--measure", peer, url, str(root / peer), *sys.argv[1:]]
-            environment = {**os.environ, "LAB_CACHE_DIR": str(root / "cache")}
-            if args.ranks == 1:
-                subprocess.run(command, env=environment, check=True)
-            else:
-                print(json.dumps(of_ranks(command, environment, url, args)), flush=True)
-            server.kill()
+        with network(args.hosts) as (at_server, *within):
+            for peer in ("ours", *args.peers):
+                write(peer, root / peer, rows, args.row_bytes)
+                command = [*at_server, sys.executable, "-c", SERVER, str(root), str(link), str(DELAY_S)]
+                server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+                assert server.stdout is not None
+                address = f"{NETWORK}1" if args.hosts else "127.0.0.1"
+                url = f"http://{address}:{server.stdout.readline().strip()}/{peer}"
+                command = [sys.executable, __file__, "--measure", peer, url, str(root / peer), *sys.argv[1:]]
+                environment = {**os.environ, "LAB_CACHE_DIR": str(root / "cache")}
+                if args.ranks == 1:
+                    subprocess.run(command, env=environment, check=True)
+                else:
+                    print(json.dumps(of_ranks(command, environment, url, args, within)), flush=True)
+                server.kill()
     finally:
         if server is not None:
             server.kill()
+            server.wait()
         shutil.rmtree(root)
 
 

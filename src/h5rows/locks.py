@@ -12,20 +12,25 @@ class Busy(OSError):
 
 
 class Lock:
-    """Held from its construction until `close`, or the end of this process. path: created if missing.
+    """Held from its construction until `close`, or the end of this process. path: created if missing; its holder may
+    delete it.
 
     Raises Busy where another holds it; OSError where path cannot be written, or its file system has no such locks.
     """
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._fd)
-            if isinstance(error, BlockingIOError):
-                raise Busy from None
-            raise
+        while True:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(self._fd).st_nlink:
+                    return
+            except OSError as error:
+                os.close(self._fd)
+                if isinstance(error, BlockingIOError):
+                    raise Busy from None
+                raise
+            os.close(self._fd)  # its holder deleted the file after it was opened here: a lock of nothing
 
     def close(self) -> None:
         os.close(self._fd)

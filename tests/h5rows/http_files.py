@@ -19,20 +19,20 @@ SMALL = {"BLOCK": 1 << 12, "RUN": 1 << 14, "SEGMENT": 1 << 18, "_BLOCKS": 64, "_
 
 class Server(ThreadingHTTPServer):
     """files: path -> bytes. ranges: whether it answers with parts. cut: so many bytes of a body, of this many answers.
-    moved: path -> address. status: of these, the next ones. sizes: whether it says them. delay_s: before each 64 KB.
+    moved: path -> address. status: of these, the next ones. sizes: whether it says them. delay_s: before each piece.
     sent: bytes of bodies, counted before they leave."""
 
     daemon_threads = True
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        super().__init__((host, port), Handler)
         self.files: dict[str, bytes] = {}
         self.tags: dict[str, str] = {}
         self.moved: dict[str, str] = {}
         self.logins: set[str | None] = set()
         self.status: list[int] = []
         self.cut: tuple[int, int] = (0, 0)
-        self.ranges, self.sizes, self.delay_s = True, True, 0.0
+        self.ranges, self.sizes, self.delay_s, self.piece = True, True, 0.0, 1 << 16
         self.requests, self.sent = 0, 0
         self.gate = threading.Event()  # no body of more than a byte is sent before it is set
         self.gate.set()
@@ -102,10 +102,10 @@ class Handler(BaseHTTPRequestHandler):
         if len(body) > 1:
             own.gate.wait()
         try:
-            for at in range(0, len(body), 1 << 16):
+            for at in range(0, len(body), piece := own.piece):
                 if own.delay_s and len(body) > 1:
                     time.sleep(own.delay_s)
-                part = body[at : at + (1 << 16)]
+                part = body[at : at + piece]
                 with own.lock:
                     own.sent += len(part)
                 self.wfile.write(part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from conftest import QUICK, ROOT, assert_equal, last_checkpoint, result, start_run
+from conftest import QUICK, ROOT, assert_equal, last_checkpoint, result, start_run, wait_for
 from h5_judge import in_a_fork
 from http_files import SMALL, Server, serving
 
@@ -225,6 +226,67 @@ def test_each_fault_is_one_line(tmp_path: Path, server: Server, monkeypatch: pyt
         opened(url)
     with refused("http://127.0.0.1:1/f.h5", "Connection refused"):
         opened("http://127.0.0.1:1/f.h5")
+
+
+@pytest.mark.parametrize("longer", [False, True], ids=["short", "longer than the timeout"])
+def test_a_server_that_stalls_in_an_answer_and_recovers(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch, longer: bool
+) -> None:
+    server.files["/f.h5"] = made(tmp_path / "f.h5")
+    data, known, rows = opened(server.url()), opened(str(tmp_path / "f.h5")), np.arange(1000)
+    server.forget()
+    monkeypatch.setattr(sources, "TIMEOUT_S", 0.2 if longer else 60.0)
+    monkeypatch.setattr(ranges, "_TRIES", 1000)  # however slow this machine is
+    server.gate.clear()
+    data.advise(rows[:100])
+    wait_for(lambda: server.requests > 0)
+    release = threading.Timer(1.5 if longer else 0.3, server.gate.set)
+    release.start()
+    assert_equal(data.gather(rows), known.gather(rows))
+    release.join()
+    assert longer or server.sent <= len(server.files["/f.h5"])
+
+
+def test_a_server_that_trickles(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some bytes before each timeout: the request is made again, and where it stays so the run ends in a line."""
+    server.files["/f.h5"] = made(tmp_path / "f.h5")
+    data, rows = opened(server.url()), np.arange(900, 1000)
+    monkeypatch.setattr(sources, "TIMEOUT_S", 1.0)
+    server.piece, server.delay_s = 16, 0.05
+    for where, name, value in ((ranges, "_TRIES", 1), (sources, "MOST_S", 0.0)):  # whatever is left of its tries
+        with monkeypatch.context() as patched:
+            patched.setattr(where, name, value)
+            with pytest.raises(ConfigError, match=r"f.h5: only \d+ bytes came in \d s \(tried 1 times\)"):
+                data.gather(rows)
+            wait_for(lambda: not data._ranged[0]._wanted)  # nobody is about to say so too
+    release = threading.Timer(0.5, setattr, (server, "delay_s", 0.0))
+    release.start()
+    assert_equal(data.gather(rows), opened(str(tmp_path / "f.h5")).gather(rows))
+    release.join()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_over_stalls(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a third of a second, some longer than the timeout, in the middle of answers."""
+    monkeypatch.setattr(sources, "TIMEOUT_S", 0.25)
+    server.files["/digits.h5"] = (ROOT / "data" / "digits.h5").read_bytes()
+    quick, ended = (*QUICK, "trainer.max_steps=30", "trainer.eval_every=10", "trainer.save_every=30"), threading.Event()
+
+    def stall() -> None:
+        while not ended.wait(0.02):
+            server.gate.clear()
+            ended.wait(0.35)
+            server.gate.set()
+
+    stalls = threading.Thread(target=stall)
+    stalls.start()
+    try:
+        far = start_run(tmp_path / "far", *quick, f"data.path={server.url('/digits.h5')}", "data.cache_gb=1")
+    finally:
+        ended.set()
+        stalls.join()
+    near = start_run(tmp_path / "near", *quick)
+    assert_equal(last_checkpoint(far)["model"], last_checkpoint(near)["model"])
 
 
 def test_a_dead_process_s_claim_ends(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from test_pack_write import Numbers, arrays, options
 from writes import attempt
 
 from h5rows.importers.base import ArraySource
+from h5rows.locks import Busy, Lock
 from h5rows.packing.write import pack
 
 COMMANDS: dict[str, Callable[[Path], Any]] = {
@@ -55,3 +57,22 @@ def test_killed_at_any_write_the_same_command_makes_the_same_file(
         assert again.status == (2 if whole and name != "replaced" else 0), (write, what, again.shown)
         assert [path.name for path in here.iterdir()] == ["a.h5"], (write, what)
         assert h5_deep.compare(here / "a.h5", straight / "a.h5").differences == []
+
+
+def test_one_at_a_time_holds_a_lock_whose_holder_deletes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a pack does at its end: who has opened the file by then, and locks it after, would hold a lock of nothing."""
+    path, real = tmp_path / ".lock", os.open
+    holder = Lock(path)
+
+    def late(*given: Any) -> int:
+        fd = real(*given)
+        monkeypatch.setattr(os, "open", real)
+        path.unlink()
+        holder.close()
+        return fd
+
+    monkeypatch.setattr(os, "open", late)
+    with Lock(path), pytest.raises(Busy):
+        Lock(path)
+    path.unlink()
+    Lock(path).close()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from h5rows.program import calling
 from h5rows.reading.finding import stated_classes
 from h5rows.reading.folders import is_remote, shown
 from h5rows.reading.listed import INDEX, digest_of, shards_in
-from h5rows.reading.sources import on_one_line
+from h5rows.reading.sources import told
 
 Make = Callable[[str, tuple[int, int]], Account]  # (a local file, (i, n)): writes the i-th of n shares into it
 
@@ -115,7 +115,11 @@ class Place:
             from fsspec.core import url_to_fs
 
             self._files, self._root = url_to_fs(self.out)
-            self._files.makedirs(self._root, exist_ok=True)
+            if self.out.startswith("s3"):  # makedirs would make a bucket of a name that was mistyped
+                with suppress(PermissionError):  # who may write below some prefix alone
+                    self._files.mkdir(self._root, create_parents=False)
+            else:
+                self._files.makedirs(self._root, exist_ok=True)
 
     def shown(self, name: str) -> str:
         return f"{named(self.out) if is_remote(self.out) else Path(self.out).absolute()}/{name}"
@@ -160,4 +164,4 @@ class Place:
         except ImportError as error:
             raise ConfigError(f"{named(self.out)}: {first_line(error)} - {pip_install('fsspec s3fs')}") from None
         except Exception as error:  # of any library
-            raise ConfigError(on_one_line(f"{named(self.out)}: {first_line(error)}; the set is as it was")) from error
+            raise ConfigError(f"{named(self.out)}: {told(error)}; the set is as it was") from error

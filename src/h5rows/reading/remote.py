@@ -87,7 +87,9 @@ def copy_of(url: str) -> tuple[Path, Source | None]:
             if old and not path.exists():
                 once(f"{shown(url)} has changed since {then}; the copy of then stays in {old.parent}")
         except ConfigError as error:
-            if old is None or not isinstance(error.__cause__, Failed):  # it has answered
+            if not isinstance(error.__cause__, Failed) and url in EXPECTED:  # it has answered
+                raise ConfigError(f"{error}; the set's index names it: put it back, or pack the set again") from None
+            if old is None or not isinstance(error.__cause__, Failed):
                 raise
             path, source = old, None
             once(f"{error}; reading the copy of {then}, {old}")
@@ -124,7 +126,8 @@ def _fetch(source: Source, path: Path, between: Between) -> None:
         os.fsync(file.fileno())
     if (known := EXPECTED.get(source.url)) and digest_of(part) != known[1]:
         part.unlink()
-        raise ConfigError(f"{name}: what came is not what was packed (SHA-256 in the set's index); start the run again")
+        what = "what came is not what was packed (SHA-256 in the set's index)"
+        raise ConfigError(f"{name}: {what}; start the run again, and if it stays so pack the set again")
     if not h5py.is_hdf5(os.fsencode(part)):
         with open(part, "rb") as file:
             begin = file.read(16)

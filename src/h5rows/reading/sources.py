@@ -25,6 +25,9 @@ from h5rows.reading.folders import shown
 T = TypeVar("T")
 PIECE = 1 << 20  # bytes
 TIMEOUT_S, TRIES, PAUSE_S = 30.0, 3, 0.5
+LEAST = 64 << 10  # bytes of an answer in TIMEOUT_S; else it is asked for again, as one connection may be stuck
+MOST_S = 240.0  # no try begins later: a run ends before it is taken for hung
+LOGIN = "; of s3://, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or ~/.aws/credentials say who asks"
 MEANS = {401: "; ~/.netrc may hold a name and a password", 416: "; it is empty"}
 STAMPS = ("ETag", "etag", "md5Hash", "checksum", "generation", "LastModified", "last_modified", "mtime", "created")
 
@@ -59,11 +62,12 @@ def read(source: Source, begin: int, end: int, go_on: Callable[[], bool] = lambd
 
 
 def _patiently(url: str, ask: Callable[[], T], tries: int) -> T:
+    last = time.monotonic() + MOST_S
     for failures in count(1):
         try:
             return ask()
         except Failed as error:
-            pause(url, error, failures, tries)
+            pause(url, error, failures, tries if time.monotonic() < last else 0)
     raise AssertionError
 
 
@@ -96,7 +100,8 @@ class Http:
         with self._answer(begin, end) as answer:
             if self._identity(answer) != (self.size, self.version):
                 raise _changed(self.url)
-            at = begin if self.ranged else 0
+            at = came = begin if self.ranged else 0
+            since = time.monotonic()
             if self.ranged and not answer.headers.get("Content-Range", "").startswith(f"bytes {begin}-"):
                 raise Failed(f"the answer does not begin at byte {begin}")
             while at < end:
@@ -104,6 +109,10 @@ class Http:
                 if not piece:
                     raise Failed(f"the answer ended at byte {at:,} of {end:,}")
                 at += len(piece)
+                if (now := time.monotonic()) - since > TIMEOUT_S:
+                    if at - came < LEAST and at < end:
+                        raise Failed(f"only {at - came:,} bytes came in {now - since:.0f} s")
+                    since, came = now, at
                 if at > begin:  # else of a server that sends all of it each time
                     yield piece[-(at - begin) :]
 
@@ -146,6 +155,7 @@ class Fsspec:
             from fsspec.core import url_to_fs
 
             self._files, self._path = url_to_fs(url)
+            self._files.retries = 1  # s3fs would try five times each time that we do, a minute each
         self.size, self.version = self._identity()
 
     def pieces(self, begin: int, end: int) -> Iterator[bytes]:
@@ -172,11 +182,18 @@ class Fsspec:
         except ImportError as error:
             raise refused(self.url, f"{first_line(error)} - {pip_install('fsspec s3fs')}") from None
         except FileNotFoundError:
-            raise ConfigError(f"{shown(self.url)}: no such file; a pattern is not looked up, give a list") from None
+            pattern = "; a pattern is not looked up, give a list" if "*" in self.url else ""
+            raise ConfigError(f"{shown(self.url)}: no such file, or no such bucket{pattern}") from None
         except (PermissionError, ValueError) as error:  # of an unknown protocol too
-            raise refused(self.url, first_line(error)) from None
+            raise refused(self.url, told(error)) from None
         except Exception as error:  # of any library
-            raise Failed(first_line(error)) from error
+            raise Failed(told(error)) from error
+
+
+def told(error: Exception) -> str:
+    """What a library says of a place, on one line, and what to do where it is about who asks."""
+    said = on_one_line(error)[:300] or type(error).__name__
+    return said + LOGIN * (isinstance(error, PermissionError) or "credentials" in said)
 
 
 def on_one_line(said: object) -> str:

@@ -11,9 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 import warm
 from conftest import QUICK, ROOT, TRAIN, assert_equal, last_checkpoint, limit, metrics, processes_with, status, wait_for
+
+from h5rows.reading.ranges import BLOCK
 
 pytestmark = pytest.mark.multihost
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d"]
@@ -92,11 +96,15 @@ def torchrun(hosts: tuple[Host, Host], *overrides: str) -> list[subprocess.Popen
 
 
 def pods(
-    hosts: tuple[Host, Host], *overrides: str, first: tuple[str, str] = ("true", "true"), train: Sequence[str] = TRAIN
+    hosts: tuple[Host, Host],
+    *overrides: str,
+    first: tuple[str, str] = ("true", "true"),
+    train: Sequence[str] = TRAIN,
+    **env: str,
 ) -> list[subprocess.Popen[str]]:
     meeting = {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500", "WORLD_SIZE": "2"}
     return [
-        host.start(*train, *DDP, "hardware.num_procs=2", *overrides, first=before, **meeting, RANK=str(index))
+        host.start(*train, *DDP, "hardware.num_procs=2", *overrides, first=before, **meeting, **env, RANK=str(index))
         for index, (host, before) in enumerate(zip(hosts, first))
     ]
 
@@ -160,6 +168,55 @@ def test_torchrun_on_two_hosts_equals_four_local_ranks(two_hosts: tuple[Host, Ho
     assert_equal(last_checkpoint(two)["model"], last_checkpoint(one)["model"])
     assert_equal(metrics(two), metrics(one))
     assert not processes_with(str(tmp_path))
+
+
+SERVER = """
+import sys
+from pathlib import Path
+import http_files
+class Told(http_files.Handler):
+    def do_GET(self):
+        with self.server.lock:
+            print(self.client_address[0], self.headers["Range"].removeprefix("bytes="), flush=True)
+        super().do_GET()
+sys.stdout = open(sys.argv[3], "w")
+server = http_files.Server(sys.argv[1], 8000)
+server.RequestHandlerClass, server.files = Told, {"/set.h5": Path(sys.argv[2]).read_bytes()}
+server.serve_forever()
+"""
+
+
+def test_two_hosts_read_a_remote_set_by_blocks(two_hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    """An epoch is one host's, bit for bit, and each host fetches a block once, for all its ranks."""
+    rng, path, log = np.random.default_rng(0), tmp_path / "set.h5", tmp_path / "log"
+    with h5py.File(path, "w") as file:
+        file["x"], file["y"] = rng.integers(0, 256, (20_000, 300), dtype=np.uint8), rng.integers(0, 5, 20_000)
+    serve = [sys.executable, "-c", SERVER, two_hosts[0].address, str(path), str(log)]
+    two_hosts[0].start(*serve, PYTHONPATH=os.pathsep.join(sys.path))
+    wait_for(lambda: log.exists(), seconds=30)
+    more = (
+        "data.fields={x: x, y: y}", "data.num_outputs=5", "data.splits.test=null", "trainer.global_batch_size=80",
+        "data.splits.train={group: /, rows: [0, 0.9]}", "data.splits.val={group: /, rows: [0.9, 1]}",
+        "data/order=chunk_windows", "data.order.chunk_rows=1000", "data.order.window=4",
+        "trainer.max_steps=225", "trainer.eval_every=225", "trainer.save_every=225",
+    )  # fmt: skip
+    far = (f"data.path=http://{two_hosts[0].address}:8000/set.h5", "data.cache_gb=1")
+    ended = ends(pods(two_hosts, *more, *far, f"hydra.run.dir={tmp_path}/two", LAB_CACHE_DIR=f"{tmp_path}/cache"), 120)
+    assert [code for code, _ in ended] == [0, 0], ended
+    done = warm.run(
+        [*TRAIN, *DDP, *more, f"data.path={path}", "hardware.num_procs=4", f"hydra.run.dir={tmp_path}/one"],
+        capture_output=True, text=True, timeout=limit(60),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert_equal(last_checkpoint(tmp_path / "two")["model"], last_checkpoint(tmp_path / "one")["model"])
+    assert_equal(metrics(tmp_path / "two"), metrics(tmp_path / "one"))
+    asked = [line.split() for line in log.read_text().splitlines()]
+    for host in two_hosts:
+        spans = [tuple(map(int, span.split("-"))) for who, span in asked if who == host.address]
+        blocks = [k for begin, end in spans if end > begin for k in range(begin // BLOCK, end // BLOCK + 1)]
+        assert blocks
+        assert len(blocks) == len(set(blocks))
+    assert len(list((tmp_path / "cache/ranges").iterdir())) == 2
 
 
 @pytest.mark.parametrize("two_hosts", [False], indirect=True)
