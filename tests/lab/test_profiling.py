@@ -26,6 +26,7 @@ from sweeps import call
 from torch import Tensor, nn
 
 import lab.run
+import lab.tasks.supervised
 from engine.device.hardware import Hardware
 from engine.device.threads import Threads
 from engine.errors import RunFailed
@@ -254,6 +255,33 @@ def test_counting_touches_neither_the_model_nor_random_numbers() -> None:
     assert_equal(dict(model.state_dict()), before)
     assert all(p.grad is None for p in model.parameters())
     assert torch.equal(torch.rand(3), expected)
+
+
+class Compiled(Supervised):
+    """Compiles its losses when they are first asked for."""
+
+    __module__ = "lab.tasks.supervised"
+    graphs = 0
+
+    def losses(self, model: nn.Module, batch: Any) -> Any:
+        def graph(module: torch.fx.GraphModule, inputs: Any) -> Any:
+            Compiled.graphs += 1
+            return module.forward
+
+        self.fused = getattr(self, "fused", None) or torch.compile(super().losses, backend=graph)
+        return self.fused(model, batch)
+
+
+@pytest.mark.parametrize("counts", ["profiler.flop=true", "callback=summary"])
+def test_what_a_task_compiles_is_compiled_after_flop_were_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: str
+) -> None:
+    """dynamo leaves alone what it has met under torch's counter: a run on a GPU, which counts, compiled nothing."""
+    monkeypatch.setattr(lab.tasks.supervised, "Compiled", Compiled, raising=False)
+    monkeypatch.setattr(Compiled, "graphs", 0)
+    task = "task._target_=lab.tasks.supervised.Compiled"
+    start_run(tmp_path, *SHORT, task, counts, "trainer.max_steps=2")
+    assert Compiled.graphs > 0
 
 
 @pytest.mark.slow

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from engine.profiling.work import on_meta
+from engine.profiling.work import counting, on_meta
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,6 @@ class Row:
 def summarize(whole: nn.Module, batch: dict[str, Any], call: Callable[[nn.Module, dict[str, Any]], Any]) -> list[Row]:
     """Returns a row for each module of `whole`, in their order. call: what is done with a copy of it and a batch, both
     on meta."""
-    from torch.utils.flop_counter import FlopCounterMode
-
     (own,) = on_meta([whole])
     shapes: dict[nn.Module, tuple[int, ...]] = {}
 
@@ -42,7 +39,7 @@ def summarize(whole: nn.Module, batch: dict[str, Any], call: Callable[[nn.Module
     for module in own.modules():
         module.register_forward_hook(note)
     given = {k: v.to("meta") if isinstance(v, Tensor) else v for k, v in batch.items()}
-    with FlopCounterMode(display=False) as counter, torch.device("meta"), torch.enable_grad():
+    with counting() as counter:
         call(own, given)
     counts = {name: sum(by_kind.values()) for name, by_kind in counter.get_flop_counts().items()}
     counted: dict[nn.Module, int] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -67,14 +68,26 @@ def count_flop(modules: list[nn.Module], batch: dict[str, Any], losses: list[Cal
 
     losses: each called with (a copy of `modules`, a batch on meta), returns the sum to be minimised.
     """
-    from torch.utils.flop_counter import FlopCounterMode
-
     own = on_meta(modules)
     given = {k: v.to("meta") if isinstance(v, Tensor) else v for k, v in batch.items()}
-    with FlopCounterMode(display=False) as counter, torch.device("meta"), torch.enable_grad(), autocast_on_meta():
+    with counting() as counter:
         for loss in losses:
             loss(own, given).backward()
     return float(counter.get_total_flops())
+
+
+@contextmanager
+def counting() -> Iterator[Any]:
+    """In this block tensors are made on meta, and torch's counter, which it is given, sees all operations. To be used
+    before anything is trained: dynamo never compiles what it has met under a counter, so it forgets all it has met."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    try:
+        with FlopCounterMode(display=False) as counter, torch.device("meta"), torch.enable_grad(), autocast_on_meta():
+            yield counter
+    finally:
+        if "torch._dynamo" in sys.modules:
+            torch._dynamo.reset()
 
 
 @contextmanager
