@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -48,7 +49,7 @@ class Candidate:
 
     @property
     def size(self) -> int:
-        return int(np.prod(self.shape[1:], dtype=np.int64))
+        return math.prod(self.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,11 @@ def candidates(
     others, and why."""
     found = []
     refused = {} if refused is None else refused
+    kind = kind_of(file)
     for name in names_below(file, group):
         try:
             fields = {"x": name, **{f"with{k}": other for k, other in enumerate(with_rows)}}
-            opened = Opened(file, group, fields, ChunkCache(HELD), False, REFUSE_EXTERNAL)
+            opened = Opened(file, group, fields, ChunkCache(HELD), False, REFUSE_EXTERNAL, kind=kind)
             field, names = opened.field("x")
             if len(field) < FEWEST or 0 in field.shape:
                 refused[name] = f"has {len(field)} rows of {field.shape[1:]}; {FEWEST} that hold something are needed"

@@ -47,7 +47,8 @@ class Opened:
     """Fields of one open file. fields: name in the batch -> name in the file, below `group`.
 
     values: stored, as the numbers lie; meant. masked: what stands where there is no value, a number or `drop`; or
-    field -> which, NaN for others. groups: of all splits, whose values NAME@classes are one set of classes."""
+    field -> which, NaN for others. groups: of all splits, whose values NAME@classes are one set of classes.
+    kind: of the file, where it is known already."""
 
     def __init__(
         self,
@@ -60,12 +61,13 @@ class Opened:
         values: str = "meant",
         masked: Any = "nan",
         groups: Sequence[str] = (),
+        kind: str | None = None,
     ) -> None:
         if values not in ("stored", "meant"):
             raise ConfigError(f"data.values={values}: must be stored or meant")
         self.file, self.group, self.cache, self.swmr, self.external = file, group, cache, swmr, external
         self.names, self.meant, self.masked = fields, values == "meant" and not swmr, checked(masked, fields)
-        self.kind, self.groups = kind_of(file) if self.meant else "plain", groups or (group,)
+        self.kind, self.groups = (kind or kind_of(file)) if self.meant else "plain", groups or (group,)
         self.rows = self._matlab_rows() if self.kind == "matlab" else None
         self._lacking: list[Unpacked] = []  # fields whose rows without a value are left out
 
