@@ -148,7 +148,10 @@ class Composer:
         """Whether the override only sets a plain value: it chooses no option, and adds, deletes or merges no key."""
         key = override.key_or_group
         is_set = override.type is OverrideType.CHANGE and key in self.swept and override.package is None
-        node = OmegaConf.select(self.master, key, default=MISSING) if is_set else MISSING
+        # what cannot be resolved yet, such as the classes of a file that is not named, is composed
+        node = MISSING
+        if is_set:
+            node = OmegaConf.select(self.master, key, default=MISSING, throw_on_resolution_failure=False)
         return (
             is_set and node != MISSING and not isinstance(node, DictConfig) and not isinstance(override.value(), dict)
         )

@@ -544,7 +544,7 @@ def test_a_fill_value_of_strings(tmp_path: Path) -> None:
         words = [f"w{k % 3}" for k in range(ROWS)]
         file.create_dataset("label", data=words, dtype=h5py.string_dtype(), fillvalue="none")
         file["x"] = np.ones((ROWS, 2), np.float32)
-    command = [sys.executable, str(Path(TRAIN[1]).with_name("h5.py")), "inspect", str(path)]
+    command = [sys.executable, "-m", "h5rows", "inspect", str(path)]
     told = warm.run(command, capture_output=True, text=True, timeout=limit(60))
     assert told.returncode == 0, told.stderr
     assert "y could be label@classes" in told.stdout

@@ -175,7 +175,8 @@ def check_overrides(words: list[str], text: Path) -> None:
     kept = [word for word in words if not word.startswith(dropped)]
     if any(word.startswith("resume=") for word in words):
         kept.insert(0, "trainer=fsdp")  # of the run that goes on; a strategy that a command gives comes after it
-    if {"data=tokens", "experiment=shakespeare", "experiment=streaming"} & set(words):
+    of_tokens = {path.stem for path in (ROOT / "conf/experiment").glob("*.yaml") if "/data: tokens" in path.read_text()}
+    if {"data=tokens", *(f"experiment={stem}" for stem in of_tokens)} & set(words):
         kept.append(f"data.path={text}")
     if {"data=image_folder", "experiment=image_folder"} & set(words):
         kept.append(f"data.path={text.parent / 'photos'}")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from glob import glob
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import h5py
 from h5py._objects import phil  # its lock: a second one, held while h5py waits for its own, could deadlock
@@ -78,6 +78,9 @@ def open_h5(path: str | os.PathLike[str], swmr: bool = False) -> Iterator[h5py.F
         with named(path):
             yield file
     finally:
+        for reader in list(BORROWERS):  # of what links lead to, too, which closing this file leaves open
+            reader.give_back()
+        BORROWERS.clear()
         file.close()
 
 
@@ -90,6 +93,9 @@ def named(what: object) -> Iterator[None]:
         raise
     except (OSError, RuntimeError, KeyError, ValueError, OverflowError, MemoryError) as error:  # what h5py may raise
         raise unreadable(what, error) from error
+
+
+BORROWERS: WeakSet[Any] = WeakSet()  # readers by a dataset of a file that is open in a block of open_h5
 
 
 class Held:

@@ -18,7 +18,7 @@ import numpy as np
 from h5rows.errors import ConfigError
 from h5rows.reading import filters
 from h5rows.reading.layout import Layout
-from h5rows.reading.opening import Held, check_same, hold, identity, is_remote, unreadable
+from h5rows.reading.opening import BORROWERS, Held, check_same, hold, identity, is_remote, unreadable
 from h5rows.reading.raw import ChunkCache, raw_file, spread
 
 
@@ -194,12 +194,18 @@ class ThroughH5py:
                 "fetches it; or repack it"
             )
         self.identity = identity(dset.file)
-        # process -> its handle, the dataset. First the caller's, until that is closed: where the fill value is of
+        # process -> its handle, the dataset. First the caller's, until open_h5's block ends: where the fill value is of
         # variable length, HDF5 2.0 crashes once two handles have the dataset and one of them is closed
         self._handles: dict[int, tuple[Held | None, Any]] = {os.getpid(): (None, dset)}
+        BORROWERS.add(self)
 
     def __getstate__(self) -> Any:
         return {**self.__dict__, "_handles": {}}
+
+    def give_back(self) -> None:
+        """The caller's handle."""
+        if self._handles.get(os.getpid(), (self, None))[0] is None:
+            del self._handles[os.getpid()]
 
     def _dataset(self) -> Any:
         held, dset = self._handles.get(os.getpid(), (None, None))
