@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import warm
 import yaml
-from conftest import ROOT, TRAIN, limit, metrics, processes_with, slow, status
+from conftest import ROOT, TRAIN, limit, metrics, needs, processes_with, slow, status
 from sweeps import SWEEP, book, call, call_faulty, ended_at, job_dirs, results, states
 
 from lab.project import PROJECT
@@ -92,6 +92,14 @@ def test_mistakes_are_one_line(tmp_path: Path, overrides: list[str], line: str) 
     assert done.stderr.startswith(line), done.stderr
     assert done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@needs("conf/data/tokens.yaml")
+def test_a_missing_file_is_named_though_a_swept_value_was_to_come_from_it(tmp_path: Path) -> None:
+    done = call("-m", "data=tokens", "data.num_outputs=11,12", f"hydra.sweep.dir={tmp_path}/s")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: job 0 (data.num_outputs=11): data.path: a value is missing here"), done.stderr
 
 
 FAULTS = {
