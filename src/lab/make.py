@@ -212,8 +212,7 @@ def to_devices(model: nn.Module, ema: nn.Module | None, config: Config, machine:
             shard(part, config.trainer.fsdp, machine.precision, world, machine.compile is not None)
         else:
             part.to(world.device)
-        if machine.compile == "blocks" and not is_sharded(part):
-            compile_blocks(part)
+        compile_blocks(part, machine)
 
 
 def count_steps(trainer: TrainerConfig, num_samples: int, step: int = 0, samples: int = 0) -> int:

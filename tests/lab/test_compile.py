@@ -124,7 +124,7 @@ def test_compiled_block_by_block_is_eager(tmp_path: Path, modes: list[Any], more
 
 def test_a_model_without_blocks_is_not_compiled_by_them() -> None:
     with pytest.raises(ConfigError, match=r"hardware\.compile=blocks: Linear has no list of blocks - use default"):
-        dynamo.compile_blocks(nn.Linear(3, 1))
+        dynamo.compile_blocks(nn.Linear(3, 1), SimpleNamespace(compile="blocks"))
 
 
 @pytest.mark.slow

@@ -65,8 +65,11 @@ def for_evaluation(net: nn.Module, machine: Compiles) -> nn.Module:
     return _compiled(net, machine, for_training=False)
 
 
-def compile_blocks(model: nn.Module) -> None:
-    """Compile the blocks of the model, in place: names of weights stay, and what is between them runs eagerly."""
+def compile_blocks(model: nn.Module, machine: Compiles) -> None:
+    """With hardware.compile=blocks: compile the blocks of the model, in place. Names of weights stay, and what is
+    between them runs eagerly. (A sharded model's blocks are compiled already.)"""
+    if machine.compile != BLOCKS or is_sharded(model):
+        return
     blocks = find_blocks(model, "auto", "hardware.compile")
     if not blocks:
         raise ConfigError(f"hardware.compile=blocks: {type(model).__name__} has no list of blocks - use default")

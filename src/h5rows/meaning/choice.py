@@ -84,13 +84,12 @@ def names_below(file: h5py.File, group: str) -> Iterator[str]:
 
 
 def candidates(
-    file: h5py.File, group: str = "/", with_rows: tuple[str, ...] = (), refused: dict[str, str] | None = None
+    file: h5py.File, kind: str, group: str, with_rows: tuple[str, ...] = (), refused: dict[str, str] | None = None
 ) -> list[Candidate]:
-    """Fields that can be read as numbers. with_rows: of fields that MATLAB's axes must agree with. refused: gets the
-    others, and why."""
+    """Fields that can be read as numbers. kind: of the file. with_rows: of fields that MATLAB's axes must agree with.
+    refused: gets the others, and why."""
     found = []
     refused = {} if refused is None else refused
-    kind = kind_of(file)
     for name in names_below(file, group):
         try:
             fields = {"x": name, **{f"with{k}": other for k, other in enumerate(with_rows)}}
@@ -148,7 +147,7 @@ def choose(file: h5py.File, refused: dict[str, str] | None = None) -> Choice | N
     kind = kind_of(file)
     if kind == "keras":  # weights are no samples
         return None
-    found = candidates(file, group, refused=refused)
+    found = candidates(file, kind, group, refused=refused)
     if kind == "pandas":  # the rows' names
         found = [each for each in found if not each.name.endswith("/table/index")]
     if kind == "matlab":
@@ -179,7 +178,7 @@ def _with_the_same_rows(file: h5py.File, found: list[Candidate]) -> list[Candida
     if not vectors:
         return found
     label = max(vectors, key=lambda each: (bool(LABELS.search(each.name.removesuffix("@classes"))), each.shape[0]))
-    return [label, *(each for each in candidates(file, "/", (label.name,)) if each.name != label.name)]
+    return [label, *(each for each in candidates(file, "matlab", "/", (label.name,)) if each.name != label.name)]
 
 
 def _pairs(found: list[Candidate]) -> Iterator[tuple[tuple[Any, ...], Candidate, Candidate | None]]:
