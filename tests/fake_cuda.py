@@ -88,7 +88,7 @@ class FakeCuda(Cuda):
     def here(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def event(self, timed: bool = False) -> Any:
+    def event(self) -> Any:
         return Event(self)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

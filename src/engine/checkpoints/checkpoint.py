@@ -319,7 +319,7 @@ class Checkpoints:
             remove_leftovers(self.directory)
         files = self.files()[::-1]
         if self.world is not None:
-            files = self.world.share(files)
+            files = [self.directory / name for name in self.world.share([file.name for file in files])]
         for path in files:
             try:
                 return path, self._peek(path)

@@ -10,7 +10,7 @@ whom); no process stays. With one rank, each collective returns its argument.
 Raised: ConfigError for what does not fit the machine, RankLost and RunFailed for ranks that failed or died, Stopped
 where an evaluation was cut short on all ranks.
 
-    collectives             World: what ranks do together (wire: values as JSON)
+    collectives             World: what ranks do together
     environment, cluster    which rank or host this process is, by environment variables
     store, group            how ranks find each other
     rendezvous              agreeing on the run directory

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import RunFailed
 from engine.host import process_state
-from engine.world import wire
 
 if TYPE_CHECKING:
     import torch
@@ -77,13 +77,14 @@ class World:
         return [part[:size].view(dtype).view(shape) for part, dtype, (_, shape, size) in zip(parts, dtypes, told)]
 
     def gather(self, value: Any, group: Any = None) -> list[Any]:
-        """[value of rank 0, value of rank 1, ...] on rank 0, [] elsewhere. Values: small, of the types of wire.py."""
+        """[value of rank 0, value of rank 1, ...] on rank 0, [] elsewhere. Values: small, of JSON's types; nothing is
+        unpickled, as whoever can reach the ranks' ports could send code."""
         if self.size == 1:
             return [value]
         import torch
         import torch.distributed as dist
 
-        own = _bytes(wire.encode(value))
+        own = _bytes(value)
         size = torch.tensor([len(own)])
         sizes = size.new_empty(self.size if self.is_main else 0, 1)
         # to rank 0 and back along a tree, not by an all-gather: gloo's is a ring, N - 1 messages one after another
@@ -94,7 +95,7 @@ class World:
         padded[: len(own)] = own
         rows = padded.new_empty(len(sizes), len(padded))
         dist.gather(padded, list(rows.unbind()) or None, dst=0, group=group)
-        return [wire.decode(row[:count].numpy().tobytes()) for row, count in zip(rows, sizes.flatten().tolist())]
+        return [json.loads(row[:count].numpy().tobytes()) for row, count in zip(rows, sizes.flatten().tolist())]
 
     def gather_bytes(self, own: Tensor) -> Tensor:
         """(K,) uint8 on the host, as many on each rank -> (ranks, K) on rank 0, (0, K) elsewhere."""
@@ -107,18 +108,18 @@ class World:
         return rows
 
     def share(self, value: Any) -> Any:
-        """Broadcast rank 0's value, of the types of wire.py, to all ranks."""
+        """Broadcast rank 0's value, of JSON's types, to all ranks."""
         if self.size == 1:
             return value
         import torch
         import torch.distributed as dist
 
-        data = _bytes(wire.encode(value)) if self.is_main else None
+        data = _bytes(value) if self.is_main else None
         size = torch.tensor([0 if data is None else len(data)])
         dist.broadcast(size, src=0)
         data = torch.empty(int(size), dtype=torch.uint8) if data is None else data
         dist.broadcast(data, src=0)
-        return wire.decode(data.numpy().tobytes())
+        return json.loads(data.numpy().tobytes())
 
     def broadcast(self, tensors: list[Tensor]) -> None:
         """Give all ranks rank 0's values, in place: one message of bytes, whatever the dtypes."""
@@ -218,7 +219,7 @@ def on_host(values: Tensor) -> Tensor:
     return values.cpu()
 
 
-def _bytes(data: bytes) -> Tensor:
+def _bytes(value: Any) -> Tensor:
     import torch
 
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)

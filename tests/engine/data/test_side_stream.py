@@ -129,53 +129,41 @@ def test_page_locked_memory_is_bounded(gpu: FakeCuda, monkeypatch: pytest.Monkey
 # ---- what counts as waiting
 
 
-class Timed:
-    """An event with the time at which the GPU passes it; the test drives both clocks."""
+class Gpu:
+    """A device's clock. now_s: of the host. busy_until: what the GPU has been given is done then. A mark lies there."""
 
-    def __init__(self, gpu: Clocks) -> None:
-        self.gpu = gpu
+    now_s = busy_until = 0.0
 
-    def record(self, stream: Any) -> None:
-        self.gpu.busy_until = self.at = max(self.gpu.busy_until, self.gpu.now)
+    def now(self) -> float:
+        self.busy_until = max(self.busy_until, self.now_s)
+        return self.busy_until
 
-    def query(self) -> bool:
-        return self.at <= self.gpu.now
+    def passed(self, mark: float) -> bool:
+        return mark <= self.now_s
 
-    def elapsed_time(self, end: Timed) -> float:
-        return 1e3 * (end.at - self.at)
-
-
-class Clocks(FakeCuda):
-    """now: of the host. busy_until: what the GPU has been given is done then."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-        self.now = self.busy_until = 0.0
-
-    def event(self, timed: bool = False) -> Any:
-        assert timed
-        return Timed(self)
+    def seconds(self, start: float, end: float) -> float:
+        assert self.passed(end), "the host waits for nothing"
+        return end - start
 
     def kernel(self, seconds: float) -> None:
-        self.busy_until = max(self.busy_until, self.now) + seconds
+        self.busy_until = max(self.busy_until, self.now_s) + seconds
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_only_an_idle_gpu_waits_for_data(seed: int) -> None:
     """Random steps: host work, kernels, a loader that blocks, a copy that ends later; against the sum of the gaps."""
-    pick, gpu = random.Random(seed), Clocks()
-    clock = waits.DeviceWaits(gpu)
+    pick, gpu = random.Random(seed), Gpu()
+    clock = waits.Waits(gpu)
     idle = 0.0
     for _ in range(300):
-        gpu.now += pick.choice([0.0, 0.001, 0.02])  # the host launches the step
+        gpu.now_s += pick.choice([0.0, 0.001, 0.02])  # the host launches the step
         gpu.kernel(pick.choice([0.001, 0.01, 0.05]))
         clock.begin()
-        asked, free = gpu.now, gpu.busy_until
-        gpu.now += pick.choice([0.0, 0.0, 0.005, 0.1])  # no batch yet
-        arrives = gpu.now + pick.choice([0.0, 0.0, 0.03])  # its copy
+        asked, free = gpu.now_s, gpu.busy_until
+        gpu.now_s += pick.choice([0.0, 0.0, 0.005, 0.1])  # no batch yet
+        arrives = gpu.now_s + pick.choice([0.0, 0.0, 0.03])  # its copy
         gpu.busy_until = max(gpu.busy_until, arrives)
         idle += max(0.0, gpu.busy_until - max(asked, free))
         clock.end()
-    gpu.now = gpu.busy_until
+    gpu.now_s = gpu.busy_until
     assert clock.seconds() == pytest.approx(idle)
-    assert len(clock._used) < 300, "events are used again"

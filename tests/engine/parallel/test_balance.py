@@ -16,7 +16,6 @@ import torch
 from conftest import QUICK, result, start_run
 from torch import nn
 
-import engine.data.loading.waits
 import engine.parallel.balance
 import lab.descend
 import lab.objective
@@ -46,7 +45,6 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(engine.parallel.balance.HostClock, "now", staticmethod(made.perf_counter))
-    monkeypatch.setattr(engine.data.loading.waits, "time", made)
     return made
 
 

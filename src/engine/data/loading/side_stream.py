@@ -36,8 +36,8 @@ class Cuda:
         """For a thread of its own: makes this GPU its current one."""
         return torch.cuda.device(self.device)
 
-    def event(self, timed: bool = False) -> Any:
-        return torch.cuda.Event(enable_timing=timed)
+    def event(self) -> Any:
+        return torch.cuda.Event()
 
     def copy(self, value: Tensor) -> Tensor:
         """Enqueue a copy of page-locked memory on the current stream."""

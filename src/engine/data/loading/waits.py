@@ -9,62 +9,35 @@ the loader while the GPU is busy with earlier steps. There only the time counts 
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from typing import Any
 
 import torch
 
-from engine.data.loading.side_stream import Cuda
+from engine.clocks import DeviceClock, HostClock
 
 
-class HostWaits:
-    def __init__(self) -> None:
-        self._seconds = self._began = 0.0
+class Waits:
+    def __init__(self, clock: Any) -> None:
+        self._clock, self._seconds = clock, 0.0
+        self._end: Any = None
+        self._pending: deque[tuple[Any, Any]] = deque()  # (end, resumed) that the device has not yet passed
 
     def begin(self) -> None:
         """The loop asks for a batch."""
-        self._began = time.perf_counter()
+        self._end = self._clock.now()
 
     def end(self) -> None:
-        """It has one."""
-        self._seconds += time.perf_counter() - self._began
+        """It has one; on a GPU, behind its copy."""
+        self._pending.append((self._end, self._clock.now()))
+        self.seconds()
 
     def seconds(self) -> float:
+        """Up to where the device is now: after a log, which waits for it, all that was asked for before."""
+        while self._pending and self._clock.passed(self._pending[0][1]):
+            self._seconds += self._clock.seconds(*self._pending.popleft())
         return self._seconds
 
 
-class DeviceWaits:
-    def __init__(self, cuda: Cuda) -> None:
-        self._cuda = cuda
-        self._seconds = 0.0
-        self._now = self._events()  # (end, resumed)
-        self._pending: deque[tuple[Any, Any]] = deque()  # those that the GPU has not yet passed
-        self._used: list[tuple[Any, Any]] = []  # to be recorded again
-
-    def _events(self) -> tuple[Any, Any]:
-        return self._cuda.event(timed=True), self._cuda.event(timed=True)
-
-    def begin(self) -> None:
-        self._now[0].record(self._cuda.computing())
-
-    def end(self) -> None:
-        self._now[1].record(self._cuda.computing())  # behind the copy of the batch
-        self._pending.append(self._now)
-        self._settle()
-        self._now = self._used.pop() if self._used else self._events()
-
-    def _settle(self) -> None:
-        while self._pending and self._pending[0][1].query():
-            end, resumed = self._pending.popleft()
-            self._seconds += end.elapsed_time(resumed) / 1e3
-            self._used.append((end, resumed))
-
-    def seconds(self) -> float:
-        """Up to where the GPU is now: after a log, which waits for it, all that was asked for before."""
-        self._settle()
-        return self._seconds
-
-
-def waits_on(device: torch.device) -> HostWaits | DeviceWaits:
-    return DeviceWaits(Cuda(device)) if device.type == "cuda" else HostWaits()
+def waits_on(device: torch.device) -> Waits:
+    return Waits(DeviceClock(device) if device.type == "cuda" else HostClock())
