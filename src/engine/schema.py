@@ -10,7 +10,7 @@ import math
 import operator
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING as MISSING_DEFAULT
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from difflib import get_close_matches
@@ -76,13 +76,9 @@ def option(*words: str) -> Rule:
     return Rule(words=words)
 
 
+@cache
 def hints_of(what: Any, with_rules: bool = False) -> dict[str, Any]:
     """get_type_hints, once for each class or function: it evaluates the annotations' text."""
-    return _hints_of(what, with_rules)
-
-
-@cache
-def _hints_of(what: Any, with_rules: bool) -> dict[str, Any]:
     return get_type_hints(what, include_extras=with_rules)
 
 
@@ -99,7 +95,7 @@ def typed(cls: type[T], node: Any, key: str = "", moved: Mapping[str, str] = typ
     for name in schema:
         if name not in values:
             raise ConfigError(f"{join(key, name)}: this key is missing - give it a value, {join(key, name)}=...")
-    hints = hints_of(cls, True)
+    hints = hints_of(cls, True)  # type: ignore[arg-type]
     return cls(**{name: _value(values[name], hints[name], join(key, name), moved) for name in schema})
 
 
@@ -109,7 +105,7 @@ def completed(cls: type[Any], values: Mapping[str, Any], key: str = "") -> tuple
     known = {f.name: f for f in fields(cls)}
     whole, filled = dict(values), []
     gone = [join(key, str(name)) for name in values if name not in known]
-    for name, hint in hints_of(cls).items():
+    for name, hint in hints_of(cls).items():  # type: ignore[arg-type]
         at, own = join(key, name), known[name]
         if name not in values:
             make: Any = own.default_factory
@@ -143,17 +139,27 @@ def plain(node: Any, resolve: bool = True) -> Any:
 
 def check_resolved(node: Any, key: str = "") -> None:
     """Raise a ConfigError on the first text or key of a plain node with an interpolation (${...})."""
-    if isinstance(node, str) and "${" in node:
-        raise ConfigError(
-            f"{key}: {show(node)} is an interpolation, and values are resolved here - write the value itself"
-        )
-    if isinstance(node, Mapping):
-        for name, value in node.items():
-            check_resolved(name, join(key, str(name)))
-            check_resolved(value, join(key, str(name)))
-    elif isinstance(node, (list, tuple)):
-        for index, value in enumerate(node):
-            check_resolved(value, join(key, str(index)))
+    for at, value in walk(node, key):
+        for text in (value, at):
+            if isinstance(text, str) and "${" in text:
+                raise ConfigError(
+                    f"{at}: {show(text)} is an interpolation, and values are resolved here - write the value itself"
+                )
+
+
+def walk(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of a plain node and of all below it, outer ones first."""
+    yield key, node
+    pairs = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, (list, tuple)) else ()
+    for name, value in pairs:
+        yield from walk(value, join(key, str(name)))
+
+
+def at(node: Any, keys: Iterable[str | int]) -> Any:
+    """The value at these keys, one below the other; None where there is none."""
+    for key in keys:
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node
 
 
 def below_outputs(name: Any) -> str:

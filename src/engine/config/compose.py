@@ -27,7 +27,7 @@ from engine.config.messages import check_arguments, explain
 from engine.config.wandb_agent import from_agent, run_folder
 from engine.errors import ConfigError
 from engine.project import Project
-from engine.schema import MISSING, below_outputs, join
+from engine.schema import MISSING, below_outputs, walk
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"  # unless it is 1, Hydra prints errors and exits instead of raising
 _typed: list[str | None] = []  # values of _FULL_ERROR before each nested _full_error, the user's first
@@ -205,15 +205,8 @@ def keys_like(cfg: DictConfig, pattern: str) -> list[str]:
     return [f"{above}.{name!s}{below}" for name in node] if isinstance(node, DictConfig) else []
 
 
-def missing_keys(node: Any, key: str = "") -> Iterator[str]:
-    if isinstance(node, dict):
-        for name, value in node.items():
-            yield from missing_keys(value, join(key, str(name)))
-    elif isinstance(node, list):
-        for index, value in enumerate(node):
-            yield from missing_keys(value, join(key, str(index)))
-    elif node == MISSING:
-        yield key
+def missing_keys(node: Any, key: str = "") -> list[str]:
+    return [at for at, value in walk(node, key) if value == MISSING]
 
 
 def remove_if_empty(root: Path, folder: Path) -> None:

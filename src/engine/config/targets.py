@@ -17,6 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from engine.errors import ConfigError
 from engine.project import Project
 from engine.schema import (
+    at,
     check_limits,
     check_resolved,
     describe,
@@ -27,6 +28,7 @@ from engine.schema import (
     nearest,
     plain,
     show,
+    walk,
 )
 
 _CLASSES_ONLY = ("torch.*", "torchmetrics.*", "optuna.*")
@@ -50,16 +52,16 @@ def check_targets(
     own: {key: entries of that node that are no arguments}. given: {key: arguments that the caller adds}. asked: what
     `complete` adds.
     """
-    wanted = {key: _at(cfg, key) for key in single}
+    wanted = {key: at(cfg, key.split(".")) for key in single}
     for key in collections:
-        entries = _at(cfg, key) or {}
+        entries = at(cfg, key.split(".")) or {}
         if not isinstance(entries, Mapping):
             raise ConfigError(f"{key}: expected a mapping of names, each with a _target_, got {show(entries)}")
         wanted |= {join(key, str(name)): node for name, node in entries.items()}
     for key, node in wanted.items():
         if not isinstance(node, Mapping) or "_target_" not in node:
             raise ConfigError(f"{key}: {NEEDS_TARGET}, got {show(node)}")
-    for key, node in _walk(cfg, ""):
+    for key, node in _targets(cfg):
         target = _check_node(project, node, key, allowed)
         keywords = {n: v for n, v in node.items() if n not in _SPECIAL and n not in own.get(key, ())}
         keywords |= _asked_of(target, node, asked, given.get(key, ()))
@@ -97,7 +99,7 @@ def _asked_of(target: Any, node: Mapping[str, Any], asked: Mapping[str, Any], gi
 def check_nodes(project: Project, tree: Any) -> None:
     """Raise a ConfigError if a plain tree, wherever it is from, has a `_target_` that is not allowed or not there."""
     check_resolved(tree)
-    for key, node in _walk(tree, ""):
+    for key, node in _targets(tree):
         _check_node(project, node, key, ())
 
 
@@ -112,7 +114,7 @@ def build_target(project: Project, node: Any, key: str = "", allowed: Sequence[s
 
     tree = plain(node)  # resolved once: what is checked is what is built
     check_resolved(tree, key)
-    for path, inner in _walk(tree, key):
+    for path, inner in _targets(tree, key):
         _check_node(project, inner, path, allowed)
     # Hydra 1.4 warns without its own allowlist; 1.3 does not know it
     if "_execution_whitelist_" in inspect.signature(instantiate).parameters:
@@ -357,20 +359,6 @@ def _plain_part(hint: Any) -> Any:
     return dict if origin in (dict, Mapping) else None
 
 
-def _at(cfg: Mapping[str, Any], key: str) -> Any:
-    node: Any = cfg
-    for part in key.split("."):
-        node = node.get(part) if isinstance(node, Mapping) else None
-    return node
-
-
-def _walk(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _targets(tree: Any, key: str = "") -> list[tuple[str, Mapping[str, Any]]]:
     """All nodes with a `_target_`, outer ones first."""
-    if isinstance(node, Mapping):
-        if "_target_" in node:
-            yield key, node
-        for name, value in node.items():
-            yield from _walk(value, join(key, str(name)))
-    elif isinstance(node, list):
-        for index, value in enumerate(node):
-            yield from _walk(value, join(key, str(index)))
+    return [(at, node) for at, node in walk(tree, key) if isinstance(node, Mapping) and "_target_" in node]
