@@ -17,7 +17,7 @@ from typing import Any
 
 from engine.errors import INTERRUPTED, PREEMPTED
 
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP") if hasattr(signal, name))
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _asked: list[str] = []
 OFF, IMPORTS, BEGINS, RUNS = range(4)  # stages of a command that trains
 _stage = OFF

@@ -64,8 +64,6 @@ class Launch(ABC):
         """The first signal has the jobs save and end; a second Ctrl-C is `_kill`."""
 
         def handle(number: int, frame: Any) -> None:
-            if number == getattr(signal, "SIGHUP", None):
-                early.leave_hung_up_terminal()
             if self._stopped is None:
                 self._stopped, self._ending = signal.Signals(number), True
                 self._screen.say(f"{self._stopped.name}: running jobs save and end; Ctrl-C again: {self.AGAIN}")

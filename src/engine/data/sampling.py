@@ -7,8 +7,8 @@ from collections.abc import Sequence, Sized
 from typing import Any
 
 import numpy as np
-import torch
 
+from engine.data.loading.slots import empty_batch, is_ragged
 from engine.data.order import Order, size_of
 from engine.data.permutation import hashed
 from engine.errors import ConfigError
@@ -133,13 +133,10 @@ def column(dataset: Any, field: str) -> np.ndarray:
         return np.asarray(dataset.column(field))
     if not hasattr(dataset, "gather"):
         return np.stack([np.asarray(_named(dataset[i], field)) for i in range(size_of(dataset))])
-    ragged = any(-1 in shape for shape, _ in dataset.spec.values())
-    size, parts = size_of(dataset), []
+    ragged, size, parts = is_ragged(dataset.spec), size_of(dataset), []
     for begin in range(0, size, _PER_READ):
         rows = np.arange(begin, min(begin + _PER_READ, size), dtype=np.int64)
-        spec = {} if ragged else dataset.spec
-        out = {name: torch.empty((len(rows), *shape), dtype=dtype) for name, (shape, dtype) in spec.items()}
-        batch = dataset.gather(rows, None if ragged else out)
+        batch = dataset.gather(rows, None if ragged else empty_batch(dataset.spec, len(rows)))
         # of samples of different length, what is wanted here is how long they are
         parts.append(np.asarray(batch[f"{field}_length" if -1 in dataset.spec[field][0] else field]))
     return np.concatenate(parts)

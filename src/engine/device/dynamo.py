@@ -102,8 +102,7 @@ def _begin_replay(module: nn.Module, inputs: Any) -> None:
 def _allow_recompiles() -> None:
     from torch._dynamo import config
 
-    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
-    setattr(config, name, max(getattr(config, name), RECOMPILES))
+    config.recompile_limit = max(config.recompile_limit, RECOMPILES)
 
 
 class CompiledChain:

@@ -59,15 +59,21 @@ def handling_signals(handle: Callable[[int, Any], None]) -> Iterator[None]:
     Behind it the former handlers are back; in a process that ends with its run signals are only noted, up to its end:
     what the run's end is has been decided in the block.
     """
-    before = {number: signal.signal(number, handle) for number in heeded_signals()}
+
+    def handler(number: int, frame: Any) -> None:
+        if number == signal.SIGHUP:
+            early.leave_hung_up_terminal()
+        handle(number, frame)
+
+    before = {number: signal.signal(number, handler) for number in heeded_signals()}
     try:
         yield
     finally:
         with held_signals():  # all at once, or `handle` could raise between two
-            for number, handler in before.items():
-                signal.signal(number, early.note_only if early.ends_with_run() else handler)
+            for number, former in before.items():
+                signal.signal(number, early.note_only if early.ends_with_run() else former)
 
 
 def heeded_signals() -> list[signal.Signals]:
     """The stop signals; without SIGHUP where it is ignored already (nohup)."""
-    return [n for n in STOP_SIGNALS if n != getattr(signal, "SIGHUP", None) or signal.getsignal(n) != signal.SIG_IGN]
+    return [n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]

@@ -68,11 +68,9 @@ class Trace:
 
     def _write(self, done: Any) -> None:
         done.export_chrome_trace(str(self.trace_file))
+        by = "self_device_time_total" if self.on_gpu else "self_cpu_time_total"
         averages = done.key_averages(group_by_input_shape=True)
-        names = {key for entry in averages[:1] for key in dir(entry)}
-        by = "self_device_time_total" if "self_device_time_total" in names else "self_cuda_time_total"
-        text = averages.table(sort_by=by if self.on_gpu else "self_cpu_time_total", row_limit=ROWS)
-        self.kernels_file.write_text(text)
+        self.kernels_file.write_text(averages.table(sort_by=by, row_limit=ROWS))
         self.written = True
 
 

@@ -82,8 +82,6 @@ class Ranks:
             yield
 
     def _handle(self, number: int, frame: Any) -> None:
-        if number == getattr(signal, "SIGHUP", None):
-            early.leave_hung_up_terminal()
         now, again = time.monotonic(), self.signalled == number == signal.SIGINT
         if again and now - self._signalled_at > SAME_SIGNAL_S:
             if not self._interrupted:  # once: what it ends is not to be disturbed

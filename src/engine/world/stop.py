@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from engine import early
 from engine.host import SAME_SIGNAL_S, STOP_SIGNALS, end_children_at_exit, handling_signals
 from engine.world.environment import place
-from engine.world.store import is_noted, note
+from engine.world.store import store
 
 if TYPE_CHECKING:
     from engine.world.collectives import World
@@ -49,14 +49,15 @@ class Messages:
     """Of any rank to rank 0, and of rank 0 to all."""
 
     def ask(self, cause: str) -> None:
-        note(f"{NOTE}/{cause}")
-        note(NOTE)
+        store().set(f"{NOTE}/{cause}", "")
+        store().set(NOTE, "")
 
     def asked(self) -> str:
         """The highest cause that any rank has asked for; rank 0 calls this."""
-        if not is_noted(NOTE):
+        is_noted = store().check
+        if not is_noted([NOTE]):
             return ""
-        return next((cause for cause in reversed(CAUSES) if cause and is_noted(f"{NOTE}/{cause}")), "")
+        return next((cause for cause in reversed(CAUSES) if cause and is_noted([f"{NOTE}/{cause}"])), "")
 
     def announce(self, values: list[int], world: World) -> Callable[[], list[int]]:
         """Start to tell all ranks rank 0's values; returns a function that waits for them."""
@@ -150,8 +151,6 @@ class StopRequest:
         self._calls_between, self._calls, self._last_call, self._announced_at = 1, 0, None, time.monotonic()
 
     def _handle(self, number: int, frame: Any) -> None:
-        if number == getattr(signal, "SIGHUP", None):
-            early.leave_hung_up_terminal()
         now, name = time.monotonic(), signal.Signals(number).name
         again = now - self._signalled_at > SAME_SIGNAL_S or place.size is None
         if number == signal.SIGINT and self.requested == "SIGINT" and again:

@@ -62,12 +62,3 @@ def of_this_attempt(store: Any) -> Any:
 
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return dist.PrefixStore(f"attempt_{attempt}", store) if os.environ.get("GROUP_WORLD_SIZE") == "1" else store
-
-
-def note(key: str) -> None:
-    """Leave a mark that any rank can see, in the store of the rendezvous."""
-    store().set(key, "1")
-
-
-def is_noted(key: str) -> bool:
-    return bool(store().check([key]))

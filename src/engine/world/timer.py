@@ -68,8 +68,8 @@ def _cancel() -> None:
         faulthandler.cancel_dump_traceback_later()
 
 
-if hasattr(os, "register_at_fork"):  # a fork has the timer's lock, but not its thread, and would wait for it at its end
-    os.register_at_fork(before=_cancel, after_in_parent=_start)
+# a fork has the timer's lock, but not its thread, and would wait for it at its end
+os.register_at_fork(before=_cancel, after_in_parent=_start)
 
 
 def saying(text: str, function: Callable[[], None]) -> Callable[[], None]:

@@ -8,11 +8,10 @@ import threading
 import time
 from typing import Any
 
-import numpy as np
 import torch
 
 from engine.data.loading.samples import ahead_bytes
-from engine.data.loading.slots import Batch, is_ragged, sample_bytes
+from engine.data.loading.slots import empty_batch, is_ragged, sample_bytes
 from engine.data.order import Plan
 from engine.errors import ConfigError
 from engine.files import in_words
@@ -111,7 +110,7 @@ def _rate(dataset: Any, plan: Plan, count: int) -> float:
         try:
             assert part is not None
             ragged = is_ragged(dataset.spec)
-            out = None if ragged else empty(dataset, part[1])
+            out = None if ragged else empty_batch(dataset.spec, len(part[1]))
             dataset.gather(part[1], out)
             gate.wait()
             gathered, began = 0, time.perf_counter()
@@ -139,10 +138,6 @@ def _rate(dataset: Any, plan: Plan, count: int) -> float:
     if errors:
         raise errors[0]
     return sum(rates)
-
-
-def empty(dataset: Any, rows: np.ndarray) -> Batch:
-    return {field: torch.empty((len(rows), *shape), dtype=dtype) for field, (shape, dtype) in dataset.spec.items()}
 
 
 def loader_ways(dataset: Any, cores: int) -> list[tuple[str, int]]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from engine.data.loading.samples import InProcess, Samples, own_random_numbers
+from engine.data.loading.slots import empty_batch
 from engine.data.loading.workers import Workers
 from engine.data.order import Plan
 
@@ -55,9 +56,7 @@ def open_workers(
 def _sample_s(samples: Samples, part: tuple[np.ndarray, np.ndarray]) -> float:
     """Seconds that one sample takes in this process."""
     if samples.has("gather"):
-        out = {
-            field: torch.empty((len(part[1]), *shape), dtype=dtype) for field, (shape, dtype) in samples.spec.items()
-        }
+        out = empty_batch(samples.spec, len(part[1]))
         began = time.perf_counter()
         samples.gather(part[1], out)
         return (time.perf_counter() - began) / len(part[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.data.loading.ring import GROUP_MOST
-from engine.data.loading.slots import Batch, Slots, hand_over, indices_on, sample_bytes, split
+from engine.data.loading.slots import Batch, Slots, empty_batch, hand_over, indices_on, sample_bytes, split
 from engine.data.order import Plan
 
 _LOAD_BYTES = 64 * 1024 * 1024  # read at once while the set is loaded
@@ -30,9 +31,7 @@ class Resident:
     def _load(self) -> Batch:
         size, spec = len(self.dataset), self.dataset.spec
         with torch.inference_mode(False):
-            held = {
-                f: torch.empty((size, *shape), dtype=dtype, device=self.device) for f, (shape, dtype) in spec.items()
-            }
+            held = empty_batch(spec, size, partial(torch.empty, device=self.device))
             row_bytes = sum(v[:1].nbytes for v in held.values())
             step = max(1, _LOAD_BYTES // max(1, row_bytes))
             for begin in range(0, size, step):
@@ -41,7 +40,7 @@ class Resident:
                 if self.device.type == "cpu":
                     self.dataset.gather(rows, part)
                     continue
-                host = {f: torch.empty((len(rows), *shape), dtype=dtype) for f, (shape, dtype) in spec.items()}
+                host = empty_batch(spec, len(rows))
                 self.dataset.gather(rows, host)
                 for field, value in part.items():
                     value.copy_(host[field])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.data.loading.side_stream import SideStream
-from engine.data.loading.slots import Batch, Spec, hand_over, to_device
+from engine.data.loading.slots import Batch, Spec, empty_batch, hand_over, to_device
 from engine.data.order import Plan
 from engine.data.permutation import hashed
 from engine.data.stream import Stream
@@ -241,8 +241,7 @@ class InProcess:
         if samples.has("collate"):
             return samples.collated(numbers.tolist(), rows.tolist())
         spec = samples.spec_of(int(numbers[0]), int(rows[0]))
-        empty: Any = torch.empty if self._side is None else self._side.cuda.empty
-        batch = {field: empty((len(rows), *shape), dtype=dtype) for field, (shape, dtype) in spec.items()}
+        batch = empty_batch(spec, len(rows), torch.empty if self._side is None else self._side.cuda.empty)
         samples.fill(numbers.tolist(), rows, spec, batch)
         return batch
 

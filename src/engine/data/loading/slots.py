@@ -72,6 +72,11 @@ def sample_bytes(spec: Spec) -> int:
     return sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in spec.values())
 
 
+def empty_batch(spec: Spec, rows: int, make: Any = torch.empty) -> Batch:
+    """Memory for so many rows. make: torch.empty, or one like it."""
+    return {field: make((rows, *shape), dtype=dtype) for field, (shape, dtype) in spec.items()}
+
+
 def is_ragged(spec: Spec) -> bool:
     return any(-1 in shape for shape, _ in spec.values())
 
@@ -79,8 +84,7 @@ def is_ragged(spec: Spec) -> bool:
 class _Slot:
     def __init__(self, spec: Spec, rows: int, cuda: Cuda | None) -> None:
         self.rows = rows
-        empty: Any = torch.empty if cuda is None else cuda.empty
-        self.tensors = {name: empty((rows, *shape), dtype=dtype) for name, (shape, dtype) in spec.items()}
+        self.tensors = empty_batch(spec, rows, torch.empty if cuda is None else cuda.empty)
         self._leases = [Lease(tensor) for tensor in self.tensors.values()] if CAN_REUSE else []
         self.copied: Any = None  # an event, recorded behind the copy to the GPU
 
