@@ -214,14 +214,7 @@ class Checkpoints:
 
             self._background.start(work)
 
-    def _write(
-        self,
-        kind: str,
-        payload: dict[str, Any],
-        in_parts: bool,
-        began: float,
-        group: Any = None,
-    ) -> None:
+    def _write(self, kind: str, payload: dict[str, Any], in_parts: bool, began: float, group: Any = None) -> None:
         """Write the checkpoint; when it is durable, delete the outdated ones. group: the ranks' process group."""
         assert self.world is not None
         path = self._path(kind, payload["step"], shards.SUFFIX if in_parts else ".pt")

@@ -219,10 +219,7 @@ def load(
 
 
 def laid_out(
-    payload: dict[str, Any],
-    model: nn.Module,
-    optimizer: Any = None,
-    parts: Collection[str] = PARTS,
+    payload: dict[str, Any], model: nn.Module, optimizer: Any = None, parts: Collection[str] = PARTS
 ) -> dict[str, Any]:
     """Returns the payload, from a file or a directory's `head`, with its tensors sharded as those of `model` are."""
     template = templates(model, optimizer)

@@ -40,14 +40,7 @@ if TYPE_CHECKING:
     from engine.device.page_locked import lock_pages, unlock_pages
     from engine.device.precision import WithBf16Weights
     from engine.device.rules import check_options
-    from engine.device.seed import (
-        StepNumbers,
-        draw_nothing,
-        rng_row,
-        seed_everything,
-        set_rng_row,
-        set_rng_state,
-    )
+    from engine.device.seed import StepNumbers, draw_nothing, rng_row, seed_everything, set_rng_row, set_rng_state
     from engine.device.skipping import (
         FUSED,
         all_of,

@@ -313,13 +313,7 @@ def record_failure(directory: Path, rank: int, error: BaseException, first: bool
     if error.__traceback__ is not None:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     kind = ConfigError if isinstance(error, ConfigError) else type(error)
-    record = {
-        "rank": rank,
-        "type": kind.__name__,
-        "message": str(error),
-        "cause": one_line(error),
-        "traceback": text,
-    }
+    record = {"rank": rank, "type": kind.__name__, "message": str(error), "cause": one_line(error), "traceback": text}
     try:
         if not write_once(directory / FAILURE, as_json(record, indent=2)):
             return False

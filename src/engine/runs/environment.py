@@ -63,10 +63,7 @@ def code_of(root: Path, run_dir: Path) -> Code:
 
 def codes_of(root: Path, run_dir: Path) -> list[Code]:
     """With which it began, and those with which it was resumed."""
-    return [
-        code_of(root, run_dir),
-        *(Code(*change["code"]) for change in changes_of(run_dir) if "code" in change),
-    ]
+    return [code_of(root, run_dir), *(Code(*change["code"]) for change in changes_of(run_dir) if "code" in change)]
 
 
 def changes_of(run_dir: Path) -> list[dict[str, Any]]:

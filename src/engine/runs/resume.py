@@ -26,16 +26,7 @@ from engine.config import (
 )
 from engine.errors import ConfigError
 from engine.project import Project
-from engine.runs.directory import (
-    BEFORE,
-    CONFIG,
-    check_free,
-    claimed,
-    holds_run,
-    read_status,
-    shown,
-    undo_resume,
-)
+from engine.runs.directory import BEFORE, CONFIG, check_free, claimed, holds_run, read_status, shown, undo_resume
 from engine.schema import no_such_key, plain, show
 
 log = logging.getLogger("engine")

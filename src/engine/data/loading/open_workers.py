@@ -21,12 +21,7 @@ _GAIN = 1.1  # more workers must be so much faster to be worth their memory
 
 
 def open_workers(
-    samples: Samples,
-    plan: Plan,
-    device: torch.device,
-    num_workers: int | str,
-    start_method: str | None,
-    most: int,
+    samples: Samples, plan: Plan, device: torch.device, num_workers: int | str, start_method: str | None, most: int
 ) -> tuple[Any, str]:
     """(the source of batches, why so many workers); num_workers: auto tries 1, 2, 4, ... up to `most`."""
     part = plan(0)
