@@ -53,8 +53,7 @@ def begin_run(own_process: bool = False) -> None:
     global _stage
     if own_process:
         _asked.clear()
-        _stage = RUNS
-    elif _stage != OFF:
+    if own_process or _stage != OFF:
         _stage = RUNS
 
 

@@ -182,13 +182,9 @@ class Background:
         self._thread = Work(work)
         self._thread.start()
 
-    @property
-    def busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
     def check(self) -> None:
         """Raise the error of work that has failed; does not wait."""
-        if not self.busy:
+        if self._thread is not None and not self._thread.is_alive():
             self.wait()
 
     def wait(self) -> None:

@@ -231,11 +231,6 @@ class Checkpoints:
         for old in outdated if self._leads else ():
             shards.delete(old) if old.is_dir() else old.unlink(missing_ok=True)
 
-    @property
-    def saving(self) -> bool:
-        """Whether a save goes on beside the loop."""
-        return self._background.busy
-
     def check(self, payload: Callable[[], dict[str, Any]] | None = None) -> None:
         """Raise the error of a save that has failed beside the loop; does not wait. payload: of the state as it is: the
         first call begins to make room for copies of it."""

@@ -57,7 +57,12 @@ def current(project: Project, cfg: Any, path: Path) -> DictConfig:
         check_resolved(OmegaConf.to_container(cfg, resolve=False))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    return _of_this_version(project, cfg, path)
+    values, filled, gone = updated(project, plain(cfg, resolve=False))
+    for keys, what in ((filled, "younger than this run, with their defaults"), (gone, "gone, and left out")):
+        if keys and (path, what) not in _said:
+            _said.add((path, what))
+            log.warning("%s: keys that are %s: %s", path, what, ", ".join(keys))
+    return DictConfig(values)
 
 
 def saved_config(project: Project, directory: Path) -> Any:
@@ -78,15 +83,6 @@ def check_saved(project: Project, cfg: Any) -> None:
     """ConfigError for an interpolation or a `_target_` anywhere in a config, of whatever version, that the present one
     would not build; `current` would leave out keys that it does not know."""
     check_nodes(project, _moved(project, plain(cfg, resolve=False)))
-
-
-def _of_this_version(project: Project, cfg: DictConfig, path: Path) -> DictConfig:
-    values, filled, gone = updated(project, plain(cfg, resolve=False))
-    for keys, what in ((filled, "younger than this run, with their defaults"), (gone, "gone, and left out")):
-        if keys and (path, what) not in _said:
-            _said.add((path, what))
-            log.warning("%s: keys that are %s: %s", path, what, ", ".join(keys))
-    return DictConfig(values)
 
 
 def updated(project: Project, cfg: Any) -> tuple[dict[str, Any], list[str], list[str]]:

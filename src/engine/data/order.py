@@ -150,7 +150,7 @@ class TrainPlan:
         assert share * num_ranks == global_batch_size
         assert sum(micro_sizes) == share
         assert 0 <= rank < num_ranks
-        self._order, self._global_batch_size, self._share = order, global_batch_size, share
+        self.order, self._global_batch_size, self._share = order, global_batch_size, share
         self._begins = [0, *np.cumsum(micro_sizes).tolist()]
         self.max_rows = max(micro_sizes)
         self._first = start + rank * share
@@ -183,10 +183,6 @@ class TrainPlan:
         step, micro = divmod(k, len(self._begins) - 1)
         return self._window_of(self._first + step * self._global_batch_size + self._begins[micro])
 
-    @property
-    def order(self) -> Order:
-        return self._order
-
     def begins_step(self, k: int) -> bool:
         return k % (len(self._begins) - 1) == 0
 
@@ -197,7 +193,7 @@ class TrainPlan:
         plan = copy.copy(self)
         plan._first += k // (len(self._begins) - 1) * self._global_batch_size
         with self._lock:
-            self._order = _replaced
+            self.order = _replaced
             change()
         return plan
 
@@ -209,9 +205,9 @@ class TrainPlan:
                 numbers = (begins[:, None] + np.arange(self._share, dtype=np.int64)).ravel()
                 while len(self._blocks) > 1:
                     del self._blocks[next(iter(self._blocks))]
-                rows = self._order(numbers)
+                rows = self.order(numbers)
                 if self.padded:
-                    numbers = np.where(self._order.counts(numbers), numbers, -1)  # type: ignore[attr-defined]
+                    numbers = np.where(self.order.counts(numbers), numbers, -1)  # type: ignore[attr-defined]
                 self._blocks[block] = numbers, rows
             return self._blocks[block]
 

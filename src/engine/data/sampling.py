@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence, Sized
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -79,8 +79,7 @@ def length_buckets(dataset: Sized, seed: int, field: str, batch_size: Count, jit
 class LengthBuckets:
     def __init__(self, lengths: np.ndarray, seed: int, batch_size: int, jitter: float) -> None:
         self._lengths, self._seed, self._batch_size, self._jitter = lengths, seed, batch_size, jitter
-        self._epochs: dict[int, np.ndarray] = {}
-        self._lock = threading.Lock()
+        self._epoch = lru_cache(2)(self._arrange)
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
         """numbers: (B,) int64 -> (B,) int64 rows."""
@@ -90,14 +89,6 @@ class LengthBuckets:
             here = np.flatnonzero(epochs == epoch)
             rows[here] = self._epoch(epoch)[positions[here]]
         return rows
-
-    def _epoch(self, epoch: int) -> np.ndarray:
-        with self._lock:
-            if epoch not in self._epochs:
-                while len(self._epochs) > 1:
-                    del self._epochs[next(iter(self._epochs))]
-                self._epochs[epoch] = self._arrange(epoch)
-            return self._epochs[epoch]
 
     def _arrange(self, epoch: int) -> np.ndarray:
         """(N,) the rows of one epoch. Batches do not end at epochs: the first and last few rows share a batch with

@@ -19,7 +19,7 @@ Garbage: in a block, Python's collector runs where it is called alone.
 Raises nothing of its own; OSError where the system refuses.
 
     cpu, gpu, numa, machine    what there is       signals    stopping       parent, heartbeat, child    child processes
-    process     another's state                    garbage    its collector
+    garbage     its collector
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     )
     from engine.host.machine import gpu_facts, machine_changes, machine_facts, machine_line
     from engine.host.numa import bind_to_gpus
-    from engine.host.parent import die_with, die_with_starter, end_children_at_exit
-    from engine.host.process import process_state
+    from engine.host.parent import die_with, die_with_starter, end_children_at_exit, process_state
     from engine.host.signals import (
         LIKELY_CAUSES,
         SAME_SIGNAL_S,

@@ -1,4 +1,4 @@
-"""Child processes that end with their parent, even if it was killed. Importing this imports no torch."""
+"""Processes that end with their parent, even if it was killed; another's state. Importing this imports no torch."""
 
 from __future__ import annotations
 
@@ -59,3 +59,13 @@ def _outlive(parent: int) -> None:
     while os.getppid() == parent and (starter is None or starter.is_alive()):
         time.sleep(POLL_S)
     os._exit(1)
+
+
+def process_state(pid: int) -> str | None:
+    """A process's state, a letter as in ps: R running, S waiting, T stopped, t traced, Z a zombie, X dead. "" where
+    there is no such process; None where nothing is known (no /proc)."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0]  # its name, before that, may have spaces and brackets
+    except OSError:
+        return "" if os.path.isdir("/proc/self") else None

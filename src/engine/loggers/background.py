@@ -23,6 +23,11 @@ class Background:
     """
 
     title = ""  # as the user knows the library
+    _start: Callable[[], None]
+    _log: Callable[[int, dict[str, float]], None]
+    _summary: Callable[[dict[str, Any]], None]
+    _show: Callable[[int, str, Media], None]
+    _end: Callable[[str], None]  # status
 
     def __init__(self, most_s: float) -> None:
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
@@ -66,18 +71,3 @@ class Background:
             values = {k: v for k, v in record.items() if "/" in k and v is not None and step not in known.get(k, ())}
             if values and step <= from_step:
                 self._log(step, values)
-
-    def _start(self) -> None:
-        raise NotImplementedError
-
-    def _log(self, step: int, values: dict[str, float]) -> None:
-        raise NotImplementedError
-
-    def _summary(self, values: dict[str, Any]) -> None:
-        raise NotImplementedError
-
-    def _show(self, step: int, name: str, media: Media) -> None:
-        raise NotImplementedError
-
-    def _end(self, status: str) -> None:
-        raise NotImplementedError

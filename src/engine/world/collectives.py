@@ -48,13 +48,7 @@ class World:
         import torch.distributed as dist
 
         shared = torch.tensor(values, dtype=torch.int64)
-        work = dist.all_reduce(shared, op=dist.ReduceOp.MAX, async_op=True)
-
-        def result() -> list[int]:
-            work.wait()
-            return to_host(shared)
-
-        return result
+        return _waits(dist.all_reduce(shared, op=dist.ReduceOp.MAX, async_op=True), shared)
 
     def any(self, answer: bool) -> bool:
         """Whether `answer` is true on any rank (all-reduce)."""
@@ -144,13 +138,7 @@ class World:
         import torch.distributed as dist
 
         shared = torch.tensor(values, dtype=torch.int64)
-        work = dist.broadcast(shared, src=0, async_op=True)
-
-        def result() -> list[int]:
-            work.wait()
-            return to_host(shared)
-
-        return result
+        return _waits(dist.broadcast(shared, src=0, async_op=True), shared)
 
     def meet(self) -> None:
         """Barrier: wait until all ranks are here."""
@@ -217,6 +205,14 @@ def to_host(values: Tensor) -> Any:
 def on_host(values: Tensor) -> Tensor:
     """The tensor on the CPU; as `to_host`."""
     return values.cpu()
+
+
+def _waits(work: Any, shared: Tensor) -> Callable[[], list[int]]:
+    def result() -> list[int]:
+        work.wait()
+        return to_host(shared)
+
+    return result
 
 
 def _bytes(value: Any) -> Tensor:

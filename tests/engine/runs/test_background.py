@@ -139,7 +139,7 @@ def test_a_save_before_the_last_is_written_waits(tmp_path: Path, gate: Gate) -> 
         gate.open.clear(), gate.inside.clear()
         checkpoints.save_last(payload(3))
         assert gate.inside.wait(limit(30))
-        assert checkpoints.saving
+        assert checkpoints._background._thread.is_alive()
         checkpoints.check()  # says nothing, and does not wait
         kept = {name for name in names(tmp_path) if not name.startswith(".")}
         assert kept == {"last_000000001.pt", "last_000000002.pt"}, "none is deleted before the new one is durable"
