@@ -15,6 +15,7 @@ from engine.checkpoints import Checkpoints, load_checkpoint
 from engine.errors import Damaged
 from engine.files import read_json, records
 from engine.runs import CHECKPOINTS, METRICS, RESULT, step_of
+from engine.schema import walk
 
 BY_THE_CLOCK = ("perf/", "balance/")
 SMALLEST = 1e-8  # metrics below it are equal to rounding
@@ -47,23 +48,16 @@ def compare_metrics(run: Path, again: Path, last: int, at_end: bool, rounding: f
     )
     values, largest = 0, 0.0
     for number, record in enumerate(theirs):
-        step = record["step"]
-        after = f"; the {number:,} records before it are equal" if number else ""
-        own = ours[number] if number < len(ours) else {"step": None}
+        step, own = record["step"], ours[number] if number < len(ours) else {"step": None}
         if own["step"] is None and step == last and not at_end:
             break
-        if missing := record.keys() - own.keys() if own["step"] == step else {"the record"}:
-            return Part(METRICS, f"{values:,} values", f"step {step:,}: {min(missing)} is not there again{after}")
-        if more := own.keys() - record.keys():
-            return Part(METRICS, f"{values:,} values", f"step {step:,}: {min(more)} is not in the run{after}")
-        for key, value in record.items():
-            gap = numbers_differ(value, own[key], rounding)
-            if gap.text:
-                return Part(METRICS, f"{values:,} values", f"step {step:,}: {key} {gap.text}{after}")
-            largest = max(largest, gap.relative)
-        values += len(record) - 1
+        gap = first_gap(record, own, rounding) if own["step"] == step else Gap("the record is not there again")
+        if gap.text:
+            after = f"; the {number:,} records before it are equal" if number else ""
+            return Part(METRICS, "", f"step {step:,}: {gap.text}{after}")
+        values, largest = values + len(record) - 1, max(largest, gap.relative)
     if extra := [record["step"] for record in ours[len(theirs) :] if record["step"] < last or at_end]:
-        return Part(METRICS, f"{values:,} values", f"step {extra[0]:,}: the record is not in the run")
+        return Part(METRICS, "", f"step {extra[0]:,}: the record is not in the run")
     return Part(METRICS, f"{values:,} values of {len(theirs):,} records" if values else "", "", largest)
 
 
@@ -89,50 +83,37 @@ def compare_checkpoints(run: Path, again: Path, last: int, rounding: float) -> I
 
 
 def _checkpoint(name: str, a: dict[str, Any], b: dict[str, Any], rounding: float, whole: bool) -> Part:
-    theirs, ours = ({k: v for k, v in leaves(p) if whole or k.split(".")[0] in WEIGHTS} for p in (a, b))
-    tensors, size, largest = 0, 0, 0.0
-    for key, value in theirs.items():
-        if key not in ours:
-            return Part(name, f"{tensors} tensors", f"{key} is not there again")
-        gap = Gap()
-        if isinstance(value, Tensor):
-            gap = tensors_differ(value, ours[key], rounding)
-            tensors, size = tensors + 1, size + value.numel()
-        elif whole:
-            gap = numbers_differ(value, ours[key], rounding)
-        if gap.text:
-            return Part(name, f"{tensors} tensors", f"{key} {gap.text}")
-        largest = max(largest, gap.relative)
+    def is_compared(key: str, value: Any) -> bool:
+        inner = isinstance(value, (dict, list, tuple)) and value
+        return not inner and (whole or (key.split(".")[0] in WEIGHTS and isinstance(value, Tensor)))
+
+    theirs, ours = ({key: value for key, value in walk(payload) if is_compared(key, value)} for payload in (a, b))
     # a later version may save more beside the weights
-    if more := [key for key in ours if key not in theirs and key.split(".")[0] in WEIGHTS]:
-        return Part(name, f"{tensors} tensors", f"{more[0]} is not in the run")
-    return Part(name, f"{tensors} tensors, {size:,} values", "", largest)
+    ours = {key: value for key, value in ours.items() if key in theirs or key.split(".")[0] in WEIGHTS}
+    tensors = [value for value in theirs.values() if isinstance(value, Tensor)]
+    gap = first_gap(theirs, ours, rounding)
+    return Part(name, f"{len(tensors)} tensors, {sum(t.numel() for t in tensors):,} values", gap.text, gap.relative)
 
 
 def compare_scores(run: Path, again: Path, rounding: float) -> Part:
     theirs, ours = (
         {key: value for key, value in _values(read_json(d / RESULT)).items() if "/" in key} for d in (run, again)
     )
+    gap = first_gap(theirs, ours, rounding)
+    return Part(RESULT, f"{len(theirs)} scores" if theirs else "", gap.text, gap.relative)
+
+
+def first_gap(run: Mapping[str, Any], again: Mapping[str, Any], rounding: float) -> Gap:
+    """Of the first key whose values differ; none: the largest relative difference of those equal to rounding."""
     largest = 0.0
-    for key in [*theirs, *(key for key in ours if key not in theirs)]:
-        if key not in theirs or key not in ours:
-            where = "there again" if key in theirs else "in the run"
-            return Part(RESULT, f"{len(theirs)} scores", f"{key} is not {where}")
-        gap = numbers_differ(theirs[key], ours[key], rounding)
+    for key in dict.fromkeys((*run, *again)):
+        if key not in run or key not in again:
+            return Gap(f"{key} is not {'there again' if key in run else 'in the run'}", math.inf)
+        gap = (tensors_differ if isinstance(run[key], Tensor) else numbers_differ)(run[key], again[key], rounding)
         if gap.text:
-            return Part(RESULT, f"{len(theirs)} scores", f"{key} {gap.text}")
+            return Gap(f"{key} {gap.text}", gap.relative)
         largest = max(largest, gap.relative)
-    return Part(RESULT, f"{len(theirs)} scores" if theirs else "", "", largest)
-
-
-def leaves(node: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted path, value) of nested dicts and lists."""
-    if isinstance(node, dict) or (isinstance(node, (list, tuple)) and node):
-        pairs = node.items() if isinstance(node, dict) else enumerate(node)
-        for key, value in pairs:
-            yield from leaves(value, f"{at}.{key}" if at else str(key))
-    else:
-        yield at, node
+    return Gap("", largest)
 
 
 def numbers_differ(run: Any, again: Any, rounding: float) -> Gap:
