@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -24,6 +23,7 @@ from multirun import plan
 from multirun.code import settle_code
 from multirun.ledger import Job, Ledger, NewJob, differing
 from multirun.options import SweepConfig
+from multirun.progress import say
 from multirun.screen import label, table
 
 HYDRAS_SUBDIR = "${hydra.job.num}"  # Hydra's default; only its basic sweeper uses it
@@ -188,7 +188,3 @@ def report(ledger: Ledger, changed: bool) -> None:
 
 def counted(states: Sequence[str]) -> str:
     return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -6,11 +6,12 @@ import faulthandler
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from engine import early
-from engine.errors import Claimed, RankLost, RunFailed
+from engine.errors import Claimed, RunFailed
 from engine.files import no_links, read_text
 from engine.host import STOP_SIGNALS, die_with, heeded_signals, readable_stack, say_ended, take_heart
 from engine.project import Project
@@ -22,29 +23,24 @@ from multirun.ledger import Job
 OUTPUT, FAULT = "output.log", "fault.log"  # output of a job among several; its stack when a signal killed it
 
 
-def record_unexplained(job: Job, exit_code: int, stopped: signal.Signals | None, hung: str = "") -> None:
-    """Record the end of a job that died without recording it. stopped: the signal that asked it to end, if any; hung:
-    the reason if it was ended as hung, else empty."""
-    try:
-        with claimed(job.directory):
-            if job.state() not in ("queued", "running"):
-                return
-            if stopped is not None:
-                state = "interrupted" if stopped == signal.SIGINT else "preempted"
-                write_status(job.directory, state, signal=stopped.name)
-                return
-            fault = job.directory / FAULT
-            trace = readable_stack(read_text(fault, errors="replace")).strip() if fault.exists() else ""
-            if hung:
-                error: RunFailed = RankLost(hung)
-            elif exit_code < 0:
-                name = signal.Signals(-exit_code).name
-                error = RunFailed(f"the job was killed by {name}{LIKELY.get(-exit_code, '')}")
-            else:
-                error = RunFailed(f"the job ended with status {exit_code}, without an error record; see {OUTPUT}")
-            record_failure(job.directory, 0, error, first=True, stack=f"{error}\n{trace}\n")
-    except Claimed:  # another process has resumed it already
-        return
+def record_unexplained(job: Job, error: RunFailed, stopped: signal.Signals | None = None) -> None:
+    """Record the end of a job that ended without recording it. stopped: the signal that asked it to end, if any."""
+    with suppress(Claimed), claimed(job.directory):  # else another process has resumed it already
+        if job.state() not in ("queued", "running"):
+            return
+        if stopped is not None:
+            write_status(job.directory, "interrupted" if stopped == signal.SIGINT else "preempted", signal=stopped.name)
+            return
+        fault = job.directory / FAULT
+        trace = readable_stack(read_text(fault, errors="replace")).strip() if fault.exists() else ""
+        record_failure(job.directory, 0, error, first=True, stack=f"{error}\n{trace}\n")
+
+
+def death(exit_code: int) -> RunFailed:
+    """Of a job's process that has said nothing."""
+    if exit_code >= 0:
+        return RunFailed(f"the job ended with status {exit_code}, without an error record; see {OUTPUT}")
+    return RunFailed(f"the job was killed by {signal.Signals(-exit_code).name}{LIKELY.get(-exit_code, '')}")
 
 
 def job_main(

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import Claimed, ConfigError
+from engine.errors import Claimed, ConfigError, RankLost
 from engine.host import Hearts, abort_hung, held_signals, start_method
 from engine.runs import claimed, record_failure
 from multirun.job import ELSEWHERE
-from multirun.job_process import FAULT, job_main, record_unexplained
+from multirun.job_process import FAULT, death, job_main, record_unexplained
 from multirun.launching import Launch
 from multirun.lease import Lease, Leases
 from multirun.ledger import Job, is_due
@@ -129,7 +129,8 @@ class Pool(Launch):
             self._elsewhere[job.key] = job, float("inf")
             return
         asked = self._stopped or (signal.SIGTERM if self._ending else None)
-        record_unexplained(job, code, None if code == 0 or running.hung else asked, *running.hung)
+        hung = RankLost(running.hung[0]) if running.hung else None
+        record_unexplained(job, hung or death(code), None if code == 0 or hung else asked)
         fault = job.directory / FAULT
         if fault.exists() and not fault.stat().st_size:
             fault.unlink()

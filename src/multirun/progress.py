@@ -1,4 +1,4 @@
-"""Says how far a loop over many jobs is, where that takes longer than a user waits without a word."""
+"""Lines for the user; how far a loop over many jobs is, where that takes longer than one waits without a word."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from typing import TypeVar
 T = TypeVar("T")
 SILENT_S = 1.5  # nothing is said of what is done by then, counted from the second item: the first may import much
 TERMINAL_S, FILE_S = 0.2, 10.0  # between two counts: in one line of a terminal, in lines of a file
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def counted(items: Sequence[T], doing: str) -> Iterator[T]:

@@ -25,7 +25,7 @@ from engine.config import quote_value
 from engine.errors import ConfigError, first_line
 from engine.host import die_with, limited_to
 from multirun.job import ELSEWHERE
-from multirun.job_process import OUTPUT, record_unexplained
+from multirun.job_process import OUTPUT, death, record_unexplained
 from multirun.launching import Launch
 from multirun.ledger import Job
 from multirun.options import RayConfig
@@ -113,7 +113,7 @@ class Tasks(Launch):
             self._screen.say(f"job {job.number}: {first_line(error)}")
             code = ELSEWHERE
         if code not in (0, ELSEWHERE):
-            record_unexplained(job, code, signal.SIGTERM if self._ending else None)
+            record_unexplained(job, death(code), signal.SIGTERM if self._ending else None)
         self._tell(job, time.monotonic() - began, "lost" if job.state() == "running" else None)
 
     def _cancel(self) -> None:

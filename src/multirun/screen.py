@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Sequence
 
 from multirun.ledger import ENDED, Job, Ledger, differing
+from multirun.progress import say
 
 ROWS_AT_MOST = 40
 
 
 class Screen:
     """total: number of jobs of this command, including those that ended earlier."""
+
+    say = staticmethod(say)
 
     def __init__(self, ledger: Ledger, jobs: Sequence[Job], at_once: int) -> None:
         self._ledger, self._at_once, self.total = ledger, at_once, len(jobs)
@@ -59,9 +61,6 @@ class Screen:
         value = score_of(job, self._ledger)
         if value is not None and (self._best is None or _sign(self._ledger) * (value - self._best[0]) < 0):
             self._best = value, job
-
-    def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
 
 
 def table(ledger: Ledger, jobs: Sequence[Job]) -> str:

@@ -19,14 +19,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import PREEMPTED, Claimed, ConfigError, RunFailed
+from engine.errors import PREEMPTED, ConfigError, RunFailed
 from engine.files import read_json, read_text, replace_text
 from engine.host import heeded_signals
 from engine.project import Project
-from engine.runs import STATUS, claimed, record_failure
+from engine.runs import STATUS
 from engine.world import become_rank, meeting
 from multirun.job import run_job
-from multirun.job_process import OUTPUT, print_to
+from multirun.job_process import OUTPUT, print_to, record_unexplained
 from multirun.launching import Launch
 from multirun.ledger import Job
 from multirun.options import SlurmConfig
@@ -108,7 +108,8 @@ class Batch(Launch):
             time.sleep(POLL_S)
             for one in self._gone(self._queue(), time.monotonic()):
                 self._running.remove(one)
-                record_silence(one.job, one.number)
+                told = f"sacct -j {one.number} may tell, or {FOLDER}/ and {OUTPUT}"
+                record_unexplained(one.job, RunFailed(f"batch job {one.number} ended without a word; {told}"))
                 self._tell(one.job, time.monotonic() - one.began)
 
     def _adopt(self, jobs: Iterable[Job]) -> Iterator[Job]:
@@ -185,17 +186,6 @@ class Batch(Launch):
             for number in set(heeded_signals()) - {signal.SIGINT, signal.SIGTERM}:
                 signal.signal(number, signal.SIG_DFL)  # the batch jobs do not need this process
             yield
-
-
-def record_silence(job: Job, number: str) -> None:
-    """Record a failure for a job that left the queue without a final status: SLURM killed it, or it never began."""
-    try:
-        with claimed(job.directory):
-            if job.state() in ("queued", "running"):
-                text = f"batch job {number} ended without a word; sacct -j {number} may tell, or {FOLDER}/ and {OUTPUT}"
-                record_failure(job.directory, 0, RunFailed(text), first=True, stack=text)
-    except Claimed:  # another process has resumed it
-        return
 
 
 def run_on_slurm(work: Work, config: SlurmConfig) -> signal.Signals | None:

@@ -12,7 +12,8 @@ from typing import Any
 
 from engine.config import is_seed
 from engine.runs import NOT_COMPUTED, by_code
-from multirun.report.read import Job, Objective, Study
+from multirun.options import Objective
+from multirun.report.read import Job, Study
 
 FEW_KEYS = 3  # most keys that are added to an equal label
 
@@ -66,11 +67,10 @@ def config_keys(study: Study) -> tuple[str, ...]:
 def groups(study: Study, objective: Objective | None = None) -> list[Group]:
     """Groups by their mean of the objective (None: the first), best first, those without a score last."""
     objective = objective or study.objective
-    sign = 1 if objective.mode == "min" else -1
 
     def rank(group: Group) -> tuple[bool, float]:
         mean = group.mean(objective)
-        return mean is None, 0.0 if mean is None else sign * mean
+        return mean is None, 0.0 if mean is None else objective.sign * mean
 
     return sorted(_groups(study), key=rank)
 
@@ -114,7 +114,7 @@ def pareto(study: Study) -> list[Group]:
     scored = []  # (group, its means, signed so that less is better)
     for group in groups(study):
         means = [group.mean(o) for o in study.objectives]
-        losses = [m if o.mode == "min" else -m for o, m in zip(study.objectives, means) if m is not None]
+        losses = [o.sign * m for o, m in zip(study.objectives, means) if m is not None]
         if len(losses) == len(means):
             scored.append((group, losses))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.errors import ConfigError
-from multirun.report.read import Objective
+from multirun.options import Objective
 
 FLAG = "--choose-on-test"
 

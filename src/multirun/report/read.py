@@ -19,18 +19,10 @@ from engine.config import CONFIG, OVERRIDES, enter, load_flat, load_plain, overr
 from engine.files import read_json, records
 from engine.project import Project
 from engine.runs import ENVIRONMENT, METRICS, NOT_COMPUTED, RESULT, STATUS, Code, codes_of, files_of, is_claimed
+from multirun.options import Objective
 
 log = logging.getLogger("engine")
 SWEEP = "sweep.json"
-
-
-@dataclass(frozen=True)
-class Objective:
-    key: str
-    mode: str  # min or max
-
-    def best(self, values: Sequence[float]) -> float:
-        return min(values) if self.mode == "min" else max(values)
 
 
 @dataclass(frozen=True)
@@ -59,7 +51,7 @@ class Job:
     def so_far(self, objective: Objective) -> float | None:
         """The best logged value, in any state of the job; None: none was logged."""
         values = [value for _, value in self.curves.get(objective.key, ())]
-        return objective.best(values) if values else None
+        return (min if objective.mode == "min" else max)(values) if values else None
 
     def provisional(self, objective: Objective) -> float | None:
         """For pictures: the score of a finished job, else the best value so far; None for a failed job without one."""

@@ -11,8 +11,9 @@ from engine.config import CONFIG, JobConfig, unswept
 from engine.errors import ConfigError
 from engine.files import read_json
 from engine.project import Project
+from multirun.options import Objective
 from multirun.report.merging import choices_between, same_data
-from multirun.report.read import SWEEP, Job, Objective, Study, differing, read_job, runs_below
+from multirun.report.read import SWEEP, Job, Study, differing, read_job, runs_below
 
 TOGETHER = "outputs/compare"  # where a report of several folders goes
 

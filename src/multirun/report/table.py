@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from engine.config import is_seed
 from engine.errors import ConfigError
+from multirun.options import Objective
 from multirun.report.analyse import (
     Group,
     best_of_most_seeds,
@@ -23,7 +24,7 @@ from multirun.report.analyse import (
 )
 from multirun.report.compare import comparisons
 from multirun.report.inference import mean_interval
-from multirun.report.read import Job, Objective, Study
+from multirun.report.read import Job, Study
 from multirun.report.sheet import TOO_FEW, Score
 
 BEST = "best"
@@ -199,8 +200,7 @@ def verdicts(study: Study, chosen: Sequence[Group], objective: Objective) -> dic
         return {}
     jobs = tuple(job for group in scored for job in group.jobs)
     rows = comparisons(replace(study, jobs=jobs, objectives=(objective,))).get(objective.key, ())
-    sign = 1 if objective.mode == "min" else -1
-    best = rows[0].best if rows else min(scored, key=lambda group: sign * (group.mean(objective) or 0.0))
+    best = rows[0].best if rows else min(scored, key=lambda group: objective.sign * (group.mean(objective) or 0.0))
     found = {group.jobs[0].key: TOO_FEW for group in scored}  # of one seed each, which no test takes
     return found | {row.group.jobs[0].key: row.verdict for row in rows} | {best.jobs[0].key: BEST}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +11,7 @@ from engine.extras import missing
 from engine.files import replace_text
 from engine.project import Project
 from engine.runs import shown
+from multirun.progress import say
 from multirun.report.against import lines
 from multirun.report.analyse import other_code
 from multirun.report.choice import caution
@@ -52,10 +52,6 @@ def is_online(project: Project, study: Study) -> bool:
     from engine.loggers import choose_wandb_mode, wandb_arguments
 
     return choose_wandb_mode(wandb_arguments(project, begun[0].path)[0]) == "online"
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def write_study(study: Study, say: Callable[[str], object] = say, ask: Ask | None = None) -> list[Path]:

@@ -25,11 +25,12 @@ from engine.project import Project
 from engine.runs import shown
 from engine.schema import plain, typed
 from multirun.code import settle_code
-from multirun.drive import Work, at_once, counted, opened, report, run_sweep, say, stop_here
+from multirun.drive import Work, at_once, counted, opened, report, run_sweep, stop_here
 from multirun.ledger import SWEEP, Job, Ledger, NewJob
 from multirun.options import SearchConfig
 from multirun.plan import Combination, Composer, adapt, unlike
 from multirun.preflight import Candidate, preflight
+from multirun.progress import say
 from multirun.screen import table
 from multirun.search import objectives as objective_values
 from multirun.search.methods import Methods
