@@ -566,7 +566,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
         "tests/multirun/test_paper_table.py::test_every_number_is_that_of_a_few_lines_by_hand",
     ),
     (
-        "src/multirun/report/choice.py",
+        "src/multirun/report/analyse.py",
         "if not allowed and",
         "if False and",
         "tests/multirun/test_paper_table.py::test_a_test_score_chooses_only_where_that_is_asked_for_and_said",

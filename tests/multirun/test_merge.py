@@ -15,9 +15,8 @@ from fork import copy_of_the_project, run_python
 from lab.project import PROJECT
 from multirun.report import Objective, groups
 from multirun.report.analyse import difference
-from multirun.report.merging import same_data
 from multirun.report.read import Job, Study, differing
-from multirun.report.study import read_study
+from multirun.report.study import read_study, same_data
 
 LOSS = Objective("val/loss", "min")
 SWEEP = ("-m", *QUICK, "trainer.max_steps=4", "trainer.log_every=2", "optim=sgd", "hydra.sweep.dir=outputs/lr")

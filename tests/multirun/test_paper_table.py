@@ -24,9 +24,8 @@ from conftest import ROOT, limit
 from engine.errors import ConfigError
 from multirun.report import write_study
 from multirun.report.against import lines
-from multirun.report.digits import rounded
 from multirun.report.read import Job, Objective, Study
-from multirun.report.sheet import latex_table, page_table
+from multirun.report.sheet import latex_table, page_table, rounded
 from multirun.report.table import Ask, Table, table
 from multirun.report.table_text import paper_csv, paper_markdown, paper_sheet
 

@@ -25,9 +25,8 @@ from engine.pages import lazy
 
 if TYPE_CHECKING:
     from multirun.options import Objective
-    from multirun.report.analyse import best_group, groups
+    from multirun.report.analyse import best_group, check_choice, groups
     from multirun.report.best import best_command, save_best
-    from multirun.report.choice import check_choice
     from multirun.report.facts import score_text
     from multirun.report.read import SWEEP, runs_below
     from multirun.report.study import read_study

@@ -11,10 +11,12 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from engine.config import is_seed
+from engine.errors import ConfigError
 from engine.runs import NOT_COMPUTED, by_code
 from multirun.options import Objective
 from multirun.report.read import Job, Study
 
+FLAG = "--choose-on-test"
 FEW_KEYS = 3  # most keys that are added to an equal label
 
 
@@ -228,3 +230,26 @@ def numbers(values: Iterable[Any]) -> list[float] | None:
     """The values as floats, None left out; None unless all are numbers and at least two differ."""
     given = [value for value in values if value is not None]
     return [float(v) for v in given] if len(set(map(repr, given))) > 1 and all(map(is_number, given)) else None
+
+
+# ---- by which score is chosen: a test score only where that was asked for, and said
+
+
+def is_test(key: str) -> bool:
+    """Of a split that is scored once, at the end: test, test_hard, ..."""
+    return key.startswith("test")
+
+
+def caution(objectives: Sequence[Objective]) -> str | None:
+    """What each output says where the best was chosen by test scores; None: it was not."""
+    found = ", ".join(o.key for o in objectives if is_test(o.key))
+    return f"CHOSEN ON TEST: the best was chosen by {found}, so its score is too good" if found else None
+
+
+def check_choice(objectives: Sequence[Objective], allowed: bool) -> None:
+    """ConfigError where a test score would choose and `allowed` (--choose-on-test) was not given."""
+    if not allowed and (found := [o for o in objectives if is_test(o.key)]):
+        raise ConfigError(
+            f"{found[0].key} is a test score, and the best would be chosen by it: choose by a validation score "
+            f"(--score val/...:{found[0].mode}; --per KEY --show {found[0].key} shows it), or add {FLAG}"
+        )

@@ -16,10 +16,9 @@ from engine.config import flat, is_seed, portable, written
 from engine.errors import ConfigError
 from engine.project import Project
 from engine.runs import NOT_COMPUTED, shown
-from multirun.report.analyse import Group, show
-from multirun.report.choice import caution
-from multirun.report.merging import CONTENT
+from multirun.report.analyse import Group, caution, show
 from multirun.report.read import CONFIG, Job, Study
+from multirun.report.study import CONTENT
 
 NOT_PART = (*NOT_COMPUTED, "hydra", "experiment", "debug")
 SEAL = "# written by src/report.py --save-best, which replaces this file while nobody edits it;"

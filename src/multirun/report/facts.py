@@ -11,6 +11,7 @@ from multirun.options import Objective
 from multirun.report.analyse import (
     Group,
     best_group,
+    caution,
     config_keys,
     counts,
     difference,
@@ -23,12 +24,10 @@ from multirun.report.analyse import (
     value_text,
 )
 from multirun.report.best import best_command
-from multirun.report.choice import caution
 from multirun.report.compare import Comparison, comparisons
-from multirun.report.digits import plus_minus
 from multirun.report.importance import Importance, importance
 from multirun.report.read import Job, Study
-from multirun.report.sheet import MARKS, TOO_FEW, Cell, Score, Sheet
+from multirun.report.sheet import MARKS, TOO_FEW, Cell, Score, Sheet, plus_minus
 
 NOT_SWEPT = "Jobs differ in what was not swept"
 OTHER_CODE = "Jobs ran with different code below src/"

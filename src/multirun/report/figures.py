@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from multirun.report.against import AXES, Line
+from multirun.report.analyse import caution
 from multirun.report.axes import wants_log
-from multirun.report.choice import caution
 from multirun.report.pictures import RC
 from multirun.report.sheet import Score
 from multirun.report.style import CATEGORICAL, MARKERS, MAX_COLORED

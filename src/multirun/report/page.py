@@ -13,9 +13,8 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.extras import pip_install
 from multirun.report import style
-from multirun.report.analyse import Group, counts, groups, is_failure, short_names, show, value_text
+from multirun.report.analyse import Group, caution, counts, groups, is_failure, short_names, show, value_text
 from multirun.report.axes import Axis, axes, parallel_lines, score_axis
-from multirun.report.choice import caution
 from multirun.report.curves import curve_scale, keys_of, values_of
 from multirun.report.facts import Facts, Section
 from multirun.report.read import Job, Study

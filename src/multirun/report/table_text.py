@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from multirun.report.analyse import counts
-from multirun.report.choice import caution
-from multirun.report.digits import plus_minus
+from multirun.report.analyse import caution, counts
 from multirun.report.escape import text
 from multirun.report.facts import SPREADS, score_notes
-from multirun.report.sheet import Cell, Score, Sheet, csv_text, markdown_table
+from multirun.report.sheet import Cell, Score, Sheet, csv_text, markdown_table, plus_minus
 from multirun.report.table import Row, Table
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from multirun.report.analyse import config_keys, groups, is_failure, short_names, value_text
-from multirun.report.choice import caution
+from multirun.report.analyse import caution, config_keys, groups, is_failure, short_names, value_text
 from multirun.report.escape import block, code, text
 from multirun.report.facts import Best, Facts, Section
 from multirun.report.read import Job, Study

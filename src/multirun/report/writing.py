@@ -13,8 +13,7 @@ from engine.project import Project
 from engine.runs import shown
 from multirun.progress import say
 from multirun.report.against import lines
-from multirun.report.analyse import other_code
-from multirun.report.choice import caution
+from multirun.report.analyse import caution, other_code
 from multirun.report.facts import OTHER_CODE, facts
 from multirun.report.read import Study
 from multirun.report.sheet import latex_table
