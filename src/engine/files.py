@@ -11,7 +11,7 @@ import math
 import os
 import platform
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -109,6 +109,12 @@ def in_words(size: float) -> str:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:,.3g} GB"
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int) -> str:
+    """A line for each row, in columns: the first `left` of them begin at one place, the others end at one."""
+    form = [f"{'<' if i < left else '>'}{max(map(len, column))}" for i, column in enumerate(zip(*rows))]
+    return "\n".join("  ".join(map(format, row, form)).rstrip() for row in rows)
 
 
 def as_json(value: Any, indent: int | None = None) -> str:

@@ -21,7 +21,7 @@ from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
 
 from engine.config import absolute
 from engine.project import Project
-from engine.schema import MISSING, plain
+from engine.schema import MISSING, at, plain
 
 Place = tuple[str | int, ...]  # ("data", "input_shape", 0)
 PURE = ("root", "below_outputs", "oc.env", "oc.create", "oc.decode")  # resolvers of their arguments alone
@@ -49,7 +49,7 @@ class First:
             if _is_plain_place(self._cfg, key) and not any(_covers(path, place) for path in paths for place in anew):
                 self._anew[key] = anew
         for key in project.paths:  # as engine.config.resolved does, before anything is resolved
-            if (value := _at(self._whole, _place(key))) is not None and _is_plain_place(self._cfg, key):
+            if (value := at(self._whole, _place(key))) is not None and _is_plain_place(self._cfg, key):
                 OmegaConf.update(self._cfg, key, value)
 
     def changed(self, values: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -88,8 +88,8 @@ def _references(resolvers: Mapping[str, Callable[..., Any]], place: Place, text:
             found.append((*place[: -len(dots)], *_place(name)) if dots else _place(name))
         elif name in PURE:
             continue
-        elif name in resolvers and (parameters := _special(resolvers[name])) <= {"_parent_"}:
-            found += [place[:-1]] if parameters else []
+        elif name in resolvers and not (special := _special(resolvers[name])) - {"_parent_"}:
+            found += [place[:-1]] if special else []
         else:
             return None
     return [()] if "\\" in text else found
@@ -142,12 +142,6 @@ def _is_plain_place(cfg: DictConfig, key: str) -> bool:
             return False
         node = node._get_node(part)
     return type(node) in (AnyNode, ListConfig)
-
-
-def _at(node: Any, place: Place) -> Any:
-    for part in place:
-        node = node.get(part) if isinstance(node, dict) else None
-    return node
 
 
 def _set(node: Any, place: Place, value: Any) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 from omegaconf import DictConfig
 
 from engine import early
-from engine.files import in_words
+from engine.files import aligned, in_words
 from engine.host import cores, in_a_child, limited_to
 from engine.project import Project
-from multirun.screen import aligned, clock
+from multirun.screen import clock
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,9 @@ def preflight(project: Project, candidates: Sequence[Candidate], at_once: int) -
     seconds, memory = 0.0, 0
     for candidate in candidates:
         early.leave_if_asked()
-        trial = in_a_process(project, candidate, sorted(known), max(1, cores() // at_once))
+        where = f"preflight: job {candidate.number} ({candidate.label})"
+        shares = max(1, cores() // at_once), sorted(known)
+        trial = Trial(**in_a_child(where, _try_out, project, candidate.cfg, *shares))
         timed = known.setdefault(trial.shape, trial)
         assert timed.step_s is not None and timed.eval_s is not None and timed.end_s is not None  # noqa: PT018
         job_s = trial.steps * timed.step_s + trial.evaluations * timed.eval_s + timed.end_s
@@ -64,12 +66,7 @@ def preflight(project: Project, candidates: Sequence[Candidate], at_once: int) -
     total = f"preflight: {len(candidates)} jobs of {len(known)} shapes, about {clock(seconds)} one after the other"
     if at_once > 1:
         total += f", {clock(seconds / at_once)} with {at_once} at once"
-    return f"{aligned(rows)}\n\n{total}; memory of a rank: up to {in_words(memory)}"
-
-
-def in_a_process(project: Project, candidate: Candidate, known: Sequence[str], num_cores: int) -> Trial:
-    where = f"preflight: job {candidate.number} ({candidate.label})"
-    return Trial(**in_a_child(where, _try_out, project, candidate.cfg, num_cores, list(known)))
+    return f"{aligned(rows, len(rows[0]))}\n\n{total}; memory of a rank: up to {in_words(memory)}"
 
 
 def _try_out(project: Project, cfg: DictConfig, num_cores: int, known: list[str]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 
+from engine.files import aligned
 from multirun.ledger import ENDED, Job, Ledger, differing
 from multirun.progress import say
 
@@ -80,12 +81,7 @@ def table(ledger: Ledger, jobs: Sequence[Job]) -> str:
         rows.append([*texts, label(job, ledger), reason])
     if len(scored) < len(jobs):
         rows.append(["", f"and {len(jobs) - len(scored)} more", *[""] * (len(rows[0]) - 2)])
-    return aligned(rows)
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows)
+    return aligned(rows, len(rows[0]))
 
 
 def label(job: Job, ledger: Ledger) -> str:

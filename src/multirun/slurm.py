@@ -58,7 +58,8 @@ class RunDirectory:
                 status = run_job(self._project, Path(directory))
             finally:
                 meeting.release()
-            if status == PREEMPTED and must_requeue(Path(directory)):
+            # after SIGTERM SLURM requeues the job itself (preemption), or the user wants it to end (scancel)
+            if status == PREEMPTED and read_json(Path(directory) / STATUS).get("signal") != "SIGTERM":
                 signal.raise_signal(requeue_signal())  # submitit requeues the job, and ends this process
         if status:
             raise SystemExit(status)  # sacct shows it
@@ -67,11 +68,6 @@ class RunDirectory:
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, directory)
-
-
-def must_requeue(directory: Path) -> bool:
-    """False after SIGTERM: then SLURM requeues the job itself (preemption), or the user wants it to end (scancel)."""
-    return read_json(directory / STATUS).get("signal") != "SIGTERM"
 
 
 def requeue_signal() -> signal.Signals:
@@ -167,10 +163,8 @@ class Batch(Launch):
         for one in self._running:
             if queued is None or one.number in queued:
                 one.seen = now
-        return [one for one in self._running if now > one.seen + self._patience_s(one)]
-
-    def _patience_s(self, one: Submitted) -> float:
-        return REQUEUE_S if one.job.state() in UNENDED and not self._ending else 0.0
+        again = {one.number for one in self._running if one.job.state() in UNENDED and not self._ending}
+        return [one for one in self._running if now > one.seen + (REQUEUE_S if one.number in again else 0.0)]
 
     def _end(self, number: signal.Signals) -> None:
         """scancel: SIGTERM to the runs, which save; after KillWait, SLURM kills those that have not ended."""

@@ -32,11 +32,7 @@ def portable(root: Path, node: Any) -> Any:
 
 def localized(root: Path, node: Any) -> Any:
     """Returns a plain node with ${root:} at the beginning of a text replaced by `root`."""
-    return _texts(node, lambda text: f"{root}{text[len(HERE) :]}" if is_marked(text) else text)
-
-
-def is_marked(text: str) -> bool:
-    return text == HERE or text.startswith(f"{HERE}/")
+    return _texts(node, lambda text: f"{root}{text[len(HERE) :]}" if f"{text}/".startswith(f"{HERE}/") else text)
 
 
 def moved_here(root: Path, node: Any, was: Path | None) -> Any:

@@ -49,7 +49,8 @@ def compiled(net: nn.Module, config: HardwareConfig, machine: Compiles) -> nn.Mo
         dynamo.optimize_ddp = False
     found = _compiled(net, machine, for_training=True)
     if machine.device == "cuda" and machine.compile in CUDA_GRAPHS:
-        found.register_forward_pre_hook(_begin_replay)
+        # all results of the last replay have been used
+        found.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())
         if len(machine.micro_batch_sizes) > 1 and not ddp:  # DDP copies gradients into its buckets
             for p in net.parameters():
                 if p.requires_grad:
@@ -93,10 +94,6 @@ def _compiled(net: nn.Module, machine: Compiles, for_training: bool) -> nn.Modul
         mode = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}.get(str(mode), mode)
     _allow_recompiles()
     return torch.compile(net, mode=mode)  # type: ignore[return-value]
-
-
-def _begin_replay(module: nn.Module, inputs: Any) -> None:
-    torch.compiler.cudagraph_mark_step_begin()  # all results of the last replay have been used
 
 
 def _allow_recompiles() -> None:

@@ -121,21 +121,16 @@ def say_ended() -> None:
 
 def abort_hung(process: Any, wait_s: float = 2.0) -> None:
     """End a hung process; SIGABRT makes its faulthandler, which needs no GIL, write its stack."""
+    # any thread of a stopped process could take os.kill's, while the main thread runs on from where it stood
+    tgkill = getattr(ctypes.CDLL(None), "tgkill", None)  # glibc's, since 2.30
     with suppress(ProcessLookupError):
-        _signal_main_thread(process.pid, signal.SIGABRT)
+        if tgkill is None or tgkill(process.pid, process.pid, signal.SIGABRT):
+            os.kill(process.pid, signal.SIGABRT)
         os.kill(process.pid, signal.SIGCONT)  # a stopped process receives SIGABRT only once it continues
     process.join(wait_s)
     if process.is_alive():
         process.kill()
         process.join(wait_s)
-
-
-def _signal_main_thread(pid: int, number: int) -> None:
-    """As os.kill; but of a stopped process any thread could take that, while the main thread runs on from where it
-    stood, which is what its stack is to show."""
-    tgkill = getattr(ctypes.CDLL(None), "tgkill", None)  # glibc's, since 2.30
-    if tgkill is None or tgkill(pid, pid, number):
-        os.kill(pid, number)
 
 
 def readable_stack(stack: str) -> str:

@@ -41,7 +41,8 @@ def limit_memory(device: torch.device, processes: int) -> None:
         return
     import resource
 
-    limit = data_bytes() + int(USED * free_memory(device) / processes)
+    # RLIMIT_DATA counts private memory that the process may write to
+    limit = _kilobytes(Path("/proc/self/status"), "VmData") + int(USED * free_memory(device) / processes)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
@@ -54,11 +55,6 @@ def free_memory(device: torch.device) -> int:
         group = Path("/sys/fs/cgroup")
         free.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
     return max(0, min(free))
-
-
-def data_bytes() -> int:
-    """What RLIMIT_DATA counts of this process: private memory that it may write to."""
-    return _kilobytes(Path("/proc/self/status"), "VmData")
 
 
 def _kilobytes(file: Path, name: str) -> int:

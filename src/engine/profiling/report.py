@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from textwrap import indent
 from types import MappingProxyType
 from typing import Any
 
 from engine.data import remedy
 from engine.device import Hardware
+from engine.files import aligned
 from engine.host import cores_each
 from engine.profiling.timeline import Figures
 from engine.world import place
@@ -29,11 +31,7 @@ def table(figures: Figures) -> str:
             (part, f"{1e3 * seconds / max(figures.steps, 1):.3f}", f"{seconds:.2f}", f"{figures.share(part):.1%}")
         )
     rows.append(("whole", f"{1e3 * figures.total / max(figures.steps, 1):.3f}", f"{figures.total:.2f}", "100.0%"))
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join(
-        "  " + "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
-        for row in rows
-    )
+    return indent(aligned(rows, 1), "  ")
 
 
 def bound(

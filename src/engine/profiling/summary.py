@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from engine.files import aligned
 from engine.profiling.work import counting, on_meta
 
 
@@ -68,12 +69,7 @@ def summary_table(rows: list[Row], samples: int, depth: int) -> str:
             shape = "" if row.shape is None else str(list(row.shape))
             frozen = " (frozen)" if row.parameters and not row.trained else ""
             cells.append((name, row.kind, shape, f"{row.parameters:,}{frozen}", scaled(row.flop / samples)))
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(line[:3], widths)),
-                   *(cell.rjust(width) for cell, width in zip(line[3:], widths[3:]))]).rstrip()
-        for line in cells
-    )  # fmt: skip
+    return aligned(cells, 3)
 
 
 def scaled(value: float) -> str:

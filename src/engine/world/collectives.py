@@ -80,25 +80,23 @@ class World:
 
         own = _bytes(value)
         size = torch.tensor([len(own)])
-        sizes = size.new_empty(self.size if self.is_main else 0, 1)
         # to rank 0 and back along a tree, not by an all-gather: gloo's is a ring, N - 1 messages one after another
-        dist.gather(size, list(sizes.unbind()) or None, dst=0, group=group)
+        sizes = self.gather_bytes(size, group)
         most = sizes.max() if self.is_main else size[0]
         dist.broadcast(most, src=0, group=group)
         padded = torch.zeros(int(most), dtype=torch.uint8)
         padded[: len(own)] = own
-        rows = padded.new_empty(len(sizes), len(padded))
-        dist.gather(padded, list(rows.unbind()) or None, dst=0, group=group)
+        rows = self.gather_bytes(padded, group)
         return [json.loads(row[:count].numpy().tobytes()) for row, count in zip(rows, sizes.flatten().tolist())]
 
-    def gather_bytes(self, own: Tensor) -> Tensor:
-        """(K,) uint8 on the host, as many on each rank -> (ranks, K) on rank 0, (0, K) elsewhere."""
+    def gather_bytes(self, own: Tensor, group: Any = None) -> Tensor:
+        """(K,), uint8 or another, on the host, as many on each rank -> (ranks, K) on rank 0, (0, K) elsewhere."""
         if self.size == 1:
             return own[None]
         import torch.distributed as dist
 
         rows = own.new_empty(self.size if self.is_main else 0, len(own))
-        dist.gather(own, list(rows.unbind()) or None, dst=0)
+        dist.gather(own, list(rows.unbind()) or None, dst=0, group=group)
         return rows
 
     def share(self, value: Any) -> Any:

@@ -31,7 +31,8 @@ def recording(run_dir: Path, rank: int, watch: Watch | None = None) -> Iterator[
             raise
         raise found from error
     except SystemExit as end:
-        failed = RunFailed(f"rank {rank} called sys.exit({_status(end)}) at {_place(end)}")
+        code = "" if end.code is None else repr(end.code)
+        failed = RunFailed(f"rank {rank} called sys.exit({code}) at {_place(end)}")
         _record(run_dir, rank, failed, watch)
         raise failed from end
     except BaseException as error:
@@ -47,10 +48,6 @@ def _record(run_dir: Path, rank: int, error: BaseException, watch: Watch | None)
     say_ended()
     if first:
         tell_failed(rank, os.environ)
-
-
-def _status(end: SystemExit) -> str:
-    return "" if end.code is None else repr(end.code)
 
 
 def _place(error: BaseException) -> str:

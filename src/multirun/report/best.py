@@ -54,7 +54,8 @@ def save_best(project: Project, study: Study, group: Group, overwrite: bool = Fa
     base = _resolved(project, [*(f"{g}={o}" for g, o in chosen.items()), *_seeds(job)])
     swept = [key.split(".") for key in group.values]
     values = portable(project.root, _difference(_part(base, left_out), _part(_whole(project, job), left_out), swept))
-    body = "\n".join([_header(study, group, name), *_defaults(chosen), *([_dump(values)] if values else [])]).rstrip()
+    dumped = yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=110) if values else ""
+    body = "\n".join([_header(study, group, name), *_defaults(chosen), dumped]).rstrip()
     text = _sealed(project.root, study, body)
     before = path.read_text() if path.exists() else None
     made = before is None or before == _sealed(project.root, study, before.rpartition(f"\n{SEAL}")[0])
@@ -98,10 +99,6 @@ def _defaults(chosen: dict[str, Any]) -> list[str]:
     return (
         ["defaults:", *(f"  - override /{group}: {option}" for group, option in chosen.items()), ""] if chosen else []
     )
-
-
-def _dump(values: dict[str, Any]) -> str:
-    return yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=110)
 
 
 def _verify(project: Project, again: dict[str, Any], job: Job, left_out: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist, fmean, stdev, variance
 from typing import Any
@@ -123,7 +123,7 @@ def _tested(rows: Sequence[Scores], candidates: np.ndarray, sign: float) -> list
     if len(rows) == 2 and table.paired.all():
         half = error * t_quantile(1 - LEVEL, int(df[1]))
     else:
-        half = error * t_of(table.chosen_among(could_be_best).null().typical, df)
+        half = error * t_of(replace(table, candidates=could_be_best).null().typical, df)
     critical = table.null().critical
     differences = []
     for i, row in enumerate(rows[1:], 1):

@@ -47,9 +47,6 @@ class Table:
     def part(self, rows: np.ndarray) -> Table:
         return Table(self.mask[rows], self.shared, self.candidates[rows])
 
-    def chosen_among(self, candidates: np.ndarray) -> Table:
-        return Table(self.mask, self.shared, candidates)
-
     def null(self) -> Null:
         return _null(self.mask.tobytes(), self.mask.shape, self.shared, self.candidates.tobytes())
 

@@ -129,7 +129,8 @@ def read_job(project: Project, path: Path, number: int, overrides: tuple[str, ..
     status = read_json(path / STATUS)
     curves, seconds = read_metrics(path / METRICS)
     state = status.get("status", "queued")
-    if state == "running" and not is_held(path):
+    here = read_json(path / ENVIRONMENT).get("host") == platform.node()  # of other machines the status is trusted
+    if state == "running" and here and not is_claimed(path):
         state = "killed"
     error = str(status.get("error") or "").strip().splitlines()
     return Job(
@@ -166,11 +167,6 @@ def read_metrics(path: Path) -> tuple[dict[str, list[tuple[int, float]]], list[t
             if isinstance(value, (int, float)):
                 curves.setdefault(key, []).append((step, float(value)))
     return curves, seconds
-
-
-def is_held(path: Path) -> bool:
-    """Whether a process of this machine runs there; True for runs of other machines, whose status is trusted."""
-    return read_json(path / ENVIRONMENT).get("host") != platform.node() or is_claimed(path)
 
 
 def runs_below(path: Path) -> Iterator[Path]:

@@ -87,7 +87,8 @@ def upload_summary(
         raise RunFailed("W&B's server cannot be reached")
     name = f"{study.name}: summary"
     about = {"sweep": study.name, "overrides": study.typed, "directory": str(sweep_dir)}
-    arguments |= {"id": _summary_id(study), "name": name, "job_type": "summary", "config": about}
+    same = hashlib.sha256(f"{study.name} {study.created}".encode()).hexdigest()[:8]
+    arguments |= {"id": same, "name": name, "job_type": "summary", "config": about}
     run = begin_wandb(arguments, folder or sweep_dir, mode, logger.timeout_s)
     run.summary.update(_facts(study))
 
@@ -107,10 +108,6 @@ def _facts(study: Study) -> dict[str, Any]:
         facts |= {"best/overrides": " ".join(override_list(best)), "best/n": len(best.scores(study.objective))}
         facts |= {f"best/{o.key}": best.mean(o) for o in study.objectives}
     return facts
-
-
-def _summary_id(study: Study) -> str:
-    return hashlib.sha256(f"{study.name} {study.created}".encode()).hexdigest()[:8]
 
 
 def sync_apart(project: Project, sweep_dir: Path, limit_s: float) -> str | None:

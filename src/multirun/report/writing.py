@@ -18,7 +18,7 @@ from multirun.report.facts import OTHER_CODE, facts
 from multirun.report.read import Study
 from multirun.report.sheet import latex_table
 from multirun.report.study import read_study
-from multirun.report.table import Ask, Table, table
+from multirun.report.table import Ask, table
 from multirun.report.table_text import paper_csv, paper_markdown, paper_sheet
 from multirun.report.text import groups_csv, jobs_csv, markdown
 
@@ -95,16 +95,13 @@ def write_study(study: Study, say: Callable[[str], object] = say, ask: Ask | Non
             if not any(curves.values()):
                 say(f"no curves in {PAPER}/: no run logged {asked.objective.key} while it trained")
             figures = draw_paper(asked, curves, ask.inches, folder / PAPER)
-        texts |= _paper(asked, [path.name for path in figures if path.suffix == ".png"])
+        pictures = [path.name for path in figures if path.suffix == ".png"]
+        texts |= {
+            f"{PAPER}/table.md": paper_markdown(asked, pictures),
+            f"{PAPER}/table.csv": paper_csv(asked),
+            f"{PAPER}/table.tex": latex_table(paper_sheet(asked), caution([asked.objective])),
+        }
         drawn = [*drawn, *figures]
     for name, text in texts.items():
         replace_text(folder / name, text)
     return [*(folder / name for name in texts), *drawn]
-
-
-def _paper(asked: Table, pictures: list[str]) -> dict[str, str]:
-    return {
-        f"{PAPER}/table.md": paper_markdown(asked, pictures),
-        f"{PAPER}/table.csv": paper_csv(asked),
-        f"{PAPER}/table.tex": latex_table(paper_sheet(asked), caution([asked.objective])),
-    }

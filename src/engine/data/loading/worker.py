@@ -62,18 +62,13 @@ class WorkerTraceback(Exception):
     """The traceback of an error in a worker, as text."""
 
 
-def belong_to_the_run(by_main_thread: bool) -> None:
-    """First of all in a worker: it leaves signals to the run, whose process ends it, and it never outlives that."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    die_with_starter(by_main_thread)
-
-
 def work(make: Maker, making: Tensor, pipe: Connection, inherited: list[Connection], by_main_thread: bool) -> None:
     """Answer each job with (what was made, None), or with (None, (the error, its traceback)).
 
     making: (1,) int64 in shared memory, for the row that is being made."""
-    belong_to_the_run(by_main_thread)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # they are for the run, whose process ends this one
+    die_with_starter(by_main_thread)
     for other in inherited:
         other.close()  # forked with this worker: kept open, the workers before it would not see their parent end
     torch.set_num_threads(1)
