@@ -12,7 +12,8 @@ from typing import Any
 
 from engine.config import is_seed
 from engine.errors import ConfigError
-from engine.runs import NOT_COMPUTED, by_code
+from engine.runs import NOT_COMPUTED
+from multirun.code import by_code
 from multirun.options import Objective
 from multirun.report.read import Job, Study
 
