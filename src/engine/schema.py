@@ -25,15 +25,7 @@ T = TypeVar("T")
 MISSING = "???"
 DURATION = "seconds (90) or a time with its unit (90s, 30m, 12h, 1.5d) or null"
 INTERVAL = "steps (50) or epochs (1ep, 0.5ep) or null"
-_WORDS = {
-    int: "an integer",
-    float: "a number",
-    str: "text",
-    bool: "true or false",
-    type(None): "null",
-    dict: "a mapping",
-    Mapping: "a mapping",
-}
+_WORDS = {int: "an integer", float: "a number", str: "text", bool: "true or false", type(None): "null"}
 
 
 @dataclass(frozen=True)
@@ -276,7 +268,7 @@ def describe(hint: Any, words: Sequence[str] = ()) -> str:
         return " or ".join(describe(member, words) for member in args)
     if origin is Literal:
         return f"one of {', '.join(map(str, args))}"
-    if is_dataclass(hint):
+    if is_dataclass(hint) or (origin or hint) in (dict, Mapping):
         return "a mapping"
     if (origin or hint) in (list, tuple, Sequence):
         if kind := [a for a in args if a is not Ellipsis]:

@@ -57,7 +57,7 @@ def _differs(key: str, jobs: Sequence[JobConfig], owners: Sequence[str]) -> bool
         return False  # nearly always
     first: dict[tuple[str | None, ...], Any] = {}  # options -> the value of the first job that has them
     for job in jobs:
-        options, value = tuple(_choice(job.overrides, group) for group in owners), job.value(key)
+        options, value = tuple(choice_of(job.overrides, group) for group in owners), job.value(key)
         if first.setdefault(options, value) != value:
             return True
     return False
@@ -97,13 +97,10 @@ def _owns(group: str, key: str, keys: Iterable[str]) -> bool:
     return _within(key, group) or "@" in group or not somewhere
 
 
-def _choice(overrides: Sequence[str], key: str) -> str | None:
-    found = (text.partition("=")[2].strip("'\"") for text in reversed(overrides) if _key(text) == key)
-    return next(found, None)
-
-
-def _key(override: str) -> str:
-    return override.partition("=")[0].lstrip("+")
+def choice_of(overrides: Sequence[str], key: str) -> str | None:
+    """The text that the last override of this key gives it."""
+    found = (text.partition("=") for text in reversed(overrides))
+    return next((value.strip("'\"") for name, _, value in found if name.lstrip("+") == key), None)
 
 
 def _without(value: Any, name: str) -> Any:

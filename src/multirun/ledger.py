@@ -90,11 +90,6 @@ class Ledger:
         return self.directory.name
 
     @property
-    def jobs(self) -> Sequence[Job]:
-        """All jobs, of other commands too, by number."""
-        return self._jobs
-
-    @property
     def swept(self) -> list[str]:
         """The keys in which its jobs differ."""
         return list(map(self._of_now, self._book.get("swept", [])))
@@ -118,7 +113,7 @@ class Ledger:
     def refresh(self) -> None:
         """Read what other processes have added."""
         self._book = read_json(self.directory / SWEEP)
-        self._jobs: list[Job] = []
+        self.jobs: list[Job] = []  # all, of other commands too, by number
         self._by_key: dict[str, Job] = {}
         self._by_identity: dict[str, Job] = {}
         for entry in self._book.get("jobs", []):
@@ -129,7 +124,7 @@ class Ledger:
 
     def _index(self, job: Job, identity: str | None) -> None:
         """identity: digest of the job's values, or its first digits (from the directory's name); None: a trial."""
-        self._jobs.append(job)
+        self.jobs.append(job)
         self._by_key[job.key] = job
         if identity is not None:
             self._by_identity[identity] = job
@@ -164,12 +159,12 @@ class Ledger:
             all_swept = list(dict.fromkeys([*self.swept, *swept]))
             known = surroundings(self.project.root)
             entries, added = list(self._book.get("jobs", [])), []
-            compared = [job.overrides for job in self._jobs[:1]]  # one known job is enough: all_swept has the rest
+            compared = [job.overrides for job in self.jobs[:1]]  # one known job is enough: all_swept has the rest
             for one in counted(list(new), "writing"):
                 job = self.named(one.key) if one.key else self.find(one.values)
                 if job is None:
                     key = one.key or directory_name(one.values, all_swept)
-                    job = Job(len(self._jobs), tuple(one.overrides), self.directory / key)
+                    job = Job(len(self.jobs), tuple(one.overrides), self.directory / key)
                     identity = None if one.key else digest(one.values)
                     self._write_job(job, one, known)
                     self._index(job, identity)

@@ -38,7 +38,8 @@ class Screen:
         if seconds is not None and state in ENDED:
             self._seconds.append(seconds)
         self._compare(job)
-        score = shown_score(job, self._ledger)
+        value = score_of(job, self._ledger)
+        score = "" if value is None else f"{self._ledger.objectives[0]['key']}={value:.4f}"
         parts = [state, label(job, self._ledger), score, f"{seconds:.1f} s" if seconds is not None else "elsewhere"]
         if state == "failed":
             parts.append(why(job))
@@ -97,11 +98,6 @@ def score_of(job: Job, ledger: Ledger) -> float | None:
         return None
     value = job.result().get(ledger.objectives[0]["key"])
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
-
-
-def shown_score(job: Job, ledger: Ledger) -> str:
-    value = score_of(job, ledger)
-    return "" if value is None else f"{ledger.objectives[0]['key']}={value:.4f}"
 
 
 def clock(seconds: float) -> str:

@@ -60,7 +60,9 @@ class RunDirectory:
                 meeting.release()
             # after SIGTERM SLURM requeues the job itself (preemption), or the user wants it to end (scancel)
             if status == PREEMPTED and read_json(Path(directory) / STATUS).get("signal") != "SIGTERM":
-                signal.raise_signal(requeue_signal())  # submitit requeues the job, and ends this process
+                from submitit.core.job_environment import JobEnvironment
+
+                signal.raise_signal(JobEnvironment._usr_sig())  # submitit requeues the job, and ends this process
         if status:
             raise SystemExit(status)  # sacct shows it
 
@@ -68,12 +70,6 @@ class RunDirectory:
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, directory)
-
-
-def requeue_signal() -> signal.Signals:
-    from submitit.core.job_environment import JobEnvironment
-
-    return JobEnvironment._usr_sig()
 
 
 @dataclass

@@ -203,10 +203,8 @@ def load(
         if key.split(".", 1)[0] in parts:
             stored, like = index[key], template(key)
             dtype = stored.properties.dtype
-            if like is not None and like.shape == stored.size:
-                tensors[key] = _empty_like(like, dtype)
-            else:
-                tensors[key] = torch.empty(stored.size, dtype=dtype)
+            in_part = like is not None and like.shape == stored.size
+            tensors[key] = _empty_like(like, dtype) if in_part else torch.empty(stored.size, dtype=dtype)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*load in a single process")
         try:
@@ -249,7 +247,7 @@ def templates(model: nn.Module, optimizer: Any) -> Template:
     return template
 
 
-def _empty_like(like: Tensor, dtype: torch.dtype) -> Tensor:
+def _empty_like(like: Any, dtype: torch.dtype) -> Tensor:
     return torch.empty_like(like, dtype=dtype, requires_grad=False)
 
 

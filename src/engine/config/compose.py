@@ -27,7 +27,7 @@ from engine.config.messages import check_arguments, explain
 from engine.config.wandb_agent import from_agent, run_folder
 from engine.errors import ConfigError
 from engine.project import Project
-from engine.schema import MISSING, below_outputs, walk
+from engine.schema import MISSING, below_outputs, plain, walk
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"  # unless it is 1, Hydra prints errors and exits instead of raising
 _typed: list[str | None] = []  # values of _FULL_ERROR before each nested _full_error, the user's first
@@ -184,9 +184,7 @@ def resolved(project: Project, cfg: DictConfig, cwd: Path) -> DictConfig:
     try:
         for key in (one for pattern in project.paths for one in keys_like(copy, pattern)):
             if (value := OmegaConf.select(copy, key)) is not None:
-                OmegaConf.update(
-                    copy, key, absolute(OmegaConf.to_container(value) if OmegaConf.is_config(value) else value, cwd)
-                )
+                OmegaConf.update(copy, key, absolute(plain(value, resolve=False), cwd))
         project.settle(copy)
         # through plain values, so that nodes that an interpolation refers to are copied, not shared
         return DictConfig(OmegaConf.to_container(copy, resolve=True))

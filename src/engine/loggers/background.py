@@ -11,6 +11,8 @@ from typing import Any
 
 from engine.files import records
 from engine.loggers.media import Media
+from engine.project import Project
+from engine.runs import METRICS
 
 log = logging.getLogger("engine")
 FINISH_S = 60.0  # time for unsent data at the end
@@ -19,7 +21,8 @@ FINISH_S = 60.0  # time for unsent data at the end
 class Background:
     """One logging library's record of the run. Subclasses have the methods with an underscore, which the thread calls.
 
-    An error is logged once and ends the logging there, not the training. most_s: limit of the wait at the end.
+    An error is logged once and ends the logging there, not the training. from_step: the checkpoint's, of a resumed run.
+    most_s: limit of the wait at the end.
     """
 
     title = ""  # as the user knows the library
@@ -29,7 +32,8 @@ class Background:
     _show: Callable[[int, str, Media], None]
     _end: Callable[[str], None]  # status
 
-    def __init__(self, most_s: float) -> None:
+    def __init__(self, project: Project, run_dir: Path, from_step: int, most_s: float) -> None:
+        self._project, self._directory, self._from_step = project, run_dir, from_step
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._calls.put(self._start)
         self._most_s = most_s
@@ -64,10 +68,10 @@ class Background:
                 log.warning("%s stopped (%s); metrics.jsonl goes on", self.title, what)
                 return
 
-    def _again(self, metrics: Path, from_step: int, known: Mapping[str, Collection[int]]) -> None:
+    def _again(self, known: Mapping[str, Collection[int]]) -> None:
         """Log what a killed process had written to metrics.jsonl by `from_step`, but not here. known: {name: steps}."""
-        for _, record in records(metrics):
+        for _, record in records(self._directory / METRICS):
             step = record["step"]
             values = {k: v for k, v in record.items() if "/" in k and v is not None and step not in known.get(k, ())}
-            if values and step <= from_step:
+            if values and step <= self._from_step:
                 self._log(step, values)

@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tqdm import tqdm
@@ -76,9 +75,7 @@ class Logger:
     def __enter__(self) -> Logger:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, *error: object) -> None:
         """Ends the copies as status.json says or, where an exception passes, as failed."""
 
 
@@ -196,9 +193,7 @@ class RunLogger(Logger):
         for copy in self._copies:
             copy.finish("failed", GIVE_UP_S)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, *error: object) -> None:
         self.end_bar()
         if self._file is not None:
             os.close(self._file)

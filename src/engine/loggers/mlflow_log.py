@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from engine.loggers.media import Media
 from engine.loggers.options import MLflowConfig
 from engine.loggers.wandb_log import run_name
 from engine.project import Project
-from engine.runs import METRICS, read_status
+from engine.runs import read_status
 
 ID = "mlflow.json"  # in a run directory: {"run_id": ..., "tracking_uri": ...}
 STATUS = {"finished": "FINISHED", "pruned": "FINISHED", "interrupted": "KILLED", "preempted": "KILLED"}
@@ -28,11 +29,10 @@ class MLflowThread(Background):
     title = "MLflow"
 
     def __init__(self, project: Project, run_dir: Path, config: MLflowConfig, from_step: int, most_s: float) -> None:
-        self._project, self._directory, self._config = project, run_dir, config
         self._client: Any = None
-        self._run_id, self._from_step = "", from_step
+        self._run_id, self._config = "", config
         self._known: dict[str, set[int]] = {}  # {name: steps} that a resumed run has logged before
-        super().__init__(most_s)
+        super().__init__(project, run_dir, from_step, most_s)
 
     def _start(self) -> None:
         uri = self._config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
@@ -56,19 +56,16 @@ class MLflowThread(Background):
                 self._client.log_param(self._run_id, name, str(value)[:LONGEST])
         for name in data.metrics:
             self._known[name] = {point.step for point in self._client.get_metric_history(self._run_id, name)}
-        self._again(self._directory / METRICS, self._from_step, self._known)
+        self._again(self._known)
 
     def _new_run(self) -> str:
         from mlflow.exceptions import MlflowException
 
-        experiment = self._client.get_experiment_by_name(self._config.experiment)
-        if experiment is None:
-            try:
-                number = self._client.create_experiment(self._config.experiment)
-            except MlflowException:  # another job of the sweep has made it in between
-                number = self._client.get_experiment_by_name(self._config.experiment).experiment_id
-        else:
-            number = experiment.experiment_id
+        name, find = self._config.experiment, self._client.get_experiment_by_name
+        if find(name) is None:
+            with suppress(MlflowException):  # another job of the sweep has made it in between
+                self._client.create_experiment(name)
+        number = find(name).experiment_id
         tags = {"directory": str(self._directory)}
         if sweep := read_status(self._directory).get("sweep"):
             tags["sweep"] = str(sweep["sweep"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,6 @@ from omegaconf import OmegaConf
 from engine.config import read_config
 from engine.loggers.background import Background
 from engine.loggers.media import Media
-from engine.project import Project
-from engine.runs import METRICS
 
 FOLDER = "tensorboard"
 
@@ -21,11 +18,7 @@ class TensorBoardThread(Background):
     """from_step: what was logged after it is taken back; a resumed run logs it again."""
 
     title = "TensorBoard"
-
-    def __init__(self, project: Project, run_dir: Path, from_step: int, most_s: float) -> None:
-        self._project, self._directory, self._from_step = project, run_dir, from_step
-        self._writer: Any = None
-        super().__init__(most_s)
+    _writer: Any
 
     def _start(self) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -33,7 +26,7 @@ class TensorBoardThread(Background):
         purge = self._from_step + 1 if self._from_step else None
         self._writer = SummaryWriter(str(self._directory / FOLDER), purge_step=purge)
         if self._from_step:
-            self._again(self._directory / METRICS, self._from_step, self._known())
+            self._again(self._known())
         else:
             config = OmegaConf.to_yaml(read_config(self._project, self._directory))
             self._writer.add_text("config", "    " + config.replace("\n", "\n    "))  # Markdown: as it stands

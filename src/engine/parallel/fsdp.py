@@ -58,14 +58,16 @@ def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, co
     if not config.reduce_each_micro_batch:
         model.no_sync = lambda: _without_sync(model)  # type: ignore[assignment]
     model.register_forward_hook(_cut_again)
-    wrong = (
-        f"{KEY}: weights of a wrapped module are used outside of its forward (tied?), where they are cut: leave it out"
-    )
     forward = model.forward
 
     def explained(*args: Any, **kwargs: Any) -> Any:
-        with _explained(wrong):
+        try:
             return forward(*args, **kwargs)
+        except (NotImplementedError, RuntimeError) as cause:  # an operation that DTensors do not support
+            if "sharding" not in str(cause).lower() and "DTensor" not in str(cause):
+                raise
+            wrong = "weights of a wrapped module are used outside of its forward (tied?), where they are cut"
+            raise ConfigError(f"{KEY}: {wrong}: leave it out ({first_line(cause)})") from cause
 
     model.forward = explained
 
@@ -230,17 +232,6 @@ def _cut_again(model: Any, inputs: Any, output: Any) -> None:
         for module in model.modules():
             if hasattr(module, "reshard"):
                 module.reshard()
-
-
-@contextmanager
-def _explained(wrong: str) -> Iterator[None]:
-    """Raise ConfigError(wrong) in place of torch's error about an operation that DTensors do not support."""
-    try:
-        yield
-    except (NotImplementedError, RuntimeError) as cause:
-        if "sharding" not in str(cause).lower() and "DTensor" not in str(cause):
-            raise
-        raise ConfigError(f"{wrong} ({first_line(cause)})") from cause
 
 
 @contextmanager

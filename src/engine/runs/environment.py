@@ -67,17 +67,12 @@ def codes_of(root: Path, run_dir: Path) -> list[Code]:
 
 def changes_of(run_dir: Path) -> list[dict[str, Any]]:
     """What resumes have changed, as directory.keep_changes records it. Damaged where it is of another form."""
-    changes = read_json(run_dir / FILE).get("changes", [])
+    changes, whole = read_json(run_dir / FILE).get("changes", []), {"was": {}, "code": [None] * len(Code._fields)}
 
     def is_one(change: Any) -> bool:
-        return (
-            isinstance(change, dict)
-            and isinstance(change.get("after"), int)
-            and isinstance(change.get("was", {}), dict)
-            and (
-                "code" not in change or (isinstance(change["code"], list) and len(change["code"]) == len(Code._fields))
-            )
-        )
+        one = whole | change if isinstance(change, dict) else {}
+        kinds = all(isinstance(one.get(key), kind) for key, kind in (("after", int), ("was", dict), ("code", list)))
+        return kinds and len(one["code"]) == len(Code._fields)
 
     if not isinstance(changes, list) or not all(map(is_one, changes)):
         raise Damaged(f"{run_dir / FILE}: damaged, its changes are not as a run records them")

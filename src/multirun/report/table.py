@@ -207,11 +207,8 @@ def verdicts(study: Study, chosen: Sequence[Group], objective: Objective) -> dic
 
 def _tuned(study: Study, cells: Sequence[Sequence[Job]]) -> list[str]:
     """The keys that differ within some cell: of these a value is chosen."""
-
-    def differs(key: str, jobs: Sequence[Job]) -> bool:
-        return len({str(study.value(job, key)) for job in jobs}) > 1
-
-    return [key for key in config_keys(study) if any(differs(key, jobs) for jobs in cells)]
+    keys = config_keys(study)
+    return [key for key in keys if any(len({str(study.value(job, key)) for job in jobs}) > 1 for jobs in cells)]
 
 
 def _text(study: Study, job: Job, key: str) -> str:
