@@ -14,9 +14,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
-from engine.config import absolute, localized, portable
+from engine.config import NEVER_COMPARED, absolute, localized, portable
 from engine.project import Project
-from multirun.alike import NEVER_COMPARED
 
 NAME_DIGITS, SLUG_LENGTH, VALUE_LENGTH = 16, 80, 24
 OLD_DIGITS = 8  # in directory names of the first version, whose sweep.json has no `identity`

@@ -9,19 +9,6 @@ from engine.schema import Rule
 
 
 @dataclass(frozen=True)
-class Objective:
-    """A score that ranks runs. mode: min or max."""
-
-    key: str
-    mode: str
-
-    @property
-    def sign(self) -> int:
-        """By which scores are multiplied so that less is better."""
-        return 1 if self.mode == "min" else -1
-
-
-@dataclass(frozen=True)
 class SweepConfig:
     name: str | None = None
     retry_failed: bool = False

@@ -24,19 +24,23 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from engine import early
 from engine.config import (
+    JOBS_OWN,
+    NEVER_COMPARED,
+    JobConfig,
     composed,
+    dependents,
     explain,
     flat,
     load_flat,
     portable,
     read_config,
     resolved,
+    unswept,
 )
 from engine.errors import Claimed, ConfigError
 from engine.project import Project
 from engine.runs import change_value, claimed, write_config
 from engine.schema import MISSING, plain, show
-from multirun.alike import JOBS_OWN, NEVER_COMPARED, JobConfig, dependents, unswept
 from multirun.difference import First
 from multirun.identity import counts, differing_keys, digest, directory_name, keyed
 from multirun.ledger import Job, Ledger, NewJob, differing
@@ -218,7 +222,7 @@ def compose(ledger: Ledger, combinations: Sequence[Combination], composer: Compo
 
 def unlike(ledger: Ledger, before: Sequence[Job], new: Sequence[NewJob], composer: Composer) -> str:
     """A message if new jobs differ from earlier ones in keys that were not overridden, as after an edit of conf/; else
-    "". The report uses the same rule (multirun.alike)."""
+    "". The report uses the same rule (engine.config.alike)."""
     if not before or not new:
         return ""
     known = [JobConfig(load_flat(ledger.project, j.directory), j.overrides, j.key) for j in before]

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from conftest import QUICK
 
+from engine.config import JobConfig, dependents, unswept
 from engine.config.compose import register_resolvers
 from engine.runs import directory, environment
 from lab.project import PROJECT
 from multirun import drive
-from multirun.alike import JobConfig, dependents, unswept
 from multirun.report import best_group, groups, read_study
 from multirun.report.best import override_list
 from multirun.report.facts import facts

@@ -14,7 +14,7 @@ Raised: ConfigError, which names the key, the value and the remedy; RunFailed wh
     compose, wandb_agent   Hydra, once; the command lines of W&B's agent
     messages, yamls        Hydra's and YAML's errors in one line
     targets, building      which classes may be built, and building them
-    saved, alike           a run directory's config; its values by dotted keys
+    saved, alike           a run directory's config; differences between configs
     paths                  those below the project's root, saved relative to it
 """
 
@@ -25,7 +25,17 @@ from typing import TYPE_CHECKING
 from engine.pages import lazy
 
 if TYPE_CHECKING:
-    from engine.config.alike import flat, is_seed, load_flat
+    from engine.config.alike import (
+        JOBS_OWN,
+        NEVER_COMPARED,
+        JobConfig,
+        choice_of,
+        dependents,
+        flat,
+        is_seed,
+        load_flat,
+        unswept,
+    )
     from engine.config.building import TRACEBACK, construct, constructing, of_kind
     from engine.config.compose import absolute, as_started, compose_here, composed, remove_if_empty, resolved, run_hydra
     from engine.config.messages import explain, one_line

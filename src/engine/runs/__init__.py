@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from engine.runs.environment import (
         Code,
         Surroundings,
+        by_code,
         changes_of,
         code_here,
         code_of,

@@ -24,11 +24,10 @@ from typing import TYPE_CHECKING
 from engine.pages import lazy
 
 if TYPE_CHECKING:
-    from multirun.options import Objective
     from multirun.report.analyse import best_group, check_choice, groups
     from multirun.report.best import best_command, save_best
     from multirun.report.facts import score_text
-    from multirun.report.read import SWEEP, runs_below
+    from multirun.report.read import SWEEP, Objective, runs_below
     from multirun.report.study import read_study
     from multirun.report.table import Ask
     from multirun.report.wandb_sync import upload_run, upload_summary, write_offline

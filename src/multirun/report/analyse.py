@@ -12,10 +12,8 @@ from typing import Any
 
 from engine.config import is_seed
 from engine.errors import ConfigError
-from engine.runs import NOT_COMPUTED
-from multirun.code import by_code
-from multirun.options import Objective
-from multirun.report.read import Job, Study
+from engine.runs import NOT_COMPUTED, by_code
+from multirun.report.read import Job, Objective, Study
 
 FLAG = "--choose-on-test"
 FEW_KEYS = 3  # most keys that are added to an equal label

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.config import is_seed
-from multirun.options import Objective
 from multirun.report.analyse import Group, best_group, groups
 from multirun.report.inference import Difference, Scores, against_best
-from multirun.report.read import Study
+from multirun.report.read import Objective, Study
 
 
 @dataclass(frozen=True)

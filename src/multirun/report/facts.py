@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.config import is_seed
-from multirun.options import Objective
 from multirun.report.analyse import (
     Group,
     best_group,
@@ -26,7 +25,7 @@ from multirun.report.analyse import (
 from multirun.report.best import best_command
 from multirun.report.compare import Comparison, comparisons
 from multirun.report.importance import Importance, importance
-from multirun.report.read import Job, Study
+from multirun.report.read import Job, Objective, Study
 from multirun.report.sheet import MARKS, TOO_FEW, Cell, Score, Sheet, plus_minus
 
 NOT_SWEPT = "Jobs differ in what was not swept"

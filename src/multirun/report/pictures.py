@@ -13,14 +13,13 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from multirun.options import Objective
 from multirun.report.analyse import Group, groups, is_failure, pareto, show
 from multirun.report.axes import MAX_AXES, Axis, score_axis, wants_log
 from multirun.report.axes import axes as axes_of
 from multirun.report.curves import band, curve_scale, values_of
 from multirun.report.importance import Importance
 from multirun.report.parallel import parallel
-from multirun.report.read import Job, Study
+from multirun.report.read import Job, Objective, Study
 from multirun.report.style import CATEGORICAL, FAILED, FAINT, MARKERS, MAX_COLORED, shortened
 
 RC: dict[Any, Any] = {

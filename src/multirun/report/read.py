@@ -15,15 +15,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from engine.config import CONFIG, OVERRIDES, enter, load_flat, load_plain, override_of_now
+from engine.config import CONFIG, OVERRIDES, choice_of, enter, load_flat, load_plain, override_of_now
 from engine.files import read_json, records
 from engine.project import Project
 from engine.runs import ENVIRONMENT, METRICS, NOT_COMPUTED, RESULT, STATUS, Code, codes_of, files_of, is_claimed
-from multirun.alike import choice_of
-from multirun.options import Objective
 
 log = logging.getLogger("engine")
 SWEEP = "sweep.json"
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A score. mode: min or max. sign: that by which scores are multiplied so that less is better."""
+
+    key: str
+    mode: str
+
+    @property
+    def sign(self) -> int:
+        return 1 if self.mode == "min" else -1
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine.config import CONFIG
+from engine.config import CONFIG, JobConfig, unswept
 from engine.errors import ConfigError
 from engine.files import read_json
 from engine.project import Project
-from multirun.alike import JobConfig, unswept
-from multirun.options import Objective
-from multirun.report.read import SWEEP, Job, Study, differing, read_job, runs_below
+from multirun.report.read import SWEEP, Job, Objective, Study, differing, read_job, runs_below
 
 CONTENT = " (content "  # after a path that leads to data of several contents
 TOGETHER = "outputs/compare"  # where a report of several folders goes

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from engine.config import is_seed
 from engine.errors import ConfigError
-from multirun.options import Objective
 from multirun.report.analyse import (
     Group,
     best_of_most_seeds,
@@ -24,7 +23,7 @@ from multirun.report.analyse import (
 )
 from multirun.report.compare import comparisons
 from multirun.report.inference import mean_interval
-from multirun.report.read import Job, Study
+from multirun.report.read import Job, Objective, Study
 from multirun.report.sheet import TOO_FEW, Score
 
 BEST = "best"

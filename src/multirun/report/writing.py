@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +12,6 @@ from engine.extras import missing
 from engine.files import replace_text
 from engine.project import Project
 from engine.runs import shown
-from multirun.progress import say
 from multirun.report.against import lines
 from multirun.report.analyse import caution, other_code
 from multirun.report.facts import OTHER_CODE, facts
@@ -51,6 +51,10 @@ def is_online(project: Project, study: Study) -> bool:
     from engine.loggers import choose_wandb_mode, wandb_arguments
 
     return choose_wandb_mode(wandb_arguments(project, begun[0].path)[0]) == "online"
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def write_study(study: Study, say: Callable[[str], object] = say, ask: Ask | None = None) -> list[Path]:

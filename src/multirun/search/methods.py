@@ -11,7 +11,8 @@ from engine.config import build_target, check_targets, locate, one_line
 from engine.errors import ConfigError
 from engine.extras import check_installed
 from engine.project import Project
-from multirun.options import Objective, SearchConfig
+from multirun.options import SearchConfig
+from multirun.search.objectives import Objective
 from multirun.search.pruning import PRUNERS_ALLOWED
 from multirun.search.space import Space
 

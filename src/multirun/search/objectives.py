@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,16 @@ from engine.files import records
 from engine.project import Project
 from engine.runs import METRICS
 from engine.schema import did_you_mean, show
-from multirun.options import Objective
 
 MODES = ("min", "max")
 # numbers in result.json beside the scores; a fork whose runs write more adds their keys here
 RESULT_KEYS = ("step", "best_step", "seconds", "train/loss")
+
+
+@dataclass(frozen=True)
+class Objective:
+    key: str
+    mode: str  # min or max
 
 
 def choose(project: Project, node: Mapping[str, Any] | None, cfg: Mapping[str, Any]) -> list[Objective]:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import ConfigError
 from multirun.identity import values_of
-from multirun.options import Objective, SearchConfig
+from multirun.options import SearchConfig
 from multirun.search.methods import Methods
+from multirun.search.objectives import Objective
 from multirun.search.space import Space
 from multirun.search.storage import attached, open_study, shown, url_of
 
