@@ -20,7 +20,7 @@ from torch import nn
 from engine.checkpoints import shards
 from engine.checkpoints.background import Background, Copies
 from engine.checkpoints.frozen import WEIGHTS, Frozen, with_frozen
-from engine.checkpoints.intact import WHOLE, Share, check_zip, mapped, reading
+from engine.checkpoints.intact import WHOLE, Share, check_zip, load_intact, reading
 from engine.config import CONFIG, enter
 from engine.errors import ConfigError, Damaged, RunFailed
 from engine.parallel import is_part
@@ -81,8 +81,7 @@ def peek(path: Path, share: Share = WHOLE) -> dict[str, Any]:
             payload = shards.head(path, share)
             check_content({"model": {}, "ema": None, **payload})
             return payload
-        check_zip(path, share)
-        payload = mapped(path)
+        payload = load_intact(path, share)
         check_content(payload)
     return with_frozen(payload, path)
 

@@ -64,10 +64,10 @@ def mapped(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)  # a file system that maps no files
 
 
-def load_intact(path: Path) -> Any:
+def load_intact(path: Path, share: Share = WHOLE) -> Any:
     """Returns what save_checkpoint has written there, whatever it is, on the CPU. Raises Damaged."""
     with reading(path):
-        check_zip(path, WHOLE)
+        check_zip(path, share)
         return mapped(path)
 
 

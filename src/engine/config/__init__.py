@@ -25,17 +25,7 @@ from typing import TYPE_CHECKING
 from engine.pages import lazy
 
 if TYPE_CHECKING:
-    from engine.config.alike import (
-        JOBS_OWN,
-        NEVER_COMPARED,
-        JobConfig,
-        choice_of,
-        dependents,
-        flat,
-        is_seed,
-        load_flat,
-        unswept,
-    )
+    from engine.config.alike import JOBS_OWN, NEVER_COMPARED, JobConfig, dependents, flat, is_seed, load_flat, unswept
     from engine.config.building import TRACEBACK, construct, constructing, of_kind
     from engine.config.compose import absolute, as_started, compose_here, composed, remove_if_empty, resolved, run_hydra
     from engine.config.messages import explain, one_line

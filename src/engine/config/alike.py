@@ -90,7 +90,7 @@ def _differs(key: str, jobs: Sequence[JobConfig], owners: Sequence[str]) -> bool
         return False  # nearly always
     first: dict[tuple[str | None, ...], Any] = {}  # options -> the value of the first job that has them
     for job in jobs:
-        options, value = tuple(choice_of(job.overrides, group) for group in owners), job.value(key)
+        options, value = tuple(_choice(job.overrides, group) for group in owners), job.value(key)
         if first.setdefault(options, value) != value:
             return True
     return False
@@ -130,8 +130,7 @@ def _owns(group: str, key: str, keys: Iterable[str]) -> bool:
     return _within(key, group) or "@" in group or not somewhere
 
 
-def choice_of(overrides: Sequence[str], key: str) -> str | None:
-    """The text that the last override of this key gives it."""
+def _choice(overrides: Sequence[str], key: str) -> str | None:
     found = (text.partition("=") for text in reversed(overrides))
     return next((value.strip("'\"") for name, _, value in found if name.lstrip("+") == key), None)
 

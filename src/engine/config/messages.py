@@ -125,13 +125,10 @@ def _missing_config(error: MissingConfigException, argv: Sequence[str], conf: Pa
     if not group:
         return one_line(error)
     source = re.match(r"In '([^']+)'", str(error))
-    inside = (
-        f" (named in {source[1]}.yaml)" if source and source[1] != "train" and f"={option}" not in "".join(argv) else ""
-    )
+    elsewhere = source and source[1] != "train" and f"={option}" not in "".join(argv)
+    inside = f" (named in {source[1]}.yaml)" if source and elsewhere else ""
     if not options:
-        return (
-            f"{group}: no such group{did_you_mean(group, _groups(conf))} (groups: {', '.join(_groups(conf))}){inside}"
-        )
+        return _no_such_group(group, conf) + inside
     hint = f" - did you mean {group}={match}?" if (match := nearest(option, options)) else ""
     return f"{group}={option}: no such option{hint} ({group} has: {', '.join(options)}){inside}"
 
@@ -178,7 +175,7 @@ def unknown_key(project: Project, key: str, argv: Sequence[str], compose: Compos
     """Returns the line for an unknown key or group; the known ones come from the config without that override."""
     key, conf, now = key.lstrip("/"), project.conf, project.moved_keys
     if "/" in key or "@" in key:
-        return f"{key}: no such group{did_you_mean(key, _groups(conf))} (groups: {', '.join(_groups(conf))})"
+        return _no_such_group(key, conf)
     cfg = _composed(project, argv, compose)
     elsewhere = leaves({name: node for name, node in cfg.items() if name != "hydra"})
     parent, _, name = key.rpartition(".")
@@ -226,6 +223,10 @@ def _composed(project: Project, argv: Sequence[str], compose: Compose) -> dict[s
         return compose(project, chosen)
     except Exception:  # another mistake in these choices
         return compose(project, [])
+
+
+def _no_such_group(name: str, conf: Path) -> str:
+    return f"{name}: no such group{did_you_mean(name, _groups(conf))} (groups: {', '.join(_groups(conf))})"
 
 
 def _groups(conf: Path) -> list[str]:

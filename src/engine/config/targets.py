@@ -339,9 +339,8 @@ def _is_built(project: Project, hint: Any) -> bool:
     if hint is Callable or get_origin(hint) is Callable:
         return True
     homes = {kind.__module__ for kind in getattr(hint, "__mro__", ())} if inspect.isclass(hint) else set()
-    return bool(homes & {"torch.nn.modules.module", "torch.optim.optimizer"}) or any(
-        home.split(".")[0] in ("engine", project.package) for home in homes
-    )
+    ours = any(home.split(".")[0] in ("engine", project.package) for home in homes)
+    return ours or bool(homes & {"torch.nn.modules.module", "torch.optim.optimizer"})
 
 
 def _plain_part(hint: Any) -> Any:

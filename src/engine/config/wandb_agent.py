@@ -60,9 +60,8 @@ def _recorded(project: Project, arguments: Sequence[str]) -> list[str] | None:
     """The overrides in a run's whole config, as engine.loggers.wandb_log gives it to W&B: run={'overrides': [...]}."""
     for argument in arguments:
         if argument.startswith("run={"):
-            return [
-                override_of_now(project, one) for one in ast.literal_eval(argument.removeprefix("run="))["overrides"]
-            ]
+            known = ast.literal_eval(argument.removeprefix("run="))["overrides"]
+            return [override_of_now(project, one) for one in known]
     return None
 
 

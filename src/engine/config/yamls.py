@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from engine.errors import ConfigError
+from engine.schema import at
 
 DIRECTORY_OPTIONS, NAME_OPTIONS = ("--config-dir", "-cd"), ("--config-name", "-cn")
 
@@ -127,10 +128,7 @@ def option_with(key: str, argv: Sequence[str], conf: Path) -> str | None:
     group, *inner = key.split(".")
     for option in options(group, argv, conf):
         found = read(f"{group}/{option}", argv, conf)
-        node: Any = found[1] if found else None
-        for part in inner:
-            node = node.get(part) if isinstance(node, Mapping) else None
-        if isinstance(node, Mapping):
+        if isinstance(at(found and found[1], inner), Mapping):
             return f"{group}={option}"
     return None
 

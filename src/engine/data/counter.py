@@ -45,10 +45,5 @@ class Draws:
 
     def below(self, numbers: Tensor, limits: tuple[int, ...]) -> Tensor:
         """numbers: (B,) int64 -> (B, len(limits)) int64, each in [0, its limit)."""
-        return torch.stack(
-            [
-                bits * limit >> _BITS
-                for bits, limit in zip(self._bits(numbers, len(limits)).unbind(1), limits, strict=True)
-            ],
-            1,
-        )
+        columns = self._bits(numbers, len(limits)).unbind(1)
+        return torch.stack([bits * limit >> _BITS for bits, limit in zip(columns, limits, strict=True)], 1)

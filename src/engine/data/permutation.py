@@ -85,9 +85,8 @@ class Permutation:
         """(n,) keys -> (rounds, n) uint32; (rounds, 1) where all keys are the same."""
         low, high = int(keys.min()), int(keys.max())
         dense = high - low < 2 * len(keys)  # the usual case, a few epochs in a row: hash each key once
-        numbers = (np.arange(low, high + 1) if dense else keys)[None, :] * self._rounds + np.arange(self._rounds)[
-            :, None
-        ]
+        once = np.arange(low, high + 1) if dense else keys
+        numbers = once[None, :] * self._rounds + np.arange(self._rounds)[:, None]
         table = (hashed(self._seed, self._stream, numbers.ravel()) >> _U64(32)).astype(_U32).reshape(self._rounds, -1)
         return table[:, keys - low] if dense and high > low else table
 

@@ -123,12 +123,11 @@ class RunLogger(Logger):
     def begin(self, step: int, total_steps: int) -> None:
         if not self._metrics.exists():  # else once a resume has taken its lines back: W&B cannot
             self._begin_wandb()
+        own = self._project, self._directory, self._from_step, self._most_s
         if self._config.tensorboard:
-            self._copies.append(TensorBoardThread(self._project, self._directory, self._from_step, self._most_s))
+            self._copies.append(TensorBoardThread(*own))
         if self._config.mlflow is not None:
-            self._copies.append(
-                MLflowThread(self._project, self._directory, self._config.mlflow, self._from_step, self._most_s)
-            )
+            self._copies.append(MLflowThread(self._config.mlflow, *own))
         if sys.stderr.isatty():
             self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
 

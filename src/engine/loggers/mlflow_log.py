@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -17,7 +16,6 @@ from engine.loggers.background import Background
 from engine.loggers.media import Media
 from engine.loggers.options import MLflowConfig
 from engine.loggers.wandb_log import run_name
-from engine.project import Project
 from engine.runs import read_status
 
 ID = "mlflow.json"  # in a run directory: {"run_id": ..., "tracking_uri": ...}
@@ -28,11 +26,11 @@ LONGEST = 6000  # characters of a parameter's value
 class MLflowThread(Background):
     title = "MLflow"
 
-    def __init__(self, project: Project, run_dir: Path, config: MLflowConfig, from_step: int, most_s: float) -> None:
+    def __init__(self, config: MLflowConfig, *own: Any) -> None:
         self._client: Any = None
         self._run_id, self._config = "", config
         self._known: dict[str, set[int]] = {}  # {name: steps} that a resumed run has logged before
-        super().__init__(project, run_dir, from_step, most_s)
+        super().__init__(*own)
 
     def _start(self) -> None:
         uri = self._config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
@@ -69,9 +67,8 @@ class MLflowThread(Background):
         tags = {"directory": str(self._directory)}
         if sweep := read_status(self._directory).get("sweep"):
             tags["sweep"] = str(sweep["sweep"])
-        return str(
-            self._client.create_run(number, tags=tags, run_name=run_name(self._project, self._directory)).info.run_id
-        )
+        made = self._client.create_run(number, tags=tags, run_name=run_name(self._project, self._directory))
+        return str(made.info.run_id)
 
     def _log(self, step: int, values: dict[str, float]) -> None:
         from mlflow.entities import Metric

@@ -40,9 +40,8 @@ def wandb_arguments(project: Project, run_dir: Path) -> tuple[LoggerConfig, dict
     logger = typed(LoggerConfig, config["logger"], "logger")
     about = {"directory": str(run_dir), **read_json(run_dir / ENVIRONMENT)}
     about["overrides"] = read_overrides(project, run_dir)
-    arguments: dict[str, Any] = {
-        key: getattr(logger, key) for key in ("project", "entity", "group", "job_type", "tags")
-    }
+    names = ("project", "entity", "group", "job_type", "tags")
+    arguments: dict[str, Any] = {key: getattr(logger, key) for key in names}
     if sweep := status.get("sweep"):
         about["sweep"] = sweep
         arguments["group"] = logger.group or sweep["sweep"]

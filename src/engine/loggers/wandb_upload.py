@@ -52,9 +52,9 @@ class Elsewhere(RunFailed):
 
 class Feed:
     """The records of metrics.jsonl, those still to come too, until the process at the pipe's other end closes it; then
-    `status` is what it wrote there, or what status.json says."""
+    `status` is what it wrote there, or what status.json says. pipe: None for a run that has ended."""
 
-    def __init__(self, run_dir: Path, pipe: TextIO | None, status: str = "") -> None:
+    def __init__(self, run_dir: Path, pipe: TextIO | None = None, status: str = "") -> None:
         self._directory, self._pipe, self._status = run_dir, pipe, status
         self._ended = threading.Event()
         self._offset = 0
@@ -211,11 +211,6 @@ def shown(run_dir: Path, record: dict[str, Any]) -> dict[str, Any]:
                 counts = [line[2] for line in rows]
                 made[name] = wandb.Histogram(np_histogram=(np.asarray(counts), np.asarray(edges)))
     return made
-
-
-def follow(run_dir: Path) -> Feed:
-    """The lines of a run that has ended."""
-    return Feed(run_dir, None)
 
 
 def finish_wandb(project: Project, run: Any, run_dir: Path, status: str) -> None:

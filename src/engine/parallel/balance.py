@@ -219,10 +219,7 @@ def unequal(found: dict[str, list[float]]) -> list[str]:
         return []
     ranks: Sequence[int] = range(len(found["memory"]))
     if len(ranks) > LISTED:
-        extremes = (
-            (min(ranks, key=values.__getitem__), max(ranks, key=values.__getitem__)) for values in found.values()
-        )
-        ranks = sorted({rank for pair in extremes for rank in pair})
+        ranks = sorted({pick(ranks, key=values.__getitem__) for values in found.values() for pick in (min, max)})
     lines = []
     for rank in ranks:
         parts = []

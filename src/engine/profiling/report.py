@@ -25,12 +25,9 @@ def ordered(figures: Figures) -> list[str]:
 
 def table(figures: Figures) -> str:
     rows = [("", "ms a step", "total s", "share")]
-    for part in ordered(figures):
-        seconds = figures.seconds.get(part, 0.0)
-        rows.append(
-            (part, f"{1e3 * seconds / max(figures.steps, 1):.3f}", f"{seconds:.2f}", f"{figures.share(part):.1%}")
-        )
-    rows.append(("whole", f"{1e3 * figures.total / max(figures.steps, 1):.3f}", f"{figures.total:.2f}", "100.0%"))
+    parts = [(part, figures.seconds.get(part, 0.0), figures.share(part)) for part in ordered(figures)]
+    for part, seconds, share in (*parts, ("whole", figures.total, 1.0)):
+        rows.append((part, f"{1e3 * seconds / max(figures.steps, 1):.3f}", f"{seconds:.2f}", f"{share:.1%}"))
     return indent(aligned(rows, 1), "  ")
 
 

@@ -84,11 +84,8 @@ def _hashed(files: list[str]) -> dict[str, Any]:
         with open(name, "rb") as file:
             own = os.fstat(file.fileno()).st_size
             digest.update(f"{own}\n".encode())
-            last = max(0, own - BLOCK)
-            starts = (
-                range(0, own, BLOCK) if own <= blocks * BLOCK else [last * i // (blocks - 1) for i in range(blocks)]
-            )
-            for start in starts:
+            spread = [max(0, own - BLOCK) * i // (blocks - 1) for i in range(blocks)]
+            for start in range(0, own, BLOCK) if own <= blocks * BLOCK else spread:
                 file.seek(start)
                 digest.update(file.read(BLOCK))
         size += own

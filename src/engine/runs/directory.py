@@ -159,9 +159,8 @@ def keep_changes(project: Project, directory: Path, cfg: DictConfig) -> None:
     was = {key: value for key, value in before.items() if key in now and now[key] != value}
     was = {key: value for key, value in was.items() if key.split(".")[0] not in NOT_COMPUTED}
     known_files = files_of(directory) if was else {}
-    now_files = fingerprints(
-        project.root, {key: plain(OmegaConf.select(cfg, key)) for key in was if key in known_files}
-    )
+    named = {key: plain(OmegaConf.select(cfg, key)) for key in was if key in known_files}
+    now_files = fingerprints(project.root, named)
     if was := {k: v for k, v in was.items() if k not in now_files or not is_same(now_files[k], known_files[k])}:
         change["was"] = was
     if read_status(directory).get("status") != "queued":  # the sweep has seen to those

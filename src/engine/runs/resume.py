@@ -97,9 +97,8 @@ def own_logger(
     """
     if any(override.partition("=")[0] == LOGGER and not is_choice(project, override) for override in overrides):
         return OmegaConf.to_container(cfg[LOGGER], resolve=True)  # type: ignore[return-value] # of --config-dir
-    given = [
-        o for o in overrides if o.lstrip("+~").split("=")[0].split(".")[0] in (LOGGER, "name") or is_choice(project, o)
-    ]
+    tops = {o: o.lstrip("+~").split("=")[0].split(".")[0] for o in overrides}
+    given = [o for o, top in tops.items() if top in (LOGGER, "name") or is_choice(project, o)]
     keys = {override.partition("=")[0] for override in given}
     kept = [override for override in typed if is_choice(project, override) and override.partition("=")[0] not in keys]
     kept += [] if "name" in keys else [f"name={quote_value(str(saved.name))}"]
@@ -193,9 +192,8 @@ def check_followers(
     if all(key.split(".")[0] in project.beside for key in changed):
         return
     try:
-        raw = flat(
-            {name: node for name, node in composed(project, typed).items() if name not in (*project.beside, "hydra")}
-        )
+        left_out = (*project.beside, "hydra")
+        raw = flat({name: node for name, node in composed(project, typed).items() if name not in left_out})
     except (ConfigError, HydraException, OmegaConfBaseException):
         return
     for key in changed:

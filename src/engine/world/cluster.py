@@ -142,9 +142,8 @@ def _slurm_step(env: Mapping[str, str]) -> ClusterRole | None:
     port = _number(env, "MASTER_PORT", derived)
     if max(tasks) == 1:
         return ClusterRole("host", index, count, address, port)
-    return ClusterRole(
-        "rank", index, count, address, port, _number(env, "SLURM_LOCALID"), tasks[_number(env, "SLURM_NODEID")]
-    )
+    local = _number(env, "SLURM_LOCALID"), tasks[_number(env, "SLURM_NODEID")]
+    return ClusterRole("rank", index, count, address, port, *local)
 
 
 def first_host(nodes: str) -> str:

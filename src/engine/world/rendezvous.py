@@ -53,9 +53,8 @@ class Rendezvous:
         token = secrets.token_hex(8)
         replace_text(directory / TOKEN, token)
         self._published = True
-        problems = self._publish(
-            {"directory": str(directory), "token": token, "local_ranks": place.local_size}, START_TIMEOUT_S
-        )
+        value = {"directory": str(directory), "token": token, "local_ranks": place.local_size}
+        problems = self._publish(value, START_TIMEOUT_S)
         (directory / TOKEN).unlink()
         store().set("verdict", "stop" if problems else "go")
         if problems:
@@ -80,9 +79,8 @@ class Rendezvous:
             meeting_point.wait(keys, timedelta(seconds=timeout_s))
         except RuntimeError:  # DistStoreError, a timeout
             missing = [key for key in keys if not meeting_point.check([key])]
-            return [
-                f"{len(missing)} of {len(keys) + 1} processes have not come within {timeout_s:.0f} s: {missing[:8]}"
-            ]
+            late = f"{len(missing)} of {len(keys) + 1} processes have not come within {timeout_s:.0f} s"
+            return [f"{late}: {missing[:8]}"]
         return [text for key in keys if (text := meeting_point.get(key).decode()) != "ok"]
 
     def await_directory(self) -> tuple[Path, int] | None:

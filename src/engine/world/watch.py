@@ -289,7 +289,6 @@ def verdict(reports: list[Report], size: int, timeout_s: float) -> tuple[int, st
         first = min(reports, key=lambda r: (r.step, -r.idle_s))
     message = f"rank {first.rank} hung: it did not move for {timeout_s:g} s (process.timeout; {first.place})"
     if not acting and size > 1:
-        message += "; all ranks wait for each other or for the device: " + ", ".join(
-            f"rank {report.rank} in {report.place}" for report in reports[:LISTED]
-        )
+        places = ", ".join(f"rank {report.rank} in {report.place}" for report in reports[:LISTED])
+        message += f"; all ranks wait for each other or for the device: {places}"
     return first.rank, message

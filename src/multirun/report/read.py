@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from engine.config import CONFIG, OVERRIDES, choice_of, enter, load_flat, load_plain, override_of_now
+from engine.config import CONFIG, OVERRIDES, enter, load_flat, load_plain, override_of_now
 from engine.files import read_json, records
 from engine.project import Project
 from engine.runs import ENVIRONMENT, METRICS, NOT_COMPUTED, RESULT, STATUS, Code, codes_of, files_of, is_claimed
@@ -128,7 +128,10 @@ class Study:
 
     def value(self, job: Job, key: str) -> Any:
         """A job's value of a swept key, or its option of a swept config group; None: it has none."""
-        return job.config[key] if key in job.config else choice_of(job.overrides, key)
+        if key in job.config:
+            return job.config[key]
+        texts = (o.partition("=")[2] for o in reversed(job.overrides) if o.partition("=")[0].lstrip("+") == key)
+        return next((text.strip("'\"") for text in texts), None)
 
 
 def read_job(project: Project, path: Path, number: int, overrides: tuple[str, ...], key: str | None = None) -> Job:

@@ -13,11 +13,11 @@ from engine.config import read_config
 from engine.errors import RunFailed
 from engine.files import no_links, read_text
 from engine.loggers import (
+    Feed,
     begin_wandb,
     choose_wandb_mode,
     confirmed,
     finish_wandb,
-    follow,
     send_wandb,
     status_of,
     sync_command,
@@ -64,7 +64,7 @@ def upload_run(project: Project, run_dir: Path, anew: bool) -> str | None:
 
 def write_offline(project: Project, run_dir: Path, folder: Path) -> str:
     """Write metrics.jsonl into an offline W&B run, to view it (wandb leet)."""
-    run, _, _ = send_wandb(project, run_dir, follow(run_dir), folder, "offline")
+    run, _, _ = send_wandb(project, run_dir, Feed(run_dir), folder, "offline")
     finish_wandb(project, run, run_dir, status_of(run_dir))
     return "written as an offline run"
 

@@ -63,10 +63,8 @@ def _for_batch_dataset(dataset: Any, plan: Plan, device: torch.device) -> tuple[
         return "threads", f"threads: the set of {in_words(nbytes)} is over {most}"
     if device.type == "cpu" and batch_bytes > _RESIDENT_BATCH_BYTES:
         return "threads", f"threads: batches of {in_words(batch_bytes)} are gathered beside the step"
-    return (
-        "device",
-        f"device: the whole set, {in_words(nbytes)}, is held {'in RAM' if device.type == 'cpu' else f'on {device}'}",
-    )
+    where = "in RAM" if device.type == "cpu" else f"on {device}"
+    return "device", f"device: the whole set, {in_words(nbytes)}, is held {where}"
 
 
 def _free_bytes(device: torch.device) -> int:
@@ -94,9 +92,8 @@ def num_threads(dataset: Any, plan: Plan, num_workers: int | str, cores: int) ->
         rates[count] = _rate(dataset, plan, count)
         count *= 2
     best = min(count for count, rate in rates.items() if rate >= 0.9 * max(rates.values()))
-    return best, "measured: " + ", ".join(
-        f"{n} thread{'s' * (n > 1)} {rate:,.0f} samples/s" for n, rate in rates.items()
-    )
+    measured = [f"{n} thread{'s' * (n > 1)} {rate:,.0f} samples/s" for n, rate in rates.items()]
+    return best, f"measured: {', '.join(measured)}"
 
 
 def _rate(dataset: Any, plan: Plan, count: int) -> float:
@@ -118,9 +115,7 @@ def _rate(dataset: Any, plan: Plan, count: int) -> float:
                 part = plan(k) or plan(0)
                 assert part is not None
                 rows = part[1]
-                dataset.gather(
-                    rows, None if out is None else {field: value[: len(rows)] for field, value in out.items()}
-                )
+                dataset.gather(rows, None if out is None else {f: value[: len(rows)] for f, value in out.items()})
                 gathered += len(rows)
                 k += count
             rates[thread] = gathered / (time.perf_counter() - began)

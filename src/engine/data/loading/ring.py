@@ -135,9 +135,8 @@ class Ring:
             return
         self._pid = os.getpid()  # threads do not survive a fork: a child makes its own
         self._filler = _Filler(self.dataset, self.device, self.num_threads)
-        self._threads = [
-            threading.Thread(target=self._filler.work, name=f"ring-{i}", daemon=True) for i in range(self.num_threads)
-        ]
+        names = [f"ring-{i}" for i in range(self.num_threads)]
+        self._threads = [threading.Thread(target=self._filler.work, name=name, daemon=True) for name in names]
         for thread in self._threads:
             thread.start()
         self._end = weakref.finalize(self, _stop, self._filler, self._threads, self._pid)

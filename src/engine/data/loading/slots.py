@@ -131,9 +131,8 @@ def split(batch: Batch, numbers: Tensor, sizes: list[int]) -> list[tuple[Batch, 
         return [(batch, numbers)]
     # "unsafe" as to autograd, for which the parts are then no views of one tensor: a write into one is none into others
     columns = [torch.unsafe_split_with_sizes(tensor, sizes) for tensor in (*batch.values(), numbers)]
-    return [
-        (dict(zip(batch, values, strict=False)), values[-1]) for values in zip(*map(reversed, columns), strict=True)
-    ]
+    parts = zip(*map(reversed, columns), strict=True)
+    return [(dict(zip(batch, values, strict=False)), values[-1]) for values in parts]
 
 
 def indices_on(device: torch.device, values: np.ndarray) -> Tensor:
