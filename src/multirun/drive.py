@@ -123,12 +123,16 @@ def outlook(ledger: Ledger, jobs: Sequence[Job], due: Sequence[Job]) -> str:
     """The line before the start: numbers of jobs, to run and ended before."""
     chosen = {job.key for job in due}
     others = [job.state() for job in jobs if job.key not in chosen]
-    begun = sum(job.state() != "queued" for job in due)
-    parts = [f"{len(jobs)} jobs", f"{len(due)} to run" + (f" ({begun} go on)" if begun else "")]
-    parts += [f"{others.count(state)} {state} before" for state in dict.fromkeys(others)]
+    parts = ahead(f"{len(jobs)} jobs", len(due), sum(job.state() != "queued" for job in due), others)
     if more := len(ledger.jobs) - len(jobs):
         parts.append(f"{more} more of other commands")
     return ", ".join(parts)
+
+
+def ahead(total: str, to_run: int, go_on: int, before: Sequence[str]) -> list[str]:
+    """before: the states of those that have ended."""
+    parts = [total, f"{to_run} to run" + (f" ({go_on} go on)" if go_on else "")]
+    return [*parts, *(f"{before.count(state)} {state} before" for state in dict.fromkeys(before))]
 
 
 def run_sweep(launcher: Launcher, work: Work) -> signal.Signals | None:

@@ -21,28 +21,22 @@ NAME_DIGITS, SLUG_LENGTH, VALUE_LENGTH = 16, 80, 24
 OLD_DIGITS = 8  # in directory names of the first version, whose sweep.json has no `identity`
 
 
-def values_of(
-    project: Project, overrides: Sequence[str], swept: Collection[str] = (), cwd: Path | None = None
-) -> dict[str, Any]:
+def values_of(project: Project, overrides: Sequence[str], cwd: Path | None = None) -> dict[str, Any]:
     """{key: canonical value} of the overrides that tell jobs apart; jobs are the same if these have one digest.
 
     1e-3 is 0.001, 7.0 is 7, 'a' is a; a group's value is its option's name; of a key given twice the last counts.
-    swept: keys in which the jobs differ. cwd: base of a relative data.path.
+    cwd: base of a relative data.path.
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    return {
-        key: value
-        for key, value in (keyed(project, o, cwd or Path.cwd()) for o in parsed)
-        if counts(project, key, swept)
-    }
+    told = (keyed(project, override, cwd or Path.cwd()) for override in parsed)
+    return {key: value for key, value in told if counts(project, key, ())}
 
 
 def differing_keys(project: Project, jobs: Sequence[Sequence[str]]) -> list[str]:
     """The keys in which jobs with these overrides differ, including keys that only some of them give."""
     texts = dict.fromkeys(text for overrides in jobs for text in overrides)
-    told = dict(
-        zip(texts, (keyed(project, o, Path.cwd()) for o in OverridesParser.create().parse_overrides(list(texts))))
-    )
+    parsed = OverridesParser.create().parse_overrides(list(texts))
+    told = dict(zip(texts, (keyed(project, override, Path.cwd()) for override in parsed)))
     values = [dict(told[text] for text in overrides) for overrides in jobs]
     keys = [key for key in dict.fromkeys(key for key, _ in told.values()) if counts(project, key, ())]
     return [key for key in keys if len({json.dumps(v.get(key, "-"), default=str) for v in values}) > 1]

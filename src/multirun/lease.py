@@ -53,9 +53,8 @@ class Leases:
                 f"{directory.name}: needs {count} GPUs, {len(self._free)} can be seen - hydra.launcher.gpus_per_job"
             )
         # the GPU with the largest free share first: jobs that share GPUs are spread over them
-        fitting = sorted(
-            (gpu for gpu, free in self._free.items() if free >= share - 1e-9), key=lambda g: -self._free[g]
-        )
+        ordered = sorted(self._free, key=lambda gpu: -self._free[gpu])
+        fitting = [gpu for gpu in ordered if self._free[gpu] >= share - 1e-9]
         if len(fitting) < count:
             return None
         self._running += 1

@@ -147,14 +147,11 @@ class Composer:
     def _is_value(self, override: Override) -> bool:
         """Whether the override only sets a plain value: it chooses no option, and adds, deletes or merges no key."""
         key = override.key_or_group
-        is_set = override.type is OverrideType.CHANGE and key in self.swept and override.package is None
+        if override.type is not OverrideType.CHANGE or key not in self.swept or override.package is not None:
+            return False
         # what cannot be resolved yet, such as the classes of a file that is not named, is composed
-        node = MISSING
-        if is_set:
-            node = OmegaConf.select(self.master, key, default=MISSING, throw_on_resolution_failure=False)
-        return (
-            is_set and node != MISSING and not isinstance(node, DictConfig) and not isinstance(override.value(), dict)
-        )
+        node = OmegaConf.select(self.master, key, default=MISSING, throw_on_resolution_failure=False)
+        return node != MISSING and not isinstance(node, DictConfig) and not isinstance(override.value(), dict)
 
 
 def _touch(one: str, other: str) -> bool:

@@ -77,9 +77,8 @@ class Tasks(Launch):
         gpus = float(bool(ray.cluster_resources().get("GPU"))) if gpus == "auto" else float(gpus)
         # max_calls: a worker in which a job was cancelled is not used again
         task: Any = ray.remote(max_calls=1, max_retries=config.max_retries)
-        self._task = task(run_directory).options(
-            num_cpus=config.cpus_per_job, num_gpus=gpus, resources=dict(config.resources)
-        )
+        wanted = {"num_cpus": config.cpus_per_job, "num_gpus": gpus, "resources": dict(config.resources)}
+        self._task = task(run_directory).options(**wanted)
         self._environment = {key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)}
         self._environment |= limited_to(config.cpus_per_job)
 

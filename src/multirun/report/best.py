@@ -28,7 +28,8 @@ MACHINE = "hardware"  # group for where a run runs; part of the best config only
 def override_list(group: Group) -> list[str]:
     """Overrides that reproduce this configuration on the command line: its jobs', without seed, logger and sweep."""
     overrides = group.jobs[0].overrides
-    kept = [o for o in overrides if _top(o) not in (*NOT_COMPUTED, "hydra") and not is_seed(_key(o))]
+    tops = {o: re.split(r"[./@]", _key(o))[0] for o in overrides}
+    kept = [o for o, top in tops.items() if top not in (*NOT_COMPUTED, "hydra") and not is_seed(_key(o))]
     silent = {k: v.partition(CONTENT)[0] if isinstance(v, str) else v for k, v in group.unswept.items()}
     return [*kept, *(f"{key}={written(value)}" for key, value in silent.items())]
 
@@ -55,7 +56,8 @@ def save_best(project: Project, study: Study, group: Group, overwrite: bool = Fa
     swept = [key.split(".") for key in group.values]
     values = portable(project.root, _difference(_part(base, left_out), _part(_whole(project, job), left_out), swept))
     dumped = yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=110) if values else ""
-    body = "\n".join([_header(study, group, name), *_defaults(chosen), dumped]).rstrip()
+    defaults = ["defaults:", *(f"  - override /{g}: {option}" for g, option in chosen.items()), ""] if chosen else []
+    body = "\n".join([_header(study, group, name), *defaults, dumped]).rstrip()
     text = _sealed(project.root, study, body)
     before = path.read_text() if path.exists() else None
     made = before is None or before == _sealed(project.root, study, before.rpartition(f"\n{SEAL}")[0])
@@ -89,16 +91,8 @@ def _header(study: Study, group: Group, name: str) -> str:
     for objective in study.objectives:
         mean, std, n = group.mean(objective), group.std(objective), len(group.scores(objective))
         spread = f" +- {show(std)}" if std is not None else ""
-        lines.append(
-            f"# {objective.key} {show(mean)}{spread}, mean of {n} seeds" if n > 1 else f"# {objective.key} {show(mean)}"
-        )
+        lines.append(f"# {objective.key} {show(mean)}" + (f"{spread}, mean of {n} seeds" if n > 1 else ""))
     return "\n".join(lines)
-
-
-def _defaults(chosen: dict[str, Any]) -> list[str]:
-    return (
-        ["defaults:", *(f"  - override /{group}: {option}" for group, option in chosen.items()), ""] if chosen else []
-    )
 
 
 def _verify(project: Project, again: dict[str, Any], job: Job, left_out: Sequence[str]) -> None:
@@ -158,10 +152,6 @@ def _part(cfg: dict[str, Any], left_out: Sequence[str]) -> dict[str, Any]:
 def _seeds(job: Job) -> list[str]:
     """Override for the run's seed, so that values derived from the seed do not count as differences."""
     return [f"seed={job.config['seed']}"] if "seed" in job.config else []
-
-
-def _top(override: str) -> str:
-    return re.split(r"[./@]", _key(override))[0]
 
 
 def _key(override: str) -> str:

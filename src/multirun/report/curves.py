@@ -30,9 +30,8 @@ def band(jobs: Sequence[Job], key: str) -> Band | None:
     rows = [[p[step] for p in points if step in p] for step in steps]
     means = [statistics.fmean(row) for row in rows]
     stds = [statistics.stdev(row) if len(row) > 1 else 0.0 for row in rows]
-    return Band(
-        steps, means, [m - s for m, s in zip(means, stds)], [m + s for m, s in zip(means, stds)], seeds=len(points)
-    )
+    low, high = ([m + sign * s for m, s in zip(means, stds)] for sign in (-1, 1))
+    return Band(steps, means, low, high, seeds=len(points))
 
 
 @dataclass(frozen=True)

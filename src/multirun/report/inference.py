@@ -85,9 +85,8 @@ def against_best(
     known: dict[int, Difference] = {}
     if len(rows[best]) >= LEAST and len(order) > 1:
         known = dict(zip(order[1:], _tested([rows[i] for i in order], np.isin(order, candidates), sign)))
-    return [
-        None if i == best or i not in means else known.get(i) or _too_few(rows[best], row) for i, row in enumerate(rows)
-    ]
+    others = {i: known.get(i) or _too_few(rows[best], rows[i]) for i in means if i != best}
+    return [others.get(i) for i in range(len(rows))]
 
 
 def effect(best: Scores, row: Scores) -> float | None:

@@ -146,9 +146,7 @@ def _strides(jobs: Sequence[Job], keys: Sequence[str]) -> dict[str, int]:
     total = sum(len(points) for job in jobs for points in job.curves.values())
     share = max(1.0, total / POINTS)
     longest = {key: max((len(job.curves.get(key, ())) for job in jobs), default=0) for key in keys}
-    return {
-        key: max(1, math.ceil(longest[key] / MAX_CURVE), math.ceil(share) if longest[key] > 50 else 1) for key in keys
-    }
+    return {k: max(1, math.ceil(n / MAX_CURVE), math.ceil(share) if n > 50 else 1) for k, n in longest.items()}
 
 
 def _common(study: Study) -> Sheet:

@@ -203,6 +203,5 @@ def differing(jobs: Sequence[Job]) -> tuple[str, ...]:
     jobs = [job for job in jobs if job.config]
     keys = dict.fromkeys(key for job in jobs for key in job.config if key.split(".")[0] not in NOT_COMPUTED)
     absent = object()
-    return tuple(
-        key for key in keys if any(job.config.get(key, absent) != jobs[0].config.get(key, absent) for job in jobs)
-    )
+    first = {key: jobs[0].config.get(key, absent) for key in keys}
+    return tuple(key for key in keys if any(job.config.get(key, absent) != first[key] for job in jobs))

@@ -53,15 +53,17 @@ class Score:
 
     @property
     def number(self) -> str:
-        return (
-            "-" if self.mean is None else plus_minus(self.mean * self.factor, self.error and self.error * self.factor)
-        )
+        return "-" if self.mean is None else plus_minus(*self._shown)
+
+    @property
+    def _shown(self) -> tuple[float, float | None]:
+        return (self.mean or 0.0) * self.factor, self.error and self.error * self.factor
 
     @property
     def tex(self) -> str:
         if self.mean is None:
             return "--"
-        number = tex_plus_minus(self.mean * self.factor, self.error and self.error * self.factor)
+        number = tex_plus_minus(*self._shown)
         number = rf"\mathbf{{{number}}}" if self.best else number
         return f"${number}{IN_TEX.get(self.mark, '').strip('$')}$" + tex(self.note)
 

@@ -33,9 +33,8 @@ def read_study(
     if not folders:
         raise ConfigError(f"{', '.join(map(str, paths))}: no run there (a run directory has a {CONFIG})")
     above = Path(os.path.commonpath([folder.parent for folder in folders]))  # keys: as short as they stay unique
-    jobs = same_data(
-        [read_job(project, f, number, (), key=str(f.relative_to(above))) for number, f in enumerate(folders)]
-    )
+    keys = [str(folder.relative_to(above)) for folder in folders]
+    jobs = same_data([read_job(project, f, n, (), key) for n, (f, key) in enumerate(zip(folders, keys))])
     lone_folder = len(paths) == 1 and folders != [paths[0].absolute()]
     directory = out or (paths[0].absolute() if lone_folder else project.root / TOGETHER)
     found = (objective,) if objective else _monitored(jobs)
@@ -50,10 +49,8 @@ def _sweeps(project: Project, paths: Sequence[Path], out: Path | None, objective
     for path, book in zip(paths, books):
         for job in book.get("jobs") or []:
             number = job.get("number", len(read)) if len(paths) == 1 else len(read)
-            folder = path / job["key"]
-            read.append(
-                read_job(project, folder, number, tuple(job.get("overrides") or ()), str(folder.relative_to(above)))
-            )
+            folder, overrides = path / job["key"], tuple(job.get("overrides") or ())
+            read.append(read_job(project, folder, number, overrides, str(folder.relative_to(above))))
     if not read:
         raise ConfigError(f"{', '.join(str(path / SWEEP) for path in paths)}: lists no job yet")
     asked = tuple(Objective(o["key"], o["mode"]) for o in books[0].get("objectives") or ())

@@ -89,9 +89,8 @@ class Table:
 
 def table(study: Study, ask: Ask) -> Table:
     """Raises ConfigError for an unknown key, a seed as a row, a score that no finished job has."""
-    per, across = (
-        [key_of(study, flag, k) for k in ks] for flag, ks in (("--per", ask.per), ("--columns", ask.columns))
-    )
+    asked = (("--per", ask.per), ("--columns", ask.columns))
+    per, across = ([key_of(study, flag, key) for key in keys] for flag, keys in asked)
     if twice := set(per) & set(across):
         raise ConfigError(f"--columns {min(twice)}: is a key of --per already; name another key, or leave it out")
     shown = tuple(shown_score(study, text) for text in ask.show)

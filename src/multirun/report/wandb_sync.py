@@ -117,9 +117,8 @@ def sync_apart(project: Project, sweep_dir: Path, limit_s: float) -> str | None:
     environment = {name: value for name, value in os.environ.items() if name != "WANDB_RUN_ID"}
     log = sweep_dir / "sync.log"
     with open(log, "w", opener=no_links) as output:
-        process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        )
+        streams: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+        process = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
     try:
         status = process.wait(limit_s)
     except subprocess.TimeoutExpired:

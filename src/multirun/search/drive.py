@@ -25,7 +25,7 @@ from engine.project import Project
 from engine.runs import shown
 from engine.schema import plain, typed
 from multirun.code import settle_code
-from multirun.drive import Work, at_once, counted, opened, report, run_sweep, stop_here
+from multirun.drive import Work, ahead, at_once, counted, opened, report, run_sweep, stop_here
 from multirun.ledger import SWEEP, Job, Ledger, NewJob
 from multirun.options import SearchConfig
 from multirun.plan import Combination, Composer, adapt, unlike
@@ -99,11 +99,11 @@ def run_search(
 
 def corners_of(space: Space, composer: Composer, all_of_them: bool) -> list[Candidate]:
     """Checked configs that cover every choice and both ends of every range; only the first one without all_of_them."""
-    params = islice(space.corners(), None if all_of_them else 1)
-    found = [(space.overrides(values), " ".join(space.drawn(values))) for values in params]
-    return [
-        Candidate(n, label, DictConfig(composer.job(n, trial_key(n), texts))) for n, (texts, label) in enumerate(found)
-    ]
+    found = []
+    for n, values in enumerate(islice(space.corners(), None if all_of_them else 1)):
+        cfg = DictConfig(composer.job(n, trial_key(n), space.overrides(values)))
+        found.append(Candidate(n, " ".join(space.drawn(values)), cfg))
+    return found
 
 
 class Drive:
@@ -214,9 +214,7 @@ def outlook(study: Search, num_left_over: int) -> str:
     """The line before the start: numbers of trials, to run and ended before."""
     states = _states(study.ended())
     to_run = max(0, study.methods.limit - len(states))
-    parts = [f"{study.methods.limit} trials", f"{to_run} to run"]
-    parts[1] += f" ({num_left_over} go on)" if num_left_over else ""
-    parts += [f"{states.count(state)} {state} before" for state in dict.fromkeys(states)]
+    parts = ahead(f"{study.methods.limit} trials", to_run, num_left_over, states)
     return f"search {study.sweep_dir.name}: {', '.join(parts)}"
 
 

@@ -41,9 +41,8 @@ class Methods:
         sampler = locate(project, config.sampler.get("_target_"), SAMPLER, ALLOWED)
         self._seeded = "seed" in inspect.signature(sampler).parameters
         nodes = {"hydra": {"sweeper": {"sampler": config.sampler, "pruner": config.pruner}}}
-        check_targets(
-            project, nodes, (SAMPLER, PRUNER), (), {}, {SAMPLER: ("seed",)} if self._seeded else {}, allowed=ALLOWED
-        )
+        given = {SAMPLER: ("seed",)} if self._seeded else {}
+        check_targets(project, nodes, (SAMPLER, PRUNER), (), {}, given, allowed=ALLOWED)
         if package := NEEDS.get(self._kind):
             check_installed(package, f"hydra/sweeper/sampler: {self._kind}", "optuna")
         for key, node, make in (

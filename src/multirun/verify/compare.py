@@ -96,9 +96,8 @@ def _checkpoint(name: str, a: dict[str, Any], b: dict[str, Any], rounding: float
 
 
 def compare_scores(run: Path, again: Path, rounding: float) -> Part:
-    theirs, ours = (
-        {key: value for key, value in _values(read_json(d / RESULT)).items() if "/" in key} for d in (run, again)
-    )
+    both = (_values(read_json(directory / RESULT)) for directory in (run, again))
+    theirs, ours = ({key: value for key, value in values.items() if "/" in key} for values in both)
     gap = first_gap(theirs, ours, rounding)
     return Part(RESULT, f"{len(theirs)} scores" if theirs else "", gap.text, gap.relative)
 
