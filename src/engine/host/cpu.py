@@ -77,30 +77,23 @@ def cgroup_cores(proc: Path = Path("/proc/self")) -> float | None:
         root, point, (kind, _, options) = mount[3], Path(mount[4]), mount[mount.index("-") + 1 :][:3]
         for _, controllers, path in groups:
             if (kind, controllers) == ("cgroup2", ""):
-                read = _limit_v2
+                files = ["cpu.max"]
             elif kind == "cgroup" and "cpu" in options.split(",") and "cpu" in controllers.split(","):
-                read = _limit_v1
+                files = ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
             else:
                 continue
             # in a container, the path may be the host's while the mount shows the container's own cgroup as the root
             inside = os.path.relpath(path, root)
             folder = point if inside.startswith("..") else point / inside
             levels = [folder, *folder.parents][: len(folder.parts) - len(point.parts) + 1]
-            limits += [limit for level in levels if (limit := read(level)) is not None]
+            limits += [limit for level in levels if (limit := _limit(level, *files)) is not None]
     return min(limits, default=None)
 
 
-def _limit_v2(folder: Path) -> float | None:
+def _limit(folder: Path, *files: str) -> float | None:
+    """quota / period, as the files have them one after the other."""
     try:
-        quota, period = (folder / "cpu.max").read_text().split()
+        quota, period = " ".join((folder / file).read_text() for file in files).split()
+        return None if quota in ("max", "-1") else int(quota) / int(period)
     except (OSError, ValueError):
         return None
-    return None if quota == "max" else int(quota) / int(period)
-
-
-def _limit_v1(folder: Path) -> float | None:
-    try:
-        quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
-    except (OSError, ValueError):
-        return None
-    return quota / period if quota > 0 else None

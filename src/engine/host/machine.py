@@ -87,17 +87,18 @@ def of_gpus(device: torch.device, ranks: list[Any]) -> dict[str, Any]:
 
 
 def cpu_model(info: Path = Path("/proc/cpuinfo")) -> str:
-    with suppress(OSError):
-        if found := re.search(r"^model name\s*: (.+)$", info.read_text(), re.MULTILINE):
-            return found[1].strip()
-    return platform.processor() or platform.machine()
+    return _found(r"^model name\s*: (.+)$", info) or platform.processor() or platform.machine()
 
 
 def driver(version: Path = Path("/proc/driver/nvidia/version")) -> str | None:
     """The version of NVIDIA's driver."""
+    return _found(r"Kernel Module.*?\s(\d{3,}\.[\d.]+)", version)
+
+
+def _found(pattern: str, file: Path) -> str | None:
     with suppress(OSError):
-        if found := re.search(r"Kernel Module.*?\s(\d{3,}\.[\d.]+)", version.read_text()):
-            return found[1]
+        if found := re.search(pattern, file.read_text(), re.MULTILINE):
+            return found[1].strip()
     return None
 
 

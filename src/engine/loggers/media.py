@@ -76,29 +76,30 @@ def save(run_dir: Path, step: int, name: str, value: Any) -> Media:
     """
     if not NAME.fullmatch(name) or ".." in name:
         raise ConfigError(f"show({name!r}): a name is made of letters, digits, - _ . and /, such as val/samples")
-    folder = run_dir / FOLDER / name
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{step:08d}"
+    kind, text = "image", None
+    content: Any = None
     if isinstance(value, str):
-        replace_text(path := path.with_suffix(".txt"), value)
-        return Media("text", path, value)
-    if isinstance(value, Table):
-        replace_text(path := path.with_suffix(".csv"), _csv([list(value.columns), *value.rows]))
-        return Media("table", path, value)
-    if isinstance(value, Histogram):
+        kind, text, content = "text", value, value
+    elif isinstance(value, Table):
+        kind, text, content = "table", _csv([list(value.columns), *value.rows]), value
+    elif isinstance(value, Histogram):
         values = _array(value.values).ravel()
         counts, edges = np.histogram(values[np.isfinite(values)], value.bins)
         rows = [["from", "to", "count"], *zip(edges[:-1].tolist(), edges[1:].tolist(), counts.tolist())]
-        replace_text(path := path.with_suffix(".csv"), _csv(rows))
-        return Media("histogram", path, (counts, edges))
-    if isinstance(value, Audio):
-        _write_wav(path := path.with_suffix(".wav"), value)
-        return Media("audio", path, value)
-    if hasattr(value, "savefig"):
-        value.savefig(path := path.with_suffix(".png"), dpi=120, bbox_inches="tight")
-        return Media("image", path, None)
-    _write_png(path := path.with_suffix(".png"), _array(value), name)
-    return Media("image", path, None)
+        kind, text, content = "histogram", _csv(rows), (counts, edges)
+    elif isinstance(value, Audio):
+        kind, content = "audio", value
+    path = media_file(run_dir, step, name, kind)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if text is not None:
+        replace_text(path, text)
+    elif isinstance(value, Audio):
+        _write_wav(path, value)
+    elif hasattr(value, "savefig"):
+        value.savefig(path, dpi=120, bbox_inches="tight")
+    else:
+        _write_png(path, _array(value), name)
+    return Media(kind, path, content)
 
 
 def media_file(run_dir: Path, step: int, name: str, kind: str) -> Path:

@@ -49,15 +49,10 @@ class Replicas(nn.Module):
 
         grad = torch.is_grad_enabled()
         used = self.devices[: len(shares)]
-        losses = list(self.pool.map(one, replicate(self.module, used), shares, used))
+        # one copy per GPU; backward sums their gradients on the first. CPU devices share the one module
+        copies = [self.module] * len(used) if kind == "cpu" else nn.parallel.replicate(self.module, used)  # type: ignore[arg-type]
+        losses = list(self.pool.map(one, copies, shares, used))
         return {name: torch.cat([part[name].to(self.devices[0]) for part in losses]) for name in losses[0]}, None
-
-
-def replicate(module: nn.Module, devices: Sequence[torch.device]) -> list[Any]:
-    """One copy per GPU; backward sums their gradients on the first. CPU devices share the one module."""
-    if devices[0].type == "cpu":
-        return [module] * len(devices)
-    return nn.parallel.replicate(module, devices)  # type: ignore[arg-type]
 
 
 def split(batch: dict[str, Any], devices: Sequence[torch.device]) -> list[dict[str, Any]]:

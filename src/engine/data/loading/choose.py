@@ -98,34 +98,27 @@ def num_threads(dataset: Any, plan: Plan, num_workers: int | str, cores: int) ->
 
 def _rate(dataset: Any, plan: Plan, count: int) -> float:
     """Samples per second that `count` threads gather together, each into a buffer that it has used before."""
-    rates = [0.0] * count
-    errors: list[BaseException] = []
-    gate = threading.Barrier(count)
+    first = plan(0)
+    assert first is not None
+    outs = [None if is_ragged(dataset.spec) else empty_batch(dataset.spec, len(first[1])) for _ in range(count)]
+    for out in outs:
+        dataset.gather(first[1], out)
 
-    def work(thread: int) -> None:
-        k, part = thread, plan(0)
+    rates: list[float] = []
+    errors: list[BaseException] = []
+
+    def work(k: int) -> None:
+        out, gathered, began = outs[k], 0, time.perf_counter()
         try:
-            assert part is not None
-            ragged = is_ragged(dataset.spec)
-            out = None if ragged else empty_batch(dataset.spec, len(part[1]))
-            dataset.gather(part[1], out)
-            gate.wait()
-            gathered, began = 0, time.perf_counter()
             while time.perf_counter() < began + _TRIAL_S:
-                part = plan(k) or plan(0)
-                assert part is not None
-                rows = part[1]
+                _, rows = plan(k) or first
                 dataset.gather(rows, None if out is None else {f: value[: len(rows)] for f, value in out.items()})
-                gathered += len(rows)
-                k += count
-            rates[thread] = gathered / (time.perf_counter() - began)
-        except threading.BrokenBarrierError:
-            pass
+                k, gathered = k + count, gathered + len(rows)
+            rates.append(gathered / (time.perf_counter() - began))
         except BaseException as error:
             errors.append(error)
-            gate.abort()
 
-    threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(count)]
+    threads = [threading.Thread(target=work, args=(k,), daemon=True) for k in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
