@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import ast
 import socket
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, free_port
 
 from engine.world.cluster import ClusterRole, listener
+from engine.world.collectives import _bytes
+
+
+@pytest.mark.parametrize("value", [print, object(), {1, 2}, b"x", Path("/a")])
+def test_what_is_no_data_is_not_sent(value: object) -> None:
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        _bytes(value)
 
 
 def test_no_rank_unpickles_what_another_sent() -> None:
