@@ -42,7 +42,7 @@ from types import FrameType
 from engine.errors import RankLost
 from engine.host import beat, has_starter, note_step, progress_at, say_ended
 from engine.runs import read_failure, record_failure
-from engine.world import collectives, group, store, timer
+from engine.world import collectives, group, stop, store, timer
 from engine.world.board import FAILED, STUCK, Board, tell_failed
 from engine.world.environment import place
 
@@ -52,7 +52,7 @@ GRACE_S = 5.0  # for the main thread to end by itself after another rank has fai
 LOST_S = 30.0  # the same after the store's end: at the end of a run rank 0, which may hold it, may be gone first
 INNERMOST = 12  # innermost stack frames that are shown
 LISTED = 8  # most ranks that a message lists
-OWN = (collectives.__file__, group.__file__, store.__file__)
+OWN = (collectives.__file__, group.__file__, stop.__file__, store.__file__)
 WAITS_IN = ("torch/distributed/", "torch/autograd/graph.py", *OWN)  # files a rank waits in
 HELD = "no progress for process.timeout, as native code holds the interpreter - docs/why_did_my_run_die.md, Ranks"
 DEBUGGERS = ("pdb", "bdb", "pydevd", "_pydevd_bundle", "IPython", "code", "ipdb", "pudb", "debugpy")
