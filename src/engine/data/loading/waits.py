@@ -10,6 +10,8 @@ the loader while the GPU is busy with earlier steps. There only the time counts 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,13 +20,17 @@ from engine.clocks import DeviceClock, HostClock
 
 
 class Waits:
-    def __init__(self, clock: Any) -> None:
-        self._clock, self._seconds = clock, 0.0
+    """clock: makes the clock at the first batch, as that of a GPU initializes CUDA, and workers are forked before."""
+
+    def __init__(self, clock: Callable[[], Any]) -> None:
+        self._make, self._seconds = clock, 0.0
+        self._clock: Any = None
         self._end: Any = None
         self._pending: deque[tuple[Any, Any]] = deque()  # (end, resumed) that the device has not yet passed
 
     def begin(self) -> None:
         """The loop asks for a batch."""
+        self._clock = self._clock or self._make()
         self._end = self._clock.now()
 
     def end(self) -> None:
@@ -40,4 +46,4 @@ class Waits:
 
 
 def waits_on(device: torch.device) -> Waits:
-    return Waits(DeviceClock(device) if device.type == "cuda" else HostClock())
+    return Waits(partial(DeviceClock, device) if device.type == "cuda" else HostClock)
