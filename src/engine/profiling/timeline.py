@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -46,8 +46,8 @@ class Figures:
 
     steps: int = 0
     idle: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-    host_seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    host_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     @property
     def total(self) -> float:
@@ -104,18 +104,14 @@ class Timeline:
         while len(self._marks) > 1 and self._clock.passed(self._marks[1].at):
             first, second = self._marks.popleft(), self._marks[0]
             seconds, host_s = self._clock.seconds(first.at, second.at), second.host_s - first.host_s
-            self._add(self.figures.host_seconds, first.part, host_s)
+            self.figures.host_seconds[first.part] += host_s
             if first.part == DATA and self.on_gpu:
                 # an idle device waits for the host, then for the copy; a busy one for the copy alone
                 waited = 0.0 if first.behind else min(seconds, host_s)
-                self._add(self.figures.seconds, COPY, seconds - waited)
+                self.figures.seconds[COPY] += seconds - waited
                 seconds = waited
-            self._add(self.figures.seconds, first.part, seconds)
+            self.figures.seconds[first.part] += seconds
         return self.figures
-
-    @staticmethod
-    def _add(where: dict[str, float], part: str, seconds: float) -> None:
-        where[part] = where.get(part, 0.0) + seconds
 
 
 class Batches:
