@@ -115,6 +115,7 @@ def _job(study: Study, job: Job, strides: Mapping[str, int], found: Sequence[Axi
         kept = [*points[:: strides[key]], *(points[-1:] if (len(points) - 1) % strides[key] else ())]
         finite = [(step, float(f"{value:.6g}")) for step, value in kept if math.isfinite(value)]
         curves[key] = [[step for step, _ in finite], [value for _, value in finite]]
+    step, epochs = job.curves.get("train/epoch", [(0, 0.0)])[-1]
     failed = is_failure(job, study.objective)
     scored = job.status == "finished" and not failed
     timed = len(job.seconds) <= 2 * MAX_CURVE  # else no curves against time
@@ -129,7 +130,7 @@ def _job(study: Study, job: Job, strides: Mapping[str, int], found: Sequence[Axi
         "reason": None if scored else job.reason,
         "traceback": job.traceback,
         "curves": curves,
-        "epochsPerStep": job.epochs_per_step,
+        "epochsPerStep": epochs / step if step else None,
         "times": [[step for step, _ in job.seconds], [s for _, s in job.seconds]] if timed else None,
     }
 

@@ -79,11 +79,6 @@ class Job:
         return max((points[-1][0] for points in self.curves.values() if points), default=0)
 
     @property
-    def epochs_per_step(self) -> float | None:
-        epochs = self.curves.get("train/epoch")
-        return epochs[-1][1] / epochs[-1][0] if epochs and epochs[-1][0] else None
-
-    @property
     def reason(self) -> str | None:
         """Why the job has no score, in one line."""
         if self.status == "killed":

@@ -152,10 +152,10 @@ def test_buffers_are_reused_unless_hoarded() -> None:
     with Loader(Table(64, (3000, 30)), endless(64, 4), CPU, kind="threads", num_workers=2, seed=0) as loader:
         for _, _batch in zip(range(200), loader, strict=False):
             pass
-        few = loader._source.slots.allocated
+        few = loader._source._filler.slots.allocated
         assert few <= 8
         hoard = [batch["x"] for _, batch in zip(range(40), loader, strict=False)]
-        assert loader._source.slots.allocated >= 40
+        assert loader._source._filler.slots.allocated >= 40
         references = [weakref.ref(x) for x in hoard]
         assert len({x.data_ptr() for x in hoard}) == 40
         del hoard
@@ -167,7 +167,7 @@ def test_without_the_use_count_each_batch_is_fresh(monkeypatch: pytest.MonkeyPat
     plan = endless(64, 4)
     with Loader(Table(64, (3000, 30)), plan, CPU, kind="threads", seed=0) as loader:
         hoard = [batch for _, batch in zip(range(30), loader, strict=False)]
-        assert loader._source.slots.allocated >= 30
+        assert loader._source._filler.slots.allocated >= 30
     for k, batch in enumerate(hoard):
         check(batch, plan(k)[1])
 

@@ -121,7 +121,7 @@ def test_page_locked_memory_is_bounded(gpu: FakeCuda, monkeypatch: pytest.Monkey
             del batch
             if k % 50 == 0:
                 gpu.finish()
-        slots = loader._source.slots
+        slots = loader._source._filler.slots
         locked = sum(1 << (t.nbytes - 1).bit_length() for slot in slots._slots for t in slot.tensors.values())
     assert locked <= limit + 2 * limit // 4  # and the one in use, and one whose copy is under way
 

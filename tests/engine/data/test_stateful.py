@@ -132,7 +132,7 @@ def test_many_reorders_leave_nothing_behind() -> None:
                 threads = threads or threading.active_count()
             assert threading.active_count() == threads
             if kind == "threads":
-                assert loader._source.slots.allocated <= 10
+                assert loader._source._filler.slots.allocated <= 10
 
 
 def test_what_was_saved_goes_on_by_both_states() -> None:

@@ -141,10 +141,6 @@ class Ring:
             thread.start()
         self._end = weakref.finalize(self, _stop, self._filler, self._threads, self._pid)
 
-    @property
-    def slots(self) -> Slots:
-        return self._filler.slots
-
     def stream(self, plan: Plan) -> Iterator[tuple[Batch, Tensor]]:
         """(micro-batch, its sample numbers) on the device, in order, until the plan ends."""
         self._start()
