@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
-from engine.config import NEVER_COMPARED, absolute, localized, portable
+from engine.config import NEVER_COMPARED, absolute, localized, portable, written
 from engine.project import Project
 
 NAME_DIGITS, SLUG_LENGTH, VALUE_LENGTH = 16, 80, 24
@@ -105,7 +105,7 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         return "-".join(_text(v) for v in value)
     if isinstance(value, bool) or value is None:
-        return {None: "null", True: "true", False: "false"}[value]
+        return written(value)
     return Path(value).stem if isinstance(value, str) and "/" in value else str(value)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from engine.config import is_seed
+from engine.config import is_seed, written
 from engine.errors import ConfigError
 from engine.runs import NOT_COMPUTED, by_code
 from multirun.report.read import Job, Objective, Study
@@ -210,15 +210,11 @@ def value_text(study: Study, job: Job, key: str) -> str:
 
 def show(value: Any) -> str:
     """A value as text: floats with 4 digits, all else as in yaml."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, (list, tuple)):
         return f"[{','.join(map(show, value))}]"
-    return str(value)
+    return written(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def is_number(value: Any) -> bool:
