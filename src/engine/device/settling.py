@@ -1,5 +1,5 @@
-"""What a model decides where the configuration says `auto`: CPU threads, and a GPU's precision. A rule of shapes, and of
-nothing that is measured. A run keeps what was decided (environment.json) when it goes on, and is scored with it.
+"""What a model decides where the configuration says `auto`: CPU threads, and a GPU's precision, by a rule of shapes and
+of nothing that is measured. A run keeps what was decided (environment.json) when it goes on, and is scored with it.
 """
 
 from __future__ import annotations

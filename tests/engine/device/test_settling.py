@@ -1,4 +1,4 @@
-"""hardware.precision=auto: the size of a step decides, on a GPU; a run keeps what was decided, and is scored with it."""
+"""hardware.precision=auto: a GPU's by the size of a step; a run keeps what was decided, and is scored with it."""
 
 from __future__ import annotations
 
