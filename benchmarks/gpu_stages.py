@@ -86,6 +86,7 @@ def modes(setting: Setting) -> None:
         ways = {name: more for name, more in ways.items() if "graph" not in name}
     steps, every = setting.pick(3000, 20), setting.pick(500, 5)
     given = [*QUIET, *TRAIN_ALONE, f"trainer.max_steps={steps}", f"trainer.log_every={every}", "data.loader=device"]
+    given.append(f"hardware.precision={setting.precision}")
     for model, more in {"mlp": (), "resnet": ("model=resnet", "model.width=16")}.items():
         if model == "mlp":
             ways = {**ways, "plain, fp32": ("hardware.precision=fp32",)}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from engine.config import compose_here, remove_if_empty
 from engine.data import Loader
-from engine.device import Hardware, resolve_hardware
+from engine.device import Hardware, resolve_hardware, rough_flop, settled
 from engine.errors import ConfigError
 from engine.files import read_json, records
 from engine.loggers import Logger
@@ -67,6 +67,7 @@ def build(cfg: DictConfig) -> Parts:
     world = World(0, 1, 0, place.device(machine.device))
     sets = make_datasets(config)
     model, task = make_method(config, machine, Logger(), sets["train"], world)
+    machine = settled(machine, rough_flop([model, task], task.run.input_shape, 1))
     train = make_train_loader(config, machine, sets["train"], world, 0)
     others = {split: make_eval_loader(config, machine, data, split, world, train) for split, data in sets.items()
               if split != "train"}  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from engine.checkpoints import load_weights
-from engine.device import Hardware, resolve_hardware, threads_of_run
+from engine.device import Hardware, as_run_began, compile_blocks, resolve_hardware
 from engine.errors import ConfigError
 from engine.world import World, process_group
 from lab.checks import check_holds_no_weights
@@ -42,8 +42,7 @@ def restore(path: Path, split: str, overrides: Sequence[str], num_procs: int = 1
     model, cfg, file, payload = restore_model(path, overrides)
     share_evaluation(cfg, num_procs)
     config = check(cfg, trains=False)
-    machine = resolve_hardware(config.hardware, config.trainer)
-    machine = replace(machine, threads=threads_of_run(machine.threads, file.parent.parent))
+    machine = as_run_began(resolve_hardware(config.hardware, config.trainer), file.parent.parent)
     splits = config.dataset.get("splits")
     if isinstance(splits, dict) and split not in splits:
         raise ConfigError(f"--split {split}: data.splits has {', '.join(splits)}")
@@ -71,6 +70,7 @@ def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, 
     """Returns {loss, <metric>, ...} of the checkpoint on a split. overrides: key=value for the run's config."""
     run = restore(path, split, overrides)
     run.machine.apply(run.config.hardware)
+    compile_blocks(run.model, run.machine)
     with process_group(run.machine.device, timeout_s=60.0) as alone:
         loader = make_eval_loader(run.config, run.machine, run.dataset, split, alone)
         try:

@@ -18,7 +18,7 @@ from torch import nn
 from engine.checkpoints import BufferChecks, Checkpoints, error_line, laid_out, load_weights, unmapped, weights_of
 from engine.config import locate, read_config
 from engine.data import Loader, StatefulOrder, Stream
-from engine.device import Hardware, resolve_hardware, rough_flop, settle_threads
+from engine.device import LAUNCHES_BOUND_FLOP, Hardware, resolve_hardware, rough_flop, settle
 from engine.errors import ConfigError
 from engine.files import write_json
 from engine.host import gpu_facts, machine_facts, machine_line
@@ -49,8 +49,6 @@ from lab.project import PROJECT
 from lab.schedules.plateau import Plateau
 from lab.state import Every, Run, TrainState
 from multirun import Pruning
-
-LAUNCHES_BOUND_FLOP = 1e10  # of a step: a third of a millisecond of a GPU, whose launches take a millisecond or more
 
 
 def run(run_dir: Path, began: float | None = None) -> None:
@@ -185,10 +183,10 @@ def build(process: Process, data: Data, payload: dict[str, Any] | None) -> tuple
     size = samples_of_epoch(data.train, dataset, trainer, *done)
     total_steps = steps_of_run(trainer, size, *done)
     model, task = make_method(config, machine, logger, dataset, world, payload is None, process.directory)
+    flop = rough_flop([model, task], task.run.input_shape, 1)
+    machine = settle(machine, process.directory, world, flop, begins=payload is None)
     # on all ranks: losses may talk to the others
     work = work_of(config.profiler, machine, model, task, dataset, data.train.first, logger)
-    flop = rough_flop([model, task], task.run.input_shape, machine.micro_batch_sizes[0])
-    machine = replace(machine, threads=settle_threads(machine.threads, process.directory, world, flop))
     if trainer.sync_batchnorm:
         model = with_sync_batchnorm(model, world.device)
     state = make_state(config, machine, model, task, total_steps, world)
@@ -361,7 +359,8 @@ def describe(
     count = f"threads: {machine.threads.count}" + f" ({machine.threads.why})" * bool(machine.threads.why)
     whose = "rank 0 " * (run.world.size > 1)
     place = f"{machine.device}, {whose}on {machine.binding}" if machine.binding else machine.device
-    logger.say(f"{place}, {machine.precision}, {count}; {batches}; {run.total_steps:,} steps")
+    small = " (a small step)" * (machine.precision_is_auto and machine.precision == "fp32")
+    logger.say(f"{place}, {machine.precision}{small}, {count}; {batches}; {run.total_steps:,} steps")
     flop = (run.work.flop or math.inf) * sum(micro)  # of a step of this rank
     if machine.device == "cuda" and run.world.size == 1 and not machine.cuda_graph and flop < LAUNCHES_BOUND_FLOP:
         logger.say(

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 from engine.config import flat
 from engine.data import Loader
-from engine.device import Hardware, resolve_hardware, rough_flop, threads_for
+from engine.device import Hardware, resolve_hardware, rough_flop, settled
 from engine.loggers import Logger
 from engine.parallel import peak_memory
 from engine.schema import parse_interval, plain
@@ -55,6 +55,8 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
     try:
         epoch_samples = loaders.samples_of_epoch(train, sets["train"], config.trainer)
         model, task = make.make_method(config, machine, Logger(), sets["train"], one)
+        machine = settled(machine, rough_flop([model, task], task.run.input_shape, 1))
+        machine.set_arithmetic()
         steps = make.count_steps(config.trainer, epoch_samples)
         # one process with the whole model, for fsdp and ddp too; dp keeps its replicas
         strategy = config.trainer.strategy if config.trainer.strategy == "dp" else "single"
@@ -68,8 +70,6 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
         batch = ", ".join(f"{name} {tuple(value.shape)}" for name, value in first.items())
         took_s = eval_s = end_s = None
         if shape not in known:
-            flop = rough_flop([model, task], task.run.input_shape, machine.micro_batch_sizes[0])
-            torch.set_num_threads(threads_for(machine.threads, flop).count)
 
             def step() -> None:
                 train_step(nets, state, steps_of, config.trainer, machine, one)

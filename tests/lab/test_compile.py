@@ -29,6 +29,7 @@ from torch import nn
 import engine.device.dynamo as dynamo
 from engine.data.order import EvalPlan
 from engine.errors import ConfigError
+from lab.restore import score_checkpoint
 from lab.transforms.fields import ChannelsFirst, Cutout, Normalize, RandomCrop, RandomErase, RandomFlip, ToFloat
 from lab.transforms.fields import compose as chain
 from lab.transforms.mixup import Mixup
@@ -120,6 +121,9 @@ def test_compiled_block_by_block_is_eager(tmp_path: Path, modes: list[Any], more
         assert len(modes) >= 3
         again = [line for line in said(compiled) if "size mismatch" not in line and "grad_mode" not in line]
         assert not again, again
+        made = len(modes)
+        assert score_checkpoint(compiled, "val", [])["loss"] == result(compiled)["val/loss"]
+        assert len(modes) > made, "scored as it was trained"
 
 
 def test_a_model_without_blocks_is_not_compiled_by_them() -> None:

@@ -1,4 +1,4 @@
-"""hardware.cuda_graph on a CPU: what is captured is run again on the same memory, in the place of a GPU's graph."""
+"""hardware.cuda_graph on a CPU: a step's operations are recorded and run again, in the place of a GPU's graph."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 import torch
 from conftest import QUICK, assert_equal, compose, last_checkpoint, metrics, needs, start_run
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import engine.device.captured as captured
 import lab.callbacks.curves
@@ -33,30 +34,44 @@ SMALL = (*QUICK[:3], "trainer.max_epochs=null", "trainer.max_steps=12", "trainer
          "trainer.log_every=4", "trainer.eval_every=6", "trainer.save_every=6", "model.hidden=[16]")  # fmt: skip
 
 
-class Again:
-    """In the place of a graph: what was captured is called again."""
+class Recorded:
+    """In the place of a CUDA graph: the operations of a step, recorded while it runs once, and run again on the same
+    memory. As in a graph, what Python decided meanwhile is decided for all steps after it."""
 
     made: int
 
     def __init__(self, step: Callable[..., Any], inputs: Sequence[Any]) -> None:
         type(self).made += 1
-        self.step, self.inputs = step, inputs
+        self.inputs, self.names = inputs, list[str]()
+        self.first: dict[str, torch.Tensor] | None = None
 
-    def __call__(self) -> Any:
-        return self.step(self.inputs)
+        def whole(batches: Any) -> torch.Tensor:
+            self.first = step(batches)
+            self.names = list(self.first)
+            return torch.stack([value.float() for value in self.first.values()])
+
+        self.graph = make_fx(whole)(inputs)
+
+    @torch.no_grad()
+    def __call__(self) -> dict[str, torch.Tensor]:
+        first, self.first = self.first, None  # recording has run the step, which capturing does not
+        return first or dict(zip(self.names, self.graph(self.inputs).clone().unbind()))
 
 
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captured, "Graph", Again)
+    monkeypatch.setattr(captured, "Graph", Recorded)
     monkeypatch.setattr(lab.run, "resolve_hardware", lambda *given: replace(resolve_hardware(*given), cuda_graph=True))
-    Again.made = 0
+    Recorded.made = 0
 
 
 WAYS = [
-    (),
+    pytest.param((), marks=pytest.mark.slow),
     ("optim=sgd", "hardware.micro_batch_size=10", "trainer.ema_decay=0.9", "trainer.non_finite=skip"),
-    pytest.param(("optim=muon",), marks=needs("conf/optim/muon.yaml")),
+    pytest.param(("hardware.precision=bf16", "optim/schedule=plateau", "trainer.eval_every=2"), marks=pytest.mark.slow),
+    pytest.param(("optim=muon",), marks=(needs("conf/optim/muon.yaml"), pytest.mark.slow)),
+    pytest.param(("task=contrastive",), marks=(needs("conf/task/contrastive.yaml"), pytest.mark.slow)),
+    pytest.param(("task=byol",), marks=(needs("conf/task/byol.yaml"), pytest.mark.slow)),
 ]
 
 
@@ -65,7 +80,7 @@ def test_a_run_of_replays_is_a_run_of_steps(tmp_path: Path, on_cpu: None, more: 
     """To rounding: a rate on the device is a float32. The checkpoint has numbers for rates, and can be gone on from
     without a graph."""
     graph = start_run(tmp_path / "graph", *SMALL, *more)
-    assert Again.made == 1
+    assert Recorded.made == 1
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lab.run, "resolve_hardware", resolve_hardware)
         plain = start_run(tmp_path / "plain", *SMALL, *more)
@@ -77,7 +92,8 @@ def test_a_run_of_replays_is_a_run_of_steps(tmp_path: Path, on_cpu: None, more: 
     wanted = last_checkpoint(plain)
     for run in (graph, on):
         found = last_checkpoint(run)
-        torch.testing.assert_close(found["model"], wanted["model"], rtol=1e-4, atol=1e-5)
+        for part in ("model", "task"):
+            torch.testing.assert_close(found[part], wanted[part], rtol=1e-4, atol=1e-5)
         assert found["optimizer"]["param_groups"] == wanted["optimizer"]["param_groups"]
         assert [line["step"] for line in metrics(run)] == [line["step"] for line in metrics(plain)]
 
@@ -102,6 +118,8 @@ class Changing(Supervised):
             self.count = getattr(self, "count", 0) + 1
         if self.way == "keeps a batch":
             self.register_buffer("kept", batch["x"].clone(), persistent=False)
+        if self.way == "asks" and batch["x"].mean().item() > 100:
+            return super().losses(model, {**batch, "x": batch["x"].clamp(max=100)})
         for way, draw in {"torch": torch.rand, "numpy": np.random.rand}.items():
             draw(1) if self.way == way else None
         random.random() if self.way == "python" else None
@@ -111,9 +129,13 @@ class Changing(Supervised):
 @pytest.mark.parametrize(
     ("way", "says"),
     [
-        ("counts", "a step changes task.count on the host"),
-        ("keeps a batch", "a step changes the place of task.kept on the host"),
-        *((way, "a step draws random numbers on the host") for way in ("torch", "numpy", "python")),
+        ("counts", "a step changes task.count on the host, and a graph would not"),
+        ("keeps a batch", "a step changes the place of task.kept on the host, and a graph would not"),
+        ("asks", r"the step does what no graph can hold, such as asking the GPU for a value \(\.item\(\)"),
+        *(
+            (way, "a step draws random numbers on the host, and a graph would not")
+            for way in ("torch", "numpy", "python")
+        ),
     ],
 )
 def test_a_step_that_changes_the_host_is_refused(
@@ -121,9 +143,7 @@ def test_a_step_that_changes_the_host_is_refused(
 ) -> None:
     monkeypatch.setattr(Changing, "way", way)
     monkeypatch.setattr(lab.tasks.supervised, "Changing", Changing, raising=False)
-    with pytest.raises(
-        ConfigError, match=rf"^hardware\.cuda_graph=true: {says}, and a graph would not - leave it false"
-    ):
+    with pytest.raises(ConfigError, match=rf"^hardware\.cuda_graph=true: {says}.* - leave it false"):
         start_run(tmp_path, *SMALL, "task._target_=lab.tasks.supervised.Changing")
 
 
@@ -143,7 +163,7 @@ def test_what_a_callback_changes_is_captured_anew(
     run = start_run(
         tmp_path, *SMALL, "+callback.turning={_target_: lab.callbacks.curves.Turning}", "trainer.eval_every=3"
     )
-    assert Again.made == 3  # at step 4, after the evaluation at step 6, after that at step 9
+    assert Recorded.made == 3  # at step 4, after the evaluation at step 6, after that at step 9
     assert metrics(run)[-1]["step"] == 12
 
 
@@ -198,6 +218,12 @@ class Averaging(Supervised):
         return 0.5 if step % 2 else None
 
 
+class Updating(Supervised):
+    __module__ = "lab.tasks.supervised"
+
+    def updated(self, model: nn.Module) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [
@@ -205,12 +231,16 @@ class Averaging(Supervised):
         (("optim._target_=torch.optim.NAdam",), "NAdam has no fused kernel here"),
         (("task._target_=lab.tasks.supervised.Choosing",), "Choosing.train_step may choose or draw on the host"),
         (("task._target_=lab.tasks.supervised.Averaging",), "Averaging.share_in_average may choose"),
+        (
+            ("task._target_=lab.tasks.supervised.Updating",),
+            "Updating.updated, as its class does not say `draws = False`",
+        ),
     ],
 )
 def test_methods_that_choose_on_the_host_are_refused(
     tmp_path: Path, on_cpu: None, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], says: str
 ) -> None:
-    for kind in (Choosing, Averaging):
+    for kind in (Choosing, Averaging, Updating):
         monkeypatch.setattr(lab.tasks.supervised, kind.__name__, kind, raising=False)
     with pytest.raises(ConfigError, match=rf"^hardware\.cuda_graph=true: {says}"):
         start_run(tmp_path, *SMALL, *more)

@@ -10,6 +10,7 @@ draw. With one rank, nothing of another is touched.
 Raised: ConfigError for options that do not go together or do not fit the machine.
 
     hardware, threads, precision    device, batch sizes, settings that follow from the machine
+    settling                what of them the model decides, and the run keeps
     dynamo                  compiling
     captured                a step as one CUDA graph
     page_locked             memory for copies that nothing waits for
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from engine.device.precision import WithBf16Weights
     from engine.device.rules import check_options
     from engine.device.seed import StepNumbers, draw_nothing, rng_row, seed_everything, set_rng_row, set_rng_state
+    from engine.device.settling import LAUNCHES_BOUND_FLOP, as_run_began, settle, settled
     from engine.device.skipping import (
         FUSED,
         all_of,
@@ -52,6 +54,6 @@ if TYPE_CHECKING:
         unless,
         update_average,
     )
-    from engine.device.threads import rough_flop, settle_threads, threads_for, threads_of_run
+    from engine.device.threads import rough_flop
 else:
     __getattr__ = lazy(__name__, __file__)

@@ -36,17 +36,21 @@ class Hardware:
     binding: str = ""  # the NUMA node that this process is bound to, for the log; empty: it is not
     devices: int = 1
     cuda_graph: bool = False
+    precision_is_auto: bool = False  # bf16 as the GPU has it; the size of a step decides (engine.device.settling)
 
     def apply(self, config: HardwareConfig) -> None:
         """Set torch's global switches; each process calls this."""
-        torch.set_num_threads(self.threads.count)
-        torch.set_float32_matmul_precision("highest" if self.precision == "fp32" else "high")
-        torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
+        self.set_arithmetic()
         torch.backends.cudnn.benchmark = config.cudnn_benchmark
         torch.autograd.set_detect_anomaly(config.detect_anomaly)
         prefer_attention(config.attention)
         if config.deterministic:
             make_deterministic()
+
+    def set_arithmetic(self) -> None:
+        torch.set_num_threads(self.threads.count)
+        torch.set_float32_matmul_precision("highest" if self.precision == "fp32" else "high")
+        torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The forward pass's context: torch.autocast for bf16 and fp16, else none."""
@@ -73,7 +77,6 @@ def resolve_hardware(hardware: HardwareConfig, trainer: Strategy) -> Hardware:
             "samples - leave one of them out"
         )
     micro = [share // parts + (i < share % parts) for i in range(parts)]  # sizes differ by at most one
-    precision = hardware.precision
     if hardware.device == "cpu":
         hide_gpus()
     if hardware.cuda_graph and device != "cuda":
@@ -82,13 +85,15 @@ def resolve_hardware(hardware: HardwareConfig, trainer: Strategy) -> Hardware:
         torch.cuda.set_device(place.gpu())  # first: any other CUDA query would open a context on GPU 0 in each rank
     used = gpus() if trainer.strategy == "dp" else [torch.device("cuda", place.gpu())] if device == "cuda" else []
     binding = bind_to_gpus(map(pci_address, used)) if used and hardware.numa_binding else ""  # before threads start
-    if precision == "auto":
-        precision = "bf16" if device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    half = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    precision, auto = hardware.precision, hardware.precision == "auto" and half
+    if hardware.precision == "auto":
+        precision = "bf16" if half else "fp32"
     threads = decide_threads(hardware.num_threads, device, hardware.deterministic, place.local_size)
     eval_batch_size = hardware.eval_batch_size or -(-micro[0] // devices)
     mode = "default" if hardware.compile is True else hardware.compile or None
     graph = hardware.cuda_graph
-    return Hardware(device, num_procs, precision, threads, micro, eval_batch_size, mode, binding, devices, graph)
+    return Hardware(device, num_procs, precision, threads, micro, eval_batch_size, mode, binding, devices, graph, auto)
 
 
 def choose_device(hardware: HardwareConfig) -> str:

@@ -11,17 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
-import torch
 from torch import nn
 
-from engine.files import read_json, write_json
 from engine.host import cores, omp_num_threads, threads_each
-from engine.runs import ENVIRONMENT
-from engine.world import World
 
 SMALL_FLOP = 100e6  # two threads are no faster below: benchmarks/RESULTS.md
 
@@ -78,37 +72,8 @@ def rough_flop(modules: Iterable[nn.Module], input_shape: Sequence[int], samples
     return 6 * samples * sum(p.numel() * (of_kernel if p.ndim > 2 else of_matrix) for p in weights)
 
 
-def settle_threads(threads: Threads, run_dir: Path, world: World, flop: float) -> Threads:
-    """Fix the number for all ranks and for later resumes (saved in run_dir). All ranks call this; rank 0 decides."""
-    if not threads.auto:
-        return threads
-    most = -world.all_max([-threads.most])()[0]
-    chosen = None
-    if world.is_main:
-        path = run_dir / ENVIRONMENT
-        environment = read_json(path)
-        chosen = recorded(environment, most)
-        if chosen is None:
-            chosen = threads_for(replace(threads, count=min(threads.count, most), most=most), flop)
-            write_json(path, environment | {"threads": asdict(chosen)})
-    chosen = Threads(**world.share(asdict(chosen) if chosen else None))
-    torch.set_num_threads(chosen.count)
-    return chosen
-
-
-def recorded(environment: dict[str, Any], most: int) -> Threads | None:
-    """The number saved when the run began, at most `most`; None: none was saved."""
-    if "threads" not in environment:
-        return None
-    count = environment["threads"]["count"]
+def recorded_threads(count: int, most: int) -> Threads:
+    """The number saved when the run began, at most `most`."""
     if count > most:
         return Threads(most, most, f"the run began with {count}, for which there are no cores now: rounding changes")
     return Threads(count, most, "as the run began")
-
-
-def threads_of_run(threads: Threads, run_dir: Path) -> Threads:
-    """The number of threads for an evaluation of the run's checkpoints."""
-    if not threads.auto:
-        return threads
-    known = recorded(read_json(run_dir / ENVIRONMENT), threads.most)
-    return known or replace(threads, count=threads.most, why="none was recorded")

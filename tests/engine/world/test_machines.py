@@ -11,8 +11,9 @@ import torch
 from conftest import QUICK, start_run
 from torch import nn
 
-from engine.device import threads
+from engine.device import as_run_began, resolve_hardware, threads
 from engine.host import cpu as cores
+from lab.groups import HardwareConfig, TrainerConfig
 
 V2 = "26 1 0:24 {root} {mount} rw shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = "32 31 0:29 {root} {mount} rw,relatime - cgroup cgroup rw,cpu,cpuacct\n"
@@ -176,9 +177,12 @@ def test_a_run_keeps_the_number_of_threads_it_began_with(tmp_path: Path, monkeyp
     assert environment["threads"] == {"count": 2, "most": 2, "why": "a rank's 2 cores", "auto": True}
     start_run(run, *AUTO, "trainer.max_steps=4")
     assert "threads: 2 (as the run began)" in (run / "train.log").read_text()
-    fewer = threads.recorded(environment, most=1)
-    assert fewer is not None
+    fewer = threads.recorded_threads(2, most=1)
     assert fewer.count == 1
     assert "the run began with 2, for which there are no cores now: rounding changes" in fewer.why
-    measured = {"threads": {"count": 2, "most": 4, "why": "measured: 2 is 1.4x faster than 1", "auto": True}}
-    assert threads.recorded(measured, most=8) == threads.Threads(2, 8, "as the run began")
+    measured = environment | {
+        "threads": {"count": 2, "most": 4, "why": "measured: 2 is 1.4x faster than 1", "auto": True}
+    }
+    (run / "environment.json").write_text(json.dumps(measured))
+    auto = resolve_hardware(HardwareConfig(device="cpu"), TrainerConfig())
+    assert as_run_began(auto, run).threads == threads.Threads(2, 2, "as the run began")
