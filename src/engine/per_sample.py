@@ -12,16 +12,13 @@ from engine.errors import ConfigError
 
 def check_per_sample(values: Any, size: int, key: str) -> None:
     """Losses and metrics must be per sample, (size,): they are summed and divided by the samples of all batches."""
-    if not isinstance(values, Tensor):
-        found = f"a {type(values).__name__}"
-    elif values.shape != (size,):
-        found = f"shape {tuple(values.shape)}"
-    else:
+    shape = tuple(values.shape) if isinstance(values, Tensor) else None
+    if shape == (size,):
         return
-    if isinstance(values, Tensor) and size > 1 and values.shape == (size, size):
-        found += " - where (B, 1) met (B,), which broadcast, make the shapes equal first, as by output.squeeze(1); else"
-    else:
-        found += ":"
+    found = f"a {type(values).__name__}:" if shape is None else f"shape {shape}:"
+    if size > 1 and shape == (size, size):
+        told = "where (B, 1) met (B,), which broadcast, make the shapes equal first, as by output.squeeze(1); else"
+        found = f"shape {shape} - {told}"
     raise ConfigError(
         f"{key}: must return one value a sample, (B,) = ({size},), but returned {found} leave the mean over the batch "
         "out, and take it over all other dimensions, values.view(B, -1).mean(1)"

@@ -120,17 +120,17 @@ class Copier:
             return torch.empty_like(value, device="cpu")
         key = (value.device, storage.data_ptr())
         if key not in self._copies:
-            self._copies[key] = self._buffer(storage.nbytes(), value.device.type == "cuda")
+            locked, size = value.device.type == "cuda", storage.nbytes()
+            memory, at = (
+                self._memory[locked].numpy(),
+                self._used[locked],
+            )  # a storage of its own, so that it is saved alone
+            self._copies[key] = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=at)
+            self._used[locked] += _rounded(size)
             source = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
             self._pairs.append((self._copies[key], source))
         own = torch.empty(0, dtype=value.dtype)
         return own.set_(self._copies[key].untyped_storage(), value.storage_offset(), value.size(), value.stride())
-
-    def _buffer(self, size: int, locked: bool) -> Tensor:
-        """A tensor with a storage of its own there, so that it is saved alone."""
-        at = self._used[locked]
-        self._used[locked] += _rounded(size)
-        return torch.frombuffer(self._memory[locked].numpy(), dtype=torch.uint8, count=size, offset=at)
 
     def fill(self) -> Callable[[], None]:
         """Copy the storages. Returns a function that waits for those of a GPU."""

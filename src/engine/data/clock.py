@@ -10,10 +10,7 @@ from engine.data.loader import Loader, starvation
 from engine.loggers import Logger
 
 SHORT_S = 1.0  # an epoch shorter than this says nothing about waiting
-
-
-# samples/s -> more speeds to log, {perf/name: value}
-Speeds = Callable[[float], dict[str, float]]
+Speeds = Callable[[float], dict[str, float]]  # samples/s -> more speeds to log, {perf/name: value}
 
 
 class Clock:

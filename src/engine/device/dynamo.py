@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
+from engine.device.hardware import Hardware
 from engine.device.options import BLOCKS, CUDA_GRAPHS, HardwareConfig
 from engine.errors import ConfigError
 from engine.parallel import find_blocks, is_sharded
@@ -22,18 +23,7 @@ from engine.parallel import find_blocks, is_sharded
 RECOMPILES = 64  # of one function, before torch runs it eagerly: splits, objectives and sizes share functions here
 
 
-class Compiles(Protocol):
-    """The resolved group `hardware`."""
-
-    @property
-    def compile(self) -> str | None: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def micro_batch_sizes(self) -> list[int]: ...
-
-
-def compiled(net: nn.Module, config: HardwareConfig, machine: Compiles) -> nn.Module:
+def compiled(net: nn.Module, config: HardwareConfig, machine: Hardware) -> nn.Module:
     """`net` compiled for training. A module may list names of methods that stay eager in an attribute `not_compiled`.
 
     torch splits a compiled graph at DDP's buckets. Before 2.13 it could not split one with activation checkpointing, so
@@ -58,7 +48,7 @@ def compiled(net: nn.Module, config: HardwareConfig, machine: Compiles) -> nn.Mo
     return found
 
 
-def for_evaluation(net: nn.Module, machine: Compiles) -> nn.Module:
+def for_evaluation(net: nn.Module, machine: Hardware) -> nn.Module:
     """`net` compiled for an evaluation if hardware.compile is set, else itself. The same module, or one built alike, is
     compiled once. (Blocks of a sharded model, and those of hardware.compile=blocks, were compiled for training.)"""
     if machine.compile in (None, BLOCKS) or is_sharded(net):
@@ -66,7 +56,7 @@ def for_evaluation(net: nn.Module, machine: Compiles) -> nn.Module:
     return _compiled(net, machine, for_training=False)
 
 
-def compile_blocks(model: nn.Module, machine: Compiles) -> None:
+def compile_blocks(model: nn.Module, machine: Hardware) -> None:
     """With hardware.compile=blocks: compile the blocks of the model, in place. Names of weights stay, and what is
     between them runs eagerly. (A sharded model's blocks are compiled already.)"""
     if machine.compile != BLOCKS or is_sharded(model):
@@ -87,7 +77,7 @@ def _keep_eager(net: nn.Module) -> None:
                 setattr(module, name, torch.compiler.disable(getattr(module, name)))
 
 
-def _compiled(net: nn.Module, machine: Compiles, for_training: bool) -> nn.Module:
+def _compiled(net: nn.Module, machine: Hardware, for_training: bool) -> nn.Module:
     _keep_eager(net)
     mode = machine.compile
     if not for_training:

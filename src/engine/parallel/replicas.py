@@ -19,12 +19,8 @@ from engine.world import World, to_host
 
 ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # 2**64 / golden ratio, as int64
 BLOCK, DEVICE_BLOCK = 1 << 16, 1 << 22  # numbers that are multiplied at once: in a core's cache; on a GPU
-INTEGERS = {
-    1: torch.int8,
-    2: torch.int16,
-    4: torch.int32,
-    8: torch.int32,
-}  # of 64 bits the highest would count but once
+# by the bytes of a number; of 64 bits the highest would count but once
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 
 Sums = dict[str, dict[str, Any]]  # {which ranks hold the same: {name: checksum}}
 

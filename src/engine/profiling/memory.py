@@ -13,6 +13,7 @@ from engine.device import Hardware
 from engine.errors import OutOfMemory, first_line
 from engine.host import count_gpus
 
+USED = 0.9  # share of the free memory that a trial may take: fragments, other data, libraries
 # no classes of their own: messages where the CPU's allocator gets nothing, of MPS, cuDNN and cuBLAS
 TELLING = ("can't allocate memory", "out of memory", "not enough memory", "alloc_failed")
 
@@ -23,9 +24,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, RuntimeError) and any(text in str(error).lower() for text in TELLING):
         return True
     return error.__cause__ is not None and is_out_of_memory(error.__cause__)  # what could not be built says so
-
-
-USED = 0.9  # share of the free memory that a trial may take: fragments, other data, libraries
 
 
 def limit_memory(device: torch.device, processes: int) -> None:
