@@ -79,7 +79,10 @@ def fetched(package: str) -> Path:
         for archive in [*part.glob("*.tar.gz"), *part.glob("*.whl")]:
             shutil.unpack_archive(archive, part, "zip" if archive.suffix == ".whl" else "gztar")
             archive.unlink()
-        part.rename(folder)
+        try:
+            part.rename(folder)
+        except OSError:  # another process was quicker
+            shutil.rmtree(part)
     return folder
 
 
