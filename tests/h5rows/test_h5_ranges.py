@@ -13,10 +13,12 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import h5py
 import numpy as np
 import pytest
 from conftest import QUICK, ROOT, assert_equal, last_checkpoint, result, start_run, wait_for
+from fsspec import AbstractFileSystem
 from h5_judge import in_a_fork
 from http_files import SMALL, Server, serving
 
@@ -160,6 +162,32 @@ def test_several_processes_fetch_each_block_once(tmp_path: Path, server: Server)
     with h5py.File(tmp_path / "f.h5") as file:
         assert said == [file["x"][:].reshape(100, -1).sum(1).tolist()] * 2
     assert server.sent <= len(server.files["/f.h5"]) + 2
+
+
+class Stamped(AbstractFileSystem):
+    """One file, of which info() tells the size, and by some key when or as what it was written."""
+
+    protocol, content, stamp, cachable = "stamped", b"", ("", ""), False
+
+    def info(self, path: str, **more: Any) -> dict[str, Any]:
+        return {"name": path, "size": len(self.content), "type": "file", self.stamp[0]: self.stamp[1]}
+
+    def cat_file(self, path: str, start: int = 0, end: int = 0, **more: Any) -> bytes:
+        return self.content[start:end]
+
+
+@pytest.mark.parametrize("key", ["ETag", "generation", "mtime", "modificationTime", "modify", "sha", "content_hash"])
+def test_blocks_of_a_file_that_was_written_anew_in_its_size_are_not_used(tmp_path: Path, key: str) -> None:
+    """Between two runs; the keys are those of buckets, of HDFS, FTP, GitHub, Dropbox."""
+    fsspec.register_implementation("stamped", Stamped, clobber=True)
+    size = len(made(tmp_path / "f.h5"))
+    for run in range(2):
+        with h5py.File(tmp_path / "f.h5", "r+") as file:
+            file["x"][:] = run
+        Stamped.content, Stamped.stamp = (tmp_path / "f.h5").read_bytes(), (key, f"stamp {run}")
+        assert len(Stamped.content) == size
+        remote._known.clear()
+        assert (opened("stamped://f.h5", "x").gather(np.arange(1000))["x"] == run).all()
 
 
 def test_blocks_of_another_boot_are_deleted(tmp_path: Path, server: Server, cache: Path) -> None:

@@ -29,7 +29,10 @@ LEAST = 64 << 10  # bytes of an answer in TIMEOUT_S; else it is asked for again,
 MOST_S = 240.0  # no try begins later: a run ends before it is taken for hung
 LOGIN = "; of s3://, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or ~/.aws/credentials say who asks"
 MEANS = {401: "; ~/.netrc may hold a name and a password", 416: "; it is empty"}
-STAMPS = ("ETag", "etag", "md5Hash", "checksum", "generation", "LastModified", "last_modified", "mtime", "created")
+STAMPS = (  # keys of info() that tell a file from one of the same size: of buckets, disks, HDFS, FTP, GitHub, Dropbox
+    "ETag", "etag", "md5Hash", "checksum", "generation", "LastModified", "last_modified", "mtime", "created",
+    "modificationTime", "modify", "sha", "content_hash",
+)  # fmt: skip
 
 
 class Failed(Exception):
