@@ -18,8 +18,7 @@ from h5rows.packing.options import PackOptions
 from h5rows.packing.repack import repack_file
 from h5rows.packing.shards import pack_shards
 from h5rows.packing.write import pack as write
-from h5rows.reading.listed import is_index
-from h5rows.reading.opening import is_remote, names_of
+from h5rows.reading.opening import is_remote
 
 
 def pack(
@@ -75,10 +74,6 @@ def repack(
 
 def inspect(path: str) -> None:
     """Print how a file is laid out and read, and what to change; of an index of shards, its first one."""
-    if is_index(path):
-        first, *others = names_of(path)
-        print(f"{path}: {len(others) + 1} shard{'s' * bool(others)}, read as one set; the first:")
-        path = first
     inspect_file(path)
 
 

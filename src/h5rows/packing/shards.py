@@ -10,6 +10,7 @@ same command finds them and sends what is missing. Shards are made one at a time
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -115,11 +116,18 @@ class Place:
             from fsspec.core import url_to_fs
 
             self._files, self._root = url_to_fs(self.out)
-            if self.out.startswith("s3"):  # makedirs would make a bucket of a name that was mistyped
-                with suppress(PermissionError):  # who may write below some prefix alone
-                    self._files.mkdir(self._root, create_parents=False)
-            else:
+            with suppress(PermissionError):  # who may write below some prefix alone
+                if is_remote(self.out):
+                    self._check_bucket(re.match(r"/*[^/]*", self._root)[0])  # type: ignore[index]
                 self._files.makedirs(self._root, exist_ok=True)
+
+    def _check_bucket(self, bucket: str) -> None:
+        """makedirs would make one of a name that was mistyped. bucket: or the first folder, where there are none."""
+        try:
+            if not self._files.exists(bucket):
+                self._files.ls(bucket)  # s3fs says so, too, where nobody may ask: this raises the reason
+        except FileNotFoundError:
+            raise FileNotFoundError(f"there is no {bucket.strip('/')}, perhaps mistyped; make it first") from None
 
     def shown(self, name: str) -> str:
         return f"{named(self.out) if is_remote(self.out) else Path(self.out).absolute()}/{name}"
