@@ -37,6 +37,21 @@ def machine_fault(error: BaseException | None) -> str | None:
     return None
 
 
+def printable(name: object) -> str:
+    """A name that may be no UTF-8, as text that a terminal and HDF5 take."""
+    return str(name).encode("utf-8", "backslashreplace").decode()
+
+
+def clean(words: object) -> str:
+    """For a terminal: nothing that steers it."""
+    return "".join(c if c.isprintable() else "?" for c in printable(words))
+
+
+def on_one_line(said: object) -> str:
+    """Whatever a server, a library or a file says."""
+    return clean(" ".join(str(said).split()))
+
+
 def first_line(error: BaseException) -> str:
     """Returns the first line of the message without terminal colours; the error's type if there is no message."""
     lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines()

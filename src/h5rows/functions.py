@@ -8,11 +8,10 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any
 
-from h5rows.errors import ConfigError
+from h5rows.errors import ConfigError, printable
 from h5rows.importers import open_source
-from h5rows.importers.base import printable
 from h5rows.packing.account import Account
-from h5rows.packing.encode import Encoding
+from h5rows.packing.encode import RepackOptions
 from h5rows.packing.inspect import inspect_file
 from h5rows.packing.options import PackOptions
 from h5rows.packing.repack import repack_file
@@ -48,33 +47,21 @@ def _packed(source: str, out: str, command: str, packing: PackOptions, dated: bo
     return opened.account
 
 
-def repack(
-    source: str,
-    out: str,
-    command: str = "",
-    codec: str = "none",
-    level: int | None = None,
-    rows_per_chunk: int | None = None,
-    flatten: bool = False,
-    external: str = "refuse",
-    fixed: bool = False,
-    inflate: bool = False,
-    overwrite: bool = False,
-    quiet: bool = False,
-) -> Account:
+def repack(source: str, out: str, command: str = "", **options: Any) -> Account:
     """Write all that an HDF5 file holds in another layout: contiguous, or in chunks of a codec (gzip, zstd).
 
-    flatten: variable length and strings into flat values + offsets. fixed: what can grow becomes contiguous too.
-    inflate: write a copy of many times the size. Returns what was left out, as `pack`.
+    options: of RepackOptions, such as codec="gzip". Returns what was left out, as `pack`. command: noted in the file.
     """
-    options, encoding = PackOptions(overwrite=overwrite, quiet=quiet), Encoding(codec, level, rows_per_chunk)
-    record = _provenance(source, command, options)
-    return repack_file(source, out, options, encoding, record, flatten, external, fixed, inflate)
+    return repack_file(source, out, RepackOptions(**options), f"{_now()} {printable(command)}")
 
 
 def inspect(path: str) -> None:
     """Print how a file is laid out and read, and what to change; of an index of shards, its first one."""
     inspect_file(path)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def _provenance(source: str, command: str, options: PackOptions) -> dict[str, Any]:
@@ -83,7 +70,7 @@ def _provenance(source: str, command: str, options: PackOptions) -> dict[str, An
     return {
         "source": printable(source),
         "command": printable(command),
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "created": _now(),
         "versions": ", ".join(versions),
         "options": json.dumps(options.of_bytes()),
     }

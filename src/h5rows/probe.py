@@ -134,7 +134,7 @@ def _as_meant(file: h5py.File, data: Mapping[str, Any], field: str, group: str, 
     groups = _groups(data)
     opened = Opened(file, group, named, cache, swmr, external, "meant", data.get("masked", "nan"), groups)
     found, names = opened.field(field)
-    fixed = not getattr(found, "text", False) and found.shape[0] != -1
+    fixed = not found.text and found.shape[0] != -1
     step = max(1, _STEP // max(1, found.nbytes(None) // max(1, len(found))))
     lacks = opened.missing()
     rows = np.arange(len(found)) if lacks is None else np.flatnonzero(~lacks)

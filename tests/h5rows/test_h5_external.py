@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect as signatures
 import os
 import pickle
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,11 +19,10 @@ from conftest import ROOT as PROJECT
 from h5_judge import in_a_fork
 
 from engine.errors import ConfigError
-from h5rows import probe
+from h5rows import PackOptions, probe, repack
 from h5rows.dataset import Dataset
+from h5rows.packing.encode import RepackOptions
 from h5rows.packing.inspect import inspect_file
-from h5rows.packing.options import PackOptions
-from h5rows.packing.repack import Encoding, repack_file
 from lab.datasets.tokens import TokenWindows
 
 ALL = {"all": {"group": "/"}}
@@ -148,9 +146,9 @@ def test_repack_copies_no_foreign_bytes(way: str, home: Path, monkeypatch: pytes
     if way == "link to a virtual":  # which is copied as a link
         return
     with pytest.raises(ConfigError, match="--external allow"):
-        repack_file(str(path), str(new), PackOptions(quiet=True), Encoding(), {})
+        repack(str(path), str(new), quiet=True)
     assert [p.name for p in home.glob("*new*")] == []
-    repack_file(str(path), str(new), PackOptions(quiet=True), Encoding(), {}, external="allow")
+    repack(str(path), str(new), quiet=True, external="allow")
     name = "x/values" if "values" in way else "x"
     with h5py.File(path) as file, h5py.File(new) as copy:
         assert np.array_equal(copy[name], file[name])
@@ -204,7 +202,7 @@ def test_virtual_datasets_in_a_circle_are_refused(home: Path) -> None:
         Dataset(str(home / "f.h5"), {"x": "x"}, "all", ALL)
     inspect_file(str(home / "f.h5"))
     with pytest.raises(ConfigError, match="which is virtual"):
-        repack_file(str(home / "f.h5"), str(home / "new.h5"), PackOptions(quiet=True), Encoding(), {})
+        repack(str(home / "f.h5"), str(home / "new.h5"), quiet=True)
 
 
 def test_a_split_in_another_file_is_refused(home: Path) -> None:
@@ -271,6 +269,5 @@ def test_a_run_on_other_files_is_that_on_the_file_itself(tmp_path: Path) -> None
 def test_the_default_is_one(name: str) -> None:
     """A config that was saved before there was this key is read as conf/ says today."""
     assert yaml.safe_load((PROJECT / f"conf/data/{name}.yaml").read_text())["external"] == "refuse"
-    for kind in (Dataset, TokenWindows):
+    for kind in (Dataset, TokenWindows, RepackOptions, PackOptions):
         assert signatures.signature(kind).parameters["external"].default == "refuse"
-    assert sys.modules[repack_file.__module__].REFUSE_EXTERNAL == "refuse"

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from h5rows.errors import ConfigError
-from h5rows.importers.base import SPLIT_NAMES, ArraySource, printable
+from h5rows.errors import ConfigError, printable
+from h5rows.importers.base import SPLIT_NAMES, ArraySource
 from h5rows.importers.folders import files_of
 from h5rows.packing.account import Account
 from h5rows.packing.options import PackOptions

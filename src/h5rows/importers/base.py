@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from h5rows.errors import ConfigError, machine_fault
+from h5rows.errors import ConfigError, machine_fault, on_one_line, printable
 from h5rows.packing.account import Account
 
 T = TypeVar("T")
@@ -65,16 +65,6 @@ def bad(name: object, error: BaseException, reason: object) -> Exception:
     return ConfigError(f"{name} cannot be read: {why}") if why else BadSample(name, reason)
 
 
-def printable(name: object) -> str:
-    """A name that may be no UTF-8, as text that a terminal and HDF5 take."""
-    return str(name).encode("utf-8", "backslashreplace").decode()
-
-
-def clean(words: object) -> str:
-    """On one line, and nothing that steers a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in printable(words))
-
-
 @contextlib.contextmanager
 def one_line(what: object) -> Iterator[None]:
     """Whatever a format's library raises about a source, as one line that names it."""
@@ -85,7 +75,7 @@ def one_line(what: object) -> Iterator[None]:
     except ConfigError as error:
         if str(error).isprintable():
             raise
-        raise ConfigError(clean(" ".join(str(error).split()))) from error  # it quotes a library, or the file
+        raise ConfigError(on_one_line(error)) from error  # it quotes a library, or the file
     except Exception as error:
         why = machine_fault(error) or next(iter(str(error).splitlines()), "")
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

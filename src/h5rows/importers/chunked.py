@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from h5rows.errors import ConfigError
+from h5rows.errors import ConfigError, printable
 from h5rows.extras import need
 from h5rows.importers.arrays import places_of, tables_of
-from h5rows.importers.base import SPLIT_NAMES, ArraySource, printable
+from h5rows.importers.base import SPLIT_NAMES, ArraySource
 from h5rows.importers.folders import walk
 from h5rows.packing.account import Account
 from h5rows.packing.options import PackOptions

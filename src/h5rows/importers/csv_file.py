@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from h5rows.errors import ConfigError
+from h5rows.errors import ConfigError, printable
 from h5rows.extras import need
-from h5rows.importers.base import printable
 from h5rows.importers.exact import narrowed
 from h5rows.packing.options import PackOptions
 

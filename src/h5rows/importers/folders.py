@@ -7,8 +7,7 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from h5rows.errors import ConfigError
-from h5rows.importers.base import printable
+from h5rows.errors import ConfigError, printable
 from h5rows.packing.account import Account
 
 REFUSE, ALLOW = "refuse", "allow"

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from h5rows.errors import ConfigError, first_line
+from h5rows.errors import ConfigError, first_line, printable
 from h5rows.importers.arrays import places_of, tables_of
-from h5rows.importers.base import ArraySource, printable
+from h5rows.importers.base import ArraySource
 from h5rows.importers.values import to_numpy
 from h5rows.packing.account import Account
 from h5rows.packing.options import PackOptions

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from h5rows.errors import ConfigError
-from h5rows.importers.base import BadSample, printable
+from h5rows.errors import ConfigError, printable
+from h5rows.importers.base import BadSample
 from h5rows.importers.images import SUFFIXES
 from h5rows.importers.values import ShardSource, files_by_split, ranges
 from h5rows.packing.options import PackOptions

@@ -16,6 +16,7 @@ from h5rows.errors import ConfigError, first_line
 from h5rows.meaning.kinds import attribute, kind_of
 from h5rows.meaning.opening import MOST_CLASSES, Opened, lost_share
 from h5rows.reading.external import REFUSE_EXTERNAL, items_below
+from h5rows.reading.fields import Field
 from h5rows.reading.opening import is_remote, names_of, open_h5
 from h5rows.reading.raw import ChunkCache
 
@@ -105,7 +106,7 @@ def candidates(
                 found.append(Candidate(f"{name}@classes", (len(field),), np.dtype(np.int64), count, 0.0))
             if count is not None:
                 continue
-            if getattr(field, "text", False) or field.shape[0] == -1:
+            if field.text or field.shape[0] == -1:
                 refused[name] = "holds texts, too many for classes" if field.text else "has rows of different length"
                 continue
             classes = len(names) if names else None
@@ -125,16 +126,15 @@ def candidates(
     return found
 
 
-def as_classes(field: Any, name: str) -> int | None:
+def as_classes(field: Field, name: str) -> int | None:
     """How many classes the distinct values of a field (N,) would be: of texts; of whole numbers that are called labels,
     as MATLAB's are. None: too many for that."""
-    text = getattr(field, "text", False)
-    if not text and not (len(field.shape) == 1 and field.dtype.kind == "f" and LABELS.search(name)):
+    if not field.text and not (len(field.shape) == 1 and field.dtype.kind == "f" and LABELS.search(name)):
         return None
     if len(field) > 1 << 20:
         return None
-    values = np.asarray(field.read(np.arange(len(field))), dtype=str if text else None)
-    if not text and not (np.isfinite(values) & (values == np.floor(values))).all():
+    values = np.asarray(field.read(np.arange(len(field))), dtype=str if field.text else None)
+    if not field.text and not (np.isfinite(values) & (values == np.floor(values))).all():
         return None
     count = len(np.unique(values))
     return count if 1 < count <= min(1000, len(field) // 2) else None

@@ -23,9 +23,9 @@ import numpy as np
 
 from h5rows.errors import ConfigError
 from h5rows.meaning.kinds import attribute, kind_of
-from h5rows.meaning.made import Columns, Made, Mask, Numbers, Sparse, Strings, Turned, Unpacked
+from h5rows.meaning.made import Columns, Mask, Numbers, Sparse, Strings, Turned, Unpacked, Vector
 from h5rows.meaning.packed import Packing, packing_of
-from h5rows.reading.fields import Fixed, open_field
+from h5rows.reading.fields import Field, Fixed, open_field
 from h5rows.reading.finding import check_type, class_names, find
 from h5rows.reading.opening import named
 from h5rows.reading.raw import ChunkCache
@@ -80,8 +80,8 @@ class Opened:
                 shapes.append(item.shape)
         return rows_of(shapes)
 
-    def field(self, field: str) -> tuple[Any, Names]:
-        """-> (a reader as those of reading.fields, the names of its classes where the file gives them)."""
+    def field(self, field: str) -> tuple[Field, Names]:
+        """-> (the field, the names of its classes where the file gives them)."""
         key, name = f"data.fields.{field}", self.names[field]
         plain, part = parts_of(name) if self.meant else (name, "")
         where = f"{self.file.filename}: {plain} ({key})"
@@ -125,11 +125,9 @@ class Opened:
         for group in dict.fromkeys((self.group, *self.groups)):
             alone = {**self.names, field: plain}  # beside the others, which choose MATLAB's axis
             found, _ = Opened(self.file, group, alone, self.cache, self.swmr, self.external, "meant").field(field)
-            text = getattr(found, "text", False)
-            if not text and len(found.shape) != 1:
+            if not found.text and len(found.shape) != 1:
                 raise ConfigError(f"{where} has rows of the shape {found.shape[1:]}, so its values are no classes")
-            read = found.read(np.arange(len(found)))
-            columns[group] = np.asarray(read, dtype=str if text else None)
+            columns[group] = np.asarray(found.read(np.arange(len(found))), dtype=str if found.text else None)
         distinct = np.unique(np.concatenate(list(columns.values())))
         distinct = distinct[distinct == distinct]
         if len(distinct) > MOST_CLASSES:
@@ -276,22 +274,6 @@ def matlab_texts(item: h5py.Dataset, where: str) -> list[str]:
     return texts
 
 
-class Vector(Made):
-    """MATLAB's N x 1 or 1 x N: (N,)."""
-
-    def __init__(self, inner: Fixed) -> None:
-        self._across = inner.shape[0] == 1 and inner.shape[1] != 1  # N x 1 lies as (1, N)
-        super().__init__(inner, (max(inner.shape),), inner.dtype, "a vector")
-
-    def made(self, rows: np.ndarray) -> np.ndarray:
-        if self._across:
-            return self.inner.read(np.zeros(1, np.int64))[0, rows]
-        return self.inner.read(rows)[:, 0]
-
-    def advise(self, rows: np.ndarray) -> None:
-        pass
-
-
 def has_meaning(file: h5py.File, item: Any) -> bool:
     """Whether a field may be something else than what lies there."""
     if kind_of(file) != "plain":
@@ -310,14 +292,10 @@ def checked(masked: Any, fields: Mapping[str, str]) -> dict[str, float | str]:
     return {field: math.nan if value == "nan" else value for field, value in each.items()}
 
 
-def unpacked(raw: Fixed | Numbers | Made, packing: Packing, masked: float | str, where: str) -> Any:
+def unpacked(raw: Field, packing: Packing, masked: float | str, where: str) -> Any:
     """The field, unpacked. Integers that stay integers, (N,), are looked through: where none is missing they stay."""
-    if not packing.masks:
-        return Unpacked(raw, packing, None, where)
-    if masked == DROP:
-        return Unpacked(raw, packing, None, where)
     stays = packing.dtype.kind in "iu" and len(raw.shape) == 1 and len(raw) <= _LOOKED_THROUGH
-    if stays and not packing.masked(raw.column()).any():
+    if not packing.masks or masked == DROP or (stays and not packing.masked(raw.column()).any()):
         return Unpacked(raw, packing, None, where)
     return Unpacked(raw, packing, float(masked), where)
 

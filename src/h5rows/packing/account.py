@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from h5rows.errors import clean
+
 LEFT_OUT = 3  # exit status: the file is there and right, but for what the lines name
 MOST_NAMES = 20  # of a kind, in a line
 
@@ -31,8 +33,7 @@ class Account:
 
     def leave(self, kind: str, name: str, why: str = "") -> None:
         """To be said of one of `held`."""
-        said = f"{name} ({why})" if why else name
-        self.left.setdefault(kind, []).append("".join(c if c.isprintable() else "?" for c in said))
+        self.left.setdefault(kind, []).append(clean(f"{name} ({why})" if why else name))
 
     @property
     def lost(self) -> dict[str, int]:

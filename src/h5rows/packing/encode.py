@@ -1,4 +1,4 @@
-"""How a file is laid out when it is repacked: contiguous, or in chunks that HDF5's filters compress."""
+"""What a repack can be told, and how it lays out a dataset: contiguous, or in chunks that HDF5's filters compress."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from h5rows.errors import ConfigError
 from h5rows.extras import need
+from h5rows.reading.external import REFUSE_EXTERNAL
 
 LEVELS = {"none": (0, 0, 0), "gzip": (1, 9, 3), "zstd": (1, 22, 3)}  # lowest, highest, what is taken if none is given
 SMALL_ROW = 64  # bytes: labels and token streams stay contiguous, a chunk of many would be read for each one
@@ -16,10 +17,16 @@ RANDOM_CHUNK = 12_000  # bytes to decode for a random row; of rows of 3 KB more 
 
 
 @dataclass(frozen=True)
-class Encoding:
+class RepackOptions:
     codec: str = "none"
     level: int | None = None  # None: the codec's own middle
     rows_per_chunk: int | None = None  # None: contiguous without a codec, else by the size of a row
+    flatten: bool = False  # HDF5's variable length and strings become groups of flat `values` and `offsets`
+    fixed: bool = False  # what can grow becomes contiguous too, and can grow no more
+    inflate: bool = False  # write also many times what the source holds
+    external: str = REFUSE_EXTERNAL  # datasets whose bytes lie in other files, which are copied: refuse or allow
+    overwrite: bool = False
+    quiet: bool = False
 
     @property
     def contiguous(self) -> bool:

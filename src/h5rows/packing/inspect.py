@@ -10,8 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from h5rows.errors import first_line
-from h5rows.importers.base import clean
+from h5rows.errors import clean, first_line
 from h5rows.meaning.choice import choose
 from h5rows.meaning.kinds import NAMES, kind_of
 from h5rows.packing.scan import SMALL

@@ -13,8 +13,8 @@ import h5py
 import numpy as np
 from tqdm import tqdm
 
-from h5rows.errors import ConfigError
-from h5rows.importers.base import Field, Rows, Source, printable, select
+from h5rows.errors import ConfigError, printable
+from h5rows.importers.base import Field, Rows, Source, select
 from h5rows.packing.file import Column
 from h5rows.packing.options import PackOptions
 from h5rows.packing.pool import measure_rows

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from h5rows.importers.base import Source, printable
+from h5rows.errors import printable
+from h5rows.importers.base import Source
 from h5rows.packing.plan import Part
 from h5rows.program import calling, typed
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 
-from h5rows.errors import ConfigError, first_line
+from h5rows.errors import ConfigError, first_line, on_one_line
 from h5rows.extras import pip_install
 from h5rows.reading.folders import shown
 
@@ -197,11 +197,6 @@ def told(error: Exception) -> str:
     """What a library says of a place, on one line, and what to do where it is about who asks."""
     said = on_one_line(error)[:300] or type(error).__name__
     return said + LOGIN * (isinstance(error, PermissionError) or "credentials" in said)
-
-
-def on_one_line(said: object) -> str:
-    """Whatever a server or a library says, for a terminal: without its control characters and line ends."""
-    return "".join(c if c.isprintable() else "?" for c in " ".join(str(said).split()))
 
 
 def refused(url: str, said: str) -> ConfigError:
