@@ -1,9 +1,6 @@
 """Read any HDF5 file as batches of named fields, at the speed of memory where its layout allows.
 
-    path (a file, or shards) -> split (a group, some of its rows) -> fields -> gather(rows, out) -> a batch
-
-reading/layout.py decides the way in which each field is read, reading/readers.py has the three ways, reading/fields.py
-says what a sample is.
+path (a file, or shards) -> split (a group, some of its rows) -> fields -> gather(rows, out) -> a batch
 """
 
 from __future__ import annotations
@@ -125,17 +122,13 @@ class Dataset:
     def _common_length(self, path: str) -> int:
         rows = {field: len(shards[-1]) for field, shards in self._fields.items()}
         if len(set(rows.values())) > 1:
-            raise ConfigError(
-                f"{path}: the fields have different numbers of rows: {rows}; a split needs as many of each"
-            )
+            raise ConfigError(f"{path}: fields have different numbers of rows: {rows}; a split has as many of each")
         return next(iter(rows.values()))
 
     def _spec(self, field: str, shards: list[Any]) -> tuple[tuple[int, ...], torch.dtype]:
         kinds = {((-1, *s.shape[1:]) if s.shape[0] == -1 else tuple(s.shape[1:]), s.dtype, s.text) for s in shards}
         if len(kinds) > 1:
-            raise ConfigError(
-                f"data.fields.{field} differs between the files: {sorted(map(str, kinds))}; they must agree"
-            )
+            raise ConfigError(f"data.fields.{field} differs between files: {sorted(map(str, kinds))}; they must agree")
         shape, dtype, _ = kinds.pop()
         return shape, torch.from_numpy(np.empty(0, dtype=dtype)).dtype
 
@@ -360,15 +353,12 @@ def read_index(file: h5py.File, group: str, name: str, size: int, key: str, exte
 def column_of(path: str, group: str, name: str, key: str, external: str, cache_gb: float | None = None) -> np.ndarray:
     """All values of a dataset (N,) of numbers or texts."""
     with open_file(path, False, cache_gb) as file:
-        field, _ = Opened(file, group, {key.removeprefix("data."): name}, ChunkCache(0), False, external).field(
-            key.removeprefix("data.")
-        )
+        own = key.removeprefix("data.")
+        field, _ = Opened(file, group, {own: name}, ChunkCache(0), False, external).field(own)
         if field.text:
             return np.asarray(field.read(np.arange(len(field))), dtype=object)
         if len(field.shape) != 1:
-            raise ConfigError(
-                f"{key}={name}: has rows of the shape {field.shape[1:]}; give a dataset of one value a row"
-            )
+            raise ConfigError(f"{key}={name}: has rows of the shape {field.shape[1:]}; give one of one value a row")
         return field.column()
 
 
@@ -389,9 +379,8 @@ def share(
         raise ConfigError(f"{key}={list(bounds)}: must be two shares with 0 <= begin < end <= 1, such as [0, 0.9]")
     size = size if rows is None else len(rows)
     if groups is not None:
-        _, of, counts = np.unique(
-            groups.astype(str) if groups.dtype == object else groups, return_inverse=True, return_counts=True
-        )
+        groups = groups.astype(str) if groups.dtype == object else groups
+        _, of, counts = np.unique(groups, return_inverse=True, return_counts=True)
         order = np.argsort(mixed(len(counts), seed), kind="stable")
         middles = np.empty(len(counts))
         middles[order] = (np.cumsum(counts[order]) - counts[order] / 2) / max(1, size)

@@ -11,9 +11,8 @@ from typing import Any
 from h5rows.errors import ConfigError, printable
 from h5rows.importers import open_source
 from h5rows.packing.account import Account
-from h5rows.packing.encode import RepackOptions
 from h5rows.packing.inspect import inspect_file
-from h5rows.packing.options import PackOptions
+from h5rows.packing.options import PackOptions, RepackOptions
 from h5rows.packing.repack import repack_file
 from h5rows.packing.shards import pack_shards
 from h5rows.packing.write import pack as write
@@ -25,10 +24,8 @@ def pack(
 ) -> Account:
     """Write any known format into one HDF5 file. options: of PackOptions, such as size=(224, 224), split={"val": 0.1}.
     shards: so many files, and an index of them, in the folder or at the address `out`; append: to the set there.
-
-    Returns what of the source was taken and what was left out; its exit_status is 0 where nothing was. command: noted
-    in the file. Raises ConfigError; then, as after a kill, there is no `out`, and the same call begins anew.
-    """
+    command: noted in the file. Returns what was taken and what was left out; its exit_status is 0 where nothing was.
+    Where it raises, as after a kill, there is no `out`, and the same call begins anew."""
     if shards is not None or is_remote(out):
         own = {**options, "overwrite": True, "quiet": True}
 
@@ -48,10 +45,8 @@ def _packed(source: str, out: str, command: str, packing: PackOptions, dated: bo
 
 
 def repack(source: str, out: str, command: str = "", **options: Any) -> Account:
-    """Write all that an HDF5 file holds in another layout: contiguous, or in chunks of a codec (gzip, zstd).
-
-    options: of RepackOptions, such as codec="gzip". Returns what was left out, as `pack`. command: noted in the file.
-    """
+    """Write all that an HDF5 file holds in another layout: contiguous, or in chunks of a codec (gzip, zstd). options:
+    of RepackOptions, such as codec="gzip". command: noted in the file. Returns what was left out, as `pack`."""
     return repack_file(source, out, RepackOptions(**options), f"{_now()} {printable(command)}")
 
 

@@ -68,9 +68,7 @@ class Mask(RowByRow):
 
 
 class Turned(RowByRow):
-    """MATLAB's samples along its last axis, the file's first: each one's axes the other way round.
-
-    An array that MATLAB shows as (H, W, 3, N) lies as (N, 3, W, H), and has the samples (H, W, 3)."""
+    """MATLAB's samples along its last axis: what it shows as (H, W, 3, N) lies as (N, 3, W, H), samples (H, W, 3)."""
 
     def __init__(self, inner: Fixed) -> None:
         count, *sample = inner.shape
@@ -82,9 +80,8 @@ class Turned(RowByRow):
 
 
 class Columns(Made):
-    """MATLAB's samples along its first axis, the file's last: (N, F) lies as (F, N).
-
-    A view of the file where it is mapped as a whole, else held in memory."""
+    """MATLAB's samples along its first axis: (N, F) lies as (F, N). A view of the file where it is mapped as a whole,
+    else held in memory."""
 
     def __init__(self, inner: Fixed, most_bytes: int, where: str) -> None:
         super().__init__(inner, inner.shape[::-1], inner.dtype, "axes as MATLAB shows them")
@@ -93,10 +90,8 @@ class Columns(Made):
         self._held = None
         if not self._view:
             if (size := inner.nbytes(None)) > most_bytes:
-                raise ConfigError(
-                    f"{where}: its samples lie across {size / 1e6:,.0f} MB of chunks; "
-                    f"data.cache_mb={-(-size >> 20)} holds it in memory"
-                )
+                what = f"{where}: its samples lie across {size / 1e6:,.0f} MB of chunks"
+                raise ConfigError(f"{what}; data.cache_mb={-(-size >> 20)} holds it in memory")
             self._held = inner.column()
 
     def read(self, rows: np.ndarray) -> np.ndarray:
@@ -106,12 +101,9 @@ class Columns(Made):
 
 class Sparse(Made):
     """Rows of a CSR matrix, dense. values, columns: (stored,) fields; starts: (N + 1,) int64, where each row begins.
-
     held: (values, columns) of a matrix that was turned in memory, in the place of the fields."""
 
-    def __init__(
-        self, values: Fixed, columns: Fixed, starts: np.ndarray, width: int, held: tuple[np.ndarray, np.ndarray] | None
-    ) -> None:
+    def __init__(self, values: Fixed, columns: Fixed, starts: np.ndarray, width: int, held: Any) -> None:
         super().__init__(values, (len(starts) - 1, width), values.dtype, "sparse")
         self.columns, self.starts, self.held, self.chunk_rows = columns, starts, held, 1
 

@@ -147,9 +147,8 @@ class Opened:
         if self.kind == "matlab" and (item.dtype == h5py.ref_dtype or attribute(item, "MATLAB_class") == "char"):
             return Strings(matlab_texts(item, where), "characters"), None
         if item.dtype == "S1" and item.ndim == 2:
-            return Strings(
-                [row.tobytes().rstrip(b"\0 ").decode("utf-8", "replace") for row in item[:]], "characters"
-            ), None
+            texts = [row.tobytes().rstrip(b"\0 ").decode("utf-8", "replace") for row in item[:]]
+            return Strings(texts, "characters"), None
         if str(attribute(item, "NAME")).startswith(DIMENSION_ALONE):  # what lies there was never written
             other = f"_nc4_non_coord_{item.name.rpartition('/')[2]}"
             hint = f"; the variable of this name is {other}" if other in item.parent else ""
@@ -176,9 +175,7 @@ class Opened:
             return Vector(raw)
         along_last = len(raw.shape) > 2 if self.rows is None or first == last else last == self.rows
         if self.rows is not None and self.rows not in (first, last):
-            raise ConfigError(
-                f"{where} is {'x'.join(map(str, raw.shape[::-1]))} in MATLAB, and {self.rows} samples are needed"
-            )
+            raise ConfigError(f"{where} is {'x'.join(map(str, raw.shape[::-1]))} in MATLAB, and {self.rows} are needed")
         return Turned(raw) if along_last else Columns(raw, self.cache.max_bytes, where)
 
     def _group(self, group: h5py.Group, key: str, masked: float | str, where: str) -> tuple[Any, Names]:
@@ -208,24 +205,18 @@ class Opened:
         count, width = (int(side) for side in shape)
         sides = (count, width) if kind == "csr" else (width, count)
         if len(starts) != sides[0] + 1 or starts[0] != 0 or (np.diff(starts) < 0).any() or starts[-1] > len(values):
-            raise ConfigError(
-                f"{where}: its {names[2]} does not rise from 0 to {len(values)} in {sides[0]} steps; write it again"
-            )
+            steps = f"from 0 to {len(values)} in {sides[0]} steps"
+            raise ConfigError(f"{where}: its {names[2]} does not rise {steps}; write it again")
         held = None
         if kind == "csc":
             size = values.nbytes(None) + columns.nbytes(None)
             if size > self.cache.max_bytes:
-                raise ConfigError(
-                    f"{where} is stored by columns (CSC), and has {size / 1e6:,.0f} MB to be turned in memory - "
-                    f"data.cache_mb={-(-size >> 20)} does that, or write X as CSR"
-                )
+                what = f"{where} is stored by columns (CSC), and has {size / 1e6:,.0f} MB to be turned in memory"
+                raise ConfigError(f"{what} - data.cache_mb={-(-size >> 20)} does that, or write X as CSR")
             held, starts = by_rows(values.column(), columns.column(), starts, count)
         else:
-            every = (
-                columns.column()
-                if columns.nbytes(None) <= 1 << 28
-                else columns.read(np.arange(min(len(columns), 1 << 20)))
-            )
+            looked_at = len(columns) if columns.nbytes(None) <= 1 << 28 else min(len(columns), 1 << 20)
+            every = columns.read(np.arange(looked_at))
             if len(every) and (every.min() < 0 or every.max() >= width):
                 raise ConfigError(f"{where}: its indices lie outside of the {width} columns; write it again")
         return Sparse(values, columns, starts, width, held)
@@ -252,10 +243,8 @@ def check_numbers(item: h5py.Dataset | h5py.Group, where: str) -> None:
     if attribute(item, "MATLAB_empty"):  # its shape lies there
         raise ConfigError(f"{where} is empty in MATLAB; name another")
     if attribute(item, "MATLAB_object_decode") is not None:
-        raise ConfigError(
-            f"{where} is a {attribute(item, 'MATLAB_class')} of MATLAB's, which keeps its values in a way of its own; "
-            "save an array there: double(), cellstr() or table2array() makes one"
-        )
+        problem = f"{where} is a {attribute(item, 'MATLAB_class')} of MATLAB's, which keeps its values in its own way"
+        raise ConfigError(f"{problem}; save an array there: double(), cellstr() or table2array() makes one")
 
 
 def matlab_texts(item: h5py.Dataset, where: str) -> list[str]:
@@ -267,9 +256,7 @@ def matlab_texts(item: h5py.Dataset, where: str) -> list[str]:
     for reference in item[()].T.reshape(-1):
         cell = item.file[reference]
         if attribute(cell, "MATLAB_class") != "char":
-            raise ConfigError(
-                f"{where}: its cells hold {attribute(cell, 'MATLAB_class')}, not characters; name an array"
-            )
+            raise ConfigError(f"{where}: its cells hold {attribute(cell, 'MATLAB_class')}, no texts; name an array")
         texts += matlab_texts(cell, where) or [""]
     return texts
 

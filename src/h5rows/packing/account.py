@@ -1,13 +1,5 @@
 """What a source holds, what of it the file holds, and what was left out: counted, named, and in the exit status.
 
-    account.held["keys"] += 20             counted in the source
-    account.asked["keys"] += 2             --fields leaves them out
-    account.taken["keys"] += 17            counted in the file, where that can be
-    account.leave("keys", "__len__", "says how many samples there are")
-    print(*account.lines(), sep="\\n")
-    print(f"{out}: {account.closing}")
-    sys.exit(account.exit_status)
-
 Kinds are plurals: "keys", "attributes", "rows".
 """
 
@@ -24,7 +16,8 @@ MOST_NAMES = 20  # of a kind, in a line
 
 @dataclass
 class Account:
-    """asked: left out as an option says so, which is no loss. What is neither taken nor asked for nor named is one."""
+    """held: counted in the source; taken: in the file, where that can be; asked: left out as an option says so, which
+    is no loss. What is neither taken nor asked for nor named is one."""
 
     held: Counter[str] = field(default_factory=Counter)
     taken: Counter[str] = field(default_factory=Counter)

@@ -18,8 +18,8 @@ from h5rows.packing.survey import attribute_names, grows, text
 from h5rows.program import calling, typed
 from h5rows.reading.copies import local_copy
 from h5rows.reading.external import external_files, items_below, link_of
-from h5rows.reading.filters import HDF5PLUGIN, filter_name, missing_filter
-from h5rows.reading.layout import plan_reader
+from h5rows.reading.filters import HDF5PLUGIN, filter_name, missing_filter, pipeline
+from h5rows.reading.layout import plan
 from h5rows.reading.listed import is_index
 from h5rows.reading.opening import names_of, open_h5
 
@@ -33,12 +33,11 @@ class Found:
     """stored, size: bytes in the file and decoded. amplification: bytes that are read and decoded for each of a row."""
 
     def __init__(self, name: str, dset: h5py.Dataset) -> None:
-        plan = dset.id.get_create_plist()
         self.name, self.dset = name, dset
-        self.filters = [filter_name(plan.get_filter(k)[0]) for k in range(plan.get_nfilters())]
+        self.filters = [filter_name(number) for number, _ in pipeline(dset)]
         self.stored, self.size = dset.id.get_storage_size(), (dset.size or 0) * dset.dtype.itemsize
         self.amplification = amplification(dset)
-        self.way, self.reason = plan_reader(dset)
+        self.way, self.reason, _ = plan(dset)
 
     @property
     def vlen(self) -> bool:

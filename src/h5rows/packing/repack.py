@@ -15,24 +15,11 @@ from tqdm import tqdm
 
 from h5rows.errors import ConfigError
 from h5rows.importers.base import one_line
+from h5rows.packing import file as files
 from h5rows.packing.account import Account
 from h5rows.packing.copying import Copier, compare, creation, elsewhere, file_properties
-from h5rows.packing.encode import RepackOptions
-from h5rows.packing.file import (
-    PAGE,
-    Column,
-    Span,
-    allocate,
-    bytes_of,
-    crc32,
-    flushing,
-    full_disk,
-    in_words,
-    new_file,
-    read_back,
-    reserve,
-    under_work,
-)
+from h5rows.packing.file import PAGE, Column, Span, bytes_of, crc32, flushing, full_disk, in_words, under_work
+from h5rows.packing.options import RepackOptions
 from h5rows.packing.plan import BLOCK_BYTES
 from h5rows.packing.scan import Contents, as_numbers, scan
 from h5rows.packing.survey import NOTE, Survey, grows
@@ -53,10 +40,8 @@ def repack_file(source: str, out: str, options: RepackOptions, note: str) -> Acc
         raise ConfigError(f"{out} exists; name another file")
     with under_work(new, options.overwrite) as temp, one_line(source), open_h5(old) as file:
         if file.id.get_create_plist().get_sizes() != (8, 8):  # H5Ocopy writes what it cannot read
-            raise ConfigError(
-                f"{source}: has addresses of other than 8 bytes, which HDF5 copies wrongly; copy its datasets by h5py "
-                "into a file of the usual kind"
-            )
+            problem = f"{source}: has addresses of other than 8 bytes, which HDF5 copies wrongly"
+            raise ConfigError(f"{problem}; copy its datasets by h5py into a file of the usual kind")
         contents = scan(file, options)
         if not options.inflate:
             check_size(file, contents, options.contiguous)
@@ -79,10 +64,9 @@ def check_size(file: h5py.File, contents: Contents, contiguous: bool) -> None:
     size, need = Path(file.filename).stat().st_size, sum(sizes.values())
     if need > MOST_TIMES * size and need > MOST_BYTES:
         path = max(sizes, key=sizes.__getitem__)
-        raise ConfigError(
-            f"{file.filename} has {in_words(size)}, its copy would have {in_words(need)} ({path} alone "
-            f"{in_words(sizes[path])}); --inflate writes it, --codec gzip keeps it small"
-        )
+        copy = f"its copy would have {in_words(need)} ({path} alone {in_words(sizes[path])})"
+        remedy = "--inflate writes it, --codec gzip keeps it small"
+        raise ConfigError(f"{file.filename} has {in_words(size)}, {copy}; {remedy}")
 
 
 class Repack:
@@ -95,12 +79,12 @@ class Repack:
     def write(self, temp: Path, note: str) -> None:
         # chunks need no pages, but numbers at odd addresses are slow to read
         alignment = (PAGE, PAGE) if self.options.contiguous else (1, 8)
-        with new_file(temp, file_properties(self.source), alignment) as file:
+        with files.new_file(temp, file_properties(self.source), alignment) as file:
             Copier(self.contents.survey, file, self.made_anew(file)).copy()
             file.attrs[NOTE.decode()] = note
             if self.options.contiguous:
                 file.flush()
-                reserve(temp)
+                files.reserve(temp)
             spans = self.fill(file)
         self.copy_user_block(temp)
         with flushing(temp):
@@ -121,7 +105,7 @@ class Repack:
                 Column(f"{path}/values", (int(ends[-1]),), kind, {"encoding": "utf-8"} if text else {}),
                 Column(f"{path}/offsets", ends.shape, ends.dtype),
             ):
-                allocate(file, column, h5py.h5p.create(h5py.h5p.DATASET_CREATE), None, group)
+                files.allocate(file, column, h5py.h5p.create(h5py.h5p.DATASET_CREATE), None, group)
             return group
 
         return make
@@ -131,7 +115,7 @@ class Repack:
         kind = tid if tid.committed() else h5py.h5t.py_create(dtype, logical=True)
         plan, chunk_rows = creation(dset), self.options.rows(shape, dtype)
         if not chunk_rows:
-            return allocate(file, Column(path, shape, dtype), plan, kind)
+            return files.allocate(file, Column(path, shape, dtype), plan, kind)
         how = {"chunks": (chunk_rows, *shape[1:]), **self.options.create_options(dtype)}
         if grows(dset) and not self.options.fixed and dset.get_create_plist().get_layout() == h5py.h5d.CHUNKED:
             how["maxshape"] = h5py.Dataset(dset).maxshape
@@ -172,7 +156,7 @@ class Repack:
 
     def compare(self, path: Path, spans: list[Span]) -> None:
         contents, account = self.contents, self.contents.survey.account
-        read_back(path, spans, self.options.quiet)
+        files.read_back(path, spans, self.options.quiet)
         with h5py.File(path, "r") as file:
             written = {f"/{name}".encode() for name in (*contents.plain, *contents.vlen)}
             flat = {f"/{name}".encode(): len(ends) - 1 for name, ends in self.ends.items()}

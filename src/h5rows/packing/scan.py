@@ -12,7 +12,7 @@ import numpy as np
 
 from h5rows.packing.account import Account
 from h5rows.packing.copying import by_blocks, elsewhere
-from h5rows.packing.encode import RepackOptions
+from h5rows.packing.options import RepackOptions
 from h5rows.packing.survey import DATASET, UNREADABLE, Survey, grows
 from h5rows.reading.external import check_external
 from h5rows.reading.filters import missing_filter

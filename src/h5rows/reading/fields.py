@@ -19,8 +19,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from h5rows.errors import ConfigError
-from h5rows.extras import missing
+from h5rows.errors import ConfigError, missing
 from h5rows.reading.filters import check_filters, missing_filter
 from h5rows.reading.finding import check_type, find
 from h5rows.reading.layout import plan
@@ -129,10 +128,8 @@ class Fixed(Field):
         if missing_filter(dset) is not None:
             self.reason += f"; {missing('not compared with HDF5, which', 'hdf5plugin')}"
         elif np.concatenate([dset[row : row + 1] for row in rows]).astype(self.dtype).tobytes() != ours.tobytes():
-            raise ConfigError(
-                f"{self._where} read as {self.way} differs from h5py's; "
-                "please report this file's layout (h5dump -pH), and repack the file meanwhile"
-            )
+            problem = f"{self._where} read as {self.way} differs from h5py's"
+            raise ConfigError(f"{problem}; please report this file's layout (h5dump -pH), and repack it meanwhile")
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         out = np.empty((len(rows), *self.shape[1:]), dtype=self.dtype)
@@ -173,9 +170,8 @@ class FlatOffsets(Field):
 
     def __init__(self, group: h5py.Group, cache: ChunkCache, swmr: bool, external: str) -> None:
         self._where = f"{group.file.filename}: {group.name}"
-        values, offsets = (
-            find(group.file, group.name, name, f"{group.name}/{name}", external)[0] for name in ("values", "offsets")
-        )
+        both = ("values", "offsets")
+        values, offsets = (find(group.file, group.name, name, f"{group.name}/{name}", external)[0] for name in both)
         self.values = Fixed(values, None, cache, swmr)
         encoding = str(group.attrs.get("encoding", values.attrs.get("encoding", "")))
         self.text = encoding.lower() in ("utf-8", "utf8", "ascii")
@@ -187,9 +183,7 @@ class FlatOffsets(Field):
         if (np.diff(self.offsets) < 0).any() or self.offsets[0] < 0 or self.offsets[-1] > len(self.values):
             raise ConfigError(f"{self._where}/offsets must rise from 0 to {len(self.values)} (values), and do not")
         if self.text and (self.dtype != np.uint8 or len(self.shape) != 1):
-            raise ConfigError(
-                f"{self._where} says it is text, but its values are {self.values.shape} {self.dtype}, not (n,) uint8"
-            )
+            raise ConfigError(f"{self._where} is text, but the values {self.values.shape} {self.dtype}, no (n,) uint8")
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -229,9 +223,7 @@ class Objects(Field):
         self._where = f"{dset.file.filename}: {dset.name}" + ("" if member is None else f"/{member}")
         dtype = dset.dtype if member is None else dset.dtype[member]
         if dset.ndim != 1:
-            raise ConfigError(
-                f"{self._where} has the shape {dset.shape}; strings and vlen samples must be of shape (rows,)"
-            )
+            raise ConfigError(f"{self._where} has the shape {dset.shape}; strings and vlen samples must be (rows,)")
         string, vlen = h5py.check_string_dtype(dtype), h5py.check_vlen_dtype(dtype)
         if string is None and (vlen is None or np.dtype(vlen).kind not in "biuf"):
             raise ConfigError(f"{self._where} has the type {dtype}, which no tensor can hold; write it as another type")
@@ -281,10 +273,9 @@ def open_field(file: h5py.File, group: str, name: str, key: str, cache: ChunkCac
         item, member = find(file, group, name, key, external)
         if isinstance(item, h5py.Group):
             if not {"values", "offsets"} <= set(item):
-                raise ConfigError(
-                    f"{file.filename}: {item.name} ({key}) is a group of {sorted(map(str, item))[:20]}; name one of "
-                    "its datasets (a group is a field only if it holds `values` and `offsets`)"
-                )
+                what = f"{file.filename}: {item.name} ({key}) is a group of {sorted(map(str, item))[:20]}"
+                remedy = "name one of its datasets (a group is a field only if it holds `values` and `offsets`)"
+                raise ConfigError(f"{what}; {remedy}")
             return FlatOffsets(item, cache, swmr, external)
         check_type(item, key)
         if item.shape is None:

@@ -14,12 +14,11 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count, takewhile
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 
-from h5rows.errors import ConfigError, first_line, on_one_line
-from h5rows.extras import pip_install
+from h5rows.errors import ConfigError, first_line, on_one_line, pip_install
 from h5rows.reading.folders import shown
 
 T = TypeVar("T")
@@ -40,19 +39,6 @@ class Failed(Exception):
 
     def __init__(self, said: object) -> None:
         super().__init__(on_one_line(said))
-
-
-class Source(Protocol):
-    """version: another one is another file. ranged: a part can be had without what comes before it."""
-
-    url: str
-    size: int
-    version: str
-    ranged: bool
-
-    def pieces(self, begin: int, end: int) -> Iterator[bytes]:
-        """The bytes from begin to end, each piece as it comes. Safe from several threads."""
-        ...
 
 
 def source_of(url: str, tries: int) -> Source:
@@ -81,6 +67,9 @@ def pause(url: str, error: Failed, failures: int, tries: int = TRIES) -> None:
 
 
 class Http:
+    """version: another one is another file. ranged: a part can be had without what comes before it. pieces: the bytes
+    from begin to end, each piece as it comes; safe from several threads."""
+
     def __init__(self, url: str) -> None:
         self.url, self._login = url, ""
         try:
@@ -150,6 +139,8 @@ class Http:
 
 
 class Fsspec:
+    """As Http."""
+
     ranged = True
 
     def __init__(self, url: str) -> None:
@@ -191,6 +182,9 @@ class Fsspec:
             raise refused(self.url, told(error)) from None
         except Exception as error:  # of any library
             raise Failed(told(error)) from error
+
+
+Source = Http | Fsspec
 
 
 def told(error: Exception) -> str:
