@@ -161,6 +161,7 @@ def test_inspect_of_everything(tmp_path: Path) -> None:
     assert "random row: 1.0 bytes" in label
     assert "ragged: of variable length" in shown
     assert "--flatten" in shown
+    assert "outside: a link to /x in other.h5" in shown
     advice = shown[shown.index("advice:") :]
     assert "train/image" in advice
     assert f"h5rows repack {tmp_path}/a.h5 {tmp_path}/a.repacked.h5 --flatten" in advice
