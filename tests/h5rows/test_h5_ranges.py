@@ -164,7 +164,7 @@ def test_several_processes_fetch_each_block_once(tmp_path: Path, server: Server)
 class Stamped(AbstractFileSystem):
     """One file, of which info() tells the size, and by some key when or as what it was written."""
 
-    protocol, content, stamp, cachable = "stamped", b"", ("", ""), False
+    protocol, content, stamp = "stamped", b"", ("", "")
 
     def info(self, path: str, **more: Any) -> dict[str, Any]:
         return {"name": path, "size": len(self.content), "type": "file", self.stamp[0]: self.stamp[1]}
