@@ -139,11 +139,15 @@ def write(peer: str, folder: Path, rows: int, size: int) -> None:
                 out.write({"__key__": f"{number:09}", "x": row(number, size, noise).tobytes()})
 
 
+def batch_size(args: argparse.Namespace) -> int:
+    return 256 if args.row_bytes < 1 << 16 else 64
+
+
 def batches(
     peer: str, url: str, folder: Path, args: argparse.Namespace, epoch: int, made: dict[str, Any]
 ) -> Iterator[Any]:
     """Batches of rows, (B, row bytes) uint8, of one epoch. made: what the first epoch opened."""
-    batch = 256 if args.row_bytes < 1 << 16 else 64
+    batch = batch_size(args)
     names = sorted(path.name for path in folder.iterdir())
     if peer == "ours":
         import torch
@@ -341,7 +345,9 @@ def main() -> None:
     args.ranks = args.hosts or args.ranks
     root, server = Path(tempfile.mkdtemp(dir=args.folder)), None
     args.folder = str(root)
-    rows, link = int(args.gigabytes * 1e9) // args.row_bytes, 1e12 if args.hosts else LINK
+    batch, link = batch_size(args), 1e12 if args.hosts else LINK
+    # whole batches: ours goes on with what is left of an epoch in the next one, where those rows would count as twice
+    rows = int(args.gigabytes * 1e9) // args.row_bytes // batch * batch
     try:
         with network(args.hosts) as (at_server, *within):
             for peer in ("ours", *args.peers):

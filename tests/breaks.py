@@ -473,7 +473,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
         "tests/h5rows/test_pack_lossless.py::test_a_number_is_no_name",
     ),
     (
-        "src/h5rows/reading/sources.py",
+        "src/h5rows/errors.py",
         'c if c.isprintable() else "?"',
         "c",
         "tests/h5rows/test_h5_remote.py::test_a_server_s_words_are_one_printable_line",

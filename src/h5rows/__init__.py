@@ -43,33 +43,25 @@ if TYPE_CHECKING:
     from h5rows.reading.readers import Mapped
     from h5rows.reading.remote import fetch
 
-# {name: its module}, imported when the name is first used: importing h5rows imports no library
-NAMES = {
-    "ChunkCache": "reading.raw",
-    "ConfigError": "errors",
-    "Dataset": "dataset",
-    "FileSource": "importers.files",
-    "Fixed": "reading.fields",
-    "Mapped": "reading.readers",
-    "PackOptions": "packing.options",
-    "fetch": "reading.remote",
-    "files_of": "reading.copies",
-    "first_line": "errors",
-    "inspect": "functions",
-    "num_outputs": "probe",
-    "open": "dataset",
-    "open_field": "reading.fields",
-    "open_h5": "reading.opening",
-    "open_source": "importers",
-    "pack": "functions",
-    "repack": "functions",
-    "run": "command",
-    "sample_shape": "probe",
-    "share": "dataset",
-    "shares_of": "reading.opening",
-    "split_of": "reading.opening",
-    "suggestion": "meaning.choice",
+# {module: its names}, imported when a name is first used: importing h5rows imports no library
+MODULES = {
+    "command": "run",
+    "dataset": "Dataset open share",
+    "errors": "ConfigError first_line",
+    "functions": "inspect pack repack",
+    "importers": "open_source",
+    "importers.files": "FileSource",
+    "meaning.choice": "suggestion",
+    "packing.options": "PackOptions",
+    "probe": "num_outputs sample_shape",
+    "reading.copies": "files_of",
+    "reading.fields": "Fixed open_field",
+    "reading.opening": "open_h5 shares_of split_of",
+    "reading.raw": "ChunkCache",
+    "reading.readers": "Mapped",
+    "reading.remote": "fetch",
 }
+NAMES = {name: module for module, names in MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

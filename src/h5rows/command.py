@@ -69,24 +69,14 @@ def parser() -> argparse.ArgumentParser:
     # no defaults here (SUPPRESS): those of packing/options.py hold; the help names them in brackets
     p = verbs.add_parser("pack", help="any known format into one .h5 file", argument_default=argparse.SUPPRESS)
     add = p.add_argument
-    add(
-        "source",
-        help="a folder (images, arrays, shards), a pattern in quotes ('train-*.tar'), or a "
-        ".npy .npz .pth .csv .tsv .parquet .txt .tar .tfrecord .lmdb .zarr .n5",
-    )
+    suffixes = ".npy .npz .pth .csv .tsv .parquet .txt .tar .tfrecord .lmdb .zarr .n5"
+    add("source", help=f"a folder (images, arrays, shards), a pattern in quotes ('train-*.tar'), or a {suffixes}")
     add("out")
     add("--format", help="images, numpy, torch, samples, lmdb, zarr, n5, tfrecord, webdataset, table, text [found out]")
     chosen = "fields to write, and their names; columns of a table together: a,b=x or 'pixel*=x' [all]"
     add("--fields", nargs="+", type=pair, metavar="SOURCE[=NAME]", help=chosen)
-    kinds = "image, npy, pth, text, tokens, int, float, class, or raw numbers such as uint8:3,32,32"
-    add(
-        "--as",
-        dest="kinds",
-        nargs="+",
-        type=pair,
-        metavar="FIELD=KIND",
-        help=f"what a field's bytes or strings are: {kinds}",
-    )
+    kinds = "what a field's bytes or strings are: image, npy, pth, text, tokens, int, float, class, or raw numbers "
+    add("--as", dest="kinds", nargs="+", type=pair, metavar="FIELD=KIND", help=f"{kinds}such as uint8:3,32,32")
     add("--files", dest="file_column", metavar="COLUMN", help="column of a table that names image files")
     add("--separator", type=one_sign, metavar="SIGN", help="between a CSV's columns, such as ';' or tab [found out]")
     named = "the first line of a CSV names its columns, or is a row [found out]"
@@ -95,21 +85,15 @@ def parser() -> argparse.ArgumentParser:
     add("--encoding", help="of a CSV, such as latin-1 [utf-8]")
     add("--empty", choices=["stop", "nan"], help="at an empty cell of a column of numbers [stop]")
     add("--size", type=image_size, metavar="SIDE|HxW", help="resize images, in pixels")
-    add(
-        "--crop", choices=["none", "center"], help="center: the shorter side to --size, then the middle [none: stretch]"
-    )
+    add("--crop", choices=["none", "center"], help="center: shorter side to --size, then its middle [none: stretch]")
     mode = "of images: RGB, L, RGBA, 'I;16', or P, the numbers of a palette [P if the first has a palette, else RGB]"
     add("--mode", help=mode)
     add("--exif", choices=["apply", "ignore"], help="the orientation of photos [one that has another is refused]")
     add("--variable", action="store_true", help="keep each image's size: flat values + offsets + shapes")
     add("--tokenizer", help="bytes, chars, or a tokenizers JSON file or its folder [bytes]")
     add("--length", type=positive, metavar="IDS", help="of a text in a table (--as COLUMN=tokens) at most [all]")
-    add(
-        "--reverse-axes", action="store_true", help="N5 whose dimensions are turned round (as z5py and zarr 2 write it)"
-    )
-    add(
-        "--split", nargs="+", type=share, metavar="NAME=SHARE", help="shares of train drawn by --seed; of text, its end"
-    )
+    add("--reverse-axes", action="store_true", help="N5 whose axes are turned round (as z5py and zarr 2 write it)")
+    add("--split", nargs="+", type=share, metavar="NAME=SHARE", help="shares of train drawn by --seed, of text its end")
     add("--shuffle", action="store_true", help="write the rows of each split in random order")
     add("--seed", type=int, help="of --shuffle and --split [0]")
     add("--shard", type=shard, metavar="I/N", help="write the I-th of N shares, into OUT.I-of-N.h5")
@@ -164,9 +148,7 @@ def main(argv: Sequence[str]) -> int:
     if "length" in args and "tokens" not in args.get("kinds", {}).values():
         raise ConfigError("--length: cuts the ids that --as COLUMN=tokens makes of a table's texts; give that too")
     function = functions.pack if verb == "pack" else functions.repack
-    return function(
-        args.pop("source"), args.pop("out"), command=shlex.join([*calling.command, *argv]), **args
-    ).exit_status
+    return function(**args, command=shlex.join([*calling.command, *argv])).exit_status
 
 
 def run(
@@ -174,11 +156,8 @@ def run(
     reading: Reading = calling.reading,
     training: Training = calling.training,
 ) -> int:
-    """The command: `main` with sys.argv, and errors on one line.
-
-    command: how it is typed. reading: makes the line that says how a packed file is read. training: the one for a
-    stranger's file.
-    """
+    """`main` with sys.argv, and errors on one line. command: how it is typed. reading, training: make the lines that
+    say how a packed file is read, and a stranger's."""
     calling.command, calling.reading, calling.training = command, reading, training
     try:
         status = main(sys.argv[1:])

@@ -1,9 +1,6 @@
 """Read any HDF5 file as batches of named fields, at the speed of memory where its layout allows.
 
-    path (a file, or shards) -> split (a group, some of its rows) -> fields -> gather(rows, out) -> a batch
-
-reading/layout.py decides the way in which each field is read, reading/readers.py has the three ways, reading/fields.py
-says what a sample is.
+path (a file, or shards) -> split (a group, some of its rows) -> fields -> gather(rows, out) -> a batch
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ from h5rows.errors import ConfigError
 from h5rows.meaning.opening import Opened, lost_share, parts_of
 from h5rows.reading.copies import files_of, open_file, ranged
 from h5rows.reading.external import items_below
+from h5rows.reading.fields import Field
 from h5rows.reading.finding import find
 from h5rows.reading.opening import groups_of, named, names_of, open_h5, split_of
 from h5rows.reading.raw import ChunkCache
@@ -75,7 +73,7 @@ class Dataset:
         entry = split_of({split: {"group": split}} if splits is None else splits, split)
         cache = ChunkCache(cache_mb << 20)
         named = {field: name for field, name in fields.items() if name is not None}
-        self._fields: dict[str, list[Any]] = {field: [] for field in named}  # field -> one reader for each shard
+        self._fields: dict[str, list[Field]] = {field: [] for field in named}  # field -> one reader for each shard
         self.class_names: dict[str, list[str]] = {}  # of fields of which the file names the classes
         index: list[tuple[int, np.ndarray | range]] = []  # of each shard: its first row; the rows of it
         restricted, starts = False, [0]
@@ -124,25 +122,15 @@ class Dataset:
     def _common_length(self, path: str) -> int:
         rows = {field: len(shards[-1]) for field, shards in self._fields.items()}
         if len(set(rows.values())) > 1:
-            raise ConfigError(
-                f"{path}: the fields have different numbers of rows: {rows}; a split needs as many of each"
-            )
+            raise ConfigError(f"{path}: fields have different numbers of rows: {rows}; a split has as many of each")
         return next(iter(rows.values()))
 
     def _spec(self, field: str, shards: list[Any]) -> tuple[tuple[int, ...], torch.dtype]:
-        kinds = {
-            ((-1, *s.shape[1:]) if s.shape[0] == -1 else tuple(s.shape[1:]), s.dtype, self._is_text(s)) for s in shards
-        }
+        kinds = {((-1, *s.shape[1:]) if s.shape[0] == -1 else tuple(s.shape[1:]), s.dtype, s.text) for s in shards}
         if len(kinds) > 1:
-            raise ConfigError(
-                f"data.fields.{field} differs between the files: {sorted(map(str, kinds))}; they must agree"
-            )
+            raise ConfigError(f"data.fields.{field} differs between files: {sorted(map(str, kinds))}; they must agree")
         shape, dtype, _ = kinds.pop()
         return shape, torch.from_numpy(np.empty(0, dtype=dtype)).dtype
-
-    @staticmethod
-    def _is_text(field: Any) -> bool:
-        return getattr(field, "text", False)
 
     def __len__(self) -> int:
         return self._size
@@ -188,7 +176,7 @@ class Dataset:
             ways = dict.fromkeys(f"{s.way} ({s.reason})" for s in shards)
             shown = "; ".join(list(ways)[:3]) + ("; ..." if len(ways) > 3 else "")
             shape, dtype = self.spec[field]
-            kind = "strings" if self._is_text(shards[0]) else f"{shape} {str(dtype).removeprefix('torch.')}"
+            kind = "strings" if shards[0].text else f"{shape} {str(dtype).removeprefix('torch.')}"
             lost = lost_share(shards[0])
             shown += f"; {lost:.2%} of its values are missing" * (lost > 0)
             lines.append(f"{field}: {kind}, {shown}" + (f", {len(shards)} files" if len(shards) > 1 else ""))
@@ -218,7 +206,7 @@ class Dataset:
         try:
             for field, shards in self._fields.items():
                 parts = [(shards[k], local, at) for k, local, at in places]
-                if self._is_text(shards[0]) or -1 in self.spec[field][0]:
+                if shards[0].text or -1 in self.spec[field][0]:
                     batch |= self._of_any_length(field, len(rows), parts)
                 else:
                     size = len(rows) if among is None else len(out[field])  # type: ignore[index]
@@ -233,7 +221,7 @@ class Dataset:
         for shard, local, at in parts:
             for k, sample in zip(range(size) if at is None else at.tolist(), shard.read(local), strict=True):
                 samples[k] = sample
-        if self._is_text(self._fields[field][0]):
+        if self._fields[field][0].text:
             return {field: samples}
         return _padded(field, samples, *self.spec[field])
 
@@ -365,15 +353,12 @@ def read_index(file: h5py.File, group: str, name: str, size: int, key: str, exte
 def column_of(path: str, group: str, name: str, key: str, external: str, cache_gb: float | None = None) -> np.ndarray:
     """All values of a dataset (N,) of numbers or texts."""
     with open_file(path, False, cache_gb) as file:
-        field, _ = Opened(file, group, {key.removeprefix("data."): name}, ChunkCache(0), False, external).field(
-            key.removeprefix("data.")
-        )
-        if getattr(field, "text", False):
+        own = key.removeprefix("data.")
+        field, _ = Opened(file, group, {own: name}, ChunkCache(0), False, external).field(own)
+        if field.text:
             return np.asarray(field.read(np.arange(len(field))), dtype=object)
         if len(field.shape) != 1:
-            raise ConfigError(
-                f"{key}={name}: has rows of the shape {field.shape[1:]}; give a dataset of one value a row"
-            )
+            raise ConfigError(f"{key}={name}: has rows of the shape {field.shape[1:]}; give one of one value a row")
         return field.column()
 
 
@@ -394,9 +379,8 @@ def share(
         raise ConfigError(f"{key}={list(bounds)}: must be two shares with 0 <= begin < end <= 1, such as [0, 0.9]")
     size = size if rows is None else len(rows)
     if groups is not None:
-        _, of, counts = np.unique(
-            groups.astype(str) if groups.dtype == object else groups, return_inverse=True, return_counts=True
-        )
+        groups = groups.astype(str) if groups.dtype == object else groups
+        _, of, counts = np.unique(groups, return_inverse=True, return_counts=True)
         order = np.argsort(mixed(len(counts), seed), kind="stable")
         middles = np.empty(len(counts))
         middles[order] = (np.cumsum(counts[order]) - counts[order] / 2) / max(1, size)

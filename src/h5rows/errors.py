@@ -1,8 +1,11 @@
-"""The one error of this library, and what to say of those that others raise."""
+"""The one error of this library, what to say of those that others raise, and of a library that is not there."""
 
 import errno
 import os
 import re
+import sys
+from importlib import import_module
+from types import ModuleType
 
 
 class ConfigError(ValueError):
@@ -23,10 +26,8 @@ _REMEDIES = {
 
 
 def machine_fault(error: BaseException | None) -> str | None:
-    """What the machine failed at, with a remedy, if that is why a file could not be read; None: it may be the file.
-
-    Not a MemoryError: a damaged file may ask for any amount.
-    """
+    """What the machine failed at, with a remedy, if that is why a file could not be read; None: it may be the file,
+    also of a MemoryError: a damaged one may ask for any amount."""
     while error is not None:
         number = getattr(error, "errno", None)
         if number is None and (told := re.search(r"errno = (\d+)", str(error))):  # HDF5's
@@ -37,7 +38,42 @@ def machine_fault(error: BaseException | None) -> str | None:
     return None
 
 
+def printable(name: object) -> str:
+    """A name that may be no UTF-8, as text that a terminal and HDF5 take."""
+    return str(name).encode("utf-8", "backslashreplace").decode()
+
+
+def clean(words: object) -> str:
+    """For a terminal: nothing that steers it."""
+    return "".join(c if c.isprintable() else "?" for c in printable(words))
+
+
+def on_one_line(said: object) -> str:
+    """Whatever a server, a library or a file says."""
+    return clean(" ".join(str(said).split()))
+
+
 def first_line(error: BaseException) -> str:
     """Returns the first line of the message without terminal colours; the error's type if there is no message."""
     lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def pip_install(packages: str) -> str:
+    """The command that installs packages where this interpreter looks for them: the shell's pip may be another's."""
+    return f"{sys.executable} -m pip install {packages}"
+
+
+def missing(what: str, library: str) -> str:
+    """The line for a library that is not there. what: the file or option that needs it."""
+    return f"{what} needs {library}, which is not installed - {pip_install(library)}"
+
+
+def need(module: str, what: str, library: str) -> ModuleType:
+    """Import a library's module; ConfigError where the library is not there."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):  # one that the library itself lacks
+            raise
+        raise ConfigError(missing(what, library)) from None

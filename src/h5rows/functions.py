@@ -8,18 +8,15 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any
 
-from h5rows.errors import ConfigError
+from h5rows.errors import ConfigError, printable
 from h5rows.importers import open_source
-from h5rows.importers.base import printable
 from h5rows.packing.account import Account
-from h5rows.packing.encode import Encoding
 from h5rows.packing.inspect import inspect_file
-from h5rows.packing.options import PackOptions
+from h5rows.packing.options import PackOptions, RepackOptions
 from h5rows.packing.repack import repack_file
 from h5rows.packing.shards import pack_shards
 from h5rows.packing.write import pack as write
-from h5rows.reading.listed import is_index
-from h5rows.reading.opening import is_remote, names_of
+from h5rows.reading.opening import is_remote
 
 
 def pack(
@@ -27,10 +24,8 @@ def pack(
 ) -> Account:
     """Write any known format into one HDF5 file. options: of PackOptions, such as size=(224, 224), split={"val": 0.1}.
     shards: so many files, and an index of them, in the folder or at the address `out`; append: to the set there.
-
-    Returns what of the source was taken and what was left out; its exit_status is 0 where nothing was. command: noted
-    in the file. Raises ConfigError; then, as after a kill, there is no `out`, and the same call begins anew.
-    """
+    command: noted in the file. Returns what was taken and what was left out; its exit_status is 0 where nothing was.
+    Where it raises, as after a kill, there is no `out`, and the same call begins anew."""
     if shards is not None or is_remote(out):
         own = {**options, "overwrite": True, "quiet": True}
 
@@ -49,37 +44,19 @@ def _packed(source: str, out: str, command: str, packing: PackOptions, dated: bo
     return opened.account
 
 
-def repack(
-    source: str,
-    out: str,
-    command: str = "",
-    codec: str = "none",
-    level: int | None = None,
-    rows_per_chunk: int | None = None,
-    flatten: bool = False,
-    external: str = "refuse",
-    fixed: bool = False,
-    inflate: bool = False,
-    overwrite: bool = False,
-    quiet: bool = False,
-) -> Account:
-    """Write all that an HDF5 file holds in another layout: contiguous, or in chunks of a codec (gzip, zstd).
-
-    flatten: variable length and strings into flat values + offsets. fixed: what can grow becomes contiguous too.
-    inflate: write a copy of many times the size. Returns what was left out, as `pack`.
-    """
-    options, encoding = PackOptions(overwrite=overwrite, quiet=quiet), Encoding(codec, level, rows_per_chunk)
-    record = _provenance(source, command, options)
-    return repack_file(source, out, options, encoding, record, flatten, external, fixed, inflate)
+def repack(source: str, out: str, command: str = "", **options: Any) -> Account:
+    """Write all that an HDF5 file holds in another layout: contiguous, or in chunks of a codec (gzip, zstd). options:
+    of RepackOptions, such as codec="gzip". command: noted in the file. Returns what was left out, as `pack`."""
+    return repack_file(source, out, RepackOptions(**options), f"{_now()} {printable(command)}")
 
 
 def inspect(path: str) -> None:
     """Print how a file is laid out and read, and what to change; of an index of shards, its first one."""
-    if is_index(path):
-        first, *others = names_of(path)
-        print(f"{path}: {len(others) + 1} shard{'s' * bool(others)}, read as one set; the first:")
-        path = first
     inspect_file(path)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def _provenance(source: str, command: str, options: PackOptions) -> dict[str, Any]:
@@ -88,7 +65,7 @@ def _provenance(source: str, command: str, options: PackOptions) -> dict[str, An
     return {
         "source": printable(source),
         "command": printable(command),
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "created": _now(),
         "versions": ", ".join(versions),
         "options": json.dumps(options.of_bytes()),
     }

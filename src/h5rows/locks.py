@@ -13,10 +13,7 @@ class Busy(OSError):
 
 class Lock:
     """Held from its construction until `close`, or the end of this process. path: created if missing; its holder may
-    delete it.
-
-    Raises Busy where another holds it; OSError where path cannot be written, or its file system has no such locks.
-    """
+    delete it. Raises Busy where another holds it; OSError where it cannot be written, or locked on its file system."""
 
     def __init__(self, path: Path) -> None:
         while True:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 import h5py
@@ -26,10 +25,8 @@ def sample_shape(data: Mapping[str, Any], field: str) -> list[int]:
     """Shape of one sample of a field. data: the config's data group (path, fields, splits, perhaps swmr)."""
     shape, *_ = next(_stored(data, field, _groups(data)[0]))
     if shape is None:
-        raise ConfigError(
-            f"data.fields.{field}: its samples have no fixed shape (strings, or variable length); "
-            "set data.input_shape yourself"
-        )
+        what = f"data.fields.{field}: its samples have no fixed shape (strings, or variable length)"
+        raise ConfigError(f"{what}; set data.input_shape yourself")
     return shape
 
 
@@ -76,14 +73,10 @@ def _classes(data: Mapping[str, Any], field: str, group: str) -> tuple[int | Non
             if block.dtype.kind in "fc":
                 return named, top, where
             if block.dtype.kind not in "iub":
-                raise ConfigError(
-                    f"{where} holds {block.dtype}, neither classes nor numbers; set data.num_outputs yourself"
-                )
+                raise ConfigError(f"{where} holds {block.dtype}, neither classes nor numbers; set data.num_outputs")
             if block.size and block.min() < 0:
-                raise ConfigError(
-                    f"{where} has the negative label {block.min()}; classes are 0, 1, ...: write them anew, leave "
-                    "the split out (null in data.splits), or set data.num_outputs yourself"
-                )
+                remedy = "write them anew, leave the split out (null in data.splits), or set data.num_outputs"
+                raise ConfigError(f"{where} has the negative label {block.min()}; classes are 0, 1, ...: {remedy}")
             if block.size and int(block.max()) > top:
                 top, at = int(block.max()), where
     return (top + 1 if named is None else named), top, at
@@ -105,7 +98,8 @@ def _stored(data: Mapping[str, Any], field: str, group: str) -> Iterator[_Stored
     paths = names_of(data["path"])
     ranged(paths, data.get("cache_gb"), external)  # asked for all at once
     for path in paths:
-        with _open(path, swmr, external, data.get("cache_gb")) as file:
+        whole = not is_remote(path) or external == ALLOW_EXTERNAL or data.get("cache_gb") is not None
+        with open_file(path, swmr, data.get("cache_gb")) if whole else peek(path) as file:
             name, part = parts_of(fields[field])
             item, member = find(file, group, name, key, external)
             if data.get("values") != "meant" or not (part or has_meaning(file, item)):
@@ -134,7 +128,7 @@ def _as_meant(file: h5py.File, data: Mapping[str, Any], field: str, group: str, 
     groups = _groups(data)
     opened = Opened(file, group, named, cache, swmr, external, "meant", data.get("masked", "nan"), groups)
     found, names = opened.field(field)
-    fixed = not getattr(found, "text", False) and found.shape[0] != -1
+    fixed = not found.text and found.shape[0] != -1
     step = max(1, _STEP // max(1, found.nbytes(None) // max(1, len(found))))
     lacks = opened.missing()
     rows = np.arange(len(found)) if lacks is None else np.flatnonzero(~lacks)
@@ -147,12 +141,6 @@ def _as_meant(file: h5py.File, data: Mapping[str, Any], field: str, group: str, 
 def _number(classes: Any) -> int | None:
     """Of classes that are named, or that are a number already."""
     return None if classes is None else int(classes) if np.ndim(classes) == 0 else len(classes)
-
-
-def _open(path: str, swmr: bool, external: str, cache_gb: float | None) -> AbstractContextManager[h5py.File]:
-    if not is_remote(path) or external == ALLOW_EXTERNAL or cache_gb is not None:
-        return open_file(path, swmr, cache_gb)
-    return peek(path)
 
 
 def _blocks(values: h5py.Dataset, member: str | None) -> Iterator[np.ndarray]:

@@ -10,8 +10,7 @@ from typing import Any
 
 
 def in_python(out: Path | str, paths: Sequence[str], sequences: Sequence[str]) -> str:
-    """The line of Python that reads a packed file. paths: of its datasets; sequences: names of fields of ids of
-    different length."""
+    """The line of Python that reads a packed file. paths: of its datasets; sequences: fields of ids of any length."""
     groups = list(dict.fromkeys(path.rpartition("/")[0] or "/" for path in paths))
     fields = {path.rpartition("/")[2]: path.rpartition("/")[2] for path in paths}
     return f"read it: h5rows.Dataset({str(out)!r}, {fields}, {groups[0]!r})"

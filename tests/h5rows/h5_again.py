@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from h5_judge import one_line
@@ -12,9 +13,8 @@ from h5_truth import Truth, truth
 from h5_types import Draw
 
 from engine.errors import ConfigError
-from h5rows.packing.encode import Encoding
 from h5rows.packing.inspect import inspect_file
-from h5rows.packing.options import PackOptions
+from h5rows.packing.options import RepackOptions
 from h5rows.packing.repack import repack_file
 
 
@@ -28,19 +28,14 @@ def look_and_repack(path: Path, seed: int, before: dict[str, Truth]) -> list[str
         except Exception as error:
             wrong.append(f"inspect: {one_line(error, path)}")
     codec = w.one_of(["none", "none", "gzip", "zstd"])
-    encoding = Encoding(codec, None, w.one_of([None, 1, 3]))
-    flatten = w.chance(0.4) and encoding.contiguous
-    options = PackOptions(quiet=True, workers=1, overwrite=True)
+    options = RepackOptions(codec, None, w.one_of([None, 1, 3]), external="allow", overwrite=True, quiet=True)
+    options = replace(options, flatten=w.chance(0.4) and options.contiguous)
     with contextlib.redirect_stdout(said):
         try:
-            repack_file(str(path), str(path.with_name("new.h5")), options, encoding, {}, flatten, "allow")
+            repack_file(str(path), str(path.with_name("new.h5")), options, "")
         except ConfigError as error:
-            reasons = (
-                "addresses of other than 8 bytes",
-                "is stored in",
-                "is virtual",
-                "external raw",
-            )  # also of what is no field
+            # also of what is no field
+            reasons = ("addresses of other than 8 bytes", "is stored in", "is virtual", "external raw")
             if not may and not any(reason in str(error) for reason in reasons):
                 wrong.append(f"refused: {error}")
             wrong += filter(None, [one_line(error, path)])

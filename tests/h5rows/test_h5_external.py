@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect as signatures
 import os
 import pickle
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,11 +19,10 @@ from conftest import ROOT as PROJECT
 from h5_judge import in_a_fork
 
 from engine.errors import ConfigError
-from h5rows import probe
+from h5rows import PackOptions, probe, repack
 from h5rows.dataset import Dataset
 from h5rows.packing.inspect import inspect_file
-from h5rows.packing.options import PackOptions
-from h5rows.packing.repack import Encoding, repack_file
+from h5rows.packing.options import RepackOptions
 from lab.datasets.tokens import TokenWindows
 
 ALL = {"all": {"group": "/"}}
@@ -62,6 +60,10 @@ def numbered(file: h5py.File, name: str, source: str, dataset: str) -> None:
     h5py.h5d.create(file.id, name.encode(), h5py.h5t.STD_U8LE, space, create)
 
 
+def put(file: h5py.File, name: str, value: object) -> None:
+    file[name] = value
+
+
 def link(file: h5py.File, name: str, to: str, other: str = "other.h5") -> None:
     file[name] = h5py.ExternalLink(other, to)
 
@@ -70,11 +72,8 @@ def link(file: h5py.File, name: str, to: str, other: str = "other.h5") -> None:
 WAYS: dict[str, tuple[Callable[[h5py.File], object], str]] = {
     "raw": (lambda f: raw(f, "x"), "x is stored in another file, .*secret"),
     "link": (lambda f: link(f, "x", "x"), "x is a link to x of another file, other.h5"),
-    "link by its own name": (lambda f: (link(f, "x", "y", "f.h5"), f.create_dataset("y", data=VALUES)), "link .* f.h5"),
-    "soft link": (
-        lambda f: (link(f, "far", "/"), f.__setitem__("x", h5py.SoftLink("/far/x"))),
-        "far is a link to / of",
-    ),
+    "link by its own name": (lambda f: (link(f, "x", "y", "f.h5"), put(f, "y", VALUES)), "link .* f.h5"),
+    "soft link": (lambda f: (link(f, "far", "/"), put(f, "x", h5py.SoftLink("/far/x"))), "far is a link to / of"),
     "virtual": (lambda f: virtual(f, "x", "other.h5", "x"), "x is virtual and shows x of another file, other.h5"),
     "virtual of a virtual": (lambda f: virtual(f, "x", "other.h5", "v"), "shows v of another file, other.h5"),
     "numbered": (lambda f: numbered(f, "x", "other-%b.h5", "x"), "shows x of another file, other-%b.h5"),
@@ -84,13 +83,13 @@ WAYS: dict[str, tuple[Callable[[h5py.File], object], str]] = {
         "shows far: far is a link to x",
     ),
     "virtual twice": (
-        lambda f: (f.create_dataset("a", data=VALUES), virtual(f, "b", ".", "a"), virtual(f, "x", ".", "b")),
+        lambda f: (put(f, "a", VALUES), virtual(f, "b", ".", "a"), virtual(f, "x", ".", "b")),
         "x is virtual and shows b, which is virtual",
     ),
     "link to a virtual": (lambda f: link(f, "x", "v"), "x is a link to v of another file, other.h5"),
-    "a group's values": (lambda f: (f.__setitem__("x/offsets", [0, 10, 64]), raw(f, "x/values")), "stored in .*secret"),
+    "a group's values": (lambda f: (put(f, "x/offsets", [0, 10, 64]), raw(f, "x/values")), "stored in .*secret"),
     "a group's offsets": (
-        lambda f: (f.create_dataset("x/values", data=VALUES), link(f, "x/offsets", "g/offsets")),
+        lambda f: (put(f, "x/values", VALUES), link(f, "x/offsets", "g/offsets")),
         "offsets is a link to g/offsets of another file, other.h5",
     ),
     "a whole group": (lambda f: link(f, "x", "g"), "x is a link to g of another file, other.h5"),
@@ -148,27 +147,14 @@ def test_repack_copies_no_foreign_bytes(way: str, home: Path, monkeypatch: pytes
     if way == "link to a virtual":  # which is copied as a link
         return
     with pytest.raises(ConfigError, match="--external allow"):
-        repack_file(str(path), str(new), PackOptions(quiet=True), Encoding(), {})
+        repack(str(path), str(new), quiet=True)
     assert [p.name for p in home.glob("*new*")] == []
-    repack_file(str(path), str(new), PackOptions(quiet=True), Encoding(), {}, external="allow")
+    repack(str(path), str(new), quiet=True, external="allow")
     name = "x/values" if "values" in way else "x"
     with h5py.File(path) as file, h5py.File(new) as copy:
         assert np.array_equal(copy[name], file[name])
         assert not copy[name].is_virtual
         assert not copy[name].external
-
-
-def test_the_command_line_says_it_in_one_line(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = made(home, "raw")
-    from h5rows.command import main
-
-    with pytest.raises(ConfigError, match=f"x is stored in another file, {home}/secret"):
-        main(["repack", str(path), str(home / "new.h5")])
-    main(["repack", str(path), str(home / "new.h5"), "--external", "allow", "--quiet"])
-    with h5py.File(home / "new.h5") as file:
-        assert bytes(file["x"][:]) == SECRET
-    main(["inspect", str(made(home, "link"))])
-    assert "x: a link to x in other.h5" in capsys.readouterr().out
 
 
 def test_what_is_refused_is_not_opened(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +190,7 @@ def test_virtual_datasets_in_a_circle_are_refused(home: Path) -> None:
         Dataset(str(home / "f.h5"), {"x": "x"}, "all", ALL)
     inspect_file(str(home / "f.h5"))
     with pytest.raises(ConfigError, match="which is virtual"):
-        repack_file(str(home / "f.h5"), str(home / "new.h5"), PackOptions(quiet=True), Encoding(), {})
+        repack(str(home / "f.h5"), str(home / "new.h5"), quiet=True)
 
 
 def test_a_split_in_another_file_is_refused(home: Path) -> None:
@@ -271,6 +257,5 @@ def test_a_run_on_other_files_is_that_on_the_file_itself(tmp_path: Path) -> None
 def test_the_default_is_one(name: str) -> None:
     """A config that was saved before there was this key is read as conf/ says today."""
     assert yaml.safe_load((PROJECT / f"conf/data/{name}.yaml").read_text())["external"] == "refuse"
-    for kind in (Dataset, TokenWindows):
+    for kind in (Dataset, TokenWindows, RepackOptions, PackOptions):
         assert signatures.signature(kind).parameters["external"].default == "refuse"
-    assert sys.modules[repack_file.__module__].REFUSE_EXTERNAL == "refuse"

@@ -36,97 +36,63 @@ def write_ragged(file: h5py.File, name: str, samples: list[np.ndarray], **option
     return group
 
 
-@pytest.mark.parametrize("kind", ["vlen", "fixed", "spaces", "flat", "flat gzip"])
-def test_strings(kind: str, tmp_path: Path) -> None:
-    texts = words(60)
+def test_ways_of_strings_and_of_samples_of_different_length(tmp_path: Path) -> None:
+    """Their values are compared with h5py's in test_h5_generated."""
+    texts, rng = words(60), np.random.default_rng(0)
+    rows = [rng.random((int(n), 3)).astype("f4") for n in rng.integers(0, 20, 60)]
+    chars, gzip = [np.frombuffer(t.encode(), np.uint8) for t in texts], {"compression": "gzip", "chunks": (100,)}
     with h5py.File(tmp_path / "f.h5", "w") as file:
-        if kind == "vlen":
-            file.create_dataset("t", data=texts, dtype=h5py.string_dtype())
-        elif kind == "fixed":
-            file.create_dataset("t", data=[t.encode() for t in texts], dtype=h5py.string_dtype(length=400))
-        elif kind == "spaces":
-            padded = h5py.h5t.C_S1.copy()
-            padded.set_size(400)
-            padded.set_strpad(h5py.h5t.STR_SPACEPAD)
-            padded.set_cset(h5py.h5t.CSET_UTF8)
-            dset = h5py.h5d.create(file.id, b"t", padded, h5py.h5s.create_simple((60,)))
-            raw = np.array([t.encode().ljust(400) for t in texts])
-            dset.write(h5py.h5s.ALL, h5py.h5s.ALL, raw, mtype=padded)
-        else:
-            chars = [np.frombuffer(t.encode(), np.uint8) for t in texts]
-            options = {"compression": "gzip", "chunks": (100,)} if "gzip" in kind else {}
-            write_ragged(file, "t", chars, **options).attrs["encoding"] = "utf-8"
-    data = Dataset(str(tmp_path / "f.h5"), {"t": "t"}, "all", ROOT)
-    rows = np.random.default_rng(0).integers(0, 60, 200)
-    assert data.gather(rows)["t"] == [texts[r] for r in rows]
-    assert data[5]["t"] == texts[5]
-    assert data.spec["t"] == ((-1,), torch.uint8)
-    assert {"fixed": "mapped", "flat": "mapped", "flat gzip": "chunks"}.get(kind, "h5py") in data.describe()[0]
+        file.create_dataset("vlen", data=texts, dtype=h5py.string_dtype())
+        file.create_dataset("fixed", data=[t.encode() for t in texts], dtype=h5py.string_dtype(length=400))
+        for name, options in (("flat", {}), ("gzip", gzip)):
+            write_ragged(file, name, chars, **options).attrs["encoding"] = "utf-8"
+        write_ragged(file, "matrices", rows)
+        write_ragged(file, "big-endian", rows, dtype=">f4")
+    ways = {"vlen": "h5py", "fixed": "mapped", "flat": "mapped", "gzip": "chunks", "matrices": "mapped"}
+    data = Dataset(str(tmp_path / "f.h5"), {name: name for name in (*ways, "big-endian")}, "all", ROOT)
+    assert [f"{way} (" in line for way, line in zip(ways.values(), data.describe())] == [True] * 5
+    assert data.spec["flat"] == data.spec["vlen"] == ((-1,), torch.uint8)
+    assert data.spec["matrices"] == data.spec["big-endian"] == ((-1, 3), torch.float32)
+    batch = data.gather(np.array([7, 59, 7, 0]))
+    assert [batch[name] for name in list(ways)[:4]] == [[texts[k] for k in (7, 59, 7, 0)]] * 4
+    for name in ("matrices", "big-endian"):
+        found = [x[:n].numpy() for x, n in zip(batch[name], batch[f"{name}_length"])]
+        assert all(map(np.array_equal, found, (rows[k] for k in (7, 59, 7, 0))))
 
 
-@pytest.mark.parametrize("kind", ["vlen", "flat", "flat gzip", "flat big-endian", "matrices"])
-def test_samples_of_different_length(kind: str, tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    inner = (3,) if kind == "matrices" else ()
-    samples = [rng.random((int(rng.integers(0, 20)), *inner)).astype("f4") for _ in range(50)]
+def test_an_unsigned_number_above_int64_is_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "f.h5", "w") as file:
-        file["odd"], file["y"] = np.zeros(3, "u1"), np.arange(50)
-        if kind == "vlen":
-            dset = file.create_dataset("x", (50,), dtype=h5py.vlen_dtype("f4"))
-            for k, sample in enumerate(samples):
-                dset[k] = sample
-        else:
-            options = {"flat gzip": {"compression": "gzip", "chunks": (17,)}, "flat big-endian": {"dtype": ">f4"}}
-            write_ragged(file, "x", samples, **options.get(kind, {}))
-    data = Dataset(str(tmp_path / "f.h5"), {"x": "x", "y": "y"}, "all", ROOT, cache_mb=1)
-    assert data.spec["x"] == ((-1, *inner), torch.float32)
-    rows = rng.integers(0, 50, 30)
-    batch = data.gather(rows)
-    assert batch["x_length"].tolist() == [len(samples[r]) for r in rows]
-    assert batch["x"].shape == (30, int(batch["x_length"].max()), *inner)
-    for k, row in enumerate(rows):
-        length = len(samples[row])
-        assert np.array_equal(batch["x"][k, :length].numpy(), samples[row])
-        assert not batch["x"][k, length:].any()
-    assert np.array_equal(data[7]["x"].numpy(), samples[7])
-    assert batch["y"].tolist() == rows.tolist()
+        file["large"], file["u4"] = np.full(20, 2**63 + 5, np.uint64), np.arange(20, dtype=np.uint32)
+    assert Dataset(str(tmp_path / "f.h5"), {"x": "u4"}, "all", ROOT).spec["x"] == ((), torch.int64)
+    with pytest.raises(ConfigError, match=r"large holds 9223372036854775813, above"):
+        Dataset(str(tmp_path / "f.h5"), {"x": "large"}, "all", ROOT)
 
 
-def test_shards_of_different_layout_are_one_set(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sample", [(1,), (4, 6), (5, 500)])
+def test_shards_of_different_layout_are_one_set(sample: tuple[int, ...], tmp_path: Path) -> None:
+    """Rows of 8 bytes, 192 and 20,000."""
     rng = np.random.default_rng(0)
-    parts = [rng.random((n, 4, 6)) for n in (11, 1, 30)]
-    options: list[dict[str, Any]] = [{}, {}, {"chunks": (4, 4, 6), "compression": "gzip"}]
+    parts = [rng.random((n, *sample)) for n in (11, 1, 30)]
+    options: list[dict[str, Any]] = [{}, {}, {"chunks": (4, *sample), "compression": "gzip"}]
     ragged = [[rng.integers(0, 9, int(rng.integers(0, 5))) for _ in part] for part in parts]
     for k, part in enumerate(parts):
         with h5py.File(tmp_path / f"shard-{k}.h5", "w") as file:
             file.create_dataset("g/x", data=part, **options[k])
+            file.create_dataset("g/raw", data=part, chunks=(min(3, len(part)), *sample))
             write_ragged(file, "g/r", ragged[k])
-    data = Dataset(str(tmp_path / "shard-*.h5"), {"x": "x", "r": "r"}, "train", {"train": {"group": "g"}})
+    fields = {"x": "x", "raw": "raw", "r": "r"}
+    data = Dataset(str(tmp_path / "shard-*.h5"), fields, "train", {"train": {"group": "g"}})
     whole, samples = np.concatenate(parts), [s for part in ragged for s in part]
     assert len(data) == 42
+    assert "mapped (raw chunks" in data.describe()[1]
     rows = rng.integers(0, 42, 100)
-    buffer = torch.empty(100, 4, 6, dtype=torch.float64)
-    batch = data.gather(rows, {"x": buffer})
+    buffer = torch.empty(100, *sample, dtype=torch.float64)
+    batch = data.gather(rows, {"x": buffer, "raw": torch.empty_like(buffer)})
     assert np.array_equal(buffer.numpy(), whole[rows])
+    assert np.array_equal(batch["raw"].numpy(), whole[rows])
     assert batch["r_length"].tolist() == [len(samples[r]) for r in rows]
-    assert data.nbytes == whole.nbytes + sum(s.nbytes for s in samples)
+    assert data.nbytes == 2 * whole.nbytes + sum(s.nbytes for s in samples)
     data.advise(rows)
-
-
-@pytest.mark.parametrize("row_bytes", [8, 20000])
-def test_shards_of_small_and_large_rows(row_bytes: int, tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    parts = [rng.integers(0, 256, (n, row_bytes), dtype=np.uint8) for n in (50, 70)]
-    for k, part in enumerate(parts):
-        with h5py.File(tmp_path / f"{k}.h5", "w") as file:
-            file["x"] = part
-            file.create_dataset("chunked", data=part, chunks=(3, row_bytes))
-    data = Dataset([str(tmp_path / "0.h5"), str(tmp_path / "1.h5")], {"x": "x", "c": "chunked"}, "all", ROOT)
-    rows = rng.integers(0, 120, 500)
-    batch = data.gather(rows)
-    assert np.array_equal(batch["x"].numpy(), np.concatenate(parts)[rows])
-    assert np.array_equal(batch["c"].numpy(), np.concatenate(parts)[rows])
-    assert all("mapped" in line for line in data.describe())
 
 
 def test_rows_of_a_split(tmp_path: Path) -> None:
@@ -254,44 +220,6 @@ def test_labels_of_all_splits_are_among_the_classes_of_training(tmp_path: Path) 
     }.items():
         with pytest.raises(ConfigError, match=line):
             outputs(*groups)
-
-
-@pytest.mark.parametrize("options", [{}, {"chunks": (3, 2), "compression": "gzip"}, {"dtype": ">u8"}])
-def test_unsigned_integers_become_int64(tmp_path: Path, options: dict[str, Any]) -> None:
-    values = np.random.default_rng(0).integers(0, 2**32, (20, 2), dtype=np.uint32)
-    with h5py.File(tmp_path / "f.h5", "w") as file:
-        file.create_dataset("a", data=values, **options)
-        file.create_dataset("b", data=values.astype(np.uint64))
-        write_ragged(file, "r", [row.astype(np.uint32) for row in values])
-        file.create_dataset("large", data=np.full(20, 2**63 + 5, np.uint64))
-    data = Dataset(str(tmp_path / "f.h5"), {"a": "a", "b": "b", "r": "r"}, "all", ROOT)
-    assert {dtype for _, dtype in data.spec.values()} == {torch.int64}
-    rows = np.array([3, 0, 19, 3])
-    out = {name: torch.empty((4, 2), dtype=torch.int64) for name in "ab"}
-    batch = data.gather(rows, {**out, "r": torch.empty(0)})
-    for name in "abr":
-        np.testing.assert_array_equal(batch[name].numpy(), values[rows])
-    np.testing.assert_array_equal(data.column("a"), values)
-    with pytest.raises(ConfigError, match=r"large holds 9223372036854775813, above"):
-        Dataset(str(tmp_path / "f.h5"), {"x": "large"}, "all", ROOT)
-
-
-def test_column_is_what_gather_gives_for_all_rows(tmp_path: Path) -> None:
-    paths = []
-    for k in range(2):
-        paths.append(str(tmp_path / f"{k}.h5"))
-        with h5py.File(paths[-1], "w") as file:
-            file["y"], file["x"] = np.arange(10) + 100 * k, np.zeros((10, 5))
-            file.create_dataset("z", data=np.arange(10), chunks=(3,), compression="gzip")
-            write_ragged(file, "r", [np.zeros(n + k) for n in range(10)])
-            file.create_dataset("s", data=["a" * n for n in range(10)], dtype=h5py.string_dtype())
-    fields = {name: name for name in "xyzrs"}
-    data = Dataset(paths, fields, "all", {"all": {"group": "/", "rows": [0, 0.5]}})
-    batch = data.gather(np.arange(len(data)))
-    for name in "xyz":
-        np.testing.assert_array_equal(data.column(name), batch[name].numpy())
-    np.testing.assert_array_equal(data.column("r"), batch["r_length"].numpy())
-    np.testing.assert_array_equal(data.column("s"), [len(text) for text in batch["s"]])
 
 
 @pytest.mark.one_quick

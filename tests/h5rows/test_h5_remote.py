@@ -231,9 +231,7 @@ def test_a_file_that_has_changed_is_fetched_anew(tmp_path: Path, server: Server,
     assert_equal(old.gather(np.arange(100)), first)  # a run that has it open goes on with the old one
 
 
-def test_a_file_that_changes_while_it_is_fetched(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_changes_while_it_is_fetched(tmp_path: Path, server: Server, monkeypatch: Any) -> None:
     small_spans(monkeypatch)
     server.files["/f.h5"] = made(tmp_path / "f.h5")
     remote.copy_of(server.url())
@@ -277,9 +275,7 @@ def test_killed_at_any_write_the_next_one_has_the_whole_file(tmp_path: Path, mon
         assert files(cache) == files(straight), what
 
 
-def test_who_waits_for_a_file_may_stop(
-    tmp_path: Path, cache: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_for_a_file_may_stop(tmp_path: Path, cache: Path, server: Server, monkeypatch: Any) -> None:
     there = 0
 
     def here() -> int:
@@ -333,9 +329,7 @@ def test_what_fails_once_is_tried_again(tmp_path: Path, server: Server, monkeypa
     assert len({path.read_bytes() for path in folders.cache_dir().glob("*/*/f.h5")} | {server.files["/f.h5"]}) == 1
 
 
-def test_each_mistake_is_one_line_that_names_the_address(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_mistake_is_one_line_that_names_the_address(tmp_path: Path, server: Server, monkeypatch: Any) -> None:
     server.files |= {"/f.h5": made(tmp_path / "f.h5"), "/page.h5": b"<!DOCTYPE html> log in", "/empty.h5": b""}
     url = server.url()
     with refused(server.url("/none.h5"), "404"):
@@ -489,9 +483,7 @@ class Slow(AsyncFileSystem):
         return self.content[start:end]
 
 
-def test_a_process_that_is_forked_does_not_use_a_thread_of_its_parent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_is_forked_does_not_use_a_thread_of_its_parent(tmp_path: Path, monkeypatch: Any) -> None:
     """fsspec's: it is not there."""
     small_spans(monkeypatch)
     fsspec.register_implementation("slow", Slow, clobber=True)

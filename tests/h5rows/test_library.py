@@ -70,19 +70,15 @@ def test_samples_that_are_asked_for_together_are_those_asked_for_alone(photos: P
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_plain_dataloader_reads_a_batch_at_once(
-    photos: Path, num_workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plain_dataloader_reads_a_batch_at_once(photos: Path, num_workers: int, monkeypatch: Any) -> None:
     fields = {"x": "image", "z": "packed", "name": "name"}
     data = h5rows.Dataset(str(photos), fields, "train")
-    if num_workers:
-        batches = list(DataLoader(data, 64, num_workers=num_workers))
-    else:
-        asked: list[int] = []
-        gather = data.gather
+    asked: list[int] = []
+    gather = data.gather
+    if not num_workers:
         monkeypatch.setattr(data, "gather", lambda rows: (asked.append(len(rows)), gather(rows))[1])
-        batches = list(DataLoader(data, 64))
-        assert asked == [64] * 9 + [24]
+    batches = list(DataLoader(data, 64, num_workers=num_workers))
+    assert asked == ([] if num_workers else [64] * 9 + [24])
     with h5py.File(photos) as file:
         assert np.array_equal(torch.cat([batch["x"] for batch in batches]), file["train/image"][:])
         assert np.array_equal(torch.cat([batch["z"] for batch in batches]), file["train/packed"][:])
@@ -90,9 +86,7 @@ def test_a_plain_dataloader_reads_a_batch_at_once(
 
 
 @pytest.mark.slow
-def test_the_functions_do_what_the_command_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_functions_do_what_the_command_does(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
     from pack_typed import typed
 
     (tmp_path / "t.csv").write_text("a,b\n" + "".join(f"{k},{k / 4}\n" for k in range(40)))
@@ -132,7 +126,6 @@ def called(folder: Path, *arguments: str, status: int = 0) -> subprocess.Complet
 @pytest.mark.slow
 def test_it_works_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save(tmp_path / "x.npy", np.arange(12).reshape(4, 3))
-    assert called(tmp_path, "--help").stdout.startswith("usage: python -m h5rows ")
     said = called(tmp_path, "pack", "x.npy", "x.h5").stdout
     assert "look at it: python -m h5rows inspect x.h5\n" in said
     code = re.search(r"^read it: (.*)$", said, re.MULTILINE)[1]  # type: ignore[index]

@@ -16,20 +16,16 @@ from conftest import ROOT
 from pack_typed import typed
 
 from engine.errors import ConfigError
+from h5rows import repack
 from h5rows.packing.account import LEFT_OUT
-from h5rows.packing.encode import Encoding
-from h5rows.packing.options import PackOptions
-from h5rows.packing.repack import repack_file
 
-RECORD = {"created": "now", "command": "repack it"}
 ROWS = np.random.default_rng(0).normal(size=(700, 9)).astype(np.float32)
 
 
 def copy(path: Path, codec: str = "none", **kwargs: Any) -> Any:
     """-> (the account, the copy)."""
     out = path.with_name("copy.h5")
-    options = PackOptions(quiet=True, overwrite=True)
-    return repack_file(str(path), str(out), options, Encoding(codec), RECORD, **kwargs), out
+    return repack(str(path), str(out), codec=codec, quiet=True, overwrite=True, **kwargs), out
 
 
 def equal(path: Path, codec: str = "none") -> None:
@@ -285,14 +281,8 @@ def test_inspect_lists_the_rest(tmp_path: Path) -> None:
     odd(tmp_path / "a.h5")
     done = typed("inspect", tmp_path / "a.h5")
     assert done.status == 0, done.err
-    for line in (
-        "x: 700x9 float32",
-        "  unit: m",
-        "quad: cannot be read",
-        "  odd: cannot be read",
-        "mine: a link of a user",
-    ):
-        assert line in done.out
+    lines = ("x: 700x9 float32", "  unit: m", "quad: cannot be read", "  odd: cannot be read", "mine: a link of a user")
+    assert [line for line in lines if line not in done.out] == []
     assert "\x1b" not in done.out
     account, out = copy(tmp_path / "a.h5")
     assert account.lost == {"links": 1}

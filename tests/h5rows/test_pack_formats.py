@@ -12,6 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import torch
 
 from engine.errors import ConfigError
 from h5rows.importers import open_source
@@ -49,12 +50,8 @@ def npy(array: np.ndarray) -> bytes:
 
 @pytest.mark.parametrize(("compressed", "order"), [(False, "F"), (True, "C")])
 def test_npz(tmp_path: Path, compressed: bool, order: Any) -> None:
-    arrays = {
-        "x_train": np.asarray(numbers(), order=order),
-        "y_train": np.arange(50),
-        "x_test": numbers(9, 1),
-        "y_test": np.arange(9),
-    }
+    arrays = {"x_train": np.asarray(numbers(), order=order), "y_train": np.arange(50)}
+    arrays |= {"x_test": numbers(9, 1), "y_test": np.arange(9)}
     (np.savez_compressed if compressed else np.savez)(tmp_path / "a.npz", **arrays)
     with run(tmp_path / "a.npz") as file:
         for split in ("train", "test"):
@@ -76,12 +73,9 @@ def test_npy_folder_is_columns_and_lengths_must_agree(tmp_path: Path) -> None:
 
 
 def test_torch_files(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
     x = torch.from_numpy(numbers())
-    torch.save(
-        {"train": {"x": x, "y": torch.arange(50)}, "test": {"x": x[:5].bfloat16().float(), "y": torch.arange(5)}},
-        tmp_path / "a.pth",
-    )
+    test = {"x": x[:5].bfloat16().float(), "y": torch.arange(5)}
+    torch.save({"train": {"x": x, "y": torch.arange(50)}, "test": test}, tmp_path / "a.pth")
     with run(tmp_path / "a.pth") as file:
         np.testing.assert_array_equal(file["train/x"][:], x.numpy())
         assert file["test/y"].dtype == np.int64
@@ -96,7 +90,6 @@ def test_torch_files(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".npy", ".pth"])
 def test_one_file_per_sample(tmp_path: Path, suffix: str) -> None:
-    torch = pytest.importorskip("torch")
     x = numbers(6)
     for k in range(6):
         (tmp_path / "in" / "ab"[k % 2]).mkdir(parents=True, exist_ok=True)
@@ -212,12 +205,8 @@ def record(features: dict[str, Any], packed: bool) -> bytes:
 def test_tfrecord(tmp_path: Path, packed: bool) -> None:
     images, x = [png(k) for k in range(8)], numbers(8).reshape(8, 12)
     ids = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, (8, 5))
-    made = [
-        record(
-            {"image": images[k][0], "x": x[k], "ids": ids[k], "label": np.array([k - 4]), "raw": x[k].tobytes()}, packed
-        )
-        for k in range(8)
-    ]
+    fields = ({"image": images[k][0], "x": x[k], "ids": ids[k], "label": np.array([k - 4])} for k in range(8))
+    made = [record({**each, "raw": each["x"].tobytes()}, packed) for each in fields]
     (tmp_path / "in").mkdir()
     (tmp_path / "in/train.tfrecord-00000-of-00002").write_bytes(b"".join(made[:5]))
     (tmp_path / "in/train.tfrecord-00001-of-00002").write_bytes(b"".join(made[5:]))
@@ -227,10 +216,8 @@ def test_tfrecord(tmp_path: Path, packed: bool) -> None:
         np.testing.assert_array_equal(file["train/ids"][:], ids)
         np.testing.assert_array_equal(file["train/label"][:], np.arange(8) - 4)
         np.testing.assert_array_equal(file["train/raw"][:].reshape(8, 12), x)
-    for damage, message in (
-        (b"".join(made)[:-7], "cut off in the record"),
-        (b"\1" + made[0][1:], "no valid record at byte 0"),
-    ):
+    cut, wrong = b"".join(made)[:-7], b"\1" + made[0][1:]
+    for damage, message in ((cut, "cut off in the record"), (wrong, "no valid record at byte 0")):
         (tmp_path / "a.tfrecord").write_bytes(damage)
         with pytest.raises(ConfigError, match=message):
             run(tmp_path / "a.tfrecord")
@@ -280,12 +267,8 @@ def test_n5(tmp_path: Path, reverse: bool) -> None:
     for name, array in (("x", x), ("y", np.arange(50, dtype=np.int64))):
         array = np.ascontiguousarray(array.T) if reverse else array
         spec = {"driver": "n5", "kvstore": {"driver": "file", "path": f"{tmp_path}/a.n5/{name}/"}}
-        meta = {
-            "dataType": str(array.dtype),
-            "dimensions": array.shape,
-            "blockSize": [4] * array.ndim,
-            "compression": {"type": "gzip"},
-        }
+        meta = {"dataType": str(array.dtype), "dimensions": array.shape, "blockSize": [4] * array.ndim}
+        meta["compression"] = {"type": "gzip"}
         store.open({**spec, "metadata": meta}, create=True).result()[...] = array
     if reverse:
         with pytest.raises(ConfigError, match="--reverse-axes"):
@@ -354,9 +337,7 @@ def test_columns_in_the_folders_of_splits_and_shares_of_them(tmp_path: Path) -> 
         np.testing.assert_array_equal(np.sort(both), np.arange(40))
 
 
-def test_a_folder_of_sequences(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_of_sequences(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     for name, value in vars(calling).items():
         monkeypatch.setattr(calling, name, value)  # put back after the test: importing h5 sets it
     import h5
@@ -399,14 +380,8 @@ def test_parquet(tmp_path: Path) -> None:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     images, x = [png(k) for k in range(30)], numbers(30).reshape(30, 12)
     lists = [list(range(k % 4)) for k in range(30)]
-    table = pa.table(
-        {
-            "image": [{"bytes": data, "path": None} for data, _ in images],
-            "x": list(x),
-            "tags": lists,
-            "y": pa.array(np.arange(30), pa.int16()),
-        }
-    )
+    cells = [{"bytes": data, "path": None} for data, _ in images]
+    table = pa.table({"image": cells, "x": list(x), "tags": lists, "y": pa.array(np.arange(30), pa.int16())})
     (tmp_path / "in").mkdir()
     pq.write_table(table.slice(0, 20), tmp_path / "in/train-0.parquet", row_group_size=7)
     pq.write_table(table.slice(20), tmp_path / "in/test-0.parquet", row_group_size=7)
@@ -426,7 +401,8 @@ def test_parquet(tmp_path: Path) -> None:
 TEXT = "Nö, it isn't.\n" * 300 + "猫\n"
 
 
-def test_text(tmp_path: Path) -> None:
+def test_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("h5rows.importers.text.PIECE", 100)
     (tmp_path / "a.txt").write_text(TEXT, newline="")
     with run(tmp_path / "a.txt", split={"val": 0.1}) as file:
         raw = TEXT.encode()
@@ -440,13 +416,6 @@ def test_text(tmp_path: Path) -> None:
         assert list(vocab) == sorted(set(TEXT))
     with pytest.raises(ConfigError, match="stream of tokens"):
         run(tmp_path / "a.txt", shuffle=True)
-
-
-def test_text_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("h5rows.importers.text.PIECE", 100)
-    (tmp_path / "a.txt").write_text(TEXT)
-    with run(tmp_path / "a.txt", tokenizer="chars") as file:
-        assert "".join(file["tokens"].attrs["vocab"][file["tokens"][:]]) == TEXT
     with pytest.raises(ConfigError, match=r"no file x.json; give bytes, chars, "):
         run(tmp_path / "a.txt", tokenizer="x.json")
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe")
@@ -460,9 +429,7 @@ def test_text_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
      ("google_crc32c", "a.tfrecord", "google-crc32c"), ("pyarrow.parquet", "a.csv", "pyarrow"),
      ("PIL.Image", "a/1.png", "pillow")],
 )  # fmt: skip
-def test_missing_libraries_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str, remedy: str
-) -> None:
+def test_missing_libraries_are_named(tmp_path: Path, monkeypatch: Any, module: str, name: str, remedy: str) -> None:
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"a,b\n1,2\n3,4\n5,6\n")

@@ -30,9 +30,7 @@ COMMANDS: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.one_quick
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.timeout(600)
-def test_killed_at_any_write_the_same_command_makes_the_same_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_killed_at_any_write_the_same_command_makes_the_same_file(tmp_path: Path, monkeypatch: Any, name: str) -> None:
     """A command that finds the file made may say so: nothing else stays in the folder either way."""
     monkeypatch.setattr("h5rows.packing.plan.BLOCK_BYTES", 150)
     before = b"an older one" * (name == "replaced")

@@ -10,6 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import torch
 from pack_typed import typed
 from test_pack_formats import npy, png, write_lmdb, write_tar
 
@@ -204,11 +205,7 @@ def columns(path: Path, text: str | bytes, **kwargs: Any) -> dict[str, list[Any]
         ("1,2\n3,4\n", {"header": False}, {"f0": [1, 3], "f1": [2, 4]}),
         ("1,2\n3,4\n", {"header": True}, {"1": [3], "2": [4]}),
         ("label,0,1,2\n7,1,2,3\n", {"header": True}, {"label": [7], "0": [1], "1": [2], "2": [3]}),
-        (
-            "text,label\na b,pos\nc d,neg\n",
-            {"kinds": {"text": "text"}},
-            {"text": ["a b", "c d"], "label": ["pos", "neg"]},
-        ),
+        ("text,y\na b,pos\nc d,neg\n", {"kinds": {"text": "text"}}, {"text": ["a b", "c d"], "y": ["pos", "neg"]}),
         ("lat,n\n12.3456789012,0.1\n0.5,2.5\n", {}, {"lat": [12.3456789012, 0.5], "n": [0.1, 2.5]}),
         ("a,b\n1,\xe9t\xe9\n".encode("latin-1"), {"encoding": "latin-1"}, {"a": [1], "b": ["été"]}),
         ("a,b\n1,é\n".encode("utf-16"), {"encoding": "utf-16"}, {"a": [1], "b": ["é"]}),
@@ -485,7 +482,6 @@ def test_two_arrays_of_one_place_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x_val=np.zeros(3), x_valid=np.ones(3))
     with pytest.raises(ConfigError, match=r"are both 'x' of val"):
         packed(tmp_path / "a.npz")
-    torch = pytest.importorskip("torch")
     torch.save({"a/b": torch.zeros(3), "a": {"b": torch.ones(3)}}, tmp_path / "a.pt")
     with pytest.raises(ConfigError, match="two tensors of the name 'a/b'"):
         packed(tmp_path / "a.pt")
@@ -494,7 +490,6 @@ def test_two_arrays_of_one_place_are_refused(tmp_path: Path) -> None:
 def test_what_is_no_array_of_a_file_is_named(tmp_path: Path) -> None:
     import zipfile
 
-    torch = pytest.importorskip("torch")
     torch.save({"x": torch.zeros(3), "epoch": 5, "deep": {"name": "cat"}, "mean": torch.tensor(0.5)}, tmp_path / "a.pt")
     account = packed(tmp_path / "a.pt")[1]
     assert account.exit_status == LEFT_OUT

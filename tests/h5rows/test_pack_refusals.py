@@ -13,6 +13,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import torch
 from test_pack_formats import field, npy, png, record, write_tar
 
 from engine.errors import ConfigError
@@ -184,7 +185,6 @@ def test_arrays_that_are_no_numbers(tmp_path: Path, array: np.ndarray) -> None:
 
 
 def test_tensors(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
     x, path = torch.arange(6.0).reshape(3, 2), tmp_path / "a.pt"
     for made, values in (
         (x.to(torch.float8_e4m3fn), x.numpy()),

@@ -224,7 +224,7 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
     out = tmp_path / "a.h5"
     code = (
         f"import resource, sys; sys.path[:0] = [{str(H5.parent)!r}]\nfrom h5rows import command\n"
-        "import h5rows.packing.write, h5rows.packing.encode, h5rows.packing.repack\n"
+        "import h5rows.packing.write, h5rows.packing.repack\n"
         "used = int(open('/proc/self/statm').read().split()[5]) * 4096\n"  # data and stack: not the mapped file
         "resource.setrlimit(resource.RLIMIT_DATA, (used + 150_000_000,) * 2)\n"
         f"command.main(['pack', {str(tmp_path / 'x.npy')!r}, {str(out)!r}, '--workers', '2', '--quiet'])"

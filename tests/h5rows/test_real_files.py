@@ -57,19 +57,7 @@ def fetched(package: str) -> Path:
     if not folder.exists():
         part = folder.with_name(f"{package}.{id(folder)}.part")
         part.mkdir(parents=True)
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "-q",
-            "--no-deps",
-            wanted,
-            ":all:",
-            "-d",
-            str(part),
-            package,
-        ]
+        command = [sys.executable, *f"-m pip download -q --no-deps {wanted} :all: -d".split(), str(part), package]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=limit(120))
         except subprocess.TimeoutExpired:
@@ -79,7 +67,10 @@ def fetched(package: str) -> Path:
         for archive in [*part.glob("*.tar.gz"), *part.glob("*.whl")]:
             shutil.unpack_archive(archive, part, "zip" if archive.suffix == ".whl" else "gztar")
             archive.unlink()
-        part.rename(folder)
+        try:
+            part.rename(folder)
+        except OSError:  # another process was quicker
+            shutil.rmtree(part)
     return folder
 
 
@@ -161,9 +152,7 @@ def test_values_are_those_of_its_library(package: str, name: str, kind: str, exp
     for field, theirs in VALUES[kind](path):
         if theirs.dtype.kind in "biuf":
             ours = h5rows.Dataset(path, {"x": field}, values="meant", cache_mb=64).column("x")
-            last = (
-                kind == "matlab" and theirs.ndim > 1 and ours.shape[:1] != theirs.shape[:1]
-            )  # samples along the last axis
+            last = kind == "matlab" and theirs.ndim > 1 and ours.shape[:1] != theirs.shape[:1]  # along that
             there = (np.moveaxis(theirs, -1, 0) if last else theirs).reshape(ours.shape)
             assert np.array_equal(ours, there, equal_nan=ours.dtype.kind == "f"), field
             compared += 1

@@ -130,7 +130,7 @@ def test_each_mistake_is_one_line(tmp_path: Path, bucket: Any) -> None:
     def refused(*words: str) -> Any:
         return pytest.raises(ConfigError, match=r"^[^\n]*" + r"[^\n]*".join(words) + r"[^\n]*$")
 
-    with refused("s3://nowhere/set: The specified bucket does not exist; the set is as it was"):
+    with refused("s3://nowhere/set: there is no nowhere, perhaps mistyped; make it first; the set is as it was"):
         functions.pack(given, "s3://nowhere/set", shards=1)
     assert [one["Name"] for one in bucket.list_buckets()["Buckets"]] == ["bucket"]  # none was made
     for more in WAYS:

@@ -13,6 +13,7 @@ import pytest
 from conftest import QUICK, result, start_run
 from http_files import SMALL, serving
 
+import h5rows
 from h5rows import functions
 from h5rows.dataset import Dataset
 from h5rows.errors import ConfigError
@@ -59,6 +60,7 @@ def test_shards_hold_the_set_wherever_they_lie(tmp_path: Path, monkeypatch: pyte
     """In a folder; on a web server, fetched whole and by blocks; where fsspec writes."""
     for name, value in SMALL.items():
         monkeypatch.setattr(ranges, name, value)
+    fsspec.filesystem("memory").mkdir(tmp_path.name)
     given = source(tmp_path, "a", 0, 103)
     functions.pack(given, str(tmp_path / "whole.h5"), quiet=True)
     functions.pack(given, str(tmp_path / "set"), shards=count)
@@ -168,6 +170,10 @@ def test_mistakes_are_one_line_and_leave_the_set(tmp_path: Path, monkeypatch: py
         functions.pack(source(tmp_path, "b", 0, 20, width=2), str(out), shards=1, append=True)
     with pytest.raises(ConfigError, match=r"nosuch://set: Protocol not known: nosuch; the set is as it was"):
         functions.pack(given, "nosuch://set")
+    for append in (False, True):  # as fsspec makes buckets of any store that has them
+        with pytest.raises(ConfigError, match=r"memory://mistyped/set: there is no mistyped, .* make it first"):
+            functions.pack(given, "memory://mistyped/set", shards=1, append=append)
+    assert not fsspec.filesystem("memory").exists("mistyped")
 
     def full(*given: Any, **more: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -205,8 +211,6 @@ def test_a_run_trains_on_it_and_the_command_is_printed(tmp_path: Path, capsys: p
     functions.pack(source(tmp_path, "a", 0, 60), str(tmp_path / "set"), shards=3)
     index = str(tmp_path / "set/index.json")
     assert f"{index}: 3 shards" in capsys.readouterr().out
-    functions.inspect(index)
-    assert f"{index}: 3 shards, read as one set; the first:" in capsys.readouterr().out
     splits = [
         f"data.splits.{name}={{group: /, rows: [{a}, {b}]}}" for name, a, b in (("train", 0, 0.8), ("val", 0.8, 1))
     ]
@@ -214,3 +218,27 @@ def test_a_run_trains_on_it_and_the_command_is_printed(tmp_path: Path, capsys: p
     given = (*QUICK, f"data.path={index}", *splits, *fields, "trainer.global_batch_size=8", "trainer.max_steps=4")
     run = start_run(tmp_path / "run", *given, "model.hidden=[8]")
     assert result(run)["step"] == 4
+
+
+def test_inspect_prints_what_trains_on_the_whole_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not on its first shard, nor on that one's copy here."""
+    functions.pack(source(tmp_path, "a", 0, 60), str(tmp_path / "set"), shards=3)
+    near = str(tmp_path / "set/index.json")
+    with serving() as server:
+        server.files = {f"/{file.name}": file.read_bytes() for file in (tmp_path / "set").iterdir()}
+        for index in (near, server.url("/index.json")):
+            capsys.readouterr()
+            functions.inspect(index)
+            said = capsys.readouterr().out
+            assert f"{index}: 3 shards, read as one set; the first:" in said
+            (line,) = (line.strip() for line in said.splitlines() if "h5rows.open(" in line)
+            assert len(eval(line, {"h5rows": h5rows})) == 60
+        server.files["/one.h5"] = server.files[f"/{entries(tmp_path / 'set')[0]['file']}"]
+        functions.inspect(server.url("/one.h5"))
+        assert f"h5rows.open('{server.url('/one.h5')}', " in capsys.readouterr().out
+    (tmp_path / "t.csv").write_text("x,y\n" + "".join(f"{k},{'ab'[k % 2]}\n" for k in range(40)))
+    functions.pack(str(tmp_path / "t.csv"), str(tmp_path / "texts"), shards=2, kinds={"y": "text"})
+    functions.inspect(str(tmp_path / "texts/index.json"))
+    said = capsys.readouterr().out
+    assert "y@classes: each shard may have other values" in said
+    assert "h5rows.open(" not in said

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
 from glob import glob
 from pathlib import Path
 
@@ -15,39 +14,21 @@ from h5rows.importers.base import SPLIT_NAMES, Source, one_line
 from h5rows.importers.folders import check_kind, walk
 from h5rows.packing.options import PackOptions
 
-# format -> module and what opens it: (path, options) -> Source
-OPENERS = {
-    "images": ("files", "open_images"),
-    "numpy": ("arrays", "open_numpy"),
-    "torch": ("torch_file", "open_torch"),
-    "samples": ("sample_files", "open_samples"),
-    "lmdb": ("lmdb_env", "LmdbSource"),
-    "zarr": ("chunked", "open_chunked"),
-    "n5": ("chunked", "open_chunked"),
-    "tfrecord": ("tfrecord", "RecordSource"),
-    "webdataset": ("webdataset", "TarSource"),
-    "table": ("tables", "open_table"),
-    "text": ("text", "open_text"),
+# format -> module and what opens it, (path, options) -> Source; suffixes of its files
+FORMATS = {
+    "images": ("files", "open_images", ""),
+    "numpy": ("arrays", "open_numpy", ".npy .npz"),
+    "torch": ("arrays", "open_torch", ".pth .pt"),
+    "samples": ("files", "open_samples", ""),
+    "lmdb": ("lmdb_env", "LmdbSource", ".lmdb .mdb"),
+    "zarr": ("chunked", "open_chunked", ".zarr"),
+    "n5": ("chunked", "open_chunked", ".n5"),
+    "tfrecord": ("tfrecord", "RecordSource", ".tfrecord .tfrecords"),
+    "webdataset": ("webdataset", "TarSource", ".tar"),
+    "table": ("tables", "open_table", ".csv .tsv .parquet"),
+    "text": ("text", "open_text", ".txt"),
 }
-BY_SUFFIX = {
-    ".npy": "numpy",
-    ".npz": "numpy",
-    ".pth": "torch",
-    ".pt": "torch",
-    ".lmdb": "lmdb",
-    ".mdb": "lmdb",
-    ".zarr": "zarr",
-    ".n5": "n5",
-    ".tfrecord": "tfrecord",
-    ".tfrecords": "tfrecord",
-    ".tar": "webdataset",
-    ".csv": "table",
-    ".tsv": "table",
-    ".parquet": "table",
-    ".txt": "text",
-}
-
-
+BY_SUFFIX = {suffix: kind for kind, (_, _, suffixes) in FORMATS.items() for suffix in suffixes.split()}
 MOST_COLUMNS = 16
 SHARDED = ("tfrecord", "webdataset", "table", "text")  # several files are one set
 
@@ -59,16 +40,14 @@ def open_source(path: str, options: PackOptions) -> Source:
         raise ConfigError(f"{path} does not exist")
     check_kind(first)
     kind = recognise(first, options) if options.format == "auto" else options.format
-    if kind not in OPENERS:
-        raise ConfigError(f"--format: {kind!r} is none of {', '.join(OPENERS)}")
+    if kind not in FORMATS:
+        raise ConfigError(f"--format: {kind!r} is none of {', '.join(FORMATS)}")
     if first is not where and kind not in SHARDED:
         raise ConfigError(f"{path}: a pattern may name shards of {', '.join(SHARDED)}; of {kind} give a file or folder")
-    module, function = OPENERS[kind]
-    opener: Callable[[Path, PackOptions], Source] = getattr(
-        importlib.import_module(f"h5rows.importers.{module}"), function
-    )
+    module, function, _ = FORMATS[kind]
+    opener = getattr(importlib.import_module(f"h5rows.importers.{module}"), function)
     with one_line(path):
-        source = opener(where, options)
+        source: Source = opener(where, options)
     source.origin = path
     return source
 
@@ -78,15 +57,11 @@ def recognise(path: Path, options: PackOptions) -> str:
         if kind := BY_SUFFIX.get(path.suffix.lower()):
             return kind
         if path.suffix in (".h5", ".hdf5") or h5py.is_hdf5(path):  # MATLAB's, netCDF's, ...
-            raise ConfigError(
-                f"{path} is HDF5 already, and needs no packing: `inspect` says what trains on it, `repack` changes its "
-                "layout"
-            )
+            problem = f"{path} is HDF5 already, and needs no packing"
+            raise ConfigError(f"{problem}: `inspect` says what trains on it, `repack` changes its layout")
         if ".tfrecord" in path.name:  # name.tfrecord-00000-of-00010
             return "tfrecord"
-        raise ConfigError(
-            f"{path}: no format has the suffix {path.suffix!r}; say which with --format ({', '.join(OPENERS)})"
-        )
+        raise ConfigError(f"{path}: no format has the suffix {path.suffix!r}; give --format ({', '.join(FORMATS)})")
     names = sorted(p.name for p in path.iterdir() if not p.name.startswith("."))
     if "data.mdb" in names:
         return "lmdb"
@@ -114,7 +89,7 @@ def recognise_folder(path: Path, options: PackOptions) -> str:
         raise ConfigError(f"{path} holds several kinds: {listed}; move one away, or say which with --format")
     if not found:
         what = "is an empty folder" if empty else "holds no files of a known format"
-        raise ConfigError(f"{path} {what}; known: {', '.join(OPENERS)} (say which with --format)")
+        raise ConfigError(f"{path} {what}; known: {', '.join(FORMATS)} (say which with --format)")
     kind, file = next(iter(found.items()))
     if kind == "arrays":
         columns = file.lower().endswith(".npy") and not options.variable and are_columns(path, options.external)
@@ -125,14 +100,9 @@ def recognise_folder(path: Path, options: PackOptions) -> str:
 def kind_in_folder(name: str) -> str:
     from h5rows.importers.images import SUFFIXES
 
-    suffix = os.path.splitext(name)[1].lower()
-    if suffix in SUFFIXES:
-        return "images"
-    if suffix in (".npy", ".pth", ".pt"):
-        return "arrays"
-    if suffix in (".txt", ".tar", ".parquet", ".csv", ".tsv"):
-        return BY_SUFFIX[suffix]
-    return "tfrecord" if ".tfrecord" in name else ""
+    kinds = {**dict.fromkeys(SUFFIXES, "images"), **dict.fromkeys((".npy", ".pth", ".pt"), "arrays")}
+    kinds |= {suffix: BY_SUFFIX[suffix] for suffix in (".txt", ".tar", ".parquet", ".csv", ".tsv")}
+    return kinds.get(os.path.splitext(name)[1].lower()) or ("tfrecord" if ".tfrecord" in name else "")
 
 
 def are_columns(path: Path, external: str) -> bool:

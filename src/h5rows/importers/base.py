@@ -8,11 +8,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
 
-from h5rows.errors import ConfigError, machine_fault
+from h5rows.errors import ConfigError, machine_fault, on_one_line, printable
 from h5rows.packing.account import Account
 
 T = TypeVar("T")
@@ -65,16 +66,6 @@ def bad(name: object, error: BaseException, reason: object) -> Exception:
     return ConfigError(f"{name} cannot be read: {why}") if why else BadSample(name, reason)
 
 
-def printable(name: object) -> str:
-    """A name that may be no UTF-8, as text that a terminal and HDF5 take."""
-    return str(name).encode("utf-8", "backslashreplace").decode()
-
-
-def clean(words: object) -> str:
-    """On one line, and nothing that steers a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in printable(words))
-
-
 @contextlib.contextmanager
 def one_line(what: object) -> Iterator[None]:
     """Whatever a format's library raises about a source, as one line that names it."""
@@ -85,12 +76,18 @@ def one_line(what: object) -> Iterator[None]:
     except ConfigError as error:
         if str(error).isprintable():
             raise
-        raise ConfigError(clean(" ".join(str(error).split()))) from error  # it quotes a library, or the file
+        raise ConfigError(on_one_line(error)) from error  # it quotes a library, or the file
     except Exception as error:
         why = machine_fault(error) or next(iter(str(error).splitlines()), "")
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             why = f"no room in {tempfile.gettempdir()} for temporary files; make room, or set TMPDIR to another folder"
         raise ConfigError(printable(f"{what} cannot be read: {type(error).__name__}: {why}")) from error
+
+
+def ranges(sizes: Mapping[str, int]) -> dict[str, Rows]:
+    """Splits one after the other."""
+    ends = accumulate(sizes.values())
+    return {split: range(end - size, end) for (split, size), end in zip(sizes.items(), ends)}
 
 
 class Source:
@@ -193,9 +190,7 @@ class SampleSource(Source):
             if value.shape == want.shape and value.dtype == want.dtype:
                 continue
             got = np.asarray(value)
-            if len(got.shape) != len(want.shape) or any(
-                w not in (None, g) for w, g in zip(want.shape, got.shape, strict=True)
-            ):
+            if len(got.shape) != len(want.shape) or any(w not in (None, g) for w, g in zip(want.shape, got.shape)):
                 first = f"{self.name_of(0)} is {want.shape}"
                 raise ConfigError(f"field {name}: {self.name_of(row)} is {got.shape}, {first}{self.remedy}")
             if got.dtype != want.dtype and not np.can_cast(got.dtype, want.dtype, "safe"):
@@ -204,10 +199,7 @@ class SampleSource(Source):
 
 
 class ArraySource(Source):
-    """Splits that are arrays already.
-
-    tables: split -> field -> anything with shape, dtype and [slice or index array]. attrs: of fields.
-    """
+    """Splits that are arrays already: split -> field -> anything with shape, dtype and [slice or index array]."""
 
     def __init__(
         self,
@@ -215,24 +207,19 @@ class ArraySource(Source):
         attrs: Mapping[str, Mapping[str, Any]] | None = None,
         account: Account | None = None,
     ) -> None:
-        self._tables, self.splits, self.fields = tables, {}, {}
+        self._tables, self.fields = tables, {}
         self.account = account or Account()
-        begin = 0
         for split, table in tables.items():
             where = f"of split {split}" if split else "of this source"
             sizes = {name: len(array) for name, array in table.items()}
             if len(set(sizes.values())) > 1:
-                raise ConfigError(
-                    f"the fields {where} differ in their number of rows: {shorten(sizes)}; choose some with "
-                    "--fields, or --format samples if each file is a sample"
-                )
+                what = f"the fields {where} differ in their number of rows: {shorten(sizes)}"
+                raise ConfigError(f"{what}; choose some with --fields, or --format samples if each file is a sample")
             types = {name: (tuple(array.shape[1:]), np.dtype(array.dtype)) for name, array in table.items()}
             if self.fields and types != {name: (f.shape, f.dtype) for name, f in self.fields.items()}:
                 raise ConfigError(f"the fields {where} differ from another split's: {types} and {self.fields}")
             self.fields = {name: Field(*types[name], (attrs or {}).get(name, {})) for name in table}
-            size = next(iter(sizes.values()), 0)
-            self.splits[split] = range(begin, begin + size)
-            begin += size
+        self.splits = ranges({split: len(next(iter(table.values()), ())) for split, table in tables.items()})
 
     def read(self, rows: Rows, fields: Sequence[str]) -> tuple[dict[str, Any], list[Bad]]:
         split = next(name for name, own in self.splits.items() if int(rows[0]) in own)
@@ -255,8 +242,6 @@ def select(source: Source, wanted: Mapping[str, str], path: object) -> dict[str,
     if not names:
         raise ConfigError(f"{path} holds no fields")
     if len(set(names.values())) < len(names):
-        raise ConfigError(
-            f"--fields: two fields would have one name in the file: {names}; columns of a table go into one field "
-            "together, as --fields a,b=x"
-        )
+        what = f"--fields: two fields would have one name in the file: {names}"
+        raise ConfigError(f"{what}; columns of a table go into one field together, as --fields a,b=x")
     return names

@@ -9,20 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from h5rows.errors import ConfigError
-from h5rows.extras import need
+from h5rows.errors import ConfigError, need, printable
 from h5rows.importers.arrays import places_of, tables_of
-from h5rows.importers.base import SPLIT_NAMES, ArraySource, printable
+from h5rows.importers.base import SPLIT_NAMES, ArraySource
 from h5rows.importers.folders import walk
 from h5rows.packing.account import Account
 from h5rows.packing.options import PackOptions
 
 METADATA = {"zarr.json", ".zarray", ".zgroup", ".zattrs", "attributes.json"}
 OWN = {"dimensions", "dataType", "blockSize", "compression", "compressionType", "n5"}  # keys of N5's attributes.json
-
-
-class ChunkedSource(ArraySource):
-    slow_random = True
 
 
 class ChunkedRows:
@@ -76,11 +71,10 @@ def open_chunked(path: Path, options: PackOptions) -> ArraySource:
     shapes = {name: array.shape for name, array in arrays.items()}
     first, last = ({shape[k] for shape in shapes.values()} for k in (0, -1))
     if "n5" in drivers and not options.reverse_axes and len(first) > 1 and len(last) == 1:
-        raise ConfigError(
-            f"{path}: the last dimensions agree, not the first: {shapes}; --reverse-axes counts rows there"
-        )
+        raise ConfigError(f"{path}: the last axes agree, not the first: {shapes}; --reverse-axes counts rows there")
     places = places_of(arrays, path, options)
-    source = ChunkedSource(tables_of(arrays, places), account=account)
+    source = ArraySource(tables_of(arrays, places), account=account)
+    source.slow_random = True
     source.field_attrs = {
         place: attributes(attrs[name], name, account)
         for name, place in places.items()

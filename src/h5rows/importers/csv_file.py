@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from h5rows.errors import ConfigError
-from h5rows.extras import need
-from h5rows.importers.base import printable
+from h5rows.errors import ConfigError, need, printable
 from h5rows.importers.exact import narrowed
 from h5rows.packing.options import PackOptions
 
@@ -59,19 +57,16 @@ def read_csv(file: Path, options: PackOptions) -> Any:
         parsing.ignore_empty_lines = len(names) > 1  # of a single column each is an empty cell
         table = csv.read_csv(pa.BufferReader(raw), reading, parsing, as_text)
     except Exception as error:  # pyarrow raises its own, OSError, LookupError, UnicodeError
-        raise ConfigError(
-            f"{file} cannot be read as CSV: {error}; columns are separated by {separator!r}, its text is {encoding}, "
-            "unless --separator and --encoding say otherwise; a cell that holds the separator stands in quotes"
-        ) from None
+        what = f"{file} cannot be read as CSV: {error}; columns are separated by {separator!r}, its text is {encoding}"
+        unless = "unless --separator and --encoding say otherwise; a cell that holds the separator stands in quotes"
+        raise ConfigError(f"{what}, {unless}") from None
     if not len(table):
         raise ConfigError(f"{file} has no rows")
     check_names(file, names)
     others = ";\t|" + " :" * (len(names) == 1)
     if not options.separator and (found := next((s for name in names for s in others if s in name), None)):
-        raise ConfigError(
-            f"{file}: a column's name holds {found!r}; --separator {found!r} if it separates columns, --separator "
-            f"{separator!r} if not"
-        )
+        what = f"{file}: a column's name holds {found!r}"
+        raise ConfigError(f"{what}; --separator {found!r} if it separates columns, --separator {separator!r} if not")
     return table
 
 
@@ -106,10 +101,8 @@ def typed(file: Path, name: str, cells: Any, options: PackOptions) -> Any:
         raise ConfigError(f"--as {name}={given}: column {name!r} of {file} holds other cells")
     comma = filled.filter(pc.match_substring(filled, ","))
     if len(comma) and pc.all(pc.match_substring_regex(filled, WITH_COMMA)).as_py():
-        raise ConfigError(
-            f"{file}: column {name!r} holds {comma[0].as_py()!r}: --decimal , reads numbers with a comma for the point "
-            f"(write marks of thousands without), --as {name}=text keeps texts"
-        )
+        what = f"{file}: column {name!r} holds {comma[0].as_py()!r}: --decimal , reads numbers with a comma as point"
+        raise ConfigError(f"{what} (write marks of thousands without), --as {name}=text keeps texts")
     return cells
 
 
@@ -124,10 +117,8 @@ def check_digits(file: Path, name: str, cells: Any, floats: Any) -> Any:
         else:
             lost = bool(WHOLE.fullmatch(cell)) and int(float(cell)) != int(cell.partition(".")[0])
         if lost:
-            raise ConfigError(
-                f"{file}: column {name!r}: no type holds {cell} and the other numbers exactly; --as {name}=text keeps "
-                "it as it is written"
-            )
+            what = f"{file}: column {name!r}: no type holds {cell} and the other numbers exactly"
+            raise ConfigError(f"{what}; --as {name}=text keeps it as it is written")
     return floats
 
 
@@ -150,7 +141,5 @@ def check_header(file: Path, table: Any, options: PackOptions) -> None:
 
 def check_names(file: Path, names: list[str]) -> None:
     if twice := next((n for n in names if names.count(n) > 1), None):
-        raise ConfigError(
-            f"{file} has two columns {twice!r}; give each a name of its own, or --no-header if the first line is a "
-            "sample"
-        )
+        what = f"{file} has two columns {twice!r}"
+        raise ConfigError(f"{what}; give each a name of its own, or --no-header if the first line is a sample")

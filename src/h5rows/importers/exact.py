@@ -48,6 +48,4 @@ def exact(cells: Any, dtype: np.dtype | None) -> np.ndarray:
     except pa.ArrowInvalid as error:
         number = re.search(r"-?\d+", str(error))
         lost = number[0] if number else "a number"
-        raise ValueError(
-            f"{lost} would lose digits as {dtype}, the type that this field takes with all its cells"
-        ) from None
+        raise ValueError(f"{lost} would lose digits as {dtype}, the type of this field with all its cells") from None

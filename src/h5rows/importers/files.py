@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from h5rows.errors import ConfigError
-from h5rows.importers.base import SPLIT_NAMES, Bad, Field, Rows, SampleSource, first_readable
+from h5rows.importers.base import SPLIT_NAMES, Bad, Field, Rows, SampleSource, first_readable, ranges
 from h5rows.importers.folders import walk
 from h5rows.importers.images import SUFFIXES, ImageDecoder
+from h5rows.importers.values import read_npy, read_pth
 from h5rows.packing.account import Account
 from h5rows.packing.options import PackOptions
 
@@ -82,17 +84,12 @@ def open_files(
     if not found:
         raise ConfigError(f"{root} holds no such files ({' '.join(sorted(suffixes))})")
     of_split = [words[folders[0]] if words else "" for folders, _ in found]
-    splits: dict[str, Rows] = {}
-    for split in dict.fromkeys(of_split):  # its files lie one after the other
-        begin = of_split.index(split)
-        splits[split] = range(begin, begin + of_split.count(split))
+    splits = ranges(Counter(of_split))  # the files of each lie one after the other
     labels = ["".join(folders[bool(words) :][:1]) for folders, _ in found]
     classes = sorted(set(labels))
     if "" in classes and len(classes) > 1:
-        raise ConfigError(
-            f"{root} mixes class folders and files without a class, such as {found[labels.index('')][1]!r}; move them "
-            "into a folder"
-        )
+        what = f"{root} mixes class folders and files without a class, such as {found[labels.index('')][1]!r}"
+        raise ConfigError(f"{what}; move them into a folder")
     targets: dict[str, tuple[np.ndarray, dict[str, Any]]] = {}
     if classes != [""]:
         numbers = {label: k for k, label in enumerate(classes)}
@@ -106,9 +103,7 @@ def split_words(root: Path, folders: set[str]) -> dict[str, str]:
     """Folder -> split; empty where none is called as one."""
     words = {name: SPLIT_NAMES[name.lower()] for name in sorted(folders) if name.lower() in SPLIT_NAMES}
     if words and (loose := sorted(folders - set(words))):
-        raise ConfigError(
-            f"{root} holds the splits {sorted(words)} and also the folder {loose[0]!r}; move it or name it a split"
-        )
+        raise ConfigError(f"{root} has the splits {sorted(words)} and also the folder {loose[0]!r}: move it")
     if len(set(words.values())) < len(words):
         raise ConfigError(f"{root}: two folders are one split: {words}; rename one")
     return words
@@ -117,3 +112,16 @@ def split_words(root: Path, folders: set[str]) -> dict[str, str]:
 def open_images(root: Path, options: PackOptions) -> FileSource:
     decoder = ImageDecoder(options)
     return open_files(root, options, SUFFIXES, "image", decoder, decoder.field)
+
+
+def open_samples(root: Path, options: PackOptions) -> FileSource:
+    """One .npy or .pth file for each sample."""
+
+    def field(first: np.ndarray, name: str) -> Field:
+        return Field((None,) * first.ndim if options.variable else first.shape, first.dtype)
+
+    return open_files(root, options, {".npy", ".pth", ".pt"}, "x", read_sample, field)
+
+
+def read_sample(path: str, name: str) -> np.ndarray:
+    return read_npy(path, name) if path.lower().endswith(".npy") else read_pth(path, name)

@@ -7,8 +7,7 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from h5rows.errors import ConfigError
-from h5rows.importers.base import printable
+from h5rows.errors import ConfigError, printable
 from h5rows.packing.account import Account
 
 REFUSE, ALLOW = "refuse", "allow"
@@ -16,10 +15,7 @@ REFUSE, ALLOW = "refuse", "allow"
 
 def walk(root: Path, external: str, hidden: bool = False) -> Iterator[tuple[str, list[str], list[str]]]:
     """(folder, names of its folders, of its files), sorted; links are followed, and to what lies outside of root only
-    if external is `allow`. Hidden ones are passed over, unless `hidden`.
-
-    ConfigError: a folder cannot be read, or a link leads to one that was met before or lies above, or outside.
-    """
+    if external is `allow`, never to a folder that was met before or lies above. Hidden ones only if `hidden`."""
 
     def stop(error: OSError) -> None:
         raise ConfigError(printable(f"{error.filename} cannot be read: {error.strerror}"))
@@ -60,9 +56,7 @@ def check_kind(path: str | Path) -> None:
     except OSError as error:  # a link that leads to nothing, or to itself
         raise ConfigError(printable(f"{path} cannot be read: {error.strerror}")) from None
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise ConfigError(
-            printable(f"{path} is no regular file (a pipe, a socket or a device); give files, or folders")
-        )
+        raise ConfigError(printable(f"{path} is no regular file (a pipe, a socket or a device); give files or folders"))
 
 
 def check_inside(path: str | Path, top: str, external: str) -> None:

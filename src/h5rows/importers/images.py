@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from h5rows.errors import ConfigError, first_line
-from h5rows.extras import need
+from h5rows.errors import ConfigError, first_line, need
 from h5rows.importers.base import BadSample, Field, bad
 from h5rows.packing.options import PackOptions
 

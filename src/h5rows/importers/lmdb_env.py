@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from h5rows.errors import ConfigError
-from h5rows.extras import need
+from h5rows.errors import ConfigError, need
 from h5rows.importers.base import BadSample, Field
 from h5rows.importers.folders import walk
 from h5rows.importers.values import TEXT, EncodedSource
@@ -69,9 +68,8 @@ class LmdbSource(EncodedSource):
             import lmdb
 
             try:
-                self._env = lmdb.open(
-                    str(self.path), readonly=True, lock=False, readahead=False, subdir=self.path.is_dir()
-                )
+                place, how = str(self.path), {"readonly": True, "lock": False, "readahead": False}
+                self._env = lmdb.open(place, subdir=self.path.is_dir(), **how)
             except lmdb.Error as error:
                 raise ConfigError(f"{self.path} cannot be opened as LMDB: {error}") from None
         return self._env

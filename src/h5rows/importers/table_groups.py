@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from h5rows.errors import ConfigError
-from h5rows.extras import need
+from h5rows.errors import ConfigError, need
 from h5rows.importers.base import Rows
 from h5rows.importers.csv_file import check_names, read_csv_files
 from h5rows.importers.exact import is_list, number_type
@@ -42,9 +41,8 @@ class Groups:
                     self.schema = schema
                 elif not schema.equals(self.schema):
                     here, there = ({f"{f.name} {f.type}" for f in s} for s in (schema, self.schema))
-                    raise ConfigError(
-                        f"{file} has other columns than {files[0]}: {sorted(here - there)} for {sorted(there - here)}"
-                    )
+                    what = f"{file} has other columns than {files[0]}"
+                    raise ConfigError(f"{what}: {sorted(here - there)} for {sorted(there - here)}")
                 self.file_rows.append(meta.num_rows)
                 self._places += [(k, g) for g in range(meta.num_row_groups)]
                 sizes += [meta.row_group(g).num_rows for g in range(meta.num_row_groups)]
@@ -75,10 +73,8 @@ class Groups:
 
         where = np.asarray(rows)
         of = np.searchsorted(self.begins, where, side="right") - 1
-        parts = [
-            self.table(g, columns).select(list(columns)).take(where[of == g] - self.begins[g]) for g in np.unique(of)
-        ]
-        return pa.concat_tables(parts)
+        tables = ((g, self.table(g, columns).select(list(columns))) for g in np.unique(of))
+        return pa.concat_tables([table.take(where[of == g] - self.begins[g]) for g, table in tables])
 
     def number_type(self, columns: Sequence[str], gaps: bool) -> np.dtype:
         """The type that a field of these columns takes, so that none of its cells changes. gaps: some may be empty."""

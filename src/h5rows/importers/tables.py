@@ -1,32 +1,30 @@
 """CSV and Parquet: a field for each column, or `--fields a,b,c=x` and `--fields 'pixel*=x'` for several in one.
 
 Strings become classes (sorted, as the attribute `classes`) or, with --as COLUMN=text, UTF-8 of any length, or, with
---as COLUMN=tokens, the ids that --tokenizer makes of them. Bytes, and
-the {bytes, path} of Hugging Face's image sets, are decoded as in values.py. A column `split` gives the splits. Numbers
-of a CSV with a point are float32, or float64 where that has fewer digits than were written; a Parquet file says its
-types itself. Whole numbers are kept to the last digit, or refused by name. What a Parquet file says beside its cells
-(`pandas`, `huggingface`) is not taken.
+--as COLUMN=tokens, the ids that --tokenizer makes of them. Bytes, and the {bytes, path} of Hugging Face's image sets,
+are decoded as in values.py. A column `split` gives the splits. What a Parquet file says beside its cells (`pandas`,
+`huggingface`) is not taken.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from h5rows.errors import ConfigError
-from h5rows.importers.base import SPLIT_NAMES, Bad, BadSample, Field, Rows, SampleSource, Source
+from h5rows.importers.base import SPLIT_NAMES, Bad, BadSample, Field, Rows, SampleSource, Source, ranges
 from h5rows.importers.exact import exact, is_list
 from h5rows.importers.files import FileSource
 from h5rows.importers.folders import ALLOW, lies_in
 from h5rows.importers.images import ImageDecoder
 from h5rows.importers.table_groups import Groups
 from h5rows.importers.text import tokenizer_file
-from h5rows.importers.values import TEXT, decoder, field_of, files_by_split, guess, ranges
+from h5rows.importers.values import TEXT, decoder, field_of, files_by_split, guess
 from h5rows.packing.account import Account
 from h5rows.packing.options import PackOptions
 
@@ -99,9 +97,7 @@ class TableSource(SampleSource):
         for g in range(len(self.groups)):
             found |= set(self.groups.table(g, [column]).column(column).unique().to_pylist())
         if None in found:
-            raise ConfigError(
-                f"{self.where}: column {column!r} has empty cells; fill them or leave the column out (--fields)"
-            )
+            raise ConfigError(f"{self.where}: column {column!r} has empty cells; fill them or leave it out (--fields)")
         return found
 
     def _numbers(self, table: Any, rows: Rows, columns: list[str], dtype: np.dtype | None) -> np.ndarray:
@@ -110,9 +106,7 @@ class TableSource(SampleSource):
         for column in columns:
             flat, lengths = self._cells(table, rows, column, dtype)
             if len(set(lengths)) > 1:
-                raise ConfigError(
-                    f"{self.where}: column {column!r} holds lists of different length; --variable keeps them"
-                )
+                raise ConfigError(f"{self.where}: {column!r} holds lists of different length; --variable keeps them")
             made.append(flat.reshape(len(lengths), -1) if lengths else flat)
         if len(columns) == 1:
             return made[0]
@@ -133,24 +127,20 @@ class TableSource(SampleSource):
                 for place, cell in enumerate(cells)
                 if not cell.is_valid or (lists and not self._nan and cell.values.null_count)
             )
-            raise ConfigError(
-                f"{self.where}: column {column!r} is empty or NaN in row {row} (rows are counted from 0, without the "
-                "header); --empty nan reads NaN where a number is missing, --fields leaves the column out"
-            )
+            what = f"{self.where}: column {column!r} is empty or NaN in row {row} (from 0, without the header)"
+            raise ConfigError(f"{what}; --empty nan reads NaN for a missing number, --fields leaves the column out")
         try:
             return exact(flat, dtype), [len(cell) for cell in cells] if lists else []
         except ValueError as error:
             as_text = f", or --as {column}=text keeps it as it is written" if self.groups.is_csv else ""
-            raise ConfigError(
-                f"{self.where}: column {column!r}: {error}; choose columns with --fields{as_text}"
-            ) from None
+            what = f"{self.where}: column {column!r}: {error}"
+            raise ConfigError(f"{what}; choose columns with --fields{as_text}") from None
 
     def read(self, rows: Rows, fields: Sequence[str]) -> tuple[dict[str, Any], list[Bad]]:
         table = self.groups.take(rows, list(dict.fromkeys(c for f in fields for c in self._columns[f])))
         encoded = {f: table.column(self._columns[f][0]).to_pylist() for f in fields if f in self._decode}
-        out, bad = self.collect(
-            rows, list(encoded), lambda k: {f: self._decoded(rows[k], f, encoded[f][k]) for f in encoded}
-        )
+        one = lambda k: {f: self._decoded(int(rows[k]), f, encoded[f][k]) for f in encoded}  # noqa: E731
+        out, bad = self.collect(rows, list(encoded), one)
         keep = np.delete(np.arange(len(rows)), [b.place for b in bad])
         for name in fields:
             columns, want = self._columns[name], self.fields[name]
@@ -208,9 +198,8 @@ def open_table(path: Path, options: PackOptions) -> Source:
     splits = ranges({split: sum(rows_of[f] for f in files) for split, files in by_split.items()})
     if "split" in groups.schema.names and list(splits) == [""]:
         splits = by_column(groups, path)
-    made: Source = (
-        image_list(groups, splits, options, path) if options.file_column else TableSource(groups, splits, options, path)
-    )
+    opener: Callable[..., Source] = image_list if options.file_column else TableSource
+    made = opener(groups, splits, options, path)
     made.account = account
     return made
 
@@ -245,9 +234,7 @@ def image_list(groups: Groups, splits: dict[str, Rows], options: PackOptions, pa
     if options.external != ALLOW:
         top = os.path.realpath(root)
         if out := next((name for name in files if not lies_in(root / name, top)), None):
-            raise ConfigError(
-                f"{path}: column {column!r} names {out!r}, outside of {root}; --external allow reads what lies "
-                "elsewhere"
-            )
+            problem = f"{path}: column {column!r} names {out!r}, outside of {root}"
+            raise ConfigError(f"{problem}; --external allow reads what lies elsewhere")
     decode = ImageDecoder(options)
     return FileSource(root, files, splits, "image", decode, decode.field, targets)

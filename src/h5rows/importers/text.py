@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from h5rows.errors import ConfigError
-from h5rows.extras import need
+from h5rows.errors import ConfigError, need
 from h5rows.importers.base import ArraySource
 from h5rows.importers.values import files_by_split
 from h5rows.packing.account import Account
@@ -22,11 +21,7 @@ PIECE = 1 << 24  # characters that a tokenizer gets at a time, cut at the end of
 Encode = Callable[[str], Any]  # text -> ids
 
 
-class TokenSource(ArraySource):
-    ordered = True
-
-
-def open_text(path: Path, options: PackOptions) -> TokenSource:
+def open_text(path: Path, options: PackOptions) -> ArraySource:
     """The field `tokens`; its attributes say which tokenizer, and how many ids there are."""
     account = Account()
     by_split = files_by_split(path, (".txt",), options.external, account)
@@ -51,7 +46,9 @@ def open_text(path: Path, options: PackOptions) -> TokenSource:
             encode = lambda text: loaded.encode(text, add_special_tokens=False).ids  # noqa: E731
         ids = {split: spool(found, encode, attrs["vocab_size"]) for split, found in by_split.items()}
     tables = {split: {"tokens": values} for split, values in ids.items()}
-    return TokenSource(tables, {"tokens": {"tokenizer": options.tokenizer, **attrs}}, account)
+    source = ArraySource(tables, {"tokens": {"tokenizer": options.tokenizer, **attrs}}, account)
+    source.ordered = True
+    return source
 
 
 def char_ids(text: str, codes: np.ndarray) -> np.ndarray:

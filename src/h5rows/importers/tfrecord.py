@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from h5rows.errors import ConfigError
-from h5rows.extras import need
-from h5rows.importers.base import BadSample
-from h5rows.importers.values import ShardSource, files_by_split, ranges
+from h5rows.errors import ConfigError, need
+from h5rows.importers.base import BadSample, ranges
+from h5rows.importers.values import ShardSource, files_by_split
 from h5rows.packing.options import PackOptions
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from h5rows.errors import ConfigError, first_line
-from h5rows.importers.base import SPLIT_NAMES, BadSample, Field, Rows, SampleSource, bad, first_readable
+from h5rows.importers.base import SPLIT_NAMES, BadSample, Field, SampleSource, bad, first_readable
 from h5rows.importers.folders import check_inside, check_kind, files_of
 from h5rows.importers.images import ImageDecoder
 from h5rows.packing.account import Account
@@ -39,9 +39,7 @@ def guess(raw: bytes, where: object) -> str:
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        raise ConfigError(
-            f"{where}: {len(raw)} bytes of unknown kind; say which with --as NAME=uint8:3,32,32"
-        ) from None
+        raise ConfigError(f"{where}: {len(raw)} bytes of unknown kind; say which: --as NAME=uint8:3,32,32") from None
     return "number" if WHOLE_NUMBER.fullmatch(text.strip().encode()) else "text"
 
 
@@ -56,9 +54,8 @@ def decoder(kind: str, options: PackOptions, name: str) -> Decode:
         type_name, _, sides = kind.partition(":")
         dtype, shape = np.dtype(type_name), tuple(int(s) for s in sides.split(",") if s)
     except (TypeError, ValueError):
-        raise ConfigError(
-            f"--as {name}={kind}: give image, npy, pth, text, int, float, or a type and shape such as uint8:3,32,32"
-        ) from None
+        what = f"--as {name}={kind}: give image, npy, pth, text, int, float"
+        raise ConfigError(f"{what}, or a type and shape such as uint8:3,32,32") from None
     return Raw(dtype, shape)
 
 
@@ -132,9 +129,7 @@ def read_int(raw: bytes, name: object) -> np.ndarray:
     except ValueError:
         raise BadSample(name, f"is no whole number: {raw[:20]!r}") from None
     except OverflowError:
-        raise BadSample(
-            name, f"is a whole number of more than 63 bits: {raw[:30]!r}; --as NAME=text keeps it"
-        ) from None
+        raise BadSample(name, f"is a whole number of over 63 bits: {raw[:30]!r}; --as NAME=text keeps it") from None
 
 
 def read_float(raw: bytes, name: object) -> np.ndarray:
@@ -220,9 +215,8 @@ class ShardSource(EncodedSource):
 
 def files_by_split(path: Path, kinds: Sequence[str], external: str, account: Account) -> dict[str, list[Path]]:
     """The files of a set of shards, in a folder or named by a pattern; by split if the folder or name of each
-    (train-0001.tar) says one, else under "". kinds: such as ".tar"; other files of the folder are left out.
-
-    A pattern names files in the folder before its first * or ?: a link out of this is nobody's argument."""
+    (train-0001.tar) says one, else under "". kinds: such as ".tar"; other files of the folder are left out. A pattern
+    names files in the folder before its first * or ?: a link out of this is nobody's argument."""
     if path.is_dir():
         files = files_of(path, lambda name: is_kind(name, kinds), f"no {' '.join(kinds)}", external, account)
     elif path.is_file():
@@ -253,12 +247,3 @@ def split_of(parts: tuple[str, ...]) -> str:
             if word == name or (word.startswith(name) and not word[len(name)].isalnum()):
                 return split
     return ""
-
-
-def ranges(sizes: Mapping[str, int]) -> dict[str, Rows]:
-    """Splits one after the other."""
-    begin, found = 0, {}
-    for split, size in sizes.items():
-        found[split] = range(begin, begin + size)
-        begin += size
-    return found  # type: ignore[return-value]

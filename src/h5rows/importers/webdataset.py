@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from h5rows.errors import ConfigError
-from h5rows.importers.base import BadSample, printable
+from h5rows.errors import ConfigError, printable
+from h5rows.importers.base import BadSample, ranges
 from h5rows.importers.images import SUFFIXES
-from h5rows.importers.values import ShardSource, files_by_split, ranges
+from h5rows.importers.values import ShardSource, files_by_split
 from h5rows.packing.options import PackOptions
 
 KINDS = {"cls": "number", "npy": "npy", "pth": "pth", "pt": "pth", "txt": "text"}

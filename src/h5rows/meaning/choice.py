@@ -16,6 +16,7 @@ from h5rows.errors import ConfigError, first_line
 from h5rows.meaning.kinds import attribute, kind_of
 from h5rows.meaning.opening import MOST_CLASSES, Opened, lost_share
 from h5rows.reading.external import REFUSE_EXTERNAL, items_below
+from h5rows.reading.fields import Field
 from h5rows.reading.opening import is_remote, names_of, open_h5
 from h5rows.reading.raw import ChunkCache
 
@@ -96,26 +97,22 @@ def candidates(
             opened = Opened(file, group, fields, ChunkCache(HELD), False, REFUSE_EXTERNAL, kind=kind)
             field, names = opened.field("x")
             if len(field) < FEWEST or 0 in field.shape:
-                refused[name] = f"has {len(field)} rows of {field.shape[1:]}; {FEWEST} that hold something are needed"
-                continue
+                raise ValueError(f"has {len(field)} rows of {field.shape[1:]}; {FEWEST} that hold something are needed")
             if field.dtype.kind == "c":
-                refused[name] = "holds complex numbers: a transform or model of your own may take them"
-                continue
+                raise ValueError("holds complex numbers: a transform or model of your own may take them")
             if (count := as_classes(field, name)) is not None:
                 found.append(Candidate(f"{name}@classes", (len(field),), np.dtype(np.int64), count, 0.0))
             if count is not None:
                 continue
-            if getattr(field, "text", False) or field.shape[0] == -1:
-                refused[name] = "holds texts, too many for classes" if field.text else "has rows of different length"
-                continue
+            if field.text or field.shape[0] == -1:
+                raise ValueError("holds texts, too many for classes" if field.text else "has rows of different length")
             classes = len(names) if names else None
             if classes is None and field.dtype.kind in "iu" and len(field.shape) == 1 and len(field) <= 1 << 20:
                 labels = field.column()
                 labelled = labels.min() >= 0 and labels.max() < MOST_CLASSES and len(np.unique(labels)) <= 1000
                 classes = int(labels.max()) + 1 if labelled else None
             if (lost := lost_share(field, look=True)) == 1:
-                refused[name] = "has no values: all are missing"
-                continue
+                raise ValueError("has no values: all are missing")
             found.append(Candidate(name, tuple(field.shape), field.dtype, classes, lost))
         except (ConfigError, OSError, RuntimeError, LookupError, TypeError, ValueError, MemoryError) as error:
             said = first_line(error).removeprefix(f"{file.filename}: ").replace(" (data.fields.x)", "")
@@ -125,16 +122,15 @@ def candidates(
     return found
 
 
-def as_classes(field: Any, name: str) -> int | None:
+def as_classes(field: Field, name: str) -> int | None:
     """How many classes the distinct values of a field (N,) would be: of texts; of whole numbers that are called labels,
     as MATLAB's are. None: too many for that."""
-    text = getattr(field, "text", False)
-    if not text and not (len(field.shape) == 1 and field.dtype.kind == "f" and LABELS.search(name)):
+    if not field.text and not (len(field.shape) == 1 and field.dtype.kind == "f" and LABELS.search(name)):
         return None
     if len(field) > 1 << 20:
         return None
-    values = np.asarray(field.read(np.arange(len(field))), dtype=str if text else None)
-    if not text and not (np.isfinite(values) & (values == np.floor(values))).all():
+    values = np.asarray(field.read(np.arange(len(field))), dtype=str if field.text else None)
+    if not field.text and not (np.isfinite(values) & (values == np.floor(values))).all():
         return None
     count = len(np.unique(values))
     return count if 1 < count <= min(1000, len(field) // 2) else None
@@ -189,9 +185,8 @@ def _pairs(found: list[Candidate]) -> Iterator[tuple[tuple[Any, ...], Candidate,
             named = y is not None and bool(LABELS.search(y.name.removesuffix("@classes"))) and len(y.shape) <= 2
             single = y is not None and len(y.shape) == 1
             # of AnnData: x describes no sample, y does
-            apart = not LABELLING.match(x.name) and (
-                y is None or bool(LABELLING.match(y.name)) == bool(SAMPLES.match(y.name))
-            )
+            labels = y is None or bool(LABELLING.match(y.name)) == bool(SAMPLES.match(y.name))
+            apart = labels and not LABELLING.match(x.name)
             good = (
                 apart, named, bool(INPUTS.search(x.name)) and x.size > 1,
                 single, y is not None and (y.classes or 0) > 1,

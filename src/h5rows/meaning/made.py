@@ -1,8 +1,4 @@
-"""Fields made of what lies in the file: unpacked, turned, dense rows of a sparse matrix.
-
-As those of reading.fields: `shape` (N, *sample), `dtype` of a batch, gather_into, read, column, advise, file, way,
-reason.
-"""
+"""Fields made of what lies in the file: unpacked, turned, dense rows of a sparse matrix."""
 
 from __future__ import annotations
 
@@ -13,57 +9,34 @@ import numpy as np
 
 from h5rows.errors import ConfigError
 from h5rows.meaning.packed import Packing
-from h5rows.reading.fields import Fixed, for_torch, torch_dtype
-from h5rows.reading.raw import RawFile
+from h5rows.reading.fields import Field, Fixed, for_torch, torch_dtype
 
 Masked = float | str  # what stands where a file has no value: a number (NaN), or "drop": such rows are left out
 
 
-class Made:
-    """Rows of another field, changed: `made` gives them."""
-
-    text = False
+class Made(Field):
+    """Rows of another field, changed."""
 
     def __init__(self, inner: Any, shape: tuple[int, ...], dtype: np.dtype[Any], done: str) -> None:
         self.inner, self.shape, self.dtype = inner, shape, dtype
         self.way, self.reason, self.chunk_rows = inner.way, f"{done}; {inner.reason}", inner.chunk_rows
 
-    def made(self, rows: np.ndarray) -> np.ndarray:
-        """(B,) row numbers -> (B, *sample)."""
-        raise NotImplementedError
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
     @property
-    def row_bytes(self) -> int:
-        return math.prod(self.shape[1:]) * self.dtype.itemsize
+    def file(self) -> Any:
+        return self.inner.file
 
-    def nbytes(self, rows: np.ndarray | None) -> int:
-        return (len(self) if rows is None else len(rows)) * self.row_bytes
 
-    def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
-        out[slice(len(rows)) if at is None else at] = self.made(rows)
-
-    def read(self, rows: np.ndarray) -> np.ndarray:
-        return self.made(rows)
-
-    def column(self) -> np.ndarray:
-        return self.made(np.arange(len(self)))
+class RowByRow(Made):
+    """Each row is made of the other field's row of its number."""
 
     def advise(self, rows: np.ndarray) -> None:
         self.inner.advise(rows)
 
-    @property
-    def file(self) -> RawFile | None:
-        found: RawFile | None = self.inner.file
-        return found
 
-
-class Unpacked(Made):
+class Unpacked(RowByRow):
     """Values of packed numbers. fill: what stands for those that are masked; None: the field is known to have none."""
 
-    def __init__(self, inner: Fixed | Numbers | Made, packing: Packing, fill: float | None, where: str) -> None:
+    def __init__(self, inner: Field, packing: Packing, fill: float | None, where: str) -> None:
         dtype, self.fill = torch_dtype(packing.dtype), fill
         if fill is not None and dtype.kind in "iu":
             if math.isnan(fill):  # no integer is: those of up to two bytes fit a float32
@@ -75,7 +48,7 @@ class Unpacked(Made):
         super().__init__(inner, inner.shape, dtype, "unpacked: " + (", ".join(said) or "unsigned"))
         self.packing, self._where = packing, where
 
-    def made(self, rows: np.ndarray) -> np.ndarray:
+    def read(self, rows: np.ndarray) -> np.ndarray:
         stored = self.inner.read(rows)
         values = for_torch(self.packing.values(stored), self._where)
         if self.fill is None:
@@ -83,35 +56,32 @@ class Unpacked(Made):
         return np.where(self.packing.masked(stored), self.dtype.type(self.fill), values.astype(self.dtype, copy=False))
 
 
-class Mask(Made):
+class Mask(RowByRow):
     """bool: True where a field has no value."""
 
     def __init__(self, inner: Fixed, packing: Packing) -> None:
         super().__init__(inner, inner.shape, np.dtype(bool), "the mask")
         self.packing = packing
 
-    def made(self, rows: np.ndarray) -> np.ndarray:
+    def read(self, rows: np.ndarray) -> np.ndarray:
         return self.packing.masked(self.inner.read(rows))
 
 
-class Turned(Made):
-    """MATLAB's samples along its last axis, the file's first: each one's axes the other way round.
-
-    An array that MATLAB shows as (H, W, 3, N) lies as (N, 3, W, H), and has the samples (H, W, 3)."""
+class Turned(RowByRow):
+    """MATLAB's samples along its last axis: what it shows as (H, W, 3, N) lies as (N, 3, W, H), samples (H, W, 3)."""
 
     def __init__(self, inner: Fixed) -> None:
         count, *sample = inner.shape
         super().__init__(inner, (count, *reversed(sample)), inner.dtype, "axes as MATLAB shows them")
 
-    def made(self, rows: np.ndarray) -> np.ndarray:
+    def read(self, rows: np.ndarray) -> np.ndarray:
         samples = self.inner.read(rows)
         return samples.transpose(0, *range(samples.ndim - 1, 0, -1))
 
 
 class Columns(Made):
-    """MATLAB's samples along its first axis, the file's last: (N, F) lies as (F, N).
-
-    A view of the file where it is mapped as a whole, else held in memory."""
+    """MATLAB's samples along its first axis: (N, F) lies as (F, N). A view of the file where it is mapped as a whole,
+    else held in memory."""
 
     def __init__(self, inner: Fixed, most_bytes: int, where: str) -> None:
         super().__init__(inner, inner.shape[::-1], inner.dtype, "axes as MATLAB shows them")
@@ -120,32 +90,24 @@ class Columns(Made):
         self._held = None
         if not self._view:
             if (size := inner.nbytes(None)) > most_bytes:
-                raise ConfigError(
-                    f"{where}: its samples lie across {size / 1e6:,.0f} MB of chunks; "
-                    f"data.cache_mb={-(-size >> 20)} holds it in memory"
-                )
+                what = f"{where}: its samples lie across {size / 1e6:,.0f} MB of chunks"
+                raise ConfigError(f"{what}; data.cache_mb={-(-size >> 20)} holds it in memory")
             self._held = inner.column()
 
-    def made(self, rows: np.ndarray) -> np.ndarray:
+    def read(self, rows: np.ndarray) -> np.ndarray:
         whole = self.inner.view(0, len(self.inner)) if self._held is None else self._held
         return np.ascontiguousarray(np.take(whole, rows, axis=-1).T)
-
-    def advise(self, rows: np.ndarray) -> None:
-        pass  # each row touches all of it
 
 
 class Sparse(Made):
     """Rows of a CSR matrix, dense. values, columns: (stored,) fields; starts: (N + 1,) int64, where each row begins.
-
     held: (values, columns) of a matrix that was turned in memory, in the place of the fields."""
 
-    def __init__(
-        self, values: Fixed, columns: Fixed, starts: np.ndarray, width: int, held: tuple[np.ndarray, np.ndarray] | None
-    ) -> None:
+    def __init__(self, values: Fixed, columns: Fixed, starts: np.ndarray, width: int, held: Any) -> None:
         super().__init__(values, (len(starts) - 1, width), values.dtype, "sparse")
         self.columns, self.starts, self.held, self.chunk_rows = columns, starts, held, 1
 
-    def made(self, rows: np.ndarray) -> np.ndarray:
+    def read(self, rows: np.ndarray) -> np.ndarray:
         begin, count = self.starts[rows], self.starts[rows + 1] - self.starts[rows]
         stored = np.repeat(begin - (np.cumsum(count) - count), count) + np.arange(count.sum())  # numbers of the entries
         if self.held is not None:
@@ -157,40 +119,35 @@ class Sparse(Made):
         np.add.at(out.reshape(-1), places, values)  # as SciPy: an entry that is there twice is a sum
         return out
 
-    def advise(self, rows: np.ndarray) -> None:
-        pass
+
+class Vector(Made):
+    """MATLAB's N x 1 or 1 x N: (N,)."""
+
+    def __init__(self, inner: Fixed) -> None:
+        self._across = inner.shape[0] == 1 and inner.shape[1] != 1  # N x 1 lies as (1, N)
+        super().__init__(inner, (max(inner.shape),), inner.dtype, "a vector")
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        if self._across:
+            return self.inner.read(np.zeros(1, np.int64))[0, rows]
+        return self.inner.read(rows)[:, 0]
 
 
-class Numbers:
+class Numbers(Field):
     """Numbers (N,) that were made when the file was opened."""
 
-    text, file, way, reason, chunk_rows = False, None, "held", "in memory", 1
-
     def __init__(self, values: np.ndarray) -> None:
-        self.values, self.shape, self.dtype, self.row_bytes = values, values.shape, values.dtype, values.itemsize
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def nbytes(self, rows: np.ndarray | None) -> int:
-        return int((self.values if rows is None else rows).size) * self.row_bytes
+        self.values, self.shape, self.dtype = values, values.shape, values.dtype
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         read: np.ndarray = self.values[rows]
         return read
 
-    def column(self) -> np.ndarray:
-        return self.values
 
-    def advise(self, rows: np.ndarray) -> None:
-        pass
-
-
-class Strings:
+class Strings(Field):
     """Texts that were looked up when the file was opened."""
 
-    text, file, way, chunk_rows = True, None, "held", 1
-    shape, dtype = (-1,), np.dtype(np.uint8)
+    text, shape, dtype = True, (-1,), np.dtype(np.uint8)
 
     def __init__(self, texts: list[str], reason: str) -> None:
         self.texts, self.reason = texts, f"{reason}, held in memory"
@@ -205,8 +162,4 @@ class Strings:
         return [self.texts[k] for k in rows.tolist()]
 
     def column(self) -> np.ndarray:
-        """(N,) int64: the lengths."""
         return np.array([len(text) for text in self.texts], np.int64)
-
-    def advise(self, rows: np.ndarray) -> None:
-        pass

@@ -23,9 +23,9 @@ import numpy as np
 
 from h5rows.errors import ConfigError
 from h5rows.meaning.kinds import attribute, kind_of
-from h5rows.meaning.made import Columns, Made, Mask, Numbers, Sparse, Strings, Turned, Unpacked
+from h5rows.meaning.made import Columns, Mask, Numbers, Sparse, Strings, Turned, Unpacked, Vector
 from h5rows.meaning.packed import Packing, packing_of
-from h5rows.reading.fields import Fixed, open_field
+from h5rows.reading.fields import Field, Fixed, open_field
 from h5rows.reading.finding import check_type, class_names, find
 from h5rows.reading.opening import named
 from h5rows.reading.raw import ChunkCache
@@ -80,8 +80,8 @@ class Opened:
                 shapes.append(item.shape)
         return rows_of(shapes)
 
-    def field(self, field: str) -> tuple[Any, Names]:
-        """-> (a reader as those of reading.fields, the names of its classes where the file gives them)."""
+    def field(self, field: str) -> tuple[Field, Names]:
+        """-> (the field, the names of its classes where the file gives them)."""
         key, name = f"data.fields.{field}", self.names[field]
         plain, part = parts_of(name) if self.meant else (name, "")
         where = f"{self.file.filename}: {plain} ({key})"
@@ -125,11 +125,9 @@ class Opened:
         for group in dict.fromkeys((self.group, *self.groups)):
             alone = {**self.names, field: plain}  # beside the others, which choose MATLAB's axis
             found, _ = Opened(self.file, group, alone, self.cache, self.swmr, self.external, "meant").field(field)
-            text = getattr(found, "text", False)
-            if not text and len(found.shape) != 1:
+            if not found.text and len(found.shape) != 1:
                 raise ConfigError(f"{where} has rows of the shape {found.shape[1:]}, so its values are no classes")
-            read = found.read(np.arange(len(found)))
-            columns[group] = np.asarray(read, dtype=str if text else None)
+            columns[group] = np.asarray(found.read(np.arange(len(found))), dtype=str if found.text else None)
         distinct = np.unique(np.concatenate(list(columns.values())))
         distinct = distinct[distinct == distinct]
         if len(distinct) > MOST_CLASSES:
@@ -149,9 +147,8 @@ class Opened:
         if self.kind == "matlab" and (item.dtype == h5py.ref_dtype or attribute(item, "MATLAB_class") == "char"):
             return Strings(matlab_texts(item, where), "characters"), None
         if item.dtype == "S1" and item.ndim == 2:
-            return Strings(
-                [row.tobytes().rstrip(b"\0 ").decode("utf-8", "replace") for row in item[:]], "characters"
-            ), None
+            texts = [row.tobytes().rstrip(b"\0 ").decode("utf-8", "replace") for row in item[:]]
+            return Strings(texts, "characters"), None
         if str(attribute(item, "NAME")).startswith(DIMENSION_ALONE):  # what lies there was never written
             other = f"_nc4_non_coord_{item.name.rpartition('/')[2]}"
             hint = f"; the variable of this name is {other}" if other in item.parent else ""
@@ -178,9 +175,7 @@ class Opened:
             return Vector(raw)
         along_last = len(raw.shape) > 2 if self.rows is None or first == last else last == self.rows
         if self.rows is not None and self.rows not in (first, last):
-            raise ConfigError(
-                f"{where} is {'x'.join(map(str, raw.shape[::-1]))} in MATLAB, and {self.rows} samples are needed"
-            )
+            raise ConfigError(f"{where} is {'x'.join(map(str, raw.shape[::-1]))} in MATLAB, and {self.rows} are needed")
         return Turned(raw) if along_last else Columns(raw, self.cache.max_bytes, where)
 
     def _group(self, group: h5py.Group, key: str, masked: float | str, where: str) -> tuple[Any, Names]:
@@ -210,24 +205,18 @@ class Opened:
         count, width = (int(side) for side in shape)
         sides = (count, width) if kind == "csr" else (width, count)
         if len(starts) != sides[0] + 1 or starts[0] != 0 or (np.diff(starts) < 0).any() or starts[-1] > len(values):
-            raise ConfigError(
-                f"{where}: its {names[2]} does not rise from 0 to {len(values)} in {sides[0]} steps; write it again"
-            )
+            steps = f"from 0 to {len(values)} in {sides[0]} steps"
+            raise ConfigError(f"{where}: its {names[2]} does not rise {steps}; write it again")
         held = None
         if kind == "csc":
             size = values.nbytes(None) + columns.nbytes(None)
             if size > self.cache.max_bytes:
-                raise ConfigError(
-                    f"{where} is stored by columns (CSC), and has {size / 1e6:,.0f} MB to be turned in memory - "
-                    f"data.cache_mb={-(-size >> 20)} does that, or write X as CSR"
-                )
+                what = f"{where} is stored by columns (CSC), and has {size / 1e6:,.0f} MB to be turned in memory"
+                raise ConfigError(f"{what} - data.cache_mb={-(-size >> 20)} does that, or write X as CSR")
             held, starts = by_rows(values.column(), columns.column(), starts, count)
         else:
-            every = (
-                columns.column()
-                if columns.nbytes(None) <= 1 << 28
-                else columns.read(np.arange(min(len(columns), 1 << 20)))
-            )
+            looked_at = len(columns) if columns.nbytes(None) <= 1 << 28 else min(len(columns), 1 << 20)
+            every = columns.read(np.arange(looked_at))
             if len(every) and (every.min() < 0 or every.max() >= width):
                 raise ConfigError(f"{where}: its indices lie outside of the {width} columns; write it again")
         return Sparse(values, columns, starts, width, held)
@@ -254,10 +243,8 @@ def check_numbers(item: h5py.Dataset | h5py.Group, where: str) -> None:
     if attribute(item, "MATLAB_empty"):  # its shape lies there
         raise ConfigError(f"{where} is empty in MATLAB; name another")
     if attribute(item, "MATLAB_object_decode") is not None:
-        raise ConfigError(
-            f"{where} is a {attribute(item, 'MATLAB_class')} of MATLAB's, which keeps its values in a way of its own; "
-            "save an array there: double(), cellstr() or table2array() makes one"
-        )
+        problem = f"{where} is a {attribute(item, 'MATLAB_class')} of MATLAB's, which keeps its values in its own way"
+        raise ConfigError(f"{problem}; save an array there: double(), cellstr() or table2array() makes one")
 
 
 def matlab_texts(item: h5py.Dataset, where: str) -> list[str]:
@@ -269,27 +256,9 @@ def matlab_texts(item: h5py.Dataset, where: str) -> list[str]:
     for reference in item[()].T.reshape(-1):
         cell = item.file[reference]
         if attribute(cell, "MATLAB_class") != "char":
-            raise ConfigError(
-                f"{where}: its cells hold {attribute(cell, 'MATLAB_class')}, not characters; name an array"
-            )
+            raise ConfigError(f"{where}: its cells hold {attribute(cell, 'MATLAB_class')}, no texts; name an array")
         texts += matlab_texts(cell, where) or [""]
     return texts
-
-
-class Vector(Made):
-    """MATLAB's N x 1 or 1 x N: (N,)."""
-
-    def __init__(self, inner: Fixed) -> None:
-        self._across = inner.shape[0] == 1 and inner.shape[1] != 1  # N x 1 lies as (1, N)
-        super().__init__(inner, (max(inner.shape),), inner.dtype, "a vector")
-
-    def made(self, rows: np.ndarray) -> np.ndarray:
-        if self._across:
-            return self.inner.read(np.zeros(1, np.int64))[0, rows]
-        return self.inner.read(rows)[:, 0]
-
-    def advise(self, rows: np.ndarray) -> None:
-        pass
 
 
 def has_meaning(file: h5py.File, item: Any) -> bool:
@@ -310,14 +279,10 @@ def checked(masked: Any, fields: Mapping[str, str]) -> dict[str, float | str]:
     return {field: math.nan if value == "nan" else value for field, value in each.items()}
 
 
-def unpacked(raw: Fixed | Numbers | Made, packing: Packing, masked: float | str, where: str) -> Any:
+def unpacked(raw: Field, packing: Packing, masked: float | str, where: str) -> Any:
     """The field, unpacked. Integers that stay integers, (N,), are looked through: where none is missing they stay."""
-    if not packing.masks:
-        return Unpacked(raw, packing, None, where)
-    if masked == DROP:
-        return Unpacked(raw, packing, None, where)
     stays = packing.dtype.kind in "iu" and len(raw.shape) == 1 and len(raw) <= _LOOKED_THROUGH
-    if stays and not packing.masked(raw.column()).any():
+    if not packing.masks or masked == DROP or (stays and not packing.masked(raw.column()).any()):
         return Unpacked(raw, packing, None, where)
     return Unpacked(raw, packing, float(masked), where)
 

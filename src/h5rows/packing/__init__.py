@@ -1,8 +1,8 @@
 """The writer, and what is asked of files that are there.
 
 plan, write, pool, file                     the writer
-repack, scan, encode                        other layouts
+repack, scan                                other layouts
 survey, copying, values                     all of an HDF5 file, in another
-inspect, summary                            what a file holds
+inspect                                     what a file holds
 account                                     what was left out
 """

@@ -1,13 +1,5 @@
 """What a source holds, what of it the file holds, and what was left out: counted, named, and in the exit status.
 
-    account.held["keys"] += 20             counted in the source
-    account.asked["keys"] += 2             --fields leaves them out
-    account.taken["keys"] += 17            counted in the file, where that can be
-    account.leave("keys", "__len__", "says how many samples there are")
-    print(*account.lines(), sep="\\n")
-    print(f"{out}: {account.closing}")
-    sys.exit(account.exit_status)
-
 Kinds are plurals: "keys", "attributes", "rows".
 """
 
@@ -16,13 +8,16 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from h5rows.errors import clean
+
 LEFT_OUT = 3  # exit status: the file is there and right, but for what the lines name
 MOST_NAMES = 20  # of a kind, in a line
 
 
 @dataclass
 class Account:
-    """asked: left out as an option says so, which is no loss. What is neither taken nor asked for nor named is one."""
+    """held: counted in the source; taken: in the file, where that can be; asked: left out as an option says so, which
+    is no loss. What is neither taken nor asked for nor named is one."""
 
     held: Counter[str] = field(default_factory=Counter)
     taken: Counter[str] = field(default_factory=Counter)
@@ -31,8 +26,7 @@ class Account:
 
     def leave(self, kind: str, name: str, why: str = "") -> None:
         """To be said of one of `held`."""
-        said = f"{name} ({why})" if why else name
-        self.left.setdefault(kind, []).append("".join(c if c.isprintable() else "?" for c in said))
+        self.left.setdefault(kind, []).append(clean(f"{name} ({why})" if why else name))
 
     @property
     def lost(self) -> dict[str, int]:

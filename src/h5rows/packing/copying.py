@@ -16,19 +16,7 @@ import numpy as np
 from h5py import h5a, h5d, h5g, h5l, h5o, h5p, h5r, h5s
 
 from h5rows.errors import ConfigError
-from h5rows.packing.survey import (
-    DATASET,
-    GROUP,
-    TYPE,
-    UNREADABLE,
-    Node,
-    Survey,
-    address,
-    grows,
-    guarded,
-    links,
-    text,
-)
+from h5rows.packing.survey import DATASET, GROUP, TYPE, UNREADABLE, Node, Survey, address, grows, guarded, links, text
 from h5rows.packing.values import blocks, chunk_sums, exchanged, in_memory, read_attribute, refers, scattered, spelled
 
 # (path, the old dataset, type in the new file) -> what is made for it there, unlinked; None: it is copied as it is
@@ -43,9 +31,8 @@ def elsewhere(dset: Any) -> bool:
 
 def creation(dset: Any) -> Any:
     """The properties with which a dataset was made, but for its layout and filters."""
-    old = dset.get_create_plist()
+    new = old = dset.get_create_plist()
     if not elsewhere(dset):
-        new = old
         if new.get_nfilters():
             new.remove_filter(0)  # all
     else:  # neither can be taken off
@@ -62,11 +49,16 @@ def creation(dset: Any) -> Any:
 
 def file_properties(file: h5py.File) -> Any:
     """Those of the root group, and the room before the file's own bytes."""
-    old, root = file.id.get_create_plist(), h5o.open(file.id, b"/").get_create_plist()
-    new = h5p.create(h5p.FILE_CREATE)
+    old, new = file.id.get_create_plist(), ordered(h5p.FILE_CREATE, h5o.open(file.id, b"/"))
     new.set_userblock(old.get_userblock())
-    new.set_link_creation_order(root.get_link_creation_order())
-    new.set_attr_creation_order(root.get_attr_creation_order())
+    return new
+
+
+def ordered(kind: Any, group: Any) -> Any:
+    """Properties of what is created, that its links and attributes have the order of a group's."""
+    new, old = h5p.create(kind), group.get_create_plist()
+    new.set_link_creation_order(old.get_link_creation_order())
+    new.set_attr_creation_order(old.get_attr_creation_order())
     return new
 
 
@@ -106,10 +98,7 @@ class Copier:
     def create(self, where: int, node: Node, holder: Any, name: bytes) -> Any:
         item = self.old.open(node.path)
         if node.what == GROUP:
-            plan = h5p.create(h5p.GROUP_CREATE)
-            plan.set_link_creation_order(item.get_create_plist().get_link_creation_order())
-            plan.set_attr_creation_order(item.get_create_plist().get_attr_creation_order())
-            return h5g.create(holder, name, gcpl=plan)
+            return h5g.create(holder, name, gcpl=ordered(h5p.GROUP_CREATE, item))
         made = None
         if node.what == DATASET:
             kind = self.type_of(item.get_type())
@@ -243,10 +232,8 @@ def copy_by_blocks(old: Any, kind: Any, new: h5py.File) -> Any:
 
 
 def compare(old: Survey, new: Survey, written: Collection[bytes]) -> None:
-    """All that both files hold is the same, in the same order; what the copy lacks is counted, not looked for.
-
-    written: datasets whose rows were compared before. Raises ConfigError.
-    """
+    """ConfigError unless all that both files hold is the same, in the same order; what the copy lacks is counted, not
+    looked for. written: datasets whose rows were compared before."""
     for names in new.account.left.values():
         raise ConfigError(f"{new.file.filename}: {names[0]}: what was written cannot be read back")
     for path in [node.path for node in old.nodes.values() if node.path in new.paths]:
@@ -258,10 +245,8 @@ def compare(old: Survey, new: Survey, written: Collection[bytes]) -> None:
 
 
 def told(survey: Survey, other: Survey, path: bytes, whole: bool) -> Iterator[tuple[str, Any]]:
-    """(part, what it is), piece by piece, of an object; of its attributes and links those that are in both files.
-
-    whole: not only its attributes.
-    """
+    """(part, what it is), piece by piece, of an object, or of its attributes alone; of attributes and links those that
+    are in both files."""
     item = survey.open(path)
     names = [name for name in survey.attributes(path) if name in set(other.attributes(path))]
     yield "attributes", names

@@ -51,10 +51,6 @@ class Column:
     dtype: np.dtype
     attrs: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def row_bytes(self) -> int:
-        return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
-
 
 @dataclass(frozen=True)
 class Span:
@@ -70,9 +66,7 @@ class Span:
 def under_work(out: Path, overwrite: bool) -> Iterator[Path]:
     """OUT.partial, which the body makes and which becomes OUT where the body raises nothing; else nothing stays.
 
-    OUT.partial.lock is held meanwhile. What a killed pack has left is taken over. Raises ConfigError: OUT may not be
-    written, or another pack writes it now.
-    """
+    OUT.partial.lock is held meanwhile, so that no other pack writes it. What a killed pack has left is taken over."""
     if not out.parent.is_dir():
         raise ConfigError(f"{out.parent} is no folder; make it first")
     temp, place = out.with_name(f"{out.name}.partial"), out.with_name(f"{out.name}.partial.lock")
@@ -107,10 +101,8 @@ def create(
     attrs: Mapping[str, Any],
     groups: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, int]:
-    """Make the file with all its datasets allocated, unfilled, those of a page and more on page borders.
-
-    attrs: the file's attributes. groups: {path of a group: its attributes}. Returns where the bytes of each begin.
-    """
+    """Make the file with all its datasets allocated, unfilled, those of a page and more on page borders. groups: {path
+    of a group: its attributes}. Returns where the bytes of each begin."""
     path.unlink(missing_ok=True)  # not cut: a worker of a pack killed just now may still write into the old one
     with new_file(path, timeless(h5py.h5p.FILE_CREATE), (PAGE, PAGE)) as file:
         for column in columns:
@@ -214,12 +206,12 @@ def pwrite_all(fd: int, data: np.ndarray, offset: int) -> int:
     return crc
 
 
-def crc_of(fd: int, offset: int, size: int, step: int = 1 << 22) -> int:
+def crc_of(fd: int, offset: int, size: int) -> int:
     """crc32 of bytes read back; a short file gives another value."""
-    buffer = bytearray(min(size, step))
+    buffer = bytearray(min(size, 1 << 22))
     crc, done = 0, 0
     while done < size:
-        got = os.preadv(fd, [memoryview(buffer)[: min(step, size - done)]], offset + done)
+        got = os.preadv(fd, [memoryview(buffer)[: size - done]], offset + done)
         if not got:
             return -1
         crc = crc32(memoryview(buffer)[:got], crc)
@@ -289,10 +281,8 @@ def full_disk(out: Path, temp: Path) -> Iterator[None]:
             raise
         size, taken = (s.st_size, s.st_blocks * 512) if temp.exists() and (s := temp.stat()) else (0, 0)
         free = in_words(shutil.disk_usage(out.parent).free + taken)
-        raise ConfigError(
-            f"{out}: no room on the disk ({os.strerror(error.errno)}): at least {in_words(size)} needed, "
-            f"{free} free in {out.parent}; make room and run the same command again"
-        ) from None
+        room = f"at least {in_words(size)} needed, {free} free in {out.parent}; make room and run the command again"
+        raise ConfigError(f"{out}: no room on the disk ({os.strerror(error.errno)}): {room}") from None
 
 
 def in_words(size: int) -> str:

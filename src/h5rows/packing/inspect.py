@@ -10,8 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from h5rows.errors import first_line
-from h5rows.importers.base import clean
+from h5rows.errors import clean, first_line
 from h5rows.meaning.choice import choose
 from h5rows.meaning.kinds import NAMES, kind_of
 from h5rows.packing.scan import SMALL
@@ -19,9 +18,10 @@ from h5rows.packing.survey import attribute_names, grows, text
 from h5rows.program import calling, typed
 from h5rows.reading.copies import local_copy
 from h5rows.reading.external import external_files, items_below, link_of
-from h5rows.reading.filters import HDF5PLUGIN, filter_name, missing_filter
-from h5rows.reading.layout import plan_reader
-from h5rows.reading.opening import open_h5
+from h5rows.reading.filters import HDF5PLUGIN, filter_name, missing_filter, pipeline
+from h5rows.reading.layout import plan
+from h5rows.reading.listed import is_index
+from h5rows.reading.opening import names_of, open_h5
 
 COSTLY = 4.0  # bytes read for each byte wanted, from which on another layout is worth its while
 POINTLESS = 0.85  # stored / decoded bytes, above which compression saves too little for what it costs
@@ -33,12 +33,11 @@ class Found:
     """stored, size: bytes in the file and decoded. amplification: bytes that are read and decoded for each of a row."""
 
     def __init__(self, name: str, dset: h5py.Dataset) -> None:
-        plan = dset.id.get_create_plist()
         self.name, self.dset = name, dset
-        self.filters = [filter_name(plan.get_filter(k)[0]) for k in range(plan.get_nfilters())]
+        self.filters = [filter_name(number) for number, _ in pipeline(dset)]
         self.stored, self.size = dset.id.get_storage_size(), (dset.size or 0) * dset.dtype.itemsize
         self.amplification = amplification(dset)
-        self.way, self.reason = plan_reader(dset)
+        self.way, self.reason, _ = plan(dset)
 
     @property
     def vlen(self) -> bool:
@@ -61,12 +60,16 @@ class Found:
 
 
 def inspect_file(path: str) -> None:
+    """Of an index of shards, its first one."""
+    given, (path, *others) = path, names_of(path) if is_index(path) else [path]
+    if given != path:
+        print(f"{given}: {len(others) + 1} shard{'s' * bool(others)}, read as one set; the first:")
     path = local_copy(path)
     with open_h5(path) as file:
         print(f"{path}: {Path(path).stat().st_size / 1e6:,.1f} MB")
         show_attributes(file)
         with reported("/"):
-            print(*("", *meaning_of(file, path)), sep="\n")
+            print(*("", *meaning_of(file, given, len(others) + 1)), sep="\n")
         found = []
         for name, item in items_below(file):
             with reported(name):
@@ -176,8 +179,9 @@ def shorten(value: Any, limit: int = 100) -> str:
     return text if len(text) <= limit else text[: limit - 4] + " ..."
 
 
-def meaning_of(file: h5py.File, path: str) -> list[str]:
-    """What kind of file it is, what a model could see and learn, and the command that trains."""
+def meaning_of(file: h5py.File, path: str, shards: int = 1) -> list[str]:
+    """What kind of file it is, what a model could see and learn, and the command that trains on `path`, of which it may
+    be a shard."""
     kind = kind_of(file)
     lines = [f"kind: {NAMES[kind]}"]
     refused: dict[str, str] = {}
@@ -199,4 +203,6 @@ def meaning_of(file: h5py.File, path: str) -> list[str]:
             lines.append(f"{field} could be {each.name}: {each.shape[0]:,} samples of {each.shape[1:]} {what}{lost}")
     if choice.y is None:
         return [*lines, f"no other field has as many rows, so none that could be y{':' * bool(why)}", *why]
+    if shards > 1 and (made := [each.name for each in (choice.x, choice.y) if each.name.endswith("@classes")]):
+        return [*lines, f"{made[0]}: each shard may have other values; pack classes, which are integers"]
     return [*lines, "this trains on it:", f"  {calling.training(path, choice.settings, choice.task)}"]

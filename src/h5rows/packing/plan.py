@@ -6,15 +6,14 @@ import math
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 from tqdm import tqdm
 
-from h5rows.errors import ConfigError
-from h5rows.importers.base import Field, Rows, Source, printable, select
+from h5rows.errors import ConfigError, printable
+from h5rows.importers.base import Field, Rows, Source, select
 from h5rows.packing.file import Column
 from h5rows.packing.options import PackOptions
 from h5rows.packing.pool import measure_rows
@@ -57,9 +56,7 @@ def split_rows(source: Source, options: PackOptions) -> dict[str, Rows]:
         if source.ordered:
             raise ConfigError("--shuffle: the rows are a stream of tokens, whose order is the text")
         if source.slow_random:
-            raise ConfigError(
-                "--shuffle: this format is slow to read out of order; pack without it: data/order shuffles what is read"
-            )
+            raise ConfigError("--shuffle: this format is slow to read out of order; data/order shuffles what is read")
         splits = {
             name: np.random.default_rng([options.seed, k + 1]).permutation(np.asarray(rows))
             for k, (name, rows) in enumerate(splits.items())
@@ -72,15 +69,11 @@ def take_shares(splits: dict[str, Rows], options: PackOptions, ordered: bool) ->
     whole = "" if "" in splits else "train"
     if whole not in splits:
         raise ConfigError(f"--split takes shares of the split train; the source has {sorted(splits)}")
-    for name, share in options.split.items():
+    for name in options.split:
         if name in splits or name == "train":
-            raise ConfigError(
-                f"--split {name}={share}: the source has this split already ({sorted(splits) if whole else 'train'})"
-            )
+            raise ConfigError(f"--split {name}: the source has this split ({sorted(splits) if whole else 'train'})")
     if not 0 < sum(options.split.values()) < 1 or min(options.split.values()) <= 0:
-        raise ConfigError(
-            f"--split {dict(options.split)}: each share is above 0, all together leave something for train"
-        )
+        raise ConfigError(f"--split {dict(options.split)}: each is above 0, all together leave something for train")
     rows = splits.pop(whole)
     counts = {name: round(len(rows) * share) for name, share in options.split.items()}
     if 0 in counts.values() or sum(counts.values()) >= len(rows):
@@ -141,10 +134,8 @@ def check_storable(source: Source, names: Mapping[str, str]) -> None:
         except TypeError:
             plain = False
         if not plain:
-            raise ConfigError(
-                f"{where}: field {name!r} is of type {what.dtype}; numbers are stored: encode strings and times as "
-                "numbers, or leave the field out (--fields)"
-            )
+            problem = f"{where}: field {name!r} is of type {what.dtype}; numbers are stored"
+            raise ConfigError(f"{problem}: encode strings and times as numbers, or leave the field out (--fields)")
         for key, value in what.attrs.items():
             if wrong := next((v for v in value if bad_text(v)), None) if isinstance(value, list) else None:
                 raise ConfigError(f"{where}: {key} of field {name!r}: HDF5 holds no name {wrong!r}; rename it")
@@ -199,10 +190,5 @@ def measure(parts: list[Part], source: Source, pool: Executor, quiet: bool) -> N
                 pieces = [part.rows[b : b + PROCESS_ROWS] for b in range(0, len(part.rows), PROCESS_ROWS)]
                 each = pool.map(measure_rows, pieces, [name] * len(pieces))
                 found = list(tqdm(each, desc=f"measure {name}", total=len(pieces), unit=" blocks", disable=quiet))
-                part.shapes[name] = (
-                    np.concatenate(found) if found else np.zeros((0, len(source.fields[name].shape)), np.int64)
-                )
-
-
-def shard_name(out: Path, shard: tuple[int, int]) -> Path:
-    return out if shard == (0, 1) else out.with_name(f"{out.stem}.{shard[0]}-of-{shard[1]}{out.suffix}")
+                none = np.zeros((0, len(source.fields[name].shape)), np.int64)
+                part.shapes[name] = np.concatenate([none, *found])

@@ -73,9 +73,7 @@ def flatten(values: list[np.ndarray], shapes: np.ndarray, dtype: np.dtype, name:
     """One flat array. The room in the file was measured before: a sample of another size would run into the next."""
     for value, shape in zip(values, shapes, strict=True):
         if np.shape(value) != tuple(shape):
-            raise ConfigError(
-                f"field {name}: a sample measured as {tuple(shape)} is {np.shape(value)}; did the source change?"
-            )
+            raise ConfigError(f"field {name}: a sample measured as {tuple(shape)} is {np.shape(value)}; did it change?")
     flat = [np.asarray(value, dtype).reshape(-1) for value in values]
     return np.concatenate(flat) if flat else np.empty(0, dtype)
 

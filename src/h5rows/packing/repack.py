@@ -15,30 +15,15 @@ from tqdm import tqdm
 
 from h5rows.errors import ConfigError
 from h5rows.importers.base import one_line
+from h5rows.packing import file as files
 from h5rows.packing.account import Account
 from h5rows.packing.copying import Copier, compare, creation, elsewhere, file_properties
-from h5rows.packing.encode import Encoding
-from h5rows.packing.file import (
-    PAGE,
-    Column,
-    Span,
-    allocate,
-    bytes_of,
-    crc32,
-    flushing,
-    full_disk,
-    in_words,
-    new_file,
-    read_back,
-    reserve,
-    under_work,
-)
-from h5rows.packing.options import PackOptions
+from h5rows.packing.file import PAGE, Column, Span, bytes_of, crc32, flushing, full_disk, in_words, under_work
+from h5rows.packing.options import RepackOptions
 from h5rows.packing.plan import BLOCK_BYTES
 from h5rows.packing.scan import Contents, as_numbers, scan
 from h5rows.packing.survey import NOTE, Survey, grows
 from h5rows.program import typed
-from h5rows.reading.external import REFUSE_EXTERNAL
 from h5rows.reading.opening import open_h5
 
 MOST_TIMES, MOST_BYTES = 20, 1 << 30  # of the source's size, that a copy may have without being asked for
@@ -46,42 +31,23 @@ VLEN_ROWS = 512  # samples of variable length that are read at a time
 CACHE_BYTES = 1 << 26  # of decoded chunks of the source
 
 
-def repack_file(
-    source: str,
-    out: str,
-    options: PackOptions,
-    encoding: Encoding,
-    provenance: dict[str, Any],
-    flatten: bool = False,
-    external: str = REFUSE_EXTERNAL,
-    fixed: bool = False,
-    inflate: bool = False,
-) -> Account:
-    """-> what was left out. provenance: its command and date become the attribute `repacked`.
-
-    external: refuse or allow datasets whose bytes lie in other files, which are copied.
-    flatten: HDF5's variable length and strings become groups of flat `values` and `offsets`.
-    fixed: what can grow becomes contiguous too, and can grow no more.
-    inflate: write also many times what the source holds.
-    """
-    if flatten and not encoding.contiguous:
+def repack_file(source: str, out: str, options: RepackOptions, note: str) -> Account:
+    """-> what was left out. note: becomes the attribute `repacked`."""
+    if options.flatten and not options.contiguous:
         raise ConfigError("--flatten: the flat values are mapped, so leave --codec and --rows-per-chunk out")
     old, new = Path(source), Path(out)
     if new.exists() and new.samefile(old):
         raise ConfigError(f"{out} exists; name another file")
     with under_work(new, options.overwrite) as temp, one_line(source), open_h5(old) as file:
         if file.id.get_create_plist().get_sizes() != (8, 8):  # H5Ocopy writes what it cannot read
-            raise ConfigError(
-                f"{source}: has addresses of other than 8 bytes, which HDF5 copies wrongly; copy its datasets by h5py "
-                "into a file of the usual kind"
-            )
-        contents = scan(file, encoding, flatten, external, fixed)
-        if not inflate:
-            check_size(file, contents, encoding.contiguous)
+            problem = f"{source}: has addresses of other than 8 bytes, which HDF5 copies wrongly"
+            raise ConfigError(f"{problem}; copy its datasets by h5py into a file of the usual kind")
+        contents = scan(file, options)
+        if not options.inflate:
+            check_size(file, contents, options.contiguous)
         account = contents.survey.account
-        attrs = {NOTE.decode(): f"{provenance['created']} {provenance['command']}"} if provenance else {}
         with h5py.File(old, "r", rdcc_nbytes=CACHE_BYTES) as rows, full_disk(new, temp):
-            Repack(file, rows, contents, encoding, fixed, options.quiet).write(temp, attrs)
+            Repack(file, rows, contents, options).write(temp, note)
     print(*[f"{line}\n" for line in account.lines()], sep="", end="")
     if not options.quiet:
         held = ", ".join(f"{count:,} {kind}" for kind, count in account.held.items() if count)
@@ -98,31 +64,27 @@ def check_size(file: h5py.File, contents: Contents, contiguous: bool) -> None:
     size, need = Path(file.filename).stat().st_size, sum(sizes.values())
     if need > MOST_TIMES * size and need > MOST_BYTES:
         path = max(sizes, key=sizes.__getitem__)
-        raise ConfigError(
-            f"{file.filename} has {in_words(size)}, its copy would have {in_words(need)} ({path} alone "
-            f"{in_words(sizes[path])}); --inflate writes it, --codec gzip keeps it small"
-        )
+        copy = f"its copy would have {in_words(need)} ({path} alone {in_words(sizes[path])})"
+        remedy = "--inflate writes it, --codec gzip keeps it small"
+        raise ConfigError(f"{file.filename} has {in_words(size)}, {copy}; {remedy}")
 
 
 class Repack:
     """One copy of a file. rows: the source once more, opened with a cache for chunks."""
 
-    def __init__(
-        self, source: h5py.File, rows: h5py.File, contents: Contents, encoding: Encoding, fixed: bool, quiet: bool
-    ) -> None:
-        self.source, self.rows, self.contents = source, rows, contents
-        self.encoding, self.fixed, self.quiet = encoding, fixed, quiet
+    def __init__(self, source: h5py.File, rows: h5py.File, contents: Contents, options: RepackOptions) -> None:
+        self.source, self.rows, self.contents, self.options = source, rows, contents, options
         self.ends = {name: ends_of(rows[name]) for name in contents.vlen}
 
-    def write(self, temp: Path, attrs: dict[str, Any]) -> None:
+    def write(self, temp: Path, note: str) -> None:
         # chunks need no pages, but numbers at odd addresses are slow to read
-        alignment = (PAGE, PAGE) if self.encoding.contiguous else (1, 8)
-        with new_file(temp, file_properties(self.source), alignment) as file:
+        alignment = (PAGE, PAGE) if self.options.contiguous else (1, 8)
+        with files.new_file(temp, file_properties(self.source), alignment) as file:
             Copier(self.contents.survey, file, self.made_anew(file)).copy()
-            file.attrs.update(attrs)
-            if self.encoding.contiguous:
+            file.attrs[NOTE.decode()] = note
+            if self.options.contiguous:
                 file.flush()
-                reserve(temp)
+                files.reserve(temp)
             spans = self.fill(file)
         self.copy_user_block(temp)
         with flushing(temp):
@@ -143,7 +105,7 @@ class Repack:
                 Column(f"{path}/values", (int(ends[-1]),), kind, {"encoding": "utf-8"} if text else {}),
                 Column(f"{path}/offsets", ends.shape, ends.dtype),
             ):
-                allocate(file, column, h5py.h5p.create(h5py.h5p.DATASET_CREATE), None, group)
+                files.allocate(file, column, h5py.h5p.create(h5py.h5p.DATASET_CREATE), None, group)
             return group
 
         return make
@@ -151,11 +113,11 @@ class Repack:
     def make_plain(self, file: h5py.File, path: str, dset: Any, tid: Any) -> Any:
         shape, dtype = self.contents.plain[path]
         kind = tid if tid.committed() else h5py.h5t.py_create(dtype, logical=True)
-        plan, chunk_rows = creation(dset), self.encoding.rows(shape, dtype)
+        plan, chunk_rows = creation(dset), self.options.rows(shape, dtype)
         if not chunk_rows:
-            return allocate(file, Column(path, shape, dtype), plan, kind)
-        how = {"chunks": (chunk_rows, *shape[1:]), **self.encoding.create_options(dtype)}
-        if grows(dset) and not self.fixed and dset.get_create_plist().get_layout() == h5py.h5d.CHUNKED:
+            return files.allocate(file, Column(path, shape, dtype), plan, kind)
+        how = {"chunks": (chunk_rows, *shape[1:]), **self.options.create_options(dtype)}
+        if grows(dset) and not self.options.fixed and dset.get_create_plist().get_layout() == h5py.h5d.CHUNKED:
             how["maxshape"] = h5py.Dataset(dset).maxshape
         return file.create_dataset(None, shape, h5py.Datatype(kind), dcpl=plan, **how).id
 
@@ -163,7 +125,7 @@ class Repack:
         """(dataset in the copy, first row, rows) of all that is written anew."""
         for name, (shape, dtype) in self.contents.plain.items():
             row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
-            step, chunk = max(1, BLOCK_BYTES // max(1, row_bytes)), self.encoding.rows(shape, dtype) or 1
+            step, chunk = max(1, BLOCK_BYTES // max(1, row_bytes)), self.options.rows(shape, dtype) or 1
             step = max(1, step // chunk) * chunk
             for begin in range(0, shape[0], step):
                 yield name, begin, np.asarray(self.rows[name][begin : begin + step], dtype)
@@ -178,7 +140,7 @@ class Repack:
         """-> what was written."""
         spans = []
         total = sum(shape[0] for shape, _ in self.contents.plain.values())
-        with tqdm(total=total, unit=" rows", unit_scale=True, disable=self.quiet, desc="repack") as bar:
+        with tqdm(total=total, unit=" rows", unit_scale=True, disable=self.options.quiet, desc="repack") as bar:
             for name, begin, values in self.pieces():
                 if len(values):
                     file[name][begin : begin + len(values)] = values
@@ -194,7 +156,7 @@ class Repack:
 
     def compare(self, path: Path, spans: list[Span]) -> None:
         contents, account = self.contents, self.contents.survey.account
-        read_back(path, spans, self.quiet)
+        files.read_back(path, spans, self.options.quiet)
         with h5py.File(path, "r") as file:
             written = {f"/{name}".encode() for name in (*contents.plain, *contents.vlen)}
             flat = {f"/{name}".encode(): len(ends) - 1 for name, ends in self.ends.items()}

@@ -12,7 +12,7 @@ import numpy as np
 
 from h5rows.packing.account import Account
 from h5rows.packing.copying import by_blocks, elsewhere
-from h5rows.packing.encode import Encoding
+from h5rows.packing.options import RepackOptions
 from h5rows.packing.survey import DATASET, UNREADABLE, Survey, grows
 from h5rows.reading.external import check_external
 from h5rows.reading.filters import missing_filter
@@ -30,37 +30,38 @@ class Contents:
     whole: dict[str, int] = field(default_factory=dict)  # bytes of what is copied with all its rows, written or not
 
 
-def scan(file: h5py.File, encoding: Encoding, flatten: bool, external: str, fixed: bool) -> Contents:
-    """The options are those of repack_file."""
+def scan(file: h5py.File, options: RepackOptions) -> Contents:
     contents = Contents(survey := Survey(file, Account()))
     asked = survey.account.asked
     for node in survey.nodes.values():
         if node.what != DATASET:
             continue
         dset = h5py.Dataset(survey.open(node.path))
-        check_external(dset, external)
+        check_external(dset, options.external)
         with contextlib.suppress(*UNREADABLE):  # said where it is copied
             path, grown = node.path.decode().lstrip("/"), grows(dset.id)
-            if flatten and dset.ndim == 1 and (kind := vlen_type(dset)) is not None:
+            if options.flatten and dset.ndim == 1 and (kind := vlen_type(dset)) is not None:
                 contents.vlen[path] = kind
                 defined = dset.id.get_create_plist().fill_value_defined()
                 asked["fill values"] += defined == h5py.h5d.FILL_VALUE_USER_DEFINED
-            elif is_plain(dset) and laid_out_anew(dset, fixed or bool(encoding.rows(dset.shape, dset.dtype))):
+            elif is_plain(dset) and laid_out_anew(dset, options):
                 contents.plain[path] = (dset.shape, native(dset.dtype))
             elif by_blocks(dset.id) and dset.id.get_storage_size():
                 contents.whole[path] = int(dset.size or 0) * dset.id.get_type().get_size()
-            if path in contents.vlen or elsewhere(dset.id) or (path in contents.plain and fixed):
+            if path in contents.vlen or elsewhere(dset.id) or (path in contents.plain and options.fixed):
                 asked["extents that can grow"] += grown
     return contents
 
 
-def laid_out_anew(dset: h5py.Dataset, fixed_or_chunked: bool) -> bool:
+def laid_out_anew(dset: h5py.Dataset, options: RepackOptions) -> bool:
     """Whether a dataset of numbers gets another layout: one that is small or hardly written keeps its own."""
     if dset.nbytes < SMALL:
         return False
     if elsewhere(dset.id):
         return True
-    if missing_filter(dset) is not None or not dset.id.get_storage_size() or (grows(dset.id) and not fixed_or_chunked):
+    if missing_filter(dset) is not None or not dset.id.get_storage_size():
+        return False
+    if grows(dset.id) and not (options.fixed or options.rows(dset.shape, dset.dtype)):
         return False
     count = math.prod(-(-side // c) for side, c in zip(dset.shape, dset.chunks or dset.shape, strict=True))
     return not dset.chunks or 2 * dset.id.get_num_chunks() >= count

@@ -10,6 +10,7 @@ same command finds them and sends what is missing. Shards are made one at a time
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,8 +20,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from h5rows.errors import ConfigError, first_line
-from h5rows.extras import need, pip_install
+from h5rows.errors import ConfigError, first_line, need, pip_install
 from h5rows.packing.account import Account
 from h5rows.program import calling
 from h5rows.reading.finding import stated_classes
@@ -35,7 +35,7 @@ def pack_shards(make: Make, out: str, count: int, append: bool, overwrite: bool)
     """Write `count` shards and their index at `out`, an address or a folder. append: to the set that is there.
 
     Returns the account of the shard of which most was left out."""
-    place, name = Place(out), named(out)
+    place, name = Place(out), shown(out)
     before = place.read_index()
     if before is not None and not (append or overwrite):
         raise ConfigError(f"{name}: a set is there; --append adds to it, --overwrite begins another")
@@ -100,29 +100,31 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
     return f"/{name} has rows of {before[name]} in the set, and of {now[name]} in what is added"
 
 
-def named(out: str) -> str:
-    """For messages."""
-    return shown(out) if is_remote(out) else out
-
-
 class Place:
     """Where a set lies: an address that fsspec can write to, or a folder."""
 
     def __init__(self, out: str) -> None:
         self.out = out.rstrip("/")
-        need("fsspec", f"{named(out)}: a set of shards", "fsspec")
+        need("fsspec", f"{shown(out)}: a set of shards", "fsspec")
         with self._asking():
             from fsspec.core import url_to_fs
 
             self._files, self._root = url_to_fs(self.out)
-            if self.out.startswith("s3"):  # makedirs would make a bucket of a name that was mistyped
-                with suppress(PermissionError):  # who may write below some prefix alone
-                    self._files.mkdir(self._root, create_parents=False)
-            else:
+            with suppress(PermissionError):  # who may write below some prefix alone
+                if is_remote(self.out):
+                    self._check_bucket(re.match(r"/*[^/]*", self._root)[0])  # type: ignore[index]
                 self._files.makedirs(self._root, exist_ok=True)
 
+    def _check_bucket(self, bucket: str) -> None:
+        """makedirs would make one of a name that was mistyped. bucket: or the first folder, where there are none."""
+        try:
+            if not self._files.exists(bucket):
+                self._files.ls(bucket)  # s3fs says so, too, where nobody may ask: this raises the reason
+        except FileNotFoundError:
+            raise FileNotFoundError(f"there is no {bucket.strip('/')}, perhaps mistyped; make it first") from None
+
     def shown(self, name: str) -> str:
-        return f"{named(self.out) if is_remote(self.out) else Path(self.out).absolute()}/{name}"
+        return f"{shown(self.out) if is_remote(self.out) else Path(self.out).absolute()}/{name}"
 
     def read_index(self) -> dict[str, Any] | None:
         with self._asking():
@@ -162,6 +164,6 @@ class Place:
         try:
             yield
         except ImportError as error:
-            raise ConfigError(f"{named(self.out)}: {first_line(error)} - {pip_install('fsspec s3fs')}") from None
+            raise ConfigError(f"{shown(self.out)}: {first_line(error)} - {pip_install('fsspec s3fs')}") from None
         except Exception as error:  # of any library
-            raise ConfigError(f"{named(self.out)}: {told(error)}; the set is as it was") from error
+            raise ConfigError(f"{shown(self.out)}: {told(error)}; the set is as it was") from error

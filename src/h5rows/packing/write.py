@@ -1,7 +1,5 @@
 """Write HDF5 files: source -> splits and order -> a file made whole -> workers fill it in place -> checked -> named.
 
-    pack(open_source("photos/", options), "photos.h5", options, provenance)
-
 Killed at any moment, nothing has the final name, and the same command begins anew.
 """
 
@@ -19,23 +17,24 @@ import h5py
 import numpy as np
 from tqdm import tqdm
 
-from h5rows.errors import ConfigError
+from h5rows.errors import ConfigError, printable
 from h5rows.importers.base import Source
 from h5rows.packing.account import Account
 from h5rows.packing.file import Span, bytes_of, create, flushing, full_disk, pwrite_all, under_work, verify
 from h5rows.packing.options import PackOptions
-from h5rows.packing.plan import Part, columns, cut_blocks, measure, place_groups, plan_parts, shard_name
-from h5rows.packing.pool import in_flight, make_pool, write_rows
-from h5rows.packing.summary import summary
+from h5rows.packing.plan import Block, Part, columns, cut_blocks, measure, place_groups, plan_parts
+from h5rows.packing.pool import Task, in_flight, make_pool, write_rows
+from h5rows.program import calling, typed
 
 Skipped = tuple[Part, int, str]  # a sample that cannot be read: its part, its row there, its name and why
 
 
 def pack(source: Source, out: str | Path, options: PackOptions, provenance: dict[str, Any]) -> Path:
     """Write the source's selected fields -> the path, with the shard in its name. provenance: root attributes."""
-    out = shard_name(Path(out), options.shard)
+    out, (k, n) = Path(out), options.shard
+    out = out if n == 1 else out.with_name(f"{out.stem}.{k}-of-{n}{out.suffix}")
     with under_work(out, options.overwrite) as temp:
-        run = Run(source, plan_parts(source, options), temp, options, provenance)
+        run = Run(source, temp, options, provenance)
         pool = make_pool(source, temp, options.workers)
         try:
             with full_disk(out, temp):
@@ -54,12 +53,10 @@ def pack(source: Source, out: str | Path, options: PackOptions, provenance: dict
 class Run:
     """One pack, from the plan to a file that is whole and checked."""
 
-    def __init__(
-        self, source: Source, parts: list[Part], temp: Path, options: PackOptions, provenance: dict[str, Any]
-    ) -> None:
-        self.source, self.parts, self.temp = source, parts, temp
-        self.options, self.provenance = options, provenance
-        self.groups = place_groups(source, parts, {**provenance, "skipped": None})
+    def __init__(self, source: Source, temp: Path, options: PackOptions, provenance: dict[str, Any]) -> None:
+        self.source, self.temp, self.options, self.provenance = source, temp, options, provenance
+        self.parts = plan_parts(source, options)
+        self.groups = place_groups(source, self.parts, {**provenance, "skipped": None})
 
     def write(self, pool: Executor) -> None:
         measure(self.parts, self.source, pool, self.options.quiet)
@@ -82,33 +79,25 @@ class Run:
 
     def fill(self, pool: Executor) -> tuple[list[Span], list[Skipped]]:
         """Write the rows of all parts -> (what was written, samples that cannot be read: the rows stay unfilled)."""
-        blocks = cut_blocks(self.parts, self.source)
-        tasks = (
-            (
-                block,
-                (
-                    block.part.rows[block.begin : block.end],
-                    {name: self.begins.get(path, 0) + begin for name, (path, begin) in block.places.items()},
-                    {name: shapes[block.begin : block.end] for name, shapes in block.part.shapes.items()},
-                ),
-            )
-            for block in blocks
-        )
+        tasks = ((block, self.task(block)) for block in cut_blocks(self.parts, self.source))
         spans: list[Span] = []
         skipped: list[Skipped] = []
         total, quiet = sum(len(part.rows) for part in self.parts), self.options.quiet
         with tqdm(total=total, unit=" rows", unit_scale=True, disable=quiet, desc="pack") as bar:
             for block, (written, bad) in in_flight(pool, write_rows, tasks, 2 * self.options.workers):
                 if bad and self.options.on_error == "stop":
-                    raise ConfigError(
-                        f"{bad[0].name}: {bad[0].reason}; --on-error skip leaves such samples out and lists them"
-                    )
+                    raise ConfigError(f"{bad[0].name}: {bad[0].reason}; --on-error skip leaves such out and lists them")
                 for name, (size, crc) in written.items():
                     path, begin = block.places[name]
                     spans += [Span(path, begin, size, crc)] * bool(size)
                 skipped += [(block.part, block.begin + b.place, f"{b.name}: {b.reason}") for b in bad]
                 bar.update(block.end - block.begin)
         return spans, skipped
+
+    def task(self, block: Block) -> Task:
+        part, rows = block.part, slice(block.begin, block.end)
+        places = {name: self.begins.get(path, 0) + begin for name, (path, begin) in block.places.items()}
+        return part.rows[rows], places, {name: shapes[rows] for name, shapes in part.shapes.items()}
 
     def leave_out(self, skipped: list[Skipped]) -> None:
         for part in self.parts:
@@ -167,3 +156,26 @@ def same_attr(found: Any, name: str, value: Any) -> bool:
         return bool(np.array_equal(np.asarray(found[name], object), np.asarray(value, object)))
     got, want = np.asarray(found[name]), np.asarray(value)
     return got.dtype == want.dtype and bytes_of(got).tobytes() == bytes_of(want).tobytes()
+
+
+def summary(out: Path, parts: list[Part], source: Source) -> str:
+    """The datasets, and what to type to look at the file and to read it."""
+    account = source.account
+    lines = [f"{out}: {out.stat().st_size / 1e6:,.1f} MB, {account.closing}"]
+    counted = [f"{account.taken[kind]:,} of {count:,} {kind}" for kind, count in account.held.items() if count]
+    lines += [f"  counted in it: {', '.join(counted)}"] * bool(counted)
+    for part in parts:
+        for name, path in part.paths.items():
+            what = source.fields[name]
+            shape = "x".join("?" if side is None else str(side) for side in what.shape) + " " * bool(what.shape)
+            classes = what.attrs.get("classes", [])
+            shown = ", ".join(map(str, classes[:5])) + ", ..." * (len(classes) > 5)
+            named = f", {len(classes):,} classes: {printable(shown)}" if len(classes) else ""
+            lines.append(f"  {path}: {len(part.rows):,} rows of {shape}{what.dtype}{named}")
+    lines.append(f"look at it: {typed('inspect', str(out))}")
+    sequences = [
+        new.rpartition("/")[2]
+        for name, new in parts[0].paths.items()
+        if (what := source.fields[name]).shape == (None,) and what.dtype.kind in "iu" and "encoding" not in what.attrs
+    ]
+    return "\n".join([*lines, calling.reading(out, [path for p in parts for path in p.paths.values()], sequences)])

@@ -34,10 +34,8 @@ def ranged(names: Sequence[str], cache_gb: float | None, external: str = REFUSE_
     if cache_gb is None or not urls:
         return []
     if external == ALLOW_EXTERNAL:
-        raise ConfigError(
-            f"data.external=allow: a set that is read by blocks (data.cache_gb={cache_gb}) follows nothing out of its "
-            "files - leave one of the two out"
-        )
+        what = f"data.external=allow: a set that is read by blocks (data.cache_gb={cache_gb})"
+        raise ConfigError(f"{what} follows nothing out of its files - leave one of the two out")
     from h5rows.reading.ranges import described
 
     return described(urls, cache_gb)

@@ -13,13 +13,13 @@ the values are uint8.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import h5py
 import numpy as np
 
-from h5rows.errors import ConfigError
-from h5rows.extras import missing
+from h5rows.errors import ConfigError, missing
 from h5rows.reading.filters import check_filters, missing_filter
 from h5rows.reading.finding import check_type, find
 from h5rows.reading.layout import plan
@@ -39,8 +39,48 @@ def for_torch(values: np.ndarray, where: str) -> np.ndarray:
     return values.astype(torch_dtype(values.dtype), copy=False)
 
 
-class Fixed:
-    """Samples of one shape: `shape` (N, *sample), `dtype` of a batch, `_stored` the file's in native byte order."""
+class Field:
+    """Samples by row number. shape: (N, *sample), or (-1, ...) where their lengths differ. dtype: of a batch. text: it
+    is of str. way, reason: how they are read. file: to be checked after a use, that it is the one that was opened."""
+
+    text, way, reason, chunk_rows = False, "held", "in memory", 1
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def file(self) -> Any:
+        return None
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    def nbytes(self, rows: np.ndarray | None) -> int:
+        """Of these rows, or of all; of what has a fixed size."""
+        return (len(self) if rows is None else len(rows)) * self.row_bytes
+
+    def read(self, rows: np.ndarray) -> Any:
+        """(B, *sample), newly allocated; or a list of B samples."""
+        raise NotImplementedError
+
+    def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
+        """Sample rows[k] to out[k], or to out[at[k]]; to be followed by a check of `file`."""
+        out[slice(len(rows)) if at is None else at] = self.read(rows)
+
+    def advise(self, rows: np.ndarray) -> None:
+        """Fetch them meanwhile, where that can be."""
+
+    def column(self) -> np.ndarray:
+        """(N, *sample): all of it; of samples of different length (N,) int64, the lengths."""
+        whole: np.ndarray = self.read(np.arange(len(self)))
+        return whole
+
+
+class Fixed(Field):
+    """Samples of one shape. `_stored`: the file's type in native byte order."""
 
     def __init__(self, dset: h5py.Dataset, member: str | None, cache: ChunkCache, swmr: bool) -> None:
         self._where = where = f"{dset.file.filename}: {dset.name}"
@@ -76,16 +116,6 @@ class Fixed:
         if len(self) and getattr(self.file, "compared", True):
             self._verify(dset)
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    @property
-    def row_bytes(self) -> int:
-        return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
-
-    def nbytes(self, rows: np.ndarray | None) -> int:
-        return (self.shape[0] if rows is None else len(rows)) * self.row_bytes
-
     def _verify(self, dset: h5py.Dataset) -> None:
         """Read some rows, and compare them with what h5py reads: a wrong guess about the format must stop the run."""
         rows = np.unique([0, len(self) - 1, *np.random.default_rng(0).integers(len(self), size=2)])
@@ -98,13 +128,10 @@ class Fixed:
         if missing_filter(dset) is not None:
             self.reason += f"; {missing('not compared with HDF5, which', 'hdf5plugin')}"
         elif np.concatenate([dset[row : row + 1] for row in rows]).astype(self.dtype).tobytes() != ours.tobytes():
-            raise ConfigError(
-                f"{self._where} read as {self.way} differs from h5py's; "
-                "please report this file's layout (h5dump -pH), and repack the file meanwhile"
-            )
+            problem = f"{self._where} read as {self.way} differs from h5py's"
+            raise ConfigError(f"{problem}; please report this file's layout (h5dump -pH), and repack it meanwhile")
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """(B, *sample), newly allocated."""
         out = np.empty((len(rows), *self.shape[1:]), dtype=self.dtype)
         try:
             self.gather_into(rows, out)
@@ -113,7 +140,6 @@ class Fixed:
         return out
 
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
-        """To be followed by a check of `file`."""
         if self._stored == self.dtype:
             self.reader.gather_into(rows, out, at)
         else:
@@ -124,10 +150,6 @@ class Fixed:
     def advise(self, rows: np.ndarray) -> None:
         self.reader.advise(rows)
 
-    def column(self) -> np.ndarray:
-        """(N, *sample): all of it."""
-        return self.read(np.arange(len(self)))
-
     def view(self, start: int, stop: int) -> np.ndarray:
         """Samples start..stop; not copied where they lie together in the file as a batch has them."""
         if isinstance(self.reader, Mapped) and self.reader.contiguous and self._stored == self.dtype:
@@ -136,7 +158,6 @@ class Fixed:
 
     @property
     def file(self) -> Any:
-        """What is to be checked after a use of gather_into or view: that the file is the one that was opened."""
         return self.reader.file
 
     def check(self) -> None:
@@ -144,22 +165,17 @@ class Fixed:
             self.file.check()
 
 
-class FlatOffsets:
+class FlatOffsets(Field):
     """Samples of different length, stored one after the other."""
 
     def __init__(self, group: h5py.Group, cache: ChunkCache, swmr: bool, external: str) -> None:
         self._where = f"{group.file.filename}: {group.name}"
-        values, offsets = (
-            find(group.file, group.name, name, f"{group.name}/{name}", external)[0] for name in ("values", "offsets")
-        )
+        both = ("values", "offsets")
+        values, offsets = (find(group.file, group.name, name, f"{group.name}/{name}", external)[0] for name in both)
         self.values = Fixed(values, None, cache, swmr)
-        self.text = str(group.attrs.get("encoding", values.attrs.get("encoding", ""))).lower() in (
-            "utf-8",
-            "utf8",
-            "ascii",
-        )
+        encoding = str(group.attrs.get("encoding", values.attrs.get("encoding", "")))
+        self.text = encoding.lower() in ("utf-8", "utf8", "ascii")
         self.way, self.reason = self.values.way, f"flat + offsets, values {self.values.reason}"
-        self.chunk_rows = 1
         self.shape, self.dtype = (-1, *self.values.shape[1:]), self.values.dtype
         if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or offsets.shape[0] == 0:
             raise ConfigError(f"{self._where}/offsets must be N + 1 integers, but is {offsets.shape} {offsets.dtype}")
@@ -167,9 +183,7 @@ class FlatOffsets:
         if (np.diff(self.offsets) < 0).any() or self.offsets[0] < 0 or self.offsets[-1] > len(self.values):
             raise ConfigError(f"{self._where}/offsets must rise from 0 to {len(self.values)} (values), and do not")
         if self.text and (self.dtype != np.uint8 or len(self.shape) != 1):
-            raise ConfigError(
-                f"{self._where} says it is text, but its values are {self.values.shape} {self.dtype}, not (n,) uint8"
-            )
+            raise ConfigError(f"{self._where} is text, but the values {self.values.shape} {self.dtype}, no (n,) uint8")
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -190,8 +204,7 @@ class FlatOffsets:
         return samples
 
     @property
-    def file(self) -> Any:
-        """What is to be checked after the use of what `read` gave, which may be views."""
+    def file(self) -> Any:  # what `read` gave may be views
         return self.values.file
 
     def advise(self, rows: np.ndarray) -> None:
@@ -200,24 +213,21 @@ class FlatOffsets:
             self.values.reader.advise(begin[end > begin], (end - begin)[end > begin])
 
     def column(self) -> np.ndarray:
-        """(N,) int64: the lengths."""
         return np.diff(self.offsets)
 
 
-class Objects:
+class Objects(Field):
     """Strings, those of a table's column too, and HDF5's own variable length."""
 
     def __init__(self, dset: h5py.Dataset, member: str | None, cache: ChunkCache, swmr: bool) -> None:
         self._where = f"{dset.file.filename}: {dset.name}" + ("" if member is None else f"/{member}")
         dtype = dset.dtype if member is None else dset.dtype[member]
         if dset.ndim != 1:
-            raise ConfigError(
-                f"{self._where} has the shape {dset.shape}; strings and vlen samples must be of shape (rows,)"
-            )
+            raise ConfigError(f"{self._where} has the shape {dset.shape}; strings and vlen samples must be (rows,)")
         string, vlen = h5py.check_string_dtype(dtype), h5py.check_vlen_dtype(dtype)
         if string is None and (vlen is None or np.dtype(vlen).kind not in "biuf"):
             raise ConfigError(f"{self._where} has the type {dtype}, which no tensor can hold; write it as another type")
-        self._rows, self.text, self.chunk_rows = dset.shape[0], string is not None, 1
+        self._rows, self.text = dset.shape[0], string is not None
         self.shape, self.dtype = (-1,), torch_dtype(np.dtype(np.uint8 if self.text else vlen))
         whole = member is None and string is not None and string.length is not None
         self._fixed = Fixed(dset, None, cache, swmr) if whole else None
@@ -233,7 +243,6 @@ class Objects:
         return self._rows
 
     def nbytes(self, rows: np.ndarray | None) -> int:
-        """Of what has a fixed size: the strings, or the references to the samples."""
         return (self._rows if rows is None else len(rows)) * self._bytes_a_row
 
     def read(self, rows: np.ndarray) -> list[Any]:
@@ -249,19 +258,13 @@ class Objects:
             return [_decoded(text, self._where) if isinstance(text, bytes) else text for text in out.tolist()]
         return [for_torch(np.asarray(sample), self._where) for sample in out]
 
-    file = None  # nothing is a view
-
     def advise(self, rows: np.ndarray) -> None:
         if self._fixed is not None:
             self._fixed.advise(rows)
 
     def column(self) -> np.ndarray:
-        """(N,) int64: the lengths."""
         rows = np.arange(len(self))
         return np.array([len(s) for k in range(0, len(rows), 4096) for s in self.read(rows[k : k + 4096])], np.int64)
-
-
-Field = Fixed | FlatOffsets | Objects
 
 
 def open_field(file: h5py.File, group: str, name: str, key: str, cache: ChunkCache, swmr: bool, external: str) -> Field:
@@ -270,10 +273,9 @@ def open_field(file: h5py.File, group: str, name: str, key: str, cache: ChunkCac
         item, member = find(file, group, name, key, external)
         if isinstance(item, h5py.Group):
             if not {"values", "offsets"} <= set(item):
-                raise ConfigError(
-                    f"{file.filename}: {item.name} ({key}) is a group of {sorted(map(str, item))[:20]}; name one of "
-                    "its datasets (a group is a field only if it holds `values` and `offsets`)"
-                )
+                what = f"{file.filename}: {item.name} ({key}) is a group of {sorted(map(str, item))[:20]}"
+                remedy = "name one of its datasets (a group is a field only if it holds `values` and `offsets`)"
+                raise ConfigError(f"{what}; {remedy}")
             return FlatOffsets(item, cache, swmr, external)
         check_type(item, key)
         if item.shape is None:

@@ -14,8 +14,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from h5rows.errors import ConfigError
-from h5rows.extras import missing
+from h5rows.errors import ConfigError, missing
 
 DEFLATE, SHUFFLE, FLETCHER32, BLOSC, LZ4, ZSTD = 1, 2, 3, 32001, 32004, 32015
 NAMES = {DEFLATE: "gzip", SHUFFLE: "shuffle", FLETCHER32: "fletcher32", BLOSC: "blosc", LZ4: "lz4", ZSTD: "zstd"}
@@ -30,6 +29,7 @@ ELSEWHERE = {305: "LZO", 32002: "mafisc", 32003: "snappy", 32009: "SPDP", 32010:
 LIBRARY = {BLOSC: "blosc", LZ4: "lz4.block", ZSTD: "zstandard"}
 
 Options = tuple[int, ...]
+Pipeline = tuple[tuple[int, Options], ...]  # (filter, its options), in the order of writing
 _local = threading.local()
 
 
@@ -41,7 +41,7 @@ def filter_name(number: int) -> str:
 def missing_filter(dset: h5py.Dataset) -> int | None:
     """The number of a filter without which this installation of HDF5 cannot read the dataset."""
     load_plugins(dset)
-    return next((n for n in _numbers(dset) if not h5py.h5z.filter_avail(n)), None)
+    return next((number for number, _ in pipeline(dset) if not h5py.h5z.filter_avail(number)), None)
 
 
 def check_filters(dset: h5py.Dataset) -> None:
@@ -51,18 +51,16 @@ def check_filters(dset: h5py.Dataset) -> None:
     what = f"{dset.file.filename}: {dset.name} needs the filter {filter_name(number)} (number {number})"
     if number in HDF5PLUGIN and _load("hdf5plugin") is None:
         raise ConfigError(f"{what}; {missing('HDF5', 'hdf5plugin')}")
-    raise ConfigError(
-        f"{what}, which is not in hdf5plugin; where that filter is, write the file again with another: "
-        f"h5repack -f GZIP=4 OLD NEW"
-    )
+    problem = f"{what}, which is not in hdf5plugin"
+    raise ConfigError(f"{problem}; where that filter is, write the file again with another: h5repack -f GZIP=4 OLD NEW")
 
 
-def _numbers(dset: h5py.Dataset) -> list[int]:
+def pipeline(dset: h5py.Dataset) -> Pipeline:
     create = dset.id.get_create_plist()
-    return [create.get_filter(k)[0] for k in range(create.get_nfilters())]
+    return tuple((number, tuple(o)) for number, _, o, _ in map(create.get_filter, range(create.get_nfilters())))
 
 
-def obstacle(pipeline: tuple[tuple[int, Options], ...], chunk_bytes: int) -> str | None:
+def obstacle(pipeline: Pipeline, chunk_bytes: int) -> str | None:
     """Why chunks of this pipeline cannot be decoded here; None if they can."""
     if sum(number in COMPRESSORS for number, _ in pipeline) > 1:
         return "several compressors, between which a chunk may have any size"
@@ -79,11 +77,11 @@ def obstacle(pipeline: tuple[tuple[int, Options], ...], chunk_bytes: int) -> str
 
 def load_plugins(dset: h5py.Dataset) -> None:
     """Let h5py know more filters, where this dataset has one that it does not know."""
-    if not all(map(h5py.h5z.filter_avail, _numbers(dset))):
+    if not all(h5py.h5z.filter_avail(number) for number, _ in pipeline(dset)):
         _load("hdf5plugin")
 
 
-def decode(raw: bytes, pipeline: tuple[tuple[int, Options], ...], mask: int, nbytes: int) -> Any:
+def decode(raw: bytes, pipeline: Pipeline, mask: int, nbytes: int) -> Any:
     """The chunk's nbytes bytes, as a buffer; mask: bit i set if filter i was left out. ValueError if it is damaged."""
     data: Any = raw
     for i in range(len(pipeline) - 1, -1, -1):
@@ -93,9 +91,7 @@ def decode(raw: bytes, pipeline: tuple[tuple[int, Options], ...], mask: int, nby
         try:
             data = _DECODERS[number](data, options, nbytes)
         except Exception as error:  # each library has its own
-            raise ValueError(
-                f"{NAMES[number]}: {error}" if str(error) else f"{NAMES[number]} cannot read it"
-            ) from error
+            raise ValueError(f"{NAMES[number]}: {error}" if str(error) else f"{NAMES[number]} cannot read") from error
     if len(data) != nbytes:
         raise ValueError(f"{len(data)} bytes instead of {nbytes}")
     return data
@@ -122,9 +118,7 @@ def _inflate(data: Any, options: Options, nbytes: int) -> Any:
         try:
             return libdeflate.zlib_decompress(data, nbytes + _SLACK)  # into so much memory, and no more
         except libdeflate.DeflateError:  # which does not say why
-            raise ValueError(
-                f"its stream is damaged or cut, or holds more than the {nbytes} bytes of a chunk"
-            ) from None
+            raise ValueError(f"its stream is damaged, cut or holds more than the {nbytes} bytes of a chunk") from None
     library: Any = _load("isal.isal_zlib") or zlib
     if len(data) <= _SMALL:
         # bufsize is only a first guess of the output's size; decode checks the true one
@@ -205,9 +199,7 @@ def _blosc(data: Any, options: Options, nbytes: int) -> bytes:
         raise ValueError(f"a blosc buffer of {len(data)} bytes")
     plain, _, packed = struct.unpack_from("<III", data, 4)
     if plain > nbytes + _SLACK or packed != len(data):
-        raise ValueError(
-            f"blosc header says {packed} bytes holding {plain}, but there are {len(data)} holding {nbytes}"
-        )
+        raise ValueError(f"blosc header says {packed} bytes of {plain}, but there are {len(data)} of {nbytes}")
     return blosc.decompress(bytes(data))
 
 

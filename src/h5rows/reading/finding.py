@@ -14,15 +14,17 @@ from h5rows.reading import filters
 from h5rows.reading.external import check_external, check_links, items_below
 from h5rows.reading.opening import named, unreadable
 
+_LISTED = 24
 
-def listing(group: h5py.Group, limit: int = 24) -> list[str]:
-    """Names of the datasets below a group, with shape and type."""
+
+def listing(group: h5py.Group) -> list[str]:
+    """Names of some datasets below a group, with shape and type."""
     found: list[str] = []
     for name, item in items_below(group):
         with suppress(OSError, RuntimeError, KeyError, ValueError, TypeError):  # what is damaged is left out
             if isinstance(item, h5py.Dataset):
                 found.append(f"{name} {item.shape} {type_name(item)}")
-        if len(found) >= limit:
+        if len(found) >= _LISTED:
             break
     return found
 
@@ -37,11 +39,8 @@ def type_name(dset: h5py.Dataset) -> str:
 def find(
     file: h5py.File, group: str, name: str, key: str, external: str
 ) -> tuple[h5py.Dataset | h5py.Group, str | None]:
-    """The dataset (or group) `name` below `group`, and the member if the path goes on into a compound type.
-
-    key: the config key to blame. Nested paths may be used; a name that begins with / starts at the file's root.
-    external: refuse or allow what leads to other files.
-    """
+    """The dataset (or group) `name` below `group`, or at the root if it begins with /, and the member if the path goes
+    on into a compound type. key: the config key to blame. external: refuse or allow what leads to other files."""
     for what, text in (("group", group), ("dataset", name)):
         if not isinstance(text, str):
             raise ConfigError(f"{key}: expected the name of a {what}, got {text}")
@@ -72,10 +71,9 @@ def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tu
     except (KeyError, ValueError) as error:
         if "doesn't exist" not in str(error):
             raise unreadable(f"{file.filename}: the group {group} ({key})", error) from error
-        raise ConfigError(
-            f"{file.filename} has no group {group!r} ({key}); {_choices(file, group)}; "
-            "data.splits.<split>.group says where a split lies, null that there is none"
-        ) from None
+        remedy = "data.splits.<split>.group says where a split lies, null that there is none"
+        what = f"{file.filename} has no group {group!r} ({key}); {_choices(file, group)}"
+        raise ConfigError(f"{what}; {remedy}") from None
     if not isinstance(top, h5py.Group):
         raise ConfigError(f"{file.filename}: {group!r} ({key}) is a dataset, not a group; use its parent group, or '/'")
     item: Any = top
@@ -98,9 +96,8 @@ def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tu
             item = item[part]
         except (KeyError, RuntimeError) as error:
             if part not in item:
-                raise ConfigError(
-                    f"{file.filename}: {top.name} has no {name!r} ({key}); {_choices(top, name)}"
-                ) from None
+                what = f"{file.filename}: {top.name} has no {name!r} ({key})"
+                raise ConfigError(f"{what}; {_choices(top, name)}") from None
             raise unreadable(f"{file.filename}: {name!r} ({key})", error) from error
     if isinstance(item, h5py.Dataset):
         filters.load_plugins(item)
@@ -114,9 +111,8 @@ def check_type(dset: h5py.Dataset, key: str) -> None:
     try:
         _ = dset.dtype
     except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{dset.file.filename}: {dset.name} ({key}) has a type that NumPy lacks ({error}); write it as another"
-        ) from error
+        what = f"{dset.file.filename}: {dset.name} ({key}) has a type that NumPy lacks"
+        raise ConfigError(f"{what} ({error}); write it as another") from error
 
 
 def _choices(group: h5py.Group, wanted: str) -> str:

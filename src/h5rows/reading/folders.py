@@ -19,6 +19,8 @@ def is_remote(name: str) -> bool:
 
 def shown(url: str) -> str:
     """Without what may be a secret: a password, and what follows a question mark (a signature)."""
+    if not is_remote(url):
+        return url
     scheme, _, rest = url.partition("://")
     host, slash, path = rest.partition("?")[0].partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"

@@ -39,7 +39,7 @@ class Layout:
     offset: np.ndarray  # (row chunks, tiles) int64
     size: np.ndarray  # (row chunks, tiles) int64
     mask: np.ndarray  # (row chunks, tiles) uint32; bit i: filter i was left out for this chunk
-    pipeline: tuple[tuple[int, tuple[int, ...]], ...]  # (filter, its options), in the order of writing
+    pipeline: filters.Pipeline
     fill: np.ndarray | None
 
     @cached_property
@@ -51,14 +51,8 @@ class Layout:
         return math.prod(self.chunk) * self.dtype.itemsize
 
 
-def plan_reader(dset: h5py.Dataset) -> tuple[str, str]:
-    """-> (mapped | chunks | h5py, why): the way in which the rows of this dataset are read."""
-    way, reason, _ = plan(dset)
-    return way, reason
-
-
 def plan(dset: h5py.Dataset) -> tuple[str, str, Layout | None]:
-    """As plan_reader, and the layout for the two ways that need it."""
+    """-> (mapped | chunks | h5py, in which way its rows are read; why; the layout for the two ways that need it)."""
     try:
         return _plan(dset)
     except (OSError, RuntimeError, ValueError, OverflowError) as error:  # h5py's
@@ -74,7 +68,7 @@ def _plan(dset: h5py.Dataset) -> tuple[str, str, Layout | None]:
         # of what was never written get_offset is None, or, behind a user block, that block's last byte
         if offset is None or dset.id.get_storage_size() != size:
             return "h5py", "stored inside the file's metadata (compact), or never written", None
-        if not dset.file.userblock_size <= offset <= _file_size(dset.file) - size:
+        if not dset.file.userblock_size <= offset <= identity(dset.file)[2] - size:
             return "h5py", "an address outside of the file", None
         return "mapped", f"contiguous at byte {offset}", _layout(dset, dset.shape, [[offset]], [[size]], [[0]], ())
     layout = _chunk_table(dset)
@@ -109,25 +103,18 @@ def _obstacle(dset: h5py.Dataset) -> str | None:
     if dset.file.driver not in ("sec2", "stdio") and not is_remote(dset.file.filename):
         return f"file driver {dset.file.driver}"
     if dset.chunks is not None:
+        if not hasattr(dset.id, "chunk_iter"):
+            return "chunks, which this version of HDF5 does not list"
         if dset.file.userblock_size and h5py.h5.get_libversion() < (1, 14, 4):
             return "chunks behind a user block, whose addresses are wrong in this version of HDF5"
-        return filters.obstacle(_pipeline(dset), math.prod(dset.chunks) * dset.dtype.itemsize)
+        return filters.obstacle(filters.pipeline(dset), _full_size(dset))
     return None
 
 
-def _pipeline(dset: h5py.Dataset) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    create = dset.id.get_create_plist()
-    return tuple(
-        (number, tuple(options)) for number, _, options, _ in map(create.get_filter, range(create.get_nfilters()))
-    )
-
-
 def _fills(dset: h5py.Dataset) -> bool:
-    create = dset.id.get_create_plist()
-    return (
-        create.fill_value_defined() != h5py.h5d.FILL_VALUE_UNDEFINED
-        and create.get_fill_time() != h5py.h5d.FILL_TIME_NEVER
-    )
+    create, h5d = dset.id.get_create_plist(), h5py.h5d
+    defined = create.fill_value_defined() != h5d.FILL_VALUE_UNDEFINED
+    return bool(defined and create.get_fill_time() != h5d.FILL_TIME_NEVER)
 
 
 def _chunk_table(dset: h5py.Dataset) -> Layout | str:
@@ -142,11 +129,7 @@ def _chunk_table(dset: h5py.Dataset) -> Layout | str:
         where.append(info.chunk_offset)
         stored.append((info.byte_offset, info.size, info.filter_mask))
 
-    if hasattr(dset.id, "chunk_iter"):
-        dset.id.chunk_iter(visit)
-    else:
-        for k in range(count):
-            visit(dset.id.get_chunk_info(k))
+    dset.id.chunk_iter(visit)
     table = np.zeros((3, math.prod(grid)), dtype=np.int64)
     if where:
         corner, extent = np.asarray(where, dtype=np.uint64), np.asarray(stored, dtype=np.uint64)
@@ -156,13 +139,13 @@ def _chunk_table(dset: h5py.Dataset) -> Layout | str:
         index = corner.astype(np.int64) // dset.chunks
         table[:, np.ravel_multi_index(tuple(index.T), grid)] = extent.astype(np.int64).T
     offset, size, mask = table.reshape(3, grid[0], -1)
-    return _layout(dset, dset.chunks, offset, size, mask.astype(np.uint32), _pipeline(dset))
+    return _layout(dset, dset.chunks, offset, size, mask.astype(np.uint32), filters.pipeline(dset))
 
 
 def _doubt(dset: h5py.Dataset, corner: np.ndarray, extent: np.ndarray) -> str | None:
     """Why a list of chunks may be wrong. corner: (n, axes) uint64; extent: (n, 3) uint64 address, size, filter mask."""
     wrong = _damaged_index(dset, corner) or _axes_of_hdf5_2_0(dset) or _outside_of_the_file(dset, extent)
-    if wrong is None and not _pipeline(dset):
+    if wrong is None and not filters.pipeline(dset):
         return "chunks of an unexpected size" if (extent[:, 1] != _full_size(dset)).any() else None
     return wrong or _unfiltered_edge(dset, corner, extent)
 
@@ -187,7 +170,7 @@ def _axes_of_hdf5_2_0(dset: h5py.Dataset) -> str | None:
 
 def _outside_of_the_file(dset: h5py.Dataset, extent: np.ndarray) -> str | None:
     address, size, _ = extent.T
-    end = _file_size(dset.file)
+    end = identity(dset.file)[2]
     if (size == 0).any() or (address > end).any() or (size > end - np.minimum(address, end)).any():
         return "chunks without bytes, or with an address outside of the file"
     return None
@@ -203,23 +186,11 @@ def _unfiltered_edge(dset: h5py.Dataset, corner: np.ndarray, extent: np.ndarray)
 
 
 def _layout(dset: h5py.Dataset, chunk: Any, offset: Any, size: Any, mask: Any, pipeline: Any) -> Layout:
-    return Layout(
-        path=dset.file.filename if is_remote(dset.file.filename) else os.path.abspath(dset.file.filename),
-        identity=identity(dset.file),
-        name=dset.name,
-        shape=tuple(dset.shape),
-        dtype=dset.dtype,
-        chunk=tuple(chunk),
-        offset=np.asarray(offset, dtype=np.int64),
-        size=np.asarray(size, dtype=np.int64),
-        mask=np.asarray(mask, dtype=np.uint32),
-        pipeline=tuple(pipeline),
-        fill=_fill(dset) if (np.asarray(size) == 0).any() else None,
-    )
-
-
-def _file_size(file: h5py.File) -> int:
-    return identity(file)[2]
+    path = dset.file.filename if is_remote(dset.file.filename) else os.path.abspath(dset.file.filename)
+    offset, size = np.asarray(offset, np.int64), np.asarray(size, np.int64)
+    fill, mask = _fill(dset) if (size == 0).any() else None, np.asarray(mask, np.uint32)
+    shape, chunk, pipeline = tuple(dset.shape), tuple(chunk), tuple(pipeline)
+    return Layout(path, identity(dset.file), dset.name, shape, dset.dtype, chunk, offset, size, mask, pipeline, fill)
 
 
 def _fill(dset: h5py.Dataset) -> np.ndarray:

@@ -61,9 +61,7 @@ def check_same(path: str, was: Identity, now: Identity, growing: bool = False) -
     if now[:2] != was[:2]:
         raise ConfigError(f"{path} was replaced by another file while this run had it open; start the run again")
     if now[2] < was[2]:
-        raise ConfigError(
-            f"{path} has {now[2]} bytes, and had {was[2]} when this run opened it: it was cut short; write it again"
-        )
+        raise ConfigError(f"{path} has {now[2]} bytes, and had {was[2]} before: it was cut short; write it again")
     if not growing:
         raise ConfigError(f"{path} was changed while this run had it open; start the run again")
 
@@ -118,11 +116,9 @@ _held: WeakValueDictionary[tuple[int, str, bool], Held] = WeakValueDictionary() 
 
 
 def hold(path: str, swmr: bool) -> Held:
-    """This process's handle of a file: one for all that read it through h5py.
-
-    As long as any handle is open, HDF5 shows the file as that one found it. So those of files that were written anew
-    are closed, and so are, where a SWMR writer's file is opened, all of this process; readers hold theirs again.
-    """
+    """This process's handle of a file: one for all that read it through h5py. As long as any is open, HDF5 shows the
+    file as that one found it: those of files that were written anew are closed, and so are, where a SWMR writer's file
+    is opened, all of this process; readers hold theirs again."""
     key = (os.getpid(), os.path.abspath(path), swmr)
     with phil:
         _close_held(key[1])
@@ -168,9 +164,7 @@ def _open(path: str | os.PathLike[str], swmr: bool = False) -> h5py.File:
         file = _open_alike(path, swmr)
         if file.id.get_intent() & h5py.h5f.ACC_RDWR and not swmr:
             file.close()
-            raise ConfigError(
-                f"{path} is open for writing in this program, and what was written may not be in the file yet; close it"
-            )
+            raise ConfigError(f"{path} is open for writing in this program, may not be all in the file yet; close it")
         return file
     except OSError as error:
         if not Path(path).exists():
@@ -216,9 +210,7 @@ def split_of(splits: Mapping[str, Mapping[str, Any] | None], split: str) -> Mapp
         raise ConfigError(f"data.splits has no {split!r}; it has {sorted(splits)}")
     entry = splits[split]
     if entry is None:
-        raise ConfigError(
-            f"data.splits.{split} is null: this set has no such split; give it a group, or shares of the rows"
-        )
+        raise ConfigError(f"data.splits.{split} is null: there is none such; give a group, or shares of the rows")
     if not isinstance(entry, Mapping):
         raise ConfigError(f"data.splits.{split}={entry}: expected a mapping, such as {{group: train}}, or null")
     rows, index = entry.get("rows"), entry.get("index")

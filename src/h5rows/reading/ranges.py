@@ -432,17 +432,13 @@ def file_of(path: str) -> RangedFile:
     return _files[os.getpid(), path]
 
 
-def limit_of(cache_gb: Any) -> int:
-    if not isinstance(cache_gb, (int, float)) or not cache_gb >= LEAST_GB:
-        raise ConfigError(f"data.cache_gb={cache_gb}: must be a number from {LEAST_GB} on; null fetches whole files")
-    return int(cache_gb * 1e9)
-
-
 def described(urls: Sequence[str], cache_gb: float) -> list[RangedFile]:
     """Their files, all asked for at once; the beginnings and ends, where HDF5 looks first, are on the way."""
     from concurrent.futures import ThreadPoolExecutor
 
-    limit = limit_of(cache_gb)
+    if not isinstance(cache_gb, (int, float)) or not cache_gb >= LEAST_GB:
+        raise ConfigError(f"data.cache_gb={cache_gb}: must be a number from {LEAST_GB} on; null fetches whole files")
+    limit = int(cache_gb * 1e9)
 
     def asked(url: str) -> RangedFile:
         _, source = copy_of(url)

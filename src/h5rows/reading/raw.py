@@ -106,12 +106,8 @@ class ChunkCache:
         self.max_bytes = max_bytes
         self._reset()
 
-    def __getstate__(self) -> Any:
-        return self.max_bytes
-
-    def __setstate__(self, state: Any) -> None:
-        self.max_bytes = state
-        self._reset()
+    def __reduce__(self) -> Any:
+        return ChunkCache, (self.max_bytes,)
 
     def _reset(self) -> None:
         self._lock, self._pid = threading.Lock(), os.getpid()

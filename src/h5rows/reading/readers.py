@@ -1,10 +1,8 @@
 """The three ways to read rows of one HDF5 dataset (layout.py says which). All give the same bytes.
 
-Each has `gather_into(rows, out, at=None)`: write row rows[k] to out[k], or to out[at[k]]. rows: (B,) int64, all within
-the dataset (the caller checks); out: C-contiguous, of the dataset's shape and type. Safe from several threads.
-`file`, if there is one, is to be checked after a use, whether it gave values or raised: a change of it is why.
-`advise(rows)` asks the kernel to fetch what is not in memory yet. Handles are this process's own: they are left out of
-a pickle, and a forked child opens what must not be shared.
+Each has gather_into, advise and file, as fields have (fields.py). rows: (B,) int64, all within the dataset (the caller
+checks); out: C-contiguous, of the dataset's shape and type. Safe from several threads. Handles are this process's own:
+they are left out of a pickle, and a forked child opens what must not be shared.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from h5rows.errors import ConfigError
 from h5rows.reading import filters
 from h5rows.reading.layout import Layout
 from h5rows.reading.opening import BORROWERS, Held, check_same, hold, identity, is_remote, unreadable
-from h5rows.reading.raw import ChunkCache, raw_file, spread
+from h5rows.reading.raw import ChunkCache, RawFile, raw_file, spread
 
 
 class _AsTheyAre:
@@ -40,28 +38,19 @@ class _AsTheyAre:
 class Mapped(_AsTheyAre):
     """Copy them from the file's mapping."""
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        self.file = raw_file(layout.path, layout.identity)
-        self._open()
-
-    def __getstate__(self) -> Any:
-        return self.layout, self.file
-
-    def __setstate__(self, state: Any) -> None:
-        self.layout, self.file = state
-        self._open()
-
-    def _open(self) -> None:
+    def __init__(self, layout: Layout, file: RawFile | None = None) -> None:
+        self.layout, self.file = layout, file or raw_file(layout.path, layout.identity)
         self._bytes, size = self.file.map(), self.layout.row_bytes
         self._rows: np.ndarray | None = None
         if len(self.layout.offset) == 1:
             first = int(self.layout.offset[0, 0])
             self._rows = self._bytes[first : first + self.layout.shape[0] * size].reshape(-1, size)
         # every run of `size` bytes, at any offset: picking from it gathers rows that lie anywhere
-        self._runs = np.lib.stride_tricks.as_strided(
-            self._bytes, (len(self._bytes) - size + 1, size), (1, 1), writeable=False
-        )
+        shape = (len(self._bytes) - size + 1, size)
+        self._runs = np.lib.stride_tricks.as_strided(self._bytes, shape, (1, 1), writeable=False)
+
+    def __reduce__(self) -> Any:
+        return Mapped, (self.layout, self.file)
 
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
         if len(rows) == 0:
@@ -160,28 +149,19 @@ class Chunks:
             data = filters.decode(raw, layout.pipeline, int(layout.mask[number, tile]), layout.chunk_bytes)
         except ValueError as error:
             first = number * layout.chunk[0]
-            raise ConfigError(
-                f"{layout.path}: {layout.name} is damaged in the chunk of row {first} (byte {offset}; {error}); "
-                "copy or write the file again"
-            ) from error
+            what = f"{layout.path}: {layout.name} is damaged in the chunk of row {first} (byte {offset}; {error})"
+            raise ConfigError(f"{what}; copy or write the file again") from error
         return np.frombuffer(data, dtype=layout.dtype).reshape(layout.chunk)
 
-    def _extents(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where the chunks of these rows lie: their offsets and sizes."""
+    def advise(self, rows: np.ndarray) -> None:
         chunk = np.unique(rows // self.layout.chunk[0])
         offset, size = self.layout.offset[chunk].reshape(-1), self.layout.size[chunk].reshape(-1)
-        return offset[size > 0], size[size > 0]
-
-    def advise(self, rows: np.ndarray) -> None:
-        self.file.advise(*self._extents(rows))
+        self.file.advise(offset[size > 0], size[size > 0])
 
 
 class ThroughH5py:
-    """Whatever HDF5 can read, by h5py, tuned: held handles, no sieve, consecutive rows together.
-
-    It gives zeros where a file was cut short: the file is compared with what it was when the dataset was opened, before
-    and after each use.
-    """
+    """Whatever HDF5 can read, by h5py, tuned: held handles, no sieve, consecutive rows together. It gives zeros where a
+    file was cut short: this is compared with what it was when it was opened, before and after each use."""
 
     file = None
 
@@ -189,10 +169,8 @@ class ThroughH5py:
         self._by_row = dset.is_virtual  # HDF5 2.0 may crash on several rows at once of what such a one shows
         self.path, self.name, self.member, self.swmr = dset.file.filename, _own_name(dset), member, swmr
         if is_remote(self.path):
-            raise ConfigError(
-                f"{self.path}: {self.name} is read through HDF5, which needs the whole file: data.cache_gb=null "
-                "fetches it; or repack it"
-            )
+            problem = f"{self.path}: {self.name} is read through HDF5, which needs the whole file"
+            raise ConfigError(f"{problem}: data.cache_gb=null fetches it; or repack it")
         self.identity = identity(dset.file)
         # process -> its handle, the dataset. First the caller's, until open_h5's block ends: where the fill value is of
         # variable length, HDF5 2.0 crashes once two handles have the dataset and one of them is closed

@@ -14,12 +14,11 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count, takewhile
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 
-from h5rows.errors import ConfigError, first_line
-from h5rows.extras import pip_install
+from h5rows.errors import ConfigError, first_line, on_one_line, pip_install
 from h5rows.reading.folders import shown
 
 T = TypeVar("T")
@@ -29,7 +28,10 @@ LEAST = 64 << 10  # bytes of an answer in TIMEOUT_S; else it is asked for again,
 MOST_S = 240.0  # no try begins later: a run ends before it is taken for hung
 LOGIN = "; of s3://, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or ~/.aws/credentials say who asks"
 MEANS = {401: "; ~/.netrc may hold a name and a password", 416: "; it is empty"}
-STAMPS = ("ETag", "etag", "md5Hash", "checksum", "generation", "LastModified", "last_modified", "mtime", "created")
+STAMPS = (  # keys of info() that tell a file from one of the same size: of buckets, disks, HDFS, FTP, GitHub, Dropbox
+    "ETag", "etag", "md5Hash", "checksum", "generation", "LastModified", "last_modified", "mtime", "created",
+    "modificationTime", "modify", "sha", "content_hash",
+)  # fmt: skip
 
 
 class Failed(Exception):
@@ -37,19 +39,6 @@ class Failed(Exception):
 
     def __init__(self, said: object) -> None:
         super().__init__(on_one_line(said))
-
-
-class Source(Protocol):
-    """version: another one is another file. ranged: a part can be had without what comes before it."""
-
-    url: str
-    size: int
-    version: str
-    ranged: bool
-
-    def pieces(self, begin: int, end: int) -> Iterator[bytes]:
-        """The bytes from begin to end, each piece as it comes. Safe from several threads."""
-        ...
 
 
 def source_of(url: str, tries: int) -> Source:
@@ -78,6 +67,9 @@ def pause(url: str, error: Failed, failures: int, tries: int = TRIES) -> None:
 
 
 class Http:
+    """version: another one is another file. ranged: a part can be had without what comes before it. pieces: the bytes
+    from begin to end, each piece as it comes; safe from several threads."""
+
     def __init__(self, url: str) -> None:
         self.url, self._login = url, ""
         try:
@@ -147,6 +139,8 @@ class Http:
 
 
 class Fsspec:
+    """As Http."""
+
     ranged = True
 
     def __init__(self, url: str) -> None:
@@ -190,15 +184,13 @@ class Fsspec:
             raise Failed(told(error)) from error
 
 
+Source = Http | Fsspec
+
+
 def told(error: Exception) -> str:
     """What a library says of a place, on one line, and what to do where it is about who asks."""
     said = on_one_line(error)[:300] or type(error).__name__
     return said + LOGIN * (isinstance(error, PermissionError) or "credentials" in said)
-
-
-def on_one_line(said: object) -> str:
-    """Whatever a server or a library says, for a terminal: without its control characters and line ends."""
-    return "".join(c if c.isprintable() else "?" for c in " ".join(str(said).split()))
 
 
 def refused(url: str, said: str) -> ConfigError:

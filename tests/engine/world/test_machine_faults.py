@@ -16,7 +16,7 @@ import pytest
 
 from h5rows.dataset import Dataset
 from h5rows.errors import machine_fault
-from h5rows.importers import sample_files
+from h5rows.importers.files import read_sample
 from h5rows.reading.opening import open_h5
 
 
@@ -40,7 +40,7 @@ def read_h5(path: Path) -> None:
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "a.h5": read_h5,
-    "a.npy": lambda path: sample_files.decode(str(path), "a"),
+    "a.npy": lambda path: read_sample(str(path), "a"),
 }
 
 
