@@ -38,10 +38,7 @@ def read_h5(path: Path) -> None:
         pass
 
 
-READERS: dict[str, Callable[[Path], Any]] = {
-    "a.h5": read_h5,
-    "a.npy": lambda path: sample_files.decode(str(path), "a"),
-}
+READERS: dict[str, Callable[[Path], Any]] = {"a.h5": read_h5, "a.npy": lambda path: sample_files.decode(str(path), "a")}
 
 
 @pytest.mark.parametrize("name", READERS)
