@@ -280,6 +280,25 @@ def start_run(run_dir: Path, *overrides: str, own_process: bool = False) -> Path
     return run_dir
 
 
+def go_on(run_dir: Path, **changed: Any) -> Path:
+    """The run to its end, with these keys of its config changed (dots written __)."""
+    from omegaconf import OmegaConf
+
+    from lab.project import start
+
+    cfg = OmegaConf.load(run_dir / "config.yaml")
+    for key, value in changed.items():
+        OmegaConf.update(cfg, key.replace("__", "."), value)
+    start(cfg, run_dir, [f"{key}={value}" for key, value in changed.items()], own_process=False)
+    return run_dir
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs have these callbacks, whatever their config says."""
+    return lambda *callbacks: monkeypatch.setattr("lab.run.make_callbacks", lambda config: list(callbacks))
+
+
 @contextlib.contextmanager
 def without_code_generator(monkeypatch: pytest.MonkeyPatch, backend: str = "aot_eager") -> Iterator[list[Any]]:
     """torch.compile traces and runs the same graphs, but with eager kernels. Yields the modes that are asked for."""
@@ -311,9 +330,11 @@ def raise_at_step(patch: pytest.MonkeyPatch, step: int, error: BaseException | t
 
 
 def last_checkpoint(run_dir: Path) -> dict[str, Any]:
+    """Whole, where it was written in parts."""
     from engine.checkpoints import checkpoint
 
-    return checkpoint.load_checkpoint(sorted((run_dir / "checkpoints").glob("last_*.pt"))[-1])
+    found = [path for path in (run_dir / "checkpoints").glob("last_*") if path.suffix in (".pt", ".dcp")]
+    return checkpoint.load_checkpoint(max(found, key=lambda path: path.stem))
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
@@ -330,6 +351,24 @@ def status(run_dir: Path) -> dict[str, Any]:
 
 def result(run_dir: Path) -> dict[str, Any]:
     return json.loads((run_dir / "result.json").read_text())
+
+
+def values(run_dir: Path, key: str) -> list[float]:
+    """Those that it has logged."""
+    return [line[key] for line in metrics(run_dir) if key in line]
+
+
+def scores(run_dir: Path) -> dict[str, float]:
+    """Those of its end."""
+    return {key: value for key, value in result(run_dir).items() if "/" in key and not key.startswith("balance/")}
+
+
+def assert_undisturbed(run_dir: Path, straight: Path) -> None:
+    """Bit for bit."""
+    assert status(run_dir)["status"] == "finished"
+    assert_equal(last_checkpoint(run_dir), last_checkpoint(straight))
+    assert metrics(run_dir) == metrics(straight)
+    assert scores(run_dir) == scores(straight)
 
 
 def old_rng_state() -> dict[str, Any]:
@@ -355,19 +394,23 @@ def assert_equal(a: Any, b: Any, where: str = "") -> None:
         assert a == b, f"{where}: {a} != {b}"
 
 
+def called(
+    command: Sequence[Any], code: int | None = 0, seconds: float = 60, fresh: bool = False, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """The command to its end, and what it says. code: the exit status that it must have; None: any. fresh: not from the
+    warm process."""
+    run = subprocess.run if fresh else warm.run
+    done = run([*command], capture_output=True, text=True, timeout=limit(seconds), **options)
+    assert code in (None, done.returncode), f"it ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
 @pytest.fixture
 def train_command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run `python src/train.py ...` as a user does, from a folder of its own."""
 
-    def command(*overrides: str, timeout: float = 60, **env: str) -> subprocess.CompletedProcess[str]:
-        return warm.run(
-            [*TRAIN, *overrides],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=limit(timeout),
-            env={**os.environ, **env},
-        )
+    def command(*overrides: str, code: int | None = 0, **env: str) -> subprocess.CompletedProcess[str]:
+        return called([*TRAIN, *overrides], code, cwd=tmp_path, env={**os.environ, **env})
 
     return command
 
@@ -486,6 +529,5 @@ def killed_at(run_dir: Path, steps: Sequence[int], overrides: tuple[str, ...], s
         again = (f"resume={run_dir}",) if attempt else (*overrides, f"hydra.run.dir={run_dir}")
         kill_at(run_dir, step, again, suffix)
         assert status(run_dir)["status"] == "running"
-    done = warm.run([*TRAIN, f"resume={run_dir}"], capture_output=True, text=True, timeout=limit(60))
-    assert done.returncode == 0, done.stderr
+    called([*TRAIN, f"resume={run_dir}"])
     return run_dir

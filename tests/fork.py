@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import warm
-from conftest import ROOT, limit
+from conftest import ROOT, called
 
 
 def copy_of_the_project(folder: Path) -> Path:
@@ -25,6 +24,8 @@ def copy_of_the_project(folder: Path) -> Path:
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
+    for cache in (ROOT / "src").rglob("__pycache__"):  # compiling them takes longer than most commands
+        shutil.copytree(cache, folder / cache.relative_to(ROOT), dirs_exist_ok=True)
     return folder
 
 
@@ -40,9 +41,16 @@ def with_fewer_digits(copy: Path) -> Path:
 
 
 def run_python(
-    copy: Path, *arguments: str, seconds: float = 120, cwd: Path | None = None
+    copy: Path, *arguments: str, code: int | None = 0, seconds: float = 120, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[Any]:
     """python with these arguments and the modules of a copy of the project; there, or in `cwd`."""
     environment = {**os.environ, "PYTHONPATH": str(copy / "src")}
-    options: Any = {"cwd": cwd or copy, "env": environment, "timeout": limit(seconds)}
-    return warm.run([sys.executable, *arguments], capture_output=True, text=True, **options)
+    return called([sys.executable, *arguments], code, seconds, cwd=cwd or copy, env=environment)
+
+
+def run_undrawn(copy: Path, script: str, *arguments: str, cwd: Path | None = None) -> str:
+    """src/{script}.py without the pictures of a report, which take longer than a small sweep -> all that it says."""
+    typed = [str(copy / "src" / f"{script}.py"), *arguments]
+    begin = f"import sys; sys.modules['matplotlib'] = None; sys.argv = {typed}"
+    done = run_python(copy, "-c", f"{begin}; import {script}; sys.exit({script}.main())", cwd=cwd)
+    return done.stdout + done.stderr

@@ -14,13 +14,15 @@ import waits
 from conftest import (
     ALL,
     assert_equal,
+    assert_undisturbed,
+    go_on,
     last_checkpoint,
     metrics,
     raise_at_step,
-    result,
+    scores,
     slow,
     start_run,
-    status,
+    values,
     without_code_generator,
 )
 from hydra.utils import get_class
@@ -247,12 +249,6 @@ class Stateless(Shipped):
         test_killed_twice_is_undisturbed = None  # type: ignore[assignment]
 
 
-def go_on(folder: Path) -> None:
-    from lab.project import start
-
-    start(OmegaConf.load(folder / "config.yaml"), folder, [], own_process=False)  # type: ignore[arg-type]
-
-
 def broken_off(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: Sequence[int], *overrides: str) -> Path:
     """A run that breaks off before each of these steps, each time behind a save, and goes on to its end."""
     for step in steps:
@@ -263,14 +259,6 @@ def broken_off(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: Sequence[in
         assert 0 < last_checkpoint(folder)["step"] <= step
     go_on(folder)
     return folder
-
-
-def assert_undisturbed(run: Path, straight: Path) -> None:
-    """Bit for bit."""
-    assert status(run)["status"] == "finished"
-    assert_equal(last_checkpoint(run), last_checkpoint(straight))
-    assert metrics(run) == metrics(straight)
-    assert scores(run) == scores(straight)
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, step: int, rank: int) -> None:
@@ -297,11 +285,3 @@ def not_numbers(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(map(not_numbers, value))
     return value * math.nan if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-
-
-def values(folder: Path, name: str) -> list[float]:
-    return [line[name] for line in metrics(folder) if name in line]
-
-
-def scores(folder: Path) -> dict[str, float]:
-    return {name: value for name, value in result(folder).items() if "/" in name and not name.startswith("balance/")}

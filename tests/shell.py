@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import warm
-from conftest import limit
+from conftest import called
 from fork import copy_of_the_project, with_fewer_digits
 
 # asks `served` for a process, and ends as that one ends
@@ -88,7 +88,9 @@ def executable(path: Path, script: str) -> None:
     path.chmod(0o755)
 
 
-def shell(command: str, folder: Path, bare: Path, **more: str) -> subprocess.CompletedProcess[str]:
+def shell(
+    command: str, folder: Path, bare: Path, code: int | None = 0, **more: str
+) -> subprocess.CompletedProcess[str]:
     """As typed into a shell that was opened in `folder`."""
     environment = {
         "HOME": str(bare),
@@ -96,6 +98,4 @@ def shell(command: str, folder: Path, bare: Path, **more: str) -> subprocess.Com
         "TMPDIR": os.environ.get("TMPDIR", "/tmp"),
         **more,
     }
-    return subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=limit(120)
-    )
+    return called(["bash", "-c", command], code, 120, cwd=folder, env=environment, fresh=True)

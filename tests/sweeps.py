@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import warm
-from conftest import QUICK, ROOT, importing, limit, result, status
+from conftest import QUICK, ROOT, called, importing, result, status
 
 SWEEP = ("-m", *QUICK, "trainer.max_steps=6", "trainer.log_every=3")
 # without pictures, which test_report.py is about: drawing takes longer than all else of a small sweep
@@ -62,14 +61,14 @@ def environment() -> dict[str, str]:
     return importing(ROOT / "src")
 
 
-def call(*arguments: str, cwd: Path = ROOT, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    command = plain_command(*arguments)
-    return warm.run(command, cwd=cwd, capture_output=True, text=True, timeout=limit(timeout), env=environment())
+def call(*arguments: str, code: int | None = 0, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return called(plain_command(*arguments), code, cwd=cwd, env=environment())
 
 
-def call_faulty(fault: str, *arguments: str, seeds: Sequence[int] = (1,)) -> subprocess.CompletedProcess[str]:
-    command = faulty_command(fault, *arguments, seeds=seeds)
-    return warm.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit(60), env=environment())
+def call_faulty(
+    fault: str, *arguments: str, code: int | None = 0, seeds: Sequence[int] = (1,)
+) -> subprocess.CompletedProcess[str]:
+    return called(faulty_command(fault, *arguments, seeds=seeds), code, cwd=ROOT, env=environment())
 
 
 def job_dirs(sweep: Path) -> list[Path]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import warm
-from conftest import NEEDS_GPT, ROOT, limit, needs, sample_of, wait_for
+from conftest import NEEDS_GPT, ROOT, called, needs, sample_of, wait_for
 
 sys.path.append(str(ROOT / "benchmarks"))
 import bench
@@ -41,8 +39,7 @@ EXPECTED = {
 def test_a_stage_works(tmp_path: Path, stage: str) -> None:
     command = [sys.executable, str(ROOT / "benchmarks/gpu.py"), stage, "--dry", "--out", str(tmp_path)]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}  # what it leaves running is found by it
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit(280))
-    assert done.returncode == 0, done.stderr + done.stdout
+    called(command, seconds=280, env=environment, fresh=True)
     found = json.loads((tmp_path / "gpu.json").read_text())
     figures = {figure["name"]: figure for figure in found["figures"]}
     assert EXPECTED[stage] <= set(figures)
@@ -71,8 +68,7 @@ def test_a_stage_that_fails_or_does_not_end_is_named(tmp_path: Path, body: str, 
         "gpu.STAGES['faults'] = broken; sys.exit(gpu.main())"
     )
     given = [str(ROOT / "benchmarks"), "faults", "--dry", "--out", str(tmp_path), *options]
-    done = warm.run([sys.executable, "-c", code, *given], capture_output=True, text=True, timeout=limit(60))
-    assert done.returncode == 1, done.stderr
+    called([sys.executable, "-c", code, *given], code=1)
     figures = json.loads((tmp_path / "gpu.json").read_text())["figures"]
     begun = not says.startswith("not begun")
     assert [(f["name"], f["value"]) for f in figures] == [("before", 1.0)] * begun + [("failed", says)]

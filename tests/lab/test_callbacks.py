@@ -14,15 +14,9 @@ import pytest
 import torch
 from conftest import QUICK, assert_equal, last_checkpoint, metrics, result, start_run
 
-import lab.run
 from lab.callbacks.base import Callback, overriding
 
 SHORT = (*QUICK, "trainer.max_steps=6", "trainer.eval_every=3", "trainer.log_every=2", "trainer.global_batch_size=66")
-
-
-@pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    return lambda *callbacks: monkeypatch.setattr(lab.run, "make_callbacks", lambda config: list(callbacks))
 
 
 class Pictures(Callback):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, ROOT, compose, last_checkpoint, metrics, start_run
+from conftest import QUICK, ROOT, compose, last_checkpoint, start_run, values
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
@@ -374,4 +374,4 @@ def test_a_causal_mask_is_saved_and_resumed(tmp_path: Path, monkeypatch: pytest.
     start_run(run, *common, "trainer.max_steps=4")
     assert torch.equal(last_checkpoint(run)["ema"]["mask"], mask)
     assert last_checkpoint(run)["step"] == 4
-    assert np.isfinite([line["train/loss"] for line in metrics(run) if "train/loss" in line]).all()
+    assert np.isfinite(values(run, "train/loss")).all()

@@ -75,8 +75,9 @@ def test_a_compiled_run_is_an_eager_one(tmp_path: Path, modes: list[Any], more: 
     for a, b in zip(values(compiled), values(eager), strict=True):
         assert a == pytest.approx(b, rel=1e-5)
     assert result(compiled)["test/accuracy"] == result(eager)["test/accuracy"]
-    for name, value in last_checkpoint(eager)["model"].items():
-        torch.testing.assert_close(last_checkpoint(compiled)["model"][name], value, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        last_checkpoint(compiled)["model"], last_checkpoint(eager)["model"], rtol=1e-4, atol=1e-6
+    )
     again = [line for line in said(compiled) if "grad_mode" not in line]
     sizes = [line for line in again if "size mismatch" in line]
     assert len(again) == len(sizes) <= 2 * ("hardware.micro_batch_size=10" in more), again
@@ -115,8 +116,7 @@ def test_compiled_block_by_block_is_eager(tmp_path: Path, modes: list[Any], more
         assert a == pytest.approx(b, rel=tolerance)
     weights, wanted = (last_checkpoint(one)["model"] for one in (compiled, eager))
     assert list(weights) == list(wanted)
-    for name, value in wanted.items():
-        torch.testing.assert_close(weights[name], value, rtol=10 * tolerance, atol=1e-4)
+    torch.testing.assert_close(weights, wanted, rtol=10 * tolerance, atol=1e-4)
     if "trainer=ddp" not in more:  # its processes compile by themselves
         assert len(modes) >= 3
         again = [line for line in said(compiled) if "size mismatch" not in line and "grad_mode" not in line]
@@ -268,8 +268,7 @@ def test_channels_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen
     assert all(all(pair) for pair in seen), seen
     for part in ("model", "ema"):
-        for name, value in last_checkpoint(plain)[part].items():
-            torch.testing.assert_close(last_checkpoint(last)[part][name], value, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(last_checkpoint(last)[part], last_checkpoint(plain)[part], rtol=1e-3, atol=1e-5)
     with pytest.raises(Exception, match=r"hardware\.channels_last=true: MLP has no weights of four dimensions"):
         start_run(tmp_path / "mlp", *QUICK, "trainer.max_steps=1", "hardware.channels_last=true")
 
@@ -285,5 +284,4 @@ def test_a_resume_may_change_the_memory_order(tmp_path: Path) -> None:
         for name, value in found.items():
             if value.dim() == 4 and value.shape[1] > 1:
                 assert value.is_contiguous(memory_format=torch.channels_last) == last, name
-    for name, value in found.items():
-        torch.testing.assert_close(value, wanted[name], rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-5)

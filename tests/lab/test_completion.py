@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import pty
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, limit
+from conftest import ROOT, called
 
 # COMP_WORDS as bash cuts a line, where = is a word
 ASK = """
@@ -35,7 +34,7 @@ def without_torch(tmp_path: Path) -> dict[str, str]:
 
 def offered(line: str, environment: dict[str, str], cwd: Path = ROOT) -> list[str]:
     command = ["bash", "--norc", "-c", ASK, "bash", line]
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=limit(30))
+    done = called(command, None, 30, cwd=cwd, env=environment, fresh=True)
     assert done.stderr == ""
     return done.stdout.split()
 

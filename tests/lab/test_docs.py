@@ -7,7 +7,6 @@ import ast
 import inspect
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -18,7 +17,7 @@ import h5py
 import numpy as np
 import pytest
 import yaml
-from conftest import ROOT, compose, limit, sample_of, slow
+from conftest import ROOT, called, compose, sample_of, slow
 from fork import copy_of_the_project, run_python, with_fewer_digits
 from PIL import Image
 
@@ -92,11 +91,7 @@ def test_every_page_is_in_the_navigation() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("mkdocs") is None or find_spec("material") is None, reason="needs the extra `docs`")
 def test_the_site_builds(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, timeout=limit(60),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    called([sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)], cwd=ROOT, fresh=True)
     assert all((tmp_path / path).exists() for path in ("index.html", "my_data/index.html"))
 
 
@@ -366,10 +361,6 @@ def test_a_page_works_as_typed(tmp_path: Path, name: str) -> None:
             (clone / file).parent.mkdir(parents=True, exist_ok=True)
             (clone / file).write_text(body)
         for command in body.splitlines() if kind == "bash" else ():
-            done = run_python(clone, *python_of(command))
-            assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+            run_python(clone, *python_of(command))
     ours = [file for file, _, _ in FENCE.findall(DOCS[name]) if file.endswith(".py")]
-    done = subprocess.run(
-        [sys.executable, "-m", "ruff", "check", "--select", "E,F,W,I", *ours], cwd=clone, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout
+    called([sys.executable, "-m", "ruff", "check", "--select", "E,F,W,I", *ours], cwd=clone, fresh=True)

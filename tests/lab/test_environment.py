@@ -4,14 +4,13 @@ pyproject.toml. Nothing is installed: python3, pip and uv are stand-ins that not
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import ROOT, import_tool, limit
+from conftest import ROOT, called, import_tool
 from shell import executable, stamp_of
 
 PYTHON = f"""\
@@ -50,9 +49,7 @@ class Machine:
         """Returns the exit status, what is shown, what was asked of the stand-ins."""
         self.notes.write_text("")
         given = {"PATH": f"{self.bin}:/usr/bin:/bin", "NOTES": str(self.notes), **environment}
-        done = subprocess.run(
-            ["bash", "-c", command], cwd=self.root, env=given, capture_output=True, text=True, timeout=limit(30)
-        )
+        done = called(["bash", "-c", command], code=None, cwd=self.root, env=given, fresh=True)
         return done.returncode, done.stdout + done.stderr, self.notes.read_text().splitlines()
 
     def pip(self, extra: str) -> str:
@@ -147,8 +144,7 @@ def test_what_failed_is_tried_again(machine: Machine) -> None:
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists() or sys.platform != "linux", reason="of Linux without a GPU")
 @pytest.mark.parametrize(
-    ("given", "gpu", "said"),
-    [({}, False, True), ({}, True, False), ({"PIP_EXTRA_INDEX_URL": "x"}, False, False)],
+    ("given", "gpu", "said"), [({}, False, True), ({}, True, False), ({"PIP_EXTRA_INDEX_URL": "x"}, False, False)]
 )
 def test_pip_without_a_gpu_says_how_to_get_the_cpu_build(
     machine: Machine, given: dict[str, str], gpu: bool, said: bool
@@ -199,10 +195,7 @@ def test_a_disagreement_with_pyproject_is_named(constraints: Any, text: str, sai
 
 
 def test_every_requirement_is_pinned_within_its_bounds() -> None:
-    done = subprocess.run(
-        [sys.executable, "tools/constraints.py", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=limit(30)
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert called([sys.executable, "tools/constraints.py", "--check"], cwd=ROOT, fresh=True).stderr == ""
 
 
 INSTALLED = {  # {name: (version, the Pythons it takes, what it needs)}

@@ -12,7 +12,7 @@ import numpy as np
 import plain
 import pytest
 import torch
-from conftest import QUICK, ROOT, metrics, result, start_run
+from conftest import QUICK, ROOT, metrics, result, start_run, values
 from torch.nn import functional as F
 
 from engine.data import TrainPlan
@@ -32,7 +32,7 @@ def test_an_epoch_is_a_whole_number_of_steps(tmp_path: Path, monkeypatch: pytest
     straight, killed = start_run(tmp_path / "straight", *WALLS), tmp_path / "killed"
     assert result(straight)["step"] == 12
     assert [line["step"] for line in metrics(straight) if "val/loss" in line] == [4, 8, 12]
-    assert [line["train/epoch"] for line in metrics(straight) if "train/epoch" in line] == [1, 2, 3]
+    assert values(straight, "train/epoch") == [1, 2, 3]
     method.assert_undisturbed(method.broken_off(killed, monkeypatch, [6], *WALLS), straight)
     with pytest.raises(ConfigError, match=r"global_batch_size=150: the run has trained 3,600 samples in 12 steps"):
         start_run(killed, *WALLS, "trainer.global_batch_size=150", "data.order.batch_size=150", "trainer.max_epochs=4")
@@ -69,7 +69,7 @@ def test_the_smaller_batch_of_an_epoch_is_what_a_plain_loop_makes_of_it(tmp_path
             p.data -= 0.1 * g
     folder = start_run(tmp_path / "one", *SMALLER)
     plain.assert_trained(folder, model)
-    assert [line["train/loss"] for line in metrics(folder) if "train/loss" in line] == pytest.approx(losses, rel=1e-4)
+    assert values(folder, "train/loss") == pytest.approx(losses, rel=1e-4)
     assert [line["step"] for line in metrics(folder) if "val/loss" in line] == [5, 10]
     ways = method.WAYS["2 ranks, micro-batches"]
     plain.assert_trained(start_run(tmp_path / "two", *SMALLER, *ways), model)

@@ -280,12 +280,7 @@ def test_what_a_run_does_when(noted: Surroundings) -> None:
         ]  # fmt: skip
 
     def logged(step: int, loss: float, steps: int) -> list[Any]:
-        values = {
-            "train/loss": loss,
-            "train/grad_norm": 2.0,
-            "train/lr": 0.5,
-            "train/epoch": step * 4 / 10,
-        }
+        values = {"train/loss": loss, "train/grad_norm": 2.0, "train/lr": 0.5, "train/epoch": step * 4 / 10}
         return [
             ("user code", "Surroundings.on_log", step), ("on_log", step, values), ("read", steps * 4),
             ("log", step, {**values, "own/x": step, "perf/x": steps * 4}),
@@ -529,9 +524,7 @@ def test_a_save_is_what_all_ranks_agree_on(monkeypatch: pytest.MonkeyPatch) -> N
     around = Surroundings()
     around.warning = "something is not saved"
     monkeypatch.setattr(
-        World,
-        "broadcast_buffers",
-        lambda self, m: (around.events.append("buffers"), m.model.running_mean.fill_(3.0)),
+        World, "broadcast_buffers", lambda self, m: (around.events.append("buffers"), m.model.running_mean.fill_(3.0))
     )
     loop.save(state, run_of(around), best=False)
     assert around.events == [

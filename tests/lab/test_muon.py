@@ -7,13 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import NEEDS_GPT, QUICK, assert_equal, compose, metrics, needs, raise_at_step, start_run
-from method import go_on
+from conftest import (
+    NEEDS_GPT,
+    QUICK,
+    assert_equal,
+    compose,
+    go_on,
+    last_checkpoint,
+    needs,
+    raise_at_step,
+    start_run,
+    values,
+)
 from optimizers import optimizer_of
 from torch import nn
 
 import lab.descend
-from engine.checkpoints import checkpoint
 from engine.errors import ConfigError
 from lab.config import Config
 from lab.optim import Schedule
@@ -141,12 +150,9 @@ def test_it_goes_on_in_other_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     common = (*QUICK, *LEARNS, "trainer.log_every=1", "trainer.save_every=2", "trainer.eval_every=null")
     plain = start_run(tmp_path / "plain", *common, "trainer.max_steps=6")
     straight = start_run(tmp_path / "straight", *common, "trainer.max_steps=6", *more)
-    losses = [[line["train/loss"] for line in metrics(run) if "train/loss" in line] for run in (plain, straight)]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+    assert values(straight, "train/loss") == pytest.approx(values(plain, "train/loss"), rel=1e-2)
     with monkeypatch.context() as patch:
         raise_at_step(patch, 5, RuntimeError("killed"))
         with pytest.raises(Exception, match=r"killed|failed|exit"):
             start_run(tmp_path / "run", *common, "trainer.max_steps=6", *more)
-    go_on(tmp_path / "run")
-    newest = [max((run / "checkpoints").glob("last_*"), key=lambda p: p.stem) for run in (straight, tmp_path / "run")]
-    assert_equal(*(checkpoint.load_checkpoint(path) for path in newest))
+    assert_equal(last_checkpoint(go_on(tmp_path / "run")), last_checkpoint(straight))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -15,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, assert_equal, last_checkpoint, limit, start_run
+from conftest import ROOT, assert_equal, called, last_checkpoint, limit, start_run
 from conftest import compose as typed
 from omegaconf import OmegaConf
 
@@ -39,11 +38,7 @@ def test_compose_is_what_the_command_composes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["model=resnte"], "resnet"),
-        (["trainer.max_steps=x"], "trainer.max_steps"),
-    ],
+    ("overrides", "said"), [(["model=resnte"], "resnet"), (["trainer.max_steps=x"], "trainer.max_steps")]
 )
 def test_mistakes_are_config_errors_of_one_line(overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
@@ -178,11 +173,8 @@ if __name__ == "__main__":  # ranks are spawned, as the process has a thread
     print(lab.fit(cfg, {str(tmp_path / "run")!r}))
 """
     (tmp_path / "script.py").write_text(script)
-    done = subprocess.run(
-        [sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=limit(120), cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    env = {"PYTHONPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    called([sys.executable, tmp_path / "script.py"], cwd=tmp_path, env=env, fresh=True)
     assert last_checkpoint(tmp_path / "run")["step"] == 6
 
 

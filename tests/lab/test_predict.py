@@ -11,8 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-import warm
-from conftest import ROOT, limit, processes_with, start_run, wait_for
+from conftest import ROOT, called, limit, processes_with, start_run, wait_for
 
 from engine.config.building import construct
 from lab import load_run
@@ -24,9 +23,8 @@ from lab.transforms.fields import compose as transformed
 QUICK = ("logger=none", "hardware=cpu", "trainer.max_steps=8", "trainer.max_epochs=null", "trainer.eval_every=4")
 
 
-def predict(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "src/predict.py"), *map(str, arguments)]
-    return warm.run(command, capture_output=True, text=True, timeout=limit(90))
+def predict(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    return called([sys.executable, str(ROOT / "src/predict.py"), *map(str, arguments)], code)
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +50,7 @@ def truth(run: Path, split: str) -> np.ndarray:
 @pytest.mark.parametrize("ending", [".h5", ".npz", ".parquet"])
 def test_every_row_once_and_in_order(runs: list[Path], tmp_path: Path, ending: str) -> None:
     out = tmp_path / f"out{ending}"
-    done = predict(runs[0], "--split", "val", "--with", "y", "--out", out)
-    assert done.returncode == 0, done.stderr
+    predict(runs[0], "--split", "val", "--with", "y", "--out", out)
     if ending == ".h5":
         with h5py.File(out) as file:
             found = {name: file[name][()] for name in file}
@@ -77,8 +74,7 @@ def test_three_processes_write_what_one_does(runs: list[Path], tmp_path: Path) -
     files = []
     for count in (1, 3):
         files.append(tmp_path / f"{count}.h5")
-        done = predict(runs[0], "--procs", count, "--out", files[-1], "hardware.eval_batch_size=7", "--with", "y")
-        assert done.returncode == 0, done.stderr
+        predict(runs[0], "--procs", count, "--out", files[-1], "hardware.eval_batch_size=7", "--with", "y")
     with h5py.File(files[0]) as one, h5py.File(files[1]) as three:
         assert sorted(one) == sorted(three) == ["output", "row", "y"]
         np.testing.assert_array_equal(one["y"][()], three["y"][()])
@@ -90,8 +86,7 @@ def test_three_processes_write_what_one_does(runs: list[Path], tmp_path: Path) -
 @pytest.mark.slow
 def test_an_ensemble_is_the_mean_of_its_members(runs: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "mean.h5"
-    done = predict(*runs, "--apply", "softmax", "--out", out)
-    assert done.returncode == 0, done.stderr
+    predict(*runs, "--apply", "softmax", "--out", out)
     probabilities = [torch.from_numpy(truth(run, "test")).softmax(-1).numpy() for run in runs]
     with h5py.File(out) as file:
         np.testing.assert_allclose(file["output"][()], np.mean(probabilities, axis=0), rtol=1e-4, atol=1e-6)
@@ -110,8 +105,7 @@ def test_data_without_labels(tmp_path: Path) -> None:
     with h5py.File(bare, "w") as file:
         file["test/image"] = rng.random((11, 6), dtype=np.float32)
     run = start_run(tmp_path / "run", *QUICK, "data=h5", f"data.path={labelled}", "trainer.global_batch_size=8")
-    done = predict(run, "--out", tmp_path / "out.h5", f"data.path={bare}", "data.fields.y=null")
-    assert done.returncode == 0, done.stderr
+    predict(run, "--out", tmp_path / "out.h5", f"data.path={bare}", "data.fields.y=null")
     with h5py.File(tmp_path / "out.h5") as file:
         assert file["output"].shape == (11, 3)
 
@@ -136,8 +130,7 @@ def test_mistakes_are_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("there.h5").touch()
-    done = predict(runs[0], *arguments)
-    assert done.returncode == 2, done.stdout
+    done = predict(runs[0], *arguments, code=2)
     assert said in done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["there.h5"]

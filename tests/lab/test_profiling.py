@@ -43,11 +43,6 @@ from lab.tasks.supervised import Supervised
 SHORT = (*QUICK, "trainer.max_steps=24", "trainer.eval_every=12", "trainer.log_every=4", "trainer.save_every=12")
 
 
-@pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    return lambda *callbacks: monkeypatch.setattr(lab.run, "make_callbacks", lambda config: list(callbacks))
-
-
 def profile(run: Path) -> dict[str, Any]:
     return json.loads((run / profiling.PROFILE).read_text())
 
@@ -194,8 +189,7 @@ def test_replicas_are_advised_of_a_micro_batch_on_one_gpu() -> None:
 def test_a_run_that_fails_while_torch_records_ends_with_its_own_error(tmp_path: Path) -> None:
     """A process that ends in the middle of a recording crashes: status 139 in place of the error's."""
     given = [*SHORT, "profiler=torch", "profiler.wait=0", "profiler.warmup=1", "profiler.active=20", "optim.lr=1e30"]
-    done = call(*given, f"hydra.run.dir={tmp_path}/run")
-    assert done.returncode == 1, done.stderr
+    done = call(*given, f"hydra.run.dir={tmp_path}/run", code=1)
     assert "not finite" in done.stderr
     assert (tmp_path / "run/profile/trace_rank0.json").exists()  # of the steps before
 

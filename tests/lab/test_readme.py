@@ -53,7 +53,7 @@ def names_its_file(block: str) -> bool:
 @pytest.mark.one_quick
 @pytest.mark.parametrize("part", parts())
 def test_the_commands_run_in_order(clone: Path, bare: Path, part: list[tuple[str, str]]) -> None:
-    assert shell("python -c 'import hydra'", clone, bare).returncode == 1
+    shell("python -c 'import hydra'", clone, bare, code=1)
     for kind, block in part:
         if names_its_file(block):
             (clone / block.splitlines()[0].removeprefix("# ")).write_text(block)
@@ -62,8 +62,7 @@ def test_the_commands_run_in_order(clone: Path, bare: Path, part: list[tuple[str
             (clone / "block.py").write_text(block)
         for command in ["./run python block.py"] if kind == "python" else block.splitlines():
             if command and command != OWN:
-                done = shell(command, clone, bare)
-                assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+                shell(command, clone, bare)
 
 
 @templates
@@ -84,8 +83,7 @@ def test_it_is_short_and_names_only_what_there_is() -> None:
 def test_run_shows_its_commands_and_sets_nothing_up(tmp_path: Path, bare: Path, typed: str) -> None:
     for name in ("run", "pyproject.toml"):
         shutil.copy2(ROOT / name, tmp_path / name)
-    done = shell(typed, tmp_path, bare)
-    assert done.returncode == 2
+    done = shell(typed, tmp_path, bare, code=2)
     assert done.stderr.startswith("usage: ./run COMMAND")
     assert {f"{name}.py" for name in re.findall(r"^  (\w+) ", done.stderr, re.MULTILINE)} > set(THIN)
     assert not (tmp_path / ".venv").exists()
@@ -106,8 +104,8 @@ def commands(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_a_command_without_any_environment_says_what_to_type(commands: Path, bare: Path) -> None:
     for name in THIN:
-        done = shell(f"python src/{name} --help", commands, bare)
-        assert (done.returncode, done.stdout) == (2, "")
+        done = shell(f"python src/{name} --help", commands, bare, code=2)
+        assert done.stdout == ""
         assert re.fullmatch(r"error: .*/python has no hydra, .*\n", done.stderr)
         assert f"type {commands}/run {name.removesuffix('.py')} ..." in done.stderr
         assert f"pip install -e {commands}" in done.stderr
@@ -122,6 +120,5 @@ def test_a_command_goes_on_with_the_environment_s_python_as_it_was_typed(command
 
 def test_an_environment_without_the_packages_is_tried_once(commands: Path, bare: Path) -> None:
     executable(commands / ".venv/bin/python", f'exec "{bare}/python" "$@"')
-    done = shell("python src/train.py", commands, bare)
-    assert done.returncode == 2
+    done = shell("python src/train.py", commands, bare, code=2)
     assert done.stderr.startswith(f"error: {commands}/.venv/bin/python has no hydra")

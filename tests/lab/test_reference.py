@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, ROOT, compose, last_checkpoint, metrics, result, start_run
+from conftest import QUICK, ROOT, compose, last_checkpoint, metrics, result, start_run, values
 from torch import nn
 from torch.nn import functional as F
 
@@ -103,13 +103,9 @@ def test_a_run_is_what_a_plain_loop_computes(tmp_path: Path, case: str) -> None:
     run = start_run(tmp_path / "run", *COMMON, *more)
     model, average, expected = reference((*COMMON, *more), given)
     payload = last_checkpoint(run)
-    for name, value in model.state_dict().items():
-        torch.testing.assert_close(
-            payload["model"][name], value, rtol=2e-4, atol=2e-6, msg=lambda m, n=name: f"{n}: {m}"
-        )
-    assert (payload["ema"] is None) == (average is None)
-    for name, value in (average.state_dict() if average else {}).items():
-        torch.testing.assert_close(payload["ema"][name], value, rtol=2e-4, atol=2e-6)
+    for part, wanted in (("model", model), ("ema", average)):
+        state = None if wanted is None else dict(wanted.state_dict())
+        torch.testing.assert_close(payload[part], state, rtol=2e-4, atol=2e-6)
 
     def merged(lines: list[dict[str, Any]]) -> dict[tuple[int, str], float]:
         return {(line["step"], key): value for line in lines for key, value in line.items() if "/" in key}
@@ -144,7 +140,7 @@ def test_the_score_of_ranks_is_that_of_the_weights_that_are_saved(tmp_path: Path
         "model=resnet", "model.width=4", "trainer.max_steps=3", "trainer.eval_every=3", "trainer.log_every=3",
         "trainer.global_batch_size=16", "trainer.max_eval_batches=4",
     )  # fmt: skip
-    logged = next(line["val/loss"] for line in metrics(run) if "val/loss" in line)
+    (logged,) = values(run, "val/loss")
     assert result(run)["val/loss"] == pytest.approx(logged, rel=1e-6)
     assert score_checkpoint(run, "val", [])["loss"] == pytest.approx(logged, rel=1e-5)
 

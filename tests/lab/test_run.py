@@ -20,6 +20,8 @@ from conftest import (
     QUICK,
     ROOT,
     TRAIN,
+    called,
+    go_on,
     last_checkpoint,
     limit,
     metrics,
@@ -27,6 +29,7 @@ from conftest import (
     result,
     start_run,
     status,
+    values,
     wait_for,
 )
 from omegaconf import OmegaConf
@@ -52,10 +55,7 @@ def run_dirs(folder: Path) -> list[Path]:
 
 @pytest.mark.slow
 def test_a_run_is_one_directory(train_command: Command, tmp_path: Path) -> None:
-    done = train_command(
-        *SHORT, "hydra.run.dir=runs/a", "data.path=" + os.path.relpath(ROOT / "data/digits.h5", tmp_path)
-    )
-    assert done.returncode == 0, done.stderr
+    train_command(*SHORT, "hydra.run.dir=runs/a", "data.path=" + os.path.relpath(ROOT / "data/digits.h5", tmp_path))
     assert run_dirs(tmp_path) == [tmp_path / "runs/a"]
     names = {p.name for p in (tmp_path / "runs/a").iterdir()}
     assert names >= CONTENTS
@@ -64,8 +64,7 @@ def test_a_run_is_one_directory(train_command: Command, tmp_path: Path) -> None:
     environment = json.loads((tmp_path / "runs/a/environment.json").read_text())
     assert environment["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert environment["packages"]["engine"] == engine.__version__
-    again = train_command(*SHORT, "hydra.run.dir=runs/a")
-    assert again.returncode == 2
+    again = train_command(*SHORT, "hydra.run.dir=runs/a", code=2)
     assert again.stderr.startswith("error: hydra.run.dir=") and "resume=auto" in again.stderr  # noqa: PT018
     assert again.stderr.count("\n") == 1
 
@@ -74,12 +73,11 @@ def test_a_run_is_one_directory(train_command: Command, tmp_path: Path) -> None:
 def test_torchrun_ranks_share_one_directory(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*torchrun, TRAIN[1], *SHORT, "trainer=ddp", f"hydra.run.dir={tmp_path}/run"]
-    done = warm.run(command, capture_output=True, text=True, timeout=limit(60))
-    assert done.returncode == 0, done.stderr
+    called(command)
     assert run_dirs(tmp_path) == [tmp_path / "run"]
     assert len(last_checkpoint(tmp_path / "run")["ranks"]) == 2
     command = [*torchrun, TRAIN[1], *SHORT, "trainer=ddp", "modle=mlp", f"hydra.run.dir={tmp_path}/other"]
-    done = warm.run(command, capture_output=True, text=True, timeout=limit(60))
+    done = called(command, code=None)
     assert done.returncode != 0
     assert "error: modle: no such" in done.stderr
 
@@ -105,10 +103,7 @@ def test_a_signal_saves_and_resume_goes_on(tmp_path: Path, ranks: int, number: s
     assert status(run)["signal"] == number.name
     step = last_checkpoint(run)["step"]
     assert f"at step {step}" in shown
-    done = warm.run(
-        [*TRAIN, f"resume={run}", f"trainer.max_steps={step + 3}"], capture_output=True, text=True, timeout=limit(60)
-    )
-    assert done.returncode == 0, done.stderr
+    called([*TRAIN, f"resume={run}", f"trainer.max_steps={step + 3}"])
     assert result(run)["step"] == step + 3
     assert status(run)["status"] == "finished"
     assert not processes_with(str(run))
@@ -180,7 +175,7 @@ def test_the_example_experiment_reaches_its_score(tmp_path: Path) -> None:
 def test_debug_configs_run(tmp_path: Path, debug: str, more: tuple[str, ...]) -> None:
     run = start_run(tmp_path / "run", "hardware=cpu", f"debug={debug}", *more)
     assert status(run)["status"] == "finished"
-    assert debug != "overfit" or [m["train/loss"] for m in metrics(run) if "train/loss" in m][-1] < 0.01
+    assert debug != "overfit" or values(run, "train/loss")[-1] < 0.01
 
 
 def test_load_run_and_evaluate_agree_with_the_run(tmp_path: Path) -> None:
@@ -191,13 +186,11 @@ def test_load_run_and_evaluate_agree_with_the_run(tmp_path: Path) -> None:
     assert not model.training
     assert cfg.trainer.max_steps == 40
     command = [sys.executable, str(ROOT / "src/evaluate.py"), str(moved), "--split", "val", "--json"]
-    done = warm.run(command, capture_output=True, text=True, timeout=limit(60))
-    assert done.returncode == 0, done.stderr
+    done = called(command)
     for key, value in json.loads(done.stdout).items():
         assert value == pytest.approx(result(moved)[f"val/{key}"], rel=1e-6)
     command = [sys.executable, str(ROOT / "src/evaluate.py"), str(moved), "data.pth=x"]
-    bad = warm.run(command, capture_output=True, text=True, timeout=limit(60))
-    assert bad.returncode == 2
+    bad = called(command, code=2)
     assert "data.pth" in bad.stderr
     assert bad.stderr.count("\n") == 1
 
@@ -243,22 +236,6 @@ def test_two_processes_never_share_a_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_dynamo_is_not_imported_for_nothing(tmp_path: Path) -> None:
-    """It costs a second at start-up; torch's optimizers import it on their first call."""
-    code = f"import sys; sys.argv = ['train.py', *{list(SHORT)!r}, 'hydra.run.dir={tmp_path}/run']; import train; \
-status = train.main(); assert status == 0; assert 'torch._dynamo' not in sys.modules; assert 'wandb' not in sys.modules"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=limit(60),
-        env={**os.environ, "PYTHONPATH": "src"},
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
 def test_fp16_survives_an_overflow_in_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab.objective, "forward_loss", poisoned(1, 0))
     more = ("hardware.precision=fp16", "trainer.max_steps=20", "trainer.log_every=4", "optim.lr=0.01")
@@ -266,7 +243,7 @@ def test_fp16_survives_an_overflow_in_the_first_step(tmp_path: Path, monkeypatch
     payload = last_checkpoint(run)
     assert sum(m.get("train/skipped_steps", 0) for m in metrics(run)) == 1
     assert all(torch.isfinite(v).all() for v in payload["model"].values())
-    losses = [m["train/loss"] for m in metrics(run) if "train/loss" in m]
+    losses = values(run, "train/loss")
     assert losses[-1] < losses[0] < 3
 
 
@@ -285,51 +262,40 @@ def test_damaged_checkpoints(tmp_path: Path) -> None:
     run = start_run(tmp_path / "run", *SHORT)
     for best in (run / "checkpoints").glob("best_*.pt"):
         os.truncate(best, 100)
-    start_run_again(run)
+    go_on(run)
     assert "best_step" not in result(run)
     assert not load_run(run).model.training
     for file in (run / "checkpoints").glob("*.pt"):
         os.truncate(file, 100)
     before = (run / "metrics.jsonl").read_text()
     with pytest.raises(ConfigError, match=r"none of its .* checkpoints loads"):
-        start_run_again(run)
+        go_on(run)
     assert (run / "metrics.jsonl").read_text() == before
-
-
-def start_run_again(run: Path) -> None:
-    from omegaconf import OmegaConf
-
-    from lab.project import start
-
-    start(OmegaConf.load(run / "config.yaml"), run, [], own_process=False)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 def test_a_finished_run_and_what_resumes_it(train_command: Command, tmp_path: Path) -> None:
     """A mistake leaves it as it was. A value counts even where the run began with it: rates of 0.1, 0.01, 0.1."""
     run, began = tmp_path / "run", (*SHORT, "optim.lr=0.1", "hydra.run.dir=run", "resume=auto")
-    assert train_command(*began).returncode == 0
+    train_command(*began)
     files = {name: (run / name).read_bytes() for name in ("config.yaml", "overrides.yaml", "status.json")}
     past = ("trainer.max_steps=2", "trainer.max_steps")
     for mistake, says in (("model.hidden=[7]", "does not fit the model: of another shape: "), past):
-        done = train_command("resume=run", mistake)
-        assert done.returncode == 2, done.stderr
+        done = train_command("resume=run", mistake, code=2)
         assert says in done.stderr
         assert {name: (run / name).read_bytes() for name in files} == files
         assert not (run / "failure.json").exists()
-    missing = train_command("resume=nowhere")
-    assert missing.returncode == 2
+    missing = train_command("resume=nowhere", code=2)
     assert "resume=" in missing.stderr and "no run directory" in missing.stderr  # noqa: PT018
     # a key that is null can be changed, and what the optimizer was given holds
-    done = train_command("resume=run", "trainer.max_steps=6", "optim.lr=0.01", "optim.weight_decay=0.5")
-    assert done.returncode == 0, done.stderr
+    train_command("resume=run", "trainer.max_steps=6", "optim.lr=0.01", "optim.weight_decay=0.5")
     assert last_checkpoint(run)["optimizer"]["param_groups"][0]["weight_decay"] == 0.5
     assert result(run)["step"] == 6
     assert OmegaConf.load(run / "config.yaml").optim.lr == 0.01
-    assert train_command("resume=run", "trainer.max_steps=8", "optim.lr=0.1").returncode == 0
+    train_command("resume=run", "trainer.max_steps=8", "optim.lr=0.1")
     assert OmegaConf.load(run / "config.yaml").optim.lr == 0.1
     told = OmegaConf.load(run / "overrides.yaml")
     last = ["optim.lr=0.1", "trainer.max_steps=8"]
     assert sorted(o for o in told if o.startswith(("optim.lr", "trainer.max_steps"))) == last
-    assert train_command(*began, "trainer.max_steps=10").returncode == 0
+    train_command(*began, "trainer.max_steps=10")
     assert result(run)["step"] == 10

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-import warm
-from conftest import ROOT, import_tool, limit
-from fork import copy_of_the_project
+from conftest import ROOT, import_tool
+from fork import copy_of_the_project, run_python
 from omegaconf import OmegaConf
 
 
@@ -175,13 +172,9 @@ def test_one_command_takes_in_a_class_and_its_yaml(tmp_path: Path) -> None:
     (fork / "conf/paper").mkdir()  # a group of its own
     (fork / "conf/paper/figure.yaml").write_text("# @package _global_.paper\nwidth: 3\n")
     (fork / "conf/schema.json").write_text("<<<<<<< of a merge\n")
-    command = [sys.executable, str(fork / "tools/schema.py")]
-    environment = {**os.environ, "PYTHONPATH": str(fork / "src")}
-    done = [
-        warm.run([*command, *more], capture_output=True, text=True, timeout=limit(60), env=environment)
-        for more in (["--check"], [], ["--check"])
-    ]
-    assert [(one.returncode, one.stderr) for one in done] == [(1, ""), (0, ""), (0, "")]
+    tool = "tools/schema.py"
+    done = [run_python(fork, tool, "--check", code=1), run_python(fork, tool), run_python(fork, tool, "--check")]
+    assert [one.stderr for one in done] == [""] * 3
     assert done[1].stdout.splitlines() == [
         f"conf/{name}: written" for name in ("model/line.yaml", "paper/figure.yaml", "schema.json")
     ]

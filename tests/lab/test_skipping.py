@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import waits
-from conftest import QUICK, assert_equal, last_checkpoint, metrics, needs, raise_at_step, start_run
+from conftest import QUICK, assert_equal, last_checkpoint, metrics, needs, raise_at_step, start_run, values
 from method import SMALL, WAYS, Killed, Promises, assert_undisturbed, broken_off, go_on, poison
 
 import lab.descend
@@ -85,23 +85,12 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab.descend, "clip", clipped)
 
 
-RUNS = {
-    "adamw": ("model.dropout=0.1",),
-    "sgd": ("optim=sgd",),
-    "lion": ("optim=lion",),
-}
+RUNS = {"adamw": ("model.dropout=0.1",), "sgd": ("optim=sgd",), "lion": ("optim=lion",)}
 
 
 @pytest.mark.one_quick
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "adamw",
-        "sgd",
-        "lion",
-    ],
-)
+@pytest.mark.parametrize("kind", ["adamw", "sgd", "lion"])
 def test_the_device_leaves_out_what_the_host_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """To the bit, the first step among the skipped."""
     run = (*QUICK, *LONG, *RUNS[kind])
@@ -241,8 +230,7 @@ def test_a_run_of_an_older_version_goes_on_by_its_step(tmp_path: Path, monkeypat
     go_on(tmp_path)
     line = "skipped steps count from here on, 2 until now: the learning rate goes on as that of step 7, not 5"
     assert (tmp_path / "train.log").read_text().count(line) == 1
-    rates = [line["train/lr"] for line in metrics(tmp_path) if "train/lr" in line]
-    assert rates == pytest.approx([rate(step) for step in range(10)])
+    assert values(tmp_path, "train/lr") == pytest.approx([rate(step) for step in range(10)])
 
 
 def test_which_optimizers_need_not_be_asked() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from conftest import NEEDS_GPT, QUICK, compose, last_checkpoint, metrics, result, start_run
+from conftest import NEEDS_GPT, QUICK, compose, last_checkpoint, result, start_run, values
 from method import SMALL, assert_undisturbed, broken_off, go_on, scores
 from omegaconf import OmegaConf
 
@@ -27,20 +27,16 @@ RUN = (*QUICK, *HARD, "trainer.max_steps=12", "trainer.eval_every=3", "trainer.s
 WATCHED = ("monitor.key=val_hard/accuracy", "monitor.mode=max", "trainer.keep_best=2")
 
 
-def logged(folder: Path, key: str) -> list[float]:
-    return [line[key] for line in metrics(folder) if key in line]
-
-
 @pytest.mark.slow
 def test_each_is_scored_and_one_of_them_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """val_hard beside val on the way, test_more at the end alone; evaluate.py says the same of the best weights. A run
     that breaks off between evaluations goes on with the best by val_hard."""
     run = start_run(tmp_path / "run", *RUN, *WATCHED)
     assert_undisturbed(broken_off(tmp_path / "broken", monkeypatch, [10], *RUN, *WATCHED), run)
-    hard = logged(run, "val_hard/accuracy")
-    assert len(hard) == len(logged(run, "val/accuracy")) == 4
+    hard = values(run, "val_hard/accuracy")
+    assert len(hard) == len(values(run, "val/accuracy")) == 4
     assert [value for value, _ in last_checkpoint(run)["best"]] == sorted(hard, reverse=True)[:2]
-    assert not logged(run, "test_more/loss")
+    assert not values(run, "test_more/loss")
     final = result(run)
     assert final["val_hard/accuracy"] == max(hard)
     assert final["test_more/loss"] == pytest.approx(final["val/loss"])
@@ -107,8 +103,8 @@ def test_text_has_them_too(tmp_path: Path) -> None:
         "data.splits.test=null", "+data.splits.val_hard.group=val_hard", "data.num_outputs=20", "trainer.max_steps=3",
         "trainer.eval_every=1", "monitor.key=val_hard/loss",
     )  # fmt: skip
-    assert len(logged(run, "val_hard/loss")) == len(logged(run, "val/loss")) == 3
-    assert last_checkpoint(run)["best_score"] == min(logged(run, "val_hard/loss"))
+    assert len(values(run, "val_hard/loss")) == len(values(run, "val/loss")) == 3
+    assert last_checkpoint(run)["best_score"] == min(values(run, "val_hard/loss"))
 
 
 # ---- what a sweep makes of them

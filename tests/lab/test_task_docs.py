@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
-import warm
-from conftest import ROOT, limit, needs, result
-from fork import copy_of_the_project
+from conftest import ROOT, needs, result
+from fork import copy_of_the_project, run_python
 
 pytestmark = needs("docs/tasks.md", "data/digits.h5", "conf/model/mlp.yaml")
 TEXT = (ROOT / "docs/tasks.md").read_text() if (ROOT / "docs/tasks.md").exists() else ""
@@ -30,21 +27,13 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def shell(clone: Path, *command: str) -> None:
-    done = warm.run(
-        [sys.executable, *command], cwd=clone, capture_output=True, text=True, timeout=limit(120),
-        env={**os.environ, "PYTHONPATH": str(clone / "src")},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 @pytest.mark.slow
 def test_the_commands_run(clone: Path) -> None:
     for number, line in enumerate((clone / "commands").read_text().splitlines()):
         run, script, *words = shlex.split(line)
         assert run == "./run"
         more = () if number else ("trainer.max_epochs=1",)
-        shell(clone, f"src/{script}.py", *words, f"name=run{number}", "logger=none", *more)
+        run_python(clone, f"src/{script}.py", *words, f"name=run{number}", "logger=none", *more)
         runs = sorted((clone / f"outputs/run{number}").rglob("result.json"))
         assert len(runs) == 1 + number
         found = result(runs[0].parent)
@@ -53,7 +42,7 @@ def test_the_commands_run(clone: Path) -> None:
 
 @pytest.mark.slow
 def test_the_method_keeps_what_is_promised(clone: Path) -> None:
-    shell(clone, "-m", "pytest", "-q", "tests/test_task_denoising.py")
+    run_python(clone, "-m", "pytest", "-q", "tests/test_task_denoising.py")
 
 
 def test_every_shipped_method_is_in_the_list() -> None:

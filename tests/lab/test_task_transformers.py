@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import method
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, compose, importing, last_checkpoint, limit, needs, start_run
+from conftest import ROOT, called, compose, importing, last_checkpoint, needs, start_run
 
 from engine.errors import ConfigError
 
@@ -219,11 +218,9 @@ def test_the_pages_commands_run(tmp_path: Path, home: Path) -> None:
     shutil.copy(home / "texts.csv", tmp_path)
 
     def run(script: str, *words: str) -> None:
-        done = subprocess.run(
-            [sys.executable, ROOT / f"src/{script}.py", *words], cwd=tmp_path, capture_output=True, text=True,
-            env=importing(ROOT / "src"), timeout=limit(60),
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        called(
+            [sys.executable, ROOT / f"src/{script}.py", *words], cwd=tmp_path, env=importing(ROOT / "src"), fresh=True
+        )
 
     blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / "docs/hugging_face.md").read_text(), re.MULTILINE | re.DOTALL)
     commands = [shlex.split(line)[1:] for block in blocks for line in block.splitlines()]

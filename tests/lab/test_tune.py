@@ -6,7 +6,6 @@ import json
 import math
 import multiprocessing
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -15,8 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-import warm
-from conftest import QUICK, ROOT, compose, limit, metrics, result, start_run
+from conftest import QUICK, ROOT, called, compose, limit, metrics, result, start_run
 from omegaconf import OmegaConf
 
 import lab.descend
@@ -108,11 +106,10 @@ def test_a_resume_does_not_look_again(tmp_path: Path) -> None:
     run = tmp_path / "run"
     given = [*QUICK, "trainer.max_steps=2", "hardware.micro_batch_size=auto", f"hydra.run.dir={run}"]
     command = [sys.executable, str(ROOT / "src/train.py"), *given]
-    first = warm.run(command, capture_output=True, text=True, timeout=limit(60))
+    first = called(command)
     assert "hardware.micro_batch_size=auto: 64 samples fit, a whole share" in first.stderr
     again = [*command, "resume=auto", "trainer.max_steps=4"]
-    second = warm.run(again, capture_output=True, text=True, timeout=limit(60))
-    assert second.returncode == 0, second.stderr
+    second = called(again)
     assert "samples fit" not in second.stderr
     assert result(run)["step"] == 4
 
@@ -201,8 +198,7 @@ def test_threads_are_measured_when_asked_for(tmp_path: Path) -> None:
     """In a process of its own: what is forked from one that has had several threads hangs with its first two."""
     env = {name: text for name, text in os.environ.items() if name != "OMP_NUM_THREADS"}
     given = [*QUICK, "trainer.max_steps=1", f"hydra.run.dir={tmp_path}/tune"]
-    done = subprocess.run([*TUNE, "threads", *given], env=env, capture_output=True, text=True, timeout=limit(60))
-    assert done.returncode == 0, done.stderr
+    done = called([*TUNE, "threads", *given], env=env, fresh=True)
     record = json.loads((tmp_path / "tune/tune.json").read_text())
     assert {"1", str(cores())} <= set(record["threads"])
     (kept,) = record["overrides"].items()
@@ -211,16 +207,16 @@ def test_threads_are_measured_when_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_stage_that_is_none_is_one_line() -> None:
-    done = warm.run([*TUNE, "lrs", *QUICK], capture_output=True, text=True, timeout=limit(20))
-    assert (done.returncode, done.stdout) == (2, "")
+    done = called([*TUNE, "lrs", *QUICK], 2)
+    assert done.stdout == ""
     assert done.stderr == "error: lrs: neither a stage (micro_batch, threads, loader, lr) nor key=value\n"
 
 
 @pytest.mark.slow
 def test_a_stage_that_fails_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     given = [*QUICK, "trainer.max_steps=2", "hardware.channels_last=true", f"hydra.run.dir={tmp_path}/tune"]
-    done = warm.run([*TUNE, "lr", *given], capture_output=True, text=True, timeout=limit(30))
-    assert (done.returncode, done.stdout) == (2, "")
+    done = called([*TUNE, "lr", *given], 2)
+    assert done.stdout == ""
     assert done.stderr.startswith("error: tune lr: hardware.channels_last=true: MLP has no weights")
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "tune").exists()
@@ -230,22 +226,15 @@ def test_a_stage_that_fails_is_one_line_and_leaves_nothing(tmp_path: Path) -> No
 def test_ranks_of_torchrun_do_not_tune(tmp_path: Path) -> None:
     rank = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
             "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "one"}  # fmt: skip
-    done = warm.run(
-        [*TUNE, *QUICK, f"hydra.run.dir={tmp_path}/tune"], env=os.environ | rank, capture_output=True, text=True,
-        timeout=limit(30),
-    )  # fmt: skip
+    done = called([*TUNE, *QUICK, f"hydra.run.dir={tmp_path}/tune"], code=2, env=os.environ | rank)
     assert done.stderr.startswith("error: tune: several processes were started, and it needs one - run it by the plain")
-    assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 def test_the_command_prints_overrides_that_train(tmp_path: Path) -> None:
     given = [*QUICK, "trainer.max_steps=4", "optim.lr=1"]
-    done = warm.run(
-        [*TUNE, *given, f"hydra.run.dir={tmp_path}/tune"], cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=limit(120),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = called([*TUNE, *given, f"hydra.run.dir={tmp_path}/tune"], seconds=120, cwd=tmp_path)
     pasted = done.stdout.splitlines()[-1].split()
     record = json.loads((tmp_path / "tune/tune.json").read_text())
     assert pasted == [*given[:-1], *(f"{key}={value}" for key, value in record["overrides"].items())]

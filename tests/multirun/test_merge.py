@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import QUICK, ROOT, result
-from fork import copy_of_the_project, run_python
+from fork import copy_of_the_project, run_undrawn
 
 from lab.project import PROJECT
 from multirun.report import Objective, groups
@@ -72,15 +72,6 @@ def test_what_sets_equal_labels_apart_is_named() -> None:
     assert labels(*wide) == {"model.width=8": 1, "model.width=16": 1}
 
 
-def command(folder: Path, script: str, *arguments: str, cwd: Path | None = None) -> str:
-    """Without pictures, which test_report.py is about."""
-    typed = [str(folder / "src" / f"{script}.py"), *arguments]
-    begin = f"import sys; sys.modules['matplotlib'] = None; sys.argv = {typed}"
-    done = run_python(folder, "-c", f"{begin}; import {script}; sys.exit({script}.main())", cwd=cwd)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
 def of_an_older_version(run: Path, root: Path) -> None:
     """As versions wrote it that saved absolute paths and no fingerprints."""
     config = run / "config.yaml"
@@ -95,16 +86,16 @@ def test_two_people_s_folders_are_one_sweep(tmp_path: Path) -> None:
     """A's data lie in the project, B's on another disk; A's are runs of an older version, too."""
     a, b = (copy_of_the_project(tmp_path / name) for name in "ab")
     other = Path(shutil.copy(ROOT / "data/digits.h5", tmp_path / "elsewhere.h5"))
-    command(a, "train", *SWEEP, "optim.lr=0.1,0.01", "seed=0,1")
-    command(b, "train", *SWEEP, "optim.lr=1e-2", "seed=2,3", f"data.path={other}")
+    run_undrawn(a, "train", *SWEEP, "optim.lr=0.1,0.01", "seed=0,1")
+    run_undrawn(b, "train", *SWEEP, "optim.lr=1e-2", "seed=2,3", f"data.path={other}")
     for as_it_was in (False, True):
         if as_it_was:
             for path in (a / "outputs/lr").glob("*/config.yaml"):
                 assert "path: ${root:}/data/digits.h5" in path.read_text()
                 of_an_older_version(path.parent, a)
             shutil.rmtree(b / "outputs")
-            command(b, "train", *SWEEP, "optim.lr=1e-2", "seed=2,3")
-        shown = command(b, "report", str(a / "outputs/lr"), "outputs/lr", "--out", str(tmp_path / "both"))
+            run_undrawn(b, "train", *SWEEP, "optim.lr=1e-2", "seed=2,3")
+        shown = run_undrawn(b, "report", str(a / "outputs/lr"), "outputs/lr", "--out", str(tmp_path / "both"))
         found = {group.label: group for group in groups(read_study(PROJECT, [a / "outputs/lr", b / "outputs/lr"]))}
         assert sorted(found) == ["lr=0.01", "lr=0.1"]
         assert difference(read_study(PROJECT, [a / "outputs/lr", b / "outputs/lr"])) is None
@@ -129,19 +120,19 @@ def test_a_moved_run_needs_no_override(tmp_path: Path) -> None:
     """evaluate, predict, verify, resume in another clone, from other working directories; the first clone is gone."""
     a, b = (copy_of_the_project(tmp_path / name) for name in "ab")
     run = ("outputs/run", "trainer.max_steps=4", "trainer.log_every=1", "trainer.save_every=2")
-    command(a, "train", f"hydra.run.dir={run[0]}", *QUICK, *run[1:])
+    run_undrawn(a, "train", f"hydra.run.dir={run[0]}", *QUICK, *run[1:])
     shutil.copytree(a / run[0], b / run[0])
     shutil.copytree(a / run[0], b / "outputs/old")
     of_an_older_version(b / "outputs/old", a)
-    before = command(a, "evaluate", "outputs/run")
-    command(a, "train", f"resume={run[0]}", "trainer.max_steps=6")
+    before = run_undrawn(a, "evaluate", "outputs/run")
+    run_undrawn(a, "train", f"resume={run[0]}", "trainer.max_steps=6")
     a.rename(tmp_path / "gone")
     for name in ("run", "old"):
         moved = b / "outputs" / name
-        assert scores(command(b, "evaluate", str(moved), cwd=tmp_path)) == scores(before)
-        assert "bit for bit" in command(b, "verify", f"outputs/{name}", cwd=b)
-        command(b, "predict", str(moved), "--out", str(tmp_path / f"{name}.npz"), cwd=tmp_path)
-        command(b, "train", f"resume={moved}", "trainer.max_steps=6", cwd=tmp_path)
+        assert scores(run_undrawn(b, "evaluate", str(moved), cwd=tmp_path)) == scores(before)
+        assert "bit for bit" in run_undrawn(b, "verify", f"outputs/{name}", cwd=b)
+        run_undrawn(b, "predict", str(moved), "--out", str(tmp_path / f"{name}.npz"), cwd=tmp_path)
+        run_undrawn(b, "train", f"resume={moved}", "trainer.max_steps=6", cwd=tmp_path)
         assert len(scores(before)) == 2
         straight = result(tmp_path / "gone/outputs/run")
         assert {k: v for k, v in result(moved).items() if "/" in k} == {k: v for k, v in straight.items() if "/" in k}
@@ -156,10 +147,14 @@ def test_a_resume_says_whether_the_data_elsewhere_are_the_same(tmp_path: Path) -
         file.seek(70_000)
         file.write(b"other")
     run = f"hydra.run.dir={tmp_path}/run"
-    command(ROOT, "train", run, *QUICK, "trainer.max_steps=2")
-    shown = command(ROOT, "train", f"resume={tmp_path}/run", "trainer.max_steps=3", "data.path=same.h5", cwd=tmp_path)
+    run_undrawn(ROOT, "train", run, *QUICK, "trainer.max_steps=2")
+    shown = run_undrawn(
+        ROOT, "train", f"resume={tmp_path}/run", "trainer.max_steps=3", "data.path=same.h5", cwd=tmp_path
+    )
     assert f"data.path={same}: the same data as ${{root:}}/data/digits.h5" in shown
     changes = json.loads((tmp_path / "run/environment.json").read_text())["changes"]
     assert [list(change["was"]) for change in changes] == [["trainer.max_steps"]], "no change of the data"
-    shown = command(ROOT, "train", f"resume={tmp_path}/run", "trainer.max_steps=4", f"data.path={other}", cwd=tmp_path)
+    shown = run_undrawn(
+        ROOT, "train", f"resume={tmp_path}/run", "trainer.max_steps=4", f"data.path={other}", cwd=tmp_path
+    )
     assert f"data.path: {other} (139,728 bytes) holds other data than the run began with" in shown

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TRAIN, last_checkpoint, limit, metrics, processes_with, status, wait_for
+from conftest import TRAIN, called, last_checkpoint, limit, metrics, processes_with, status, wait_for
 from sweeps import SWEEP, book, ended_at, job_dirs, states
 
 ray = pytest.importorskip("ray")
@@ -82,8 +82,7 @@ def test_ctrl_c_saves_what_runs_and_the_same_command_goes_on(cluster: Any, tmp_p
 
 def test_no_cluster_is_one_line(tmp_path: Path) -> None:
     where = ("hydra/launcher=ray", "hydra.launcher.address=127.0.0.1:1", f"hydra.sweep.dir={tmp_path}/s")
-    done = subprocess.run([*TRAIN, *SWEEP, "seed=0,1", *where], capture_output=True, text=True, timeout=limit(100))
-    assert done.returncode == 2
+    done = called([*TRAIN, *SWEEP, "seed=0,1", *where], code=2, seconds=100, fresh=True)
     assert "error: hydra.launcher.address=127.0.0.1:1: " in done.stderr
     assert "Traceback" not in done.stderr
     assert [status(tmp_path / "s" / job["key"])["status"] for job in book(tmp_path / "s")["jobs"]] == ["queued"] * 2

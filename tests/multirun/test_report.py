@@ -9,7 +9,6 @@ import math
 import re
 import shutil
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import warm
 import yaml
-from conftest import QUICK, ROOT, TRAIN, compose, limit, result
+from conftest import QUICK, ROOT, TRAIN, called, compose, result
 
 from engine.errors import ConfigError
 from engine.extras import missing
@@ -46,8 +44,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sweeps") / "lr"
     options = ["optim=sgd", "optim.lr=1e-3,1e-1,1e30", "trainer.clip_norm=null", "seed=range(3)", "sweep=lr"]
     command = [*TRAIN, "-m", *QUICK, "trainer.max_steps=12", "trainer.log_every=2", "trainer.eval_every=4", *options]
-    done = warm.run([*command, f"hydra.sweep.dir={folder}"], capture_output=True, text=True, timeout=limit(100))
-    assert done.returncode == 1, done.stderr
+    called([*command, f"hydra.sweep.dir={folder}"], code=1, seconds=100)
     assert (folder / "report.md").exists()  # the sweep itself writes it at its end
     return folder
 
@@ -149,10 +146,8 @@ def test_save_best_gives_an_experiment_that_gives_the_same_scores(tmp_path: Path
         "+data.transforms.flip={_target_:lab.transforms.fields.RandomFlip,field:x,dim:-1,seed:3}", "sweep=lr",
     ]  # fmt: skip
     command = [*TRAIN, "-m", *options, f"hydra.sweep.dir={tmp_path}/lr"]
-    done = warm.run(command, capture_output=True, text=True, timeout=limit(100))
-    assert done.returncode == 0, done.stderr
-    said = warm.run([*REPORT, str(tmp_path / "lr"), "--save-best"], capture_output=True, text=True, timeout=limit(60))
-    assert said.returncode == 0, said.stderr
+    called(command, seconds=100)
+    said = called([*REPORT, str(tmp_path / "lr"), "--save-best"])
     assert "./run train experiment=best_lr" in said.stdout
     assert experiment.read_text().startswith("# @package _global_\n# ./run train experiment=best_lr\n")
     assert "seed" not in yaml.safe_load(experiment.read_text())
@@ -169,10 +164,7 @@ def test_save_best_gives_an_experiment_that_gives_the_same_scores(tmp_path: Path
     save_best(PROJECT, study, best, overwrite=True)
     assert experiment.read_text() == text
     again = ["experiment=best_lr", "logger=none", "hardware=cpu", "hardware.num_threads=1", "seed=1"]
-    done = warm.run(
-        [*TRAIN, *again, f"hydra.run.dir={tmp_path}/again"], capture_output=True, text=True, timeout=limit(60)
-    )
-    assert done.returncode == 0, done.stderr
+    called([*TRAIN, *again, f"hydra.run.dir={tmp_path}/again"])
     first = next(job for job in best.jobs if job.config["seed"] == 1)
     scores = {key: value for key, value in result(tmp_path / "again").items() if "/" in key}
     assert scores == {key: first.result[key] for key in scores}
@@ -194,8 +186,7 @@ def test_save_best_refuses_what_a_yaml_cannot_say(copy: Path, experiment: Path) 
 @pytest.mark.slow
 def test_a_comparison_of_any_runs(sweep: Path, tmp_path: Path) -> None:
     runs = [str(job_dirs(sweep)[i]) for i in (0, 1, 3)]
-    done = warm.run([*REPORT, *runs, "--out", str(tmp_path / "cmp")], capture_output=True, text=True, timeout=limit(60))
-    assert done.returncode == 0, done.stderr
+    called([*REPORT, *runs, "--out", str(tmp_path / "cmp")])
     text = (tmp_path / "cmp/report.md").read_text()
     assert re.search(r"`optim.lr` \| 0.001 \| 0.001 \| 0.1", text)
     assert "| optim.lr=0.001 |" in text
@@ -219,8 +210,7 @@ def test_a_comparison_of_any_runs(sweep: Path, tmp_path: Path) -> None:
 def test_a_mistake_is_one_line(sweep: Path, tmp_path: Path, arguments: list[str], says: str) -> None:
     names = {"RUN": str(job_dirs(sweep)[0]), "FAILED": str(job_dirs(sweep)[8])}
     command = [*REPORT, *(names.get(a, a) for a in arguments), "--out", str(tmp_path / "out")]
-    done = warm.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=limit(60))
-    assert done.returncode == 2
+    done = called(command, code=2, cwd=tmp_path)
     assert re.search(rf"^error: .*{says}", done.stderr)
     assert len(done.stderr.splitlines()) == 1
 
@@ -238,8 +228,7 @@ assert not {"torch", "hydra", "wandb"} & set(sys.modules), sorted(sys.modules)
 sys.exit(status)
 """
     command = [sys.executable, "-c", code % [str(sweep), "--out", str(tmp_path / "out")]]
-    done = subprocess.run(command, cwd=ROOT / "src", capture_output=True, text=True, timeout=limit(60))
-    assert done.returncode == 0, done.stderr
+    done = called(command, cwd=ROOT / "src", fresh=True)
     assert done.stderr.count("\n") == 1
     note = missing("no pictures and no page: drawing", "matplotlib", "report")
     assert done.stderr == note + "\n"
@@ -426,10 +415,7 @@ def in_a_browser(text: str, script: str, tmp_path: Path, *options: str) -> str:
     path = tmp_path / "page.html"
     path.write_text(text.replace("</body>", f"<script>{script}</script></body>"))
     command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,2400"]
-    done = subprocess.run(
-        [*command, *(options or ("--dump-dom",)), f"file://{path}"], capture_output=True, text=True, timeout=limit(60)
-    )
-    assert done.returncode == 0, done.stderr
+    done = called([*command, *(options or ("--dump-dom",)), f"file://{path}"], fresh=True)
     return done.stdout
 
 
@@ -466,8 +452,7 @@ def test_the_page_of_a_search_has_its_history_and_a_contour_of_two_keys(tmp_path
     helpers = (web / "scores.js").read_text().partition("function scoreTraces")[0]
     parts = [f"const D = {json.dumps(data(facts(study)))};", PRELUDE, helpers, (web / "search.js").read_text(), LOOK]
     (tmp_path / "page.js").write_text("\n".join(parts).replace('"use strict";', ""))
-    done = subprocess.run([str(NODE), str(tmp_path / "page.js")], capture_output=True, text=True, timeout=limit(60))
-    assert done.returncode == 0, done.stderr
+    done = called([str(NODE), str(tmp_path / "page.js")], fresh=True)
     found = json.loads(done.stdout)
     assert found["history"] == [[], scores, [min(scores[: i + 1]) for i in range(19)]]
     assert (found["firstTwo"], found["kind"], found["dots"]) == (["optim", "optim.momentum"], "log", 10)

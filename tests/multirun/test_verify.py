@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 import torch
 import warm
 import yaml
-from conftest import QUICK, ROOT, compose, limit, metrics, start_run, status
+from conftest import QUICK, ROOT, called, compose, metrics, start_run, status
 from fork import copy_of_the_project, run_python
 from omegaconf import OmegaConf
 
@@ -48,11 +49,9 @@ def files(run: Path) -> dict[str, tuple[bytes, int]]:
     return {str(p): (p.read_bytes(), p.stat().st_mtime_ns) for p in sorted(run.rglob("*")) if p.is_file()}
 
 
-def command(run: Path, *more: str, src: Path = ROOT / "src", **env: str) -> subprocess.CompletedProcess[str]:
-    return warm.run(
-        [sys.executable, str(src / "verify.py"), str(run), *more],
-        capture_output=True, text=True, timeout=limit(60), env={**os.environ, "PYTHONPATH": str(src), **env},
-    )  # fmt: skip
+def command(run: Path, *more: str, code: int = 0, src: Path = ROOT / "src") -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, str(src / "verify.py"), str(run), *more]
+    return called(words, code, env={**os.environ, "PYTHONPATH": str(src)})
 
 
 def test_a_run_is_equal_to_itself_started_again_and_stays_as_it_is(whole: Path) -> None:
@@ -287,8 +286,8 @@ def test_a_directory_that_is_no_run_or_is_in_the_way(whole: Path, tmp_path: Path
         recompute.verify(PROJECT, whole, rounding=2)
     with pytest.raises(ConfigError, match=r"exists; give a directory that does not"):
         recompute.verify(PROJECT, whole, out=tmp_path)
-    done = command(tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
+    done = command(tmp_path, code=2)
+    assert done.stdout == ""
     assert done.stderr.startswith(f"error: {tmp_path}: no run directory")
 
 
@@ -296,15 +295,15 @@ def test_a_directory_that_is_no_run_or_is_in_the_way(whole: Path, tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_again")
 def test_two_ranks(tmp_path: Path) -> None:
     """Stopped in the middle, where no checkpoint was due."""
     ranks = ("trainer=fsdp", "hardware.num_procs=2", "process.stop_at_step=15")
     with pytest.raises(SystemExit):
         start_run(tmp_path / "run", *RUN, *ranks)
-    done = command(tmp_path / "run", "--commit", "here")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "15 steps again, equal bit for bit" in done.stdout
-    assert "checkpoints/last_000000015" in done.stdout
+    found = recompute.verify(PROJECT, tmp_path / "run")
+    assert (found.equal, found.steps) == (True, 15), found
+    assert any(part.name.startswith("checkpoints/last_000000015") for part in found.parts)
 
 
 @pytest.mark.slow
@@ -356,36 +355,41 @@ def commit(folder: Path, message: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_of_another_commit_with_changes_that_were_not_committed(project: Path, tmp_path: Path) -> None:
+def test_a_run_of_another_commit_with_changes_that_were_not_committed(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     loop = project / "src/lab/loop.py"
     text, line = loop.read_text(), "        values = step("
     assert line in text
     (project / "src/lab/half.py").write_text("def halve(state):\n    next(state.model.parameters()).data *= 0.5\n")
     loop.write_text(text.replace(line, f"        from lab.half import halve; halve(state)\n{line}", 1))
     run = tmp_path / "run"
-    done = run_python(project, "src/train.py", *RUN, f"hydra.run.dir={run}")
-    assert done.returncode == 0, done.stderr
+    run_python(project, "src/train.py", *RUN, f"hydra.run.dir={run}")
     assert "with changes" in str(code_of(PROJECT.root, run))
-    own = {"src": project / "src"}
-    assert "code: the present files\n" in command(run, "--steps", "4", **own).stdout
+
+    def halves(commit: str, diff: bool) -> tuple[bool, str]:
+        """(Whether the code of the second run has the changes, how it is called)."""
+        with recompute.code_for(replace(PROJECT, root=project), run, commit, diff) as (root, said):
+            assert (root == project) == (commit == "here" and not diff)
+            changes = ("from lab.half" in (root / "src/lab/loop.py").read_text(), (root / "src/lab/half.py").exists())
+        assert len({*changes}) == 1
+        return changes[0], said
+
+    assert halves("here", False) == (True, "the present files")
     loop.write_text(text)
     (project / "src/lab/half.py").unlink()
     (project / "notes.md").write_text("later")
     commit(project, "second")
-    done = command(run, "--diff", **own)
-    assert done.returncode == 0, done.stdout + done.stderr
+    capsys.readouterr()
+    with_changes, said = halves("here", False)
+    assert not with_changes, "the changes are run only where they are asked for"
+    assert re.search(r", not the run's \(commit \w+ with changes \w+\), which --diff takes$", said)
+    assert capsys.readouterr().err == f"code: {said}\n"
+    done = command(run, "--diff", src=project / "src")
     assert "equal bit for bit" in done.stdout
     assert "in a temporary worktree" in done.stdout
-    marked = (run / "uncommitted.diff").read_text().replace("+def halve", "+open('pwned', 'w')\n+def halve")
-    (run / "uncommitted.diff").write_text(marked.replace("+1,2 @@", "+1,3 @@"))
-    without = {more: command(run, "--steps", "4", *more, **own) for more in ((), ("--commit", "own"))}
-    for done in without.values():
-        assert done.returncode == 1, done.stdout + done.stderr
-        assert "step 4: train/loss" in done.stdout
-    assert not list(tmp_path.rglob("pwned")), "the changes are run only where they are asked for"
-    [line] = [line for line in without[()].stderr.splitlines() if line.startswith("code: ")]
-    assert re.search(r", not the run's \(commit \w+ with changes \w+\), which --diff takes$", line)
-    (run / "uncommitted.diff").write_text("# new, not in this patch: src/lab/large.bin\n")
-    done = command(run, "--steps", "4", "--diff", **own)
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = command(run, "--steps", "4", "--commit", "own", code=1, src=project / "src")
+    assert "step 4: train/loss" in done.stdout
     assert "in a temporary worktree" in done.stdout
+    (run / "uncommitted.diff").write_text("# new, not in this patch: src/lab/large.bin\n")
+    assert not halves("here", True)[0]

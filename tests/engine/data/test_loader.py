@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 import threading
 import time
@@ -14,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, limit, slow, wait_for
+from conftest import ROOT, called, slow, wait_for
 from torch import Tensor
 
 from engine.data import loader as loader_module
@@ -305,7 +304,7 @@ loader = Loader(Slow(50), endless(50, 5), CPU, kind="threads", num_workers=2, se
 def test_a_process_with_a_ring_always_ends(sleep: float, body: str, code: int) -> None:
     script = SCRIPT.format(tests=[str(Path(__file__).parent), str(ROOT / "tests")], sleep=sleep, body=body)
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit(60), cwd=ROOT / "src")
+    done = called(command, code=None, cwd=ROOT / "src", fresh=True)
     assert done.returncode in (code, 128 - code if code < 0 else code), done.stderr
     assert "Fatal" not in done.stderr
 

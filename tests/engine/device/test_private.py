@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import QUICK, ROOT, assert_equal, last_checkpoint, limit, metrics, result, start_run
+from conftest import QUICK, ROOT, assert_equal, called, last_checkpoint, metrics, result, start_run
 
 RUN = (
     *QUICK, "trainer=ddp", "hardware.num_procs=2", "trainer.max_steps=6", "trainer.log_every=2",
@@ -29,25 +28,18 @@ def test_a_run_is_the_same_without(tmp_path: Path) -> None:
     for name, gone, variables in (("gone", GONE, {}), ("plain torch", "", {"LAB_PLAIN_TORCH": "1"})):
         run = tmp_path / name
         code = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r})\n{gone}\nimport train; sys.exit(train.main())"
-        done = subprocess.run(
-            [sys.executable, "-c", code, *RUN, f"hydra.run.dir={run}"], env={**os.environ, **variables},
-            capture_output=True, text=True, timeout=limit(60),
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        called([sys.executable, "-c", code, *RUN, f"hydra.run.dir={run}"], env={**os.environ, **variables}, fresh=True)
         assert_equal(last_checkpoint(run), last_checkpoint(plain))
         assert metrics(run) == metrics(plain)
         assert "step_time" in result(run)["balance"]
 
 
+@pytest.mark.slow
 def test_a_plain_run_imports_nothing_heavy(tmp_path: Path) -> None:
-    """Each of these takes 0.1 to 1 s."""
+    """Each of these takes 0.1 to 1 s. torch's optimizers import dynamo on their first call."""
     arguments = ["train.py", *QUICK, "trainer.max_steps=2", f"hydra.run.dir={tmp_path}/run"]
     code = f"import sys; sys.argv = {arguments!r}; import train; assert train.main() == 0; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=limit(60), cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": "src"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = called([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": "src"}, fresh=True)
     imported = set(done.stdout.split())
     sharding = {f"torch.distributed.{name}" for name in ("checkpoint", "fsdp", "tensor")}
     assert not (sharding | {"torch._dynamo", "sympy", "wandb", "matplotlib", "scipy", "pandas"}) & imported

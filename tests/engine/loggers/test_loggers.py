@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import warm
-from conftest import QUICK, TRAIN, compose, kill_at, limit, metrics, start_run
+from conftest import QUICK, TRAIN, called, compose, kill_at, metrics, start_run
 
 from engine.errors import ConfigError
 from engine.extras import missing
@@ -69,8 +68,7 @@ def test_both_hold_what_metrics_holds_after_a_kill_too(tmp_path: Path, monkeypat
     overrides = (*RUN, "logger=[tensorboard,mlflow]", "trainer.max_steps=400", "trainer.log_every=25",
                  "trainer.eval_every=100", "trainer.save_every=40", f"hydra.run.dir={run}")  # fmt: skip
     kill_at(run, 80, overrides)
-    done = warm.run([*TRAIN, *overrides, "resume=auto"], capture_output=True, text=True, timeout=limit(120))
-    assert done.returncode == 0, done.stderr
+    called([*TRAIN, *overrides, "resume=auto"], seconds=120)
     close(tensorboard(run), logged(run))
     record, points = mlflow(run, uri)
     close(points, logged(run))

@@ -22,9 +22,9 @@ from conftest import (
     ROOT,
     TRAIN,
     at_once,
+    called,
     free_port,
     kill_at,
-    limit,
     metrics,
     processes_with,
     result,
@@ -52,10 +52,7 @@ def server() -> Iterator[Server]:
 
 
 def sync(server: Server, *arguments: str, code: int = 0) -> str:
-    done = warm.run(
-        [*SYNC, *arguments], capture_output=True, text=True, timeout=limit(100), env={**os.environ, **online(server)}
-    )
-    assert done.returncode == code, done.stdout + done.stderr
+    done = called([*SYNC, *arguments], code=code, seconds=100, env={**os.environ, **online(server)})
     assert "wandb:" not in done.stderr
     return done.stdout + done.stderr
 
@@ -117,14 +114,14 @@ def test_online_and_offline_parts_are_one_run(train_command: Command, tmp_path: 
     """Online, offline, online on another machine (a copy of the directory); a lost file comes again."""
     run, moved = tmp_path / "run", tmp_path / "moved"
     begin = [*RUN, *STEPS, "callback=pictures", "hydra.run.dir=run", "trainer.max_steps=8"]
-    assert train_command(*begin, **online(server)).returncode == 0
+    train_command(*begin, **online(server))
     settled(run)
-    assert train_command(f"resume={run}", "trainer.max_steps=12").returncode == 0
+    train_command(f"resume={run}", "trainer.max_steps=12")
     shutil.move(run, moved)
     name = status(moved)["wandb_id"]
     lost = next(file for file in server.files[name] if file.startswith("media/"))
     del server.files[name][lost]
-    assert train_command(f"resume={moved}", "trainer.max_steps=16", **online(server)).returncode == 0
+    train_command(f"resume={moved}", "trainer.max_steps=16", **online(server))
     settled(moved)
     assert_holds(server, moved)
     assert lost in server.files[name]
@@ -145,10 +142,9 @@ def test_a_killed_run_that_is_resumed_has_no_hole(tmp_path: Path, server: Server
         if ill == "dead":
             kill_senders(run)
         server.ill = None
-        done = warm.run([*TRAIN, f"resume={run}"], capture_output=True, text=True, timeout=limit(100))
+        called([*TRAIN, f"resume={run}"], seconds=100)
     finally:
         os.environ["WANDB_MODE"] = "offline"
-    assert done.returncode == 0, done.stderr
     settled(run)
     assert "nothing is lacking" in sync(server, str(run))
     assert_holds(server, run)
@@ -170,7 +166,6 @@ def test_what_an_ill_server_has_not_got_is_sent_by_the_command_that_the_run_prin
             if ill == "nobody":
                 there["WANDB_BASE_URL"] = f"http://127.0.0.1:{free_port()}"
             done = train_command(*RUN, *STEPS, "trainer.max_steps=6", f"hydra.run.dir={name}", **there)
-            assert done.returncode == 0, done.stderr
             assert done.stderr.count("W&B:") == done.stderr.count(f"./run sync {name}") == 1, done.stderr
             assert "wandb:" not in done.stderr
             assert status(tmp_path / name)["status"] == "finished"
@@ -191,12 +186,12 @@ def test_the_evaluation_of_the_step_of_a_stop_is_there(train_command: Command, t
     """A stop between a step's line and its evaluation's: both are rows, whenever the second comes."""
     run = tmp_path / "run"
     options = [*RUN, *STEPS, "process.stop_at_step=8", "trainer.max_steps=12", "hydra.run.dir=run"]
-    assert train_command(*options, **online(server)).returncode == 75
+    train_command(*options, **online(server), code=75)
     settled(run)
     name = status(run)["wandb_id"]
     assert (server.states[name], server.exits[name]) == ("preempted", 75)
     assert_holds(server, run, "preempted")
-    assert train_command(f"resume={run}", **online(server)).returncode == 0
+    train_command(f"resume={run}", **online(server))
     settled(run)
     assert_holds(server, run)
     assert [row["step"] for row in server.rows(name) if "val/loss" in row] == [4, 8, 12]
@@ -234,8 +229,7 @@ def test_what_is_no_beginning_of_metrics_is_sent_as_a_new_run(finished: Path, tm
 def test_written_offline_it_can_be_read(finished: Path, tmp_path: Path) -> None:
     run = shutil.copytree(finished, tmp_path / "run")
     command = [*SYNC, str(run), "--offline", str(tmp_path / "look")]
-    done = warm.run(command, capture_output=True, text=True, timeout=limit(60))
-    assert done.returncode == 0, done.stderr
+    called(command)
     assert [path.name for path in (run / "wandb").iterdir()] == ["summary.json"]
     (file,) = (tmp_path / "look/wandb").glob("offline-run-*/*.wandb")
     wandb = str(Path(sys.executable).with_name("wandb"))
@@ -250,8 +244,7 @@ def test_a_sweep_is_a_group_with_a_summary(tmp_path: Path, server: Server) -> No
     folder = tmp_path / "sweeps" / "lr"
     options = [*RUN, "trainer.max_steps=4", "optim.lr=1e-3,1e-2", "seed=1,2", "logger.tags=[x]", "logger.artifact=true"]
     command = [*TRAIN, "-m", *options, "trainer.eval_every=2", "sweep=lr", f"hydra.sweep.dir={folder}"]
-    done = warm.run(command, capture_output=True, text=True, timeout=limit(100), env={**os.environ, **online(server)})
-    assert done.returncode == 0, done.stderr
+    called(command, seconds=100, env={**os.environ, **online(server)})
     settled(folder)
     names, scores = set(), []
     for path in sorted(path.parent for path in folder.glob("*/config.yaml")):

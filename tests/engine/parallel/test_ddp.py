@@ -38,8 +38,7 @@ def test_options_change_no_result(tmp_path: Path) -> None:
         ("trainer.ddp.bucket_cap_mb=0.001",),
     ]):  # fmt: skip
         two = final_weights(start_run(tmp_path / f"{number}", *DDP, *options))
-        for name, value in one.items():
-            torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(two, one, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -53,8 +52,7 @@ def test_a_forward_that_the_model_chose_for_itself_stays(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(MLP, "__init__", chosen)
     one, two = start_run(tmp_path / "one", *RUN), start_run(tmp_path / "two", *DDP)
-    for name, value in final_weights(one).items():
-        torch.testing.assert_close(final_weights(two)[name], value, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(final_weights(two), final_weights(one), rtol=1e-3, atol=1e-4)
     assert metrics(one)[0]["train/loss"] == pytest.approx(metrics(two)[0]["train/loss"], rel=1e-4)
 
 
@@ -70,8 +68,7 @@ def test_compressed_gradients_are_near_and_resume_bit_for_bit(tmp_path: Path) ->
     straight = start_run(tmp_path / "straight", *DDP, *more)
     squeezed = final_weights(straight)
     assert any(not torch.equal(squeezed[name], value) for name, value in plain.items())  # it does something
-    for name, value in plain.items():
-        torch.testing.assert_close(squeezed[name], value, rtol=0.05, atol=0.01)
+    torch.testing.assert_close(squeezed, plain, rtol=0.05, atol=0.01)
     assert score_checkpoint(straight, "test", [])["accuracy"] == result(straight)["test/accuracy"]
     assert_resumed_alike(straight, tmp_path / "cut", *DDP, *more)
 

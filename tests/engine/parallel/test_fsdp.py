@@ -17,21 +17,24 @@ import h5py
 import numpy as np
 import pytest
 import torch
-import warm
 from conftest import (
     NEEDS_GPT,
     QUICK,
     ROOT,
     assert_equal,
+    assert_undisturbed,
+    called,
     compose,
+    go_on,
     killed_at,
-    limit,
+    last_checkpoint,
     metrics,
     result,
     sample_of,
     slow,
     start_run,
     status,
+    values,
     without_code_generator,
 )
 from omegaconf import OmegaConf
@@ -73,24 +76,8 @@ def model_overrides(model: str, tokens: Path) -> tuple[str, ...]:
     }[model]  # fmt: skip
 
 
-def newest(run_dir: Path) -> dict[str, Any]:
-    """The newest checkpoint, whole."""
-    found = [path for path in (run_dir / "checkpoints").glob("last_*") if path.suffix in (".pt", ".dcp")]
-    return checkpoint.load_checkpoint(max(found, key=lambda path: path.stem))
-
-
 def losses(run_dir: Path, key: str = "train/loss") -> torch.Tensor:
-    return torch.tensor([line[key] for line in metrics(run_dir) if key in line])
-
-
-def go_on(run_dir: Path, **values: Any) -> None:
-    """The run goes on, with these keys of its config changed (dots written __)."""
-    from lab.project import start
-
-    cfg = OmegaConf.load(run_dir / "config.yaml")
-    for key, value in values.items():
-        OmegaConf.update(cfg, key.replace("__", "."), value)
-    start(cfg, run_dir, [], own_process=False)  # type: ignore[arg-type]
+    return torch.tensor(values(run_dir, key))
 
 
 def cut_at(run_dir: Path, step: int) -> None:
@@ -120,10 +107,7 @@ def test_sharded_steps_equal_the_others(tmp_path: Path, tokens: Path, model: str
         "hardware.eval_batch_size=64",
     )  # fmt: skip
     two = (*FSDP, "hardware.micro_batch_size=6")
-    ways = {
-        "ddp": ("trainer=ddp", "hardware.num_procs=2", "hardware.micro_batch_size=6"),
-        "fsdp": two,
-    }
+    ways = {"ddp": ("trainer=ddp", "hardware.num_procs=2", "hardware.micro_batch_size=6"), "fsdp": two}
     if model != "mlp":
         ways["again"] = (*two, "hardware.activation_checkpointing=auto")
     if model == "gpt":
@@ -137,18 +121,17 @@ def test_sharded_steps_equal_the_others(tmp_path: Path, tokens: Path, model: str
             "host": (*two, "trainer.fsdp.cpu_offload=true"),
         }
     runs = {way: start_run(tmp_path / way, *common, *more) for way, more in ways.items()}
-    expected = newest(runs["ddp"])
+    expected = last_checkpoint(runs["ddp"])
     for way, run in runs.items():
         for key, rtol in (("train/loss", 1e-4), ("train/grad_norm", 1e-3), ("val/loss", 1e-4)):
             torch.testing.assert_close(losses(run, key), losses(runs["ddp"], key), rtol=rtol, atol=1e-5, msg=way + key)
-        payload = newest(run)
+        payload = last_checkpoint(run)
         for part in ("model", "ema"):
             assert list(payload[part]) == list(expected[part])
-            for name, value in expected[part].items():
-                torch.testing.assert_close(payload[part][name], value, rtol=1e-3, atol=1e-4, msg=f"{way} {name}")
-        for number, values in expected["optimizer"]["state"].items():
-            assert values.keys() == payload["optimizer"]["state"][number].keys()
-            torch.testing.assert_close(payload["optimizer"]["state"][number]["step"], values["step"])
+            torch.testing.assert_close(payload[part], expected[part], rtol=1e-3, atol=1e-4)
+        for number, wanted in expected["optimizer"]["state"].items():
+            assert wanted.keys() == payload["optimizer"]["state"][number].keys()
+            torch.testing.assert_close(payload["optimizer"]["state"][number]["step"], wanted["step"])
 
 
 class AtStart(Callback):
@@ -338,7 +321,7 @@ def test_low_precision_has_ddp_s_types(
         "hardware.num_procs=2", f"hardware.precision={precision}", "trainer.eval_every=4", "optim.lr=0.01",
     )  # fmt: skip
     ddp, fsdp = (start_run(tmp_path / way, *common, f"trainer={way}") for way in ("ddp", "fsdp"))
-    payload = newest(fsdp)
+    payload = last_checkpoint(fsdp)
     assert {v.dtype for v in payload["model"].values()} == {torch.float32}
     assert payload["optimizer"]["state"][0]["exp_avg"].dtype == torch.float32
     types = [json.loads((run / f"types{rank}.json").read_text()) for run in (ddp, fsdp) for rank in range(2)]
@@ -364,7 +347,7 @@ def test_a_gradient_that_is_not_finite(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(lab.objective, "forward_loss", poisoned)
     common = (*QUICK, *FSDP, "trainer.max_steps=10", "trainer.log_every=5", f"hardware.precision={precision}")
     run = start_run(tmp_path / "skip", *common, "trainer.non_finite=skip")
-    payload = newest(run)
+    payload = last_checkpoint(run)
     assert sum(line.get("train/skipped_steps", 0) for line in metrics(run)) == 1
     assert all(torch.isfinite(v).all() for v in payload["model"].values())
     if precision == "fp32":
@@ -414,10 +397,7 @@ def test_killed_twice_equals_undisturbed(tmp_path: Path) -> None:
     )  # fmt: skip
     straight = start_run(tmp_path / "straight", *overrides)
     killed = killed_at(tmp_path / "killed", (6, 15), overrides, ".dcp")
-    assert_equal(newest(killed), newest(straight))
-    assert metrics(killed) == metrics(straight)
-    first, second = result(killed), result(straight)
-    assert {k: first[k] for k in first if "/" in k} == {k: second[k] for k in second if "/" in k}
+    assert_undisturbed(killed, straight)
     left = {path.name for path in (killed / "checkpoints").iterdir()}
     assert left == {path.name for path in (straight / "checkpoints").iterdir()}
 
@@ -450,16 +430,10 @@ def test_a_run_goes_on_with_other_ranks(
         then = {**then, "trainer__fsdp": vars(fsdp_config())}
     go_on(run, **then)
     torch.testing.assert_close(losses(run), losses(straight), rtol=1e-4, atol=1e-5)
-    a, b = newest(run), newest(straight)
+    a, b = last_checkpoint(run), last_checkpoint(straight)
     assert (a["step"], a["samples"], a["schedule"]) == (b["step"], b["samples"], b["schedule"])
     for part in ("model", "ema"):
-        for key, value in b[part].items():
-            torch.testing.assert_close(a[part][key], value, rtol=1e-3, atol=1e-4)
-
-
-def called(script: str, *arguments: str) -> Any:
-    command = [sys.executable, str(ROOT / "src" / script), *arguments]
-    return warm.run(command, capture_output=True, text=True, timeout=limit(60))
+        torch.testing.assert_close(a[part], b[part], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -468,12 +442,10 @@ def test_whatever_reads_a_run_reads_parts(tmp_path: Path) -> None:
     run = start_run(tmp_path / "first", *QUICK, *FSDP, "trainer.max_steps=8", "trainer.eval_every=4")
     moved = run.rename(tmp_path / "moved")
     parts = sorted((moved / "checkpoints").glob("best_*.dcp"))[0]
-    done = called("evaluate.py", str(moved), "--json")
-    assert done.returncode == 0, done.stderr
+    done = called([sys.executable, str(ROOT / "src/evaluate.py"), str(moved), "--json"])
     assert done.stderr == ""
     assert json.loads(done.stdout)["accuracy"] == pytest.approx(result(moved)["test/accuracy"])
-    done = called("export.py", str(moved), str(tmp_path / "model.pt"))
-    assert done.returncode == 0, done.stderr
+    called([sys.executable, str(ROOT / "src/export.py"), str(moved), str(tmp_path / "model.pt")])
     bare = MLP((1, 8, 8), 10, [16], 0.0)
     bare.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
     for source in (moved, parts):
@@ -488,7 +460,7 @@ def test_whatever_reads_a_run_reads_parts(tmp_path: Path) -> None:
 def test_a_damaged_part_falls_back_to_the_one_before(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     common = (*QUICK, *FSDP, "trainer.max_steps=12", "trainer.save_every=4", "trainer.keep_best=0")
     run = start_run(tmp_path / "run", *common, "trainer.eval_every=null")
-    straight = newest(run)
+    straight = last_checkpoint(run)
     part = run / "checkpoints/last_000000012.dcp/__1_0.distcp"
     os.truncate(part, part.stat().st_size // 2)
     capfd.readouterr()
@@ -496,7 +468,7 @@ def test_a_damaged_part_falls_back_to_the_one_before(tmp_path: Path, capfd: pyte
     shown = capfd.readouterr().err
     assert f"skipping damaged checkpoint: {part.parent} does not load: __1_0.distcp has" in shown
     assert "on from last_000000008.dcp" in shown
-    assert_equal(newest(run), straight)
+    assert_equal(last_checkpoint(run), straight)
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [
         "last_000000008.dcp", "last_000000012.damaged", "last_000000012.dcp",
     ]  # fmt: skip
@@ -519,7 +491,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pyt
         start_run(tmp_path / "run", *QUICK, *FSDP, "trainer.max_steps=10", "trainer.save_every=3",
                   "trainer.eval_every=null")  # fmt: skip
     monkeypatch.undo()
-    assert newest(tmp_path / "run")["step"] == 3
+    assert last_checkpoint(tmp_path / "run")["step"] == 3
     assert "No space left" in status(tmp_path / "run")["error"]
     assert [p.name for p in (tmp_path / "run/checkpoints").iterdir()] == ["last_000000003.dcp"]
 
@@ -637,10 +609,10 @@ def test_other_optimizers_and_ranks_go_on_exactly(tmp_path: Path) -> None:
     more = ("trainer.max_steps=8", "trainer.save_every=4", "trainer.eval_every=null", "trainer.keep_best=0",
             "optim._target_=torch.optim.RMSprop", "~optim.betas", "trainer.global_batch_size=60")  # fmt: skip
     run = start_run(tmp_path / "run", *QUICK, "trainer=fsdp", "hardware.num_procs=3", *more)
-    straight = newest(run)
+    straight = last_checkpoint(run)
     cut_at(run, 4)
     go_on(run)
-    assert_equal(newest(run), straight)
+    assert_equal(last_checkpoint(run), straight)
 
 
 @pytest.mark.slow

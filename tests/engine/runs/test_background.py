@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, assert_equal, limit, metrics, result, start_run
-from omegaconf import OmegaConf
+from conftest import QUICK, assert_equal, go_on, limit, metrics, result, start_run
 from torch import nn
 
 from engine.checkpoints import checkpoint
@@ -223,7 +222,6 @@ def test_a_run_is_the_same_beside_and_waiting(tmp_path: Path) -> None:
 def test_a_resumed_run_holds_nothing_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither mapped nor in memory: the payload is let go when the state has it."""
     import lab.loop
-    from lab.project import start
 
     run = start_run(tmp_path / "run", *RUN, "trainer.max_steps=4")
     train_step, seen = lab.loop.train_step, []
@@ -234,7 +232,5 @@ def test_a_resumed_run_holds_nothing_of_the_file(tmp_path: Path, monkeypatch: py
         return train_step(nets, state, *rest)
 
     monkeypatch.setattr(lab.loop, "train_step", step)
-    config = OmegaConf.load(run / "config.yaml")
-    config.trainer.max_steps = 9
-    start(config, run, [], own_process=False)  # type: ignore[arg-type]
+    go_on(run, trainer__max_steps=9)
     assert seen == [[]] * 5

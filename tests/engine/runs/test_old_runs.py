@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from conftest import ROOT, compose, result, status
+from conftest import ROOT, compose, last_checkpoint, result, status
 from omegaconf import OmegaConf
 
-from engine.checkpoints import checkpoint
 from engine.config import saved
 from engine.config.saved import read_config
 from engine.errors import ConfigError
@@ -39,16 +38,6 @@ def old(name: str, tmp_path: Path) -> Path:
     text = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(text.replace("/project/digits.h5", str(ROOT / "data/digits.h5")))
     return run
-
-
-def newest(run: Path) -> dict[str, Any]:
-    files = [path for path in (run / "checkpoints").glob("last_*") if path.suffix in (".pt", ".dcp")]
-    return checkpoint.load_checkpoint(max(files, key=lambda path: path.name))
-
-
-def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
-    for key, value in b.items():
-        torch.testing.assert_close(a[key], value, **({} if not SAME_TORCH else {"rtol": 1e-6, "atol": 1e-7}))
 
 
 @pytest.mark.one_quick
@@ -76,10 +65,11 @@ def test_it_goes_on_and_ends_as_the_one_that_was_not_stopped(tmp_path: Path, kin
     start(read_config(PROJECT, run), run, [], own_process=False)
     assert status(run)["status"] == "finished"
     assert status(run)["wandb_id"] == json.loads((RUNS / run.name / "status.json").read_text())["wandb_id"]
-    ended, expected = newest(run), newest(straight)
+    ended, expected = last_checkpoint(run), last_checkpoint(straight)
     for part in ("model", "ema"):
         if expected[part] is not None:
-            assert_same(ended[part], expected[part])
+            near = {"rtol": 1e-6, "atol": 1e-7} if SAME_TORCH else {}
+            torch.testing.assert_close(ended[part], expected[part], **near)
     for key in ("step", "samples"):
         assert ended[key] == expected[key]
     for key, value in result(straight).items():

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK, compose, last_checkpoint, metrics, result, start_run, status
+from conftest import QUICK, compose, go_on, last_checkpoint, metrics, result, start_run, status
 from omegaconf import OmegaConf
 
 import lab.evaluation
@@ -44,13 +44,6 @@ def run(finished: Path, tmp_path: Path) -> Path:
 def files(run_dir: Path) -> dict[str, bytes]:
     found = [path for path in run_dir.rglob("*") if path.is_file() and path.name not in LOGS]
     return {str(path.relative_to(run_dir)): path.read_bytes() for path in found}
-
-
-def go_on(run_dir: Path, **changed: Any) -> None:
-    cfg: Any = OmegaConf.load(run_dir / "config.yaml")
-    for key, value in changed.items():
-        OmegaConf.update(cfg, key.replace("__", "."), value)
-    start(cfg, run_dir, [f"{key}={value}" for key, value in changed.items()], own_process=False)
 
 
 def failing(error: BaseException | None, at_call: int = 1) -> Callable[..., Any]:

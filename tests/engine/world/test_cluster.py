@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import warm
-from conftest import QUICK, TRAIN, assert_equal, free_port, last_checkpoint, limit, result
+from conftest import QUICK, TRAIN, assert_equal, called, free_port, last_checkpoint, limit, result
 
 from engine.errors import ConfigError
 from engine.world import environment, rendezvous, store
@@ -147,11 +147,7 @@ def test_two_pods_of_two_ranks_equal_four_ranks(tmp_path: Path) -> None:
     assert [status for status, _ in ended] == [0, 0], ended
     assert ended[1][1] == "", "rank 0 alone speaks"
     assert [p.name for p in tmp_path.iterdir()] == ["pods"]
-    done = warm.run(
-        [*TRAIN, *QUICK, *short, "hardware.num_procs=4", f"hydra.run.dir={tmp_path}/one"],
-        capture_output=True, text=True, timeout=limit(60),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    called([*TRAIN, *QUICK, *short, "hardware.num_procs=4", f"hydra.run.dir={tmp_path}/one"])
     assert_equal(last_checkpoint(tmp_path / "pods")["model"], last_checkpoint(tmp_path / "one")["model"])
     assert result(tmp_path / "pods")["test/loss"] == result(tmp_path / "one")["test/loss"]
 

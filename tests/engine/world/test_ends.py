@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import warm
-from conftest import QUICK, ROOT, assert_equal, importing, last_checkpoint, limit, sample_of, slow, status
+from conftest import QUICK, ROOT, assert_equal, called, importing, last_checkpoint, limit, sample_of, slow, status
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
 EVERY = ("trainer.eval_every=2", "trainer.max_eval_batches=1", "trainer.log_every=100", "trainer.save_every=100")
@@ -33,9 +32,7 @@ def outcomes(folder: Path, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
         case |= {"folder": case.get("folder", str(folder / str(i))), "limit_s": limit(20)}
     (folder / "cases.json").write_text(json.dumps(cases))
     command = [sys.executable, str(ROOT / "tests/ends.py"), str(folder / "cases.json")]
-    env, timeout = importing(ROOT / "src", ROOT / "tests"), limit(30 + 10 * len(cases))
-    done = warm.run(command, capture_output=True, text=True, timeout=timeout, env=env)
-    assert done.returncode == 0, done.stderr
+    done = called(command, seconds=30 + 10 * len(cases), env=importing(ROOT / "src", ROOT / "tests"))
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -88,10 +85,7 @@ POOL = [(0, "", signals) for signals in STORMS]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "cases",
-    [
-        [(1, "collate", ["SIGTERM"]), (2, "", ["SIGUSR1"])],
-        slow(sample_of([ONE[5], TWO[1], POOL[3]], ONE + TWO + POOL)),
-    ],
+    [[(1, "collate", ["SIGTERM"]), (2, "", ["SIGUSR1"])], slow(sample_of([ONE[5], TWO[1], POOL[3]], ONE + TWO + POOL))],
     ids=["some", "others"],
 )
 @pytest.mark.timeout(0)

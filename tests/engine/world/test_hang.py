@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import warm
-from conftest import QUICK, ROOT, limit, processes_with, slowdown, start_run, status
+from conftest import QUICK, ROOT, at_once, called, importing, limit, processes_with, slowdown, start_run, status
 from sweeps import SWEEP, call_faulty, job_dirs, states
 
 import lab.objective
@@ -77,22 +76,19 @@ sys.exit(train.main())
 """
 
 
-def lone(tmp_path: Path, fault: str, *overrides: str, prelude: str = "") -> subprocess.CompletedProcess[str]:
-    return warm.run(
-        [sys.executable, "-c", prelude + LONE.format(fault=fault), *STEPS, *overrides, f"hydra.run.dir={tmp_path}/run"],
-        capture_output=True, text=True, timeout=limit(90), env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-    )  # fmt: skip
+def lone(tmp_path: Path, fault: str, *overrides: str, code: int = 0, prelude: str = "") -> str:
+    """What it says on stderr."""
+    command = [sys.executable, "-c", prelude + LONE.format(fault=fault), *STEPS, *overrides]
+    return called([*command, f"hydra.run.dir={tmp_path}/run"], code, 90, env=importing(ROOT / "src")).stderr
 
 
 @pytest.mark.slow
 def test_native_code_in_a_process_without_a_parent(tmp_path: Path) -> None:
-    done = lone(
-        tmp_path, "ctypes.PyDLL(None).sleep(1000)", "data=synthetic", "data.loader=workers", "data.num_workers=1"
-    )
-    assert done.returncode == 1, done.stderr
-    assert "Timeout (0:00:" in done.stderr
-    assert f"in {HELD}\n" in done.stderr
-    assert "in strike" in done.stderr.rpartition("Thread ")[2]
+    data = ("data=synthetic", "data.loader=workers", "data.num_workers=1")
+    shown = lone(tmp_path, "ctypes.PyDLL(None).sleep(1000)", *data, code=1)
+    assert "Timeout (0:00:" in shown
+    assert f"in {HELD}\n" in shown
+    assert "in strike" in shown.rpartition("Thread ")[2]
     assert status(tmp_path / "run")["status"] == "running"  # a report calls this one killed
     assert read_job(PROJECT, tmp_path / "run", 0, ()).status == "killed"
     assert not processes_with(str(tmp_path))
@@ -110,8 +106,7 @@ if not pid:
 assert os.waitpid(pid, 0)[1] == 0
 disarm()
 """
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    process = subprocess.Popen([sys.executable, "-c", code], env=env, start_new_session=True)
+    process = subprocess.Popen([sys.executable, "-c", code], env=importing(ROOT / "src"), start_new_session=True)
     try:
         assert process.wait(limit(20)) == 0
     finally:
@@ -125,11 +120,8 @@ def test_a_rank_of_torchrun_that_hangs(tmp_path: Path) -> None:
     fault = "if os.environ['RANK'] == '1': ctypes.PyDLL(None).sleep(1000)"
     (tmp_path / "faulty.py").write_text(LONE.format(fault=fault))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = warm.run(
-        [*command, str(tmp_path / "faulty.py"), *STEPS, "trainer=ddp", f"hydra.run.dir={tmp_path}/run"],
-        capture_output=True, text=True, timeout=limit(90), env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-    )  # fmt: skip
-    assert done.returncode == 1, done.stderr
+    command += [str(tmp_path / "faulty.py"), *STEPS, "trainer=ddp", f"hydra.run.dir={tmp_path}/run"]
+    done = called(command, 1, 90, env=importing(ROOT / "src"))
     found = status(tmp_path / "run")
     assert (found["status"], found["rank"]) == ("failed", 1), done.stderr
     assert "rank 1 hung: the others waited for it" in found["error"]
@@ -144,8 +136,7 @@ def test_ctrl_z_does_not_count(tmp_path: Path) -> None:
     # a child in the group of another process of the session: else the kernel ignores SIGTSTP
     prelude = "import os; os.setpgid(0, 0)\n"
     began = time.monotonic()
-    done = lone(tmp_path, fault, prelude=prelude)
-    assert done.returncode == 0, done.stderr
+    lone(tmp_path, fault, prelude=prelude)
     assert time.monotonic() - began > 3 * TIMEOUT_S
     assert status(tmp_path / "run")["status"] == "finished"
 
@@ -153,10 +144,12 @@ def test_ctrl_z_does_not_count(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_job_of_a_pool_that_is_stopped_or_says_nothing(tmp_path: Path) -> None:
     pool = (f"process.timeout={TIMEOUT_S + 1}", "hydra/launcher=pool", "hydra.launcher.jobs_at_once=2")
-    for fault, name in (("os.kill(os.getpid(), signal.SIGSTOP)", "stopped"), ("ctypes.CDLL(None)._exit(0)", "silent")):
-        done = call_faulty(fault, *SWEEP, "seed=0,1", *pool, f"hydra.sweep.dir={tmp_path}/{name}")
-        assert done.returncode == 1, done.stderr
-        assert states(tmp_path / name) == ["finished", "failed"]
+    faults = {"stopped": "os.kill(os.getpid(), signal.SIGSTOP)", "silent": "ctypes.CDLL(None)._exit(0)"}
+    at_once(
+        lambda name: call_faulty(faults[name], *SWEEP, "seed=0,1", *pool, f"hydra.sweep.dir={tmp_path}/{name}", code=1),
+        faults,
+    )
+    assert [states(tmp_path / name) for name in faults] == [["finished", "failed"]] * 2
     (hung,) = (found for job in job_dirs(tmp_path / "stopped") if (found := status(job))["status"] == "failed")
     assert re.search(r"the job hung: it did not run for \d+ s.*it is stopped", hung["error"])
     assert "in faulty" in hung["traceback"]

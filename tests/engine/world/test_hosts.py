@@ -14,8 +14,19 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-import warm
-from conftest import QUICK, ROOT, TRAIN, assert_equal, last_checkpoint, limit, metrics, processes_with, status, wait_for
+from conftest import (
+    QUICK,
+    ROOT,
+    TRAIN,
+    assert_equal,
+    called,
+    last_checkpoint,
+    limit,
+    metrics,
+    processes_with,
+    status,
+    wait_for,
+)
 
 from h5rows.reading.ranges import BLOCK
 
@@ -157,11 +168,7 @@ def ends(processes: list[subprocess.Popen[str]], seconds: float) -> list[tuple[i
 def test_torchrun_on_two_hosts_equals_four_local_ranks(two_hosts: tuple[Host, Host], tmp_path: Path) -> None:
     ended = ends(torchrun(two_hosts, "trainer.max_steps=6", f"hydra.run.dir={tmp_path}/runs/two"), 120)
     assert [code for code, _ in ended] == [0, 0], ended
-    done = warm.run(
-        [*TRAIN, *DDP, "trainer.max_steps=6", "hardware.num_procs=4", f"hydra.run.dir={tmp_path}/runs/one"],
-        capture_output=True, text=True, timeout=limit(60),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    called([*TRAIN, *DDP, "trainer.max_steps=6", "hardware.num_procs=4", f"hydra.run.dir={tmp_path}/runs/one"])
     two, one = tmp_path / "runs/two", tmp_path / "runs/one"
     assert sorted((tmp_path / "runs").iterdir()) == [one, two]
     assert len(last_checkpoint(two)["ranks"]) == 4
@@ -203,11 +210,7 @@ def test_two_hosts_read_a_remote_set_by_blocks(two_hosts: tuple[Host, Host], tmp
     far = (f"data.path=http://{two_hosts[0].address}:8000/set.h5", "data.cache_gb=1")
     ended = ends(pods(two_hosts, *more, *far, f"hydra.run.dir={tmp_path}/two", LAB_CACHE_DIR=f"{tmp_path}/cache"), 120)
     assert [code for code, _ in ended] == [0, 0], ended
-    done = warm.run(
-        [*TRAIN, *DDP, *more, f"data.path={path}", "hardware.num_procs=4", f"hydra.run.dir={tmp_path}/one"],
-        capture_output=True, text=True, timeout=limit(60),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    called([*TRAIN, *DDP, *more, f"data.path={path}", "hardware.num_procs=4", f"hydra.run.dir={tmp_path}/one"])
     assert_equal(last_checkpoint(tmp_path / "two")["model"], last_checkpoint(tmp_path / "one")["model"])
     assert_equal(metrics(tmp_path / "two"), metrics(tmp_path / "one"))
     asked = [line.split() for line in log.read_text().splitlines()]

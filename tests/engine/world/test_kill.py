@@ -30,15 +30,16 @@ from conftest import (
     QUICK,
     ROOT,
     TRAIN,
-    assert_equal,
+    assert_undisturbed,
+    called,
     ctrl_c_twice,
+    go_on,
     held_command,
     holds_lock,
+    importing,
     last_checkpoint,
     limit,
-    metrics,
     raise_at_step,
-    result,
     sample_of,
     slow,
     slowdown,
@@ -46,7 +47,6 @@ from conftest import (
     status,
     wait_for,
 )
-from omegaconf import OmegaConf
 
 import engine.checkpoints.checkpoint
 import engine.world.collectives
@@ -149,21 +149,6 @@ def put_fault(monkeypatch: pytest.MonkeyPatch, place: str, rank: int, fault: str
         on_call(monkeypatch, TrainState, "rank_row", rank, 4, fault)
 
 
-def go_on(run: Path) -> Path:
-    from lab.project import start
-
-    start(OmegaConf.load(run / "config.yaml"), run, [], own_process=False)  # type: ignore[arg-type]
-    return run
-
-
-def assert_same(run: Path, straight: Path) -> None:
-    assert_equal(last_checkpoint(run), last_checkpoint(straight))
-    assert metrics(run) == metrics(straight)
-    first, second = result(run), result(straight)
-    assert {k: first[k] for k in first if "/" in k} == {k: second[k] for k in second if "/" in k}
-    assert status(run)["status"] == "finished"
-
-
 def matrix() -> list[Any]:
     """Each fault at each place, half of them in either rank."""
     pairs = itertools.product(enumerate(FAULTS), enumerate(PLACES))
@@ -209,7 +194,7 @@ def test_a_fault_ends_the_run_and_it_goes_on(
     assert not holds_lock(run)
     if place != "evaluation" or fault == "SIGTERM":  # at step 5 the one of step 4 was on the disk
         assert max(int(path.stem[5:]) for path in (run / "checkpoints").glob("[bl]*.pt")) >= 4
-    assert_same(go_on(run), straight)
+    assert_undisturbed(go_on(run), straight)
 
 
 @pytest.mark.slow
@@ -234,7 +219,7 @@ def test_restarts_equal_the_undisturbed_run(tmp_path: Path) -> None:
     attempts = [json.loads(line) for line in (run / "failures.jsonl").read_text().splitlines()]
     assert len(attempts) == shown.count("of 3, from") == 3
     assert all("was killed by SIGKILL" in attempt["message"] for attempt in attempts)
-    assert_same(run, straight)
+    assert_undisturbed(run, straight)
     assert not holds_lock(run)
 
 
@@ -335,17 +320,15 @@ def test_a_requeued_command_ends_like_the_undisturbed_run(tmp_path: Path) -> Non
     straight = start_run(tmp_path / "straight", *overrides)
     command, steps, names = [*TRAIN, *overrides, "resume=auto", f"hydra.run.dir={run}"], [0], set()
     for time_s in ("0.001s", "0.001s", "1h"):
-        done = warm.run([*command, f"process.max_time={time_s}"], capture_output=True, text=True, timeout=limit(60))
+        done = called([*command, f"process.max_time={time_s}"], 0 if time_s == "1h" else 75)
         names.add(status(run)["wandb_id"])
         if time_s != "1h":
-            assert done.returncode == 75, done.stderr
             assert (status(run)["status"], status(run)["signal"]) == ("preempted", "process.max_time"), done.stderr
             steps.append(last_checkpoint(run)["step"])
             assert f"stopped by process.max_time at step {steps[-1]}" in done.stderr
             assert steps[-2] < steps[-1] < 60
-    assert done.returncode == 0, done.stderr
     assert len(names) == 1
-    assert_same(run, straight)
+    assert_undisturbed(run, straight)
 
 
 @pytest.mark.slow
@@ -360,14 +343,9 @@ def test_one_process_that_hangs_is_ended(tmp_path: Path) -> None:
     )
     overrides = [o for o in COMMON if not o.startswith(("logger", "process.timeout"))]
     overrides += [f"process.timeout={TIMEOUT_S}", "logger=wandb", f"hydra.run.dir={tmp_path}/run"]
-    done = warm.run(
-        [sys.executable, "-c", code, *overrides], capture_output=True, text=True, timeout=limit(45),
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-    )  # fmt: skip
-    assert done.returncode == 1, done.stderr
-    assert (
-        f"failed: rank 0 hung: it did not move for {TIMEOUT_S} s (process.timeout; training, at step 4)" in done.stderr
-    )
+    done = called([sys.executable, "-c", code, *overrides], code=1, env=importing(ROOT / "src"))
+    hung = f"rank 0 hung: it did not move for {TIMEOUT_S} s (process.timeout; training, at step 4)"
+    assert f"failed: {hung}" in done.stderr
     assert "line 3, in hang" in done.stderr
     assert done.stdout == "W&B finishes with failed\n"
     assert status(tmp_path / "run")["status"] == "failed"

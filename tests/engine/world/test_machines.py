@@ -123,12 +123,7 @@ def test_threads_follow_from_what_is_asked_the_cores_and_the_work(monkeypatch: p
         (64, {"SLURM_STEP_NUM_TASKS": "8"}, 4, 8),  # srun -n8 -c8 on two nodes, where nothing binds a task
         (8, {"SLURM_STEP_NUM_TASKS": "8"}, 4, 8),  # the same, bound
         (32, {}, 4, 8),  # ranks of the plain command, in the script of sbatch
-        (
-            32,
-            {"SLURM_CPUS_PER_TASK": "32", "SLURM_STEP_NUM_TASKS": "2"},
-            4,
-            8,
-        ),  # a task on each node, of 4 ranks
+        (32, {"SLURM_CPUS_PER_TASK": "32", "SLURM_STEP_NUM_TASKS": "2"}, 4, 8),  # a task on each node, of 4 ranks
         (32, {"LAB_CORES": "16"}, 2, 8),  # a job of a pool, of two ranks
     ],
 )
