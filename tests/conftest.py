@@ -211,11 +211,11 @@ def _composed(overrides: tuple[str, ...]) -> DictConfig:
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 
-    from engine.config.compose import register_resolvers
+    from engine.config.compose import initialize, register_resolvers
     from multirun.plan import Composer
 
     register_resolvers(PROJECT)
-    with hydra.initialize_config_dir(str(PROJECT.conf), version_base=None):
+    with initialize(PROJECT.conf):
         experiment = next((override for override in overrides if override.startswith("experiment=")), "")
         if experiment not in _composers:
             loader = GlobalHydra.instance().config_loader()

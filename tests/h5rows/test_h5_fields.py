@@ -11,6 +11,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from engine.config.compose import register_resolver
 from engine.data.loader import Loader
 from engine.data.order import EvalPlan
 from engine.errors import ConfigError
@@ -170,7 +171,7 @@ def test_probe(tmp_path: Path) -> None:
     names = ["image", "label", "named", "target", "scalar", "yes", "bad", "text"]
     config = {"path": str(tmp_path / "f.h5"), "fields": {n: n for n in names}, "splits": {"train": {"group": "train"}}}
     data = OmegaConf.create(config | {"shape": "${probe_shape:image}"})
-    OmegaConf.register_new_resolver("probe_shape", lambda f, _parent_: sample_shape(_parent_, f), replace=True)
+    register_resolver("probe_shape", lambda f, _parent_: sample_shape(_parent_, f), replace=True)
     assert data.shape == [3, 4]
     assert [sample_shape(config, n) for n in ("label", "target")] == [[], [5]]
     outputs = {n: num_outputs(config, n) for n in ("label", "named", "target", "scalar", "yes")}

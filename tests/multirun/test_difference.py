@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import hydra
 import pytest
 from conftest import compose, sample_of
 from hydra.core.global_hydra import GlobalHydra
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf, open_dict
 
 from engine.config import resolved
-from engine.config.compose import register_resolvers
+from engine.config.compose import initialize, register_resolver, register_resolvers
 from engine.runs.directory import to_yaml
 from engine.schema import plain
 from lab.project import PROJECT
@@ -74,7 +73,7 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
         (folder / f"{name}.yaml").parent.mkdir(exist_ok=True)
         (folder / f"{name}.yaml").write_text(text)
     register_resolvers(PROJECT)
-    with hydra.initialize_config_dir(str(folder), version_base=None):
+    with initialize(folder):
         loader = GlobalHydra.instance().config_loader()
         return loader, loader.load_configuration("train", [], RunMode.MULTIRUN)
 
@@ -96,8 +95,8 @@ def composing(conf: tuple[Any, Any]) -> Iterator[Composer]:
     def resolver(name: str, _parent_: Any) -> str:
         return seen(name, _parent_)
 
-    OmegaConf.register_new_resolver("seen", resolver, replace=True)
-    OmegaConf.register_new_resolver("random_of_a_user", lambda: "drawn", replace=True)
+    register_resolver("seen", resolver, replace=True)
+    register_resolver("random_of_a_user", lambda: "drawn", replace=True)
     before, HydraConfig.instance().cfg = HydraConfig.instance().cfg, None
     try:
         project = replace(PROJECT, resolvers={**PROJECT.resolvers, "seen": resolver})

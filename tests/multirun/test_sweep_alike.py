@@ -11,7 +11,7 @@ import pytest
 from conftest import QUICK
 
 from engine.config import JobConfig, dependents, unswept
-from engine.config.compose import register_resolvers
+from engine.config.compose import initialize, register_resolvers
 from engine.runs import directory, environment
 from lab.project import PROJECT
 from multirun import drive
@@ -45,7 +45,6 @@ def conf(tmp_path: Path) -> Path:
 @pytest.fixture
 def command(tmp_path: Path, conf: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """A sweep's command, composed with a conf/ that a test may edit -> what it says."""
-    import hydra
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
     from omegaconf import open_dict
@@ -55,7 +54,7 @@ def command(tmp_path: Path, conf: Path, capsys: pytest.CaptureFixture[str], monk
 
     def call(*arguments: str) -> str:
         arguments = (*TINY, f"hydra.sweep.dir={tmp_path}/s", *arguments)
-        with hydra.initialize_config_dir(str(conf), version_base=None):
+        with initialize(conf):
             loader = GlobalHydra.instance().config_loader()
             master = loader.load_configuration("train", list(arguments), RunMode.MULTIRUN)
             with open_dict(master):

@@ -32,6 +32,11 @@ from engine.schema import MISSING, below_outputs, plain, walk
 _FULL_ERROR = "HYDRA_FULL_ERROR"  # unless it is 1, Hydra prints errors and exits instead of raising
 _typed: list[str | None] = []  # values of _FULL_ERROR before each nested _full_error, the user's first
 _HYDRA_14 = "execution_whitelist" in inspect.signature(hydra.main).parameters
+# 2.3 has a register_resolver, too: an older one, without a cache
+_OMEGACONF_24 = "use_cache" in inspect.signature(OmegaConf.register_resolver).parameters
+register_resolver: Callable[..., None] = (
+    OmegaConf.register_resolver if _OMEGACONF_24 else OmegaConf.register_new_resolver
+)
 
 
 def register_resolvers(project: Project) -> None:
@@ -42,16 +47,13 @@ def register_resolvers(project: Project) -> None:
     def sweep_name(name: str | None) -> str:
         return name or f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(3)}"
 
-    # OmegaConf 2.4: register_resolver replaces 2.3's register_new_resolver
-    new = "use_cache" in inspect.signature(OmegaConf.register_resolver).parameters
-    register: Callable[..., None] = OmegaConf.register_resolver if new else OmegaConf.register_new_resolver
-    register("root", lambda: str(project.root), replace=True)
-    register("suffix", lambda: secrets.token_hex(3), use_cache=True, replace=True)
-    register("sweep_name", sweep_name, use_cache=True, replace=True)
-    register("below_outputs", below_outputs, replace=True)  # before Hydra makes the run's folder
-    register("run_folder", run_folder, replace=True)
+    register_resolver("root", lambda: str(project.root), replace=True)
+    register_resolver("suffix", lambda: secrets.token_hex(3), use_cache=True, replace=True)
+    register_resolver("sweep_name", sweep_name, use_cache=True, replace=True)
+    register_resolver("below_outputs", below_outputs, replace=True)  # before Hydra makes the run's folder
+    register_resolver("run_folder", run_folder, replace=True)
     for name, resolver in project.resolvers.items():
-        register(name, resolver, replace=True)
+        register_resolver(name, resolver, replace=True)
 
 
 def run_hydra(project: Project, job: Callable[[DictConfig], Any]) -> None:
@@ -77,7 +79,7 @@ def run_hydra(project: Project, job: Callable[[DictConfig], Any]) -> None:
     args = parser.parse_intermixed_args(for_a_run(project, arguments))
     if args.experimental_rerun is not None:
         raise ConfigError("--experimental-rerun: would unpickle a file - a run's directory goes on with resume=...")
-    # 1.4 wants an allowlist, and warns of the version_base that 1.3 wants
+    # 1.4 wants an allowlist, and no version_base (see initialize)
     options: dict[str, Any] = {"execution_whitelist": project.allowed} if _HYDRA_14 else {"version_base": None}
 
     @hydra.main(config_path=str(project.conf), config_name="train", **options)
@@ -149,13 +151,18 @@ def composed(project: Project, overrides: Sequence[str]) -> dict[str, Any]:
     return OmegaConf.to_container(_composed(project, overrides, with_hydra=True), resolve=False)  # type: ignore[return-value]
 
 
+def initialize(conf: Path) -> contextlib.AbstractContextManager[Any]:
+    """Within it Hydra composes from this folder. 1.4 warns of the version_base that 1.3 wants."""
+    options: dict[str, Any] = {} if _HYDRA_14 else {"version_base": None}
+    return hydra.initialize_config_dir(str(conf), **options)
+
+
 def _composed(project: Project, overrides: Sequence[str], with_hydra: bool) -> DictConfig:
     register_resolvers(project)
-    options: dict[str, Any] = {} if _HYDRA_14 else {"version_base": None}
     at_work = GlobalHydra.instance()
     outer, at_work.hydra = at_work.hydra, None  # a sweep's Hydra, if a job has a mistake
     try:
-        with hydra.initialize_config_dir(str(project.conf), **options):
+        with initialize(project.conf):
             return hydra.compose("train", quoted(project, overrides), return_hydra_config=with_hydra)
     finally:
         at_work.hydra = outer

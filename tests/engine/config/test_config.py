@@ -8,6 +8,7 @@ import math
 import re
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from engine.config.compose import composed, missing_keys, resolved
+from engine.config.compose import composed, initialize, missing_keys, resolved
 from engine.config.targets import build_target, check_targets
 from engine.errors import ConfigError
 from engine.schema import Rule, option, parse_interval, split_own, typed
@@ -420,8 +421,18 @@ def test_an_experiment_chooses_sweeper_and_launcher(
     conf = shutil.copytree(PROJECT.conf, tmp_path / "conf")
     choices = "override /hydra/sweeper: optuna\n  - override /hydra/launcher: pool"
     (conf / "experiment/mine.yaml").write_text(f"# @package _global_\ndefaults:\n  - {choices}\n")
-    with hydra.initialize_config_dir(str(conf), version_base=None):
+    with initialize(conf):
         cfg = hydra.compose("train", arguments, return_hydra_config=True)
     assert cfg.hydra.sweeper._target_ == f"hydra_plugins.{sweeper}"
     assert cfg.hydra.launcher.jobs_at_once == launcher
     assert cfg.hydra.help.app_name == "train"
+
+
+def test_composing_warns_of_nothing() -> None:
+    """Hydra 1.3 warns where version_base is missing, 1.4 where it is given, OmegaConf 2.4 of a name that 2.3 needs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        composed(PROJECT, ["optim=sgd"])
+    command = [sys.executable, "-W", "error", str(PROJECT.root / "src/train.py"), "--cfg", "job"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -99,7 +99,7 @@ def test_all_ranks_stop_after_the_same_step(seed: int, step_s: float, monkeypatc
     assert step >= min(when for _, when in at.values())
 
 
-@pytest.mark.parametrize(("first", "second"), itertools.permutations(["SIGUSR2", "SIGUSR1", "SIGTERM", "SIGINT"], 2))
+@pytest.mark.parametrize(("first", "second"), [*itertools.permutations(["SIGUSR2", "SIGUSR1", "SIGTERM", "SIGINT"], 2)])
 def test_of_two_signals_the_stronger_is_the_cause(first: str, second: str) -> None:
     """Whichever comes first: it decides whether the run was preempted or interrupted."""
     with stop.stop_on_signals(0.0) as request:
