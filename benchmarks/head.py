@@ -1,9 +1,10 @@
-"""The language model's head and its loss: five ways from hidden states (B * T, D) to gradients, in time and memory.
+"""The language model's head and its loss: six ways from hidden states (B * T, D) to gradients, in time and memory.
 
     ./run python benchmarks/head.py --tokens 4096 --width 256 --vocabulary 50257 --precision bf16
 
 transposed: cross_entropy of (B, V, T). flat: of (B * T, V), as lab.losses.next_token. bias: flat, the vocabulary
-rounded up to 64 and masked by a bias, as lab.models.gpt. slice: the same, sliced. chunked: F.linear_cross_entropy.
+rounded up to 64 and masked by a bias, as lab.models.gpt. slice: the same, sliced. chunked: in pieces,
+as with model.chunked_logits. torch: F.linear_cross_entropy, which torch has since 2.13.
 Each round is a process, ways in turn; medians. Memory: growth of the peak RSS, on a GPU of max_memory_allocated.
 """
 
@@ -21,11 +22,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-WAYS = ("transposed", "flat", "bias", "slice", "chunked")
+WAYS = ("transposed", "flat", "bias", "slice", "chunked", "torch")
 
 
 def losses(way: str, vocabulary: int) -> Callable[..., Any]:
     import torch
+    from torch import nn
     from torch.nn import functional as F
 
     from lab.losses.next_token import Unprojected, token_losses
@@ -40,6 +42,15 @@ def losses(way: str, vocabulary: int) -> Callable[..., Any]:
             bias[vocabulary:] = -math.inf
         if way == "chunked":
             return token_losses(Unprojected(hidden, weight, bias), target.flatten())
+        if way == "torch":
+            kind = hidden.device.type
+            half = kind == "cuda" and torch.is_autocast_enabled(kind)  # ten times slower on a CPU
+            dtype = torch.get_autocast_dtype(kind) if half else torch.float32
+            with torch.autocast(kind, enabled=False):
+                return F.linear_cross_entropy(
+                    hidden.flatten(0, 1).to(dtype), weight.to(dtype), target.flatten(), reduction="none",
+                    options=nn.LinearCrossEntropyOptions(),
+                )  # fmt: skip
         logits = F.linear(hidden, weight, bias)
         return token_losses(logits[..., :vocabulary] if way == "slice" else logits, target.flatten())
 

@@ -227,10 +227,9 @@ def test_the_flop_of_a_gpt_are_6_a_parameter_and_token_and_those_of_attention() 
     matrices = layers * 12 * width**2 + next(p for n, p in model.named_parameters() if p.dim() == 2).numel()
     expected = length * (6 * matrices + 12 * layers * length * width)
     assert flop_per_sample(model, task, batch) == pytest.approx(expected, rel=0.05)
-    if hasattr(torch.nn.functional, "linear_cross_entropy"):  # torch 2.13
-        before = flop_per_sample(model, task, batch)
-        model.chunked_logits = True
-        assert flop_per_sample(model, task, batch) == before
+    before = flop_per_sample(model, task, batch)
+    model.chunked_logits = True
+    assert flop_per_sample(model, task, batch) == before
 
 
 def test_counting_touches_neither_the_model_nor_random_numbers() -> None:

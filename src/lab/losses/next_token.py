@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from engine.errors import ConfigError
 
+PIECES = 16
+
 
 class Unprojected(NamedTuple):
     """What a model returns instead of logits (B, T, V), which are hidden @ weight.T + bias: NextToken computes them in
-    chunks and keeps none. For a batch of 8 x 512 tokens of 50,257 that is 0.1 instead of 3 GB.
-
-    On a GPU under bf16 torch's operation returns bf16: losses, and the scale of all gradients, are true to 0.4 %."""
+    PIECES pieces, forgets them, and computes each again in the backward pass: a fraction of the memory in about the same
+    time (benchmarks/head.py)."""
 
     hidden: Tensor  # (B, T, D)
     weight: Tensor  # (V, D)
@@ -53,26 +54,56 @@ class NextToken:
 
 def token_losses(output: Tensor | Unprojected, target: Tensor) -> Tensor:
     """output: as above. target: (B * T,) -> (B * T,) losses in float32; 0 where the target is -100."""
-    if isinstance(output, Unprojected):
-        hidden, weight, bias = output
-        # torch 2.13 has it; on meta FLOP are counted, and torch's counter sees only two of its three products
-        if hasattr(F, "linear_cross_entropy") and not hidden.is_meta:
-            kind = hidden.device.type
-            # the operation does not know autocast; a CPU multiplies bf16 matrices in it ten times slower than fp32 ones
-            half = kind == "cuda" and torch.is_autocast_enabled(kind)
-            dtype = torch.get_autocast_dtype(kind) if half else torch.float32
-            with torch.autocast(kind, enabled=False):
-                return F.linear_cross_entropy(
-                    hidden.flatten(0, 1).to(dtype), weight.to(dtype), target, linear_bias=bias, reduction="none",
-                    options=nn.LinearCrossEntropyOptions(),
-                ).float()  # fmt: skip
-        output = F.linear(hidden, weight, bias)
-    # (B * T, V), a view; transposed to (B, V, T) this is slower. CUDA reads fp16 and writes float32 in one kernel if it
-    # is told the type; bf16 it copies first, 3 GB for 16 x 1024 tokens of 50,304. F.cross_entropy of bf16 logits is
+    if not isinstance(output, Unprojected):
+        return losses_of_rows(output.flatten(0, 1), target)
+    rows, weight, bias = output.hidden.flatten(0, 1), output.weight, output.bias
+    if rows.is_meta:  # FLOP are counted there: what is computed again does not count
+        return losses_of_rows(F.linear(rows, weight, bias), target)
+    kind = rows.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+    with torch.autocast(kind, enabled=False):
+        return InPieces.apply(rows.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype), target)
+
+
+class InPieces(torch.autograd.Function):
+    """hidden (N, D), weight (V, D), bias (V,) or None, target (N,) -> losses (N,). The gradient of a loss by its logits
+    is softmax - 1 at the target: no more of them than a piece's is held, in either pass."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor) -> Tensor:
+        ctx.save_for_backward(hidden, weight, bias, target)
+        return torch.cat([losses_of_rows(F.linear(h, weight, bias), t) for h, t in in_pieces(hidden, target)])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, target = ctx.saved_tensors
+        of_hidden, of_weight = [], torch.zeros_like(weight, dtype=grad.dtype)
+        of_bias = torch.zeros_like(bias, dtype=grad.dtype) if ctx.needs_input_grad[2] else None
+        for h, t, g in in_pieces(hidden, target, grad):
+            wanted = t.clamp(min=0)[:, None]  # -100 has no loss, so its row becomes 0
+            by_logits = F.softmax(F.linear(h, weight, bias), 1, dtype=grad.dtype)
+            by_logits.scatter_(1, wanted, by_logits.gather(1, wanted) - 1).mul_((g * (t != -100))[:, None])
+            if of_bias is not None:
+                of_bias += by_logits.sum(0)
+            by_logits = by_logits.to(weight.dtype)
+            of_hidden.append(by_logits @ weight)
+            of_weight += by_logits.T @ h
+        of_bias = None if of_bias is None else of_bias.to(bias.dtype)
+        return torch.cat(of_hidden), of_weight.to(weight.dtype), of_bias, None
+
+
+def in_pieces(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    size = -(-len(tensors[0]) // PIECES)
+    return zip(*(tensor.split(size) for tensor in tensors))
+
+
+def losses_of_rows(logits: Tensor, target: Tensor) -> Tensor:
+    """logits: (N, V); target: (N,) -> (N,)."""
+    # of (B * T, V), a view; transposed to (B, V, T) this is slower. CUDA reads fp16 and writes float32 in one kernel if
+    # it is told the type; bf16 it copies first, 3 GB for 16 x 1024 tokens of 50,304. F.cross_entropy of bf16 logits is
     # faster on CUDA, but rounds each log-probability to bf16, and so the gradient: at -10 it is wrong by 3 %
-    wide = torch.promote_types(output.dtype, torch.float32)
-    logs = F.log_softmax(output.flatten(0, 1), 1, dtype=wide)
-    return F.nll_loss(logs, target, reduction="none", ignore_index=-100)
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return F.nll_loss(F.log_softmax(logits, 1, dtype=wide), target, reduction="none", ignore_index=-100)
 
 
 @cache

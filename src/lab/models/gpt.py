@@ -45,7 +45,7 @@ class GPT(nn.Module):
 
     V: num_outputs rounded up to a multiple of vocab_multiple, as tensor cores want rows of aligned length; logits of
     the added tokens are -inf. chunked_logits: in training return lab.losses.next_token.Unprojected instead, from which
-    the loss is computed without ever holding all logits (torch 2.13).
+    the loss is computed without ever holding all logits.
 
     separator: the id of the token between documents (GPT-2: 50256), in windows that hold several. Each document then
     begins with it, and is what it would be alone: attention does not cross it, and positions restart at 0 (Krell et al.
