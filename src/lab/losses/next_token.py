@@ -18,7 +18,7 @@ PIECES = 16
 class Unprojected(NamedTuple):
     """What a model returns instead of logits (B, T, V), which are hidden @ weight.T + bias: NextToken computes them in
     PIECES pieces, forgets them, and computes each again in the backward pass: a fraction of the memory in about the
-    same time (benchmarks/head.py)."""
+    same time."""
 
     hidden: Tensor  # (B, T, D)
     weight: Tensor  # (V, D)
