@@ -70,8 +70,6 @@ WAYS = [
     ("optim=sgd", "hardware.micro_batch_size=10", "trainer.ema_decay=0.9", "trainer.non_finite=skip"),
     pytest.param(("hardware.precision=bf16", "optim/schedule=plateau", "trainer.eval_every=2"), marks=pytest.mark.slow),
     pytest.param(("optim=muon",), marks=(needs("conf/optim/muon.yaml"), pytest.mark.slow)),
-    pytest.param(("task=contrastive",), marks=(needs("conf/task/contrastive.yaml"), pytest.mark.slow)),
-    pytest.param(("task=byol",), marks=(needs("conf/task/byol.yaml"), pytest.mark.slow)),
 ]
 
 
