@@ -85,12 +85,23 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab.descend, "clip", clipped)
 
 
-RUNS = {"adamw": ("model.dropout=0.1",), "sgd": ("optim=sgd",), "lion": ("optim=lion",)}
+RUNS = {
+    "adamw": ("model.dropout=0.1",),
+    "sgd": ("optim=sgd",),
+    "lion": ("optim=lion",),
+}
 
 
 @pytest.mark.one_quick
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("kind", ["adamw", "sgd", "lion"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "adamw",
+        "sgd",
+        "lion",
+    ],
+)
 def test_the_device_leaves_out_what_the_host_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """To the bit, the first step among the skipped."""
     run = (*QUICK, *LONG, *RUNS[kind])

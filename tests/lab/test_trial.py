@@ -21,7 +21,11 @@ SAME = {
     "trainer.keep_best", "trainer.early_stop_patience",
 }  # fmt: skip
 SAME_BELOW = ("sweep.", "monitor.", "process.", "logger.", "optim.lr_factors.", "optim.schedule.")
-CONFIGS = ((), ("task=byol",), ("optim/schedule=plateau", "trainer=fsdp", "+optim.lr_factors={head: 2.0}"))
+CONFIGS = (
+    (),
+    ("task=byol",),
+    ("optim/schedule=plateau", "trainer=fsdp", "+optim.lr_factors={head: 2.0}"),
+)
 
 
 def same(key: str) -> bool:
