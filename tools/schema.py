@@ -380,7 +380,7 @@ def build() -> Schema:
             f"override /{name}": ref(f"choice.{group}")
             for group in groups
             if group
-            for name in {spelled(group), group.replace(".", "/")}
+            for name in sorted({spelled(group), group.replace(".", "/")})
         },
         # one word: see defaults_of; any package, Hydra's plugins, groups of a fork's own
         "patternProperties": {rf"^\w+$|@|^optional |^override /?hydra/|^/(?!({'|'.join(hints)})$)|\$": True},

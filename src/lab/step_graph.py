@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from engine.device import Captured, check_optimizer_of_graph
+from engine.device import Captured, check_optimizer_of_graph, says_no_draws
 from engine.errors import ConfigError
 from lab.state import Run, TrainState
 from lab.tasks.base import Batch, overrides
@@ -19,7 +19,7 @@ TrainStep = Callable[..., dict[str, Tensor]]  # lab.loop.train_step
 def as_graph(train_step: TrainStep, state: TrainState, run: Run, draws: bool, called: bool) -> TrainStep:
     """draws: see lab.loop.may_draw. called: something else runs between steps."""
     hooks = [name for name in ("train_step", "share_in_average") if overrides(state.task, name)]
-    if draws and overrides(state.task, "updated") and vars(type(state.task)).get("draws") is not False:
+    if draws and overrides(state.task, "updated") and not says_no_draws(state.task):
         hooks += ["updated, as its class does not say `draws = False`,"]
     if hooks or draws:
         what = f"{type(state.task).__name__}.{hooks[0]}" if hooks else "the optimizer, or the schedule,"

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from engine.data.counter import Draws
 from engine.errors import ConfigError
-from lab.losses.next_token import InPieces, NextToken, Unprojected
+from lab.losses.next_token import NextToken, Unprojected, _InPieces
 
 pytestmark = NEEDS_GPT
 MODEL = ("model=gpt", "model.width=16", "model.layers=1", "model.heads=2")
@@ -87,7 +87,7 @@ def test_a_gradient_of_pieces_is_the_gradient() -> None:
         target[1] = -100
         hidden, weight, bias = (torch.randn(*size, generator=random, dtype=torch.float64, requires_grad=True)
                                 for size in ((count, 3), (7, 3), (7,)))  # fmt: skip
-        assert torch.autograd.gradcheck(InPieces.apply, (hidden, weight, bias, target))
+        assert torch.autograd.gradcheck(_InPieces.apply, (hidden, weight, bias, target))
 
 
 @pytest.mark.slow

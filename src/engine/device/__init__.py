@@ -41,7 +41,15 @@ if TYPE_CHECKING:
     from engine.device.page_locked import lock_pages, unlock_pages
     from engine.device.precision import WithBf16Weights
     from engine.device.rules import check_options
-    from engine.device.seed import StepNumbers, draw_nothing, rng_row, seed_everything, set_rng_row, set_rng_state
+    from engine.device.seed import (
+        StepNumbers,
+        draw_nothing,
+        rng_row,
+        says_no_draws,
+        seed_everything,
+        set_rng_row,
+        set_rng_state,
+    )
     from engine.device.settling import LAUNCHES_BOUND_FLOP, as_run_began, settle, settled
     from engine.device.skipping import (
         FUSED,

@@ -76,16 +76,16 @@ class StepNumbers:
 
 def draw_nothing(schedule: Any, optimizers: Iterable[Optimizer], others: Iterable[Any] = ()) -> bool:
     """Whether a schedule, its optimizers and these others are known to draw no random numbers."""
-    return all(map(_says_so, [schedule.factor, *others])) and all(map(draws_nothing, optimizers))
+    return all(map(says_no_draws, [schedule.factor, *others])) and all(map(draws_nothing, optimizers))
 
 
 def draws_nothing(optimizer: Optimizer) -> bool:
     """Whether an optimizer is known to draw no random numbers: torch's, or one that says so, as all its parts do."""
-    says = _says_so(optimizer) and steps_bare(optimizer)
+    says = says_no_draws(optimizer) and steps_bare(optimizer)
     return is_torchs_own(optimizer) or (says and all(map(draws_nothing, getattr(optimizer, "parts", ()))))
 
 
-def _says_so(one: Any) -> bool:
+def says_no_draws(one: Any) -> bool:
     """By `draws = False` in its class itself: one that inherits from it may draw."""
     return vars(type(one)).get("draws") is False
 

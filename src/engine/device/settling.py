@@ -45,7 +45,7 @@ def settle(machine: Hardware, run_dir: Path, world: World, flop: float, begins: 
         decided: dict[str, Any] = {"threads": asdict(ruled.threads)} if machine.threads.auto else {}
         decided |= {"precision": ruled.precision} if machine.precision_is_auto else {}
         if not decided.keys() <= environment.keys():
-            write_json(run_dir / ENVIRONMENT, environment | decided | environment)
+            write_json(run_dir / ENVIRONMENT, decided | environment)
         ruled = _as_recorded(ruled, environment)
         chosen = {"threads": asdict(ruled.threads), "precision": ruled.precision}
     chosen = world.share(chosen)

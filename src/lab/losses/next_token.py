@@ -55,31 +55,31 @@ class NextToken:
 def token_losses(output: Tensor | Unprojected, target: Tensor) -> Tensor:
     """output: as above. target: (B * T,) -> (B * T,) losses in float32; 0 where the target is -100."""
     if not isinstance(output, Unprojected):
-        return losses_of_rows(output.flatten(0, 1), target)
+        return _losses_of_rows(output.flatten(0, 1), target)
     rows, weight, bias = output.hidden.flatten(0, 1), output.weight, output.bias
     if rows.is_meta:  # FLOP are counted there: what is computed again does not count
-        return losses_of_rows(F.linear(rows, weight, bias), target)
+        return _losses_of_rows(F.linear(rows, weight, bias), target)
     kind = rows.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
     with torch.autocast(kind, enabled=False):
-        return InPieces.apply(rows.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype), target)
+        return _InPieces.apply(rows.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype), target)
 
 
-class InPieces(torch.autograd.Function):
+class _InPieces(torch.autograd.Function):
     """hidden (N, D), weight (V, D), bias (V,) or None, target (N,) -> losses (N,). The gradient of a loss by its logits
     is softmax - 1 at the target: no more of them than a piece's is held, in either pass."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor) -> Tensor:
         ctx.save_for_backward(hidden, weight, bias, target)
-        return torch.cat([losses_of_rows(F.linear(h, weight, bias), t) for h, t in in_pieces(hidden, target)])
+        return torch.cat([_losses_of_rows(F.linear(h, weight, bias), t) for h, t in _in_pieces(hidden, target)])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, target = ctx.saved_tensors
         of_hidden, of_weight = [], torch.zeros_like(weight, dtype=grad.dtype)
         of_bias = torch.zeros_like(bias, dtype=grad.dtype) if ctx.needs_input_grad[2] else None
-        for h, t, g in in_pieces(hidden, target, grad):
+        for h, t, g in _in_pieces(hidden, target, grad):
             wanted = t.clamp(min=0)[:, None]  # -100 has no loss, so its row becomes 0
             by_logits = F.softmax(F.linear(h, weight, bias), 1, dtype=grad.dtype)
             by_logits.scatter_(1, wanted, by_logits.gather(1, wanted) - 1).mul_((g * (t != -100))[:, None])
@@ -92,12 +92,12 @@ class InPieces(torch.autograd.Function):
         return torch.cat(of_hidden), of_weight.to(weight.dtype), of_bias, None
 
 
-def in_pieces(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
+def _in_pieces(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
     size = -(-len(tensors[0]) // PIECES)
     return zip(*(tensor.split(size) for tensor in tensors))
 
 
-def losses_of_rows(logits: Tensor, target: Tensor) -> Tensor:
+def _losses_of_rows(logits: Tensor, target: Tensor) -> Tensor:
     """logits: (N, V); target: (N,) -> (N,)."""
     # of (B * T, V), a view; transposed to (B, V, T) this is slower. CUDA reads fp16 and writes float32 in one kernel if
     # it is told the type; bf16 it copies first, 3 GB for 16 x 1024 tokens of 50,304. F.cross_entropy of bf16 logits is
