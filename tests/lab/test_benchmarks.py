@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,21 @@ def test_a_stage_works(tmp_path: Path, stage: str) -> None:
     if stage == "faults":
         assert all(figure["met"] for figure in figures.values())
     assert all(f"| {stage} | {name} |" in (tmp_path / "gpu.md").read_text() for name in figures)
+
+
+@pytest.mark.slow
+@needs("conf/experiment/cifar10_fast.yaml")
+def test_a_step_has_few_operations() -> None:
+    """Of which each is a launch on a GPU: the default one 37, 52 in bf16."""
+    said = called([sys.executable, str(ROOT / "benchmarks/operations.py")], seconds=120, fresh=True).stdout
+    rows = {
+        name: [int(cell) for cell in cells.split("|")[:3]]
+        for name, cells in re.findall(r"^\| (.*?) \| (\d.*)", said, re.M)
+    }
+    assert len(rows) == 4
+    assert 25 < rows["default MLP, fp32"][-1] <= 40
+    assert rows["default MLP, fp32"][-1] < rows["default MLP, bf16"][-1] <= 55
+    assert rows["cifar10_fast"][1] <= 100  # four shapes of matrices, of six
 
 
 @pytest.mark.slow

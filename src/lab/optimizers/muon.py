@@ -66,16 +66,17 @@ class Muon(Optimizer):
     def _move(self, moved: list[Any], momenta: list[Tensor], group: dict[str, Any]) -> None:
         gradients, lr, share = [p.grad for p in moved], group["lr"], group["momentum"]
         torch._foreach_lerp_(local_parts(momenta), local_parts(gradients), 1 - share)
-        towards = [g.lerp(m, share) for g, m in zip(gradients, momenta)] if group["nesterov"] else momenta
         torch._foreach_mul_(local_parts(moved), 1 - lr * group["weight_decay"])
         for members in by_shape(moved):
-            rate = lr * RATIOS[group["adjust_lr_fn"]](*moved[members[0]].shape)
-            if is_part(moved[members[0]]):  # torch gathers them; it cannot stack them
-                steps = [orthogonal(towards[i], group["ns_steps"]) for i in members]
+            weights, given, means = ([values[i] for i in members] for values in (moved, gradients, momenta))
+            rate = lr * RATIOS[group["adjust_lr_fn"]](*weights[0].shape)
+            if is_part(weights[0]):  # torch gathers it
+                one = given[0].lerp(means[0], share) if group["nesterov"] else means[0]
+                weights[0].sub_(orthogonal(one, group["ns_steps"]).to(weights[0].dtype) * rate)
             else:
-                steps = [*orthogonal(torch.stack([towards[i] for i in members]), group["ns_steps"])]
-            for i, one in zip(members, steps):
-                moved[i].sub_(one.to(moved[i].dtype) * rate)
+                towards = torch._foreach_lerp(given, means, share) if group["nesterov"] else means
+                steps = orthogonal(torch.stack(list(towards)), group["ns_steps"]).to(weights[0].dtype) * rate
+                torch._foreach_sub_(weights, steps.unbind())
 
 
 def by_shape(matrices: list[Tensor]) -> list[list[int]]:

@@ -1,0 +1,114 @@
+"""Operations of one training step, by part: on a GPU each is about one launch, which small steps wait for.
+
+    ./run python benchmarks/operations.py
+
+Counted on a CPU as torch dispatches them, without those that only make views or take memory. A GPU copies a batch
+(one more a tensor), and Muon's matrices to bfloat16 and back (two more a shape).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import h5py
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+import lab.descend as descend
+import lab.loop as loop
+import train
+
+WAYS = {
+    "default MLP, fp32": (),
+    "default MLP, bf16": ("hardware.precision=bf16",),
+    "cifar10_fast": ("experiment=cifar10_fast", "data.path={cifar}", "task.count=64"),
+    "cifar10_fast, bf16": (
+        "experiment=cifar10_fast", "data.path={cifar}", "task.count=64", "hardware.precision=bf16",
+    ),
+}  # fmt: skip
+COMMON = ("logger=none", "hardware=cpu", "trainer.max_epochs=null", "trainer.max_steps=5", "trainer.eval_every=null",
+          "trainer.global_batch_size=32")  # fmt: skip
+NO_KERNEL = {
+    "view", "_unsafe_view", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze", "select", "slice", "detach",
+    "alias", "split", "unbind", "as_strided", "split_with_sizes", "unfold", "diagonal", "empty", "empty_like",
+    "new_empty", "empty_strided", "new_empty_strided", "_local_scalar_dense", "lift_fresh",
+}  # fmt: skip
+COUNTED = 3  # the number of the step: its optimizer's state is made, and its constants
+
+
+class Counting(TorchDispatchMode):
+    def __init__(self, parts: list[str], counts: Counter[str]) -> None:
+        super().__init__()
+        self.parts, self.counts = parts, counts
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.__name__.partition(".")[0]
+        if function.namespace == "aten" and name not in NO_KERNEL:
+            self.counts[self.parts[-1]] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def counted(overrides: tuple[str, ...], folder: Path) -> Counter[str]:
+    """{part: operations}: the batch and its transforms, the optimizer, all else."""
+    parts, counts = ["else"], Counter[str]()
+    step, update = loop.train_step, descend.update
+
+    def batches_of(batches: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            parts.append("batch and transforms")
+            batch = next(batches)
+            parts.pop()
+            yield batch
+
+    def counting_step(nets: Any, state: Any, batches: Any, *more: Any) -> Any:
+        if state.step != COUNTED:
+            return step(nets, state, batches, *more)
+        with Counting(parts, counts):
+            return step(nets, state, batches_of(batches), *more)
+
+    def counting_update(*given: Any) -> None:
+        parts.append("optimizer")
+        update(*given)
+        parts.pop()
+
+    argv = ["train.py", *COMMON, *overrides, f"hydra.run.dir={folder}"]
+    with (
+        mock.patch.object(loop, "train_step", counting_step),
+        mock.patch.object(descend, "update", counting_update),
+        mock.patch.object(sys, "argv", argv),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()) as said,
+    ):
+        if train.main():
+            raise SystemExit(said.getvalue())
+    return counts
+
+
+def main() -> None:
+    draw = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as made:
+        cifar = Path(made, "cifar.h5")
+        with h5py.File(cifar, "w") as file:
+            for split in ("train", "test"):
+                file[f"{split}/image"] = draw.integers(0, 256, (200, 3, 32, 32), dtype=np.uint8)
+                file[f"{split}/label"] = np.arange(200) % 10
+        print(f"torch {torch.__version__}\n\n| operations of a step | batch and transforms | optimizer | all |")
+        print("|---|---|---|---|")
+        for number, (name, way) in enumerate(WAYS.items()):
+            counts = counted(tuple(text.format(cifar=cifar) for text in way), Path(made, str(number)))
+            row = counts["batch and transforms"], counts["optimizer"], sum(counts.values())
+            print(f"| {name} | {' | '.join(map(str, row))} |")
+
+
+if __name__ == "__main__":
+    main()
