@@ -52,6 +52,7 @@ from gpu_stages import (  # noqa: E402
     gpt2,
     gpt2_compiled,
     gpt2_loss,
+    images,
     loaders,
     modes,
     precision,
@@ -76,6 +77,7 @@ STAGES: dict[str, Callable[..., None]] = {
     "faults": faults,
     "loaders": loaders,
     "vocabulary": vocabulary,
+    "images": images,
     "cifar94": cifar94,
 }
 LEAST_S = 15.0  # a stage is not begun with less

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gpu_common import ROOT, Ran, Setting, bare, cifar_file, compiled, finished, ours, token_file
+from gpu_common import HERE, ROOT, Ran, Setting, bare, cifar_file, compiled, environment_of, finished, ours, token_file
 
 QUIET = ("trainer.max_epochs=null", "trainer.eval_every=null", "trainer.save_every=null", "trainer.max_eval_batches=1")
 TESTS_S = 480.0
@@ -308,16 +308,31 @@ def vocabulary(setting: Setting) -> None:
 
 
 def precision(setting: Setting) -> None:
-    """bf16 beside fp32: memory and speed of GPT-2."""
+    """bf16 beside fp32: memory and speed of GPT-2; with its logits in pieces, too."""
     steps, tokens = setting.pick(15, 6), setting.pick(50_304, 64)
+    pieces = "bf16, logits in pieces"
+    ways = {"fp32": (), "bf16": (), pieces: ("model.chunked_logits=true",)}
     found = {}
-    for kind in ("fp32", "bf16"):
-        found[kind] = gpt_ours(setting, steps, tokens, kind)
+    for kind, more in ways.items():
+        found[kind] = gpt_ours(setting, steps, tokens, kind.partition(",")[0], *more)
         setting.add(f"GPT-2, {kind}", found[kind].speed("perf/tokens_per_s"), "tokens/s")
-    ratio = found["bf16"].speed() / found["fp32"].speed()
-    setting.add("speed of bf16 / fp32", ratio, "", (">=", 2.0))
-    memory = found["bf16"].figures["allocated"] / found["fp32"].figures["allocated"] if setting.cuda else None
-    setting.add("memory of bf16 / fp32", memory, "", ("<=", 0.6))
+    base = found.pop("fp32")
+    for kind, ran in found.items():
+        setting.add(f"speed of {kind} / fp32", ran.speed() / base.speed(), "", (">=", 2.0))
+        memory = ran.figures["allocated"] / base.figures["allocated"] if setting.cuda else None
+        setting.add(f"memory of {kind} / fp32", memory, "", ("<=", 0.6))
+
+
+def images(setting: Setting) -> None:
+    """Images/s of what experiment=imagenet does with its data: ResNet-50 on an H100 wants some 3,000."""
+    size = setting.pick(("--rows", "2000", "--batch", "256"), ("--rows", "100", "--batch", "4", "--rounds", "1"))
+    command = [sys.executable, str(HERE / "image_stages.py"), "--device", setting.device, *size]
+    status, said, errors = finished([*command, "--folder", str(setting.work)], environment_of(setting))
+    if status:
+        raise SystemExit(errors[-6000:])
+    for name, rate in re.findall(r"(?m)^  (\S.*?) +([\d,]+) images/s", said):
+        needed = (">=", 3000.0) if name.startswith("all") else None
+        setting.add(name.strip(), float(rate.replace(",", "")), "images/s", needed)
 
 
 # ---- checkpoints
