@@ -116,19 +116,20 @@ class Promises:
             assert len(values(folder, f"val/{name}")) == evaluations, name
             assert f"val/{name}" in scores(folder)
 
+    @pytest.mark.parametrize("precision", ["bf16", slow("bf16-weights")])
     def test_no_step_waits_for_the_device(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: tuple[str, ...], straight: Path
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: tuple[str, ...], straight: Path, precision: str
     ) -> None:
         """In half precision, in which it learns as in fp32; where steps may be left out, with a moving average and with
         micro-batches. The model, the task and its losses are asked; a data set's own code and an optimizer without a
         fused kernel may wait."""
         steps = waits.refused_in_steps(monkeypatch, of_optimizers=False)
-        ways = ("hardware.precision=bf16", "trainer.non_finite=skip")
+        ways = (f"hardware.precision={precision}", "trainer.non_finite=skip")
         folder = start_run(tmp_path, *small, *ways, *(() if self.across_samples else WAYS["micro-batches"]))
         assert steps == list(range(self.steps))
         half, full = (values(one, f"train/{self.monitor}") for one in (folder, straight))
         apart, learned = max(abs(a - b) for a, b in zip(half, full, strict=True)), max(full) - min(full)
-        assert apart <= self.half_precision * learned, f"train/{self.monitor}: bf16 {half}, fp32 {full}"
+        assert apart <= self.half_precision * learned, f"train/{self.monitor}: {precision} {half}, fp32 {full}"
         held = last_checkpoint(folder)["model"].values()
         assert {value.dtype for value in held if value.is_floating_point()} == {torch.float32}
 

@@ -17,6 +17,7 @@ from engine.parallel import is_sharded
 CAST = "'+data.transforms.cast={_target_: lab.transforms.fields.Cast, field: %s}'"
 
 TYPE_ERRORS = ("dtype", "datatype", "scalar type", "Input type", "the type torch.", "not implemented for")
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 INTEGERS: dict[Any, tuple[str, ...]] = {  # as torch's messages name them
     torch.int64: ("Long", "long", "int64"),
     torch.int32: ("Int", "int", "int32"),
@@ -115,7 +116,9 @@ def _dtype_mistake(model: nn.Module, batch: dict[str, Any], error: Exception) ->
         return None
     weights = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     dtypes = {field: value.dtype for field, value in batch.items() if isinstance(value, Tensor)}
-    wrong = [field for field, dtype in dtypes.items() if dtype.is_floating_point and dtype != weights]
+    kinds = {value.device.type for value in batch.values() if isinstance(value, Tensor)}
+    cast = FLOATS if any(map(torch.is_autocast_enabled, kinds)) else ()  # by autocast, so not what is wrong
+    wrong = [field for field, dtype in dtypes.items() if dtype.is_floating_point and dtype not in (weights, *cast)]
     if not wrong and not any(isinstance(module, nn.Embedding) for module in model.modules()):
         names = INTEGERS.get(dtypes.get("x"), ())
         wrong = ["x"] if names and any(name in text for name in (*names, "mixed dtype")) else []

@@ -155,6 +155,9 @@ def test_targets_of_another_type_are_named_and_other_errors_are_not() -> None:
         forward_loss(module, task, {"x": x, "w": torch.ones(1, 3, dtype=torch.float64)})
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         forward_loss(module, task, {"x": x, "w": torch.ones(1, 4)})
+    own = Supervised(metrics={}, criterion=lambda output, batch: output.double() @ torch.ones(3).bfloat16())
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError, match="dtype"):  # which casts fields
+        forward_loss(nn.Linear(4, 3).bfloat16(), own, {"x": x})
     tokens = Supervised(metrics={}, criterion=lambda output, batch: F.linear(output, torch.ones(1, 3).half()))
     with pytest.raises(RuntimeError, match="dtype"):  # its own, and not of the integers that an embedding wants
         forward_loss(nn.Embedding(4, 3), tokens, {"x": torch.ones(2, dtype=torch.int64)})

@@ -29,7 +29,7 @@ class Head(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         unit = F.normalize(self.network(x).float(), dim=1)
         with torch.autocast(x.device.type, enabled=False):  # bf16 would leave two digits of what is divided by 0.04
-            return F.linear(unit, F.normalize(self.prototypes, dim=1))
+            return F.linear(unit, F.normalize(self.prototypes.float(), dim=1))
 
 
 class DINO(Task):
