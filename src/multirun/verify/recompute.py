@@ -170,7 +170,7 @@ def as_begun(project: Project, run: Path, changes: list[dict[str, Any]]) -> Dict
 
 
 def prepare(project: Project, again: Path, cfg: DictConfig, began: dict[str, Any]) -> None:
-    """Write the second run's directory: the first one's config, and the precision and threads that it has settled on."""
+    """Write the second run's directory: the first one's config, precision and threads, as it has settled on them."""
     again.mkdir(parents=True)
     fill_directory(project, again, cfg, [])
     replace_text(again / CONFIG, OmegaConf.to_yaml(cfg))  # its paths as they are: other code lies in another folder
