@@ -29,7 +29,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from startup import first_step
 
-from engine.checkpoints import checkpoint
+from engine.checkpoints import checkpoint, intact
 from engine.data import TrainPlan, shuffled
 from engine.device import rng_row, set_rng_row
 
@@ -54,7 +54,7 @@ def checkpoint_rates(rounds: int, megabytes: int = 400) -> tuple[float, float]:
             return time.perf_counter() - began
 
         save_s = median(lambda: timed(lambda: checkpoint.save_checkpoint(payload, path)), rounds)
-        load_s = median(lambda: timed(lambda: checkpoint.load_checkpoint(path)), rounds)
+        load_s = median(lambda: timed(lambda: intact.load_intact(path)), rounds)
         size = path.stat().st_size / 1e6
     return size / save_s, size / load_s
 

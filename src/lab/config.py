@@ -143,6 +143,7 @@ def parts_of(values: dict[str, Any]) -> list[str]:
 def share_evaluation(cfg: Any, num_procs: int) -> None:
     """Change the config, in place, to an evaluation by `num_procs` processes, however the run was trained."""
     cfg.hardware.num_procs = "auto" if num_procs == 1 else num_procs
+    cfg.hardware.cuda_graph = False  # of a training step; refused on a CPU
     cfg.trainer.strategy, cfg.trainer.sync_batchnorm = "single" if num_procs == 1 else "ddp", False
     cfg.trainer.global_batch_size = -(-cfg.trainer.global_batch_size // num_procs) * num_procs
     for name, value in cfg.trainer.ddp.items():

@@ -359,8 +359,8 @@ def describe(
     count = f"threads: {machine.threads.count}" + f" ({machine.threads.why})" * bool(machine.threads.why)
     whose = "rank 0 " * (run.world.size > 1)
     place = f"{machine.device}, {whose}on {machine.binding}" if machine.binding else machine.device
-    small = " (a small step)" * (machine.precision_is_auto and machine.precision == "fp32")
-    logger.say(f"{place}, {machine.precision}{small}, {count}; {batches}; {run.total_steps:,} steps")
+    precision = machine.precision + f" ({machine.precision_why})" * bool(machine.precision_why)
+    logger.say(f"{place}, {precision}, {count}; {batches}; {run.total_steps:,} steps")
     flop = (run.work.flop or math.inf) * sum(micro)  # of a step of this rank
     if machine.device == "cuda" and run.world.size == 1 and not machine.cuda_graph and flop < LAUNCHES_BOUND_FLOP:
         logger.say(

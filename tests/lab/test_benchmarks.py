@@ -14,6 +14,7 @@ from conftest import NEEDS_GPT, ROOT, called, needs, sample_of, wait_for
 
 sys.path.append(str(ROOT / "benchmarks"))
 import bench
+import scale
 from gpu_common import Figure, Setting, as_table, finished, processes_of
 from gpu_stages import busy_s, launches
 
@@ -32,6 +33,10 @@ EXPECTED = {
     "faults": {f"{name}: as it should be, of 1" for name in ("kill -9", "hang", "out of memory", "restart")},
     "cifar94": {"CIFAR-10 to 94 %"},
 }
+
+
+def test_the_rates_of_a_checkpoint_are_measured() -> None:
+    assert min(scale.checkpoint_rates(rounds=1, megabytes=1)) > 0
 
 
 @pytest.mark.slow

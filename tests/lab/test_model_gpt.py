@@ -79,6 +79,13 @@ def test_chunks_are_what_whole_logits_are(autocast: bool) -> None:
         torch.testing.assert_close(a.grad, b.grad, **(tolerance or {"rtol": 1e-4, "atol": 1e-6}))
 
 
+def test_a_second_derivative_of_pieces_is_refused() -> None:
+    data, model = batch(), gpt(chunked_logits=True)
+    loss = NextToken()(model(data["x"]), data).sum()
+    with pytest.raises(ConfigError, match=r"model\.chunked_logits=true: .* second derivative .* - leave it false"):
+        torch.autograd.grad(loss, [*model.parameters()], create_graph=True)
+
+
 def test_a_gradient_of_pieces_is_the_gradient() -> None:
     """Of fewer rows than pieces, too, and where a row has no target."""
     random = torch.Generator().manual_seed(2)

@@ -182,6 +182,9 @@ def test_load_run_and_evaluate_agree_with_the_run(tmp_path: Path) -> None:
     run = start_run(tmp_path / "run", *QUICK, "trainer.max_steps=40", "trainer.ema_decay=0.9")
     moved = tmp_path / "moved"
     shutil.move(run, moved)
+    config = (moved / "config.yaml").read_text()
+    assert config.count("cuda_graph: false") == 1
+    (moved / "config.yaml").write_text(config.replace("cuda_graph: false", "cuda_graph: true"))  # as one of a GPU
     model, cfg = load_run(moved)
     assert not model.training
     assert cfg.trainer.max_steps == 40

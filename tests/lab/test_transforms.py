@@ -148,6 +148,8 @@ def test_mixup_mixes_neighbours_with_one_share() -> None:
     torch.nn.functional.cross_entropy(torch.randn(64, 10), out["y"])
     with pytest.raises(ConfigError, match="micro-batch of 3 samples"):
         Mixup("x", "y", 10, 0.4, 0)(batch_of(numbers[:3]), numbers[:3])
+    with pytest.raises(ConfigError, match=r"Mixup got 'x' as torch\.uint8; put ToFloat before it"):
+        Mixup("x", "y", 10, 0.4, 0)({**batch, "x": batch["x"].to(torch.uint8)}, numbers)
 
 
 def test_mixup_takes_labels_of_any_usual_form() -> None:
@@ -180,6 +182,7 @@ def test_to_float_normalize_and_channels_first() -> None:
     assert out["x"][0, :, 0, 0].tolist() == pytest.approx([0, 0.2, 1])
     out = Normalize("x", [0.0, 0.2, 0.5], [1.0, 1.0, 0.25])(out, numbers)
     assert out["x"][1, :, 2, 2].tolist() == pytest.approx([0, 0, 2])
+    assert Normalize("x", [1.0], [2.0])({"x": torch.tensor([2.0, 5.0])}, numbers)["x"].tolist() == [0.5, 2.0]
     assert ToFloat("x")({"x": torch.tensor([True])}, numbers)["x"].tolist() == [1.0]
     image = torch.rand(4, 5, 6, 3)
     assert torch.equal(ChannelsFirst("x")({"x": image}, numbers)["x"], image.permute(0, 3, 1, 2))
@@ -195,6 +198,7 @@ def test_to_float_normalize_and_channels_first() -> None:
     for wrong in (
         lambda: Normalize("x", [0.0], [0.0]),
         lambda: Normalize("x", [0.0, 0.0], [1.0, 1.0])({"x": out["x"]}, numbers),
+        lambda: Normalize("x", [0.0, 0.0], [1.0, 1.0])({"x": torch.rand(2)}, numbers),
     ):
         with pytest.raises(ConfigError, match="Normalize"):
             wrong()

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from engine.errors import ConfigError
 from lab.transforms.color import ColorJitter
+from lab.transforms.fields import RandomCrop
 from lab.transforms.sized import CenterCrop, RandomResizedCrop, Resize
 
 LIKE_INCEPTION = ([0.08, 1.0], [3 / 4, 4 / 3])
@@ -71,6 +72,26 @@ def test_an_image_gets_the_same_bits_in_any_batch(monkeypatch: pytest.MonkeyPatc
     check_bits(name)
 
 
+@pytest.mark.parametrize("ratio", [[10, 20], [0.01, 0.02]])
+@pytest.mark.parametrize("source", [(5, 5), (1, 9), (9, 1), (1, 1)])
+def test_a_part_has_a_pixel_where_no_ratio_fits(source: tuple[int, int], ratio: list[float]) -> None:
+    x, numbers = torch.full((4, 1, *source), 0.5), torch.arange(4)
+    torch.testing.assert_close(
+        RandomResizedCrop("x", [6, 4], [0.08, 1.0], ratio, 0)({"x": x}, numbers)["x"], torch.full((4, 1, 6, 4), 0.5)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_images_in_half_precision_are_cut_at_whole_pixels(dtype: torch.dtype) -> None:
+    """These types hold neither 2,049 nor 257."""
+    x, numbers = torch.rand(4, 1, 8, 3000).to(dtype), torch.arange(4)
+    for transform in (RandomResizedCrop("x", [8, 64], [0.5, 1.0], [200, 400], 0), Resize("x", [4, 50])):
+        wanted = transform({"x": x.float()}, numbers)["x"]
+        found = transform({"x": x}, numbers)["x"]
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.float(), wanted, rtol=0.02, atol=0.01)
+
+
 def test_a_map_of_labels_goes_along() -> None:
     """Its values stay among those that it had, and lie where the image's do."""
     x = torch.rand(30, 1, 40, 30)
@@ -104,6 +125,20 @@ def test_colours() -> None:
         for pixel, got in zip(image.flatten(1).T.tolist(), found.flatten(1).T.tolist()):
             hue, saturation, value = colorsys.rgb_to_hsv(*pixel)
             assert got == pytest.approx(colorsys.hsv_to_rgb((hue + turn) % 1, saturation, value), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        RandomResizedCrop(["x", "y"], [4, 4], *LIKE_INCEPTION, 0), CenterCrop(["x", "y"], [4, 4]),
+        RandomCrop(["x", "y"], [4, 4], 1, 0),
+    ],
+)  # fmt: skip
+def test_fields_of_unlike_size_are_not_cut_alike(transform: Any) -> None:
+    """A map of half the image's size would show another part of it."""
+    for side in (4, 16):
+        with pytest.raises(ConfigError, match=rf"\.field=\['x', 'y'\]: they are .*\({side}, {side}\)\] pixels"):
+            transform({"x": torch.rand(2, 3, 8, 8), "y": torch.zeros(2, side, side)}, torch.arange(2))
 
 
 def test_mistakes_name_the_transform() -> None:

@@ -294,6 +294,22 @@ def test_a_directory_that_is_no_run_or_is_in_the_way(whole: Path, tmp_path: Path
 # -- by the command, with ranks, other code, other data --------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("began", "precision"),
+    [
+        ({"precision": "fp32", "threads": {"count": 3}, "machine": {"gpus": ["H100"]}}, "fp32"),
+        ({"machine": {"gpus": ["H100"]}}, "bf16"),  # of a version that had no rule, and recorded nothing
+        ({"machine": {"cpu": "6502"}}, "fp32"),
+    ],
+)
+def test_the_second_run_computes_as_the_first_was_decided_to(
+    tmp_path: Path, began: dict[str, Any], precision: str
+) -> None:
+    recompute.prepare(PROJECT, tmp_path / "again", compose(), began)
+    known = json.loads((tmp_path / "again/environment.json").read_text())
+    assert (known["precision"], known.get("threads")) == (precision, began.get("threads"))
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_again")
 def test_two_ranks(tmp_path: Path) -> None:

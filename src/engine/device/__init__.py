@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         set_rng_row,
         set_rng_state,
     )
-    from engine.device.settling import LAUNCHES_BOUND_FLOP, as_run_began, settle, settled
+    from engine.device.settling import LAUNCHES_BOUND_FLOP, as_run_began, began_precision, settle, settled
     from engine.device.skipping import (
         FUSED,
         all_of,

@@ -36,7 +36,9 @@ class Hardware:
     binding: str = ""  # the NUMA node that this process is bound to, for the log; empty: it is not
     devices: int = 1
     cuda_graph: bool = False
-    precision_is_auto: bool = False  # bf16 as the GPU has it; the size of a step decides (engine.device.settling)
+    # precision is what the device can do at most, bf16 or fp32; engine.device.settling decides, and says why
+    precision_is_auto: bool = False
+    precision_why: str = ""
 
     def apply(self, config: HardwareConfig) -> None:
         """Set torch's global switches; each process calls this."""
@@ -86,8 +88,8 @@ def resolve_hardware(hardware: HardwareConfig, trainer: Strategy) -> Hardware:
     used = gpus() if trainer.strategy == "dp" else [torch.device("cuda", place.gpu())] if device == "cuda" else []
     binding = bind_to_gpus(map(pci_address, used)) if used and hardware.numa_binding else ""  # before threads start
     half = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    precision, auto = hardware.precision, hardware.precision == "auto" and half
-    if hardware.precision == "auto":
+    precision, auto = hardware.precision, hardware.precision == "auto"
+    if auto:
         precision = "bf16" if half else "fp32"
     threads = decide_threads(hardware.num_threads, device, hardware.deterministic, place.local_size)
     eval_batch_size = hardware.eval_batch_size or -(-micro[0] // devices)

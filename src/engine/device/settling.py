@@ -22,9 +22,10 @@ LAUNCHES_BOUND_FLOP = 1e10
 def settled(machine: Hardware, flop: float) -> Hardware:
     """`machine` by the rule. flop: of a sample, as `rough_flop` has it."""
     micro = machine.micro_batch_sizes
-    small = machine.precision_is_auto and flop * sum(micro) * machine.num_procs < LAUNCHES_BOUND_FLOP
-    threads = threads_for(machine.threads, flop * micro[0])
-    return replace(machine, threads=threads, precision="fp32" if small else machine.precision)
+    machine = replace(machine, threads=threads_for(machine.threads, flop * micro[0]))
+    if _may_be_bf16(machine) and flop * sum(micro) * machine.num_procs < LAUNCHES_BOUND_FLOP:
+        machine = replace(machine, precision="fp32", precision_why="a small step")
+    return machine
 
 
 def settle(machine: Hardware, run_dir: Path, world: World, flop: float, begins: bool) -> Hardware:
@@ -39,17 +40,16 @@ def settle(machine: Hardware, run_dir: Path, world: World, flop: float, begins: 
     chosen = None
     if world.is_main:
         environment = read_json(run_dir / ENVIRONMENT)
+        known = environment if begins else environment | {"precision": began_precision(environment)}
         ruled = settled(machine, flop)
-        if not begins and "precision" not in environment:  # begun by a version that had no rule
-            ruled = replace(ruled, precision=machine.precision)
         decided: dict[str, Any] = {"threads": asdict(ruled.threads)} if machine.threads.auto else {}
-        decided |= {"precision": ruled.precision} if machine.precision_is_auto else {}
+        decided |= {"precision": known.get("precision", ruled.precision)} if machine.precision_is_auto else {}
         if not decided.keys() <= environment.keys():
             write_json(run_dir / ENVIRONMENT, decided | environment)
-        ruled = _as_recorded(ruled, environment)
-        chosen = {"threads": asdict(ruled.threads), "precision": ruled.precision}
-    chosen = world.share(chosen)
-    machine = replace(machine, threads=Threads(**chosen["threads"]), precision=chosen["precision"])
+        ruled = _as_recorded(machine, known, ruled)
+        chosen = [asdict(ruled.threads), ruled.precision, ruled.precision_why]
+    threads, precision, why = world.share(chosen)
+    machine = replace(machine, threads=Threads(**threads), precision=precision, precision_why=why)
     machine.set_arithmetic()
     return machine
 
@@ -57,16 +57,31 @@ def settle(machine: Hardware, run_dir: Path, world: World, flop: float, begins: 
 def as_run_began(machine: Hardware, run_dir: Path) -> Hardware:
     """For an evaluation of the run's checkpoints."""
     known = read_json(run_dir / ENVIRONMENT)
-    if machine.threads.auto and "threads" not in known:
-        machine = replace(
-            machine, threads=replace(machine.threads, count=machine.threads.most, why="none was recorded")
-        )
-    return _as_recorded(machine, known)
+    unknown = machine
+    if machine.threads.auto:
+        threads = replace(machine.threads, count=machine.threads.most, why="none was recorded")
+        unknown = replace(machine, threads=threads)
+    return _as_recorded(machine, known | {"precision": began_precision(known)}, unknown)
 
 
-def _as_recorded(machine: Hardware, environment: dict[str, Any]) -> Hardware:
-    if machine.threads.auto and "threads" in environment:
-        machine = replace(machine, threads=recorded_threads(environment["threads"]["count"], machine.threads.most))
-    if machine.precision_is_auto and "precision" in environment:
-        machine = replace(machine, precision=environment["precision"])
-    return machine
+def began_precision(environment: dict[str, Any]) -> str:
+    """What hardware.precision=auto has been to a run that has trained. A version that recorded nothing took bf16 for
+    every step where a GPU had it."""
+    on_cpu = "machine" in environment and "gpus" not in environment["machine"]
+    return str(environment.get("precision", "fp32" if on_cpu else "bf16"))
+
+
+def _may_be_bf16(machine: Hardware) -> bool:
+    return machine.precision_is_auto and machine.precision == "bf16"
+
+
+def _as_recorded(machine: Hardware, known: dict[str, Any], unknown: Hardware) -> Hardware:
+    """machine: with what it can do at most. unknown: for what is not recorded."""
+    if machine.threads.auto and "threads" in known:
+        unknown = replace(unknown, threads=recorded_threads(known["threads"]["count"], machine.threads.most))
+    if machine.precision_is_auto and "precision" in known:
+        taken, why = known["precision"], "as the run began"
+        if taken == "bf16" and not _may_be_bf16(machine):
+            taken, why = machine.precision, "the run began with bf16: rounding changes"
+        unknown = replace(unknown, precision=taken, precision_why=why)
+    return unknown

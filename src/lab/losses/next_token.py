@@ -76,6 +76,10 @@ class _InPieces(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph=True: what is written in place below has no gradient of its own
+            raise ConfigError(
+                "model.chunked_logits=true: has no second derivative (create_graph=True) - leave it false"
+            )
         hidden, weight, bias, target = ctx.saved_tensors
         of_hidden, of_weight = [], torch.zeros_like(weight, dtype=grad.dtype)
         of_bias = torch.zeros_like(bias, dtype=grad.dtype) if ctx.needs_input_grad[2] else None

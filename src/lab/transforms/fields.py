@@ -51,6 +51,7 @@ class _PerField:
     """`prepare` draws random numbers once per batch; `apply` transforms each field with them."""
 
     dims: tuple[int, ...] = ()  # allowed numbers of dimensions of a field, with the batch's; empty: any
+    one_size = False  # whether all fields must have one height and width, as pixels of the first say what is cut out
 
     def __init__(self, field: str | Sequence[str]) -> None:
         self.fields = [field] if isinstance(field, str) else list(field)
@@ -67,6 +68,12 @@ class _PerField:
                     f"data.transforms: {type(self).__name__} takes images, (B, C, H, W), and field={field!r} is "
                     f"{tuple(batch[field].shape)}"
                 )
+        sizes = [tuple(batch[field].shape[-2:]) for field in self.fields]
+        if self.one_size and len(set(sizes)) > 1:
+            raise ConfigError(
+                f"data.transforms: {type(self).__name__}.field={self.fields}: they are {sizes} pixels, and the same "
+                "are cut out of each - give fields of one height and width, or put Resize before it"
+            )
         drawn = self.prepare(batch[self.fields[0]], numbers)
         return {**batch, **{field: self.apply(batch[field], drawn) for field in self.fields}}
 
@@ -153,9 +160,9 @@ class Normalize(_PerField):
         if not x.is_floating_point():
             raise ConfigError(f"data.transforms: Normalize got {x.dtype}; put ToFloat before it")
         mean, std = self._numbers.on(x.device)
-        channels = len(mean)
-        if channels not in (1, x.shape[1]):
-            raise ConfigError(f"data.transforms: Normalize has {channels} means for {x.shape[1]} channels")
+        channels, given = len(mean), x.shape[1] if x.ndim > 1 else 1
+        if channels not in (1, given):
+            raise ConfigError(f"data.transforms: Normalize has {channels} means for {given} channels")
         shape = (channels, *[1] * (x.ndim - 2))
         return (x - mean.view(shape)) / std.view(shape)
 
@@ -186,6 +193,7 @@ class RandomCrop(_PerField):
 
     random = True
     dims = (3, 4)
+    one_size = True
 
     def __init__(
         self,

@@ -34,6 +34,8 @@ class Mixup:
         if missing := [field for field in (self._field, self._target) if field not in batch]:
             raise ConfigError(f"data.transforms: Mixup names the field {missing[0]!r}; the batch has {sorted(batch)}")
         x, y = batch[self._field], batch[self._target]
+        if not x.is_floating_point():
+            raise ConfigError(f"data.transforms: Mixup got {self._field!r} as {x.dtype}; put ToFloat before it")
         if len(x) % 2:
             raise ConfigError(
                 f"data.transforms: Mixup pairs neighbours and got a micro-batch of {len(x)} samples; make "

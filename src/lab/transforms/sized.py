@@ -37,6 +37,7 @@ class RandomResizedCrop(_Sized):
     scale. Where no part of TRIES fits, the largest one in the middle whose ratio is allowed."""
 
     random = True
+    one_size = True
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class RandomResizedCrop(_Sized):
         fits = (wide > 0) & (wide <= width) & (tall > 0) & (tall <= height)
         first = fits.to(torch.uint8).argmax(1, keepdim=True)  # of equal ones the first
         middle = min(max(width / height, self._ratio[0]), self._ratio[1])
-        whole = (min(height, round(width / middle)), min(width, round(height * middle)))
+        whole = (min(height, max(1, round(width / middle))), min(width, max(1, round(height * middle))))
         found = fits.any(1)
         rows = torch.where(found, tall.gather(1, first)[:, 0], whole[0])
         columns = torch.where(found, wide.gather(1, first)[:, 0], whole[1])
@@ -93,6 +94,7 @@ class CenterCrop(_Sized):
     """The middle of the image, `size` (H, W); one that has this size already stays."""
 
     random = False
+    one_size = True
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
         height, width = x.shape[-2:]
@@ -113,9 +115,10 @@ def resampled(x: Tensor, parts: Tensor, height: int, width: int) -> Tensor:
         ]
     if not x.is_floating_point():
         raise ConfigError(f"data.transforms: images are resized as floats, not as {x.dtype}; put ToFloat before it")
-    top, left, rows, columns = parts.to(x.dtype).unbind(1)
-    down = weights(top, rows, x.shape[-2], height)
-    across = weights(left, columns, x.shape[-1], width)
+    exact = torch.promote_types(x.dtype, torch.float32)  # half precision has no place for each pixel of a large image
+    top, left, rows, columns = parts.to(exact).unbind(1)
+    down = weights(top, rows, x.shape[-2], height).to(x.dtype)
+    across = weights(left, columns, x.shape[-1], width).to(x.dtype)
     with torch.autocast(x.device.type, enabled=False):
         return torch.einsum("bih,bchw,bjw->bcij", down, x, across)
 

@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from engine.checkpoints import Checkpoints
 from engine.config import CONFIG, check_saved, current, localized, quote_value, read_config, saved_config
+from engine.device import began_precision
 from engine.errors import PREEMPTED, ConfigError, RunFailed
 from engine.files import read_json, read_text, records, replace_text, write_json
 from engine.host import count_gpus, machine_changes, temporary_folder
@@ -169,12 +170,12 @@ def as_begun(project: Project, run: Path, changes: list[dict[str, Any]]) -> Dict
 
 
 def prepare(project: Project, again: Path, cfg: DictConfig, began: dict[str, Any]) -> None:
-    """Write the second run's directory: the first one's config, and the number of threads that it has settled on."""
+    """Write the second run's directory: the first one's config, precision and threads, as it has settled on them."""
     again.mkdir(parents=True)
     fill_directory(project, again, cfg, [])
     replace_text(again / CONFIG, OmegaConf.to_yaml(cfg))  # its paths as they are: other code lies in another folder
-    if "threads" in began:
-        write_json(again / ENVIRONMENT, read_json(again / ENVIRONMENT) | {"threads": began["threads"]})
+    decided = {"precision": began_precision(began)} | ({"threads": began["threads"]} if "threads" in began else {})
+    write_json(again / ENVIRONMENT, read_json(again / ENVIRONMENT) | decided)
 
 
 def settings(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +14,21 @@ from conftest import QUICK, assert_equal, last_checkpoint, metrics, result, star
 
 import lab.restore
 import lab.run
-from engine.device import Hardware, as_run_began, resolve_hardware, settle, settled, settling
+from engine.device import Hardware, as_run_began, began_precision, resolve_hardware, settle, settled, settling
 from engine.device.threads import Threads
 from engine.world import World
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
 GPU = Hardware("cuda", 1, "bf16", Threads(1, 1, "", auto=False), [64], 64, precision_is_auto=True)
+
+
+@pytest.fixture
+def arithmetic() -> Iterator[None]:
+    """What `settle` sets in the process is put back."""
+    precision, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
+    yield
+    torch.set_float32_matmul_precision(precision)
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(("ranks", "micro"), [(1, [64]), (1, [32, 32]), (4, [16]), (2, [16, 16])])
@@ -31,6 +42,7 @@ def test_the_size_of_a_step_decides(ranks: int, micro: list[int]) -> None:
         assert settled(replace(machine, precision=asked, precision_is_auto=False), 1.0).precision == asked
 
 
+@pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize(
     ("recorded", "begins", "flop", "taken"),
     [
@@ -44,18 +56,42 @@ def test_the_size_of_a_step_decides(ranks: int, micro: list[int]) -> None:
 def test_a_run_keeps_its_precision(tmp_path: Path, recorded: str | None, begins: bool, flop: float, taken: str) -> None:
     file = tmp_path / "environment.json"
     file.write_text(json.dumps({"torch": "2"} | ({} if recorded is None else {"precision": recorded})))
-    before = torch.get_float32_matmul_precision(), torch.get_num_threads()
-    try:
-        assert settle(GPU, tmp_path, ALONE, flop, begins).precision == taken
-        assert torch.get_float32_matmul_precision() == {"fp32": "highest", "bf16": "high"}[taken]
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.set_num_threads(before[1])
+    assert settle(GPU, tmp_path, ALONE, flop, begins).precision == taken
+    assert torch.get_float32_matmul_precision() == {"fp32": "highest", "bf16": "high"}[taken]
+    assert torch.get_num_threads() == 1
     assert json.loads(file.read_text()) == {"torch": "2", "precision": taken}
     assert as_run_began(GPU, tmp_path).precision == taken
     asked = replace(GPU, precision="fp16", precision_is_auto=False)
     assert as_run_began(asked, tmp_path).precision == settle(asked, tmp_path, ALONE, flop, begins).precision == "fp16"
+
+
+CPU = {"machine": {"cpu": "6502"}}
+OF_GPU = {"machine": {"cpu": "6502", "gpus": ["H100"]}}
+
+
+@pytest.mark.usefixtures("arithmetic")
+@pytest.mark.parametrize(
+    ("environment", "here", "taken", "said"),
+    [
+        (CPU, "bf16", "fp32", "as the run began"),  # nothing recorded, as before there was a rule
+        (OF_GPU, "bf16", "bf16", "as the run began"),
+        ({**CPU, "precision": "fp32"}, "bf16", "fp32", "as the run began"),
+        ({**OF_GPU, "precision": "fp32"}, "fp32", "fp32", "as the run began"),
+        ({**OF_GPU, "precision": "bf16"}, "fp32", "fp32", "the run began with bf16: rounding changes"),
+    ],
+)
+def test_a_run_keeps_its_precision_on_another_device(
+    tmp_path: Path, environment: dict[str, Any], here: str, taken: str, said: str
+) -> None:
+    """here: what the device has. Resumed and scored, a run of a CPU is in fp32 on a GPU too."""
+    file = tmp_path / "environment.json"
+    file.write_text(json.dumps(environment))
+    machine = replace(GPU, precision=here)
+    scored = as_run_began(machine, tmp_path)
+    resumed = settle(machine, tmp_path, ALONE, 1e12, begins=False)
+    for found in (scored, resumed):
+        assert (found.precision, found.precision_why) == (taken, said)
+    assert json.loads(file.read_text())["precision"] == began_precision(environment)
 
 
 @pytest.mark.slow
@@ -67,9 +103,10 @@ def test_a_run_of_small_steps_is_one_in_fp32_and_stays_one(tmp_path: Path, monke
         auto = given[0].precision == "auto"  # type: ignore[attr-defined]
         return replace(machine, precision="bf16", precision_is_auto=True) if auto else machine
 
+    short = (*QUICK, "trainer.global_batch_size=60", "trainer.log_every=2", "trainer.eval_every=2")
+    of_cpu = start_run(tmp_path / "of_cpu", *short, "trainer.max_steps=4")
     for module in (lab.run, lab.restore):
         monkeypatch.setattr(module, "resolve_hardware", as_gpu)
-    short = (*QUICK, "trainer.global_batch_size=60", "trainer.log_every=2", "trainer.eval_every=2")
     small = start_run(tmp_path / "small", *short, "trainer.max_steps=4")
     assert "cpu, fp32 (a small step), threads: 1" in (small / "train.log").read_text()
     plain = start_run(tmp_path / "plain", *short, "trainer.max_steps=4", "hardware.precision=fp32")
@@ -79,7 +116,9 @@ def test_a_run_of_small_steps_is_one_in_fp32_and_stays_one(tmp_path: Path, monke
     half = start_run(tmp_path / "half", *short, "trainer.max_steps=4", "hardware.precision=bf16")
     assert_equal(last_checkpoint(large)["model"], last_checkpoint(half)["model"])
     assert metrics(large) != metrics(small)
-    for run, precision in ((small, "fp32"), (plain, "fp32")):
-        start_run(run, *short, "trainer.max_steps=6", *([f"hardware.precision={precision}"] if run == plain else []))
-    assert_equal(last_checkpoint(small)["model"], last_checkpoint(plain)["model"])
+    for run in (small, of_cpu, plain):
+        start_run(run, *short, "trainer.max_steps=6", *(["hardware.precision=fp32"] if run == plain else []))
+    for run in (small, of_cpu):
+        assert_equal(last_checkpoint(run)["model"], last_checkpoint(plain)["model"])
+        assert "cpu, fp32 (as the run began), threads: 1" in (run / "train.log").read_text()
     assert lab.restore.score_checkpoint(small, "test", [])["loss"] == result(small)["test/loss"]
