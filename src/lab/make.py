@@ -40,7 +40,7 @@ from engine.parallel import (
 )
 from engine.schema import plain
 from engine.world import World
-from lab.callbacks.base import Callback
+from lab.callbacks.base import Callback, check_hooks
 from lab.checks import check_holds_no_weights
 from lab.config import Config
 from lab.descend import only
@@ -56,7 +56,11 @@ from lab.tasks.base import Batch, Task, TaskRun, overrides
 
 
 def make_callbacks(config: Config) -> list[Callback]:
-    return [construct(PROJECT, f"callback.{name}", node, Callback) for name, node in config.cfg.callback.items()]
+    made = {f"callback.{name}": node for name, node in config.cfg.callback.items()}
+    callbacks = [construct(PROJECT, key, node, Callback) for key, node in made.items()]
+    for key, callback in zip(made, callbacks):
+        check_hooks(key, type(callback))
+    return callbacks
 
 
 def seed_rank(config: Config, rank: int) -> None:
