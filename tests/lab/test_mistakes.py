@@ -279,7 +279,6 @@ AT_BUILDING = [
     (["task.criterion._target_=lab.models.zoo.listed", CRITERION], "task.criterion: must return one value a sample, (B,) = (64,), but returned a list"),
     (["task.criterion._target_=lab.models.zoo.mean", CRITERION], "task.criterion: must return one value a sample, (B,) = (64,), but returned a float"),
     (["data.splits.val.group=valid"], "data.splits.val.group: "),
-    (["data.loader=workers", "data.num_workers=99999"], "data.num_workers=99999: more than 32 for each of "),
     (["optim._target_=lab.models.zoo.Nothing"], "optim._target_: expected a torch.optim.optimizer.Optimizer, and lab.models.zoo.Nothing gives a Nothing"),
     (["~data.order", "+data.order={_target_: engine.data.order.first, _partial_: true, count: 9999}"], "data.order.count=9999 must be between 1 and the 1297"),
     (["data.splits.train=null"], "data.splits.train=null: there is nothing to train on"),
