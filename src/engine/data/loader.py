@@ -96,7 +96,7 @@ class Loader:
             raise ConfigError(f"data.num_workers={num_workers!r} must be auto or a number of at least 0")
         self.plan, self.device, self.transform = plan, device, transform
         cores = cores_each(place.local_size) if cores is None else cores
-        if num_workers != "auto" and num_workers > MOST_PER_CORE * cores:
+        if isinstance(num_workers, int) and num_workers > MOST_PER_CORE * cores:
             raise ConfigError(
                 f"data.num_workers={num_workers}: more than {MOST_PER_CORE} for each of {cores} cores, for which this "
                 "machine lacks memory; auto measures how many are needed"
