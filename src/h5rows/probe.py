@@ -72,6 +72,9 @@ def _classes(data: Mapping[str, Any], field: str, group: str) -> tuple[int | Non
         for block in blocks:
             if block.dtype.kind in "fc":
                 return named, top, where
+            if block.dtype.kind in "OSU":
+                remedy = "write the classes as 0, 1, ...; the dataset's attribute `classes` keeps their names"
+                raise ConfigError(f"{where} holds texts, neither classes nor numbers: {remedy}")
             if block.dtype.kind not in "iub":
                 raise ConfigError(f"{where} holds {block.dtype}, neither classes nor numbers; set data.num_outputs")
             if block.size and block.min() < 0:
@@ -146,7 +149,8 @@ def _number(classes: Any) -> int | None:
 def _blocks(values: h5py.Dataset, member: str | None) -> Iterator[np.ndarray]:
     step = max(1, _STEP // max(1, values.dtype.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))))
     source = values if member is None else values.fields(member)
-    numbers = h5py.check_vlen_dtype(source.dtype if member is None else values.dtype[member])  # of rows of any length
+    dtype = source.dtype if member is None else values.dtype[member]
+    numbers = None if h5py.check_string_dtype(dtype) else h5py.check_vlen_dtype(dtype)  # of rows of any length
     for begin in range(0, max(1, len(values)), step if numbers is None else _ROWS):
         block = source[begin : begin + step] if numbers is None else source[begin : begin + _ROWS]
         yield block if numbers is None else np.concatenate([np.empty(0, numbers), *block])

@@ -148,7 +148,11 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def check_criterion(criterion: Any) -> None:
-    """Refuse a trainable tensor that is no registered parameter: it would be neither optimized nor saved nor synced."""
+    """Refuse what cannot be called, and a trainable tensor that is no registered parameter: it would be neither
+    optimized nor saved nor synced."""
+    if not callable(criterion):
+        kind = type(criterion).__name__
+        raise ConfigError(f"task.criterion: {kind} cannot be called: give it __call__(output, batch) -> (B,) losses")
     for name, value in unregistered(criterion):
         if value.requires_grad:
             raise ConfigError(

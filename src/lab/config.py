@@ -74,10 +74,6 @@ def check(cfg: DictConfig, trains: bool = True) -> Config:
     """
     values = plain(cfg)
     for recipe in ("experiment", "debug"):
-        if isinstance(values.get(recipe), list):
-            raise ConfigError(
-                f"{recipe}: its yaml holds a list; it must begin with '# @package _global_', and hold keys"
-            )
         if isinstance(values.get(recipe), dict):
             raise ConfigError(f"{recipe}: its yaml must begin with '# @package _global_' to override the whole config")
     root = typed(RootConfig, values, moved=PROJECT.moved_keys)

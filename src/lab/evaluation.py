@@ -182,6 +182,11 @@ def final_scores(state: TrainState, loaders: dict[str, Loader], run: Run) -> dic
         if "task" in payload:
             state.task.load_state_dict(payload["task"])
         result |= {"best_step": int(entry[1]), "best_checkpoint": str(run.checkpoints.best_path(entry))}
+    elif state.stale and state.best_score is None:
+        key = run.monitor.key
+        run.logger.warn(
+            f"monitor.key={key}: was not finite in any evaluation, so no weights are the best: the last are scored"
+        )
     for split, loader in loaders.items():
         result |= score_split(model, state, split, loader, run)
         loader.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -87,6 +87,21 @@ def describe_transforms(config: Config, dataset: Any) -> list[str]:
     spec = getattr(dataset, "spec", {})
     built = [construct(PROJECT, f"data.transforms.{name}", node) for name, node in config.data.transforms.items()]
     return [line for one in built if hasattr(one, "describe") for line in one.describe(spec)]
+
+
+def unlike_splits(sets: Mapping[str, Any]) -> list[str]:
+    """A line for each field whose samples have another shape or type in a split than in training."""
+    specs = {split: getattr(dataset, "spec", {}) for split, dataset in sets.items()}
+    return [
+        f"{field} of {split}: {said(*spec[field])}, unlike that of train, {said(*specs['train'][field])}"
+        for split, spec in specs.items()
+        for field in spec
+        if field in specs["train"] and spec[field] != specs["train"][field]
+    ]
+
+
+def said(shape: Sequence[int], dtype: torch.dtype) -> str:
+    return f"{tuple(shape)} {str(dtype).removeprefix('torch.')}"
 
 
 def check_stream(config: Config) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -40,7 +40,7 @@ from engine.parallel import (
 )
 from engine.schema import plain
 from engine.world import World
-from lab.callbacks.base import Callback
+from lab.callbacks.base import Callback, check_hooks
 from lab.checks import check_holds_no_weights
 from lab.config import Config
 from lab.descend import only
@@ -56,7 +56,11 @@ from lab.tasks.base import Batch, Task, TaskRun, overrides
 
 
 def make_callbacks(config: Config) -> list[Callback]:
-    return [construct(PROJECT, f"callback.{name}", node, Callback) for name, node in config.cfg.callback.items()]
+    made = {f"callback.{name}": node for name, node in config.cfg.callback.items()}
+    callbacks = [construct(PROJECT, key, node, Callback) for key, node in made.items()]
+    for key, callback in zip(made, callbacks):
+        check_hooks(key, type(callback))
+    return callbacks
 
 
 def seed_rank(config: Config, rank: int) -> None:
@@ -151,9 +155,19 @@ def check_task(task: Task, model: nn.Module, config: Config) -> None:
     twice = [name for name in task.metrics if name in ("loss", *task.terms)]
     if twice:
         raise ConfigError(f"task.metrics.{twice[0]}: {kind} has a loss of this name - choose another for the metric")
-    for objective in task.trained(model):
+    objectives: Any = task.trained(model)
+    lists = isinstance(objectives, Mapping) and all(
+        isinstance(modules, (list, tuple)) for modules in objectives.values()
+    )
+    if not lists:  # the modules of an nn.Sequential that stands there would be taken one by one
+        raise ConfigError(
+            f"task: {kind}.trained must return a list of modules for each objective, {{'': [model, self]}}"
+        )
+    for objective in objectives:
         if objective and not callable(getattr(task, f"{objective}_losses", None)):
             raise ConfigError(f"task: {kind}.trained names {objective!r}, so {kind} needs a {objective}_losses")
+    if not overrides(task, "losses"):
+        raise ConfigError(f"task: {kind} needs losses(model, batch) -> (losses, output): see lab.tasks.base")
 
 
 def make_task(config: Config) -> Task:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -23,7 +24,7 @@ def forward_loss(model: nn.Module, task: Task, batch: Batch, objective: str = ""
             "output)"
         )
     losses, output = returned
-    return {"loss": losses} if isinstance(losses, Tensor) else dict(losses), output
+    return dict(losses) if isinstance(losses, Mapping) else {"loss": losses}, output  # no tensor: check_per_sample
 
 
 class Objective(nn.Module):

@@ -127,8 +127,8 @@ def check_optimizer(saved: list[dict[str, Any]], optimizer: HasGroups, kind: str
     if counts[0] != counts[1]:
         raise ConfigError(
             f"optim: the checkpoint's parameter groups have {counts[0]} parameters, those of this config {counts[1]}: "
-            "a weight_decay of 0, decay_norms_and_biases and which parameters are trained stay as the run began; "
-            "begin another run to change them"
+            "the model's layers, a weight_decay of 0, decay_norms_and_biases and which parameters are trained stay as "
+            "the run began; begin another run to change them"
         )
     # an argument of Adam that makes it AdamW; the checkpoint's value would be computed with, whatever the class
     kinds = [{group.get("decoupled_weight_decay") for group in groups} for groups in (saved, present)]

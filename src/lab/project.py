@@ -128,6 +128,12 @@ def _about_data(node: Any) -> Iterator[None]:
         text = str(error) if key == "data" else re.sub(r"(?<![\w./-])data(?=\.[a-z])", key, str(error))
         if re.search("has no (group )?'", text) and (command := trains_on(node)):
             text += f"; this trains on it: {command}"
+        lacks = re.search(r"has no group '([^']+)'", text)
+        splits = (
+            [name for name, part in node["splits"].items() if part and part.get("group") == lacks[1]] if lacks else ()
+        )
+        if splits:
+            raise ConfigError(f"{key}.splits.{splits[0]}.group: {text}") from None
         named = re.search(r"\bdata(\.\w+)+", text)
         if named is not None and named.start() == 0:
             raise ConfigError(text) from None

@@ -39,6 +39,7 @@ from lab.loaders import (
     make_statistics_loader,
     make_train_loader,
     samples_of_epoch,
+    unlike_splits,
 )
 from lab.loop import fit
 from lab.make import count_steps, make_callbacks, make_method, make_nets, make_state, seed_rank
@@ -249,7 +250,7 @@ def begin(
         logger.say(machine_line(facts))
         if unlike := record_machine(process.directory, facts):
             logger.warn(f"the run began on another machine, which rounds in its own way: {unlike}")
-    changes = describe_transforms(process.config, data.sets["train"])
+    changes = [*describe_transforms(process.config, data.sets["train"]), *unlike_splits(data.sets)]
     describe(logger, run.machine, state.model, run, data.sets, data.train, changes)
 
 

@@ -189,6 +189,20 @@ class Objectiveless(Task):
         return {"student": [model]}
 
 
+class Bare(Objectiveless):
+    def trained(self, model: nn.Module) -> Any:
+        return {"": model}
+
+
+class Nameless(Objectiveless):
+    def trained(self, model: nn.Module) -> Any:
+        return [model, self]
+
+
+class Lossless(Task):
+    def training_step(self, batch: Any, index: int) -> None: ...
+
+
 class Terms(Supervised):
     terms = ("consistency",)
 
@@ -210,6 +224,9 @@ def test_a_task_is_checked_before_a_batch_is_read(monkeypatch: pytest.MonkeyPatc
         (Supervised(metric, {"loss": metric}), r"^task\.metrics\.loss: Supervised has a loss of this name"),
         (Terms(metric, {"consistency": metric}), r"^task\.metrics\.consistency: Terms has a loss of this name"),
         (Objectiveless(), r"^task: Objectiveless\.trained names 'student', so Objectiveless needs a student_losses$"),
+        (Bare(), r"^task: Bare\.trained must return a list of modules for each objective, \{'': \[model, self\]\}$"),
+        (Nameless(), r"^task: Nameless\.trained must return a list of modules for each objective"),
+        (Lossless(), r"^task: Lossless needs losses\(model, batch\) -> \(losses, output\): see lab\.tasks\.base$"),
     ):
         with pytest.raises(ConfigError, match=line):
             make.check_task(task, model, config)

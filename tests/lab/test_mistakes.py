@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
 import pytest
 import torch
 from conftest import NEEDS_GPT, QUICK, compose, start_run
@@ -50,7 +52,25 @@ class Nothing:
 
 def rate(**arguments):
     return lambda step, total: "fast"
+
+from lab.callbacks.base import Callback
+
+class Misspelt(Callback):
+    def on_stepp(self, state): ...
+
+class Lightning(Callback):
+    def on_train_epoch_end(self, trainer, module): ...
+
+class Text(Callback):
+    def on_log(self, state, values): values["mine"] = "text"
+
+def listed():
+    return lambda output, batch: torch.nn.functional.cross_entropy(output, batch["y"], reduction="none").tolist()
+
+def mean():
+    return lambda output, batch: torch.nn.functional.cross_entropy(output, batch["y"]).item()
 """
+CRITERION = "~task.criterion.label_smoothing"
 
 
 @pytest.fixture
@@ -251,6 +271,14 @@ AT_BUILDING = [
     (["optim.schedule._target_=lab.models.zoo.rate"], "optim.schedule: lab.models.zoo.rate cannot be built with warmup="),
     (["optim.schedule._target_=lab.models.zoo.Nothing"], "optim.schedule._target_: expected something to be called"),
     (["+callback.a._target_=lab.models.zoo.Nothing"], "callback.a._target_: expected a lab.callbacks.base.Callback"),
+    (["+callback.a._target_=lab.models.zoo.Misspelt"], "callback.a: Misspelt.on_stepp would never be called - did you mean on_step? (called are: before_step, on_end"),
+    (["+callback.a._target_=lab.models.zoo.Lightning"], "callback.a: Lightning.on_train_epoch_end would never be called (called are: "),
+    (["+callback.a._target_=lab.models.zoo.Text"], "log('mine'): expected a number, got str"),
+    (["+callback._target_=lab.models.zoo.Text"], "callback: its entries have names, such as callback.x: {_target_: ...}"),
+    (["task.criterion._target_=lab.models.zoo.Nothing", CRITERION], "task.criterion: Nothing cannot be called: give it __call__(output, batch)"),
+    (["task.criterion._target_=lab.models.zoo.listed", CRITERION], "task.criterion: must return one value a sample, (B,) = (64,), but returned a list"),
+    (["task.criterion._target_=lab.models.zoo.mean", CRITERION], "task.criterion: must return one value a sample, (B,) = (64,), but returned a float"),
+    (["data.splits.val.group=valid"], "data.splits.val.group: "),
     (["optim._target_=lab.models.zoo.Nothing"], "optim._target_: expected a torch.optim.optimizer.Optimizer, and lab.models.zoo.Nothing gives a Nothing"),
     (["~data.order", "+data.order={_target_: engine.data.order.first, _partial_: true, count: 9999}"], "data.order.count=9999 must be between 1 and the 1297"),
     (["data.splits.train=null"], "data.splits.train=null: there is nothing to train on"),
@@ -273,6 +301,23 @@ def test_a_run_that_cannot_be_built_leaves_nothing(
     assert "\n" not in str(error.value)
     assert not (tmp_path / "runs" / "a").exists()
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_score_that_is_never_finite_and_a_split_of_another_shape_are_said(
+    zoo: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    zoo.write_text(f"{ZOO}\ndef lost():\n    return lambda output, batch: output[:, 0] * float('nan')\n")
+    with h5py.File(tmp_path / "unlike.h5", "w") as file:
+        for split, side in (("train", 8), ("val", 10)):
+            file[f"{split}/image"] = np.random.default_rng(0).random((40, 1, side, side), np.float32)
+            file[f"{split}/label"] = np.arange(40) % 10
+    own = (f"data.path={tmp_path}/unlike.h5", "data.splits.test=null", "model=resnet", "model.width=4")
+    quick = [override for override in QUICK if not override.startswith("model.")]
+    monitor = ("+task.metrics.lost._target_=lab.models.zoo.lost", "monitor.key=val/lost")
+    start_run(tmp_path / "run", *quick, "trainer.max_steps=2", *own, *monitor)
+    said = capfd.readouterr().err
+    assert "x of val: (1, 10, 10) float32, unlike that of train, (1, 8, 8) float32\n" in said
+    assert "monitor.key=val/lost: was not finite in any evaluation, so no weights are the best" in said
 
 
 @pytest.mark.slow

@@ -85,6 +85,7 @@ def test_run_shows_its_commands_and_sets_nothing_up(tmp_path: Path, bare: Path, 
         shutil.copy2(ROOT / name, tmp_path / name)
     done = shell(typed, tmp_path, bare, code=2)
     assert done.stderr.startswith("usage: ./run COMMAND")
+    assert done.stderr.endswith("no such command: tain\n") == typed.endswith("tain")
     assert {f"{name}.py" for name in re.findall(r"^  (\w+) ", done.stderr, re.MULTILINE)} > set(THIN)
     assert not (tmp_path / ".venv").exists()
 

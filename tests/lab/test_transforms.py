@@ -195,6 +195,11 @@ def test_to_float_normalize_and_channels_first() -> None:
     for dtype in (torch.int32, torch.int64):
         with pytest.raises(ConfigError, match=r"ToFloat\.field='x' is int\d\d: .*lab\.transforms\.fields\.Cast"):
             ToFloat("x")({"x": torch.ones(2, dtype=dtype)}, numbers)
+    for pixels in ("images", "integers"):
+        with pytest.raises(
+            ConfigError, match=r"'x' is complex64: float32 would lose its imaginary parts - .*view_as_real"
+        ):
+            ToFloat("x", pixels)({"x": torch.ones(2, dtype=torch.complex64)}, numbers)
     for wrong in (
         lambda: Normalize("x", [0.0], [0.0]),
         lambda: Normalize("x", [0.0, 0.0], [1.0, 1.0])({"x": out["x"]}, numbers),

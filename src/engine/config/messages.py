@@ -17,7 +17,12 @@ from hydra.errors import (
     MissingConfigException,
     OverrideParseException,
 )
-from omegaconf.errors import InterpolationKeyError, InterpolationToMissingValueError, OmegaConfBaseException
+from omegaconf.errors import (
+    GrammarParseError,
+    InterpolationKeyError,
+    InterpolationToMissingValueError,
+    OmegaConfBaseException,
+)
 
 from engine.config import yamls
 from engine.errors import ConfigError
@@ -52,7 +57,11 @@ def explain(project: Project, error: BaseException, argv: Sequence[str], compose
     if isinstance(error, CompactHydraException):
         return one_line(error)
     if isinstance(error, OSError) and error.filename:  # Hydra makes the run's folder
-        return f"{error.filename}: {error.strerror}"
+        made = traceback.extract_tb(error.__traceback__)[-1].name == "mkdir"
+        remedy = " - no run can be written there; choose another folder, hydra.run.dir=..." if made else ""
+        return f"{error.filename}: {error.strerror}{remedy}"
+    if isinstance(error, UnicodeDecodeError) and (line := yamls.not_utf8(argv, project.conf)):
+        return line
     if isinstance(error, ValueError) and str(error).startswith("Config group override"):  # a number, null, true
         for group, _, value in (arg.lstrip("+~").partition("=") for arg in argv):
             options = yamls.options(group, argv, project.conf) if group else []
@@ -60,7 +69,7 @@ def explain(project: Project, error: BaseException, argv: Sequence[str], compose
                 return f"{group}={value}: no such option ({group} has: {', '.join(options)})"
     if found := re.match(r"(?:Unknown plugin class :|Invalid plugin) '([^']+)'", str(error)):
         return _plugin(found[1])
-    return yamls.not_a_mapping(argv, project.conf) or (one_line(error) if _by_hydra(project.root, error) else None)
+    return one_line(error) if _by_hydra(project.root, error) else None
 
 
 def no_override(text: str | None) -> str:
@@ -137,9 +146,9 @@ def _composition(
     cause = error.__cause__
     if isinstance(cause, yaml.YAMLError):
         return _yaml(cause)
-    source = re.match(r"In '([^']+)': ", text)
-    if "Cannot merge" in text and (line := yamls.not_a_mapping(argv, project.conf)):
+    if isinstance(cause, GrammarParseError) and (line := yamls.no_interpolation(argv, project.conf)):
         return line
+    source = re.match(r"In '([^']+)': ", text)
     if source and (recipe := source[1].partition("/")[0]) in ("experiment", "debug") and f"@{recipe}." in text:
         return f"{source[1]}.yaml: must begin with '# @package _global_' to override the whole config"
     if found := re.search(
@@ -157,8 +166,8 @@ def _composition(
     if found := re.search(r"Ambiguous value for argument '([^=']+)=(.*)'", text):
         key, value = found[1], found[2]
         return f"{key}={value}: several values are a sweep - add -m, or write a list as {key}=[{value}]"
-    if found := re.search(r"^(\S+) appears more than once in the final defaults list", text):
-        return f"{found[1]}: chosen already, so + cannot add it - write {found[1]}=..., without the +"
+    if found := re.search(r"^(?:Multiple values for )?(\S+?)( appears more than once in|\. To override a )", text):
+        return yamls.chosen_twice(found[1], argv, project.conf)
     if found := re.search(r"You must specify '([^']+)'", text):
         return f"{found[1]}: no option is chosen - give one, {found[1]}=... ({', '.join(text.split()[-1:])})"
     if found := re.search(r"Error merging override (.*)", text):

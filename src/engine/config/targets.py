@@ -57,6 +57,10 @@ def check_targets(
         entries = at(cfg, key.split(".")) or {}
         if not isinstance(entries, Mapping):
             raise ConfigError(f"{key}: expected a mapping of names, each with a _target_, got {show(entries)}")
+        if "_target_" in entries:
+            raise ConfigError(
+                f"{key}: its entries have names, such as {key}.x: {{_target_: ...}}; its _target_ has none"
+            )
         wanted |= {join(key, str(name)): node for name, node in entries.items()}
     for key, node in wanted.items():
         if not isinstance(node, Mapping) or "_target_" not in node:

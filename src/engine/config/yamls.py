@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf.errors import GrammarParseError
+from omegaconf.grammar_parser import parse
 
 from engine.errors import ConfigError
-from engine.schema import at
+from engine.schema import at, join
 
 DIRECTORY_OPTIONS, NAME_OPTIONS = ("--config-dir", "-cd"), ("--config-name", "-cn")
 
@@ -56,16 +58,6 @@ def options(group: str, argv: Sequence[str], conf: Path) -> list[str]:
     return sorted({path.stem for folder in folders(argv, conf) for path in (folder / group).glob("*.yaml")})
 
 
-def not_a_mapping(argv: Sequence[str], conf: Path) -> str | None:
-    """Returns the line for the first chosen file that is not a mapping; None if there is none."""
-    for name in chosen(argv):
-        found = read(name, argv, conf)
-        if found is not None and found[1] is not None and not isinstance(found[1], Mapping):
-            kind = "a list" if isinstance(found[1], list) else f"the single value {found[1]!r}"
-            return f"{found[0]}: holds {kind}; a config holds keys and values, trainer: {{max_steps: 3}}"
-    return None
-
-
 def included(name: str, content: Any) -> Iterator[str]:
     """Yields the files that a defaults list includes, as group/option; `override` entries include none."""
     entries = content.get("defaults") if isinstance(content, Mapping) else None
@@ -80,20 +72,70 @@ def included(name: str, content: Any) -> Iterator[str]:
             yield path.lstrip("/") if path.startswith("/") or not group else f"{group}/{path}"
 
 
-def check_bare(argv: Sequence[str], conf: Path) -> None:
-    """ConfigError if a yaml that is composed gives a group a bare value, logger: none. Hydra would replace the whole
-    group by that text, and a later yaml the text by a mapping of what it alone sets."""
-    groups = [path.relative_to(conf).parts for path in sorted(conf.rglob("*")) if any(path.glob("*.yaml"))]
-    groups = [group for group in groups if group[0] != "hydra"]
+def composed(argv: Sequence[str], conf: Path) -> Iterator[tuple[str, Path, Any]]:
+    """Yields (group/option, file, content) of each yaml that is composed, as far as it can be read."""
     todo, seen = ["train", *chosen(argv)], set()
     while todo:
         name = todo.pop()
         if name in seen or (found := read(name, argv, conf)) is None:
             continue
         seen.add(name)
-        file, content = found
-        todo += included(name, content)
-        for group in groups if isinstance(content, Mapping) else ():
+        yield name, *found
+        todo += included(name, found[1])
+
+
+def no_interpolation(argv: Sequence[str], conf: Path) -> str | None:
+    """Returns the line for the first composed value whose ${...} cannot be parsed; None if there is none."""
+    for _, file, content in composed(argv, conf):
+        for key, value in values(content):
+            try:
+                parse(value)
+            except GrammarParseError:
+                return f"{file}: {key}: {value} - no valid interpolation; another key's value is ${{group.key}}"
+    return None
+
+
+def values(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yields (dotted key, text) of all texts in nested mappings and lists that hold an interpolation."""
+    if isinstance(node, str) and "${" in node:
+        yield key, node
+    pairs = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
+    for name, value in pairs:
+        yield from values(value, join(key, str(name)))
+
+
+def not_utf8(argv: Sequence[str], conf: Path) -> str | None:
+    """Returns the line for the first yaml that is no text; None if all are."""
+    for file in (file for folder in folders(argv, conf) for file in sorted(folder.rglob("*.yaml"))):
+        try:
+            file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            return f"{file}: not valid yaml: byte {error.start} is not UTF-8 - save it as UTF-8"
+    return None
+
+
+def chosen_twice(group: str, argv: Sequence[str], conf: Path) -> str:
+    """Returns the line for a group that the list of defaults of train.yaml and something else choose."""
+    if any(argument.partition("=")[0] == f"+{group}" for argument in argv):
+        return f"{group}: chosen already, so + cannot add it - write {group}=..., without the +"
+    for name, file, content in composed(argv, conf):
+        again = [path for path in included(name, content) if path.rpartition("/")[0] == group]
+        if again and name != "train":
+            option = again[0].rpartition("/")[2]
+            return f"{file}: {group}: chosen already - write `override /{group}: {option}` in its list of defaults"
+    return f"{group}: chosen twice in the lists of defaults - write `override /{group}: ...` in the second one"
+
+
+def check_bare(argv: Sequence[str], conf: Path) -> None:
+    """ConfigError if a yaml that is composed holds no keys, or gives a group a bare value, logger: none. Hydra would
+    replace the whole group by that text, and a later yaml the text by a mapping of what it alone sets."""
+    groups = [path.relative_to(conf).parts for path in sorted(conf.rglob("*")) if any(path.glob("*.yaml"))]
+    groups = [group for group in groups if group[0] != "hydra"]
+    for name, file, content in composed(argv, conf):
+        if content is not None and not isinstance(content, Mapping):
+            kind = "a list" if isinstance(content, list) else f"the single value {content!r}"
+            raise ConfigError(f"{file}: holds {kind}; a config holds keys and values, trainer: {{max_steps: 3}}")
+        for group in groups if content is not None else ():
             if (keys := below(package(file, name), group)) is None:
                 continue
             node: Any = content

@@ -41,6 +41,7 @@ from engine.world import place
 Transform = Callable[..., Batch]
 
 _STARVED_SHARE = 0.03
+MOST_PER_CORE = 32  # workers: a typing error beyond
 
 
 class BatchDataset(Protocol):
@@ -95,6 +96,11 @@ class Loader:
             raise ConfigError(f"data.num_workers={num_workers!r} must be auto or a number of at least 0")
         self.plan, self.device, self.transform = plan, device, transform
         cores = cores_each(place.local_size) if cores is None else cores
+        if isinstance(num_workers, int) and num_workers > MOST_PER_CORE * cores:
+            raise ConfigError(
+                f"data.num_workers={num_workers}: more than {MOST_PER_CORE} for each of {cores} cores, for which this "
+                "machine lacks memory; auto measures how many are needed"
+            )
         self._begun: tuple[list[Batch], Generator[Batch, None, None]] | None = None
         self._closed = False
         self._change: Callable[[], None] | None = None  # of a reorder that is still to come

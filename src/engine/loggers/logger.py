@@ -19,6 +19,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from engine.errors import ConfigError
 from engine.files import as_json, no_links, read_file, records, replace_text
 from engine.loggers.background import Background
 from engine.loggers.media import save
@@ -48,7 +49,7 @@ class Logger:
     def warn(self, text: str) -> None: ...
 
     def show(self, step: int, name: str, value: Any) -> None:
-        """Log a picture, a figure, a text, a Histogram, Audio or Table (engine.runs), also as a file of the run:
+        """Log a picture, a figure, a text, a Histogram, Audio or Table (engine.loggers), also as a file of the run:
         media/<name>/<step>.png and so on."""
 
     def summary(self, values: dict[str, Any]) -> None:
@@ -132,6 +133,12 @@ class RunLogger(Logger):
             self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
 
     def log(self, step: int, values: dict[str, float]) -> None:
+        for key, value in values.items():
+            if not isinstance(value, (int, float)):
+                raise ConfigError(
+                    f"log({key!r}): expected a number, got {type(value).__name__} - of a tensor or array give .item(); "
+                    "run.logger.show takes pictures, tables and texts"
+                )
         self._write(step, values)
         for copy in self._copies:
             copy.log(step, values)

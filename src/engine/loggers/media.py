@@ -147,7 +147,7 @@ def _write_png(path: Path, image: np.ndarray, name: str) -> None:
     if image.dtype != np.uint8 or not (image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)):
         raise ConfigError(
             f"show({name!r}): {given} is no picture: give (H, W), (H, W, 3) or (3, H, W) of uint8 or floats in [0, 1], "
-            "a matplotlib figure, a text, or a Histogram, Audio or Table of engine.runs"
+            "a matplotlib figure, a text, or a Histogram, Audio or Table of engine.loggers"
         )
     Image.fromarray(image).save(path)
 

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from engine.errors import ConfigError
+from engine.schema import did_you_mean
+
+HOOKS = ("on_", "before_")  # how the names of the methods below begin
+
 
 class Callback:
     """Methods are called on every rank, with the loop's TrainState as `state`; those not overridden cost nothing.
@@ -39,6 +44,18 @@ class Callback:
     def on_end(self, state: Any, scores: dict[str, float]) -> None:
         """After the final scores (val/... and test/... of the best weights); not if the run failed or was stopped.
         lab.state.averaged(state) is the scored model, with the best weights. An override may omit `scores`."""
+
+
+def check_hooks(key: str, kind: type[Callback]) -> None:
+    """ConfigError if the class has a method of a hook's kind that is none: on_stepp, or Lightning's on_train_epoch_end.
+    It would never be called."""
+    hooks = [name for name in dir(Callback) if name.startswith(HOOKS)]
+    for name in dir(kind):
+        if name.startswith(HOOKS) and name not in hooks:
+            raise ConfigError(
+                f"{key}: {kind.__name__}.{name} would never be called{did_you_mean(name, hooks)} (called are: "
+                f"{', '.join(hooks)}; a method of another use has another name)"
+            )
 
 
 def overriding(callbacks: Iterable[Any], name: str) -> list[Callable[..., None]]:

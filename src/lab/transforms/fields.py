@@ -99,6 +99,12 @@ class ToFloat(_PerField):
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
         if x.is_floating_point() or x.dtype == torch.bool:
             return x.float()
+        if x.is_complex():
+            raise ConfigError(
+                f"data.transforms: ToFloat.field={self.fields[0]!r} is {str(x.dtype).removeprefix('torch.')}: float32 "
+                "would lose its imaginary parts - use a transform of your own, with torch.view_as_real, say, or leave "
+                "this one out, ~data.transforms.to_float"
+            )
         if self.pixels == "images" and not (x.dtype in (torch.uint8, torch.uint16) and x.ndim > 2):
             return x.float()
         if x.dtype in (torch.int32, torch.int64):

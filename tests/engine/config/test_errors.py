@@ -81,6 +81,7 @@ def call(
         (["seed"], f"seed: {SYNTAX}"),
         (["+optim.lr=3"], "optim.lr: exists already, so + cannot add it - write optim.lr=..., without the +"),
         (["+model=mlp"], "model: chosen already, so + cannot add it - write model=..., without the +"),
+        (["+callback=curves"], "callback: chosen already, so + cannot add it - write callback=..., without the +"),
         (["--lr=3"], "unrecognized arguments: --lr=3 - values are given as key=value, without dashes; see --help"),
         (["hydra.job.num=abc"], "hydra.job.num=abc: Value 'abc' of type 'str' could not be converted to Integer"),
         (["trainer.max_steps=abc"], "trainer.max_steps: expected an integer or null, got 'abc'"),
@@ -143,11 +144,14 @@ def test_one_line_that_lists_all_groups(call: Call, arguments: list[str], line: 
         ("# @package _global_\ntrainer: 3", "{file}: trainer: 3 - a group is chosen in the list of defaults, `defaults: - override /trainer: one of ddp, dp, fsdp, single`"),
         ("# @package _global_\ndefaults: [{override /model: mpl}]", f"model=mpl: no such option - did you mean model=mlp? {MODEL_HAS}"),
         ("defaults: [{override /model: mlp}]", "experiment/new.yaml: must begin with '# @package _global_' to override the whole config"),
-        ("- a", "experiment: its yaml holds a list; it must begin with '# @package _global_', and hold keys"),
+        ("- a", "{file}: holds a list; a config holds keys and values, trainer: {{max_steps: 3}}"),
         ("# @package _global_\n- a", "{file}: holds a list; a config holds keys and values, trainer: {{max_steps: 3}}"),
         ("3", "{file}: holds the single value 3; a config holds keys and values, trainer: {{max_steps: 3}}"),
         ("# @package _global_\ndefaults: 3", "Invalid defaults list in 'experiment/new', defaults must be a list (got int)"),
         ("# @package _global_\ndefaults: [digts]", "experiment=digts: no such option - did you mean experiment=digits? (experiment has: {options}) (named in experiment/new.yaml)"),
+        ("# @package _global_\ndefaults: [/model: mlp]", "{file}: model: chosen already - write `override /model: mlp` in its list of defaults"),
+        ("# @package _global_\ndefaults: [/callback: curves]", "{file}: callback: chosen already - write `override /callback: curves` in its list of defaults"),
+        ("# @package _global_\nmodel: {hidden: ['${seed']}", "{file}: model.hidden.0: ${{seed - no valid interpolation; another key's value is ${{group.key}}"),
         ("seed: 3", "experiment: its yaml must begin with '# @package _global_' to override the whole config"),
     ],
 )  # fmt: skip
@@ -157,6 +161,23 @@ def test_one_line_for_a_mistake_inside_a_yaml(call: Call, tmp_path: Path, text: 
     options = ", ".join(sorted(["new", *(path.stem for path in (PROJECT.root / "conf" / "experiment").glob("*.yaml"))]))
     line = line.format(file=tmp_path / "mine" / "experiment" / "new.yaml", options=options) if "{" in line else line
     assert call("--config-dir", f"{tmp_path}/mine", "data=synthetic", "experiment=new") == (2, [f"error: {line}"])
+
+
+def test_an_option_that_is_a_list_or_no_text_is_named(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    file = tmp_path / "model" / "new.yaml"
+    for content, line in (
+        (b"- a\n", "holds a list; a config holds keys and values, trainer: {max_steps: 3}"),
+        (b"a: \xff\n", "not valid yaml: byte 3 is not UTF-8 - save it as UTF-8"),
+    ):
+        file.write_bytes(content)
+        assert call("--config-dir", str(tmp_path), "data=synthetic", "model=new") == (2, [f"error: {file}: {line}"])
+
+
+def test_a_run_folder_that_cannot_be_made_is_named_with_its_key(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = f"{tmp_path}/file/a: Not a directory - no run can be written there; choose another folder, hydra.run.dir=..."
+    assert call("data=synthetic", f"hydra.run.dir={tmp_path}/file/a") == (2, [f"error: {said}"])
 
 
 @pytest.mark.slow

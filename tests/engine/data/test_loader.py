@@ -180,6 +180,13 @@ def test_ragged_samples() -> None:
         Loader(Ragged(), EvalPlan(50, 7, 0, 1), CPU, kind="device", seed=0)
 
 
+def test_so_many_workers_that_the_machine_would_stand_still_are_refused() -> None:
+    """None is started here, as none is before the first batch."""
+    Loader(Table(64), endless(64, 4), CPU, kind="workers", num_workers=64, cores=2, seed=0).close()
+    with pytest.raises(ConfigError, match=r"data\.num_workers=65: more than 32 for each of 2 cores"):
+        Loader(Table(64), endless(64, 4), CPU, kind="workers", num_workers=65, cores=2, seed=0)
+
+
 def test_windows_are_gathered_together() -> None:
     table = Table(1000)
     order = chunk_windows(table, 0, 5, 8, 10)

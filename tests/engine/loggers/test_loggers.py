@@ -128,7 +128,7 @@ def test_each_kind_of_media_is_a_file_and_reaches_tensorboard(tmp_path: Path) ->
         ("../out", "text", "a name is made of letters"),
         ("a b", "text", "a name is made of letters"),
         ("x", np.zeros((2, 2), np.int64), r"int64 \(2, 2\) is no picture"),
-        ("x", np.zeros(5, np.uint8), r"uint8 \(5,\) is no picture"),
+        ("x", np.zeros(5, np.uint8), r"uint8 \(5,\) is no picture: .* a Histogram, Audio or Table of engine\.loggers"),
         ("x", Audio(np.zeros((1, 2, 3)), 8000), r"samples have the shape \(1, 2, 3\)"),
     ],
 )
