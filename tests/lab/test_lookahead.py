@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import assert_equal, needs
+from conftest import QUICK, assert_equal, needs, scores, start_run, values
 from optimizers import gradients, optimizer_of, small
 from torch import nn
 
@@ -57,3 +58,12 @@ def test_its_state_goes_on_in_another() -> None:
             moved(models[0], one, step, 0.05), moved(models[1], other, step, 0.05)
         assert_equal(models[0].state_dict(), models[1].state_dict())
         assert_equal(one.state_dict(), other.state_dict())
+
+
+@pytest.mark.slow
+def test_shards_move_as_whole_weights(tmp_path: Path) -> None:
+    common = (*QUICK, *INNER, "trainer.max_steps=8", "trainer.global_batch_size=24", "trainer.log_every=1")
+    one = start_run(tmp_path / "one", *common)
+    two = start_run(tmp_path / "two", *common, "trainer=fsdp", "hardware.num_procs=2")
+    assert values(two, "train/loss") == pytest.approx(values(one, "train/loss"), rel=1e-4)
+    assert scores(two) == pytest.approx(scores(one), rel=1e-3)

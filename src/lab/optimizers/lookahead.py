@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from engine.parallel import local_parts
 from engine.schema import Count, NotNegative, Share
 from lab.optimizers.base import Wrapper, build, groups_of
 
@@ -47,7 +48,7 @@ class Lookahead(Wrapper):
             group["steps_ahead"] = (group["steps_ahead"] + 1) % self.k
             fast = [p for p in group["params"] if "slow" in self.state.get(p, {})]
             if group["steps_ahead"] == 0 and fast:
-                slow = [self.state[p]["slow"] for p in fast]
-                torch._foreach_lerp_(slow, fast, self.alpha)
-                torch._foreach_copy_(fast, slow)
+                slow = local_parts([self.state[p]["slow"] for p in fast])
+                torch._foreach_lerp_(slow, local_parts(fast), self.alpha)
+                torch._foreach_copy_(local_parts(fast), slow)
         return loss
