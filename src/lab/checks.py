@@ -148,11 +148,8 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def check_criterion(criterion: Any) -> None:
-    """Refuse what cannot be called, and a trainable tensor that is no registered parameter: it would be neither
-    optimized nor saved nor synced."""
-    if not callable(criterion):
-        kind = type(criterion).__name__
-        raise ConfigError(f"task.criterion: {kind} cannot be called: give it __call__(output, batch) -> (B,) losses")
+    """Refuse a trainable tensor that is no registered parameter: it would be neither optimized nor saved nor synced;
+    and what cannot be called."""
     for name, value in unregistered(criterion):
         if value.requires_grad:
             raise ConfigError(
@@ -160,3 +157,6 @@ def check_criterion(criterion: Any) -> None:
                 "module: make the criterion an nn.Module, and this a parameter or module of it; one that stays as it "
                 "is wants requires_grad_(False)"
             )
+    if not callable(criterion):
+        kind = type(criterion).__name__
+        raise ConfigError(f"task.criterion: {kind} cannot be called: give it __call__(output, batch) -> (B,) losses")

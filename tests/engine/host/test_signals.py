@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from pathlib import Path
@@ -41,6 +42,7 @@ def interrupted_at(line: int, folder: Path) -> bool:
 def interrupted_everywhere(folder: Path) -> int:
     """Returns how many lines there are."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()  # it may run a finalizer here, of another test's object, which would swallow the Ctrl-C
     lines = 1
     while interrupted_at(lines, folder):
         assert not list(folder.iterdir()), f"interrupted at line {lines}"
