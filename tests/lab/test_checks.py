@@ -310,6 +310,8 @@ class Plain:
     def __init__(self, held: Any) -> None:
         self.held = held
 
+    def __call__(self, output: Any, batch: Any) -> Any: ...
+
 
 @pytest.mark.slow
 def test_a_criterion_with_something_to_train_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
