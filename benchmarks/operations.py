@@ -28,14 +28,13 @@ import lab.descend as descend
 import lab.loop as loop
 import train
 
+FAST = ("experiment=cifar10_fast", "data.path={cifar}", "task.count=64")
 WAYS = {
     "default MLP, fp32": (),
     "default MLP, bf16": ("hardware.precision=bf16",),
-    "cifar10_fast": ("experiment=cifar10_fast", "data.path={cifar}", "task.count=64"),
-    "cifar10_fast, bf16": (
-        "experiment=cifar10_fast", "data.path={cifar}", "task.count=64", "hardware.precision=bf16",
-    ),
-}  # fmt: skip
+    "cifar10_fast": FAST,
+    "cifar10_fast, bf16": (*FAST, "hardware.precision=bf16"),
+}
 COMMON = ("logger=none", "hardware=cpu", "trainer.max_epochs=null", "trainer.max_steps=5", "trainer.eval_every=null",
           "trainer.global_batch_size=32")  # fmt: skip
 NO_KERNEL = {

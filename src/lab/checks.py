@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from engine.checkpoints import unregistered
 from engine.errors import ConfigError, RunFailed, first_line
 from engine.parallel import is_sharded
+from lab.transforms.fields import dtype_name
 
 CAST = "'+data.transforms.cast={_target_: lab.transforms.fields.Cast, field: %s}'"
 
@@ -124,10 +125,10 @@ def _dtype_mistake(model: nn.Module, batch: dict[str, Any], error: Exception) ->
         wrong = ["x"] if names and any(name in text for name in (*names, "mixed dtype")) else []
     if not wrong:
         return None
-    said = ", ".join(f"{field!r} is {_name(dtypes[field])}" for field in wrong)
+    said = ", ".join(f"{field!r} is {dtype_name(dtypes[field])}" for field in wrong)
     return ConfigError(
-        f"data: field {said}, and the model's weights are {_name(weights)} ({first_line(error)}): add "
-        f"{CAST % wrong[0]}, or return {_name(weights)} from the dataset"
+        f"data: field {said}, and the model's weights are {dtype_name(weights)} ({first_line(error)}): add "
+        f"{CAST % wrong[0]}, or return {dtype_name(weights)} from the dataset"
     )
 
 
@@ -141,10 +142,6 @@ def _unequal_batches(model: nn.Module, error: Exception) -> RunFailed | None:
         f"ranks did not meet in a collective of the criterion or model ({first_line(error)}): in an "
         "evaluation ranks have batches of unequal sizes and number, unless trainer.eval_in_step=true"
     )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def check_criterion(criterion: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +34,7 @@ from lab.config import Config
 from lab.groups import TrainerConfig
 from lab.project import PROJECT
 from lab.tasks.base import Batch, Task
-from lab.transforms.fields import compose
+from lab.transforms.fields import compose, described
 
 
 def task_class(config: Config) -> type[Task]:
@@ -93,15 +93,11 @@ def unlike_splits(sets: Mapping[str, Any]) -> list[str]:
     """A line for each field whose samples have another shape or type in a split than in training."""
     specs = {split: getattr(dataset, "spec", {}) for split, dataset in sets.items()}
     return [
-        f"{field} of {split}: {said(*spec[field])}, unlike that of train, {said(*specs['train'][field])}"
+        f"{field} of {split}: {described(*spec[field])}, unlike that of train, {described(*specs['train'][field])}"
         for split, spec in specs.items()
         for field in spec
         if field in specs["train"] and spec[field] != specs["train"][field]
     ]
-
-
-def said(shape: Sequence[int], dtype: torch.dtype) -> str:
-    return f"{tuple(shape)} {str(dtype).removeprefix('torch.')}"
 
 
 def check_stream(config: Config) -> None:

@@ -56,10 +56,10 @@ from lab.tasks.base import Batch, Task, TaskRun, overrides
 
 
 def make_callbacks(config: Config) -> list[Callback]:
-    made = {f"callback.{name}": node for name, node in config.cfg.callback.items()}
-    callbacks = [construct(PROJECT, key, node, Callback) for key, node in made.items()]
-    for key, callback in zip(made, callbacks):
-        check_hooks(key, type(callback))
+    callbacks = []
+    for name, node in config.cfg.callback.items():
+        callbacks.append(construct(PROJECT, f"callback.{name}", node, Callback))
+        check_hooks(f"callback.{name}", type(callbacks[-1]))
     return callbacks
 
 

@@ -129,11 +129,9 @@ def _about_data(node: Any) -> Iterator[None]:
         if re.search("has no (group )?'", text) and (command := trains_on(node)):
             text += f"; this trains on it: {command}"
         lacks = re.search(r"has no group '([^']+)'", text)
-        splits = (
-            [name for name, part in node["splits"].items() if part and part.get("group") == lacks[1]] if lacks else ()
-        )
-        if splits:
-            raise ConfigError(f"{key}.splits.{splits[0]}.group: {text}") from None
+        for name, part in (node.get("splits") or {}).items():
+            if lacks and isinstance(part, Mapping) and part.get("group") == lacks[1]:
+                raise ConfigError(f"{key}.splits.{name}.group: {text}") from None
         named = re.search(r"\bdata(\.\w+)+", text)
         if named is not None and named.start() == 0:
             raise ConfigError(text) from None

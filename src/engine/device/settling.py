@@ -23,7 +23,8 @@ def settled(machine: Hardware, flop: float) -> Hardware:
     """`machine` by the rule. flop: of a sample, as `rough_flop` has it."""
     micro = machine.micro_batch_sizes
     machine = replace(machine, threads=threads_for(machine.threads, flop * micro[0]))
-    if _may_be_bf16(machine) and flop * sum(micro) * machine.num_procs < LAUNCHES_BOUND_FLOP:
+    may_be_bf16 = machine.precision_is_auto and machine.precision == "bf16"
+    if may_be_bf16 and flop * sum(micro) * machine.num_procs < LAUNCHES_BOUND_FLOP:
         machine = replace(machine, precision="fp32", precision_why="a small step")
     return machine
 
@@ -71,17 +72,13 @@ def began_precision(environment: dict[str, Any]) -> str:
     return str(environment.get("precision", "fp32" if on_cpu else "bf16"))
 
 
-def _may_be_bf16(machine: Hardware) -> bool:
-    return machine.precision_is_auto and machine.precision == "bf16"
-
-
 def _as_recorded(machine: Hardware, known: dict[str, Any], unknown: Hardware) -> Hardware:
     """machine: with what it can do at most. unknown: for what is not recorded."""
     if machine.threads.auto and "threads" in known:
         unknown = replace(unknown, threads=recorded_threads(known["threads"]["count"], machine.threads.most))
     if machine.precision_is_auto and "precision" in known:
         taken, why = known["precision"], "as the run began"
-        if taken == "bf16" and not _may_be_bf16(machine):
+        if taken == "bf16" != machine.precision:
             taken, why = machine.precision, "the run began with bf16: rounding changes"
         unknown = replace(unknown, precision=taken, precision_why=why)
     return unknown

@@ -27,6 +27,7 @@ from engine.errors import ConfigError
 from lab.config import OWN_KEYS
 from lab.datasets.shares import InShares, stages_of
 from lab.project import PROJECT
+from lab.transforms.fields import described
 from lab.transforms.parts import PartTransforms, filling
 
 SET = "set"
@@ -220,7 +221,7 @@ def _together(specs: Mapping[str, Spec]) -> Spec:
     for name, spec in specs.items():
         for field, kind in spec.items():
             if fields.setdefault(field, kind) != kind:
-                one, other = (f"{shape} {str(dtype).removeprefix('torch.')}" for shape, dtype in (kind, fields[field]))
+                one, other = (described(*one) for one in (kind, fields[field]))
                 raise ConfigError(
                     f"data.parts.{name}.fields.{field}: {one}, but {other} in data.parts.{home[field]} - one "
                     "batch holds both, so make the files alike, or leave the field out of one (null)"

@@ -23,6 +23,15 @@ Batch = dict[str, Tensor]
 Transform = Callable[[Batch, Tensor], Batch]
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def described(shape: Sequence[int], dtype: torch.dtype) -> str:
+    """Of one sample of a field: (1, 8, 8) float32."""
+    return f"{tuple(shape)} {dtype_name(dtype)}"
+
+
 def compose(transforms: Iterable[Transform], training: bool) -> Transform | None:
     """Returns the transforms as one, without the random ones in evaluation; None if there are none."""
     chosen = [t for t in transforms if training or not getattr(t, "random", False)]
@@ -68,8 +77,8 @@ class _PerField:
                     f"data.transforms: {type(self).__name__} takes images, (B, C, H, W), and field={field!r} is "
                     f"{tuple(batch[field].shape)}"
                 )
-        sizes = [tuple(batch[field].shape[-2:]) for field in self.fields]
-        if self.one_size and len(set(sizes)) > 1:
+        sizes = [tuple(batch[field].shape[-2:]) for field in self.fields] if self.one_size else []
+        if len(set(sizes)) > 1:
             raise ConfigError(
                 f"data.transforms: {type(self).__name__}.field={self.fields}: they are {sizes} pixels, and the same "
                 "are cut out of each - give fields of one height and width, or put Resize before it"
@@ -101,7 +110,7 @@ class ToFloat(_PerField):
             return x.float()
         if x.is_complex():
             raise ConfigError(
-                f"data.transforms: ToFloat.field={self.fields[0]!r} is {str(x.dtype).removeprefix('torch.')}: float32 "
+                f"data.transforms: ToFloat.field={self.fields[0]!r} is {dtype_name(x.dtype)}: float32 "
                 "would lose its imaginary parts - use a transform of your own, with torch.view_as_real, say, or leave "
                 "this one out, ~data.transforms.to_float"
             )
@@ -109,7 +118,7 @@ class ToFloat(_PerField):
             return x.float()
         if x.dtype in (torch.int32, torch.int64):
             raise ConfigError(
-                f"data.transforms: ToFloat.field={self.fields[0]!r} is {str(x.dtype).removeprefix('torch.')}: numbers, "
+                f"data.transforms: ToFloat.field={self.fields[0]!r} is {dtype_name(x.dtype)}: numbers, "
                 "not pixels; divided by the largest one of that type they would be 0 to a model - use "
                 "lab.transforms.fields.Cast, which keeps their values"
             )
@@ -123,9 +132,8 @@ class ToFloat(_PerField):
             if not dtype.is_floating_point and dtype != torch.bool:
                 image = dtype in (torch.uint8, torch.uint16) and len(shape) > 1
                 divided = image if self.pixels == "images" else True
-                name = str(dtype).removeprefix("torch.")
                 what = f"divided by {torch.iinfo(dtype).max}" if divided else "their values are kept"
-                lines.append(f"{field}: {name} -> float32, {what} (data.transforms.to_float)")
+                lines.append(f"{field}: {dtype_name(dtype)} -> float32, {what} (data.transforms.to_float)")
         return lines
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ConfigError
-from lab.transforms.fields import Batch, Transform, compose
+from lab.transforms.fields import Batch, Transform, compose, described
 
 
 def filling(dtype: torch.dtype) -> int | float | bool:
@@ -80,7 +80,7 @@ class PartTransforms:
             for field, spec in specs.items():
                 home, other = known.setdefault(field, (name, spec))
                 if spec != other:
-                    one, two = (f"{tuple(shape)} {str(dtype).removeprefix('torch.')}" for shape, dtype in (spec, other))
+                    one, two = (described(*one) for one in (spec, other))
                     raise ConfigError(
                         f"data.parts.{name}.transforms: make the field {field!r} {one}, and those of "
                         f"data.parts.{home} {two}: a batch holds both, so they must agree"
