@@ -18,6 +18,11 @@ from engine.schema import Rule, option
 from engine.world import ProcessConfig
 from multirun import SweepConfig
 
+# Versions of the rules that decide a run's bits. A saved run keeps its own; one from before this key has 1.
+# 1: until 0.2
+# 2: since 0.3
+RULES = 2
+
 Interval = Annotated[int | str | None, Rule(at_least=1, interval=True)]
 
 
@@ -85,6 +90,7 @@ class TaskConfig:
 class RootConfig:
     name: str
     seed: Annotated[int, Rule(at_least=0, below=2**32)] = 0
+    rules: Annotated[int, Rule(at_least=1, at_most=RULES)] = 1
     resume: str | None = None
     sweep: SweepConfig = field(default_factory=SweepConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
