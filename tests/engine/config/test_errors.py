@@ -24,7 +24,7 @@ from lab.project import PROJECT
 
 Call = Callable[..., tuple[int, list[str]]]
 ROOT_HAS = "(the config has: name, seed, rules, resume, sweep, monitor, process, data, model, task, optim, trainer, hardware, logger, profiler, callback)"
-GROUPS = "(the config has: data, model, task, optim, trainer, hardware, logger, callback, profiler, name, seed, resume, sweep, monitor"
+GROUPS = "(the config has: data, model, task, optim, trainer, hardware, logger, callback, profiler, name, seed, rules, resume, sweep, monitor"
 MODEL_HAS, SCHEDULE_HAS = (
     f"({group} has: {', '.join(sorted(path.stem for path in (PROJECT.conf / group).glob('*.yaml')))})"
     for group in ("model", "optim/schedule")
