@@ -234,7 +234,7 @@ def on_all_ranks(state: TrainState) -> Iterator[tuple[str, Any]]:
 
 def averaged(state: TrainState) -> nn.Module:
     """Returns the model to evaluate: the average of the weights with the model's buffers; without one, the model. With
-    Task.fresh_statistics BatchNorm's statistics are the average's own, see lab.evaluation."""
+    Task.fresh_statistics BatchNorm's statistics are the average's own, see lab.average."""
     if state.ema is None:
         return state.model
     norms = [module for module in state.ema.modules() if isinstance(module, _BatchNorm)]
