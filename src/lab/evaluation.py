@@ -40,7 +40,8 @@ def evaluate(
     """Returns {loss, <term>, <metric>, ...}: means over the samples of all ranks, each counted once. model: unwrapped.
 
     lengths(k) -> (samples of the k-th batch, how many of them count, from the first); the others are padding, which
-    gives all ranks equally many batches where evaluations need that. observers: called with (output, batch), padding cut off.
+    gives all ranks equally many batches where evaluations need that. observers: called with (output, batch), padding
+    cut off.
     """
     net = for_evaluation(Objective(model, task), machine)
     world.broadcast_buffers(net)

@@ -140,8 +140,8 @@ def check_optimizer(saved: list[dict[str, Any]], optimizer: HasGroups, kind: str
 
 
 def check_trained(saved: Sequence[str], present: Sequence[str]) -> None:
-    """Raise a ConfigError where a checkpoint's optimizer has moved other parameters than `present`: it knows them by their
-    number, and would move these by the others' moments."""
+    """Raise a ConfigError where a checkpoint's optimizer has moved other parameters than `present`: it knows them by
+    their number, and would move these by the others' moments."""
     if list(saved) != list(present):
         a, b = next((a, b) for a, b in zip_longest(saved, present, fillvalue="no more") if a != b)
         raise ConfigError(
