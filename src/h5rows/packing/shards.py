@@ -27,6 +27,7 @@ from h5rows.reading.finding import stated_classes
 from h5rows.reading.folders import is_remote, shown
 from h5rows.reading.listed import INDEX, digest_of, shards_in
 from h5rows.reading.sources import told
+from h5rows.reading.texts import name_of
 
 Make = Callable[[str, tuple[int, int]], Account]  # (a local file, (i, n)): writes the i-th of n shares into it
 
@@ -83,7 +84,7 @@ def described(file: Path) -> tuple[dict[str, Any], dict[str, int]]:
 def classes_of(item: h5py.Dataset) -> int | list[str] | None:
     """How many classes the dataset says it has, or which."""
     found = stated_classes(item)
-    return None if found is None else int(found) if np.ndim(found) == 0 else [str(one) for one in found]
+    return None if found is None else int(found) if np.ndim(found) == 0 else [name_of(one) for one in found]
 
 
 def fields_of(fields: dict[str, Any]) -> tuple[list[str], list[str]]:
