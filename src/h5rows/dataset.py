@@ -45,6 +45,7 @@ class Dataset:
     unpacked, MATLAB's axes turned, sparse rows dense, categories named.
     masked: of values that are meant: what stands where a file has none; a number, nan, or drop: such rows are left out.
     One for all fields, or field -> which (nan for others).
+    encoding: of strings whose bytes are not UTF-8, such as gb18030 or latin-1, whatever the file marks them as.
     cache_gb: of remote files the blocks that are needed are fetched, into a folder of at most this size (10**9 bytes)
     that all processes share (h5rows.reading.ranges); null fetches whole files, which stay.
 
@@ -67,6 +68,7 @@ class Dataset:
         values: Literal["stored", "meant"] = "stored",
         masked: float | str | Mapping[str, float | str] = "nan",
         cache_gb: float | None = None,
+        encoding: str = "utf-8",
     ) -> None:
         if cache_mb < 0:
             raise ConfigError(f"data.cache_mb={cache_mb}: must be at least 0")
@@ -86,7 +88,8 @@ class Dataset:
             raise ConfigError(f"data.fields: {made[0]} of {len(files)} files: each may have others; write integers")
         for file_name in files:
             with open_file(file_name, swmr, cache_gb) as file:
-                opened = Opened(file, entry["group"], named, cache, swmr, external, values, masked, groups)
+                meaning = (values, masked, groups, None, encoding)
+                opened = Opened(file, entry["group"], named, cache, swmr, external, *meaning)
                 for field in named:
                     found, names = opened.field(field)
                     self._fields[field].append(found)
@@ -110,8 +113,8 @@ class Dataset:
             key, by = f"data.splits.{split}", entry.get("by") or "random"
             kinds = None
             if by not in ("random", "blocks"):
-                every = [column_of(file, entry["group"], by, f"{key}.by", external, cache_gb) for file in files]
-                kinds = np.concatenate(every)
+                how = (entry["group"], by, f"{key}.by", external, cache_gb, encoding)
+                kinds = np.concatenate([column_of(file, *how) for file in files])
                 kinds = kinds if self._rows is None else kinds[self._rows]
             self._rows = share(self._rows, starts[-1], entry["rows"], f"{key}.rows", by, entry.get("seed") or 0, kinds)
         self._size = starts[-1] if self._rows is None else len(self._rows)
@@ -350,11 +353,19 @@ def read_index(file: h5py.File, group: str, name: str, size: int, key: str, exte
     return rows
 
 
-def column_of(path: str, group: str, name: str, key: str, external: str, cache_gb: float | None = None) -> np.ndarray:
+def column_of(
+    path: str,
+    group: str,
+    name: str,
+    key: str,
+    external: str,
+    cache_gb: float | None = None,
+    encoding: str = "utf-8",
+) -> np.ndarray:
     """All values of a dataset (N,) of numbers or texts."""
     with open_file(path, False, cache_gb) as file:
         own = key.removeprefix("data.")
-        field, _ = Opened(file, group, {own: name}, ChunkCache(0), False, external).field(own)
+        field, _ = Opened(file, group, {own: name}, ChunkCache(0), False, external, encoding=encoding).field(own)
         if field.text:
             return np.asarray(field.read(np.arange(len(field))), dtype=object)
         if len(field.shape) != 1:

@@ -129,7 +129,8 @@ def _as_meant(file: h5py.File, data: Mapping[str, Any], field: str, group: str, 
     named = {name: path for name, path in data["fields"].items() if path is not None}
     cache = ChunkCache(int(data.get("cache_mb") or 0) << 20)
     groups = _groups(data)
-    opened = Opened(file, group, named, cache, swmr, external, "meant", data.get("masked", "nan"), groups)
+    how = (swmr, external, "meant", data.get("masked", "nan"), groups, None, data.get("encoding", "utf-8"))
+    opened = Opened(file, group, named, cache, *how)
     found, names = opened.field(field)
     fixed = not found.text and found.shape[0] != -1
     step = max(1, _STEP // max(1, found.nbytes(None) // max(1, len(found))))

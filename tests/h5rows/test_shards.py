@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,60 @@ def test_a_shard_that_is_not_what_was_packed_is_refused(tmp_path: Path) -> None:
     (out / name).unlink()
     with pytest.raises(ConfigError, match=rf"{name}: is not there; it is named by .*index\.json"):
         rows_of(str(out / "index.json"))
+
+
+def test_a_set_that_has_changed_is_read_as_it_is_now(tmp_path: Path) -> None:
+    """By the process that has read it before; also one that was copied over, with the times and size of the other."""
+    fsspec.filesystem("memory").mkdir(tmp_path.name)
+    a, b = source(tmp_path, "a", 0, 100), source(tmp_path, "b", 500, 100)
+    for out in (str(tmp_path / "set"), f"memory://{tmp_path.name}/set"):
+        index = f"{out}/index.json"
+        functions.pack(a, out, shards=1)
+        assert len(h5rows.open(index)) == 100
+        functions.pack(b, out, shards=1, append=True)
+        assert len(h5rows.open(index)) == 200
+        functions.pack(b, out, shards=1, overwrite=True)
+        data = h5rows.open(index)
+        assert (len(data), float(data[0]["x"][0])) == (100, 1500.0)
+    times = os.stat(index := tmp_path / "set/index.json").st_mtime_ns
+    functions.pack(a, str(tmp_path / "other"), shards=1)
+    for file in (tmp_path / "other").iterdir():
+        (tmp_path / "set" / file.name).write_bytes(file.read_bytes())
+    os.utime(index, ns=(times, times))
+    assert float(h5rows.open(str(index))[0]["x"][0]) == 0.0
+
+
+@pytest.mark.parametrize("place", ["folder", "memory"])
+def test_overwrite_leaves_the_shards_of_the_new_set_alone(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After the new index stands, whenever it is killed; what is no shard stays."""
+    files = fsspec.filesystem("memory" if place == "memory" else "file")
+    out = f"memory://{tmp_path.name}/set" if place == "memory" else str(tmp_path / "set")
+    root = out.removeprefix("memory:/")
+    files.makedirs(root)
+    files.pipe_file(f"{root}/notes-1f3a1f3a1f3a.h5", b"mine")
+    functions.pack(source(tmp_path, "a", 0, 40), out, shards=4)
+    new = source(tmp_path, "b", 90, 20)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shards.Place, "write_index", killed)
+        with pytest.raises(KeyboardInterrupt):
+            functions.pack(new, out, shards=2, overwrite=True)
+    assert len(rows_of(f"{out}/index.json")) == 40
+    with monkeypatch.context() as patch:
+        patch.setattr(shards.Place, "remove_all_but", killed)
+        with pytest.raises(KeyboardInterrupt):
+            functions.pack(new, out, shards=2, overwrite=True)
+    functions.pack(new, out, shards=2, overwrite=True)
+    assert "removed 4 shards of the set before" in capsys.readouterr().out
+    assert len(rows_of(f"{out}/index.json")) == 20
+    held = {path.rpartition("/")[2] for path in files.ls(root, detail=False)}
+    named = {one["file"] for one in json.loads(files.cat_file(f"{root}/index.json"))["shards"]}
+    assert held == {*named, "index.json", "notes-1f3a1f3a1f3a.h5"}
 
 
 def test_mistakes_are_one_line_and_leave_the_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from h5rows.reading.fields import Field, Fixed, open_field
 from h5rows.reading.finding import check_type, class_names, find
 from h5rows.reading.opening import named
 from h5rows.reading.raw import ChunkCache
+from h5rows.reading.texts import UTF_8, check_encoding, decoded, name_of
 
 DROP = "drop"
 _AT_ONCE = 16 << 20  # bytes
@@ -48,7 +49,7 @@ class Opened:
 
     values: stored, as the numbers lie; meant. masked: what stands where there is no value, a number or `drop`; or
     field -> which, NaN for others. groups: of all splits, whose values NAME@classes are one set of classes.
-    kind: of the file, where it is known already."""
+    kind: of the file, where it is known already. encoding: of strings."""
 
     def __init__(
         self,
@@ -62,11 +63,13 @@ class Opened:
         masked: Any = "nan",
         groups: Sequence[str] = (),
         kind: str | None = None,
+        encoding: str = UTF_8,
     ) -> None:
         if values not in ("stored", "meant"):
             raise ConfigError(f"data.values={values}: must be stored or meant")
         self.file, self.group, self.cache, self.swmr, self.external = file, group, cache, swmr, external
         self.names, self.meant, self.masked = fields, values == "meant" and not swmr, checked(masked, fields)
+        self.encoding = check_encoding(encoding)
         self.kind, self.groups = (kind or kind_of(file)) if self.meant else "plain", groups or (group,)
         self.rows = self._matlab_rows() if self.kind == "matlab" else None
         self._lacking: list[Unpacked] = []  # fields whose rows without a value are left out
@@ -107,7 +110,7 @@ class Opened:
             found = unpacked(found, Packing(found.dtype, missing=(math.nan,)), masked, where)
         if masked == DROP and isinstance(found, Unpacked) and found.packing.masks:
             self._lacking.append(found)
-        return found, names or class_names(item)
+        return found, names or class_names(item, self.encoding)
 
     def missing(self) -> np.ndarray | None:
         """(N,) bool: rows to be left out, as one of the fields that were opened has no value there; None: none."""
@@ -124,7 +127,8 @@ class Opened:
         columns = {}
         for group in dict.fromkeys((self.group, *self.groups)):
             alone = {**self.names, field: plain}  # beside the others, which choose MATLAB's axis
-            found, _ = Opened(self.file, group, alone, self.cache, self.swmr, self.external, "meant").field(field)
+            opened = Opened(self.file, group, alone, self.cache, self.swmr, self.external, encoding=self.encoding)
+            found, _ = opened.field(field)
             if not found.text and len(found.shape) != 1:
                 raise ConfigError(f"{where} has rows of the shape {found.shape[1:]}, so its values are no classes")
             columns[group] = np.asarray(found.read(np.arange(len(found))), dtype=str if found.text else None)
@@ -141,13 +145,13 @@ class Opened:
         return found, names
 
     def _raw(self, name: str, key: str) -> Any:
-        return open_field(self.file, self.group, name, key, self.cache, self.swmr, self.external)
+        return open_field(self.file, self.group, name, key, self.cache, self.swmr, self.external, self.encoding)
 
     def _dataset(self, item: h5py.Dataset, part: str, key: str, masked: float | str, where: str) -> tuple[Any, Names]:
         if self.kind == "matlab" and (item.dtype == h5py.ref_dtype or attribute(item, "MATLAB_class") == "char"):
             return Strings(matlab_texts(item, where), "characters"), None
         if item.dtype == "S1" and item.ndim == 2:
-            texts = [row.tobytes().rstrip(b"\0 ").decode("utf-8", "replace") for row in item[:]]
+            texts = [decoded(row.tobytes().rstrip(b"\0 "), where, self.encoding) for row in item[:]]
             return Strings(texts, "characters"), None
         if str(attribute(item, "NAME")).startswith(DIMENSION_ALONE):  # what lies there was never written
             other = f"_nc4_non_coord_{item.name.rpartition('/')[2]}"
@@ -231,7 +235,7 @@ class Opened:
         return unpacked(Numbers(np.where(mask, none, values)), Packing(values.dtype, missing=(none,)), masked, where)
 
     def _codes(self, raw: Fixed, categories: h5py.Dataset, masked: float | str, where: str) -> tuple[Any, Names]:
-        names = [name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in categories[:]]
+        names = [name_of(name, self.encoding) for name in categories[:]]
         codes = raw.column()
         if len(codes) and codes.max() >= len(names):
             raise ConfigError(f"{where} has the code {codes.max()}, and {len(names)} categories; write it again")

@@ -22,6 +22,7 @@ from h5rows.reading.filters import HDF5PLUGIN, filter_name, missing_filter, pipe
 from h5rows.reading.layout import plan
 from h5rows.reading.listed import is_index
 from h5rows.reading.opening import names_of, open_h5
+from h5rows.reading.texts import said_of
 
 COSTLY = 4.0  # bytes read for each byte wanted, from which on another layout is worth its while
 POINTLESS = 0.85  # stored / decoded bytes, above which compression saves too little for what it costs
@@ -152,6 +153,8 @@ def show(each: Found) -> None:
     if each.amplification is not None:
         print(f"  random row: {each.amplification:,.1f} bytes read and decoded for each byte wanted")
     print(f"  read: {each.way} ({each.reason})")
+    for line in said_of(dset):
+        print(f"  {clean(line)}")
     show_attributes(dset)
 
 

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 from tqdm import tqdm
 
-from h5rows.errors import ConfigError
+from h5rows.errors import ConfigError, clean
 from h5rows.importers.base import one_line
 from h5rows.packing import file as files
 from h5rows.packing.account import Account
@@ -48,7 +48,7 @@ def repack_file(source: str, out: str, options: RepackOptions, note: str) -> Acc
         account = contents.survey.account
         with h5py.File(old, "r", rdcc_nbytes=CACHE_BYTES) as rows, full_disk(new, temp):
             Repack(file, rows, contents, options).write(temp, note)
-    print(*[f"{line}\n" for line in account.lines()], sep="", end="")
+    print(*[f"{line}\n" for line in [*account.lines(), *map(clean, contents.said)]], sep="", end="")
     if not options.quiet:
         held = ", ".join(f"{count:,} {kind}" for kind, count in account.held.items() if count)
         print(f"{old} holds {held}; {new}: {account.closing}")

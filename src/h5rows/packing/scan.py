@@ -16,6 +16,7 @@ from h5rows.packing.options import RepackOptions
 from h5rows.packing.survey import DATASET, UNREADABLE, Survey, grows
 from h5rows.reading.external import check_external
 from h5rows.reading.filters import missing_filter
+from h5rows.reading.texts import said_of
 
 SMALL = 4096  # bytes of a dataset, below which a page of its own costs more than it brings
 
@@ -28,6 +29,7 @@ class Contents:
     plain: dict[str, tuple[tuple[int, ...], np.dtype]] = field(default_factory=dict)  # numbers with rows
     vlen: dict[str, tuple[np.dtype, bool]] = field(default_factory=dict)  # to be made flat: see vlen_type
     whole: dict[str, int] = field(default_factory=dict)  # bytes of what is copied with all its rows, written or not
+    said: list[str] = field(default_factory=list)  # of strings that are not UTF-8, which are copied as they are
 
 
 def scan(file: h5py.File, options: RepackOptions) -> Contents:
@@ -40,7 +42,9 @@ def scan(file: h5py.File, options: RepackOptions) -> Contents:
         check_external(dset, options.external)
         with contextlib.suppress(*UNREADABLE):  # said where it is copied
             path, grown = node.path.decode().lstrip("/"), grows(dset.id)
-            if options.flatten and dset.ndim == 1 and (kind := vlen_type(dset)) is not None:
+            other = said_of(dset, rows=None)
+            contents.said += [f"{path} {line}" for line in other]
+            if options.flatten and dset.ndim == 1 and not other and (kind := vlen_type(dset)) is not None:
                 contents.vlen[path] = kind
                 defined = dset.id.get_create_plist().fill_value_defined()
                 asked["fill values"] += defined == h5py.h5d.FILL_VALUE_USER_DEFINED

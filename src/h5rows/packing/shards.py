@@ -4,12 +4,14 @@
     bucket/set/00000-1f3a….h5         a shard; the digest is in its name, so nothing is ever written over
 
 A reader of index.json sees the set of before or of after. A pack that was killed leaves shards that no index names; the
-same command finds them and sends what is missing. Shards are made one at a time: the disk needs room for one.
+same command finds them and sends what is missing; --overwrite removes all that its index does not name. Shards are made
+one at a time: the disk needs room for one.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
@@ -22,12 +24,15 @@ import numpy as np
 
 from h5rows.errors import ConfigError, first_line, need, pip_install
 from h5rows.packing.account import Account
+from h5rows.packing.file import flush
 from h5rows.program import calling
 from h5rows.reading.finding import stated_classes
 from h5rows.reading.folders import is_remote, shown
-from h5rows.reading.listed import INDEX, digest_of, shards_in
+from h5rows.reading.listed import INDEX, digest_of, forget, shards_in
 from h5rows.reading.sources import told
+from h5rows.reading.texts import name_of
 
+SHARD = re.compile(r"\d{5,}-[0-9a-f]{12}\.h5")
 Make = Callable[[str, tuple[int, int]], Account]  # (a local file, (i, n)): writes the i-th of n shares into it
 
 
@@ -60,6 +65,8 @@ def pack_shards(make: Make, out: str, count: int, append: bool, overwrite: bool)
     if append and place.read_index() != before:
         raise ConfigError(f"{name}: another command has changed {INDEX} meanwhile; the same command again adds this")
     place.write_index({"h5rows": 1, "fields": kept, "shards": shards})
+    if overwrite and not append:
+        place.remove_all_but({one["file"] for one in shards})
     index = place.shown(INDEX)
     print(f"{index}: {len(shards)} shard{'s' * (len(shards) > 1)}\n{calling.reading(index, *fields_of(kept))}")
     return max(accounts, key=lambda one: (one.exit_status, sum(one.lost.values())))
@@ -83,7 +90,7 @@ def described(file: Path) -> tuple[dict[str, Any], dict[str, int]]:
 def classes_of(item: h5py.Dataset) -> int | list[str] | None:
     """How many classes the dataset says it has, or which."""
     found = stated_classes(item)
-    return None if found is None else int(found) if np.ndim(found) == 0 else [str(one) for one in found]
+    return None if found is None else int(found) if np.ndim(found) == 0 else [name_of(one) for one in found]
 
 
 def fields_of(fields: dict[str, Any]) -> tuple[list[str], list[str]]:
@@ -150,6 +157,20 @@ class Place:
         text = json.dumps(index, indent=1).encode()
         with self._asking():
             self._whole(f"{self._root}/{INDEX}", lambda there: self._files.pipe_file(there, text))
+        forget(f"{self.out if is_remote(self.out) else os.path.abspath(self.out)}/{INDEX}")
+
+    def remove_all_but(self, kept: set[str]) -> None:
+        """Shards that no index names any more; who holds the index of before can no longer read them."""
+        left = []
+        try:
+            for path in self._files.ls(self._root, detail=False):
+                if SHARD.fullmatch(name := path.rpartition("/")[2]) and name not in kept:
+                    left.append(name)
+                    self._files.rm_file(path)
+            print(f"removed {len(left)} shards of the set before\n" * bool(left), end="")
+        except Exception as error:  # of any library; the new set is whole
+            what = f"{self.shown(left[-1] if left else '')}: cannot be removed: {told(error)}"
+            print(f"{what}; remove the shards that {INDEX} does not name yourself")
 
     def _whole(self, path: str, write: Callable[[str], Any]) -> None:
         """A bucket's objects appear whole; a file gets its name when it is."""
@@ -157,7 +178,9 @@ class Place:
             write(path)
         else:
             write(f"{path}.part")
+            flush(Path(f"{path}.part"), os.O_RDWR)
             Path(f"{path}.part").replace(path)
+            flush(Path(path).parent, os.O_RDONLY)
 
     @contextmanager
     def _asking(self) -> Iterator[None]:

@@ -26,6 +26,7 @@ from h5rows.reading.layout import plan
 from h5rows.reading.opening import is_remote, named
 from h5rows.reading.raw import ChunkCache
 from h5rows.reading.readers import Chunks, Mapped, Ranged, ThroughH5py
+from h5rows.reading.texts import UTF_8, decoded
 
 
 def torch_dtype(dtype: np.dtype) -> np.dtype:
@@ -168,13 +169,14 @@ class Fixed(Field):
 class FlatOffsets(Field):
     """Samples of different length, stored one after the other."""
 
-    def __init__(self, group: h5py.Group, cache: ChunkCache, swmr: bool, external: str) -> None:
+    def __init__(self, group: h5py.Group, cache: ChunkCache, swmr: bool, external: str, encoding: str) -> None:
+        self._encoding = encoding
         self._where = f"{group.file.filename}: {group.name}"
         both = ("values", "offsets")
         values, offsets = (find(group.file, group.name, name, f"{group.name}/{name}", external)[0] for name in both)
         self.values = Fixed(values, None, cache, swmr)
-        encoding = str(group.attrs.get("encoding", values.attrs.get("encoding", "")))
-        self.text = encoding.lower() in ("utf-8", "utf8", "ascii")
+        marked = str(group.attrs.get("encoding", values.attrs.get("encoding", "")))
+        self.text = marked.lower() in ("utf-8", "utf8", "ascii")
         self.way, self.reason = self.values.way, f"flat + offsets, values {self.values.reason}"
         self.shape, self.dtype = (-1, *self.values.shape[1:]), self.values.dtype
         if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or offsets.shape[0] == 0:
@@ -200,7 +202,7 @@ class FlatOffsets(Field):
         if self.text:
             samples = [s.tobytes() for s in samples]
             self.values.check()
-            return [_decoded(s, self._where) for s in samples]
+            return [decoded(s, self._where, self._encoding) for s in samples]
         return samples
 
     @property
@@ -219,7 +221,8 @@ class FlatOffsets(Field):
 class Objects(Field):
     """Strings, those of a table's column too, and HDF5's own variable length."""
 
-    def __init__(self, dset: h5py.Dataset, member: str | None, cache: ChunkCache, swmr: bool) -> None:
+    def __init__(self, dset: h5py.Dataset, member: str | None, cache: ChunkCache, swmr: bool, encoding: str) -> None:
+        self._encoding = encoding
         self._where = f"{dset.file.filename}: {dset.name}" + ("" if member is None else f"/{member}")
         dtype = dset.dtype if member is None else dset.dtype[member]
         if dset.ndim != 1:
@@ -247,15 +250,12 @@ class Objects(Field):
 
     def read(self, rows: np.ndarray) -> list[Any]:
         if self._fixed is not None:
-            return [_decoded(raw, self._where) for raw in self._fixed.read(rows).tolist()]
+            return [decoded(raw, self._where, self._encoding) for raw in self._fixed.read(rows).tolist()]
         assert self._reader is not None
         out = np.empty(len(rows), dtype=self._column)
-        try:
-            self._reader.gather_into(rows, out)
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{self._where} is not UTF-8 ({error}); write it again as UTF-8") from error
+        self._reader.gather_into(rows, out)
         if self.text:
-            return [_decoded(text, self._where) if isinstance(text, bytes) else text for text in out.tolist()]
+            return [decoded(raw, self._where, self._encoding) for raw in out.tolist()]
         return [for_torch(np.asarray(sample), self._where) for sample in out]
 
     def advise(self, rows: np.ndarray) -> None:
@@ -267,8 +267,18 @@ class Objects(Field):
         return np.array([len(s) for k in range(0, len(rows), 4096) for s in self.read(rows[k : k + 4096])], np.int64)
 
 
-def open_field(file: h5py.File, group: str, name: str, key: str, cache: ChunkCache, swmr: bool, external: str) -> Field:
-    """The field `name` below `group`. key: the config key to blame. ConfigError where it cannot be a field."""
+def open_field(
+    file: h5py.File,
+    group: str,
+    name: str,
+    key: str,
+    cache: ChunkCache,
+    swmr: bool,
+    external: str,
+    encoding: str = UTF_8,
+) -> Field:
+    """The field `name` below `group`. key: the config key to blame. encoding: of its strings. ConfigError where it
+    cannot be a field."""
     with named(f"{file.filename}: {name} ({key})"):
         item, member = find(file, group, name, key, external)
         if isinstance(item, h5py.Group):
@@ -276,18 +286,11 @@ def open_field(file: h5py.File, group: str, name: str, key: str, cache: ChunkCac
                 what = f"{file.filename}: {item.name} ({key}) is a group of {sorted(map(str, item))[:20]}"
                 remedy = "name one of its datasets (a group is a field only if it holds `values` and `offsets`)"
                 raise ConfigError(f"{what}; {remedy}")
-            return FlatOffsets(item, cache, swmr, external)
+            return FlatOffsets(item, cache, swmr, external, encoding)
         check_type(item, key)
         if item.shape is None:
             raise ConfigError(f"{file.filename}: {item.name} ({key}) is empty: it has no rows and no shape")
         dtype = item.dtype if member is None else item.dtype[member]
         if dtype.kind in "OS" and not dtype.subdtype:
-            return Objects(item, member, cache, swmr)
+            return Objects(item, member, cache, swmr, encoding)
         return Fixed(item, member, cache, swmr)
-
-
-def _decoded(raw: bytes, where: str) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{where} is not UTF-8 ({error}); write it again as UTF-8") from error

@@ -13,6 +13,7 @@ from h5rows.errors import ConfigError
 from h5rows.reading import filters
 from h5rows.reading.external import check_external, check_links, items_below
 from h5rows.reading.opening import named, unreadable
+from h5rows.reading.texts import UTF_8, name_of
 
 _LISTED = 24
 
@@ -54,14 +55,14 @@ def stated_classes(item: h5py.Dataset | h5py.Group) -> Any:
     return next((owner.attrs["classes"] for owner in owners if "classes" in owner.attrs), None)
 
 
-def class_names(item: h5py.Dataset | h5py.Group) -> list[str] | None:
+def class_names(item: h5py.Dataset | h5py.Group, encoding: str = UTF_8) -> list[str] | None:
     """Names in the attribute `classes`; None where it holds none, or none that can be read: reading the data must not
     fail by what only describes them."""
     try:
         classes = stated_classes(item)
     except (OSError, RuntimeError, LookupError, TypeError, ValueError):
         return None
-    return [str(name) for name in classes] if np.ndim(classes) == 1 else None
+    return [name_of(name, encoding) for name in classes] if np.ndim(classes) == 1 else None
 
 
 def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tuple[Any, str | None]:

@@ -13,9 +13,10 @@ from h5rows.errors import ConfigError
 from h5rows.reading.folders import folder_of, is_remote, once
 
 INDEX = "index.json"
-ASKED_S = 60.0  # for so long a process does not ask again whether the index has changed
+ASKED_S = 60.0  # for so long a process does not ask a server again whether the index has changed
 
-_known: dict[tuple[int, str], tuple[float, list[str]]] = {}
+# {(process, index): (when, the bytes of a local one, its shards)}
+_known: dict[tuple[int, str], tuple[float, bytes | None, list[str]]] = {}
 EXPECTED: dict[str, tuple[int, str]] = {}  # address or file of a shard -> its bytes, its SHA-256
 
 
@@ -25,10 +26,11 @@ def is_index(name: str) -> bool:
 
 def listed(name: str) -> list[str]:
     """The shards that an index names, in its order; of local ones each has the size that it says."""
-    at, found = _known.get((os.getpid(), name), (-ASKED_S, []))
-    if time.monotonic() - at < ASKED_S:
+    at, last, found = _known.get((os.getpid(), name), (-ASKED_S, None, []))
+    local = None if is_remote(name) else _read(name)
+    if time.monotonic() - at < ASKED_S and local == last:
         return found
-    text = _told(name) if is_remote(name) else _read(name)
+    text = _told(name) if local is None else local
     base, found = name.partition("?")[0].rpartition("/")[0], []
     for one in shards_in(text, name):
         shard = f"{base}/{one['file']}"
@@ -37,8 +39,13 @@ def listed(name: str) -> list[str]:
             raise ConfigError(f"{shard}: {what}; it is named by {name}")
         EXPECTED[shard] = one["bytes"], one["sha256"]
         found.append(shard)
-    _known[os.getpid(), name] = time.monotonic(), found
+    _known[os.getpid(), name] = time.monotonic(), local, found
     return found
+
+
+def forget(name: str) -> None:
+    """This process has written another index there."""
+    _known.pop((os.getpid(), name), None)
 
 
 def _read(name: str) -> bytes:

@@ -214,7 +214,7 @@ class ThroughH5py:
                     if dset:  # whatever was read, or raised: if the file was changed, this is why
                         self._check(dset)
                 return
-            except (ConfigError, UnicodeDecodeError):
+            except ConfigError:
                 raise
             except (OSError, RuntimeError, KeyError, ValueError) as error:
                 if attempt == 2 or dset is None or dset:  # else another thread has closed it
@@ -224,8 +224,6 @@ class ThroughH5py:
         values = dset
         if self.member is not None:
             values = dset.fields(self.member)
-        elif h5py.check_string_dtype(dset.dtype) and dset.dtype.kind == "O":
-            values = dset.asstr()
         order = np.argsort(rows, kind="stable")
         cuts = np.flatnonzero((np.diff(rows[order]) != 1) | self._by_row) + 1
         for run in np.split(order, cuts) if len(rows) else []:

@@ -1,0 +1,74 @@
+"""Strings of HDF5 files: bytes, decoded as UTF-8 whatever the file marks them as. h5py marks all bytes as ASCII."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import h5py
+import numpy as np
+
+from h5rows.errors import ConfigError
+
+UTF_8 = "utf-8"
+LOOKED_AT = 4096  # rows of a dataset that `inspect` decodes
+OTHERS = ("gb18030", "cp932", "euc_kr", "cp1252")  # of programs that write no UTF-8
+
+
+def check_encoding(encoding: Any) -> str:
+    try:
+        b"    ".decode(encoding)
+    except UnicodeDecodeError:  # four spaces are no text in it
+        pass
+    except (LookupError, TypeError):
+        raise ConfigError(f"data.encoding={encoding}: no such encoding; such as utf-8, gb18030 or latin-1") from None
+    return str(encoding)
+
+
+def decoded(raw: bytes, where: str, encoding: str) -> str:
+    try:
+        return raw.decode(encoding)
+    except UnicodeDecodeError:
+        what = f"{where} holds {raw[:60]!r}, which is not {encoding.upper()}"
+        raise ConfigError(f"{what}; give its encoding{_guess(raw)} (data.encoding=...)") from None
+
+
+def name_of(value: Any, encoding: str = UTF_8) -> str:
+    """A name, such as a class's, from a dataset or an attribute; what cannot be decoded as \\x.., so that names stay
+    apart."""
+    if not isinstance(value, bytes):
+        raw = str(value).encode(UTF_8, "surrogateescape")  # h5py's sign for what is not UTF-8
+        return str(value) if raw.decode(UTF_8, "replace") == str(value) else raw.decode(encoding, "backslashreplace")
+    return value.decode(encoding, "backslashreplace")
+
+
+def _guess(raw: bytes) -> str:
+    for encoding in OTHERS:
+        try:
+            return f"; as {encoding} it is {raw.decode(encoding)[:60]!r}"
+        except UnicodeDecodeError:
+            continue
+    return ""
+
+
+def said_of(dset: h5py.Dataset, rows: int | None = LOOKED_AT) -> list[str]:
+    """A line for the dataset, or each member of it, whose strings are not UTF-8. rows: to look at; None: all."""
+    lines = []
+    for member in dset.dtype.names or ("",):
+        dtype, values = (dset.dtype[member], dset.fields(member)) if member else (dset.dtype, dset)
+        if h5py.check_string_dtype(dtype) is None or not dset.size or not dset.ndim:
+            continue
+        end = min(len(dset), rows or len(dset))
+        blocks = (values[begin : min(end, begin + LOOKED_AT)] for begin in range(0, end, LOOKED_AT))
+        others = (raw for block in blocks for raw in np.asarray(block).reshape(-1).tolist() if not _is_utf8(raw))
+        if (raw := next(others, None)) is not None:
+            what = f"member {member} holds" if member else "holds"
+            lines.append(f"{what} {raw[:60]!r}, which is not UTF-8{_guess(raw)}; encoding=... decodes it")
+    return lines
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
