@@ -26,6 +26,8 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ("src/engine/data/loading/samples.py", "value = int(hashed(seed, 5, np.array([number]))[0])",
      "value = int(hashed(seed, 5, np.array([random.getrandbits(30)]))[0])",
      "tests/engine/data/test_workers.py::test_numbers_depend_on_the_sample_only[slots]"),
+    ("src/engine/data/loading/samples.py", 'return seed if split == "train" else', "return seed if split else",
+     "tests/lab/test_own_data.py::test_no_split_draws_what_another_draws[Drawn-overrides0]"),
     # ---- a step
     ("src/lab/descend.py", "means = {name: value.sum() / share for", "means = {name: value.mean() for",
      "tests/lab/test_reference.py::test_a_run_is_what_a_plain_loop_computes"

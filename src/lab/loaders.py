@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,9 @@ from engine.data import (
     check_indexed,
     has_state,
     is_stream,
+    own_random_numbers,
+    seed_of_split,
+    seed_sample,
 )
 from engine.device import CompiledChain, Hardware
 from engine.errors import ConfigError
@@ -68,7 +72,10 @@ def make_dataset(config: Config, split: str) -> Any:
     if "splits" in node and node["splits"].get(split) is None:
         return None
     fetch_remote(node, note_progress)  # here already, but for ranks of other machines
-    dataset = construct(PROJECT, "data", node, object, split=split)
+    with own_random_numbers() if _rules(config) >= 2 else nullcontext():
+        if _rules(config) >= 2:  # what its __init__ draws: equal on all ranks, after a resume and in `evaluate`
+            seed_sample(_sample_seed(config, split), -1)
+        dataset = construct(PROJECT, "data", node, object, split=split)
     if not is_stream(dataset):
         check_indexed(dataset)
         return dataset
@@ -80,6 +87,15 @@ def make_dataset(config: Config, split: str) -> Any:
             "it is scored"
         )
     return Stream(dataset, trainer.max_eval_batches * trainer.global_batch_size)
+
+
+def _rules(config: Config) -> int:
+    return int(config.cfg.get("rules", 1))
+
+
+def _sample_seed(config: Config, split: str) -> int:
+    """Return the seed of what a data set draws. By rules 1 all splits had one, so they drew the same samples."""
+    return seed_of_split(config.cfg.seed, split) if _rules(config) >= 2 else config.cfg.seed
 
 
 def describe_transforms(config: Config, dataset: Any) -> list[str]:
@@ -237,7 +253,8 @@ def _loader(
     cores = min(int(given), cores_each(place.local_size)) if given != "auto" else None
     return Loader(
         dataset, plan, world.device, transform, config.data.loader, config.data.num_workers,
-        seed=config.cfg.seed, cores=cores, like=like, split=split, rows=with_rows or task_class(config).numbered,
+        seed=_sample_seed(config, split), cores=cores, like=like, split=split,
+        rows=with_rows or task_class(config).numbered,
     )  # fmt: skip
 
 

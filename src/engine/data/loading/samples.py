@@ -4,6 +4,7 @@ line that names data set, row and split for whatever goes wrong in the data set'
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
@@ -33,6 +34,11 @@ def seed_sample(seed: int, number: int) -> None:
     torch.default_generator.manual_seed(value >> 1)  # torch.manual_seed costs 70 us, for the GPUs' sake
 
 
+def seed_of_split(seed: int, split: str) -> int:
+    """Return the seed of what a data set draws for this split; the training split's is `seed`."""
+    return seed if split == "train" else int(hashed(seed, 7, np.array([zlib.crc32(split.encode())]))[0])
+
+
 @contextmanager
 def own_random_numbers() -> Iterator[None]:
     """What is drawn inside does not change what is drawn after."""
@@ -54,8 +60,9 @@ def check_indexed(dataset: Any) -> None:
     if missing:
         raise ConfigError(
             f"data: {own.__name__} has no {missing[0]}, and samples are asked for by number: give it __getitem__(i) "
-            "and __len__ (endless data: __len__ of 10**9, and __getitem__(i) that draws from a generator seeded by i), "
-            "or __iter__ alone, for a stream, or pack its samples into a file, ./run h5 pack"
+            "and __len__ (endless data: __len__ of 10**9, and __getitem__(i) that draws torch's, numpy's or "
+            "Python's random numbers, which are seeded for each sample of each split), or __iter__ alone, for a "
+            "stream, or pack its samples into a file, ./run h5 pack"
         )
 
 
