@@ -1,5 +1,5 @@
-"""One step's way from losses to weights: gradients, clipping, the optimizer; once a step the moving average, the task's
-`updated` and the loss scale.
+"""One step's way from losses to weights: gradients, clipping, the optimizer; once a step the task's `updated` and
+`project`, the moving average and the loss scale.
 
 A task's train_step is given an object of Descend, for its step:
 
@@ -132,21 +132,36 @@ class Descend:
                 names = [name for name in values if self._objective_of(name) == objective]
                 values |= {name: torch.where(left_out > 0, 0.0, values[name]) for name in names}
                 values[f"{prefix}non_finite"] = left_out
-        if state.ema is not None and (objectives := self._objectives_of(state.model)):
-            share, weights = self._enters_average(objectives)
-            if share is not None:
-                means = local_parts(state.ema.parameters())
-                update_average(means, local_parts(weights), share, self._skipped(objectives))
         skipped = self._skipped(self.norms)
-        if overrides(state.task, "updated"):  # after a skipped step too, whose traces are then wiped away
+        if state.rules < 2:
+            self._average()
+        if acts := [name for name in ("updated", "project") if overrides(state.task, name)]:
+            # after a skipped step too, whose traces are then wiped away
             with unless(skipped, [*state.task.parameters(), *state.model.parameters()]):
-                state.task.updated(state.model)
+                for name in acts:
+                    getattr(state.task, name)(state.model)
+        if state.rules >= 2:  # of the weights as the task has left them
+            self._average()
         if skipped is not None:
             put_back_buffers(self.before, self._buffers(), skipped)
         if state.scaler:
             flags = [flag for flags in self.non_finite.values() for flag in flags]
             update_scale(state.scaler, any_of(flags).to(device))
         return values
+
+    def _average(self) -> None:
+        """The step's weights enter the average of weights, which is then projected as they were."""
+        state = self.state
+        if state.ema is None or not (objectives := self._objectives_of(state.model)):
+            return
+        share, weights = self._enters_average(objectives)
+        if share is None:
+            return
+        skipped, means = self._skipped(objectives), list(state.ema.parameters())
+        update_average(local_parts(means), local_parts(weights), share, skipped)
+        if overrides(state.task, "project"):
+            with unless(skipped, means):
+                state.task.project(state.ema)
 
     def _backward(self, objective: str, batches: Iterable[Batch], term: str) -> dict[str, Tensor]:
         """The loss is the sum over samples divided by this rank's samples in the step. So micro-batches of unequal size

@@ -286,7 +286,7 @@ def make_state(
     names = {id(p): name for named in trained.values() for name, p in named}
     order = [names.get(id(p), "") for group in optimizers.param_groups for p in group["params"]]
     monitor = [config.monitor.key, config.monitor.mode]
-    return TrainState(model, task, ema, optimizers, schedule, scaler, order, monitor)
+    return TrainState(model, task, ema, optimizers, schedule, scaler, order, monitor, rules=config.cfg.get("rules", 1))
 
 
 def make_optimizer(config: Config, named: Named, whose: str, others: Sequence[str] = ()) -> Optimizer:

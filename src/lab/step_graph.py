@@ -19,8 +19,9 @@ TrainStep = Callable[..., dict[str, Tensor]]  # lab.loop.train_step
 def as_graph(train_step: TrainStep, state: TrainState, run: Run, draws: bool, called: bool) -> TrainStep:
     """draws: see lab.loop.may_draw. called: something else runs between steps."""
     hooks = [name for name in ("train_step", "share_in_average") if overrides(state.task, name)]
-    if draws and overrides(state.task, "updated") and not says_no_draws(state.task):
-        hooks += ["updated, as its class does not say `draws = False`,"]
+    if draws and not says_no_draws(state.task):
+        why = "as its class does not say `draws = False`,"
+        hooks += [f"{name}, {why}" for name in ("updated", "project") if overrides(state.task, name)]
     if hooks or draws:
         what = f"{type(state.task).__name__}.{hooks[0]}" if hooks else "the optimizer, or the schedule,"
         raise ConfigError(f"hardware.cuda_graph=true: {what} may choose or draw on the host - leave it false")

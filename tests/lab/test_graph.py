@@ -222,6 +222,12 @@ class Updating(Supervised):
     def updated(self, model: nn.Module) -> None: ...
 
 
+class Projecting(Supervised):
+    __module__ = "lab.tasks.supervised"
+
+    def project(self, model: nn.Module) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [
@@ -233,12 +239,16 @@ class Updating(Supervised):
             ("task._target_=lab.tasks.supervised.Updating",),
             "Updating.updated, as its class does not say `draws = False`",
         ),
+        (
+            ("task._target_=lab.tasks.supervised.Projecting",),
+            "Projecting.project, as its class does not say `draws = False`",
+        ),
     ],
 )
 def test_methods_that_choose_on_the_host_are_refused(
     tmp_path: Path, on_cpu: None, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], says: str
 ) -> None:
-    for kind in (Choosing, Averaging, Updating):
+    for kind in (Choosing, Averaging, Updating, Projecting):
         monkeypatch.setattr(lab.tasks.supervised, kind.__name__, kind, raising=False)
     with pytest.raises(ConfigError, match=rf"^hardware\.cuda_graph=true: {says}"):
         start_run(tmp_path, *SMALL, *more)

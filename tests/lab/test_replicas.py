@@ -130,6 +130,7 @@ def test_what_may_draw_is_known() -> None:
         (make(hooked), True),
         (make(replaced), True),
         (make(plain, updated=none), True),
+        (make(plain, project=none), True),
         (make(plain, train_step=none), True),
         (make(plain, own_schedule), True),
         (make(plain, quiet), False),

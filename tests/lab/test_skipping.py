@@ -147,11 +147,14 @@ class Teacher(Task):
         torch._foreach_mul_(list(model.parameters()), 0.99)
         self.updates += 1  # type: ignore[operator, assignment]
 
+    def project(self, model: torch.nn.Module) -> None:
+        torch._foreach_mul_(list(model.parameters()), 0.99)
+
 
 @pytest.mark.usefixtures("poisoned")
 def test_what_a_task_updates_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After steps that moved it, the last is left out: all that is trained is what it was before that step."""
-    for method in ("attach", "train_step", "predict", "updated"):
+    for method in ("attach", "train_step", "predict", "updated", "project"):
         monkeypatch.setattr(Supervised, method, getattr(Teacher, method))
     run = (*QUICK, *LONG, f"trainer.max_steps={BAD[1] + 1}")
     skipped = last_checkpoint(start_run(tmp_path / "skipped", *run))

@@ -6,9 +6,9 @@ without the wait: from the end of its own backward pass to the end of the all-re
     |---- data, forward, backward ----| own part done |---- waiting ----| averaged |---- clip, update ----|
                   own work                                                                own work
 
-A hook of torch's says when the last parameter has its gradient, the train step when the backward pass has returned,
-which in DDP waits for the all-reduce. Timestamps are the host's clock on a CPU and CUDA events on a GPU, which are read
-at a log, as the host runs ahead of the device.
+A hook of each parameter says when it has its gradient, and the last one's call counts; the train step says when the
+backward pass has returned, which in DDP waits for the all-reduce. Timestamps are the host's clock on a CPU and CUDA
+events on a GPU, which are read at a log, as the host runs ahead of the device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.autograd.graph import register_multi_grad_hook
 
 from engine.clocks import DeviceClock, HostClock
 from engine.host import memory_of_process
@@ -90,19 +89,22 @@ class Balance:
 
     def _measured(self, train_step: Callable[..., Values], *args: Any) -> Values:
         self._waits, self._own_part_done, start = [], None, self._clock.now()
-        # only in the steps that are measured: autograd calls a hook of each parameter in Python
-        hook = register_multi_grad_hook([p for p in self._net.parameters() if p.requires_grad], self._all_computed)
+        # Only in the steps that are measured: autograd calls a hook of each parameter in Python. Not torch's
+        # register_multi_grad_hook: with it torch.autograd.grad by these parameters, in a task's losses, raises.
+        trained = [p for p in self._net.parameters() if p.requires_grad]
+        hooks = [p.register_post_accumulate_grad_hook(self._computed) for p in trained]
         try:
             values = train_step(*args, self._averaged)
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
         if self._waits:
             self._pending.append((start, self._clock.now(), self._waits))
             while self._pending and self._clock.passed(self._pending[0][1]):
                 self._add(*self._pending.popleft())
         return values
 
-    def _all_computed(self, gradients: Sequence[torch.Tensor | None]) -> None:
+    def _computed(self, parameter: torch.Tensor) -> None:
         self._own_part_done = self._clock.now()
 
     def _averaged(self) -> None:

@@ -128,9 +128,14 @@ class Task(nn.Module):
         return descend("", batches)
 
     def updated(self, model: nn.Module) -> None:
-        """Called once a step, after its updates, under no_grad: update a teacher's EMA, a queue. A class that says
-        `draws = False` draws no random numbers here (not inherited): what keeps ranks alike is left out, 0.2 ms a step,
-        and hardware.cuda_graph may record it."""
+        """Called once a step, after its updates, under no_grad: update a teacher's EMA, a queue. To change the model's
+        weights is for `project`. A class that says `draws = False` draws no random numbers here (not inherited): what
+        keeps ranks alike is left out, 0.2 ms a step, and hardware.cuda_graph may record it."""
+
+    def project(self, model: nn.Module) -> None:
+        """Called once a step, behind `updated` and under no_grad, with the model, and then with the average of its
+        weights where there is one: change the weights in place (a pruning mask, a limit of their norm), so that all
+        that is scored, saved and loaded is changed. `draws = False` is as for `updated`."""
 
     def synchronize(self) -> None:
         """Called on all ranks before each evaluation and save, under no_grad: give buffers that each rank has filled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, result, start_run
+from conftest import QUICK, ROOT, metrics, result, start_run, status
+from omegaconf import OmegaConf
 from torch import nn
 
 import engine.parallel.balance
@@ -23,6 +25,7 @@ from engine.loggers import Logger
 from engine.parallel.balance import figures, max_over_mean, straggler, unequal
 from engine.world import World
 from lab.datasets.synthetic import Synthetic
+from lab.tasks.supervised import Supervised
 
 SLOW_S = 0.06
 RUN = (
@@ -192,3 +195,36 @@ def test_figures_leave_out_what_was_not_measured_everywhere() -> None:
     assert "step_time" not in figures(rows)
     assert max_over_mean([1.0, 3.0]) == 1.5
     assert max_over_mean([0.0, 0.0]) == 1.0
+
+
+def with_slope(self: Supervised, model: nn.Module, batch: Any) -> Any:
+    """Logs how steep the loss is: a gradient by the weights in `losses`, as EWC, GradNorm, DARTS or MAML take it."""
+    output = model(batch["x"])
+    loss = nn.functional.cross_entropy(output.float(), batch["y"].long(), reduction="none")
+    slope = torch.zeros_like(loss)
+    if torch.is_grad_enabled():
+        found = torch.autograd.grad(loss.mean(), list(model.parameters()), retain_graph=True)
+        slope = torch.stack([g.square().sum() for g in found]).sum().sqrt().expand_as(loss)
+    return {"loss": loss, "slope": slope}, output
+
+
+def test_a_task_may_take_gradients_by_the_weights_in_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the steps that are measured, too, and in both micro-batches of each."""
+    monkeypatch.setattr(Supervised, "losses", with_slope)
+    monkeypatch.setattr(Supervised, "terms", ("slope",))
+    run = start_run(
+        tmp_path, *QUICK, "trainer=ddp", "hardware.num_procs=2",
+        "trainer.max_steps=6", "trainer.log_every=1", "hardware.micro_batch_size=16",
+    )  # fmt: skip
+    assert status(run)["status"] == "finished"
+    assert [line["step"] for line in metrics(run) if line.get("train/slope", 0) > 0] == [1, 2, 3, 4, 5, 6]
+    assert all(rank["step_time_ms"] > 0 for rank in result(run)["balance"]["ranks"])
+
+
+def test_debug_fast_takes_more_steps_than_any_part_warms_up_for() -> None:
+    source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    phases = [int(steps) for steps in re.findall(r"^WARM_UP\w* = (\d+)", source, re.MULTILINE)]
+    assert phases
+    assert OmegaConf.load(ROOT / "conf/debug/fast.yaml").trainer.max_steps > max(phases) + 1

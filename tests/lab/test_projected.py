@@ -1,0 +1,150 @@
+"""What a task does to the weights after an update is in all that is scored, saved and loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import method
+import pytest
+import torch
+from conftest import last_checkpoint, needs, slow, start_run
+from torch import Tensor, nn
+
+import lab.tasks.supervised
+from engine.checkpoints import checkpoint
+from lab import load_run
+from lab.tasks.supervised import Supervised
+
+
+class Pruned(Supervised):
+    """Magnitude pruning at a growing rate (Zhu and Gupta 2017): `updated` chooses, `project` cuts."""
+
+    __module__ = "lab.tasks.supervised"
+    draws = False
+
+    def attach(self, model: nn.Module) -> None:
+        self.register_buffer("steps", torch.zeros(()))
+        self.names = [name for name, p in model.named_parameters() if p.dim() > 1]
+        for k, name in enumerate(self.names):
+            self.register_buffer(f"mask{k}", torch.ones_like(model.get_parameter(name), requires_grad=False))
+
+    def updated(self, model: nn.Module) -> None:
+        self.steps: Tensor
+        self.steps.add_(1)
+        share = (self.steps / (0.5 * self.run.total_steps)).clamp(max=1) * 0.8
+        for k, name in enumerate(self.names):
+            size = model.get_parameter(name).abs()
+            ordered = size.flatten().sort().values
+            self.get_buffer(f"mask{k}").copy_(size > ordered[(share * len(ordered)).long()[None]])
+
+    def project(self, model: nn.Module) -> None:
+        for k, name in enumerate(self.names):
+            model.get_parameter(name).mul_(self.get_buffer(f"mask{k}"))
+
+
+class Halved(Supervised):
+    """The weights are multiplied by a half in `updated`."""
+
+    __module__ = "lab.tasks.supervised"
+
+    def attach(self, model: nn.Module) -> None:
+        self.first = nn.ParameterList(p.detach().clone() for p in model.parameters()).requires_grad_(False)
+
+    def updated(self, model: nn.Module) -> None:
+        torch._foreach_mul_(list(model.parameters()), 0.5)
+
+
+class Clipped(Supervised):
+    """All weights are above zero, which no mean of them with the first weights is."""
+
+    __module__ = "lab.tasks.supervised"
+    draws = False
+
+    def project(self, model: nn.Module) -> None:
+        for p in model.parameters():
+            p.clamp_(min=1e-3)
+
+
+@pytest.fixture(autouse=True)
+def named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configs may name them."""
+    for kind in (Pruned, Halved, Clipped):
+        monkeypatch.setattr(lab.tasks.supervised, kind.__name__, kind, raising=False)
+
+
+def task(kind: type[Supervised]) -> str:
+    return f"task._target_=lab.tasks.supervised.{kind.__name__}"
+
+
+def zeros(weights: dict[str, Tensor]) -> list[float]:
+    return [float((w == 0).float().mean()) for w in weights.values() if w.dim() > 1]
+
+
+class TestPruned(method.Promises):
+    """A skipped step, kills, ranks and micro-batches change nothing."""
+
+    ranks = (1, slow(2))
+    test_compiling_changes_nothing = test_debug_overfit = None  # type: ignore[assignment]
+
+    @pytest.fixture
+    def run(self) -> tuple[str, ...]:
+        return (task(Pruned), "model.hidden=[32]", "optim.lr=1e-2", "+optim.eps=1e-5")
+
+    def test_what_is_scored_saved_and_loaded_is_sparse(self, straight: Path) -> None:
+        held = last_checkpoint(straight)
+        best = checkpoint.load_checkpoint(max((straight / "checkpoints").glob("best_*.pt")))
+        for weights in (held["model"], held["ema"], best["ema"], load_run(straight)[0].state_dict()):
+            assert min(zeros(weights)) > 0.6, zeros(weights)
+        assert any(not torch.equal(held["ema"][name], value) for name, value in held["model"].items())
+
+
+@pytest.mark.parametrize("rules", [1, 2])
+def test_the_average_is_of_the_weights_as_the_task_leaves_them(tmp_path: Path, rules: int) -> None:
+    """A run that began by the rules before keeps to them: its average took the weights as the optimizer left them."""
+    options = ("trainer.max_steps=1", "trainer.ema_decay=0.75", f"rules={rules}")
+    held = last_checkpoint(start_run(tmp_path, *method.SMALL, task(Halved), *options))
+    for k, (name, value) in enumerate(held["model"].items()):
+        moved = value if rules == 2 else 2 * value
+        wanted = held["task"][f"first.{k}"].lerp(moved, 0.25)
+        torch.testing.assert_close(held["ema"][name], wanted, rtol=1e-6, atol=1e-7)
+
+
+WAYS: dict[str, Any] = {
+    "decay": ("trainer.ema_decay=0.9",),
+    "skip": ("trainer.ema_decay=0.9", "trainer.non_finite=skip", "hardware.precision=fp16"),
+    "schedule-free": ("optim=schedule_free",),
+    "lookahead": ("optim=lookahead",),
+    "fsdp": ("trainer=fsdp", "hardware.num_procs=2", "trainer.ema_decay=0.9"),
+}
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "decay",
+        "skip",
+        pytest.param("schedule-free", marks=needs("conf/optim/schedule_free.yaml")),
+        pytest.param("lookahead", marks=needs("conf/optim/lookahead.yaml")),
+        slow("fsdp"),
+    ],
+)
+def test_all_that_is_scored_is_projected(tmp_path: Path, way: str) -> None:
+    run = start_run(tmp_path, *method.SMALL, task(Clipped), *WAYS[way])
+    for value in load_run(run)[0].state_dict().values():
+        assert value.min() >= 0.99e-3
+    held = last_checkpoint(run) if way != "fsdp" else {}
+    for part in ("model", "ema"):
+        for value in (held.get(part) or {}).values():
+            assert value.min() >= 0.99e-3
+
+
+@pytest.mark.parametrize("share", [None, 0.25])
+def test_an_average_that_takes_nothing_is_not_projected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float | None
+) -> None:
+    """As of a mean of the last steps, before these begin."""
+    monkeypatch.setattr(Clipped, "share_in_average", lambda self, step: share, raising=False)
+    run = start_run(tmp_path / "run", *method.SMALL, task(Clipped), "trainer.max_steps=2")
+    lowest = min(float(value.min()) for value in last_checkpoint(run)["ema"].values())
+    assert (lowest < 0) is (share is None)
