@@ -23,9 +23,10 @@ def main() -> int:
     parser.add_argument("--split", default="test", help="train, val, test or what else the data config names")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_intermixed_args()
-    from engine.errors import ConfigError, RunFailed
+    from engine.errors import ConfigError, RunFailed, plain_output
     from engine.files import as_json
 
+    plain_output()
     try:
         from lab.restore import score_checkpoint
 

@@ -23,8 +23,9 @@ def main() -> int:
     parser.add_argument("file", type=Path, help="what to write, such as model.pt")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE where it exists")
     args = parser.parse_args()
-    from engine.errors import ConfigError, RunFailed
+    from engine.errors import ConfigError, RunFailed, plain_output
 
+    plain_output()
     try:
         from lab.network import export
 

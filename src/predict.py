@@ -29,8 +29,9 @@ def main() -> int:
     parser.add_argument("--procs", type=int, help="processes that share the samples; default: one for each GPU")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE where it exists")
     args = parser.parse_intermixed_args()
-    from engine.errors import ConfigError, RunFailed
+    from engine.errors import ConfigError, RunFailed, plain_output
 
+    plain_output()
     overrides = [word for word in args.runs if "=" in word and not Path(word).exists()]
     paths = [Path(word) for word in args.runs if word not in overrides]
     fields = [name for name in args.fields.split(",") if name]

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 def main() -> int:
     args = parser().parse_args()
-    from engine.errors import ConfigError
+    from engine.errors import ConfigError, plain_output
 
+    plain_output()
     try:
         report(args)
     except (ConfigError, OSError) as error:

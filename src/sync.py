@@ -32,11 +32,12 @@ def main() -> int:
     )
     parser.add_argument("--summary", action="store_true", help="only the summaries of sweeps")
     args = parser.parse_args()
-    from engine.errors import ConfigError
+    from engine.errors import ConfigError, plain_output
     from engine.loggers import auto_wandb_mode, wandb_reachable
     from lab.project import PROJECT
     from multirun.report import SWEEP, runs_below
 
+    plain_output()
     folders = [path.absolute() for path in args.directories] or [PROJECT.root / "outputs"]
     mode = "offline" if args.offline else "online"
     try:

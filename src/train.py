@@ -29,7 +29,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from engine.config import as_started, remove_if_empty, run_hydra
-from engine.errors import INTERRUPTED, ConfigError, RunFailed
+from engine.errors import INTERRUPTED, ConfigError, RunFailed, plain_output
 from engine.runs import choose_run
 from engine.schema import plain
 from engine.world import become_rank, meeting, place
@@ -41,6 +41,7 @@ FINISHED, RUN_FAILED, MISTAKE = 0, 1, 2
 def main() -> int:
     """The exit status; of a multirun, the worst of its jobs."""
     early.imported()
+    plain_output()
     try:
         become_rank()
         if meeting.follows():  # torchrun or a scheduler started this process beside rank 0, which alone composes

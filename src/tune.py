@@ -23,7 +23,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from engine.config import as_started, remove_if_empty, resolved, run_hydra
-from engine.errors import ConfigError, RunFailed
+from engine.errors import ConfigError, RunFailed, plain_output
 from engine.schema import plain
 from lab.project import PROJECT
 
@@ -31,6 +31,7 @@ NAMES = ("micro_batch", "threads", "loader", "lr")  # in this order: each goes o
 
 
 def main() -> int:
+    plain_output()
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(__doc__)
         return 0

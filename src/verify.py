@@ -45,10 +45,11 @@ def main() -> int:
     parser.add_argument("--rounding", type=float, help="largest relative difference; default: 0, or 0.01, see above")
     args = parser.parse_intermixed_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that temporary files are removed
-    from engine.errors import ConfigError, RunFailed
+    from engine.errors import ConfigError, RunFailed, plain_output
     from lab.project import PROJECT
     from multirun.verify import verify
 
+    plain_output()
     try:
         given = (args.steps, args.commit, args.out, args.rounding, args.overrides, args.diff)
         found = verify(PROJECT, args.run, *given)

@@ -1,8 +1,9 @@
 """Errors that the command line shows as one line, without a traceback."""
 
-from h5rows import ConfigError, first_line
+from h5rows import ConfigError, first_line, plain_output, visible
 
-__all__ = ["ConfigError", "first_line"]  # of the library below: one class for all mistakes of users
+# of the library below: one class for all mistakes of users, one way to print what may be a stranger's text
+__all__ = ["ConfigError", "first_line", "plain_output", "visible"]
 
 INTERRUPTED = 130  # exit status after Ctrl-C
 PREEMPTED = 75  # EX_TEMPFAIL: exit status of a preempted run, which was saved and is to be resumed

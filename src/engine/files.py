@@ -12,24 +12,26 @@ import os
 import platform
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from engine.errors import Damaged
+from engine.errors import ConfigError, Damaged
 
 # bytes of the largest file of a run by its name, else by the end of its name, else by ""
 LARGEST = {"sweep.json": 1 << 28, ".yaml": 1 << 20, ".json": 1 << 26, ".jsonl": 1 << 33, "": 1 << 28}
 LONGEST_LINE = 1 << 24  # bytes of a line of a .jsonl
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write atomically: `path` has its old content or the complete text. An OSError names `path`."""
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Write atomically: `path` has its old content or, after this block, all that the block has written. A link at its
+    name is replaced, not followed. An OSError names `path`."""
     temporary = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")  # hosts may share it
     try:
         temporary.unlink(missing_ok=True)
-        with open(temporary, "x", opener=no_links) as file:
-            file.write(text)
+        with open(temporary, "xb", opener=no_links) as file:
+            yield file
         temporary.replace(path)
     except OSError as error:
         error.filename, error.filename2 = str(path), None  # write() sets no filename
@@ -37,6 +39,28 @@ def replace_text(path: Path, text: str) -> None:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """See replacing."""
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def make_folder(path: Path) -> None:
+    """A folder of a run or a report, made if it is not there. ConfigError for a link: what it leads to is not ours."""
+    path.mkdir(exist_ok=True)
+    if path.is_symlink():
+        raise ConfigError(f"{path}: is a symbolic link to {os.readlink(path)}; put the folder itself there")
+
+
+def sync_folder(path: Path) -> None:
+    """Write a folder's names to the disk: a file that was renamed there keeps its new name if the machine fails."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def remove_leftovers(directory: Path) -> None:
@@ -68,7 +92,7 @@ def open_regular(path: Path) -> BinaryIO:
     OSError where it cannot be opened, FileNotFoundError where there is none.
     """
     most = LARGEST.get(path.name) or LARGEST.get(path.suffix) or LARGEST[""]
-    _check_regular(path, os.lstat(path), most)  # before it is opened: opening a device may do something
+    check_regular(path, most)  # before it is opened: opening a device may do something
     file = open(path, "rb", opener=no_links)  # noqa: SIM115 - the caller's
     try:
         _check_regular(path, os.fstat(file.fileno()), most)  # it may have been exchanged since
@@ -78,7 +102,14 @@ def open_regular(path: Path) -> BinaryIO:
     return file
 
 
-def _check_regular(path: Path, found: os.stat_result, most: int) -> None:
+def check_regular(path: Path, most: float = math.inf) -> int:
+    """Return the size of a file that a library opens by its name; Damaged if it is a link or no regular file."""
+    found = os.lstat(path)
+    _check_regular(path, found, most)
+    return found.st_size
+
+
+def _check_regular(path: Path, found: os.stat_result, most: float) -> None:
     if stat.S_ISLNK(found.st_mode):
         raise Damaged(f"{path}: is a symbolic link to {os.readlink(path)}; put the file itself there")
     if not stat.S_ISREG(found.st_mode):

@@ -15,7 +15,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from h5rows.errors import ConfigError
+from h5rows.errors import ConfigError, plain_output
 from h5rows.program import Reading, Training, calling
 
 
@@ -159,6 +159,7 @@ def run(
     """`main` with sys.argv, and errors on one line. command: how it is typed. reading, training: make the lines that
     say how a packed file is read, and a stranger's."""
     calling.command, calling.reading, calling.training = command, reading, training
+    plain_output()
     try:
         status = main(sys.argv[1:])
         sys.stdout.flush()

@@ -204,7 +204,7 @@ class Ledger:
         """Lock for changes of sweep.json by one process at a time; the kernel releases it if the process is killed."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            enter(self.directory)
+            enter(self.directory, self._by_key)
             lock = Lock(self.directory / ".lock", wait=True)
         except OSError as error:
             why = error.strerror

@@ -23,6 +23,7 @@ from engine.checkpoints.frozen import WEIGHTS, Frozen, with_frozen
 from engine.checkpoints.intact import WHOLE, Share, check_zip, load_intact, reading
 from engine.config import CONFIG, enter
 from engine.errors import ConfigError, Damaged, RunFailed
+from engine.files import sync_folder
 from engine.parallel import is_part
 from engine.runs import CHECKPOINT, checkpoint_files, step_of
 from engine.world import World
@@ -46,6 +47,7 @@ def save_checkpoint(payload: dict[str, Any], path: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        sync_folder(path.parent)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         cause = _disk_error(error)

@@ -15,7 +15,6 @@ its step does not scale with lr; a load takes 1.5 to 1.9 times the CPU time, a s
 
 from __future__ import annotations
 
-import os
 import pickle
 import shutil
 import warnings
@@ -30,6 +29,7 @@ from torch import Tensor, nn
 
 from engine.checkpoints.intact import WHOLE, Share, Summing, check_sums, check_zip, file_sum, reading
 from engine.errors import RunFailed
+from engine.files import sync_folder
 from engine.parallel import is_part, is_sharded
 from engine.world import World
 
@@ -80,7 +80,7 @@ def save(
         save_file(rest | {"files": sizes, "sums": written, "keys": list(tensors)}, temporary / REST)
         delete(path)
         temporary.replace(path)
-        _sync(path.parent)
+        sync_folder(path.parent)
 
 
 def summing_writer(directory: Path) -> tuple[Any, dict[str, int]]:
@@ -100,14 +100,6 @@ def summing_writer(directory: Path) -> tuple[Any, dict[str, int]]:
     writer = filesystem.FileSystemWriter(directory)
     writer.fs = Files()
     return writer, sums
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def delete(path: Path) -> None:

@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import MISSING, fields
 from functools import lru_cache
 from pathlib import Path
@@ -139,14 +139,15 @@ def override_of_now(project: Project, text: str) -> str:
     return re.sub(r"^(\+*)([a-z_.]+)(?==|$)", lambda m: m[1] + project.moved_keys.get(m[2], m[2]), text)
 
 
-def enter(directory: Path) -> None:
+def enter(directory: Path, jobs: Collection[str] = ()) -> None:
     """The door: ConfigError if a directory of a run, which may be anybody's, holds a symbolic link out of it, a pipe, a
     socket or a device. Whatever reads or writes there comes in here first; engine.files opens its files.
 
-    Not looked into: wandb/, whose links are that library's, and folders of other runs, such as a sweep's jobs.
+    jobs: the names of a sweep's jobs, which are not looked into: each has a door of its own. Nothing that lies in a
+    folder leaves it out.
     """
     base = directory.resolve()
-    for path in _entries(base):
+    for path in _entries(base, jobs):
         try:
             kind = path.lstat().st_mode
             out = stat.S_ISLNK(kind) and not path.resolve().is_relative_to(base)
@@ -163,8 +164,8 @@ def enter(directory: Path) -> None:
             raise ConfigError(f"{path}: is neither a file nor a folder; remove it")
 
 
-def _entries(base: Path) -> Iterator[Path]:
-    """All entries below `base`, links not followed."""
+def _entries(base: Path, jobs: Collection[str]) -> Iterator[Path]:
+    """All entries below `base` but those in the folders `jobs`, links not followed."""
     folders = [base]
     while folders:
         folder = folders.pop()
@@ -175,8 +176,7 @@ def _entries(base: Path) -> Iterator[Path]:
             continue
         for entry in listed:
             yield Path(entry.path)
-            inner = entry.is_dir(follow_symlinks=False) and entry.name != "wandb"
-            if inner and not os.path.lexists(os.path.join(entry.path, CONFIG)):
+            if entry.is_dir(follow_symlinks=False) and not (folder == base and entry.name in jobs):
                 folders.append(Path(entry.path))
 
 

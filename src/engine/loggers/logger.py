@@ -19,7 +19,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, visible
 from engine.files import as_json, no_links, read_file, records, replace_text
 from engine.loggers.background import Background
 from engine.loggers.media import save
@@ -226,6 +226,13 @@ class _File(logging.FileHandler):
             super().close()
 
 
+class _Visible(logging.Formatter):
+    """A line may have a stranger's text, of a checkpoint or a config."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
 @contextmanager
 def log_to(directory: Path) -> Iterator[None]:
     """In this block, log DEBUG and above to train.log, INFO and above to stderr."""
@@ -234,8 +241,8 @@ def log_to(directory: Path) -> Iterator[None]:
     log.propagate = False
     screen, file = logging.StreamHandler(sys.stderr), _File(path)
     screen.setLevel(logging.INFO)
-    screen.setFormatter(logging.Formatter("%(message)s"))
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    screen.setFormatter(_Visible("%(message)s"))
+    file.setFormatter(_Visible("%(asctime)s %(levelname)s %(message)s"))
     for handler in (screen, file):
         log.addHandler(handler)
     try:

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from engine.errors import ConfigError, Damaged
 from engine.extras import need
-from engine.files import read_text, replace_text
+from engine.files import read_text, replacing
 
 FOLDER = "media"
 SUFFIXES = {"image": ".png", "histogram": ".csv", "table": ".csv", "audio": ".wav", "text": ".txt"}  # by kind
@@ -91,14 +91,15 @@ def save(run_dir: Path, step: int, name: str, value: Any) -> Media:
         kind, content = "audio", value
     path = media_file(run_dir, step, name, kind)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if text is not None:
-        replace_text(path, text)
-    elif isinstance(value, Audio):
-        _write_wav(path, value)
-    elif hasattr(value, "savefig"):
-        value.savefig(path, dpi=120, bbox_inches="tight")
-    else:
-        _write_png(path, _array(value), name)
+    with replacing(path) as file:
+        if text is not None:
+            file.write(text.encode())
+        elif isinstance(value, Audio):
+            _write_wav(file, value)
+        elif hasattr(value, "savefig"):
+            value.savefig(file, format="png", dpi=120, bbox_inches="tight")
+        else:
+            _write_png(file, _array(value), name)
     return Media(kind, path, content)
 
 
@@ -135,7 +136,7 @@ def _csv(rows: Sequence[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-def _write_png(path: Path, image: np.ndarray, name: str) -> None:
+def _write_png(file: BinaryIO, image: np.ndarray, name: str) -> None:
     Image = need("PIL.Image", f"show({name!r}): writing a picture", "pillow", "images")
     given = f"{image.dtype} {image.shape}"
     if image.ndim == 3 and image.shape[0] in (1, 3) and image.shape[2] not in (1, 3):
@@ -149,14 +150,14 @@ def _write_png(path: Path, image: np.ndarray, name: str) -> None:
             f"show({name!r}): {given} is no picture: give (H, W), (H, W, 3) or (3, H, W) of uint8 or floats in [0, 1], "
             "a matplotlib figure, a text, or a Histogram, Audio or Table of engine.loggers"
         )
-    Image.fromarray(image).save(path)
+    Image.fromarray(image).save(file, "PNG")
 
 
-def _write_wav(path: Path, audio: Audio) -> None:
+def _write_wav(target: BinaryIO, audio: Audio) -> None:
     samples = _array(audio.samples)
     if samples.ndim not in (1, 2):
         raise ConfigError(f"Audio: samples have the shape {samples.shape}; give (T,) or (T, channels)")
-    with wave.open(str(path), "wb") as file:
+    with wave.open(target, "wb") as file:
         file.setnchannels(1 if samples.ndim == 1 else samples.shape[1])
         file.setsampwidth(2)
         file.setframerate(audio.rate)

@@ -31,7 +31,7 @@ from typing import Any, TextIO
 
 from engine.config import enter
 from engine.errors import RunFailed
-from engine.files import open_regular, read_file, read_json, read_text, write_json
+from engine.files import check_regular, open_regular, read_file, read_json, read_text, write_json
 from engine.locks import Busy, Lock
 from engine.loggers.media import media_file, read_table
 from engine.loggers.wandb_log import FOLDER, SUMMARY, upload_command, wandb_arguments, wandb_reachable
@@ -196,6 +196,7 @@ def shown(run_dir: Path, record: dict[str, Any]) -> dict[str, Any]:
         path = media_file(run_dir, record["step"], name, kind)
         if not path.exists():
             continue
+        check_regular(path)
         if kind == "image":
             made[name] = wandb.Image(str(path))
         elif kind == "audio":
@@ -240,10 +241,11 @@ def log_artifact(run: Any, result: dict[str, Any], path: Path) -> None:
 
     scores = {key: value for key, value in result.items() if "/" in key}
     artifact = wandb.Artifact(f"model-{run.id}", type="model", metadata={"step": result["best_step"], **scores})
-    add = artifact.add_dir if path.is_dir() else artifact.add_file  # a folder: one file of each rank
-    add(str(path), name=path.name, policy="immutable")
-    if (frozen := path.with_name(FROZEN)).exists():  # what no step changes, engine.checkpoints.frozen
-        artifact.add_file(str(frozen), name=frozen.name, policy="immutable")
+    files = sorted(path.iterdir()) if path.is_dir() else [path]  # a folder: one file of each rank
+    frozen = path.with_name(FROZEN)  # what no step changes, engine.checkpoints.frozen
+    for file in [*files, *([frozen] if frozen.exists() else [])]:
+        check_regular(file)
+        artifact.add_file(str(file), name=str(file.relative_to(path.parent)), policy="immutable")
     logged = run.log_artifact(artifact, aliases=["best"])
     if not run.offline:
         logged.wait()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
+from engine.files import replace_text
 from engine.profiling.options import ProfilerConfig
 
 ROWS = 40  # of the table of kernels
@@ -67,10 +68,11 @@ class Trace:
         return self.folder / f"kernels_rank{self.rank}.txt"
 
     def _write(self, done: Any) -> None:
+        self.trace_file.unlink(missing_ok=True)  # a link would be followed
         done.export_chrome_trace(str(self.trace_file))
         by = "self_device_time_total" if self.on_gpu else "self_cpu_time_total"
         averages = done.key_averages(group_by_input_shape=True)
-        self.kernels_file.write_text(averages.table(sort_by=by, row_limit=ROWS))
+        replace_text(self.kernels_file, averages.table(sort_by=by, row_limit=ROWS))
         self.written = True
 
 
@@ -87,5 +89,6 @@ def dump_memory(file: Path) -> bool:
     dump: Any = getattr(torch.cuda.memory, "_dump_snapshot", None)
     if dump is None or not torch.cuda.is_initialized():
         return False
+    file.unlink(missing_ok=True)  # a link would be followed
     dump(str(file))
     return True

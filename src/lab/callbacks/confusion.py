@@ -62,8 +62,9 @@ def drawn(table: np.ndarray, names: list[str], title: str) -> Any:
     image = axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     every = -(-count // 40)  # of many classes some are named
     places = range(0, count, every)
-    axis.set_xticks(places, [names[k] for k in places], rotation=90 if max(map(len, names)) > 3 else 0)
-    axis.set_yticks(places, [names[k] for k in places])
+    shown = [names[k] for k in places]
+    axis.set_xticks(places, shown, rotation=90 if max(map(len, names)) > 3 else 0, parse_math=False)
+    axis.set_yticks(places, shown, parse_math=False)  # $ is a character of a name
     axis.set_xlabel("prediction")
     axis.set_ylabel("label")
     right = table.trace() / max(table.sum(), 1)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from engine.extras import check_installed
-from engine.files import records
+from engine.files import records, replacing
 from engine.runs import METRICS
 from lab.callbacks.base import Callback
 
@@ -30,7 +30,8 @@ class Curves(Callback):
         lines = [record for _, record in records(self.run.directory / METRICS)]
         if panels := panels_of(lines):
             path = self.run.directory / "curves.png"
-            drawn(panels, state.best[0][1] if state.best else None).savefig(path, dpi=120)
+            with replacing(path) as file:
+                drawn(panels, state.best[0][1] if state.best else None).savefig(file, format="png", dpi=120)
             self.run.logger.say(f"learning curves: {path.name}")
 
 
@@ -84,7 +85,7 @@ def drawn(panels: Panels, best_step: float | None) -> Any:
         every = np.concatenate([values for _, values in splits.values()])
         if every.min() > 0 and every.max() > 20 * every.min():
             axis.set_yscale("log")
-        axis.set_title(name)
+        axis.set_title(name, parse_math=False)
         axis.set_xlabel("step")
         axis.set_xlim(0, last_step * 1.02)
         axis.grid(alpha=0.3)

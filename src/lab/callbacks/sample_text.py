@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from engine.data import Draws
 from engine.errors import ConfigError
+from engine.files import replace_text
 from engine.schema import Count, NotNegativeInt, Positive
 from h5rows import files_of, open_h5
 from lab.callbacks.base import Callback
@@ -91,5 +92,5 @@ class SampleText(Callback):
         if self.run.world.is_main:
             folder = self.run.directory / "samples"
             folder.mkdir(exist_ok=True)
-            (folder / f"{state.step:09d}.txt").write_text(text, encoding="utf-8")
+            replace_text(folder / f"{state.step:09d}.txt", text)
             self.run.logger.say(f"text at step {state.step}: {text!r}")

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from multirun.report.against import AXES, Line
 from multirun.report.analyse import caution
 from multirun.report.axes import wants_log
-from multirun.report.pictures import RC
+from multirun.report.pictures import RC, save
 from multirun.report.sheet import Score
 from multirun.report.style import CATEGORICAL, MARKERS, MAX_COLORED
 from multirun.report.table import Table
@@ -41,10 +41,10 @@ def draw_paper(
             figures |= {f"curves_{axis}": _curves(table, axis, lines, width, stacked) for axis, lines in drawn.items()}
             for name, figure in figures.items():
                 path = folder / f"{name}_{size}.pdf"
-                figure.savefig(path, metadata={"CreationDate": None})
+                save(figure, path, metadata={"CreationDate": None})
                 files.append(path)
                 if size == "page":
-                    figure.savefig(path.with_suffix(".png"), dpi=160)
+                    save(figure, path.with_suffix(".png"), dpi=160)
                     files.append(path.with_suffix(".png"))
     return files
 

@@ -11,8 +11,9 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogFormatter, LogFormatterSciNotation, NullLocator
 
+from engine.files import make_folder, replacing
 from multirun.report.analyse import Group, groups, is_failure, pareto, show
 from multirun.report.axes import MAX_AXES, Axis, score_axis, wants_log
 from multirun.report.axes import axes as axes_of
@@ -27,13 +28,14 @@ RC: dict[Any, Any] = {
     "axes.spines.right": False, "axes.grid": True, "grid.color": "#E6E8EB", "grid.linewidth": 0.7,
     "axes.axisbelow": True, "legend.frameon": False, "figure.facecolor": "white", "axes.edgecolor": "#8A9199",
     "xtick.color": "#3B424A", "ytick.color": "#3B424A", "pdf.fonttype": 42,  # TrueType: journals refuse Type 3
+    "text.parse_math": False, "text.usetex": False,  # $ is a character of values, not the beginning of a formula
 }  # fmt: skip
 MAX_LABEL = 44
 
 
 def draw(study: Study, importance: Importance | None, folder: Path) -> list[Path]:
     """Draw each picture for which the jobs have data into `folder`. Returns the files."""
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     ranked = groups(study)
     with matplotlib.rc_context(RC):
         figures = {
@@ -49,10 +51,21 @@ def draw(study: Study, importance: Importance | None, folder: Path) -> list[Path
                 path = folder / f"{name}{ending}"
                 path.unlink(missing_ok=True)  # an earlier report may have drawn it
                 if figure is not None:
-                    figure.savefig(path, dpi=130)
+                    save(figure, path, dpi=130)
             if figure is not None:
                 files.append(folder / f"{name}.png")
     return files
+
+
+def save(figure: Figure, path: Path, **options: Any) -> None:
+    """Write a figure under RC, as which text is no formula: the labels of logarithmic axes are 1e-03 and the like."""
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        if isinstance(axis.get_major_formatter(), LogFormatterSciNotation):
+            axis.set_major_formatter(LogFormatter())
+        if isinstance(axis.get_minor_formatter(), LogFormatterSciNotation):
+            axis.set_minor_formatter(LogFormatter())
+    with replacing(path) as file:
+        figure.savefig(file, format=path.suffix[1:], **options)
 
 
 def _curves(study: Study, ranked: Sequence[Group]) -> Figure | None:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from engine.extras import missing
-from engine.files import replace_text
+from engine.files import make_folder, remove_leftovers, replace_text
 from engine.project import Project
 from engine.runs import shown
 from multirun.report.against import lines
@@ -22,7 +22,7 @@ from multirun.report.table import Ask, table
 from multirun.report.table_text import paper_csv, paper_markdown, paper_sheet
 from multirun.report.text import groups_csv, jobs_csv, markdown
 
-PAPER = "paper"  # folder of the paper's table and figures
+DRAWN, PAPER = "report", "paper"  # folders of the pictures; of the paper's table and figures
 SYNC_S = 10.0  # that a sweep's end waits for W&B; what is left is sent without it
 
 
@@ -68,6 +68,8 @@ def write_study(study: Study, say: Callable[[str], object] = say, ask: Ask | Non
     curves = {axis: lines(asked, axis) for axis in ask.against} if asked and ask else {}
     folder, found = study.directory, facts(study)
     folder.mkdir(parents=True, exist_ok=True)
+    for own in (folder, folder / DRAWN, folder / PAPER):
+        remove_leftovers(own)
     absent = [name for name in ("matplotlib", "plotly") if find_spec(name) is None]
     drawn: list[Path] = []
     note = None
@@ -77,7 +79,7 @@ def write_study(study: Study, say: Callable[[str], object] = say, ask: Ask | Non
     else:
         from multirun.report.pictures import draw
 
-        drawn = draw(study, found.importance, folder / "report")
+        drawn = draw(study, found.importance, folder / DRAWN)
     if other := other_code(study):
         say(f"{OTHER_CODE}: {other}")
     texts = {
@@ -91,7 +93,7 @@ def write_study(study: Study, say: Callable[[str], object] = say, ask: Ask | Non
 
         texts["report.html"] = page(found, paper_sheet(asked) if asked else None)
     if asked and ask:
-        (folder / PAPER).mkdir(exist_ok=True)
+        make_folder(folder / PAPER)
         figures: list[Path] = []
         if not absent:
             from multirun.report.figures import draw_paper

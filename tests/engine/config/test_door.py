@@ -210,8 +210,9 @@ def test_the_door_looks_at_every_entry(kind: str, run: Path) -> None:
         if kept is not None:
             path.write_bytes(kept)
     (run / "best.pt").symlink_to(run / CHECKPOINT)
-    (run / "wandb").mkdir()
-    (run / "wandb" / "debug.log").symlink_to(run.parent / "elsewhere")  # as that library makes them
+    (run / "wandb" / "run-1").mkdir(parents=True)
+    (run / "wandb" / "latest-run").symlink_to("run-1")  # as that library makes them
+    (run / "wandb" / "debug.log").symlink_to("run-1/logs/debug.log")
     enter(run)
 
 

@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -32,11 +33,13 @@ from omegaconf import OmegaConf
 
 from engine.checkpoints import shards
 from engine.checkpoints.checkpoint import save_checkpoint
-from engine.config.saved import checked_yaml, load_sections, read_config, read_overrides
+from engine.config.saved import checked_yaml, enter, load_sections, read_config, read_overrides
 from engine.config.targets import build_target, locate
 from engine.errors import ConfigError
+from engine.loggers import media
 from engine.loggers.logger import log_to
-from engine.loggers.wandb_upload import own_checkpoint
+from engine.loggers.media import Audio, Histogram, Table
+from engine.loggers.wandb_upload import log_artifact, own_checkpoint, shown
 from engine.runs.directory import claimed, fill_directory, replace_text
 from lab import load_run
 from lab.config import check
@@ -291,6 +294,91 @@ def test_files_are_opened_without_following_links(tmp_path: Path) -> None:
         raise AssertionError("opened")
     assert target.read_text() == "precious\n"
     assert read_overrides(PROJECT, run_dir) == ["a=1"]
+
+
+HIDING = ("media", "media/val/x", "checkpoints", "checkpoints/best_000000004.dcp", "wandb", "wandb/run-1/files", "a/b")
+
+
+@pytest.mark.one_quick
+@pytest.mark.parametrize("folder", HIDING)
+def test_no_file_hides_a_link_from_the_door(
+    folder: str, stranger: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder with a config.yaml may be another run; it is looked into all the same, by each command."""
+    run_dir, target = stranger(logger={"kind": "wandb"}), foreign(tmp_path)
+    (run_dir / folder).mkdir(parents=True, exist_ok=True)
+    (run_dir / folder / "config.yaml").write_text("a: 1\n")
+    (run_dir / folder / "sweep.json").write_text(json.dumps({"jobs": [{"key": "x", "number": 0, "overrides": []}]}))
+    (run_dir / folder / "x").mkdir()
+    (run_dir / folder / "x" / "00000008.png").symlink_to(target)
+    (run_dir / "sweep.json").write_text(json.dumps({"jobs": [{"key": folder, "number": 0, "overrides": []}]}))
+    for command in (
+        ("evaluate.py", run_dir), ("train.py", f"resume={run_dir}"), ("sync.py", run_dir, "--offline", tmp_path / "o"),
+        ("report.py", run_dir / "checkpoints" / "..", "--out", tmp_path / "report"),
+    ):  # fmt: skip
+        assert main(*command) in (1, 2)
+        assert f"{folder}/x/00000008.png: is a symbolic link to " in capsys.readouterr().err
+    assert target.read_text() == "precious\n"
+
+
+def test_of_a_sweep_the_jobs_alone_are_left_out(tmp_path: Path) -> None:
+    """As each has a door of its own; of thousands all would be looked into with each command."""
+    target = foreign(tmp_path)
+    for name in ("job", "other"):
+        (tmp_path / "sweep" / name / "job").mkdir(parents=True)
+    (tmp_path / "sweep" / "job" / "x").symlink_to(target)
+    enter(tmp_path / "sweep", ["job"])
+    (tmp_path / "sweep" / "other" / "job" / "x").symlink_to(target)
+    with pytest.raises(ConfigError, match="other/job/x: is a symbolic link"):
+        enter(tmp_path / "sweep", ["job"])
+
+
+class Drawn:
+    """As a matplotlib figure."""
+
+    def savefig(self, file: Any, **options: Any) -> None:
+        file.write(b"picture")
+
+
+def test_what_a_run_shows_replaces_links(tmp_path: Path) -> None:
+    """Also where they appear after the directory was claimed."""
+    target = foreign(tmp_path)
+    shown: dict[str, Any] = {
+        "image": np.zeros((2, 2), np.uint8), "figure": Drawn(), "audio": Audio(np.zeros(4), 8), "text": "x",
+        "table": Table(["a"], [[1]]), "histogram": Histogram(np.arange(3)),
+    }  # fmt: skip
+    for name, value in shown.items():
+        kind = media.save(tmp_path, 1, name, value).kind
+        path = media.media_file(tmp_path, 1, name, kind)
+        content = path.read_bytes()
+        path.unlink()
+        path.symlink_to(target)
+        media.save(tmp_path, 1, name, value)
+        assert path.read_bytes() == content
+        assert not path.is_symlink()
+    assert target.read_text() == "precious\n"
+
+
+def test_an_upload_follows_no_link(tmp_path: Path) -> None:
+    target, sent = foreign(tmp_path), []
+    run = SimpleNamespace(id="a", offline=True, log_artifact=lambda artifact, aliases: sent.append(artifact))
+    for kind in media.SUFFIXES:
+        path = media.media_file(tmp_path, 1, kind, kind)
+        path.parent.mkdir(parents=True)
+        path.symlink_to(target)
+        with pytest.raises(ConfigError, match="is a symbolic link"):
+            shown(tmp_path, {"step": 1, "media": {kind: kind}})
+    folder = tmp_path / "checkpoints" / "best_000000004.dcp"
+    folder.mkdir(parents=True)
+    (folder / "rest.pt").write_bytes(b"x")
+    log_artifact(run, {"best_step": 4}, folder)
+    assert [list(artifact.manifest.entries) for artifact in sent] == [["best_000000004.dcp/rest.pt"]]
+    for link in (folder / "id_rsa", folder.with_name("frozen.pt")):
+        link.symlink_to(target)
+        with pytest.raises(ConfigError, match="is a symbolic link"):
+            log_artifact(run, {"best_step": 4}, folder)
+        link.unlink()
+    assert len(sent) == 1
 
 
 def test_a_sweeps_jobs_lie_in_its_folder(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ function bestSoFar(scores) {
 function drawHistory() {
   const scored = D.jobs.filter((job) => job.scores[0] !== null), shown = scored.filter(shownJob);
   const pruned = D.jobs.filter((job) => shownJob(job) && job.scores[0] === null && job.provisional !== null);
-  const about = (job) => `${job.key}: ${plain(D.groups[job.group].label)}`;
+  const about = (job) => `${plain(job.key)}: ${plain(D.groups[job.group].label)}`;
   Plotly.react("history", [
     { x: pruned.map((job) => job.number), y: pruned.map((job) => job.provisional), mode: "markers", marker: { color: faintColor(), symbol: "circle-open", size: 7 },
       name: "pruned, unfinished: so far", text: pruned.map(about), hovertemplate: "%{y:.5g} so far<extra>%{text}</extra>" },
@@ -45,7 +45,7 @@ function drawContour() {
   const area = { type: "contour", x: xs, y: ys, z, connectgaps: true, colorscale: [0, 0.25, 0.5, 0.75, 1].map((t) => [t, viridis(lessIsBetter ? t : 1 - t)]), line: { width: 0.6 },
     colorbar: { title: { text: plain(name), side: "right" }, thickness: 12 }, hoverinfo: "skip" };
   const dots = { x: points.map((p) => p.x), y: points.map((p) => p.y), mode: "markers", marker: { color: css("--ink"), size: 5, line: { color: css("--card"), width: 1 } },
-    text: points.map((p) => `${p.job.key}: ${plain(objective.key)} ${round(p.job.scores[0])}`), hovertemplate: "%{x}, %{y}<extra>%{text}</extra>" };
+    text: points.map((p) => `${plain(p.job.key)}: ${plain(objective.key)} ${round(p.job.scores[0])}`), hovertemplate: "%{x}, %{y}<extra>%{text}</extra>" };
   Plotly.react("contour", [...(xs.length > 1 && ys.length > 1 ? [area] : []), dots], layout({ xaxis: contourLayout(a), yaxis: contourLayout(b) }), PLOT_TOOLS);
 }
 

@@ -1,0 +1,106 @@
+"""What a stranger's run or file says is shown on the terminal and in train.log, and steers neither."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import yaml
+from test_untrusted import main, stranger  # noqa: F401 - a fixture
+
+from engine.checkpoints.checkpoint import save_checkpoint
+from engine.errors import plain_output, visible
+from engine.loggers.logger import log_to
+from h5rows import run as h5
+
+EVIL = "\x1b]0;title\x07\x1b[2J\x9b2J\rover\u202e"
+SHOWN = r"\x1b]0;title\x07\x1b[2J\x9b2J\rover\u202e"
+
+
+def test_what_steers_is_shown_and_progress_still_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert visible(f"a\tb\n{EVIL}\x1b[31mé中\ud800") == f"a\tb\n{SHOWN}é中\\ud800"
+    for name in ("stdout", "stderr"):
+        stream = io.TextIOWrapper(io.BytesIO(), "utf-8", newline="")
+        monkeypatch.setattr(sys, name, stream)
+        plain_output()
+        plain_output()
+        for text in (f"error: {EVIL}\n", "\r 10 % of it\r", "\r\x1b[K", "\x1b[A", "\n", f"\r{EVIL}"):
+            print(text, end="", file=stream)
+        stream.flush()
+        content = stream.buffer.getvalue().decode()  # type: ignore[attr-defined]
+        assert content == f"error: {SHOWN}\n\r 10 % of it\\r\r\x1b[K\x1b[A\n\r{SHOWN}"
+
+
+def test_a_line_of_the_log_steers_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with log_to(tmp_path):
+        logging.getLogger("engine").warning("two\nlines, %s", EVIL)
+    assert capsys.readouterr().err == f"two\nlines, {SHOWN}\n"
+    assert (tmp_path / "train.log").read_text().endswith(f"two\nlines, {SHOWN}\n")
+
+
+def changed(run: Path, name: str) -> None:
+    """With a stranger's text at one place of a run's directory."""
+    cfg = yaml.safe_load((run / "config.yaml").read_text())
+    if name == "value":
+        cfg["model"]["hidden"] = EVIL
+    elif name == "key":
+        cfg["model"][EVIL] = 1
+    elif name == "monitor":
+        cfg["monitor"]["key"] = f"val/{EVIL}"
+    elif name == "target":
+        cfg["model"]["_target_"] = f"lab.{EVIL}"
+    elif name == "status":
+        (run / "status.json").write_text(json.dumps({"status": EVIL, "error": EVIL}))
+    elif name == "environment":
+        known = json.loads((run / "environment.json").read_text())
+        known["packages"] = dict.fromkeys(["torch", "numpy"], EVIL)
+        (run / "environment.json").write_text(json.dumps(known | {"python": EVIL, "git_commit": EVIL, "host": EVIL}))
+    elif name == "weights":
+        for path in (run / "checkpoints").iterdir():
+            payload = torch.load(path, weights_only=True)
+            for part in ("model", "ema"):
+                payload[part] = {EVIL: torch.zeros(1)}
+            save_checkpoint(payload, path)
+    (run / "config.yaml").write_text(yaml.safe_dump(cfg))
+
+
+@pytest.mark.one_quick(3)
+@pytest.mark.parametrize("name", ["value", "key", "monitor", "target", "status", "environment", "weights"])
+def test_no_command_prints_what_steers_a_terminal(
+    name: str, stranger: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]  # noqa: F811
+) -> None:  # fmt: skip
+    run = stranger()
+    changed(run, name)
+    named = run.rename(run.with_name("\x1b]0;x\x07run"))
+    for command in (
+        ("evaluate.py", named), ("report.py", named, named / "..", "--out", tmp_path / "report"),
+        ("verify.py", named, "--steps", 1), ("train.py", f"resume='{named}'", "trainer.max_steps=5"),
+        ("export.py", named, tmp_path / "w.pt"), ("sync.py", named, "--offline", tmp_path / "none" / "offline"),
+    ):  # fmt: skip
+        main(*command)
+        found = capfd.readouterr()
+        text = found.out + found.err
+        assert text.strip(), command
+        assert not [c for c in text if c != "\n" and c != "\t" and not c.isprintable()], (command, text)
+    log = (named / "train.log").read_text()
+    assert "\x1b" not in log
+
+
+def test_nor_does_what_an_h5_file_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.zeros(4, np.dtype([(f"m{EVIL[:-1]}", "f4"), ("b", "i4")]))
+    monkeypatch.setattr(sys, "argv", ["h5", "inspect", str(tmp_path / "a.h5")])
+    assert h5() == 0
+    text = capsys.readouterr().out
+    assert r"\x1b]0;title" in text
+    assert "\x1b" not in text
