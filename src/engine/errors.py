@@ -1,5 +1,9 @@
 """Errors that the command line shows as one line, without a traceback."""
 
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
 from h5rows import ConfigError, first_line, plain_output, visible
 
 # of the library below: one class for all mistakes of users, one way to print what may be a stranger's text
@@ -32,6 +36,29 @@ class RankLost(RunFailed):
 class DataFailed(RuntimeError):
     """A data set's own code raised, exited or was killed: one line that names the data set, the rows and the split. Its
     cause has the traceback."""
+
+
+_SOURCE = Path(__file__).resolve().parents[1]
+_LIBRARIES = (
+    "site-packages", "dist-packages", str(Path(traceback.__file__).parent), "<frozen ", "<string>",
+    *(f"{_SOURCE}/{name}/" for name in ("engine", "h5rows", "multirun", "hydra_plugins")),
+)  # fmt: skip
+
+
+def users_frames(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Those outside of Python's, installed and this project's libraries, innermost last."""
+    return [frame for frame in frames if not any(part in frame.filename for part in _LIBRARIES)]
+
+
+def in_users_code(error: BaseException, shown: Callable[[Path], str]) -> str | None:
+    """One line of an error that came through the user's code: its key, what was raised, file and line, what was given,
+    as far as it is noted in error.key and error.given; None: it did not. shown: a file's path as it is shown."""
+    frames = users_frames(traceback.extract_tb(error.__traceback__))
+    if not frames:
+        return None
+    head, given = getattr(error, "key", ""), getattr(error, "given", "")
+    place = f"{shown(Path(frames[-1].filename))}, line {frames[-1].lineno}"
+    return f"{head and f'{head}: '}{one_line(error)} ({place}){given and f'; {given}'}"
 
 
 def one_line(error: BaseException) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
@@ -11,12 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from engine.checkpoints import unregistered
-from engine.errors import ConfigError, RunFailed, first_line
+from engine.config import TRACEBACK
+from engine.errors import ConfigError, DataFailed, RunFailed, first_line, in_users_code
 from engine.parallel import is_sharded
-from lab.transforms.fields import dtype_name
+from engine.runs import shown
+from lab.transforms.fields import described, dtype_name
 
 CAST = "'+data.transforms.cast={_target_: lab.transforms.fields.Cast, field: %s}'"
 
+LISTED = 8  # most fields and tensors that a message lists
+OF_THE_MACHINE = re.compile(r"\[?(CUDA|cuDNN|cuBLAS|NCCL|HIP|MPS|enforce fail at alloc)|DefaultCPUAllocator", re.I)
 TYPE_ERRORS = ("dtype", "datatype", "scalar type", "Input type", "the type torch.", "not implemented for")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 INTEGERS: dict[Any, tuple[str, ...]] = {  # as torch's messages name them
@@ -37,7 +43,8 @@ def key_of_losses(task: Any) -> str:
 def applied(function: Callable[..., Any], key: str, output: Any, batch: Any) -> Any:
     """Returns function(output, batch), a criterion or metric; ConfigError if it cannot handle the model's output."""
     try:
-        return function(output, batch)
+        with noting(key, output, batch):
+            return function(output, batch)
     except (AttributeError, TypeError) as error:
         kind = type(output).__name__
         if isinstance(output, Tensor) or kind not in str(error):
@@ -47,6 +54,18 @@ def applied(function: Callable[..., Any], key: str, output: Any, batch: Any) -> 
             f"{key}: {name} cannot use the model's output, a {kind} ({first_line(error)}): return "
             "one tensor from the model, or name a criterion and metrics that take it apart"
         ) from error
+
+
+def predicted(task: Any, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
+    """{name: (B, ...)} of Task.predict: "output" where it returns one tensor."""
+    found = task.predict(model, batch)
+    named = {"output": found} if isinstance(found, Tensor) else found
+    if not (isinstance(named, Mapping) and all(isinstance(value, Tensor) for value in named.values())):
+        raise ConfigError(
+            f"task: the output of {type(task).__name__} is a {type(found).__name__}; to write it to a file, give the "
+            "task a predict(model, batch) that returns a tensor (B, ...) or {name: tensor}"
+        )
+    return named
 
 
 def explains_mistakes(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,20 +78,70 @@ def explains_mistakes(forward: Callable[..., Any]) -> Callable[..., Any]:
             return forward(model, task, batch, *more)
         except ConfigError:
             raise
-        except KeyError as error:
-            if missing := _missing_field(batch, error):
-                raise missing from error
-            raise
-        except TypeError as error:
-            if other := _other_inputs(model, error):
-                raise other from error
-            raise
-        except (RuntimeError, ValueError) as error:
-            if mistake := _dtype_mistake(model, batch, error) or _unequal_batches(model, error):
+        except Exception as error:
+            mistake: Exception | None = None
+            if isinstance(error, KeyError):
+                mistake = _missing_field(batch, error)
+            elif isinstance(error, TypeError):
+                mistake = _other_inputs(model, error)
+            elif isinstance(error, (RuntimeError, ValueError)):
+                mistake = _dtype_mistake(model, batch, error) or _unequal_batches(model, error)
+            if mistake is not None:
                 raise mistake from error
+            _note_inputs(model, batch, error)
             raise
 
     return call
+
+
+@contextmanager
+def noting(key: str, output: Any, batch: Any) -> Iterator[None]:
+    """In this block an error is noted to be of this key, and what was given: see explained_mistake."""
+    try:
+        yield
+    except Exception as error:
+        vars(error).setdefault("key", key)
+        vars(error).setdefault("given", f"the output is {shapes({'': output}).strip()}; the batch has {shapes(batch)}")
+        raise
+
+
+def _note_inputs(model: nn.Module, batch: dict[str, Any], error: Exception) -> None:
+    """Note in the error what explained_mistake tells: the innermost module of the model that it came through, with its
+    input, and the batch."""
+    named = model.named_modules() if isinstance(model, nn.Module) else ()
+    names = {id(module): name for name, module in named}
+    called = [
+        frame.f_locals
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+        if frame.f_code.co_name == "forward" and id(frame.f_locals.get("self")) in names
+    ]
+    given = []
+    if called:
+        inputs = {name: value for name, value in called[-1].items() if isinstance(value, Tensor)}
+        module = called[-1]["self"]
+        own = f"{names[id(module)] or 'the model'}, {type(module).__name__}({module.extra_repr()})"
+        given.append(f"in {own}: {shapes(dict([*inputs.items()][:LISTED]))}")
+        vars(error).setdefault("key", "model")
+    vars(error).setdefault("key", "task")
+    vars(error).setdefault("given", "; ".join([*given, f"the batch has {shapes(batch)}"]))
+
+
+def shapes(values: Any) -> str:
+    """x (64, 1, 8, 8) float32, y (64,) int64"""
+    if not isinstance(values, Mapping):
+        return f"a {type(values).__name__}"
+    told = {k: described(v.shape, v.dtype) if isinstance(v, Tensor) else type(v).__name__ for k, v in values.items()}
+    return ", ".join(f"{name} {what}" for name, what in [*told.items()][:LISTED])
+
+
+def explained_mistake(error: Exception) -> str | None:
+    """One line of an error in the user's own code. None: the machine, or another rank, may have caused it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    elsewhere = any("torch/distributed" in frame.filename for frame in frames) or OF_THE_MACHINE.match(str(error))
+    line = in_users_code(error, shown)
+    if line is None or elsewhere or isinstance(error, (OSError, MemoryError, DataFailed)):
+        return None
+    return f"{line} ({TRACEBACK}=1 has more)"
 
 
 def check_holds_no_weights(task: nn.Module, model: nn.Module) -> None:

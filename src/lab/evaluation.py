@@ -36,12 +36,13 @@ def evaluate(
     machine: Hardware,
     lengths: Callable[[int], tuple[int, int]],
     observers: Iterable[Callable[[Any, Batch], None]] = (),
+    compute: Callable[[Any, World], Any] = lambda metric, world: metric.compute(world),
 ) -> dict[str, float]:
     """Returns {loss, <term>, <metric>, ...}: means over the samples of all ranks, each counted once. model: unwrapped.
 
     lengths(k) -> (samples of the k-th batch, how many of them count, from the first); the others are padding, which
     gives all ranks equally many batches where evaluations need that. observers: called with (output, batch), padding
-    cut off.
+    cut off. compute: of a stateful metric.
     """
     net = for_evaluation(Objective(model, task), machine)
     world.broadcast_buffers(net)
@@ -76,7 +77,7 @@ def evaluate(
     *totals, samples = to_host(sums)
     scores = {name: total / samples if samples else math.nan for name, total in zip(names, totals)}
     for name, metric in stateful.items():
-        score = metric.compute(world)
+        score = compute(metric, world)
         scores |= {f"{name}/{k}": v for k, v in score.items()} if isinstance(score, Mapping) else {name: score}
     return scores
 
@@ -103,11 +104,8 @@ def validate(state: TrainState, vals: Mapping[str, Loader], run: Run) -> bool:
     state.scored_step = state.step
     run.logger.log(state.step, scores)
     asked = run.notify("on_eval", state, scores)
-    monitor = run.monitor
+    monitor, value = run.monitor, monitored(scores, run)
     sign = 1 if monitor.mode == "min" else -1
-    if monitor.key not in scores:
-        raise ConfigError(f"monitor.key={monitor.key}: no such score (logged: {', '.join(scores)})")
-    value = scores[monitor.key]
     if math.isfinite(value) and (state.best_score is None or sign * value < sign * state.best_score):
         state.best_score, state.stale = value, 0
     else:
@@ -125,6 +123,13 @@ def validate(state: TrainState, vals: Mapping[str, Loader], run: Run) -> bool:
     ranked = sorted([*state.best, [value, state.step]], key=lambda entry: sign * entry[0])
     state.best = ranked[: run.trainer.keep_best]
     return [value, state.step] in state.best
+
+
+def monitored(scores: Mapping[str, float], run: Run) -> float:
+    key = run.monitor.key
+    if key not in scores:
+        raise ConfigError(f"monitor.key={key}: no such score (logged: {', '.join(scores)})")
+    return scores[key]
 
 
 def score_split(model: nn.Module, state: TrainState, split: str, loader: Loader, run: Run) -> dict[str, float]:
@@ -182,7 +187,10 @@ def final_scores(state: TrainState, loaders: dict[str, Loader], run: Run) -> dic
         model.load_state_dict(weights_of(laid_out(payload, model, parts=("model", "ema"))))
         if "task" in payload:
             state.task.load_state_dict(payload["task"])
-        result |= {"best_step": int(entry[1]), "best_checkpoint": str(run.checkpoints.best_path(entry))}
+        result |= {
+            "best_step": int(entry[1]),
+            "best_checkpoint": str(run.checkpoints.best_path(entry).relative_to(run.directory)),
+        }
     elif state.stale and state.best_score is None:
         key = run.monitor.key
         run.logger.warn(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ from engine.errors import ConfigError, RunFailed
 from engine.host import STOP_SIGNALS, count_gpus, temporary_folder
 from engine.predictions import Part, Spec, assemble, check_target
 from engine.world import Ranks, place, process_group, recording
+from lab.checks import predicted
 from lab.loaders import make_eval_loader
 from lab.restore import Restored, restore
 from lab.run import collective_timeout_s
@@ -118,13 +119,7 @@ def write_part(what: Prediction, num_procs: int, folder: Path) -> None:
 def outputs(member: Restored, batch: Batch, what: Prediction) -> dict[str, np.ndarray]:
     """{name: (B, ...)} of one model: "output" for a task that returns one tensor, else the names of its mapping."""
     with member.machine.autocast():
-        predicted = member.task.predict(member.model, batch)
-    named = {"output": predicted} if isinstance(predicted, Tensor) else predicted
-    if not (isinstance(named, Mapping) and all(isinstance(value, Tensor) for value in named.values())):
-        raise ConfigError(
-            f"task: the output of {type(member.task).__name__} is a {type(predicted).__name__}; to write it to a file, "
-            "give the task a predict(model, batch) that returns a tensor (B, ...) or {name: tensor}"
-        )
+        named = predicted(member.task, member.model, batch)
     if what.activation:
         named = {k: ACTIVATIONS[what.activation](v.float()) if v.is_floating_point() else v for k, v in named.items()}
     # NumPy has no bfloat16

@@ -47,6 +47,7 @@ from lab.objective import Objective
 from lab.optim import check_optimizer, check_trained, follows_scores, stretched
 from lab.profiling import profiling, work_of
 from lab.project import PROJECT
+from lab.rehearsal import mistakes_before_training, rehearse
 from lab.schedules.plateau import Plateau
 from lab.state import Every, Run, TrainState
 from multirun import Pruning
@@ -140,8 +141,12 @@ def train(process: Process, payload: dict[str, Any] | None, title: str) -> dict[
     data = open_data(process, payload)
     try:
         state, nets, run = build(process, data, payload)
+        begins = payload is None
         begin(process, data, state, run, payload, title)
-        return fit_and_score(process, data, state, nets, run)
+        with mistakes_before_training(state, begins):
+            if begins and run.every.eval:
+                rehearse(state, data.vals, run)
+            return fit_and_score(process, data, state, nets, run)
     finally:
         data.close()
 

@@ -34,6 +34,7 @@ from engine.runs import (
     read_status,
     reopen_directory,
     settle_resume,
+    shown,
     step_of,
     undo_resume,
 )
@@ -99,7 +100,9 @@ def start(config: Config, run_dir: Path, overrides: list[str], own_process: bool
         except Exception as error:
             first = first_failure(run_dir, error)
             undo_resume(run_dir, stay)
-            if not went_on and isinstance(first, ConfigError) and not has_trained(run_dir):
+            if not went_on and isinstance(first, ConfigError):
+                if has_trained(run_dir):
+                    raise ConfigError(f"{first}{onward(run_dir)}") from error
                 empty_directory(run_dir, keep=foreign)
             raise first from error
         settle_resume(run_dir)
@@ -204,18 +207,28 @@ def first_failure(run_dir: Path, error: Exception) -> Exception:
         if isinstance(error, (ConfigError, RunFailed)):
             return error
         traceback.print_exception(error)
-        return RunFailed(f"{one_line(error)}; it could not be recorded in {run_dir}")
+        return RunFailed(f"{one_line(error)}; it could not be recorded in {shown(run_dir)}")
     if record["type"] == "ConfigError":
         if os.environ.get(TRACEBACK) == "1":
             print(record["traceback"], file=sys.stderr, end="")
         return ConfigError(record["message"])
-    if record["type"] == "RunFailed":
-        return RunFailed(f"{record['message']} ({run_dir})")
     if record["type"] in ("RankLost", "OutOfMemory"):  # its stack, if it hung; where memory was asked for
         print(record["traceback"], file=sys.stderr, end="")
-        return RunFailed(f"{record['message']} ({run_dir})")
-    print(f"rank {record['rank']} failed:\n{record['traceback']}", file=sys.stderr, end="")
-    return RunFailed(f"{record['cause']}; what it wrote is in {run_dir}")
+    elif record["type"] != "RunFailed":
+        whole = os.environ.get(TRACEBACK) == "1" or not record.get("short")
+        more = "" if whole else f"({TRACEBACK}=1 shows the whole traceback, which is in {FAILURE} too)\n"
+        text = record["traceback" if whole else "short"]
+        print(f"rank {record['rank']} failed:\n{text}{more}", file=sys.stderr, end="")
+    told = "resume=" in record["cause"]
+    return RunFailed(record["cause"] + ("" if told else onward(run_dir)))
+
+
+def onward(run_dir: Path) -> str:
+    """What follows a failure's line: how to go on from the newest checkpoint, or where the run is if it has none."""
+    checkpoint = newest_checkpoint(run_dir)
+    if checkpoint is None:
+        return f" ({shown(run_dir)})"
+    return f"; go on from step {step_of(Path(checkpoint)):,} with: resume={shown(run_dir)}"
 
 
 def end_as_stopped(run_dir: Path) -> None:

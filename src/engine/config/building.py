@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.targets import below, build_target
-from engine.errors import ConfigError, RunFailed
+from engine.errors import ConfigError, RunFailed, users_frames
 from engine.project import Project
 from engine.schema import join, show
 
@@ -87,10 +87,8 @@ def _place(project: Project, target: str, error: Exception) -> list[str]:
     with contextlib.suppress(Exception):  # a target without a source file, or without a frame
         own = inspect.getsourcefile(getattr(sys.modules[target.rpartition(".")[0]], target.rpartition(".")[2]))
         begin = next(i for i, frame in enumerate(frames) if frame.filename == own)
-    libraries = ("site-packages", "dist-packages", str(Path(traceback.__file__).parent))
     inner = frames[begin:]
-    users = [frame for frame in inner if not any(part in frame.filename for part in libraries)]
-    for last in (users or inner)[-1:]:
+    for last in (users_frames(inner) or inner)[-1:]:
         return [below(project.root, last.filename), f"line {last.lineno}"]
     return []
 

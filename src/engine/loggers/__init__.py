@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from engine.pages import lazy
 
 if TYPE_CHECKING:
-    from engine.loggers.logger import Logger, RunLogger, log_to
+    from engine.loggers.logger import Logger, RunLogger, check_numbers, log_to
     from engine.loggers.media import Audio, Histogram, Table, grid
     from engine.loggers.options import LoggerConfig, check_installed
     from engine.loggers.wandb_log import (

@@ -133,12 +133,7 @@ class RunLogger(Logger):
             self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        for key, value in values.items():
-            if not isinstance(value, (int, float)):
-                raise ConfigError(
-                    f"log({key!r}): expected a number, got {type(value).__name__} - of a tensor or array give .item(); "
-                    "run.logger.show takes pictures, tables and texts"
-                )
+        check_numbers(values)
         self._write(step, values)
         for copy in self._copies:
             copy.log(step, values)
@@ -206,6 +201,16 @@ class RunLogger(Logger):
         failed = "interrupted" if kind is KeyboardInterrupt else "failed"
         for copy in self._copies:
             copy.finish(str(read_status(self._directory).get("status")) if kind is None else failed)
+
+
+def check_numbers(values: dict[str, float]) -> None:
+    """ConfigError if one of them is not a number."""
+    for key, value in values.items():
+        if not isinstance(value, (int, float)):
+            raise ConfigError(
+                f"log({key!r}): expected a number, got {type(value).__name__} - of a tensor or array give .item(); "
+                "run.logger.show takes pictures, tables and texts"
+            )
 
 
 class _File(logging.FileHandler):

@@ -48,7 +48,7 @@ def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, co
             raise ConfigError("trainer.fsdp.cpu_offload=true: wants two processes or more, and there is one")
         model.to(world.device)
         return
-    _check(model, config, precision)
+    _check(model, units, config, precision)
     if compiled:
         for unit in units.values() or [model]:
             _compile(unit)
@@ -72,7 +72,7 @@ def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, co
     model.forward = explained
 
 
-def _check(model: nn.Module, config: FsdpConfig, precision: str) -> None:
+def _check(model: nn.Module, units: dict[str, nn.Module], config: FsdpConfig, precision: str) -> None:
     if type(model).forward is nn.Module.forward:  # a ModuleDict; weights are gathered by the model's forward
         raise ConfigError(
             f"trainer=fsdp: a {type(model).__name__} has no forward of its own, in which its parts would be gathered - "
@@ -80,6 +80,31 @@ def _check(model: nn.Module, config: FsdpConfig, precision: str) -> None:
         )
     if config.cpu_offload and precision == "fp16":
         raise ConfigError("trainer.fsdp.cpu_offload=true: not with hardware.precision=fp16 - use bf16")
+    seen: set[nn.Parameter] = set()
+    for prefix, unit in reversed([("", model), *((f"{name}.", unit) for name, unit in units.items())]):
+        own = {f"{prefix}{name}": p for name, p in unit.named_parameters() if p not in seen}
+        seen |= set(own.values())
+        for name, p in own.items():
+            if not p.numel():
+                raise ConfigError(
+                    f"trainer=fsdp: {name} is empty, {tuple(p.shape)}, and cannot be cut - make it a buffer, or use "
+                    "trainer=ddp"
+                )
+            if not p.dim():
+                raise ConfigError(
+                    f"trainer=fsdp: {name} has no dimension along which it could be cut - give it one, of size 1 "
+                    "(torch.ones(1) instead of torch.tensor(1.0)), or use trainer=ddp"
+                )
+        first: dict[torch.dtype, str] = {}
+        for name, p in own.items():
+            if p.requires_grad:
+                first.setdefault(p.dtype, name)
+        if len(first) > 1:
+            kinds = ", ".join(f"{name} is {dtype}".replace("torch.", "") for dtype, name in first.items())
+            raise ConfigError(
+                f"trainer=fsdp: weights that are gathered together must be of one type, and {kinds} - make them alike, "
+                f"name the module of one in {KEY}, or use trainer=ddp"
+            )
 
 
 def _cut(
@@ -184,8 +209,16 @@ def _mesh(replicas: int, world: World) -> Any:
 
 
 def wrapped(model: nn.Module, config: FsdpConfig) -> dict[str, nn.Module]:
-    """{name: module} of the FSDP units beside the model itself."""
-    units = blocks.find_blocks(model, config.wrap, KEY)
+    """{name: module} of the FSDP units beside the model itself. What shares a weight with a module outside of it is
+    none: its weights are used where it has not gathered them."""
+    found = blocks.find_blocks(model, config.wrap, KEY)
+    users: dict[nn.Parameter, set[nn.Module]] = defaultdict(set)
+    for module in model.modules():
+        for p in module.parameters(recurse=False):
+            users[p].add(module)
+    units = {
+        name: unit for name, unit in found.items() if all(users[p] <= set(unit.modules()) for p in unit.parameters())
+    }
     for name, unit in units.items():
         if next(unit.parameters(), None) is None:
             raise ConfigError(f"{KEY}: {name} ({type(unit).__name__}) has no parameters to shard")

@@ -19,7 +19,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from engine.config import CONFIG, OVERRIDES, agents_run, enter, flat, load_flat, portable, read_overrides
-from engine.errors import Claimed, ConfigError, Damaged, RunFailed, one_line
+from engine.errors import Claimed, ConfigError, Damaged, DataFailed, RunFailed, in_users_code, one_line, users_frames
 from engine.files import (
     as_json,
     no_links,
@@ -52,6 +52,7 @@ FAILURES = "failures.jsonl"  # those before restarts
 NOT_COMPUTED = ("logger", "profiler", "resume", "sweep")  # groups that do not change what is computed
 MOST_DUMPS = 1000  # parts of configs that are kept as yaml
 _dumps: dict[str, str] = {}
+SHORT = 3  # innermost frames of the user's code that the screen shows
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -296,8 +297,8 @@ def explained_error(directory: Path, error: Exception) -> Exception:
     if not file.is_relative_to(directory):
         return error
     if not directory.exists():
-        return RunFailed(f"{directory} has gone: it was removed or renamed while the run was writing there")
-    return RunFailed(f"{file}: {error.strerror}; once that is mended, go on with: resume={shown(directory)}")
+        return RunFailed(f"{shown(directory)} has gone: it was removed or renamed while the run was writing there")
+    return RunFailed(f"{shown(file)}: {error.strerror}; once that is mended, go on with: resume={shown(directory)}")
 
 
 def record_failure(directory: Path, rank: int, error: BaseException, first: bool = False, stack: str = "") -> bool:
@@ -308,11 +309,15 @@ def record_failure(directory: Path, rank: int, error: BaseException, first: bool
     """
     if first:
         (directory / FAILURE).unlink(missing_ok=True)
-    text = stack
+    text, short, cause = stack, "", one_line(error)
     if error.__traceback__ is not None:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     kind = ConfigError if isinstance(error, ConfigError) else type(error)
-    record = {"rank": rank, "type": kind.__name__, "message": str(error), "cause": one_line(error), "traceback": text}
+    if not isinstance(error, (ConfigError, RunFailed, DataFailed)) and (line := in_users_code(error, shown)):
+        cause, frames = line, users_frames(traceback.extract_tb(error.__traceback__))
+        short = "".join([*traceback.format_list(frames[-SHORT:]), *traceback.format_exception_only(error)])
+    record = {"rank": rank, "type": kind.__name__, "message": str(error), "cause": cause, "traceback": text}
+    record["short"] = short
     try:
         if not write_once(directory / FAILURE, as_json(record, indent=2)):
             return False

@@ -36,6 +36,10 @@ class Callback:
         """After the model in each evaluation batch, those of the final scores too: this rank's samples, on the device,
         without gradients. Each sample is passed once, on one rank."""
 
+    def on_rehearsal(self, output: Any, batch: Any) -> None:
+        """Before the first step of a new run, with the first batch of a validation set, as on_eval_batch: raise what
+        would be raised in an evaluation, and keep nothing."""
+
     def on_eval(self, state: Any, scores: dict[str, float]) -> bool | None:
         """After an evaluation during training, with its scores over all ranks (val/...). If any rank returns True,
         training ends on all ranks, the best weights are scored, and the run is finished: also if it is resumed, unless

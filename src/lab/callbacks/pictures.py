@@ -38,6 +38,10 @@ class Pictures(Callback):
             else:
                 self.kept = {f"val/{name}": value for name, value in shown.items()}
 
+    def on_rehearsal(self, output: Any, batch: Any) -> None:
+        self.on_eval_batch(output, batch)
+        self.kept = None
+
     def on_eval(self, state: Any, scores: dict[str, float]) -> None:
         if overrides(self.task, "sample"):
             self.kept = {f"val/{name}": value for name, value in samples_of(state, self.run, self.count).items()}

@@ -737,3 +737,79 @@ def test_weights_of_few_rows_are_said_to_be_padded(tmp_path: Path) -> None:
         assert (
             "fsdp: 28% more is sent than the weights, as padding: they have few rows for the 2 processes" in log
         ) == padded
+
+
+ODD = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(32, 32)
+
+    def forward(self, x):
+        return x + self.a(x)
+
+class Odd(nn.Module):
+    def __init__(self, input_shape, num_outputs, what):
+        super().__init__()
+        self.inp, self.layers = nn.Linear(64, 32), nn.ModuleList(Block() for _ in range(3))
+        self.mid, self.out = nn.Linear(32, 32), nn.Linear(32, num_outputs)
+        if what == "scalar":
+            self.p = nn.Parameter(torch.tensor(1.0))
+        elif what == "scalar of a block":
+            self.layers[1].p = nn.Parameter(torch.tensor(1.0))
+        elif what == "empty":
+            self.p = nn.Parameter(torch.zeros(0, 4))
+        elif what == "complex":
+            self.p = nn.Parameter(torch.ones(4, dtype=torch.cfloat))
+        elif what == "bf16":
+            self.layers[0].p = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+        elif what == "tied_blocks":
+            self.layers[2].a.weight = self.layers[0].a.weight
+        elif what == "tied_root":
+            self.mid.weight = self.layers[0].a.weight
+        elif what == "twice":
+            self.layers[2] = self.layers[0]
+
+    def forward(self, x):
+        h = self.inp(x.flatten(1))
+        for layer in self.layers:
+            h = layer(h)
+        h = self.out(self.mid(h))
+        return h + self.p.abs().sum().float() if hasattr(self, "p") else h
+"""
+REFUSED = {
+    "scalar": "trainer=fsdp: p has no dimension along which it could be cut - give it one",
+    "scalar of a block": "trainer=fsdp: layers.1.p has no dimension along which it could be cut - give it one",
+    "empty": "trainer=fsdp: p is empty, (0, 4), and cannot be cut - make it a buffer",
+    "complex": "trainer=fsdp: weights that are gathered together must be of one type, and p is complex64, inp",
+    "bf16": "trainer=fsdp: weights that are gathered together must be of one type, and layers.0.p is bfloat16",
+}
+TRAINED = {"tied_blocks": 1, "tied_root": 2, "twice": 2}  # blocks that are wrapped
+
+
+@pytest.mark.parametrize("what", [*REFUSED, "tied_blocks", *(slow(what) for what in TRAINED if what != "tied_blocks")])
+def test_odd_parameters_train_as_with_ddp_or_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import lab.models
+
+    (tmp_path / "odd.py").write_text(ODD)
+    monkeypatch.setattr(lab.models, "__path__", [*lab.models.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "lab.models.odd", raising=False)
+    common = ("logger=none", "hardware=cpu", "hardware.num_threads=1", "trainer.max_epochs=null", "trainer.max_steps=4",
+              "hardware.num_procs=2", "trainer.log_every=1", "~model.hidden", "~model.dropout",
+              "model._target_=lab.models.odd.Odd", f"+model.what={what}")  # fmt: skip
+    if what in REFUSED:
+        with pytest.raises(ConfigError) as error:
+            start_run(tmp_path / "run", *common, "trainer=fsdp")
+        assert str(error.value).startswith(REFUSED[what])
+        assert not (tmp_path / "run").exists()
+        assert "Traceback" not in capfd.readouterr().err
+        return
+    fsdp, ddp = (start_run(tmp_path / way, *common, f"trainer={way}") for way in ("fsdp", "ddp"))
+    assert f"fsdp: {TRAINED[what]} x Block + the rest" in capfd.readouterr().err
+    assert losses(fsdp) == pytest.approx(losses(ddp), rel=1e-5)
+    torch.testing.assert_close(last_checkpoint(fsdp)["model"], last_checkpoint(ddp)["model"], rtol=1e-4, atol=1e-6)

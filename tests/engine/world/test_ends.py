@@ -19,7 +19,7 @@ RANKS = {1: ("trainer=single",), 2: ("trainer=ddp", "hardware.num_procs=2")}
 KINDS = ("in process", "workers", "collate", "threads", "stream")
 ENDS = {  # what happens at step 3 -> exit status, its status.json, the last line on the screen
     "end": (0, "finished", ""),
-    "callback": (1, "failed", "ZeroDivisionError: in a callback; what it wrote is in"),
+    "callback": (1, "failed", "ZeroDivisionError: in a callback ("),
     "data": (1, "failed", "OSError: cannot be read ("),
     "SIGINT": (130, "interrupted", "saved; go on with: resume="),
     "SIGTERM": (75, "preempted", "saved; go on with: resume="),

@@ -1,0 +1,133 @@
+"""The rehearsal of a new run: what an evaluation calls is called with one batch before the first step, without a trace.
+
+A mistake in a metric, in `predict` or in a picture ends the run here, and not after hours of training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from engine.data import Loader
+from engine.device import rng_row, set_rng_row
+from engine.errors import ConfigError, RunFailed, one_line
+from engine.loggers import check_numbers
+from engine.world import World
+from lab.average import evaluation_mode
+from lab.callbacks.base import overriding
+from lab.checks import explained_mistake, noting, predicted
+from lab.evaluation import evaluate, monitored
+from lab.state import Run, TrainState
+from lab.tasks.base import Batch, overrides
+
+
+def rehearse(state: TrainState, vals: Mapping[str, Loader], run: Run) -> None:
+    """Score the first batch of each validation set, call `predict` if the task has its own, and the callbacks'
+    on_rehearsal. All ranks call this. Random numbers, buffers and the attributes of modules and metrics stay."""
+    model, task = state.model if state.ema is None else state.ema, state.task
+    observers = [partial(called, call) for call in overriding(run.callbacks, "on_rehearsal")]
+    raised: list[str] = []
+
+    def compute(metric: Any, world: World) -> Any:
+        try:
+            return metric.compute(world)
+        except (ValueError, ArithmeticError) as error:  # may be right: one batch need not have all classes
+            raised.append(one_line(error))
+            return {}
+
+    scores: dict[str, float] = {}
+    with ExitStack() as stack:
+        stack.enter_context(unchanged([state.model, model, task], task.metrics.values(), run.world.device))
+        if run.machine.compile:  # the sizes of this batch must not decide what training compiles
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for split, loader in vals.items():
+            run.watch.beat("trying an evaluation", state.step, slow=True)
+            first: list[Batch] = []
+            with closing(noted(loader, first)) as batches:
+                found = evaluate(model, task, batches, run.world, run.machine, loader.lengths, observers, compute)
+            scores |= {f"{split}/{name}": value for name, value in found.items()}
+            if first and overrides(task, "predict"):
+                batch = first[0]
+                with torch.no_grad(), evaluation_mode(model, task), run.machine.autocast(), noting("task", None, batch):
+                    predicted(task, model, batch)
+    check_numbers(scores)
+    for line in raised:
+        run.logger.warn(f"a metric's compute raised for one validation batch, perhaps too small for it ({line})")
+    if scores and not raised:
+        monitored(scores, run)
+
+
+def called(call: Callable[..., Any], output: Any, batch: Batch) -> None:
+    with noting(f"callback ({type(getattr(call, '__self__', call)).__name__})", output, batch):
+        call(output, batch)
+
+
+def noted(loader: Loader, first: list[Batch]) -> Iterator[Batch]:
+    """Yields the loader's first batch, which is added to `first`."""
+    with closing(iter(loader)) as batches:  # type: ignore[type-var]
+        for batch in islice(batches, 1):
+            first.append(batch)
+            yield batch
+
+
+@contextmanager
+def unchanged(nets: Iterable[nn.Module], metrics: Iterable[Any], device: torch.device) -> Iterator[None]:
+    """After this block random numbers are as before, and so are the attributes of the modules and metrics: what they
+    are, and the values of tensors (but parameters), lists, dicts, sets and generators among them."""
+    undo: list[Callable[[], Any]] = []
+    before, seen = rng_row(device), set[int]()
+    holders = {id(module): module for net in nets for module in net.modules()}
+    for metric in metrics:
+        holders |= {id(one): one for one in (metric.modules() if isinstance(metric, nn.Module) else [metric])}
+    for holder in holders.values():
+        keep(getattr(holder, "__dict__", None), undo, seen)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for put_back in undo:
+                put_back()
+        set_rng_row(before, device)
+
+
+def keep(value: Any, undo: list[Callable[[], Any]], seen: set[int]) -> None:
+    """Add to `undo` what puts the value back as it is now."""
+    if id(value) in seen or isinstance(value, nn.Parameter):
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        copied = value.detach().clone()
+        undo.append(lambda: value.copy_(copied))
+    elif isinstance(value, torch.Generator):
+        state = value.get_state()
+        undo.append(lambda: value.set_state(state))
+    elif isinstance(value, np.random.Generator):
+        numbers = value.bit_generator.state
+        undo.append(lambda: setattr(value.bit_generator, "state", numbers))
+    elif isinstance(value, (dict, list, set)):
+        items = value.copy()
+        undo.append(lambda: (value.clear(), value.extend(items) if isinstance(value, list) else value.update(items)))
+        for name, item in items.items() if isinstance(items, dict) else enumerate(items):
+            if name not in ("_parameters", "_modules"):
+                keep(item, undo, seen)
+
+
+@contextmanager
+def mistakes_before_training(state: TrainState, begins: bool) -> Iterator[None]:
+    """In this block an error of the user's own code is one line, a ConfigError, as long as a new run has trained
+    nothing: nothing is lost, and no directory stays."""
+    try:
+        yield
+    except (ConfigError, RunFailed):
+        raise
+    except Exception as error:
+        if begins and state.step == 0 and (line := explained_mistake(error)):
+            raise ConfigError(line) from error
+        raise
