@@ -23,13 +23,13 @@ LARGEST = {"sweep.json": 1 << 28, ".yaml": 1 << 20, ".json": 1 << 26, ".jsonl": 
 LONGEST_LINE = 1 << 24  # bytes of a line of a .jsonl
 
 
-def replace_text(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str | bytes) -> None:
     """Write atomically: `path` has its old content or the complete text. An OSError names `path`."""
     temporary = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")  # hosts may share it
     try:
         temporary.unlink(missing_ok=True)
-        with open(temporary, "x", opener=no_links) as file:
-            file.write(text)
+        with open(temporary, "xb", opener=no_links) as file:
+            file.write(text.encode() if isinstance(text, str) else text)
         temporary.replace(path)
     except OSError as error:
         error.filename, error.filename2 = str(path), None  # write() sets no filename

@@ -108,7 +108,7 @@ def fill_directory(
     known = known or surroundings(project.root)
     write_json(directory / ENVIRONMENT, known.environment)
     if known.diff:
-        replace_text(directory / DIFF, known.diff)
+        replace_text(directory / DIFF, os.fsencode(known.diff))
     replace_text(directory / OVERRIDES, to_yaml(overrides))
     write_status(directory, status, wandb_id=new_wandb_id(), **facts)
     write_config(project, directory, cfg)
@@ -165,7 +165,7 @@ def keep_changes(project: Project, directory: Path, cfg: DictConfig) -> None:
         change["was"] = was
     if read_status(directory).get("status") != "queued":  # the sweep has seen to those
         known = surroundings(project.root)
-        if (here := code_here(project.root, known)) != codes_of(project.root, directory)[-1]:
+        if (here := code_here(project.root, known)) != codes_of(directory)[-1]:
             change |= {"code": list(here)} if step else {}
             if not step:
                 use_code(directory, known)
