@@ -62,6 +62,7 @@ def main() -> int:
 
 def upload(runs: list[Path], anew: bool, folder: Path | None) -> int:
     """Returns the number of failed uploads. anew: all of each, under a new id."""
+    from engine.runs import is_claimed
     from lab.project import PROJECT
     from multirun.report import upload_run, write_offline
 
@@ -70,11 +71,9 @@ def upload(runs: list[Path], anew: bool, folder: Path | None) -> int:
     with ThreadPoolExecutor(AT_ONCE) as pool:  # each waits for a process of its own
         failed = sum(pool.map(lambda run: attempt(run, partial(upload_run, PROJECT, run, anew)), runs))
     if runs:
-        print(
-            f"{len(runs) - failed} of {len(runs)} runs: nothing is lacking in W&B"
-            if failed
-            else "nothing is lacking in W&B"
-        )
+        whole = f"{len(runs) - failed} of {len(runs)} runs: " * bool(failed) + "nothing is lacking in W&B"
+        running = sum(map(is_claimed, runs))
+        print(f"{whole}, but what {running} running runs log from now on" if running else whole)
     return failed
 
 

@@ -34,6 +34,6 @@ if TYPE_CHECKING:
         wandb_reachable,
     )
     from engine.loggers.wandb_stop import WANDB, stopped_by_wandb
-    from engine.loggers.wandb_upload import Feed, begin_wandb, confirmed, finish_wandb, send_wandb, status_of
+    from engine.loggers.wandb_upload import Feed, begin_wandb, confirmed, finish_wandb, send_wandb, sender_of, status_of
 else:
     __getattr__ = lazy(__name__, __file__)

@@ -19,6 +19,7 @@ from engine.loggers import (
     confirmed,
     finish_wandb,
     send_wandb,
+    sender_of,
     status_of,
     sync_command,
     upload_command,
@@ -42,7 +43,8 @@ def upload_run(project: Project, run_dir: Path, anew: bool) -> str | None:
     the user; None if the record says that all is there, or the run does not log to W&B. Raises RunFailed."""
     if not anew and (confirmed(run_dir) or read_config(project, run_dir).logger.kind != "wandb"):
         return None
-    if is_claimed(run_dir):
+    running = is_claimed(run_dir)
+    if running and sender_of(run_dir) is not None:
         return "is running, and sends by itself"
     if not anew and status_of(run_dir) == "queued" and not (run_dir / METRICS).exists():
         return None
@@ -59,7 +61,7 @@ def upload_run(project: Project, run_dir: Path, anew: bool) -> str | None:
     said = (done.stdout.strip().splitlines() or [f"ended with status {done.returncode}"])[-1]
     if done.returncode:
         raise RunFailed(f"{said} (wandb's own lines: {output.name})")
-    return said
+    return f"{said}; it is running, again later" if running else said
 
 
 def write_offline(project: Project, run_dir: Path, folder: Path) -> str:

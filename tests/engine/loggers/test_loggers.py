@@ -122,6 +122,23 @@ def test_each_kind_of_media_is_a_file_and_reaches_tensorboard(tmp_path: Path) ->
     assert {"text/text_summary", "errors/text_summary", "config/text_summary"} <= set(tags["tensors"])
 
 
+def test_a_resume_drops_what_was_logged_after_its_checkpoint(tmp_path: Path) -> None:
+    """A signal may put an evaluation off until after its step's checkpoint, so the number of lines decides."""
+    write_config(PROJECT, tmp_path, compose(*RUN, "logger=none"))
+
+    def log(from_step: int, lines: int | None, *values: tuple[int, float]) -> list[tuple[int, float]]:
+        with RunLogger(PROJECT, tmp_path, LoggerConfig(kind="none"), from_step, 60.0, lines) as logger:
+            logger.begin(from_step, 10)
+            for step, value in values:
+                logger.log(step, {"train/loss": value})
+        return [(line["step"], line["train/loss"]) for line in metrics(tmp_path)]
+
+    assert log(0, 0, (1, 0.1), (2, 0.2), (2, 0.3), (3, 0.4)) == [(1, 0.1), (2, 0.2), (2, 0.3), (3, 0.4)]
+    assert RunLogger(PROJECT, tmp_path, LoggerConfig(kind="none"), 2, 60.0, 2).latest("train") == {"train/loss": 0.2}
+    assert log(2, 2, (3, 0.5)) == [(1, 0.1), (2, 0.2), (3, 0.5)]
+    assert log(2, None, (3, 0.6)) == [(1, 0.1), (2, 0.2), (3, 0.6)]
+
+
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [

@@ -16,8 +16,9 @@ import pytest
 from conftest import QUICK, compose, metrics, processes_with, status, wait_for
 from wandb_server import KEY, Server, serving
 
-from engine.loggers import Audio, Histogram, RunLogger, Table
+from engine.loggers import Audio, Histogram, RunLogger, Table, wandb_upload
 from engine.loggers.options import LoggerConfig
+from engine.loggers.wandb_upload import own_checkpoint
 from engine.runs import FROZEN
 from engine.runs.directory import fill_directory, write_config, write_status
 from lab.project import PROJECT
@@ -84,6 +85,39 @@ def test_an_online_run_holds_metrics_and_config(train_command: Command, tmp_path
     assert len(shown) == len([line for line in metrics(run) if "media" in line]) > 0
     (artifact,) = server.artifacts.values()
     assert (artifact["state"], artifact["artifactCollectionName"]) == ("COMMITTED", f"model-{name}")
+
+
+def test_a_checkpoint_outside_of_the_run_is_not_uploaded(tmp_path: Path) -> None:
+    """Whatever result.json names, and wherever a link leads."""
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    for file in (tmp_path / "best_000000001.pt", run / "checkpoints/best_000000002.pt"):
+        file.write_bytes(b"weights")
+    (run / "checkpoints/best_000000003.pt").symlink_to(tmp_path / "best_000000001.pt")
+    (tmp_path / "link").symlink_to(run)
+    named = {
+        "checkpoints/best_000000002.pt": True, f"{run}/checkpoints/best_000000002.pt": True, "": False, "..": False,
+        str(tmp_path / "best_000000001.pt"): False, "../best_000000001.pt": False,
+        "checkpoints/best_000000003.pt": False,
+    }  # fmt: skip
+    for where in (run, tmp_path / "link"):
+        found = {name: own_checkpoint(where, {"best_checkpoint": name}) for name in named}
+        assert {name: path is not None and path.is_file() for name, path in found.items()} == named
+        assert own_checkpoint(where, {}) is None
+
+
+@pytest.mark.parametrize("had", [0, 2, 4])
+def test_each_line_is_sent_once_without_what_was_not_finite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, had: int
+) -> None:
+    begun(tmp_path / "run")
+    sent: list[dict[str, Any]] = []
+    run = SimpleNamespace(starting_step=had, log=sent.append)
+    monkeypatch.setattr(wandb_upload, "begin_wandb", lambda *_: run)
+    lines = [{"step": step, "time": 1.0, "train/loss": None if step == 30 else step / 10} for step in (10, 20, 30, 40)]
+    assert wandb_upload.send_wandb(PROJECT, tmp_path / "run", lines, tmp_path, "online") == (run, 4, had)
+    wanted = [{"step": line["step"], "_timestamp": 1.0, "train/loss": line["train/loss"]} for line in lines[had:]]
+    assert sent == [{key: value for key, value in row.items() if value is not None} for row in wanted]
 
 
 @pytest.mark.slow
