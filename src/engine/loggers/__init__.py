@@ -23,6 +23,7 @@ from engine.pages import lazy
 if TYPE_CHECKING:
     from engine.loggers.logger import Logger, RunLogger, log_to
     from engine.loggers.media import Audio, Histogram, Table, grid
+    from engine.loggers.mlflow_log import sync_mlflow
     from engine.loggers.options import LoggerConfig, check_installed
     from engine.loggers.wandb_log import (
         auto_wandb_mode,

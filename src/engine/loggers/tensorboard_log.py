@@ -26,7 +26,7 @@ class TensorBoardThread(Background):
         purge = self._from_step + 1 if self._from_step else None
         self._writer = SummaryWriter(str(self._directory / FOLDER), purge_step=purge)
         if self._from_step:
-            self._again(self._known())
+            self._again(self._known(), self._from_step)
         else:
             config = OmegaConf.to_yaml(read_config(self._project, self._directory))
             self._writer.add_text("config", "    " + config.replace("\n", "\n    "))  # Markdown: as it stands

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import read_config
-from engine.errors import RunFailed
+from engine.errors import ConfigError, RunFailed
 from engine.files import no_links, read_text
 from engine.loggers import (
     Feed,
@@ -36,6 +36,14 @@ from multirun.report.study import read_study
 from multirun.report.text import group_rows, job_rows
 
 RUN_S = 1800.0  # for what one run lacks
+
+
+def logs_to_wandb(project: Project, run_dir: Path) -> bool:
+    """Whether a run does, or cannot be read, which upload_run then says."""
+    try:
+        return bool(read_config(project, run_dir).logger.kind == "wandb")
+    except (ConfigError, RunFailed):
+        return True
 
 
 def upload_run(project: Project, run_dir: Path, anew: bool) -> str | None:
