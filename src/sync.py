@@ -49,9 +49,10 @@ def main() -> int:
         if runs and not args.replay and not any(logs_to_wandb(PROJECT, run) for run in runs):
             return min(failed, 1)
         if mode == "online" and not args.summary:
-            if auto_wandb_mode() == "offline":
+            if auto_wandb_mode() != "online":
                 raise ConfigError(
-                    "no key of W&B's is configured (wandb login, or WANDB_API_KEY), or WANDB_MODE=offline"
+                    "no key of W&B's is configured (wandb login, or WANDB_API_KEY), or W&B is told to be offline "
+                    "(WANDB_MODE, or `wandb offline`, which `wandb online` takes back)"
                 )
             if not wandb_reachable(10.0):
                 raise ConfigError("W&B's server cannot be reached (WANDB_BASE_URL, if it is one of your own)")

@@ -16,7 +16,8 @@ import pytest
 from conftest import QUICK, compose, metrics, processes_with, status, wait_for
 from wandb_server import KEY, Server, serving
 
-from engine.loggers import Audio, Histogram, RunLogger, Table, wandb_upload
+from engine.errors import ConfigError
+from engine.loggers import Audio, Histogram, RunLogger, Table, wandb_arguments, wandb_upload
 from engine.loggers.options import LoggerConfig
 from engine.loggers.wandb_upload import own_checkpoint
 from engine.runs import FROZEN
@@ -194,3 +195,53 @@ def test_a_key_is_found_where_wandb_finds_it(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "config").mkdir()
     (tmp_path / "config/settings").write_text("[default]\nbase_url = http://my.server:8080\n")  # wandb login --host
     assert (auto_wandb_mode(), _server()) == ("online", ("my.server", 8080))
+
+
+@pytest.fixture
+def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """In an empty folder, with a key and no other setting."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.chdir(tmp_path)
+    return monkeypatch
+
+
+def test_wandb_offline_and_its_variables_are_obeyed_the_config_first(plain: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from engine.loggers.wandb_log import choose_wandb_mode
+
+    auto, online = LoggerConfig(), LoggerConfig(mode="online")
+    assert choose_wandb_mode(auto) == "online"
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb/settings").write_text("[default]\nmode = offline\n")  # wandb offline
+    assert (choose_wandb_mode(auto), choose_wandb_mode(online)) == ("offline", "online")
+    for mode, meant in (("online", "online"), ("dryrun", "offline"), ("disabled", "disabled"), ("", "offline")):
+        plain.setenv("WANDB_MODE", mode)
+        assert choose_wandb_mode(auto) == meant
+    plain.setenv("WANDB_MODE", "onlin")
+    with pytest.raises(ConfigError, match=r"^WANDB_MODE: must be one of online, .*, got onlin$"):
+        compose(*RUN, "logger=wandb", "trainer.max_steps=3")
+    compose(*RUN, "logger=none", "trainer.max_steps=3")
+
+
+def test_the_variables_of_wandb_name_a_run_unless_the_config_does(plain: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def sent(number: int, *typed: str) -> dict[str, Any]:
+        begun(tmp_path / str(number), *typed)
+        arguments = wandb_arguments(PROJECT, tmp_path / str(number))[1]
+        return {key: arguments[key] for key in ("project", "entity", "group", "job_type", "name", "tags")}
+
+    usual = {"project": "default", "entity": None, "group": None, "job_type": "train", "name": "0", "tags": []}
+    assert sent(0) == usual
+    own = {"PROJECT": "p", "ENTITY": "e", "RUN_GROUP": "g", "JOB_TYPE": "j", "NAME": "n", "TAGS": "a b, c"}
+    for name, value in own.items():
+        plain.setenv(f"WANDB_{name}", value)
+    assert sent(1) == dict(zip(usual, ["p", "e", "g", "j", "n", ["a b", "c"]]))
+    typed = [f"logger.{key}=x" for key in ("project", "entity", "group", "job_type", "run_name")]
+    assert sent(2, *typed, "logger.tags=[x]") == {**dict.fromkeys(usual, "x"), "tags": ["x"]}
+    for name in own:
+        plain.delenv(f"WANDB_{name}")
+    assert wandb_arguments(PROJECT, tmp_path / "1")[1]["project"] == "p", "sync sends it to the same place"
+    for name in own:
+        plain.setenv(f"WANDB_{name}", "")
+    assert sent(3) == {**usual, "name": "3"}
