@@ -10,6 +10,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from engine.config import redacted
 from engine.files import records
 from engine.loggers.media import Media
 from engine.project import Project
@@ -83,7 +84,7 @@ class Background:
             self._told = True
             log.warning(
                 "%s: %s: %s; training, metrics.jsonl and %s's next values go on, and at the end it gets what it lacks",
-                self.title, type(error).__name__, first_line(error), self.title,
+                self.title, type(error).__name__, redacted(first_line(error)), self.title,
             )  # fmt: skip
 
     def _catch_up(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from engine.config import flat, read_config
+from engine.config import HIDDEN, flat, read_config, redacted, restored
 from engine.errors import ConfigError, RunFailed
 from engine.files import read_json, write_json
 from engine.loggers.background import Background
@@ -56,22 +56,27 @@ class MLflowThread(Background):
         uri = self._config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         if uri is None:
             raise ConfigError("logger.mlflow.tracking_uri: null, and MLFLOW_TRACKING_URI is not set")
+        uri, saved = restored(uri), redacted(uri)
+        if f"{HIDDEN}@" in uri:
+            raise ConfigError(
+                f"logger.mlflow.tracking_uri: {uri} has no password, which is not saved; set MLFLOW_TRACKING_URI"
+            )
         if "://" not in uri or uri.startswith("file:"):
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions want a data base otherwise
         from mlflow.tracking import MlflowClient
 
         self._client = MlflowClient(tracking_uri=uri)
         held = read_json(self._directory / ID)
-        if held.get("tracking_uri") == uri:
+        if held.get("tracking_uri") == saved:
             self._run_id = held["run_id"]
             self._client.update_run(self._run_id, status="RUNNING")
         else:
             self._run_id = self._new_run()
-            write_json(self._directory / ID, {"run_id": self._run_id, "tracking_uri": uri})
+            write_json(self._directory / ID, {"run_id": self._run_id, "tracking_uri": saved})
         from mlflow.entities import Param
 
         held = self._client.get_run(self._run_id).data.params  # of a new run: nothing
-        config = flat(OmegaConf.to_container(read_config(self._project, self._directory)))
+        config = flat(redacted(OmegaConf.to_container(read_config(self._project, self._directory))))
         params = [Param(name_there(name), str(value)[:LONGEST]) for name, value in config.items()]
         new = [param for param in params if param.key not in held]
         for begin in range(0, len(new), AT_ONCE):

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from omegaconf import OmegaConf
 
-from engine.config import read_config, read_overrides
+from engine.config import read_config, read_overrides, redacted
 from engine.errors import ConfigError
 from engine.files import no_links, read_json, write_json
 from engine.loggers.media import Media
@@ -38,7 +38,7 @@ def wandb_arguments(project: Project, run_dir: Path) -> tuple[LoggerConfig, dict
 
     A sweep's job gets the sweep's name as its group, and a name made of its overrides.
     """
-    config = cast("dict[str, Any]", OmegaConf.to_container(read_config(project, run_dir)))
+    config = cast("dict[str, Any]", redacted(OmegaConf.to_container(read_config(project, run_dir))))
     status = read_status(run_dir)
     logger = typed(LoggerConfig, config["logger"], "logger")
     about = {"directory": str(run_dir), **read_json(run_dir / ENVIRONMENT)}

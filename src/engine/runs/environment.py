@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine import __version__
+from engine.config import redacted
 from engine.errors import Damaged
 from engine.files import read_file, read_json, replace_text, write_json
 from engine.host import GIT_DIFF, NoAnswer, git, machine_changes, temporary_folder
@@ -220,7 +221,7 @@ def environment(root: Path) -> dict[str, Any]:
     commit = _asked(root, "log", "-1", "--format=%H")
     status = _asked(root, "status", "--porcelain", "--untracked-files=normal", "--ignore-submodules=none")
     return {
-        "command": sys.argv,
+        "command": redacted(sys.argv),
         "cwd": os.getcwd(),
         "host": platform.node(),
         "platform": platform.platform(),
