@@ -61,7 +61,8 @@ def main() -> int:
     if found.weights:
         said = f"{'equal' if found.equal else 'NOT equal'} {exact}"
     else:
-        said = "NOT verified: no checkpoint of these steps is in both runs; give --steps of one that the run still has"
+        said = "NOT verified, as no weights were compared: the run has no checkpoint of these steps any more; give "
+        said += "--steps up to one that it has, and verify a run before a resume changes its values"
     print(f"{args.run}: {found.steps:,} steps again, {said}")
     print(f"  code: {found.code}")
     for part in found.parts:
