@@ -46,7 +46,8 @@ def main() -> int:
                 raise ConfigError(f"{folder}: no such directory; give run directories, sweeps or folders of them")
         runs = [] if args.summary else list(dict.fromkeys(run for folder in folders for run in runs_below(folder)))
         failed = sum(attempt(run, partial(sync_mlflow, PROJECT, run, MLFLOW_S)) for run in runs if mode == "online")
-        if runs and not args.replay and not any(logs_to_wandb(PROJECT, run) for run in runs):
+        if mode == "online" and runs and not args.replay and not any(logs_to_wandb(PROJECT, run) for run in runs):
+            print("none of these runs logs to W&B")
             return min(failed, 1)
         if mode == "online" and not args.summary:
             if auto_wandb_mode() != "online":

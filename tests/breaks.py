@@ -264,7 +264,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ("src/engine/loggers/wandb_stop.py", 'return bool(run["stopped"] or run["shouldStop"])',
      'return bool(run["shouldStop"])',
      "tests/engine/loggers/test_wandb_sweeps.py::test_who_stopped_a_run_is_asked_of_the_server"),
-    ("src/engine/config/paths.py", 'return text if below is None else f"{HERE}{below}"', "return text",
+    ("src/engine/config/paths.py", 'return redacted(text) if below is None else f"{HERE}{below}"', "return text",
      "tests/engine/config/test_paths.py::test_any_key_s_path_below_the_root_is_relative_and_no_other"),
     ("src/engine/config/saved.py", "here = moved_here(project.root, was, writer(directory))", "here = was",
      "tests/engine/config/test_paths.py::test_absolute_paths_of_an_older_run_are_this_project_s_where_it_has_them"),
