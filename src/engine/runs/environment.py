@@ -109,7 +109,9 @@ def code_here(root: Path, known: Surroundings | None = None) -> Code:
 
 
 def _code(facts: dict[str, Any], diff: str) -> Code:
-    commit, source, changed = facts.get("git_commit"), facts.get("source"), BELOW_SRC.search(diff)
+    known = (facts.get(key) for key in ("git_commit", "source"))
+    commit, source = (value if isinstance(value, str) else None for value in known)
+    changed = BELOW_SRC.search(diff)
     if source is None and commit is not None:  # of a run that an older version began
         source = hashlib.sha256(commit.encode() + os.fsencode(diff if changed else "")).hexdigest()
     return Code(commit, source, (source or "")[:7] if changed or commit is None else "")
