@@ -1,4 +1,4 @@
-"""Send to Weights & Biases what it lacks of runs: those logged offline, interrupted, cut off by an outage.
+"""Send to Weights & Biases and MLflow what they lack of runs: logged offline, interrupted, cut off by an outage.
 
     ./run sync                                # all below outputs/
     ./run sync outputs/default/sweeps/lr
@@ -21,10 +21,11 @@ from functools import partial
 from pathlib import Path
 
 AT_ONCE = 4  # runs
+MLFLOW_S = 600.0  # for what MLflow lacks of one run
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Send to W&B what it lacks of runs and sweeps.")
+    parser = argparse.ArgumentParser(description="Send to W&B and MLflow what they lack of runs and sweeps.")
     parser.add_argument("directories", nargs="*", type=Path, help="run directories, sweeps, folders of them")
     parser.add_argument("--replay", action="store_true", help="send the runs anew, under new ids")
     parser.add_argument(
@@ -33,9 +34,9 @@ def main() -> int:
     parser.add_argument("--summary", action="store_true", help="only the summaries of sweeps")
     args = parser.parse_args()
     from engine.errors import ConfigError, plain_output
-    from engine.loggers import auto_wandb_mode, wandb_reachable
+    from engine.loggers import auto_wandb_mode, sync_mlflow, wandb_reachable
     from lab.project import PROJECT
-    from multirun.report import SWEEP, runs_below
+    from multirun.report import SWEEP, logs_to_wandb, runs_below
 
     plain_output()
     folders = [path.absolute() for path in args.directories] or [PROJECT.root / "outputs"]
@@ -44,15 +45,20 @@ def main() -> int:
         for folder in folders:
             if not folder.is_dir():
                 raise ConfigError(f"{folder}: no such directory; give run directories, sweeps or folders of them")
+        runs = [] if args.summary else list(dict.fromkeys(run for folder in folders for run in runs_below(folder)))
+        failed = sum(attempt(run, partial(sync_mlflow, PROJECT, run, MLFLOW_S)) for run in runs if mode == "online")
+        if mode == "online" and runs and not args.replay and not any(logs_to_wandb(PROJECT, run) for run in runs):
+            print("none of these runs logs to W&B")
+            return min(failed, 1)
         if mode == "online" and not args.summary:
-            if auto_wandb_mode() == "offline":
+            if auto_wandb_mode() != "online":
                 raise ConfigError(
-                    "no key of W&B's is configured (wandb login, or WANDB_API_KEY), or WANDB_MODE=offline"
+                    "no key of W&B's is configured (wandb login, or WANDB_API_KEY), or W&B is told to be offline "
+                    "(WANDB_MODE, or `wandb offline`, which `wandb online` takes back)"
                 )
             if not wandb_reachable(10.0):
                 raise ConfigError("W&B's server cannot be reached (WANDB_BASE_URL, if it is one of your own)")
-        runs = [] if args.summary else list(dict.fromkeys(run for folder in folders for run in runs_below(folder)))
-        failed = upload(runs, args.replay, args.offline)
+        failed += upload(runs, args.replay, args.offline)
         sweeps = dict.fromkeys(path.parent for folder in folders for path in folder.rglob(SWEEP))
         failed += summaries(list(sweeps), None if args.summary else mode, args.offline)
     except (ConfigError, OSError) as error:
@@ -63,6 +69,7 @@ def main() -> int:
 
 def upload(runs: list[Path], anew: bool, folder: Path | None) -> int:
     """Returns the number of failed uploads. anew: all of each, under a new id."""
+    from engine.runs import is_claimed
     from lab.project import PROJECT
     from multirun.report import upload_run, write_offline
 
@@ -71,11 +78,9 @@ def upload(runs: list[Path], anew: bool, folder: Path | None) -> int:
     with ThreadPoolExecutor(AT_ONCE) as pool:  # each waits for a process of its own
         failed = sum(pool.map(lambda run: attempt(run, partial(upload_run, PROJECT, run, anew)), runs))
     if runs:
-        print(
-            f"{len(runs) - failed} of {len(runs)} runs: nothing is lacking in W&B"
-            if failed
-            else "nothing is lacking in W&B"
-        )
+        whole = f"{len(runs) - failed} of {len(runs)} runs: " * bool(failed) + "nothing is lacking in W&B"
+        running = sum(map(is_claimed, runs))
+        print(f"{whole}, but what {running} running runs log from now on" if running else whole)
     return failed
 
 

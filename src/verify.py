@@ -1,7 +1,7 @@
 """Recompute a run: start it again from its own config and code, and compare bit for bit. The run is not changed.
 
     ./run verify outputs/default/2026-11-20_21-35-11-adaa11
-    ./run verify RUN --steps 200             # its first steps alone
+    ./run verify RUN --steps 200             # its first steps, up to the next at which it saved its weights
     ./run verify RUN data.path=/here/x.h5    # a run from another machine
     ./run verify RUN --commit own            # with the run's commit, not with the files as they are
     ./run verify RUN --diff                  # with its uncommitted.diff too: read that first
@@ -11,7 +11,7 @@ files, unless asked otherwise: the run may be somebody else's. Other code lies i
 machine, torch or the number of threads or ranks differ, and on a GPU without hardware.deterministic=true, equal means
 to --rounding.
 
-Exit status: 0 equal, 1 different, 2 a mistake in what was asked.
+Exit status: 0 equal, 1 different or no weights compared, 2 a mistake in what was asked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Start a run again and compare it bit for bit.")
     parser.add_argument("run", type=Path, help="the directory of a finished or stopped run; nothing in it is changed")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="for the second run: where its data lie, ...")
-    parser.add_argument("--steps", type=int, help="compare its first steps; default: all, and the final scores")
+    parser.add_argument("--steps", type=int, help="compare its first steps, to the next checkpoint; default: all")
     parser.add_argument(
         "--commit",
         metavar="REV",
@@ -59,7 +59,12 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     exact = "bit for bit" if not found.rounding else f"to a relative difference of {found.rounding:g}"
-    print(f"{args.run}: {found.steps:,} steps again, {f'equal {exact}' if found.equal else f'NOT equal {exact}'}")
+    if found.weights:
+        said = f"{'equal' if found.equal else 'NOT equal'} {exact}"
+    else:
+        said = "NOT verified, as no weights were compared: the run has no checkpoint of these steps any more; give "
+        said += "--steps up to one that it has, and verify a run before a resume changes its values"
+    print(f"{args.run}: {found.steps:,} steps again, {said}")
     print(f"  code: {found.code}")
     for part in found.parts:
         gap = f"; largest relative difference {part.largest:.2g}" if part.largest else ""
@@ -68,7 +73,7 @@ def main() -> int:
     for what, lines in (("surroundings differ", found.unlike), ("note", found.hints)):
         for line in lines:
             print(f"  {what}: {line}")
-    if not found.equal and not found.unlike and not found.hints:
+    if found.weights and not found.equal and not found.unlike and not found.hints:
         print(
             "  cause: not the machine, versions, threads, ranks or the age of files; perhaps an edited config.yaml, or "
             "code that draws on the clock, the network or the order of a set"

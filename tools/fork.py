@@ -196,7 +196,8 @@ def check_folder(folder: Path, keeps: bool) -> None:
     """What is overwritten must be in git. keeps: the folder is another than this one, and may be new."""
     if keeps and (not folder.exists() or not {path.name for path in folder.iterdir()} - {".git", ANSWERS}):
         return
-    done = subprocess.run(["git", "status", "--porcelain"], cwd=folder, capture_output=True, text=True, check=False)
+    command = ["git", "status", "--porcelain", "--untracked-files=normal"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         raise Mistake(f"{folder}: is not a git checkout, so nothing could be undone - git init, git add, git commit")
     if changed := [line[3:] for line in done.stdout.splitlines() if line[3:] != ANSWERS]:
@@ -208,7 +209,7 @@ def tracked(root: Path) -> list[str]:
     done = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, check=False)
     if done.returncode:
         raise Mistake(f"{root}: is not a git checkout - git init, git add, git commit")
-    return [name for name in done.stdout.decode().split("\0") if name and (root / name).is_file()]
+    return [name for name in os.fsdecode(done.stdout).split("\0") if name and (root / name).is_file()]
 
 
 # -- leaving out -----------------------------------------------------------------------------------------------------

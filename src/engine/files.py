@@ -41,10 +41,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             temporary.unlink(missing_ok=True)
 
 
-def replace_text(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str | bytes) -> None:
     """See replacing."""
     with replacing(path) as file:
-        file.write(text.encode())
+        file.write(text.encode() if isinstance(text, str) else text)
 
 
 def make_folder(path: Path) -> None:

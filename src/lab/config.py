@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from engine.config import check_targets, complete, locate
+from engine.config import HIDDEN, check_targets, complete, flat, locate
 from engine.device import HardwareConfig, check_options
 from engine.errors import ConfigError
 from engine.loggers import LoggerConfig, check_installed
@@ -73,6 +73,9 @@ def check(cfg: DictConfig, trains: bool = True) -> Config:
     trains: False for evaluate.py, which scores one split, of any name.
     """
     values = plain(cfg)
+    for key, value in flat(values).items():
+        if isinstance(value, str) and f"{HIDDEN}@" in value and not key.startswith("logger."):
+            raise ConfigError(f"{key}: {value} has no password, which a run does not save; give it again, {key}=...")
     for recipe in ("experiment", "debug"):
         if isinstance(values.get(recipe), dict):
             raise ConfigError(f"{recipe}: its yaml must begin with '# @package _global_' to override the whole config")

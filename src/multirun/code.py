@@ -19,7 +19,7 @@ def settle_code(ledger: Ledger) -> str:
     here = code_here(ledger.project.root, known)
     found: list[tuple[int, Code]] = []
     for job in ledger.jobs:
-        if (own := codes_of(ledger.project.root, job.directory)[-1]) == here:
+        if (own := codes_of(job.directory)[-1]) == here:
             continue
         if job.state() != "queued":
             found.append((job.number, own))

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engine.config import enter, override_of_now
+from engine.config import enter, override_of_now, redacted
 from engine.errors import ConfigError
 from engine.files import read_json, remove_leftovers, write_json
 from engine.locks import Lock
@@ -172,7 +172,7 @@ class Ledger:
                     entries.append(entry if identity is None else {**entry, "identity": identity})
                     compared.append(job.overrides)
                 added.append(job)
-            commands = [*self.commands, list(command)]
+            commands = [*self.commands, redacted(list(command))]
             self._book = {
                 "name": self.name,
                 "created": self._book.get("created", time.strftime("%Y-%m-%dT%H:%M:%S%z")),

@@ -34,6 +34,7 @@ from engine.config import (
     load_flat,
     portable,
     read_config,
+    redacted,
     resolved,
     unswept,
 )
@@ -212,7 +213,7 @@ def compose(ledger: Ledger, combinations: Sequence[Combination], composer: Compo
         early.leave_if_asked()
         if ledger.find(combination.values) is None:
             cfg = composer.job(number, directory_name(combination.values, composer.swept), combination.overrides)
-            found[index] = NewJob(combination.overrides, cfg, combination.values)
+            found[index] = NewJob(tuple(redacted(list(combination.overrides))), cfg, combination.values)
             number += 1
     return found
 

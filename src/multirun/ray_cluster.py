@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 TICK_S = 0.3
 LAST_LIFE_S = 20.0  # for so long a job's former process may still hold its lock after its node was lost
-PASSED_ON = ("WANDB_", "MLFLOW_")  # a node has the environment of its `ray start`, not of this command
+PASSED_ON = ("WANDB_", "MLFLOW_", "ADDRESS_")  # a node has the environment of its `ray start`, not of this command
 
 
 def run_directory(root: Path, directory: str, environment: dict[str, str]) -> int:

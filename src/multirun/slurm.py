@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import PREEMPTED, ConfigError, RunFailed
 from engine.files import read_json, read_text, replace_text
-from engine.host import heeded_signals
+from engine.host import NoAnswer, answer_of, heeded_signals
 from engine.project import Project
 from engine.runs import STATUS
 from engine.world import become_rank, meeting
@@ -89,6 +88,7 @@ class Batch(Launch):
         super().__init__(work, config.jobs_at_once)
         self._config = config
         self._running: list[Submitted] = []
+        self._told = ""  # why squeue gave no answer
 
     def _run(self) -> None:
         source = iter(self._adopt(self._work.jobs))
@@ -106,11 +106,15 @@ class Batch(Launch):
 
     def _adopt(self, jobs: Iterable[Job]) -> Iterator[Job]:
         """Yields the jobs to submit; those that an earlier start left in SLURM's queue are monitored instead."""
-        queued = self._queue() or set()
+        queued: set[str] | None = None
         for job in jobs:
             known = job.directory / NUMBER
             number = read_text(known) if known.exists() else ""
-            if number in queued:
+            if number and queued is None and (queued := self._queue()) is None:
+                raise RunFailed(
+                    f"job {job.number} may be in SLURM's queue still ({number}), {self._told}; try again later"
+                )
+            if number in (queued or ()):
                 self._running.append(Submitted(job, number))
             else:
                 yield job
@@ -150,10 +154,18 @@ class Batch(Launch):
         return executor
 
     def _queue(self) -> set[str] | None:
-        """Numbers of this user's jobs in SLURM's queue (pending, running, completing); None: squeue failed."""
+        """Numbers of this user's jobs in SLURM's queue (pending, running, completing); None: squeue failed, which is
+        said once in a row."""
         command = ["squeue", "--noheader", "--array", "--format=%i", "--user", str(os.getuid())]
-        done = subprocess.run(command, capture_output=True, text=True)
-        return set(done.stdout.split()) if done.returncode == 0 else None
+        try:
+            queued = set(_slurm(command).split())
+        except NoAnswer as error:
+            if not self._told:
+                self._screen.say(f"squeue: {error}; all jobs count as in the queue until it answers")
+            self._told = f"but squeue fails: {error}"
+            return None
+        self._told = ""
+        return queued
 
     def _gone(self, queued: set[str] | None, now: float) -> list[Submitted]:
         for one in self._running:
@@ -165,7 +177,10 @@ class Batch(Launch):
     def _end(self, number: signal.Signals) -> None:
         """scancel: SIGTERM to the runs, which save; after KillWait, SLURM kills those that have not ended."""
         if self._running:
-            subprocess.run(["scancel", *(one.number for one in self._running)], capture_output=True)
+            try:
+                _slurm(["scancel", *(one.number for one in self._running)])
+            except NoAnswer as error:
+                self._screen.say(f"scancel: {error}; jobs may go on: squeue --me shows them")
 
     def _kill(self) -> None:
         raise KeyboardInterrupt
@@ -176,6 +191,13 @@ class Batch(Launch):
             for number in set(heeded_signals()) - {signal.SIGINT, signal.SIGTERM}:
                 signal.signal(number, signal.SIG_DFL)  # the batch jobs do not need this process
             yield
+
+
+def _slurm(command: list[str]) -> str:
+    """What one of SLURM's commands prints, whatever its user's variables (SQUEUE_STATES, SCANCEL_INTERACTIVE) say."""
+    own = ("SQUEUE_", "SCANCEL_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    return answer_of(command, env=env).decode(errors="replace")
 
 
 def run_on_slurm(work: Work, config: SlurmConfig) -> signal.Signals | None:

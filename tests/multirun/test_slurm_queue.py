@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from engine.errors import RunFailed
 from multirun import slurm
 
 
@@ -32,9 +35,30 @@ def test_a_job_that_goes_back_into_the_queue_may_be_missing_for_a_moment(state: 
     assert batch._gone({"17_2"}, 151.0) == [one]
 
 
+def test_no_answer_of_squeue_is_not_an_empty_queue(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job that may be there still is not submitted again; and its user's variables change no answer."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SQUEUE_STATES", "RUNNING")
+    squeue = tmp_path / "squeue"
+    squeue.write_text('#!/bin/sh\ntest -z "$SQUEUE_STATES" || exit 0\necho 17_3\n')
+    squeue.chmod(0o755)
+    (tmp_path / slurm.NUMBER).write_text("17_3")
+    batch, job = a_batch(), SimpleNamespace(directory=tmp_path, number=3)
+    assert list(batch._adopt([job])) == []  # type: ignore[list-item]
+    assert [one.number for one in batch._running] == ["17_3"]
+    squeue.write_text("#!/bin/sh\necho slurm_load_jobs error: Unable to contact slurm controller >&2\nexit 1\n")
+    with pytest.raises(RunFailed, match=r"job 3 may be in SLURM's queue still \(17_3\), but squeue fails: slurm_load"):
+        list(batch._adopt([job]))  # type: ignore[list-item]
+    assert batch._queue() is None
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("Unable to contact slurm controller") == 1
+
+
 def test_ctrl_c_cancels_the_batch_jobs_and_a_second_one_leaves_them_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     before, commands = signal.getsignal(signal.SIGHUP), []
-    monkeypatch.setattr(slurm.subprocess, "run", lambda command, **_: commands.append(command))
+    monkeypatch.setattr(slurm, "_slurm", commands.append)
 
     def act() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL  # the batch jobs do not need this process

@@ -108,24 +108,17 @@ def test_code_that_was_edited_between_two_commands_is_said(
 ) -> None:
     """Below src/, by commit or not; edits elsewhere and commits with the same src/ change nothing. A job that is queued
     gets the code with which it begins."""
-    git = {"commit": "a" * 40, "diff": "", "tree": {"a": "1", "b": "1", "c": "2"}}
-
-    def answer(root: Path, *arguments: str) -> str:
-        if arguments[0] == "rev-parse" and "HEAD" in arguments:
-            return git["commit"]
-        if arguments[0] == "rev-parse" and arguments[-1].endswith(":./src"):
-            return git["tree"][arguments[-1][0]]
-        return git["diff"] if arguments[0] == "diff" else ""
-
-    monkeypatch.setattr(environment, "_git", answer)
-    environment._tree.cache_clear()
+    git = {"commit": "a" * 40, "diff": "", "source": "1"}
+    monkeypatch.setattr(environment, "_asked", lambda root, what, *_: git["commit"].encode() * (what == "log"))
+    monkeypatch.setattr(environment, "uncommitted", lambda root: git["diff"])
+    monkeypatch.setattr(environment, "source_of", lambda root: git["source"])
     assert "src/" not in command("seed=0,1,2")
     git |= {"commit": "b" * 40, "diff": "diff --git a/docs/x.md b/docs/x.md\n+new\n"}
     assert "src/" not in command("seed=range(4)")
-    git |= {"commit": "c" * 40}
+    git |= {"commit": "c" * 40, "source": "2"}
     (line,) = [line for line in command("seed=range(5)").splitlines() if "src/" in line]
     assert "src/ has changed: jobs 0 to 3 with commit aaaaaaa ran before, now it is commit ccccccc. " in line
-    git |= {"diff": "diff --git a/my/src/lab/x.py b/my/src/lab/x.py\n+new\ndiff --git a/b b/b\n"}
+    git |= {"diff": "diff --git a/my/src/lab/x.py b/my/src/lab/x.py\n+new\ndiff --git a/b b/b\n", "source": "3"}
     (line,) = [line for line in command("seed=range(6)").splitlines() if "src/" in line]
     assert "job 4 with commit ccccccc ran before, now it is commit ccccccc with changes " in line
 
@@ -138,11 +131,10 @@ def test_code_that_was_edited_between_two_commands_is_said(
     job = study.jobs[5].path
     (job / directory.RESULT).unlink()
     directory.write_status(job, "queued")
-    git |= {"diff": ""}
+    git |= {"diff": "", "source": "2"}
     command("seed=range(6)")
     assert not (job / "uncommitted.diff").exists()
-    assert [str(code) for code in environment.codes_of(PROJECT.root, job)] == ["commit ccccccc"]
-    environment._tree.cache_clear()
+    assert [str(code) for code in environment.codes_of(job)] == ["commit ccccccc"]
 
 
 @pytest.mark.slow

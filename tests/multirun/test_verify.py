@@ -78,14 +78,32 @@ def warm_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_again")
-def test_its_first_steps_are_compared_alone(whole: Path, tmp_path: Path) -> None:
-    """Under the schedule of the whole run. The evaluation of the last step is compared too."""
+def test_its_first_steps_are_compared_alone(whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Under the schedule of the whole run, up to the first step whose weights were saved."""
     found = recompute.verify(PROJECT, whole, 12, recompute.HERE, tmp_path / "again")
-    assert found.equal, found
-    assert found.parts[0].counted == "16 values of 5 records"
+    assert (found.equal, found.weights, found.steps) == (True, True, 20), found
     assert status(tmp_path / "again")["status"] == "preempted"
-    assert metrics(tmp_path / "again") == [record for record in metrics(whole) if record["step"] <= 12]
-    assert found.parts[1] == compare.Part("checkpoints", "")
+    assert metrics(tmp_path / "again") == [record for record in metrics(whole) if record["step"] <= 20]
+    assert "--steps 12: goes on to step 20, where the run saved its weights" in capfd.readouterr().err
+
+
+def test_what_compared_no_weights_is_not_equal() -> None:
+    some, none = (compare.Part(f"checkpoints/last_{step:09}.pt", text) for step, text in ((20, "4 tensors"), (24, "")))
+    logged = compare.Part("metrics.jsonl", "16 values of 5 records")
+    verdicts = [recompute.Verdict(20, "", 0.0, [], parts, []) for parts in ([logged], [logged, none], [logged, some])]
+    assert [found.equal for found in verdicts] == [False, False, True]
+
+
+def test_a_run_without_checkpoints_has_nothing_to_compare(copied: Path) -> None:
+    shutil.rmtree(copied / "checkpoints")
+    with pytest.raises(ConfigError, match=r"has saved no checkpoint, so no weights can be compared; resume it"):
+        recompute.verify(PROJECT, copied)
+
+
+def test_packages_of_other_versions_are_named() -> None:
+    began = {"packages": {"engine": "0.1", "torch": "1", "h5py": "3.0", "numpy": "1", "gone": "1.0", "same": "1"}}
+    now = {"packages": {"engine": "0.2", "torch": "2", "h5py": "3.0", "same": "1"}}
+    assert recompute.other_packages(began, now) == ["package engine 0.1 -> 0.2", "package gone 1.0 -> unknown"]
 
 
 @pytest.mark.parametrize(
@@ -200,22 +218,21 @@ def test_what_a_resume_has_changed_is_put_back(whole: Path, copied: Path) -> Non
 
 def test_a_resume_with_other_code_is_recorded(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for each change; what the run began with stays. Without a step that counts the run begins with the code."""
-    began = str(code_of(PROJECT.root, copied))
-    monkeypatch.setattr(
-        environment, "_git", lambda *arguments: "diff --git a/src/x b/src/x\n" * (arguments[0] == "diff")
-    )
+    began = str(code_of(copied))
+    monkeypatch.setattr(environment, "_asked", lambda *_: None)
+    monkeypatch.setattr(environment, "source_of", lambda _: "other")
     for _ in range(2):
         directory.reopen_directory(PROJECT, copied, read_config(PROJECT, copied), [])
     (change,) = json.loads((copied / "environment.json").read_text())["changes"]
     assert change["after"] == 24
-    assert [str(code) for code in environment.codes_of(PROJECT.root, copied)] == [began, "no commit"]
+    assert [str(code) for code in environment.codes_of(copied)] == [began, "no commit, files other"]
     hints = recompute.undo_changes(PROJECT.root, read_config(PROJECT, copied), [change])
-    assert hints == ["compared up to step 24, after which a resume changed code -> no commit"]
+    assert hints == ["compared up to step 24, after which a resume changed code -> no commit, files other"]
     directory.undo_resume(copied)
-    assert len(environment.codes_of(PROJECT.root, copied)) == 1
+    assert len(environment.codes_of(copied)) == 1
     shutil.rmtree(copied / "checkpoints")
     directory.reopen_directory(PROJECT, copied, read_config(PROJECT, copied), [])
-    assert [str(code) for code in environment.codes_of(PROJECT.root, copied)] == ["no commit"]
+    assert [str(code) for code in environment.codes_of(copied)] == ["no commit, files other"]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +259,7 @@ def test_the_second_run_has_the_firsts_ranks_but_no_time_limit_and_no_logger(tmp
     assert recompute.as_called(PROJECT, "process.stop_at_step", tmp_path) == "trainer.stop_at_step"
 
 
-EVIL = {"_target_": "engine.runs.environment._git", "_args_": ["-c", "alias.x=!touch pwned", "x"]}
+EVIL = {"_target_": "engine.host.programs.git", "_args_": ["/", "-c", "alias.x=!touch pwned", "x"]}
 
 
 CHANGES: list[Callable[[dict[str, Any], dict[str, Any]], None]] = [
@@ -381,7 +398,7 @@ def test_a_run_of_another_commit_with_changes_that_were_not_committed(
     loop.write_text(text.replace(line, f"        from lab.half import halve; halve(state)\n{line}", 1))
     run = tmp_path / "run"
     run_python(project, "src/train.py", *RUN, f"hydra.run.dir={run}")
-    assert "with changes" in str(code_of(PROJECT.root, run))
+    assert "with changes" in str(code_of(run))
 
     def halves(commit: str, diff: bool) -> tuple[bool, str]:
         """(Whether the code of the second run has the changes, how it is called)."""
@@ -407,5 +424,13 @@ def test_a_run_of_another_commit_with_changes_that_were_not_committed(
     done = command(run, "--steps", "4", "--commit", "own", code=1, src=project / "src")
     assert "step 4: train/loss" in done.stdout
     assert "in a temporary worktree" in done.stdout
-    (run / "uncommitted.diff").write_text("# new, not in this patch: src/lab/large.bin\n")
-    assert not halves("here", True)[0]
+    patch = (run / "uncommitted.diff").read_text()
+    for text, remedy in (("# new, not in this patch: src/lab/large.bin\n", "holds no patch of what was not committed"),
+                         (patch.replace("diff --git", "\033[1mdiff --git"), "holds no patch"),
+                         (patch.replace("+    ", "    "), "cannot be applied to its commit")):  # fmt: skip
+        (run / "uncommitted.diff").write_text(text)
+        with pytest.raises(ConfigError, match=remedy):
+            halves("here", True)
+    (run / "uncommitted.diff").unlink()
+    with pytest.raises(ConfigError, match="holds no patch of what was not committed"):
+        halves("here", True)

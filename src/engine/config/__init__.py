@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from engine.config.building import TRACEBACK, construct, constructing, of_kind
     from engine.config.compose import absolute, as_started, compose_here, composed, remove_if_empty, resolved, run_hydra
     from engine.config.messages import explain, one_line
-    from engine.config.paths import localized, portable
+    from engine.config.paths import HIDDEN, localized, portable, redacted, restored
     from engine.config.saved import (
         CONFIG,
         OVERRIDES,

@@ -42,11 +42,17 @@ register_resolver: Callable[..., None] = (
 def register_resolvers(project: Project) -> None:
     """${root:} the project's folder; ${suffix:} six random hex digits, the same in all of a config; ${sweep_name:name}
     the name, or the time if null; ${below_outputs:name} the name, checked; ${run_folder:name} the name, or the ids of
-    W&B's agent; and those of the project."""
+    W&B's agent; ${variable:NAME,other} an environment variable, or other where it is not set or empty;
+    ${variable_list:NAME} its parts between commas; and those of the project."""
 
     def sweep_name(name: str | None) -> str:
         return name or f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(3)}"
 
+    def variable_list(name: str) -> list[str]:
+        return [part.strip() for part in os.environ.get(name, "").split(",") if part.strip()]
+
+    register_resolver("variable", lambda name, other: os.environ.get(name) or other, replace=True)
+    register_resolver("variable_list", variable_list, replace=True)
     register_resolver("root", lambda: str(project.root), replace=True)
     register_resolver("suffix", lambda: secrets.token_hex(3), use_cache=True, replace=True)
     register_resolver("sweep_name", sweep_name, use_cache=True, replace=True)

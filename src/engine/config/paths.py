@@ -3,11 +3,17 @@
     /home/a/project/data/x.h5 -> ${root:}/data/x.h5 -> /scratch/b/project/data/x.h5, where b's project reads it
 
 Any text that is an absolute path below the root is such a path, whatever its key; `${root:}` is what conf/ writes too.
+
+User and password of an address are not saved: `redacted` leaves them to this process's environment, from which it and
+those that it starts have them again by `restored`. So has every process whose environment holds the whole address, as
+MLFLOW_TRACKING_URI does.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 from collections.abc import Callable
 from glob import glob
 from pathlib import Path
@@ -17,6 +23,9 @@ from engine.errors import Damaged
 from engine.files import read_json
 
 HERE = "${root:}"
+HIDDEN = "***"
+# also a token alone, in place of a user, where no user stands without a password
+CREDENTIALS = re.compile(r"(https?://)[^/?#\s'\"]+@|([A-Za-z][\w+.-]*://)[^/?#\s'\"]*:[^/?#\s'\"]*@")
 ENVIRONMENT = "environment.json"
 
 
@@ -25,14 +34,45 @@ def portable(root: Path, node: Any) -> Any:
 
     def one(text: str) -> str:
         below = _below(text, root)
-        return text if below is None else f"{HERE}{below}"
+        return redacted(text) if below is None else f"{HERE}{below}"
 
     return _texts(node, one)
 
 
 def localized(root: Path, node: Any) -> Any:
-    """Returns a plain node with ${root:} at the beginning of a text replaced by `root`."""
-    return _texts(node, lambda text: f"{root}{text[len(HERE) :]}" if f"{text}/".startswith(f"{HERE}/") else text)
+    """Returns a plain node with ${root:} at the beginning of a text replaced by `root`, and credentials put back."""
+
+    def one(text: str) -> str:
+        return f"{root}{text[len(HERE) :]}" if f"{text}/".startswith(f"{HERE}/") else restored(text)
+
+    return _texts(node, one)
+
+
+def redacted(node: Any) -> Any:
+    """Returns a plain node without the credentials in its addresses, which this process's environment keeps."""
+
+    def one(text: str) -> str:
+        if (hidden := _hidden(text)) != text:
+            os.environ[_variable(hidden)] = text
+        return hidden
+
+    return _texts(node, one)
+
+
+def restored(text: str) -> str:
+    """Returns an address with its credentials; as it is where this process does not have them."""
+    if f"{HIDDEN}@" not in text:
+        return text
+    known = os.environ.get(_variable(text))
+    return known or next((value for value in os.environ.values() if value != text and _hidden(value) == text), text)
+
+
+def _hidden(text: str) -> str:
+    return CREDENTIALS.sub(lambda found: f"{found[1] or found[2]}{HIDDEN}@", text)
+
+
+def _variable(hidden: str) -> str:
+    return f"ADDRESS_{hashlib.sha256(hidden.encode(errors='replace')).hexdigest()[:16].upper()}"
 
 
 def moved_here(root: Path, node: Any, was: Path | None) -> Any:

@@ -16,10 +16,12 @@ heartbeats in shared memory: the parent finds a child that is stopped, or whose 
 
 Garbage: in a block, Python's collector runs where it is called alone.
 
-Raises nothing of its own; OSError where the system refuses.
+Programs: `answer_of` is what another program prints, `git` what git prints, whatever its user has set; NoAnswer.
+
+Raises NoAnswer, else nothing of its own; OSError where the system refuses.
 
     cpu, gpu, numa, machine    what there is       signals    stopping       parent, heartbeat, child    child processes
-    garbage     its collector
+    garbage     its collector                      programs   what other programs answer
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from engine.host.machine import gpu_facts, machine_changes, machine_facts, machine_line
     from engine.host.numa import bind_to_gpus
     from engine.host.parent import die_with, die_with_starter, end_children_at_exit, process_state
+    from engine.host.programs import GIT_DIFF, NoAnswer, answer_of, git
     from engine.host.signals import (
         LIKELY_CAUSES,
         SAME_SIGNAL_S,

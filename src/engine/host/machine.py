@@ -6,7 +6,6 @@ import csv
 import os
 import platform
 import re
-import subprocess
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from engine.host.cpu import cores
 from engine.host.gpu import count_gpus, held_beside_torch, pci_address
+from engine.host.programs import NoAnswer, answer_of
 
 if TYPE_CHECKING:
     import torch
 
-SMI = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv,noheader,nounits")
+SMI = ["nvidia-smi", "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv,noheader,nounits"]
 SMI_S = 5.0
 MUCH = 1 << 30  # bytes that are held beside torch: above this, their holders are asked for
 SAME = ("gpus", "cpu", "capability", "torch", "cuda", "cudnn")  # what rounding depends on
@@ -105,14 +105,17 @@ def _found(pattern: str, file: Path) -> str | None:
 def holders(uuid: str) -> list[dict[str, Any]]:
     """Other processes with memory of this GPU, as far as they can be seen (not from most containers)."""
     try:
-        done = subprocess.run(SMI, capture_output=True, text=True, timeout=SMI_S)
-    except (OSError, subprocess.TimeoutExpired):
+        said = answer_of(SMI, limit_s=SMI_S).decode(errors="replace")
+    except NoAnswer:  # the line then says how much is held, not by whom
         return []
-    rows = [[value.strip() for value in row] for row in csv.reader(done.stdout.splitlines())]
+    rows = [[value.strip() for value in row] for row in csv.reader(said.splitlines())]
     return [
         {"pid": int(pid), "process": name, "memory": int(used) << 20}
         for own, pid, name, used in (row for row in rows if len(row) == 4)
-        if own.removeprefix("GPU-") == uuid.removeprefix("GPU-") and pid != str(os.getpid()) and used.isdecimal()
+        if own.removeprefix("GPU-") == uuid.removeprefix("GPU-")
+        and pid != str(os.getpid())
+        and pid.isdecimal()
+        and used.isdecimal()
     ]
 
 

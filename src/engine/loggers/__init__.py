@@ -23,6 +23,7 @@ from engine.pages import lazy
 if TYPE_CHECKING:
     from engine.loggers.logger import Logger, RunLogger, check_numbers, log_to
     from engine.loggers.media import Audio, Histogram, Table, grid
+    from engine.loggers.mlflow_log import sync_mlflow
     from engine.loggers.options import LoggerConfig, check_installed
     from engine.loggers.wandb_log import (
         auto_wandb_mode,
@@ -34,6 +35,6 @@ if TYPE_CHECKING:
         wandb_reachable,
     )
     from engine.loggers.wandb_stop import WANDB, stopped_by_wandb
-    from engine.loggers.wandb_upload import Feed, begin_wandb, confirmed, finish_wandb, send_wandb, status_of
+    from engine.loggers.wandb_upload import Feed, begin_wandb, confirmed, finish_wandb, send_wandb, sender_of, status_of
 else:
     __getattr__ = lazy(__name__, __file__)

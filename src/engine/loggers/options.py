@@ -25,6 +25,7 @@ class LoggerConfig:
     project: str = "default"
     entity: str | None = None
     group: str | None = None
+    run_name: str | None = None
     job_type: str = "train"
     tags: list[str] = field(default_factory=list)
     mode: Annotated[str, option("auto", "online", "offline")] = "auto"
@@ -35,7 +36,11 @@ class LoggerConfig:
 
 
 def check_installed(config: LoggerConfig) -> None:
-    """ConfigError for a logger whose library is not there."""
+    """ConfigError for a logger whose library is not there, or for a mode that W&B does not have."""
+    from engine.loggers.wandb_log import choose_wandb_mode  # which imports this module
+
+    if config.kind == "wandb":
+        choose_wandb_mode(config)
     for wanted, library, extra in (
         (config.kind == "wandb", "wandb", ""),
         (config.tensorboard, "tensorboard", "tensorboard"),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
-from engine.config import read_config
+from engine.config import read_config, redacted
 from engine.loggers.background import Background
 from engine.loggers.media import Media
 
@@ -26,9 +26,9 @@ class TensorBoardThread(Background):
         purge = self._from_step + 1 if self._from_step else None
         self._writer = SummaryWriter(str(self._directory / FOLDER), purge_step=purge)
         if self._from_step:
-            self._again(self._known())
+            self._again(self._known(), self._from_step)
         else:
-            config = OmegaConf.to_yaml(read_config(self._project, self._directory))
+            config = OmegaConf.to_yaml(redacted(OmegaConf.to_container(read_config(self._project, self._directory))))
             self._writer.add_text("config", "    " + config.replace("\n", "\n    "))  # Markdown: as it stands
 
     def _known(self) -> dict[str, set[int]]:

@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 from omegaconf import OmegaConf
 
-from engine.config import read_config, read_overrides
+from engine.config import read_config, read_overrides, redacted
+from engine.errors import ConfigError
 from engine.files import no_links, read_json, write_json
 from engine.loggers.media import Media
 from engine.loggers.options import LoggerConfig
@@ -27,6 +28,8 @@ from engine.schema import typed
 
 log = logging.getLogger("engine")
 FOLDER, OUTPUT, SUMMARY = "wandb", "upload.log", "summary.json"  # wandb's and its process's own lines; whole-run values
+MODES = {"online": "online", "run": "online", "shared": "online", "offline": "offline", "dryrun": "offline",
+         "disabled": "disabled"}  # fmt: skip
 END_S = 5.0  # that a run alone waits at its end
 
 
@@ -35,7 +38,7 @@ def wandb_arguments(project: Project, run_dir: Path) -> tuple[LoggerConfig, dict
 
     A sweep's job gets the sweep's name as its group, and a name made of its overrides.
     """
-    config = cast("dict[str, Any]", OmegaConf.to_container(read_config(project, run_dir)))
+    config = cast("dict[str, Any]", redacted(OmegaConf.to_container(read_config(project, run_dir))))
     status = read_status(run_dir)
     logger = typed(LoggerConfig, config["logger"], "logger")
     about = {"directory": str(run_dir), **read_json(run_dir / ENVIRONMENT)}
@@ -45,7 +48,11 @@ def wandb_arguments(project: Project, run_dir: Path) -> tuple[LoggerConfig, dict
     if sweep := status.get("sweep"):
         about["sweep"] = sweep
         arguments["group"] = logger.group or sweep["sweep"]
-    arguments |= {"id": status["wandb_id"], "name": run_name(project, run_dir), "config": {**config, "run": about}}
+    arguments |= {
+        "id": status["wandb_id"],
+        "name": logger.run_name or run_name(project, run_dir),
+        "config": {**config, "run": about},
+    }
     return logger, arguments
 
 
@@ -145,9 +152,14 @@ def choose_wandb_mode(config: LoggerConfig) -> str:
 
 
 def auto_wandb_mode() -> str:
-    """Returns WANDB_MODE if set; else online if there is an API key or an identity token, else offline."""
-    if os.environ.get("WANDB_MODE"):
-        return os.environ["WANDB_MODE"]
+    """Returns online, offline or disabled: WANDB_MODE if set; else what `wandb offline` has written; else online if
+    there is an API key or an identity token, else offline. Raises ConfigError for a mode that W&B does not have."""
+    found = os.environ.get("WANDB_MODE"), _setting("mode")
+    for mode, where in zip(found, ("WANDB_MODE", "mode in wandb/settings")):
+        if mode and mode.lower() not in MODES:
+            raise ConfigError(f"{where}: must be one of {', '.join(MODES)}, got {mode}")
+        if mode:
+            return MODES[mode.lower()]
     return "online" if os.environ.get("WANDB_IDENTITY_TOKEN_FILE") or wandb_key() else "offline"
 
 
@@ -168,13 +180,15 @@ def wandb_key() -> str | None:
 
 
 def _setting(name: str) -> str | None:
-    """Returns a value from the user's settings file, which `wandb login` writes."""
-    folder = Path(os.environ.get("WANDB_CONFIG_DIR", "~/.config/wandb")).expanduser()
+    """Returns a value from this folder's settings file, which `wandb offline` writes, else from the user's, which
+    `wandb login` writes."""
+    here = Path(os.environ.get("WANDB_DIR") or ".").expanduser()
+    here /= ".wandb" if (here / ".wandb").exists() else "wandb"
+    user = Path(os.environ.get("WANDB_CONFIG_DIR", "~/.config/wandb")).expanduser()
     known = configparser.ConfigParser(interpolation=None)
-    try:
-        known.read(folder / "settings")
-    except (configparser.Error, UnicodeDecodeError):
-        return None
+    for folder in (user, here):  # the later one wins
+        with suppress(configparser.Error, UnicodeDecodeError):
+            known.read(folder / "settings")
     return known.get("default", name, fallback=None)
 
 

@@ -19,7 +19,6 @@ import json
 import os
 import secrets
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -32,6 +31,7 @@ from typing import Any, TextIO
 from engine.config import enter
 from engine.errors import RunFailed
 from engine.files import check_regular, open_regular, read_file, read_json, read_text, write_json
+from engine.host import NoAnswer, answer_of
 from engine.locks import Busy, Lock
 from engine.loggers.media import media_file, read_table
 from engine.loggers.wandb_log import FOLDER, SUMMARY, upload_command, wandb_arguments, wandb_reachable
@@ -43,7 +43,7 @@ LIMIT_S = 900.0  # for what is left at a run's end; ./run sync sends the rest
 PATIENCE_S = 10.0  # that ./run sync leaves a run's own process to end
 SENT, LOCKED = "sent.json", ".sending"  # in wandb/: what the server has confirmed; the lock of whoever sends
 # W&B shows 255 as killed by the user, others except 0 as failed, or as preempted after mark_preempting()
-EXIT_CODES = {"finished": 0, "pruned": 0, "interrupted": 255, "preempted": 75}
+EXIT_CODES = {"finished": 0, "running": 0, "pruned": 0, "interrupted": 255, "preempted": 75}
 
 
 class Elsewhere(RunFailed):
@@ -302,17 +302,17 @@ def sending(run_dir: Path, wait_s: float) -> Iterator[None]:
     caller sends. Raises RunFailed if another ./run sync holds it."""
     path = run_dir / FOLDER / LOCKED
     path.parent.mkdir(exist_ok=True)
-    began = time.monotonic()
+    began, asked = time.monotonic(), False
     while True:
         try:
             lock = Lock(path)
             break
         except Busy as busy:
             waited = time.monotonic() - began
-            holder = read_json(path.with_suffix(".json"))
-            if waited > wait_s and holder.get("live") and holder.get("host") == os.uname().nodename:
+            if waited > wait_s and not asked and (pid := sender_of(run_dir)) is not None:
+                asked = True
                 with suppress(ProcessLookupError):
-                    os.kill(holder["pid"], signal.SIGTERM)
+                    os.kill(pid, signal.SIGTERM)
             elif waited > wait_s + PATIENCE_S:
                 raise RunFailed(f"another process is sending it{busy}") from None
             time.sleep(0.1)
@@ -322,13 +322,47 @@ def sending(run_dir: Path, wait_s: float) -> Iterator[None]:
         yield
 
 
+def sender_of(run_dir: Path) -> int | None:
+    """The process that a run on this machine has begun to send it, if it is there and the user's own. Its number is
+    from a file of the run's directory, so its command line must say that it is one."""
+    pid = read_json(run_dir / FOLDER / f"{LOCKED}.json").get("pid")
+    if type(pid) is not int or pid <= 1:
+        return None
+    said = command_line(pid)
+    is_one = "engine.loggers.wandb_upload" in said and f" {run_dir.absolute()} live " in f"{said} "
+    return pid if is_one else None
+
+
+def command_line(pid: int) -> str:
+    """Of one of the user's own processes; empty if there is none of this number."""
+    proc = Path(f"/proc/{pid}")
+    try:
+        if proc.parent.joinpath("self").exists():
+            own = proc.stat().st_uid == os.getuid()
+            return os.fsdecode((proc / "cmdline").read_bytes()).replace("\0", " ").strip() if own else ""
+        uid, _, words = os.fsdecode(answer_of(["ps", "-ww", "-o", "uid=,args=", "-p", str(pid)])).strip().partition(" ")
+        return words if uid == str(os.getuid()) else ""
+    except (OSError, NoAnswer):  # it has gone
+        return ""
+
+
 def end_children() -> None:
     """wandb's service process would go on trying."""
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True).stdout
-    for pid, parent in (line.split() for line in listed.splitlines()):
-        if parent == str(os.getpid()):
-            with suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+    pids: list[bytes] = []
+    if not os.path.exists("/proc/self"):
+        with suppress(NoAnswer):  # there are none
+            pids = answer_of(["pgrep", "-P", str(os.getpid())]).split()
+    else:
+        pids = [path.name.encode() for path in Path("/proc").glob("[0-9]*") if parent_of(path) == os.getpid()]
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def parent_of(process: Path) -> int | None:
+    with suppress(OSError):  # it has ended meanwhile
+        return int((process / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    return None
 
 
 def leave(code: int) -> None:

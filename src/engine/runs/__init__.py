@@ -66,8 +66,10 @@ if TYPE_CHECKING:
         code_of,
         codes_of,
         record_machine,
+        source_of,
         surroundings,
         use_code,
+        version_of,
     )
     from engine.runs.resume import change_value, choose_run, has_key
     from engine.runs.spent import record_start

@@ -18,7 +18,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from engine.config import CONFIG, OVERRIDES, agents_run, enter, flat, load_flat, portable, read_overrides
+from engine.config import CONFIG, OVERRIDES, agents_run, enter, flat, load_flat, portable, read_overrides, redacted
 from engine.errors import Claimed, ConfigError, Damaged, DataFailed, RunFailed, in_users_code, one_line, users_frames
 from engine.files import (
     as_json,
@@ -109,8 +109,8 @@ def fill_directory(
     known = known or surroundings(project.root)
     write_json(directory / ENVIRONMENT, known.environment)
     if known.diff:
-        replace_text(directory / DIFF, known.diff)
-    replace_text(directory / OVERRIDES, to_yaml(overrides))
+        replace_text(directory / DIFF, os.fsencode(known.diff))
+    replace_text(directory / OVERRIDES, to_yaml(redacted(overrides)))
     write_status(directory, status, wandb_id=new_wandb_id(), **facts)
     write_config(project, directory, cfg)
 
@@ -147,7 +147,7 @@ def _reopen(project: Project, directory: Path, cfg: DictConfig, overrides: list[
         key = override.partition("=")[0]
         if key != "resume" and not key.startswith("hydra."):
             by_key[key] = override
-    replace_text(directory / OVERRIDES, OmegaConf.to_yaml(list(by_key.values())))
+    replace_text(directory / OVERRIDES, OmegaConf.to_yaml(redacted(list(by_key.values()))))
     keep_changes(project, directory, cfg)
     write_config(project, directory, cfg)
 
@@ -166,7 +166,7 @@ def keep_changes(project: Project, directory: Path, cfg: DictConfig) -> None:
         change["was"] = was
     if read_status(directory).get("status") != "queued":  # the sweep has seen to those
         known = surroundings(project.root)
-        if (here := code_here(project.root, known)) != codes_of(project.root, directory)[-1]:
+        if (here := code_here(project.root, known)) != codes_of(directory)[-1]:
             change |= {"code": list(here)} if step else {}
             if not step:
                 use_code(directory, known)

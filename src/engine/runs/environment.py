@@ -3,67 +3,83 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import re
-import subprocess
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine import __version__
+from engine.config import redacted
 from engine.errors import Damaged
-from engine.files import read_json, read_text, replace_text, write_json
-from engine.host import machine_changes
+from engine.files import read_file, read_json, replace_text, write_json
+from engine.host import GIT_DIFF, NoAnswer, git, machine_changes, temporary_folder
 
+log = logging.getLogger("engine")
 FILE, DIFF = "environment.json", "uncommitted.diff"
-MOST_OF_ONE, MOST_OF_ALL = 1 << 20, 8 << 20  # bytes of a new file, and of all, in uncommitted.diff
+MOST_OF_ONE, MOST_OF_ALL = 1 << 20, 8 << 20  # bytes of a new or binary file, and of all, in uncommitted.diff
+MOST_OF_SOURCE = 64 << 20  # bytes of a file below src/ that is read to compare it
+NOT_SOURCE = re.compile(r"(^|/)(\.[^/]*|__pycache__|[^/]*\.egg-info)(/|$)")
+BELOW_SRC = re.compile(r'^(diff --git "?a/|# (new|changed), not in this patch: )([^\n]*?/)?src/', re.MULTILINE)
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "h5py", "wandb")
 
 
 class Surroundings(NamedTuple):
-    """environment: for environment.json. diff: for uncommitted.diff, new files included."""
+    """environment: for environment.json. diff: for uncommitted.diff, whose bytes os.fsencode gives; new files too."""
 
     environment: dict[str, Any]
     diff: str
 
 
 def surroundings(root: Path) -> Surroundings:
-    return Surroundings(environment(root), _git(root, "diff", "HEAD") + new_files(root))
+    known = environment(root)
+    if known["git_commit"] is None:
+        return Surroundings(known, "")
+    try:
+        return Surroundings(known, uncommitted(root))
+    except NoAnswer as error:
+        _say(f"{DIFF}: not written, so what is not committed cannot be restored later: {error}")
+        return Surroundings(known, "")
 
 
 class Code(NamedTuple):
-    """The files below src/ that a run ran with. tree: git's hash of them at the commit, or the commit where this
-    repository lacks it; None: no git. changes: digest of what was not committed; empty: nothing."""
+    """The files below src/ that a run ran with. commit: None if git did not say. source: a digest of the files; None:
+    not known, and equal to no other. changes: a short name of files that are not the commit's; empty: they are."""
 
     commit: str | None
-    tree: str | None
+    source: str | None
     changes: str
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Code) and self[1:] == other[1:]
+        return isinstance(other, Code) and self.source is not None and self.source == other.source
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
     def __hash__(self) -> int:
-        return hash(self[1:])
+        return hash(self.source)
 
     def __str__(self) -> str:
         if self.commit is None:
-            return "no commit"
+            return "no commit" + (f", files {self.changes}" if self.changes else "")
         return f"commit {self.commit[:7]}" + (f" with changes {self.changes}" if self.changes else "")
 
 
-def code_of(root: Path, run_dir: Path) -> Code:
+def code_of(run_dir: Path) -> Code:
     diff = run_dir / DIFF
-    text = read_text(diff, errors="replace") if diff.exists() else ""
-    return _code(root, read_json(run_dir / FILE).get("git_commit"), text)
+    return _code(read_json(run_dir / FILE), os.fsdecode(read_file(diff)) if diff.exists() else "")
 
 
-def codes_of(root: Path, run_dir: Path) -> list[Code]:
+def codes_of(run_dir: Path) -> list[Code]:
     """With which it began, and those with which it was resumed."""
-    return [code_of(root, run_dir), *(Code(*change["code"]) for change in changes_of(run_dir) if "code" in change)]
+    return [code_of(run_dir), *(Code(*change["code"]) for change in changes_of(run_dir) if "code" in change)]
 
 
 def changes_of(run_dir: Path) -> list[dict[str, Any]]:
@@ -82,109 +98,185 @@ def changes_of(run_dir: Path) -> list[dict[str, Any]]:
 
 def use_code(run_dir: Path, known: Surroundings) -> None:
     """The run, which has no step that counts, begins with the present code."""
-    own = {key: known.environment[key] for key in ("git_commit", "git_dirty")}
+    own = {key: known.environment[key] for key in ("git_commit", "git_dirty", "source")}
     write_json(run_dir / FILE, read_json(run_dir / FILE) | own)
-    replace_text(run_dir / DIFF, known.diff) if known.diff else (run_dir / DIFF).unlink(missing_ok=True)
+    replace_text(run_dir / DIFF, os.fsencode(known.diff)) if known.diff else (run_dir / DIFF).unlink(missing_ok=True)
 
 
 def code_here(root: Path, known: Surroundings | None = None) -> Code:
     """Of the files as they are now."""
-    known = known or surroundings(root)
-    return _code(root, known.environment["git_commit"], known.diff)
+    return _code(*(known or surroundings(root)))
 
 
-def _code(root: Path, commit: str | None, diff: str) -> Code:
-    parts = re.split(r"^(?=diff --git |# new, not in this patch: )", diff, flags=re.MULTILINE)
-    below = re.compile(r"(diff --git a/|# new, not in this patch: )(\S+/)?src/")
-    ours = sorted(part.strip() for part in parts if below.match(part))
-    changes = hashlib.sha256("\n".join(ours).encode()).hexdigest()[:7] if ours else ""
-    return Code(commit, commit and _tree(root, commit), changes)
+def _code(facts: dict[str, Any], diff: str) -> Code:
+    known = (facts.get(key) for key in ("git_commit", "source"))
+    commit, source = (value if isinstance(value, str) else None for value in known)
+    changed = BELOW_SRC.search(diff)
+    if source is None and commit is not None:  # of a run that an older version began
+        source = hashlib.sha256(commit.encode() + os.fsencode(diff if changed else "")).hexdigest()
+    return Code(commit, source, (source or "")[:7] if changed or commit is None else "")
+
+
+def source_of(root: Path) -> str:
+    """Return a digest of the files below src/ as they are, whatever git knows of them."""
+    total, src = hashlib.sha256(), root / "src"
+    for name, file in sorted((path.relative_to(src).as_posix(), path) for path in src.rglob("*")):
+        if NOT_SOURCE.search(name) or not (file.is_symlink() or file.is_file()):
+            continue
+        total.update(os.fsencode(f"{name}\0"))
+        total.update(hashlib.sha256(_content(file)).digest())
+    return total.hexdigest()
+
+
+def _content(file: Path) -> bytes:
+    if file.is_symlink():
+        return os.fsencode(os.readlink(file))
+    found = file.stat()
+    return repr((found.st_size, found.st_mtime_ns)).encode() if found.st_size > MOST_OF_SOURCE else file.read_bytes()
+
+
+def uncommitted(root: Path) -> str:
+    """Return a patch from the commit to the files as they are, new ones included, and names of those left out: large
+    binary ones and, of the new ones, large, binary and hidden ones (.env may hold secrets). Raises NoAnswer."""
+    prefix, top = (Path(os.fsdecode(git(root, "rev-parse", word)).removesuffix("\n")) for word in WHERE)
+    new, left_out, room = [], [], MOST_OF_ALL
+    for name in _new_names(root):
+        size = _text_size(root, root / name)
+        if size is None or size > room:
+            left_out.append(("new", str(prefix / name)))
+            continue
+        room -= size
+        new.append(name)
+    with temporary_folder("git-") as folder:
+        index = folder / "index"  # a copy, to which the new files are added
+        own = root / os.fsdecode(git(root, "rev-parse", "--git-path", "index")).removesuffix("\n")
+        if own.exists():
+            shutil.copyfile(own, index)
+        listed = b"\0".join(os.fsencode(name) for name in new)
+        git(root, "update-index", "--add", "--info-only", "-z", "--stdin", stdin=listed, index=index)
+        for line in git(root, *GIT_DIFF, "--numstat", "-z", "HEAD", index=index).split(b"\0"):
+            name = os.fsdecode(line.removeprefix(b"-\t-\t"))
+            if line.startswith(b"-\t-\t") and _largest(top, name) > MOST_OF_ONE:
+                left_out.append(("changed", name))
+        but = [f":(top,exclude,literal){name}" for kind, name in left_out if kind == "changed"]
+        patch = git(root, *GIT_DIFF, "HEAD", "--", ":/", *but, index=index)
+    if patch:
+        try:
+            git(top, "apply", "--check", "--reverse", "-", stdin=patch)
+        except NoAnswer as error:
+            _say(f"{DIFF}: cannot be applied, so what is not committed cannot be restored later: {error}")
+    names = (f"# {kind}, not in this patch: {_printed(name)}\n" for kind, name in left_out)
+    return os.fsdecode(patch) + "".join(names)
+
+
+WHERE = ("--show-prefix", "--show-toplevel")
+
+
+def _new_names(root: Path) -> list[str]:
+    """Return the files that are not in git, but for those to be ignored; below src/ the project's own rules count, not
+    its user's. Says which files git was told not to look at."""
+    found = b""
+    for which in (["--exclude-standard"], ["--exclude-per-directory=.gitignore", "--", "src"]):
+        found += git(root, "ls-files", "--others", "-z", *which)
+    tags = git(root, "ls-files", "-v", "-z", "--", "src").split(b"\0")
+    hidden = [os.fsdecode(tag[2:]) for tag in tags if tag[:1].islower() or tag[:1] == b"S"]
+    if hidden := [name for name in hidden if (root / name).exists()]:
+        how = "git update-index --no-assume-unchanged --no-skip-worktree"
+        _say(f"{DIFF}: lacks edits of {hidden[0]} (of {len(hidden)} files), as git was told to ignore them; {how} FILE")
+    return [os.fsdecode(name) for name in dict.fromkeys(found.split(b"\0")) if name]
+
+
+def _largest(top: Path, name: str) -> int:
+    """Bytes of a file, as it is or as it was committed."""
+    was = 0
+    with suppress(NoAnswer):  # a new one
+        was = int(git(top, "cat-file", "-s", f"HEAD:{name}"))
+    return max(was, (top / name).lstat().st_size if os.path.lexists(top / name) else 0)
+
+
+def _printed(name: str) -> str:
+    return name if name.isprintable() else repr(name)
 
 
 @cache
-def _tree(root: Path, commit: str) -> str:
-    return _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}:./src").strip() or commit
+def _say(line: str) -> None:
+    """Warn, once in a process."""
+    log.warning(line)
 
 
-def new_files(root: Path) -> str:
-    """Returns a patch that creates the untracked files, which `git diff` leaves out.
-
-    Large, binary and hidden ones (.env may hold secrets) are only named.
-    """
-    prefix, patch, left_out, room = _git(root, "rev-parse", "--show-prefix").strip(), [], [], MOST_OF_ALL
-    for name in filter(None, _git(root, "ls-files", "--others", "--exclude-standard", "-z").split("\0")):
-        text = _text(root, root / name)
-        if text is None or len(text) > room:
-            left_out.append(f"# new, not in this patch: {prefix}{name}\n")
-            continue
-        room -= len(text)
-        lines = text.removesuffix("\n").split("\n")
-        header = f"diff --git a/{prefix}{name} b/{prefix}{name}\nnew file mode 100644\n"
-        if text:
-            header += f"--- /dev/null\n+++ b/{prefix}{name}\n@@ -0,0 +1,{len(lines)} @@\n"
-            header += "".join(f"+{line}\n" for line in lines)
-            header += "" if text.endswith("\n") else "\\ No newline at end of file\n"
-        patch.append(header)
-    return "".join(patch + left_out)
-
-
-def _text(root: Path, file: Path) -> str | None:
-    """Returns the file's text; None for a hidden, binary or large file or a symbolic link."""
+def _text_size(root: Path, file: Path) -> int | None:
+    """Returns the bytes of a text file; None for a hidden, binary or large file or a symbolic link."""
     hidden = any(part.startswith(".") for part in file.relative_to(root).parts)
     try:
         if hidden or file.is_symlink() or not file.is_file() or file.stat().st_size > MOST_OF_ONE:
             return None
-        text = file.read_bytes().decode()
+        content = file.read_bytes()
+        content.decode()
     except (OSError, UnicodeDecodeError):
         return None
-    return None if "\0" in text else text
+    return None if b"\0" in content else len(content)
 
 
 def environment(root: Path) -> dict[str, Any]:
-    versions = {"engine": __version__}  # a project may have it from a wheel
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:  # a vendored or path-installed package has no metadata
-            versions[name] = "unknown"
+    # a project may have the engine from a wheel
+    versions = {"engine": __version__, **{name: version_of(name) for name in PACKAGES}}
+    commit = _asked(root, "log", "-1", "--format=%H")
+    status = _asked(root, "status", "--porcelain", "--untracked-files=normal", "--ignore-submodules=none")
     return {
-        "command": sys.argv,
+        "command": redacted(sys.argv),
         "cwd": os.getcwd(),
         "host": platform.node(),
         "platform": platform.platform(),
         "python": platform.python_version(),
         "cpus": os.cpu_count(),
         "packages": versions,
-        "git_commit": _git(root, "rev-parse", "HEAD").strip() or None,
-        "git_dirty": bool(_git(root, "status", "--porcelain").strip()),
+        "git_commit": commit and commit.decode().strip(),
+        "git_dirty": None if status is None else bool(status.strip()),
+        "source": source_of(root),
         "slurm_job": os.environ.get("SLURM_JOB_ID"),
     }
 
 
+def version_of(package: str) -> str:
+    """unknown: a vendored or path-installed package has no metadata."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
 def record_machine(run_dir: Path, found: dict[str, Any]) -> str:
-    """Keep what a run began on in environment.json. found: engine.host.machine_facts. Returns in what this machine
-    differs from it, where that may change rounding; else empty."""
+    """Keep what a run began on in environment.json, and which packages it has imported. found:
+    engine.host.machine_facts. Returns in what this machine differs from it, where that may change rounding; else
+    empty."""
     known = read_json(run_dir / FILE)
     if "machine" in known:
         return machine_changes(known["machine"], found)
-    write_json(run_dir / FILE, known | {"machine": found})
+    packages = known.get("packages", {}) | imported_packages()
+    write_json(run_dir / FILE, known | {"packages": packages, "machine": found})
     return ""
 
 
-def _git(root: Path, *arguments: str) -> str:
-    """The output of git in the project, empty where there is no git or no repository."""
+def imported_packages() -> dict[str, str]:
+    """Return {name: version} of the installed packages that this process has imported."""
+    roots, installed = {name.partition(".")[0] for name in sys.modules}, metadata.packages_distributions()
+    return {name: version_of(name) for name in sorted({name for root in roots for name in installed.get(root, ())})}
+
+
+def _asked(root: Path, *arguments: str) -> bytes | None:
+    """What git says; None, and a line with its reason, if it says nothing."""
     try:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+        return git(root, *arguments)
+    except NoAnswer as error:
+        _say(f"git does not say which code this is, so {FILE} has null for it: {error}")
+        return None
 
 
 def by_code(found: Iterable[tuple[int, Code]]) -> str:
     """[(0, a), (1, a), (2, b)] -> "jobs 0, 1 with commit 1234567, job 2 with commit 89abcde"."""
-    jobs: dict[Code, list[int]] = {}
+    jobs: dict[str, list[int]] = {}
     for number, code in found:
-        jobs.setdefault(code, []).append(number)
+        jobs.setdefault(str(code), []).append(number)
     return ", ".join(f"job{'s' * (len(n) > 1)} {ranges(n)} with {code}" for code, n in jobs.items())
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from multirun.report.read import SWEEP, Objective, runs_below
     from multirun.report.study import read_study
     from multirun.report.table import Ask
-    from multirun.report.wandb_sync import upload_run, upload_summary, write_offline
+    from multirun.report.wandb_sync import logs_to_wandb, upload_run, upload_summary, write_offline
     from multirun.report.writing import write, write_study
 else:
     __getattr__ = lazy(__name__, __file__)

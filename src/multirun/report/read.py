@@ -151,7 +151,7 @@ def read_job(project: Project, path: Path, number: int, overrides: tuple[str, ..
         result=read_json(path / RESULT),
         curves=curves,
         seconds=seconds,
-        code=codes_of(project.root, path) if curves or state == "finished" else (),
+        code=codes_of(path) if curves or state == "finished" else (),
         files={file: str(one["digest"]) for file, one in files_of(path).items()},
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import read_config
-from engine.errors import RunFailed
+from engine.errors import ConfigError, RunFailed
 from engine.files import no_links, read_text
 from engine.loggers import (
     Feed,
@@ -19,6 +19,7 @@ from engine.loggers import (
     confirmed,
     finish_wandb,
     send_wandb,
+    sender_of,
     status_of,
     sync_command,
     upload_command,
@@ -37,12 +38,21 @@ from multirun.report.text import group_rows, job_rows
 RUN_S = 1800.0  # for what one run lacks
 
 
+def logs_to_wandb(project: Project, run_dir: Path) -> bool:
+    """Whether a run does, or cannot be read, which upload_run then says."""
+    try:
+        return bool(read_config(project, run_dir).logger.kind == "wandb")
+    except (ConfigError, RunFailed):
+        return True
+
+
 def upload_run(project: Project, run_dir: Path, anew: bool) -> str | None:
     """Send what W&B lacks of a run, in a process of its own, so that wandb can hang or end alone. Returns a line for
     the user; None if the record says that all is there, or the run does not log to W&B. Raises RunFailed."""
     if not anew and (confirmed(run_dir) or read_config(project, run_dir).logger.kind != "wandb"):
         return None
-    if is_claimed(run_dir):
+    running = is_claimed(run_dir)
+    if running and sender_of(run_dir) is not None:
         return "is running, and sends by itself"
     if not anew and status_of(run_dir) == "queued" and not (run_dir / METRICS).exists():
         return None
@@ -59,7 +69,7 @@ def upload_run(project: Project, run_dir: Path, anew: bool) -> str | None:
     said = (done.stdout.strip().splitlines() or [f"ended with status {done.returncode}"])[-1]
     if done.returncode:
         raise RunFailed(f"{said} (wandb's own lines: {output.name})")
-    return said
+    return f"{said}; it is running, again later" if running else said
 
 
 def write_offline(project: Project, run_dir: Path, folder: Path) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.config import build_target
+from engine.config import build_target, restored
 from engine.files import read_json
 from engine.project import Project
 from multirun.search.storage import attached, open_study
@@ -60,7 +60,9 @@ class Pruning:
         try:
             if self._trial is None:
                 facts = self._facts
-                study = open_study(facts["storage"], facts["study"], self._run_dir.parent)
+                study = open_study(
+                    facts["storage"] and restored(facts["storage"]), facts["study"], self._run_dir.parent
+                )
                 study.pruner = build_target(self._project, facts["pruner"], "trial.json: pruner", PRUNERS_ALLOWED)
                 self._trial = attached(study, facts["trial"])
             with warnings.catch_warnings():  # a resumed run reports some values again

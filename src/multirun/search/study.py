@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.config import redacted
 from engine.errors import ConfigError
 from multirun.identity import values_of
 from multirun.options import SearchConfig
@@ -140,7 +141,7 @@ class Search:
         """Content of trial.json in the run's directory, see multirun.search.pruning."""
         return {
             "study": self.name,
-            "storage": self.config.storage,
+            "storage": redacted(self.config.storage),
             "trial": trial.number,
             "params": trial.params,
             "objective": self.objectives[0].key,

@@ -21,8 +21,8 @@ from engine.checkpoints import Checkpoints
 from engine.config import CONFIG, check_saved, current, localized, quote_value, read_config, saved_config
 from engine.device import began_precision
 from engine.errors import PREEMPTED, ConfigError, RunFailed
-from engine.files import read_json, read_text, records, replace_text, write_json
-from engine.host import count_gpus, machine_changes, temporary_folder
+from engine.files import read_file, read_json, records, replace_text, write_json
+from engine.host import NoAnswer, count_gpus, git, machine_changes, temporary_folder
 from engine.loggers import LoggerConfig
 from engine.parallel import ONE_PROCESS
 from engine.project import Project
@@ -44,7 +44,9 @@ from engine.runs import (
     other_data,
     read_status,
     shown,
+    source_of,
     step_of,
+    version_of,
 )
 from engine.schema import plain
 from engine.world import AT_STEP, MAX_TIME, place
@@ -67,8 +69,13 @@ class Verdict:
     hints: list[str]
 
     @property
+    def weights(self) -> bool:
+        """Whether any weights were compared."""
+        return any(part.counted and part.name.startswith(f"{CHECKPOINTS}/") for part in self.parts)
+
+    @property
     def equal(self) -> bool:
-        return not any(part.difference for part in self.parts)
+        return self.weights and not any(part.difference for part in self.parts)
 
 
 def verify(
@@ -82,6 +89,7 @@ def verify(
     diff: bool = False,
 ) -> Verdict:
     """Compare the first `steps` steps of a run, None: all it made, with a second run in `out`, None: a temporary one.
+    It goes on to the next step at which the run has saved its weights.
 
     commit: the code of the second run; HERE: the files as they are; OWN: the run's commit. diff: OWN, and the run's
     uncommitted.diff. The run may be a stranger's, so neither is taken without being asked for. rounding: largest
@@ -97,9 +105,10 @@ def verify(
         raise ConfigError(f"{run}: is still running; wait or stop it")
     cfg, began = read_config(project, run), read_json(run / ENVIRONMENT)
     found = Checkpoints(run / CHECKPOINTS)
-    saved = [*(record["step"] for _, record in records(run / METRICS)), *map(step_of, found.files())]
-    if not saved:
-        raise ConfigError(f"{run}: it has logged and saved nothing that could be compared")
+    with_weights = [step_of(file) for file in found.files()]
+    saved = [*(record["step"] for _, record in records(run / METRICS)), *with_weights]
+    if not with_weights:
+        raise ConfigError(f"{run}: has saved no checkpoint, so no weights can be compared; resume it until it has")
     last = max(saved) if steps is None else steps
     if not min(saved) <= last <= max(saved):
         raise ConfigError(
@@ -108,10 +117,16 @@ def verify(
         )
     changes = [change for change in changes_of(run) if change["after"]]
     hints = undo_changes(project.root, cfg, changes)
-    if changes and last > changes[0]["after"]:
-        last = changes[0]["after"]
+    unchanged = changes[0]["after"] if changes else max(saved)
+    if last > unchanged:
+        last = unchanged
     else:
         hints = []
+    if steps is not None and (later := [step for step in with_weights if last <= step <= unchanged]):
+        last = min(later)
+        if last > steps:
+            line = f"--steps {steps}: goes on to step {last:,}, where the run saved its weights, to compare them too"
+            print(line, file=sys.stderr, flush=True)
     newest = found.newest_valid()
     ranks = len(newest[1]["ranks"]) if newest else None
     at_end = last == max(saved) and bool(read_json(run / RESULT))
@@ -135,6 +150,7 @@ def verify(
         parts += compare_checkpoints(run, again, last, rounding)
         if at_end:
             parts.append(compare_scores(run, again, rounding))
+        hints += other_packages(began, read_json(again / ENVIRONMENT))
         hints += other_files(project, run, again, cfg)  # `again` is removed after this block
     return Verdict(last, code, rounding, unlike, parts, hints)
 
@@ -231,7 +247,7 @@ def code_for(project: Project, run: Path, commit: str, diff: bool) -> Iterator[t
     """(project folder, what code it holds): the present files, or a worktree that is removed after the block."""
     if diff and commit not in (HERE, OWN):
         raise ConfigError(f"--diff --commit {commit}: the run's changes fit its own commit alone; give one of the two")
-    own, present = code_of(project.root, run), code_here(project.root)
+    own, present = code_of(run), code_here(project.root)
     if commit == HERE and not diff:
         if own == present:
             yield project.root, "the present files"
@@ -244,39 +260,32 @@ def code_for(project: Project, run: Path, commit: str, diff: bool) -> Iterator[t
     if own.commit is None and (diff or commit == OWN):
         raise ConfigError(f"{run}: has no commit recorded; leave out --commit {OWN} and --diff")
     wanted = str(own.commit) if diff or commit == OWN else commit
-    patch = read_text(run / DIFF) if diff and (run / DIFF).exists() else ""
+    patch = read_file(run / DIFF) if diff and (run / DIFF).exists() else b""
+    whole = f"--commit {OWN} goes without it, --commit {HERE} takes the present files"
+    is_clean = not patch and read_json(run / ENVIRONMENT).get("git_dirty") is False
+    if diff and not is_clean and not re.search(b"^diff --git ", patch, re.MULTILINE):
+        raise ConfigError(f"{run / DIFF}: holds no patch of what was not committed; {whole}")
     with temporary_folder("verify-code-") as folder:
         tree = folder / "code"
         try:
-            prefix = git(project.root, "rev-parse", "--show-prefix")
+            prefix = os.fsdecode(git(project.root, "rev-parse", "--show-prefix")).removesuffix("\n")
             git(project.root, "worktree", "add", "--quiet", "--detach", "--", str(tree), wanted)
-        except ConfigError as error:
+        except NoAnswer as error:
             remedy = f"git fetch it, or compare with the present files, --commit {HERE}"
             raise ConfigError(f"{run}: its code, commit {wanted}, is not to be had ({error}); {remedy}") from None
         try:
-            if re.search("^diff --git ", patch, re.MULTILINE):  # else it only names files, which it could not hold
+            if patch:
                 try:
-                    git(tree, "apply", "--whitespace=nowarn", "-", stdin=patch)
-                except ConfigError as error:
-                    remedy = f"--commit {OWN} goes without it, --commit {HERE} takes the present files"
-                    raise ConfigError(f"{run / DIFF}: cannot be applied to its commit ({error}); {remedy}") from None
-            yield tree / prefix, f"{own if diff else f'commit {wanted[:12]}'}, in a temporary worktree"
+                    git(tree, "apply", "-", stdin=patch)
+                except NoAnswer as error:
+                    raise ConfigError(f"{run / DIFF}: cannot be applied to its commit ({error}); {whole}") from None
+            said = f"{own if diff else f'commit {wanted[:12]}'}, in a temporary worktree"
+            recorded = read_json(run / ENVIRONMENT).get("source")
+            if recorded is not None and source_of(tree / prefix) != recorded:
+                said += "; its src/ is not what the run had: there were files that git did not record"
+            yield tree / prefix, said
         finally:
             git(project.root, "worktree", "remove", "--force", str(tree))
-
-
-def git(folder: Path, *arguments: str, stdin: str = "") -> str:
-    """What git says; ConfigError with its first line where it fails."""
-    try:
-        done = subprocess.run(
-            ["git", "-c", f"core.hooksPath={os.devnull}", "-C", str(folder), *arguments],
-            capture_output=True, text=True, check=False, input=stdin,
-        )  # fmt: skip
-    except FileNotFoundError:
-        raise ConfigError("there is no git") from None
-    if done.returncode:
-        raise ConfigError((done.stderr.strip().splitlines() or ["git failed"])[0])
-    return done.stdout.strip()
 
 
 def surroundings_differ(
@@ -299,6 +308,13 @@ def surroundings_differ(
     if "gpu" in now.get("machine", {}) and not cfg.hardware.deterministic:
         found.append("hardware.deterministic=false on a GPU")
     return found
+
+
+def other_packages(began: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Packages of other versions that do not decide about rounding."""
+    known, was = now.get("packages", {}), began.get("packages", {})
+    here = {name: known.get(name) or version_of(name) for name in was if name not in ROUNDS}
+    return [f"package {name} {was[name]} -> {version}" for name, version in here.items() if version != was[name]]
 
 
 def other_files(project: Project, run: Path, again: Path, cfg: DictConfig) -> list[str]:

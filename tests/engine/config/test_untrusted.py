@@ -114,7 +114,7 @@ def attacks(folder: Path) -> dict[str, dict[str, Any]]:
     system = {"_target_": "os.system", "_args_": [f"touch {pwned}"]}
     return {
         "hub": {"_target_": "torch.hub.load", "repo_or_dir": str(folder / "code"), "source": "local", "model": "x"},
-        "git alias": {"_target_": "engine.runs.environment._git", "_args_": ["-c", f"alias.x=!touch {pwned}", "x"]},
+        "git alias": {"_target_": "engine.host.programs.git", "_args_": ["/", "-c", f"alias.x=!touch {pwned}", "x"]},
         "write": {"_target_": "engine.runs.directory.replace_text", "path": path, "text": "x"},
         "write json": {"_target_": "engine.runs.directory.write_json", "path": path, "value": 1},
         "delete": {

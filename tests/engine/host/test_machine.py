@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,7 +47,7 @@ def test_the_first_line_names_the_gpu_and_who_else_is_on_it(
     made_up: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = f"GPU-{UUID}, 77, /usr/bin/python, 20480\nGPU-other, 78, other, 5\nGPU-{UUID}, {os.getpid()}, me, 9\nbad\n"
-    monkeypatch.setattr(subprocess, "run", lambda *rest, **more: SimpleNamespace(stdout=rows))
+    monkeypatch.setattr(machine, "answer_of", lambda *_, **__: rows.encode())
     found = machine.machine_facts(GPU)
     json.dumps(found)
     assert found["gpus"] == ["NVIDIA H200"] * 2
@@ -87,7 +86,7 @@ def test_other_vector_instructions_round_in_another_way() -> None:
 
 
 def test_nobody_is_asked_without_nvidia_smi(made_up: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "SMI", ("no-such-command",))
+    monkeypatch.setattr(machine, "SMI", ["no-such-command"])
     found = machine.machine_facts(GPU)
     assert found["gpu"]["holders"] == []
     assert "held by others)" in machine.machine_line(found)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import re
 import sys
 import wave
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,8 @@ from engine.errors import ConfigError
 from engine.extras import missing
 from engine.loggers.logger import RunLogger
 from engine.loggers.media import Audio, Histogram, Table, grid, save
-from engine.loggers.options import LoggerConfig
+from engine.loggers.mlflow_log import MLflowThread, name_there, sync_mlflow
+from engine.loggers.options import LoggerConfig, MLflowConfig
 from engine.runs.directory import write_config
 from lab.project import PROJECT
 
@@ -122,6 +125,23 @@ def test_each_kind_of_media_is_a_file_and_reaches_tensorboard(tmp_path: Path) ->
     assert {"text/text_summary", "errors/text_summary", "config/text_summary"} <= set(tags["tensors"])
 
 
+def test_a_resume_drops_what_was_logged_after_its_checkpoint(tmp_path: Path) -> None:
+    """A signal may put an evaluation off until after its step's checkpoint, so the number of lines decides."""
+    write_config(PROJECT, tmp_path, compose(*RUN, "logger=none"))
+
+    def log(from_step: int, lines: int | None, *values: tuple[int, float]) -> list[tuple[int, float]]:
+        with RunLogger(PROJECT, tmp_path, LoggerConfig(kind="none"), from_step, 60.0, lines) as logger:
+            logger.begin(from_step, 10)
+            for step, value in values:
+                logger.log(step, {"train/loss": value})
+        return [(line["step"], line["train/loss"]) for line in metrics(tmp_path)]
+
+    assert log(0, 0, (1, 0.1), (2, 0.2), (2, 0.3), (3, 0.4)) == [(1, 0.1), (2, 0.2), (2, 0.3), (3, 0.4)]
+    assert RunLogger(PROJECT, tmp_path, LoggerConfig(kind="none"), 2, 60.0, 2).latest("train") == {"train/loss": 0.2}
+    assert log(2, 2, (3, 0.5)) == [(1, 0.1), (2, 0.2), (3, 0.5)]
+    assert log(2, None, (3, 0.6)) == [(1, 0.1), (2, 0.2), (3, 0.6)]
+
+
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
@@ -148,11 +168,84 @@ def test_a_library_that_is_missing_is_said_before_the_run(
 
 
 @pytest.mark.slow
-def test_an_error_of_a_library_does_not_stop_the_training(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_a_library_does_not_stop_the_training(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "mlruns").write_text("a file where MLflow's folder should be")
     run = start_run(tmp_path / "run", *RUN, "logger=mlflow", f"logger.mlflow.tracking_uri=file:{tmp_path}/mlruns")
     assert metrics(run)[-1]["step"] == 12
-    assert "MLflow stopped (" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert said.count("training, metrics.jsonl and MLflow's next values go on") == 1
+    assert f"MLflow lacks something of metrics.jsonl; later: ./run sync {run}" in said
+    (tmp_path / "mlruns").unlink()
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # of this process, which reads
+    for _ in range(2):
+        assert sync_mlflow(PROJECT, run, 60.0) == "MLflow has all"
+        record, points = mlflow(run, f"file:{tmp_path}/mlruns")
+        close(points, logged(run))
+        assert (record.info.status, "final/test/loss" in record.data.tags) == ("FINISHED", True)
+
+
+class Refusing:
+    """A client of MLflow whose server knows the rules of names, and is away for some calls."""
+
+    def __init__(self, away: set[int]) -> None:
+        self.away, self.calls, self.held = away, 0, []
+
+    def log_batch(self, run_id: str, metrics: Any = (), params: Any = ()) -> None:
+        from mlflow.exceptions import MlflowException
+        from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+        from mlflow.utils.validation import _validate_metric, _validate_param
+
+        self.calls += 1
+        if self.calls in self.away:
+            raise MlflowException("API request failed\nwith a long story")
+        for metric in metrics:
+            if metric.value == 13:
+                raise MlflowException("unlucky\nfor a long time", error_code=INVALID_PARAMETER_VALUE)
+            _validate_metric(metric.key, metric.value, metric.timestamp, metric.step)
+        for param in params:
+            _validate_param(param.key, param.value)
+        self.held += [(metric.key, metric.step, metric.value) for metric in metrics]
+
+    def get_run(self, run_id: str) -> Any:
+        return SimpleNamespace(data=SimpleNamespace(params={}, metrics={name for name, *_ in self.held}))
+
+    def get_metric_history(self, run_id: str, name: str) -> Any:
+        return [SimpleNamespace(step=step) for key, step, _ in self.held if key == name]
+
+    def update_run(self, *_: str, **__: str) -> None: ...
+
+    def set_tag(self, *_: str) -> None: ...
+
+    def set_terminated(self, *_: str) -> None: ...
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("away", [set(), {2}, {2, 3}, {1, 4}])
+def test_what_mlflow_refuses_or_misses_costs_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: set[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    import mlflow.tracking
+
+    client = Refusing({count + 1 for count in away})  # the first call sends the config
+    monkeypatch.setattr(mlflow.tracking, "MlflowClient", lambda tracking_uri: client)
+    monkeypatch.setattr(MLflowThread, "_new_run", lambda _: "x")
+    monkeypatch.setattr(logging.getLogger("engine"), "propagate", True)
+    write_config(PROJECT, tmp_path, compose(*RUN, "logger=mlflow", "logger.mlflow.tracking_uri=http://x"))
+    names = ("val/acc@5", "val/acc%5", "val/acc_5", "val//x", "/val/x", "val/../x", "val/" + "x" * 300, "val/\u00e9")
+    values = [{name: step + i / 8 for i, name in enumerate(names)} | {"val/bad": 13.0} for step in range(4)]
+    config = LoggerConfig(kind="none", mlflow=MLflowConfig("http://x"))
+    with RunLogger(PROJECT, tmp_path, config, 0, 60.0) as logger:
+        logger.begin(0, 4)
+        for step, one in enumerate(values):
+            logger.log(step, one)
+    wanted = {(name_there(name), step, one[name]) for step, one in enumerate(values) for name in names}
+    assert (set(client.held), len(client.held)) == (wanted, len(names) * 4)
+    (line,) = [line for line in caplog.messages if "MLflow" in line]
+    assert "\n" not in line
+    assert "story" not in line
+    assert name_there("val/acc_5") == "val/acc_5"
 
 
 @pytest.mark.slow

@@ -16,8 +16,10 @@ import pytest
 from conftest import QUICK, compose, metrics, processes_with, status, wait_for
 from wandb_server import KEY, Server, serving
 
-from engine.loggers import Audio, Histogram, RunLogger, Table
+from engine.errors import ConfigError
+from engine.loggers import Audio, Histogram, RunLogger, Table, wandb_arguments, wandb_upload
 from engine.loggers.options import LoggerConfig
+from engine.loggers.wandb_upload import own_checkpoint
 from engine.runs import FROZEN
 from engine.runs.directory import fill_directory, write_config, write_status
 from lab.project import PROJECT
@@ -84,6 +86,39 @@ def test_an_online_run_holds_metrics_and_config(train_command: Command, tmp_path
     assert len(shown) == len([line for line in metrics(run) if "media" in line]) > 0
     (artifact,) = server.artifacts.values()
     assert (artifact["state"], artifact["artifactCollectionName"]) == ("COMMITTED", f"model-{name}")
+
+
+def test_a_checkpoint_outside_of_the_run_is_not_uploaded(tmp_path: Path) -> None:
+    """Whatever result.json names, and wherever a link leads."""
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    for file in (tmp_path / "best_000000001.pt", run / "checkpoints/best_000000002.pt"):
+        file.write_bytes(b"weights")
+    (run / "checkpoints/best_000000003.pt").symlink_to(tmp_path / "best_000000001.pt")
+    (tmp_path / "link").symlink_to(run)
+    named = {
+        "checkpoints/best_000000002.pt": True, f"{run}/checkpoints/best_000000002.pt": True, "": False, "..": False,
+        str(tmp_path / "best_000000001.pt"): False, "../best_000000001.pt": False,
+        "checkpoints/best_000000003.pt": False,
+    }  # fmt: skip
+    for where in (run, tmp_path / "link"):
+        found = {name: own_checkpoint(where, {"best_checkpoint": name}) for name in named}
+        assert {name: path is not None and path.is_file() for name, path in found.items()} == named
+        assert own_checkpoint(where, {}) is None
+
+
+@pytest.mark.parametrize("had", [0, 2, 4])
+def test_each_line_is_sent_once_without_what_was_not_finite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, had: int
+) -> None:
+    begun(tmp_path / "run")
+    sent: list[dict[str, Any]] = []
+    run = SimpleNamespace(starting_step=had, log=sent.append)
+    monkeypatch.setattr(wandb_upload, "begin_wandb", lambda *_: run)
+    lines = [{"step": step, "time": 1.0, "train/loss": None if step == 30 else step / 10} for step in (10, 20, 30, 40)]
+    assert wandb_upload.send_wandb(PROJECT, tmp_path / "run", lines, tmp_path, "online") == (run, 4, had)
+    wanted = [{"step": line["step"], "_timestamp": 1.0, "train/loss": line["train/loss"]} for line in lines[had:]]
+    assert sent == [{key: value for key, value in row.items() if value is not None} for row in wanted]
 
 
 @pytest.mark.slow
@@ -160,3 +195,53 @@ def test_a_key_is_found_where_wandb_finds_it(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "config").mkdir()
     (tmp_path / "config/settings").write_text("[default]\nbase_url = http://my.server:8080\n")  # wandb login --host
     assert (auto_wandb_mode(), _server()) == ("online", ("my.server", 8080))
+
+
+@pytest.fixture
+def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """In an empty folder, with a key and no other setting."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.chdir(tmp_path)
+    return monkeypatch
+
+
+def test_wandb_offline_and_its_variables_are_obeyed_the_config_first(plain: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from engine.loggers.wandb_log import choose_wandb_mode
+
+    auto, online = LoggerConfig(), LoggerConfig(mode="online")
+    assert choose_wandb_mode(auto) == "online"
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb/settings").write_text("[default]\nmode = offline\n")  # wandb offline
+    assert (choose_wandb_mode(auto), choose_wandb_mode(online)) == ("offline", "online")
+    for mode, meant in (("online", "online"), ("dryrun", "offline"), ("disabled", "disabled"), ("", "offline")):
+        plain.setenv("WANDB_MODE", mode)
+        assert choose_wandb_mode(auto) == meant
+    plain.setenv("WANDB_MODE", "onlin")
+    with pytest.raises(ConfigError, match=r"^WANDB_MODE: must be one of online, .*, got onlin$"):
+        compose(*RUN, "logger=wandb", "trainer.max_steps=3")
+    compose(*RUN, "logger=none", "trainer.max_steps=3")
+
+
+def test_the_variables_of_wandb_name_a_run_unless_the_config_does(plain: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def sent(number: int, *typed: str) -> dict[str, Any]:
+        begun(tmp_path / str(number), *typed)
+        arguments = wandb_arguments(PROJECT, tmp_path / str(number))[1]
+        return {key: arguments[key] for key in ("project", "entity", "group", "job_type", "name", "tags")}
+
+    usual = {"project": "default", "entity": None, "group": None, "job_type": "train", "name": "0", "tags": []}
+    assert sent(0) == usual
+    own = {"PROJECT": "p", "ENTITY": "e", "RUN_GROUP": "g", "JOB_TYPE": "j", "NAME": "n", "TAGS": "a b, c"}
+    for name, value in own.items():
+        plain.setenv(f"WANDB_{name}", value)
+    assert sent(1) == dict(zip(usual, ["p", "e", "g", "j", "n", ["a b", "c"]]))
+    typed = [f"logger.{key}=x" for key in ("project", "entity", "group", "job_type", "run_name")]
+    assert sent(2, *typed, "logger.tags=[x]") == {**dict.fromkeys(usual, "x"), "tags": ["x"]}
+    for name in own:
+        plain.delenv(f"WANDB_{name}")
+    assert wandb_arguments(PROJECT, tmp_path / "1")[1]["project"] == "p", "sync sends it to the same place"
+    for name in own:
+        plain.setenv(f"WANDB_{name}", "")
+    assert sent(3) == {**usual, "name": "3"}

@@ -36,8 +36,12 @@ from test_wandb import RUN, assert_holds, no_process_left, online
 from wandb_server import Server, serving
 
 from engine.config.wandb_agent import from_agent
+from engine.errors import RunFailed
+from engine.locks import Lock
+from engine.loggers import wandb_upload
 from engine.loggers.wandb_log import run_name
-from engine.runs.directory import write_json
+from engine.loggers.wandb_upload import sending
+from engine.runs.directory import claimed, write_json
 from lab.project import PROJECT
 
 SYNC = [sys.executable, str(ROOT / "src" / "sync.py")]
@@ -107,6 +111,58 @@ def test_offline_runs_are_sent_once(finished: Path, tmp_path: Path, server: Serv
     assert "all is there" in sync(server, str(run))
     assert server.asked["UpsertBucket"] == begun
     assert_holds(server, run)
+
+
+@pytest.mark.slow
+def test_a_run_that_runs_offline_is_sent_as_far_as_it_is(finished: Path, tmp_path: Path, server: Server) -> None:
+    """Each time what is new, and its end when it has ended."""
+    run, lines = tmp_path / "run", (finished / "metrics.jsonl").read_text().splitlines(keepends=True)
+    shutil.copytree(finished, run)
+    end, name = status(run), status(run)["wandb_id"]
+    with claimed(run):
+        write_json(run / "status.json", {**end, "status": "running"})
+        for count, new in ((3, 3), (7, 4)):
+            (run / "metrics.jsonl").write_text("".join(lines[:count]) + '{"step": 12, "tr')  # being written
+            said = sync(server, str(run))
+            assert f"{new} of {count} lines sent; it is running, again later" in said
+            assert "nothing is lacking in W&B, but what 1 running runs log from now on" in said
+            assert len(server.rows(name)) == count
+            assert server.summaries[name]["status"] == "running"
+    (run / "metrics.jsonl").write_text("".join(lines))
+    write_json(run / "status.json", end)
+    sync(server, str(run))
+    assert_holds(server, run)
+
+
+def test_only_a_run_s_own_sender_is_asked_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever number a file of the run's directory names; and only once."""
+    monkeypatch.setattr(wandb_upload, "PATIENCE_S", 0.3)
+    (tmp_path / "wandb").mkdir()
+    holder, code = tmp_path / "wandb/.sending.json", "import time; time.sleep(60)  # engine.loggers.wandb_upload"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(Lock(tmp_path / "wandb/.sending"))
+
+        def start(*command: str) -> int:
+            process = subprocess.Popen(command)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            wait_for(lambda: wandb_upload.command_line(process.pid) == " ".join(command))
+            return process.pid
+
+        def signals(pid: object) -> list[tuple[int, int]]:
+            sent: list[tuple[int, int]] = []
+            write_json(holder, {"pid": pid, "host": os.uname().nodename, "live": True})
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "kill", lambda *signal: sent.append(signal))
+                with pytest.raises(RunFailed, match="another process is sending it"), sending(tmp_path, 0.0):
+                    pass
+            return sent
+
+        others = [start(sys.executable, "-c", code, *words) for words in (("/x", "live"), (str(tmp_path), "sync"))]
+        for pid in (-1, 0, 1, None, True, "7", 10**30, os.getpid(), start("sleep", "60"), *others):
+            assert signals(pid) == []
+        own = start(sys.executable, "-c", code, str(tmp_path), "live", "7")
+        assert signals(own) == [(own, signal.SIGTERM)]
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -322,7 +323,7 @@ def test_new_files_are_in_the_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     diff = environment.surroundings(tmp_path / "one").diff
     for name in others:
         assert f"# new, not in this patch: {name}\n" in diff
-    (tmp_path / "patch").write_bytes(diff.encode())
+    (tmp_path / "patch").write_bytes(os.fsencode(diff))
     subprocess.run([*git, str(tmp_path / "two"), "apply", str(tmp_path / "patch")], check=True)
     for name, text in {**texts, "known.py": "y\n"}.items():
         assert (tmp_path / "two" / name).read_bytes() == text.encode()

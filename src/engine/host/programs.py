@@ -1,0 +1,71 @@
+"""Calls of other programs, and of git so that no setting of its user changes what it answers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+LIMIT_S = 60.0
+# of git's settings those that change what the commands below print, find or run
+PLAIN = {
+    "apply.ignoreWhitespace": "no",
+    "apply.whitespace": "nowarn",
+    "color.ui": "false",
+    "core.checkStat": "default",
+    "core.fsmonitor": "false",
+    "core.hooksPath": os.devnull,
+    "core.quotePath": "true",
+    "core.trustctime": "true",
+    "core.untrackedCache": "false",
+    "diff.interHunkContext": "0",
+    "diff.orderFile": os.devnull,
+    "diff.relative": "false",
+    "diff.submodule": "short",
+    "diff.suppressBlankEmpty": "false",
+    "diff.wsErrorHighlight": "none",
+    "log.showSignature": "false",
+}
+GIT_DIFF = (
+    "diff", "--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", "--unified=3",
+    "--diff-algorithm=myers", "--ignore-submodules=dirty", "--src-prefix=a/", "--dst-prefix=b/",
+)  # fmt: skip
+KEPT = ("GIT_CONFIG", "GIT_EXEC_PATH", "GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY_ACROSS_FILESYSTEM")
+
+
+class NoAnswer(Exception):
+    """The program is not there, failed or took too long; the reason, in one line."""
+
+
+def answer_of(
+    command: list[str], stdin: bytes = b"", limit_s: float | None = None, env: Mapping[str, str] = os.environ
+) -> bytes:
+    """Return what another program prints, in English. limit_s: seconds to wait, None: LIMIT_S. Raises NoAnswer."""
+    limit_s = limit_s or LIMIT_S
+    try:
+        done = subprocess.run(
+            command, input=stdin, capture_output=True, timeout=limit_s, env={**env, "LC_ALL": "C"}, check=False
+        )
+    except FileNotFoundError:
+        raise NoAnswer(f"there is no {command[0]} here") from None
+    except OSError as error:
+        raise NoAnswer(f"{command[0]} cannot be started: {error.strerror}") from None
+    except subprocess.TimeoutExpired:
+        raise NoAnswer(f"{command[0]} gave no answer within {limit_s:.0f} s") from None
+    if done.returncode:
+        said = " ".join(done.stderr.decode(errors="replace").split())[:400]
+        raise NoAnswer(said or f"{command[0]} ended with status {done.returncode}")
+    return done.stdout
+
+
+def git(folder: Path, *arguments: str, stdin: bytes = b"", index: Path | None = None) -> bytes:
+    """Return what git prints in a folder, the same for every user. Raises NoAnswer.
+
+    Variables such as GIT_DIR, which git sets in a hook, are left out. index: a file to use instead of the repository's.
+    """
+    settings = [word for key, value in PLAIN.items() for word in ("-c", f"{key}={value}")]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name.startswith(KEPT)}
+    env |= {"GIT_INDEX_FILE": str(index)} if index else {}
+    command = ["git", "--no-pager", "--no-optional-locks", *settings, "-C", str(folder), *arguments]
+    return answer_of(command, stdin, env=env)

@@ -1,0 +1,201 @@
+"""What a run records of the code: a patch that can be applied whatever git's user has set, and null for no answer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.files import write_json
+from engine.runs import environment
+from engine.runs.environment import FILE, Code, code_here, code_of, source_of, surroundings
+
+SETTINGS = {
+    "none": "",
+    "prefixes": "[diff]\n mnemonicPrefix = true\n",
+    "no prefix": "[diff]\n noprefix = true\n",
+    "other prefixes": "[diff]\n srcPrefix = x/\n dstPrefix = y/\n",
+    "colors": "[color]\n ui = always\n diff = always\n status = always\n",
+    "a tool": "[diff]\n external = echo\n",
+    "a driver": "[core]\n attributesFile = {home}/attributes\n[diff \"mine\"]\n command = echo\n textconv = wc\n",
+    "context": "[diff]\n context = 0\n interHunkContext = 9\n algorithm = patience\n suppressBlankEmpty = true\n",
+    "names": "[diff]\n renames = copies\n relative = true\n[core]\n quotePath = false\n",
+    "ignored": "[core]\n excludesFile = {home}/ignored\n[status]\n showUntrackedFiles = no\n",
+    "whitespace": "[apply]\n whitespace = error\n ignoreWhitespace = change\n[core]\n whitespace = tab-in-indent\n",
+    "a pager": "[core]\n pager = false\n[pager]\n diff = false\n log = false\n[log]\n showSignature = true\n",
+}  # fmt: skip
+EDITED = {
+    "src/lab/loop.py": b"one\n\n2\nthree \n\t\tfour\n",
+    "src/caf\u00e9.py": b"changed\n",
+    "notes/latin.txt": b"caf\xe9\n",
+    "data/digits.bin": bytes(range(256)),
+}
+NEW = {"src/new one.py": b"x = 1\n", "src/mine_local.py": b"y = 1\n", 'src/quote"s.py': b"z = 1"}
+
+
+def git(folder: Path, *words: str, **options: object) -> bytes:
+    named = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "core.fsync=none", "-C", str(folder)]
+    return subprocess.run([*named, *words], check=True, capture_output=True, **options).stdout  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    environment._say.cache_clear()
+    for name in list(os.environ):
+        if name.startswith("GIT_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    (tmp_path / "attributes").write_text("* diff=mine\n")
+    (tmp_path / "ignored").write_text("*_local.py\n")
+    return tmp_path
+
+
+@pytest.fixture
+def project(home: Path) -> Path:
+    """In a folder of its repository, so that names in a patch begin with that folder's."""
+    project = home / "repository/my project"
+    for name, content in {
+        **dict.fromkeys(EDITED, b"1\n\n2\n3\n\0"[:-1]),
+        "src/gone.py": b"moved as it is\n" * 9,
+    }.items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_bytes(content)
+    (project / "data/digits.bin").write_bytes(b"\0" * 99)
+    git(project.parent, "init", "-q")
+    git(project, "add", ".")
+    git(project, "commit", "-qm", "x")
+    return project
+
+
+def edit(project: Path) -> dict[str, bytes]:
+    for name, content in {**EDITED, **NEW}.items():
+        (project / name).write_bytes(content)
+    (project / "src/gone.py").rename(project / "moved.py")
+    git(project, "add", "moved.py", "src/gone.py")
+    return {**EDITED, **NEW, "moved.py": b"moved as it is\n" * 9}
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_the_patch_holds_every_edit_whatever_git_s_user_has_set(
+    home: Path, project: Path, settings: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clean = code_here(project)
+    files = edit(project)
+    plain = surroundings(project)
+    (home / ".gitconfig").write_text(SETTINGS[settings].format(home=home))
+    monkeypatch.setenv("GIT_DIFF_OPTS", "-u0")
+    monkeypatch.setenv("GIT_EXTERNAL_DIFF", "echo")
+    monkeypatch.setenv("GIT_INDEX_FILE", str(home / "no index"))  # as in a hook
+    known = surroundings(project)
+    monkeypatch.delenv("GIT_INDEX_FILE")
+    monkeypatch.delenv("GIT_DIFF_OPTS")
+    monkeypatch.delenv("GIT_EXTERNAL_DIFF")
+    (home / ".gitconfig").unlink()
+    assert not caplog.messages
+    assert known.environment["git_dirty"] is True
+    assert known.diff == plain.diff or settings == "ignored"
+    assert code_here(project, known) == code_here(project) != clean
+    assert "with changes" in str(code_here(project, known))
+    git(project, "clone", "-q", "..", str(home / "again"))
+    git(home / "again", "apply", "-", input=os.fsencode(known.diff))
+    assert {name: (home / "again/my project" / name).read_bytes() for name in files} == files
+    assert not (home / "again/my project/src/gone.py").exists()
+    assert source_of(home / "again/my project") == known.environment["source"]
+
+
+@pytest.mark.parametrize("name", ["src/lab/loop.py", "src/caf\u00e9.py", "src/mine_local.py", "src/x/large.txt"])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_each_edit_below_src_is_another_code(project: Path, home: Path, name: str, hidden: bool) -> None:
+    """Those too that git was told to ignore, and each of two edits of a file that is only named."""
+    (home / ".gitconfig").write_text(SETTINGS["ignored"].format(home=home))
+    if hidden and (project / name).exists():
+        git(project, "update-index", "--assume-unchanged", name)
+    found = [code_here(project)]
+    (project / name).parent.mkdir(exist_ok=True)
+    for text in ("a", "b"):
+        (project / name).write_text(text * (environment.MOST_OF_ONE + 1 if "large" in name else 1))
+        found.append(code_here(project))
+    assert len(set(found)) == 3
+
+
+def test_what_git_was_told_to_ignore_is_named(project: Path, caplog: pytest.LogCaptureFixture, home: Path) -> None:
+    git(project, "update-index", "--assume-unchanged", "src/lab/loop.py")
+    surroundings(project)
+    (line,) = caplog.messages
+    assert "lacks edits of src/lab/loop.py (of 1 files)" in line
+
+
+def test_a_large_binary_file_is_named_and_the_rest_can_be_applied(project: Path, home: Path) -> None:
+    (project / "data/digits.bin").write_bytes(os.urandom(environment.MOST_OF_ONE + 1))
+    (project / "src/lab/loop.py").write_text("changed\n")
+    diff = surroundings(project).diff
+    assert "# changed, not in this patch: my project/data/digits.bin\n" in diff
+    git(project, "clone", "-q", "..", str(home / "again"))
+    git(home / "again", "apply", "-", input=diff.encode())
+    assert (home / "again/my project/src/lab/loop.py").read_text() == "changed\n"
+
+
+def test_the_repository_stays_as_it_is(project: Path) -> None:
+    edit(project)
+    files = {path: path.read_bytes() for path in (project.parent / ".git").rglob("*") if path.is_file()}
+    surroundings(project)
+    assert {path: path.read_bytes() for path in (project.parent / ".git").rglob("*") if path.is_file()} == files
+
+
+def no_git(project: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("PATH", str(project))
+    return "there is no git here"
+
+
+def of_another_owner(project: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "0")
+    (project / "bin").mkdir()
+    (project / "bin/git").write_text("#!/bin/sh\nprintf 'fatal: dubious\\n\\tgit config --add safe\\n' >&2\nexit 128\n")
+    (project / "bin/git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{project / 'bin'}:{os.environ['PATH']}")
+    return "fatal: dubious git config --add safe"
+
+
+def no_repository(project: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (project.parent / ".git").rename(project.parent / "away")
+    return "not a git repository"
+
+
+def too_slow(project: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (project / "git").write_text("#!/bin/sh\nexec sleep 60\n")
+    (project / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{project}:{os.environ['PATH']}")
+    monkeypatch.setattr("engine.host.programs.LIMIT_S", 0.2)
+    return "git gave no answer within"
+
+
+@pytest.mark.parametrize("refuse", [no_git, of_another_owner, no_repository, too_slow])
+def test_no_answer_is_null_and_a_line(
+    project: Path, refuse: Callable[[Path, pytest.MonkeyPatch], str], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture, home: Path,
+) -> None:  # fmt: skip
+    """The code is compared all the same."""
+    reason = refuse(project, monkeypatch)
+    for _ in range(2):
+        known = surroundings(project)
+    assert (known.environment["git_commit"], known.environment["git_dirty"], known.diff) == (None, None, "")
+    (line,) = caplog.messages
+    assert reason in line
+    assert "\n" not in line
+    before = code_here(project, known)
+    assert before == code_here(project)
+    assert str(before).startswith("no commit, files ")
+    (project / "src/lab/loop.py").write_text("changed\n")
+    assert before != code_here(project)
+
+
+def test_what_is_not_known_equals_nothing(tmp_path: Path) -> None:
+    write_json(tmp_path / FILE, {"git_commit": None, "git_dirty": False})  # as an older version wrote it
+    assert not code_of(tmp_path) == code_of(tmp_path)  # noqa: SIM201
+    assert Code(None, "x", "") == Code("a", "x", "y")
+    write_json(tmp_path / FILE, {"git_commit": "a" * 40, "git_dirty": False})
+    assert code_of(tmp_path) == code_of(tmp_path)
