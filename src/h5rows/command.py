@@ -83,7 +83,12 @@ def parser() -> argparse.ArgumentParser:
     add("--header", action=argparse.BooleanOptionalAction, help=named)
     add("--decimal", choices=[".", ","], help="the point of a CSV's numbers [.]")
     add("--encoding", help="of a CSV, such as latin-1 [utf-8]")
-    add("--empty", choices=["stop", "nan"], help="at an empty cell of a column of numbers [stop]")
+    add("--escape", type=one_sign, metavar="SIGN", help="before a quote within quotes of a CSV, such as '\\' [doubled]")
+    add(
+        "--empty",
+        metavar="stop|nan|TEXT",
+        help="at an empty cell of a table, or one that holds TEXT [stop]; else NaN, or class -1",
+    )
     add("--size", type=image_size, metavar="SIDE|HxW", help="resize images, in pixels")
     add("--crop", choices=["none", "center"], help="center: shorter side to --size, then its middle [none: stretch]")
     mode = "of images: RGB, L, RGBA, 'I;16', or P, the numbers of a palette [P if the first has a palette, else RGB]"

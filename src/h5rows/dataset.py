@@ -6,13 +6,14 @@ path (a file, or shards) -> split (a group, some of its rows) -> fields -> gathe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import h5py
 import numpy as np
 import torch
 from torch import Tensor
 
+from h5rows.checks import check_options
 from h5rows.errors import ConfigError
 from h5rows.meaning.opening import Opened, lost_share, parts_of
 from h5rows.reading.copies import files_of, open_file, ranged
@@ -70,8 +71,12 @@ class Dataset:
         cache_gb: float | None = None,
         encoding: str = "utf-8",
     ) -> None:
+        given = {"split": split, "swmr": swmr, "cache_mb": cache_mb, "external": external, "values": values}
+        check_options(_HINTS, {**given, "masked": masked, "encoding": encoding})
         if cache_mb < 0:
             raise ConfigError(f"data.cache_mb={cache_mb}: must be at least 0")
+        if not isinstance(fields, Mapping):
+            raise ConfigError(f"data.fields={fields}: expected a mapping, such as {{x: image, y: label}}")
         entry = split_of({split: {"group": split}} if splits is None else splits, split)
         cache = ChunkCache(cache_mb << 20)
         named = {field: name for field, name in fields.items() if name is not None}
@@ -311,6 +316,9 @@ class Dataset:
         of = np.searchsorted(self._starts, rows, side="right") - 1
         places = [(k, np.flatnonzero(of == k)) for k in np.unique(of).tolist()]
         return [(k, rows[at] - self._starts[k], at) for k, at in places]
+
+
+_HINTS = get_type_hints(Dataset.__init__)
 
 
 def open(

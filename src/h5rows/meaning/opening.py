@@ -69,6 +69,9 @@ class Opened:
             raise ConfigError(f"data.values={values}: must be stored or meant")
         self.file, self.group, self.cache, self.swmr, self.external = file, group, cache, swmr, external
         self.names, self.meant, self.masked = fields, values == "meant" and not swmr, checked(masked, fields)
+        if not self.meant and (given := [value for value in self.masked.values() if value == value]):
+            why = "values are meant" + ", and no writer adds to the file (data.swmr=false)" * swmr
+            raise ConfigError(f"data.masked={given[0]}: has an effect only where {why}: data.values=meant")
         self.encoding = check_encoding(encoding)
         self.kind, self.groups = (kind or kind_of(file)) if self.meant else "plain", groups or (group,)
         self.rows = self._matlab_rows() if self.kind == "matlab" else None

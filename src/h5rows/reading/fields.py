@@ -40,6 +40,12 @@ def for_torch(values: np.ndarray, where: str) -> np.ndarray:
     return values.astype(torch_dtype(values.dtype), copy=False)
 
 
+def is_readable(dtype: np.dtype) -> bool:
+    """Whether a tensor, or texts, can hold values of this stored type."""
+    base = (dtype.subdtype or (dtype,))[0]
+    return base.kind in "biufcS" and base.char not in "gG"  # g: long double
+
+
 class Field:
     """Samples by row number. shape: (N, *sample), or (-1, ...) where their lengths differ. dtype: of a batch. text: it
     is of str. way, reason: how they are read. file: to be checked after a use, that it is the one that was opened."""
@@ -94,7 +100,7 @@ class Fixed(Field):
             raise ConfigError(f"{where} has a compound type; {remedy} (of {dtype.names})")
         base, inner = dtype.subdtype or (dtype, ())
         strings = base.kind == "S" and (member is not None or inner)  # those of a dataset of strings become str
-        if base.kind not in "biufcS" or base.char in "gG" or strings:  # g: long double
+        if not is_readable(base) or strings:
             raise ConfigError(f"{where} has the type {dtype}, which no tensor can hold; write it as another type")
         if not dset.shape:
             raise ConfigError(f"{where} is a single value without rows; a field needs a dataset of shape (rows, ...)")
