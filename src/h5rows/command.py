@@ -14,8 +14,9 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
-from h5rows.errors import ConfigError
+from h5rows.errors import ConfigError, clean, first_line
 from h5rows.program import Reading, Training, calling
 
 
@@ -174,6 +175,11 @@ def run(
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except (OSError, MemoryError) as error:
+        with suppress(OSError):  # if this is a full disk: what is left to print
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"error: {clean(first_line(error))}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("stopped; nothing was written", file=sys.stderr)
         return 130

@@ -100,6 +100,10 @@ class Dataset:
                     self._fields[field].append(found)
                     if names:
                         self.class_names.setdefault(field, list(names))
+                        if found.dtype.kind == "f" and (lost := lost_share(found)):
+                            what = f"{file_name}: {named[field]}: {lost:.2%} of its rows have no class"
+                            remedy = "leaves such rows out, or a number, such as -1, stands there"
+                            raise ConfigError(f"{what}: data.masked.{field}=drop {remedy}")
                 rows = self._common_length(file_name)
                 chosen: np.ndarray | range = range(rows)
                 if entry.get("index") is not None:

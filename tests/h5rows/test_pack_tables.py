@@ -138,7 +138,9 @@ def test_a_missing_category_is_refused_or_minus_one_and_masked(tmp_path: Path, k
     data = h5rows.Dataset(str(out), {"x": "a", "y": "d"}, values="meant", masked={"y": "drop"})
     assert data.class_names["y"] == ["x", "y"]
     assert [data.column(name).tolist() for name in "xy"] == [[0, 2, 3], [0, 1, 0]]
-    assert "y of row 1" in str(h5rows.Dataset(str(out), {"x": "a", "y": "d"}, values="meant").not_finite())
+    assert h5rows.Dataset(str(out), {"y": "d"}, values="meant", masked=-1).column("y").tolist() == [0, -1, 1, 0, -1]
+    with pytest.raises(ConfigError, match=r"d: 40.00% of its rows have no class: data.masked.y=drop leaves such rows"):
+        h5rows.Dataset(str(out), {"x": "a", "y": "d"}, values="meant")
 
 
 def test_texts_that_stand_for_no_value(tmp_path: Path) -> None:
