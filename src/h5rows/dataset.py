@@ -20,6 +20,7 @@ from h5rows.reading.copies import files_of, open_file, ranged
 from h5rows.reading.external import items_below
 from h5rows.reading.fields import Field
 from h5rows.reading.finding import find
+from h5rows.reading.memory import afford
 from h5rows.reading.opening import groups_of, named, names_of, open_h5, split_of
 from h5rows.reading.raw import ChunkCache
 
@@ -358,6 +359,7 @@ def read_index(file: h5py.File, group: str, name: str, size: int, key: str, exte
     dset, _ = find(file, group, name, key, external)
     if not isinstance(dset, h5py.Dataset) or dset.ndim != 1 or dset.dtype.kind not in "iu":
         raise ConfigError(f"{key}={name}: must be a 1-D dataset of integers in {file.filename}, but is {dset}")
+    afford(2 * dset.nbytes, f"{file.filename}: {name} ({key}): its row numbers")
     with named(f"{file.filename}: {name} ({key})"):
         rows = dset[:].astype(np.int64)
     if len(rows) and (rows.min() < 0 or rows.max() >= size):
@@ -401,6 +403,7 @@ def share(
     if len(bounds) != 2 or not 0 <= bounds[0] < bounds[1] <= 1:
         raise ConfigError(f"{key}={list(bounds)}: must be two shares with 0 <= begin < end <= 1, such as [0, 0.9]")
     size = size if rows is None else len(rows)
+    afford(32 * size, f"{key}: {size:,} row numbers, to be shuffled,")
     if groups is not None:
         groups = groups.astype(str) if groups.dtype == object else groups
         _, of, counts = np.unique(groups, return_inverse=True, return_counts=True)

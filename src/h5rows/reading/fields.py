@@ -23,6 +23,7 @@ from h5rows.errors import ConfigError, missing
 from h5rows.reading.filters import check_filters, missing_filter
 from h5rows.reading.finding import check_type, find
 from h5rows.reading.layout import plan
+from h5rows.reading.memory import CHEAP, COPIES, afford, check_declared
 from h5rows.reading.opening import is_remote, named
 from h5rows.reading.raw import ChunkCache
 from h5rows.reading.readers import Chunks, Mapped, Ranged, ThroughH5py
@@ -82,6 +83,7 @@ class Field:
 
     def column(self) -> np.ndarray:
         """(N, *sample): all of it; of samples of different length (N,) int64, the lengths."""
+        afford(self.nbytes(None), f"all {len(self):,} rows of a field")
         whole: np.ndarray = self.read(np.arange(len(self)))
         return whole
 
@@ -104,6 +106,7 @@ class Fixed(Field):
             raise ConfigError(f"{where} has the type {dtype}, which no tensor can hold; write it as another type")
         if not dset.shape:
             raise ConfigError(f"{where} is a single value without rows; a field needs a dataset of shape (rows, ...)")
+        check_declared(dset)
         self.shape, self.dtype, self._stored = (*dset.shape, *inner), torch_dtype(base), base.newbyteorder("=")
         self.chunk_rows = dset.chunks[0] if dset.chunks else 1
         if swmr or member is not None:
@@ -126,7 +129,7 @@ class Fixed(Field):
     def _verify(self, dset: h5py.Dataset) -> None:
         """Read some rows, and compare them with what h5py reads: a wrong guess about the format must stop the run."""
         rows = np.unique([0, len(self) - 1, *np.random.default_rng(0).integers(len(self), size=2)])
-        if is_remote(dset.file.filename):  # each is a request
+        if is_remote(dset.file.filename) or len(rows) * self.row_bytes > CHEAP:  # each is a request, or large
             rows = rows[:1]
         self.reader.advise(rows)
         ours = self.read(rows)
@@ -187,9 +190,12 @@ class FlatOffsets(Field):
         self.shape, self.dtype = (-1, *self.values.shape[1:]), self.values.dtype
         if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or offsets.shape[0] == 0:
             raise ConfigError(f"{self._where}/offsets must be N + 1 integers, but is {offsets.shape} {offsets.dtype}")
+        afford(2 * offsets.nbytes, f"{self._where}/offsets")
         self.offsets = offsets[:].astype(np.int64)
         if (np.diff(self.offsets) < 0).any() or self.offsets[0] < 0 or self.offsets[-1] > len(self.values):
             raise ConfigError(f"{self._where}/offsets must rise from 0 to {len(self.values)} (values), and do not")
+        longest = self.values.row_bytes * int(np.diff(self.offsets).max(initial=0))
+        afford(COPIES * longest, f"{self._where}: {COPIES} copies of its longest row")
         if self.text and (self.dtype != np.uint8 or len(self.shape) != 1):
             raise ConfigError(f"{self._where} is text, but the values {self.values.shape} {self.dtype}, no (n,) uint8")
 
