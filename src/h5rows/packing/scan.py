@@ -30,7 +30,7 @@ class Contents:
     plain: dict[str, tuple[tuple[int, ...], np.dtype]] = field(default_factory=dict)  # numbers with rows
     vlen: dict[str, tuple[np.dtype, bool]] = field(default_factory=dict)  # to be made flat: see vlen_type
     whole: dict[str, int] = field(default_factory=dict)  # bytes of what is copied with all its rows, written or not
-    said: list[str] = field(default_factory=list)  # of strings that are not UTF-8, which are copied as they are
+    said: list[str] = field(default_factory=list)  # lines: strings that are not UTF-8, checksums that are not kept
 
 
 def scan(file: h5py.File, options: RepackOptions) -> Contents:
