@@ -14,8 +14,9 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
-from h5rows.errors import ConfigError, plain_output
+from h5rows.errors import ConfigError, clean, first_line, plain_output
 from h5rows.program import Reading, Training, calling
 
 
@@ -83,7 +84,12 @@ def parser() -> argparse.ArgumentParser:
     add("--header", action=argparse.BooleanOptionalAction, help=named)
     add("--decimal", choices=[".", ","], help="the point of a CSV's numbers [.]")
     add("--encoding", help="of a CSV, such as latin-1 [utf-8]")
-    add("--empty", choices=["stop", "nan"], help="at an empty cell of a column of numbers [stop]")
+    add("--escape", type=one_sign, metavar="SIGN", help="before a quote within quotes of a CSV, such as '\\' [doubled]")
+    add(
+        "--empty",
+        metavar="stop|nan|TEXT",
+        help="at an empty cell of a table, or one that holds TEXT [stop]; else NaN, or class -1",
+    )
     add("--size", type=image_size, metavar="SIDE|HxW", help="resize images, in pixels")
     add("--crop", choices=["none", "center"], help="center: shorter side to --size, then its middle [none: stretch]")
     mode = "of images: RGB, L, RGBA, 'I;16', or P, the numbers of a palette [P if the first has a palette, else RGB]"
@@ -170,6 +176,11 @@ def run(
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except (OSError, MemoryError) as error:
+        with suppress(OSError):  # if this is a full disk: what is left to print
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"error: {clean(first_line(error))}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("stopped; nothing was written", file=sys.stderr)
         return 130

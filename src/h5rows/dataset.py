@@ -6,19 +6,21 @@ path (a file, or shards) -> split (a group, some of its rows) -> fields -> gathe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import h5py
 import numpy as np
 import torch
 from torch import Tensor
 
+from h5rows.checks import check_options
 from h5rows.errors import ConfigError
 from h5rows.meaning.opening import Opened, lost_share, parts_of
 from h5rows.reading.copies import files_of, open_file, ranged
 from h5rows.reading.external import items_below
 from h5rows.reading.fields import Field
 from h5rows.reading.finding import find
+from h5rows.reading.memory import afford
 from h5rows.reading.opening import groups_of, named, names_of, open_h5, split_of
 from h5rows.reading.raw import ChunkCache
 
@@ -70,8 +72,12 @@ class Dataset:
         cache_gb: float | None = None,
         encoding: str = "utf-8",
     ) -> None:
+        given = {"split": split, "swmr": swmr, "cache_mb": cache_mb, "external": external, "values": values}
+        check_options(_HINTS, {**given, "masked": masked, "encoding": encoding})
         if cache_mb < 0:
             raise ConfigError(f"data.cache_mb={cache_mb}: must be at least 0")
+        if not isinstance(fields, Mapping):
+            raise ConfigError(f"data.fields={fields}: expected a mapping, such as {{x: image, y: label}}")
         entry = split_of({split: {"group": split}} if splits is None else splits, split)
         cache = ChunkCache(cache_mb << 20)
         named = {field: name for field, name in fields.items() if name is not None}
@@ -95,6 +101,10 @@ class Dataset:
                     self._fields[field].append(found)
                     if names:
                         self.class_names.setdefault(field, list(names))
+                        if found.dtype.kind == "f" and (lost := lost_share(found)):
+                            what = f"{file_name}: {named[field]}: {lost:.2%} of its rows have no class"
+                            remedy = "leaves such rows out, or a number, such as -1, stands there"
+                            raise ConfigError(f"{what}: data.masked.{field}=drop {remedy}")
                 rows = self._common_length(file_name)
                 chosen: np.ndarray | range = range(rows)
                 if entry.get("index") is not None:
@@ -313,6 +323,9 @@ class Dataset:
         return [(k, rows[at] - self._starts[k], at) for k, at in places]
 
 
+_HINTS = get_type_hints(Dataset.__init__)
+
+
 def open(
     path: str | Sequence[str], fields: Mapping[str, str] | None = None, split: str = "/", **options: Any
 ) -> Dataset:
@@ -346,6 +359,7 @@ def read_index(file: h5py.File, group: str, name: str, size: int, key: str, exte
     dset, _ = find(file, group, name, key, external)
     if not isinstance(dset, h5py.Dataset) or dset.ndim != 1 or dset.dtype.kind not in "iu":
         raise ConfigError(f"{key}={name}: must be a 1-D dataset of integers in {file.filename}, but is {dset}")
+    afford(2 * dset.nbytes, f"{file.filename}: {name} ({key}): its row numbers")
     with named(f"{file.filename}: {name} ({key})"):
         rows = dset[:].astype(np.int64)
     if len(rows) and (rows.min() < 0 or rows.max() >= size):
@@ -389,6 +403,7 @@ def share(
     if len(bounds) != 2 or not 0 <= bounds[0] < bounds[1] <= 1:
         raise ConfigError(f"{key}={list(bounds)}: must be two shares with 0 <= begin < end <= 1, such as [0, 0.9]")
     size = size if rows is None else len(rows)
+    afford(32 * size, f"{key}: {size:,} row numbers, to be shuffled,")
     if groups is not None:
         groups = groups.astype(str) if groups.dtype == object else groups
         _, of, counts = np.unique(groups, return_inverse=True, return_counts=True)

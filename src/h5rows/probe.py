@@ -13,6 +13,7 @@ from h5rows.meaning.opening import Opened, has_meaning, parts_of
 from h5rows.reading.copies import open_file, peek, ranged
 from h5rows.reading.external import ALLOW_EXTERNAL
 from h5rows.reading.finding import find, stated_classes
+from h5rows.reading.memory import check_declared, check_written
 from h5rows.reading.opening import groups_of, is_remote, names_of, split_of
 from h5rows.reading.raw import ChunkCache
 
@@ -119,6 +120,7 @@ def _as_it_lies(path: str, item: Any, member: str | None, key: str, external: st
     if not isinstance(values, h5py.Dataset) or not values.shape:
         raise ConfigError(f"{path}: {item.name} ({key}) has no rows; name a dataset of shape (rows, ...)")
     dtype = values.dtype if member is None else values.dtype[member]
+    check_declared(values)
     inner = dtype.subdtype[1] if dtype.subdtype else ()
     shape = [int(n) for n in (*values.shape[1:], *inner)] if values is item and dtype.kind not in "OS" else None
     where = f"{values.file.filename}: {values.name} ({key})"
@@ -153,5 +155,7 @@ def _blocks(values: h5py.Dataset, member: str | None) -> Iterator[np.ndarray]:
     dtype = source.dtype if member is None else values.dtype[member]
     numbers = None if h5py.check_string_dtype(dtype) else h5py.check_vlen_dtype(dtype)  # of rows of any length
     for begin in range(0, max(1, len(values)), step if numbers is None else _ROWS):
+        if begin:  # the first rows may have been enough
+            check_written(values, values.nbytes, f"{len(values):,} rows")
         block = source[begin : begin + step] if numbers is None else source[begin : begin + _ROWS]
         yield block if numbers is None else np.concatenate([np.empty(0, numbers), *block])

@@ -30,6 +30,16 @@ SECRET = b"the secret of another file, 64 bytes long, in the home of someone"[:6
 VALUES = np.arange(64, dtype="u1")
 
 
+def test_virtual_data_of_an_hdf5_that_reads_it_wrongly_are_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HDF5 1.14.2 reads some otherwise by row than by block."""
+    assert len(Dataset(str(home / "other.h5"), {"x": "v"})) == 64
+    monkeypatch.setattr(h5py.h5, "get_libversion", lambda: (1, 14, 2))
+    for use in (lambda: Dataset(str(home / "other.h5"), {"x": "v"}), lambda: repack(str(home / "other.h5"), "new.h5")):
+        with pytest.raises(ConfigError, match=r"/v is virtual, of which HDF5 .*install h5py>=3\.14"):
+            use()
+    assert len(Dataset(str(home / "other.h5"), {"x": "x"})) == 64
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     (tmp_path / "secret").write_bytes(SECRET)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,14 @@ def columns(path: Path, text: str | bytes, **kwargs: Any) -> dict[str, list[Any]
         ("zip,n\n02139,1\n10001,2\n", {}, {"zip": ["02139", "10001"], "n": [1, 2]}),
         ("zip,n\n10001,1\n02139,2\n", {"kinds": {"zip": "int"}}, {"zip": [10001, 2139], "n": [1, 2]}),
         ("id,n\n007,0\n8,0.5\n", {"kinds": {"id": "text"}}, {"id": ["007", "8"], "n": [0, 0.5]}),
-        ("id,n\n1.5,0\n02,0.5\n-03,1\n", {}, {"id": ["1.5", "02", "-03"], "n": [0, 0.5, 1]}),
+        ("id,n\n1.5,0\n02,0.5\n", {"kinds": {"id": "class"}}, {"id": ["1.5", "02"], "n": [0, 0.5]}),
+        ("id,n\n1.5,0\n02,0.5\n", {"kinds": {"id": "float"}}, {"id": [1.5, 2], "n": [0, 0.5]}),
+        ("hp,n\n1.5,0\n?,0.5\n", {"empty": "?", "fields": {"n": "n"}}, {"n": [0, 0.5]}),
+        ("hp,n\n1,0\n?,0.5\n", {"kinds": {"hp": "text"}}, {"hp": ["1", "?"], "n": [0, 0.5]}),
+        ('t,n\n"He said \\"hi\\", ok",1\n', {"escape": "\\"}, {"t": ['He said "hi", ok'], "n": [1]}),
+        ('t,n\n"He said ""hi"", ok",1\n', {}, {"t": ['He said "hi", ok'], "n": [1]}),
+        ("t,n\n<=50K,1\n>50K,2\n", {}, {"t": ["<=50K", ">50K"], "n": [1, 2]}),
+        ("t,n\n18-25,1\n26+,2\n", {"kinds": {"t": "class"}}, {"t": ["18-25", "26+"], "n": [1, 2]}),
         ("1,2\n3,4\n", {"header": False}, {"f0": [1, 3], "f1": [2, 4]}),
         ("1,2\n3,4\n", {"header": True}, {"1": [3], "2": [4]}),
         ("label,0,1,2\n7,1,2,3\n", {"header": True}, {"label": [7], "0": [1], "1": [2], "2": [3]}),
@@ -213,7 +221,7 @@ def columns(path: Path, text: str | bytes, **kwargs: Any) -> dict[str, list[Any]
         ('a,b\n1,"x\n\ny"\n2,z\n', {}, {"a": [1, 2], "b": ["x\n\ny", "z"]}),
         ("a\n1\n2\n\n", {}, {"a": [1, 2]}),
         ("a,b\n1,2\n\n3,4\n", {}, {"a": [1, 3], "b": [2, 4]}),
-        ("a,d\n1,2020-01-02\n", {}, {"a": [1], "d": ["2020-01-02"]}),
+        ("a,d\n1,2020-01-02\n", {"kinds": {"d": "text"}}, {"a": [1], "d": ["2020-01-02"]}),
         ('a,b\n1,"1,2,x"\n', {}, {"a": [1], "b": ["1,2,x"]}),
     ],
 )
@@ -249,6 +257,30 @@ def test_a_csv_is_read_as_it_was_meant(tmp_path: Path, text: Any, options: Any, 
         ("a\n1\n\n3\n", {}, "column 'a' is empty or NaN in row 1"),
         ("a,b\n1,2\n", {"kinds": {"c": "text"}}, "--as: .* has no column 'c'"),
         ("a,b\n1,2\n", {"kinds": {"a": "image"}}, "--as a=image"),
+        ("a;b\n1.234;2\n", {"separator": ";", "decimal": ","}, "column 'a' holds '1.234', and --decimal ,"),
+        ("a;b\n1.5e3;2\n2,5;3\n", {"separator": ";", "decimal": ","}, "column 'a' holds '1.5e3', and --decimal ,"),
+        ("a;b\n1.234;2\n", {"separator": ";", "decimal": ",", "kinds": {"a": "float"}}, "column 'a' holds '1.234'"),
+        ("a;b\n1.234;2\n?;3\n", {"separator": ";", "decimal": ",", "empty": "?"}, "column 'a' holds '1.234'"),
+        ('t,n\n"He said \\"hi\\" ok",1\n', {}, r"line 2: a cell in quotes goes on .*--escape '\\' reads"),
+        ('t,n\n"ends \\"",1\n', {}, r"line 2: a cell in quotes goes on .*--escape"),
+        ('t,n\n"a" b,1\n', {}, r"line 2: a cell in quotes goes on .*--escape"),
+        ("t,n\na,1\n\\N,2\n", {"escape": "\\"}, r"line 3: \\N is no value to some programs"),
+        *[
+            (f"hp,n\n130.0,1\n{odd},2\n165,3\n", {}, f"number '1.*{re.escape(odd)}'.*--as hp=class.*--as hp=text")
+            for odd in ("?", "-", "abc", "0x10", "1_000", "2024-01-02", "12:30", "1.2.3")
+        ],
+        ("hp,n\n130.0,1\n007,2\n", {}, "column 'hp' holds '007', a number or a name: --as hp=float"),
+        ("hp,n\n130.0,1\n?,2\n", {}, "--empty '\\?' reads that as no value"),
+        ("hp,n\n130.0,1\n?,2\n", {"kinds": {"hp": "float"}}, "holds '\\?'; --empty '\\?' reads that as no value"),
+        ("hp,n\n130.0,1\n1,2\n", {"empty": "zero"}, "--empty zero: no cell of .*a.csv holds it; give nan"),
+        *[
+            (f"d,n\n{cell},1\n{cell},2\n", {}, "column 'd' holds .* no number and no name: --as d=class")
+            for cell in ("2024-01-02", "12:30:01", "2024-01-02T12:30:00Z", "01/02/2024", "1.234.567", "5 %", "$5.10")
+        ],
+        ("id,n\n" + "".join(f"u{k},{k}\n" for k in range(300)), {}, "column 'id' has 300 different texts in 300 rows"),
+        ("d,n\nx,1\n,2\ny,3\n", {}, "column 'd' has empty cells; --empty nan makes them class -1 .*data.masked"),
+        ("d,n\nx,1\n,2\n", {"kinds": {"d": "class"}}, "column 'd' has empty cells; --empty nan"),
+        ("d,n\nx,1\nNA,2\n", {}, "column 'd' holds 'NA', no value or a name: --empty NA .*--as d=class"),
     ],
 )
 def test_a_csv_that_may_be_meant_otherwise_is_refused(tmp_path: Path, text: Any, options: Any, message: str) -> None:

@@ -105,6 +105,23 @@ def test_refuses_its_own_file_and_bad_files(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.h5", "bad.h5"]
 
 
+@pytest.mark.parametrize("codec", ["none", "gzip", "zstd"])
+def test_checksums_are_kept_or_their_loss_is_printed(
+    tmp_path: Path, codec: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = np.random.default_rng(0).integers(0, 9, (400, 50))
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", data=values, chunks=(8, 50), compression="gzip", shuffle=True, fletcher32=True)
+        file.create_dataset("y", data=values, chunks=(8, 50), compression="gzip")
+    h5rows.repack(tmp_path / "a.h5", tmp_path / "b.h5", codec=codec, quiet=True)
+    said = capsys.readouterr().out
+    assert ("x: its checksums (fletcher32)" in said) == (codec == "none")
+    assert "y: its" not in said
+    with h5py.File(tmp_path / "b.h5") as file:
+        assert (file["x"].fletcher32, file["y"].fletcher32) == (codec != "none", False)
+    assert (h5rows.open(str(tmp_path / "b.h5")).column("x") == values).all()
+
+
 def test_wrong_bytes_are_found_by_reading_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path / "a.h5")
     put = h5py.Dataset.__setitem__

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import h5rows
 from engine.errors import ConfigError
 from h5rows.importers import open_source
 from h5rows.packing.options import PackOptions
@@ -118,6 +119,40 @@ def test_empty_places_in_lists_and_texts_are_refused(tmp_path: Path) -> None:
     values, bad = source.read(range(2), ["t"])
     assert [v.tobytes().decode() for v in values["t"]] == ["ü"]
     assert [(b.place, b.reason) for b in bad] == [(1, "is empty")]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "dictionary"])
+def test_a_missing_category_is_refused_or_minus_one_and_masked(tmp_path: Path, kind: str) -> None:
+    """As AnnData's: the packed file says that -1 is no class, and a run leaves such rows out."""
+    names, path = ["x", None, "y", "x", None], tmp_path / f"t.{'csv' if kind == 'csv' else 'parquet'}"
+    if kind == "csv":
+        path.write_text("a,d\n" + "".join(f"{k},{name or ''}\n" for k, name in enumerate(names)))
+    else:
+        cells = pa.array(names).dictionary_encode() if kind == "dictionary" else pa.array(names)
+        pq.write_table(pa.table({"a": list(range(5)), "d": cells}), path)
+    for kinds in ({}, {"d": "class"}):
+        with pytest.raises(ConfigError, match=r"column 'd' has empty cells; --empty nan makes them class -1"):
+            read(path, "d", kinds=kinds)
+        assert read(path, "d", empty="nan", kinds=kinds).tolist() == [0, -1, 1, 0, -1]
+    h5rows.pack(path, out := tmp_path / "t.h5", empty="nan", quiet=True)
+    data = h5rows.Dataset(str(out), {"x": "a", "y": "d"}, values="meant", masked={"y": "drop"})
+    assert data.class_names["y"] == ["x", "y"]
+    assert [data.column(name).tolist() for name in "xy"] == [[0, 2, 3], [0, 1, 0]]
+    assert h5rows.Dataset(str(out), {"y": "d"}, values="meant", masked=-1).column("y").tolist() == [0, -1, 1, 0, -1]
+    with pytest.raises(ConfigError, match=r"d: 40.00% of its rows have no class: data.masked.y=drop leaves such rows"):
+        h5rows.Dataset(str(out), {"x": "a", "y": "d"}, values="meant")
+
+
+def test_texts_that_stand_for_no_value(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("hp,d,n\n130.5,?,1\n?,a, ?\n165,b,NA\n")
+    found = {name: read(tmp_path / "t.csv", name, empty="?").tolist() for name in ("hp", "d", "n")}
+    assert str(found) == "{'hp': [130.5, nan, 165.0], 'd': [-1, 0, 1], 'n': [1.0, nan, nan]}"
+    pq.write_table(pa.table({"d": ["a", "?", "b"], "when": ["2024-01-02", "a", "a"]}), tmp_path / "t.parquet")
+    assert read(tmp_path / "t.parquet", "d").tolist() == [1, 0, 2]
+    with pytest.raises(ConfigError, match=r"--empty \?: .*t.parquet is Parquet, which says itself what is empty"):
+        read(tmp_path / "t.parquet", "d", empty="?")
+    with pytest.raises(ConfigError, match=r"'when' holds '2024-01-02', no number and no name: --as when=class"):
+        read(tmp_path / "t.parquet", "when")
 
 
 def test_each_of_the_columns_that_a_field_names_is_there(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -17,7 +18,9 @@ import pytest
 from conftest import ROOT, limit
 from pack_typed import typed
 
+import h5rows
 from engine.errors import ConfigError
+from h5rows.command import run as run_command
 from h5rows.importers import open_source
 from h5rows.importers.base import ArraySource, BadSample, Field, Rows, SampleSource
 from h5rows.locks import Lock
@@ -178,6 +181,58 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -
             pack(source, tmp_path / "a.h5", options(), {})
     assert not (tmp_path / "a.h5").exists()
     pack(source, tmp_path / "a.h5", options(), {})
+
+
+@pytest.mark.parametrize("command", ["pack", "repack"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
+def test_each_call_of_the_system_that_fails_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, number: int
+) -> None:
+    """Nothing has the name of OUT but a whole file, and the same command then makes it."""
+    out = tmp_path / "out.h5"
+    pack(ArraySource({"": arrays()}), tmp_path / "a.h5", options(), {})
+
+    def run() -> None:
+        out.unlink(missing_ok=True)
+        if command == "pack":
+            pack(ArraySource({"": arrays()}), out, options(), {})
+        else:
+            h5rows.repack(str(tmp_path / "a.h5"), str(out), quiet=True)
+
+    places = [(os, "fsync"), (os, "open"), (Path, "replace"), (Path, "unlink"), (os, "posix_fallocate")]
+    for where, name in [*places, *[(os, "pwrite")] * (command == "pack")]:
+        real, seen, failing = getattr(where, name), [0], [0]
+
+        def call(*given: Any, real: Any = real, seen: Any = seen, at: Any = failing, **more: Any) -> Any:
+            seen[0] += 1
+            if seen[0] == at[0]:
+                raise OSError(number, os.strerror(number), "somewhere")
+            return real(*given, **more)
+
+        out.unlink(missing_ok=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, call)
+            run()
+            for k in range(1, seen[0] + 1):
+                seen[0], failing[0] = 0, k + (name == "unlink")  # the first one is of this test
+                with contextlib.suppress(ConfigError):
+                    run()
+                failing[0] = 0
+                if out.exists():
+                    with h5py.File(out) as file:
+                        assert len(file["x"]) == 1000
+                run()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a.h5", "out.h5"], name
+
+
+def test_the_command_ends_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    for folder in ("a.h5", "b.h5"):
+        (tmp_path / folder).write_bytes(b"")
+    for argv in (["repack", "nosuch.h5", "a.h5"], ["repack", "a.h5", "no/b.h5"], ["pack", "a.h5", "b.h5"]):
+        given = [argv[0], *(str(tmp_path / name) for name in argv[1:])]
+        monkeypatch.setattr("sys.argv", ["h5rows", *given])
+        assert run_command() in (1, 2)
+        assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_damage_between_writing_and_reading_back_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

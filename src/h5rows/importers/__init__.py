@@ -10,9 +10,11 @@ from pathlib import Path
 import h5py
 
 from h5rows.errors import ConfigError
+from h5rows.importers.arrays import MOST_COLUMNS
 from h5rows.importers.base import SPLIT_NAMES, Source, one_line
 from h5rows.importers.folders import check_kind, walk
-from h5rows.packing.options import PackOptions
+from h5rows.importers.values import WIDENED
+from h5rows.packing.options import FOR_FORMATS, PackOptions
 
 # format -> module and what opens it, (path, options) -> Source; suffixes of its files
 FORMATS = {
@@ -29,7 +31,6 @@ FORMATS = {
     "text": ("text", "open_text", ".txt"),
 }
 BY_SUFFIX = {suffix: kind for kind, (_, _, suffixes) in FORMATS.items() for suffix in suffixes.split()}
-MOST_COLUMNS = 16
 SHARDED = ("tfrecord", "webdataset", "table", "text")  # several files are one set
 
 
@@ -44,10 +45,13 @@ def open_source(path: str, options: PackOptions) -> Source:
         raise ConfigError(f"--format: {kind!r} is none of {', '.join(FORMATS)}")
     if first is not where and kind not in SHARDED:
         raise ConfigError(f"{path}: a pattern may name shards of {', '.join(SHARDED)}; of {kind} give a file or folder")
+    options.check_for((name for name, kinds in FOR_FORMATS.items() if kind not in kinds), f"{path}, of format {kind},")
     module, function, _ = FORMATS[kind]
     opener = getattr(importlib.import_module(f"h5rows.importers.{module}"), function)
+    WIDENED.clear()
     with one_line(path):
         source: Source = opener(where, options)
+    source.account.notes += [f"{kind} becomes float32, which holds the same values" for kind in sorted(WIDENED)]
     source.origin = path
     return source
 

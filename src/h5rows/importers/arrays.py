@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from h5rows.importers.values import to_numpy
 from h5rows.packing.account import Account
 from h5rows.packing.options import PackOptions
 
+MOST_COLUMNS = 16
 _SPLIT = "|".join(SPLIT_NAMES)
 _IN_NAME = re.compile(rf"(?:(?P<a>{_SPLIT})[_/.-](?P<x>.+)|(?P<y>.+)[_/.-](?P<b>{_SPLIT}))", re.IGNORECASE)
 
@@ -62,7 +63,19 @@ def open_numpy(path: Path, options: PackOptions) -> ArraySource:
     for name, array in arrays.items():
         if array.ndim == 0:
             raise ConfigError(f"{path}: {name} is a single number, not rows; choose others with --fields")
+    check_fields(arrays, path, options)
     return ArraySource(tables_of(arrays, places_of(arrays, path, options)), account=account)
+
+
+def check_fields(arrays: Mapping[str, Any], path: Path, options: PackOptions) -> None:
+    """Several arrays of one shape and type may be the samples, of which each would become a field."""
+    kinds, stems = {(a.shape, str(a.dtype)) for a in arrays.values()}, {re.sub(r"\d+", "", name) for name in arrays}
+    if options.fields or len(arrays) < 3 or len(kinds) > 1 or (len(stems) > 1 and len(arrays) <= MOST_COLUMNS):
+        return
+    (shape, dtype), (first, second, *_) = kinds.pop(), arrays
+    what = f"{path} holds {len(arrays)} arrays of {shape} {dtype}: {printable(first)}, {printable(second)}, ..."
+    how = "--format samples packs them" if path.is_dir() else "save them stacked, as one array"
+    raise ConfigError(f"{what}; if each is a sample, {how}; if each is a field, name them with --fields")
 
 
 def read_npy(path: Path) -> np.ndarray:
@@ -110,7 +123,28 @@ def open_torch(path: Path, options: PackOptions) -> ArraySource:
     if not values:
         named = next(iter(account.left.get("values", [])), "nothing")
         raise ConfigError(f"{path} holds no tensors with rows, only {printable(named)}")
+    check_fields(values, path, options)
     return ArraySource(tables_of(values, places_of(values, path, options)), account=account)
+
+
+def check_list(items: Sequence[Any], path: Path, name: str) -> None:
+    """Samples one after the other would become as many fields."""
+    kinds = {kind_of(item) for item in items}
+    same_pair = isinstance(items, tuple) and len(items) == 2 and all(hasattr(item, "detach") for item in items)
+    if len(items) < 2 or len(kinds) > 1 or same_pair or not (kind := kinds.pop()):
+        return
+    what = f"{path}: {name or 'it'} is a {type(items).__name__} of {len(items):,} {kind.partition(' ')[0]} of one kind"
+    remedy = "if each is a sample, save {name: torch.stack(...)}, one tensor a field; if each is a field, save a dict"
+    raise ConfigError(f"{what}; {remedy}")
+
+
+def kind_of(item: Any) -> str:
+    """What items of a list have in common if they are samples; "" of what is no sample."""
+    if hasattr(item, "detach"):
+        return f"tensors {item.dtype} {item.ndim}"
+    if isinstance(item, dict):
+        return f"dicts {sorted(map(str, item))}"
+    return f"{type(item).__name__}s {len(item)}" if isinstance(item, (tuple, list)) else ""
 
 
 def flatten(value: Any, path: Path, account: Account, name: str = "") -> dict[str, np.ndarray]:
@@ -123,6 +157,8 @@ def flatten(value: Any, path: Path, account: Account, name: str = "") -> dict[st
             return {name or path.stem: to_numpy(value)}
         except ValueError as error:
             raise ConfigError(f"{path}: {name or 'it'} {error}") from None
+    if isinstance(value, (tuple, list)):
+        check_list(value, path, name)
     if isinstance(value, dict):
         items = [(str(k), v) for k, v in value.items()]
     elif isinstance(value, (tuple, list)) and len(value) <= 100:

@@ -8,7 +8,10 @@ All cells are read as text. A column of numbers is int64, or uint64, float32 or 
 
 from __future__ import annotations
 
+import csv
+import io
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,10 @@ from h5rows.errors import ConfigError, need, printable
 from h5rows.importers.exact import narrowed
 from h5rows.packing.options import PackOptions
 
-ZERO_FIRST = r"^[+-]?0[0-9xX]"  # a postal code, a key
+ZERO_FIRST = r"^[+-]?0[0-9]"  # a postal code, a key
+DIGITS = r"^[0-9]+$"
 WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
-WITH_COMMA = r"^[+-]?[\d.,]*\d[\d.,]*$"  # 1,5 and 1.234,56 and 1,234.56
+WITH_COMMA = r"^[+-]?[\d.,]*\d[\d.,]*([eE][+-]?\d+)?$"  # 1,5 and 1.234,56 and 1,234.56
 TYPES = {"int": ("int64", "uint64"), "float": ("float64",)}  # by what --as says; the first that has all cells
 EMPTY = ("", "#n/a", "#na", "n/a", "na", "nan", "-nan", "null")  # in a column of numbers
 HEADER = "--header takes it for names, --no-header for a sample"
@@ -36,6 +40,10 @@ def read_csv_files(files: list[Path], options: PackOptions) -> tuple[Any, list[i
             raise ConfigError(f"{file} has other columns than {files[0]}: {table.schema.names}")
     together = pa.concat_tables(texts).combine_chunks()
     names = together.schema.names
+    if options.empty not in ("stop", "nan") and not any(holds(together.column(name), options.empty) for name in names):
+        raise ConfigError(
+            f"--empty {options.empty}: no cell of {files[0]} holds it; give nan, or what stands for no value"
+        )
     table = pa.table({name: typed(files[0], name, together.column(name).combine_chunks(), options) for name in names})
     if options.header is None:
         check_header(files[0], table, options)
@@ -46,16 +54,19 @@ def read_csv(file: Path, options: PackOptions) -> Any:
     """A table of strings."""
     import pyarrow as pa
 
-    csv = need("pyarrow.csv", f"reading {file}", "pyarrow")
+    arrow = need("pyarrow.csv", f"reading {file}", "pyarrow")
     separator = options.separator or ("\t" if file.suffix.lower() == ".tsv" else ",")
     encoding, raw = options.encoding or "utf-8", file.read_bytes().rstrip(b"\r\n")
-    reading = csv.ReadOptions(use_threads=False, autogenerate_column_names=options.header is False, encoding=encoding)
-    parsing = csv.ParseOptions(delimiter=separator, newlines_in_values=True)
+    reading = arrow.ReadOptions(use_threads=False, autogenerate_column_names=options.header is False, encoding=encoding)
+    parsing = arrow.ParseOptions(delimiter=separator, newlines_in_values=True, escape_char=options.escape or False)
     try:
-        names = csv.open_csv(pa.BufferReader(raw), reading, parsing).schema.names
-        as_text = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
+        check_quotes(file, raw.decode(encoding) if b'"' in raw or options.escape else "", separator, options.escape)
+        names = arrow.open_csv(pa.BufferReader(raw), reading, parsing).schema.names
+        as_text = arrow.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
         parsing.ignore_empty_lines = len(names) > 1  # of a single column each is an empty cell
-        table = csv.read_csv(pa.BufferReader(raw), reading, parsing, as_text)
+        table = arrow.read_csv(pa.BufferReader(raw), reading, parsing, as_text)
+    except ConfigError:
+        raise
     except Exception as error:  # pyarrow raises its own, OSError, LookupError, UnicodeError
         what = f"{file} cannot be read as CSV: {error}; columns are separated by {separator!r}, its text is {encoding}"
         unless = "unless --separator and --encoding say otherwise; a cell that holds the separator stands in quotes"
@@ -70,27 +81,65 @@ def read_csv(file: Path, options: PackOptions) -> Any:
     return table
 
 
+def check_quotes(file: Path, text: str, separator: str, escape: str | None) -> None:
+    """What follows a closing quote is glued to the cell by arrow: a quote was escaped in another way."""
+    limit = csv.field_size_limit(sys.maxsize)
+    try:
+        lines = csv.reader(
+            io.StringIO(text.replace("\0", " "), newline=""), delimiter=separator, escapechar=escape, strict=True
+        )
+        for cells in lines:
+            if escape and "N" in cells and f"{escape}N" in text:
+                what = f"{file}, line {lines.line_num}: {escape}N is no value to some programs, and read as the name N"
+                raise ConfigError(f"{what}; write an empty cell there")
+    except csv.Error as error:
+        what = f"{file}, line {lines.line_num}: a cell in quotes goes on behind its closing quote ({error})"
+        remedy = "--escape '\\' reads a backslash before a quote; without, a quote within quotes is doubled"
+        raise ConfigError(f"{what}; {remedy}") from None
+    finally:
+        csv.field_size_limit(limit)
+
+
+def holds(cells: Any, text: str) -> bool:
+    import pyarrow.compute as pc
+
+    return bool(pc.any(pc.equal(pc.utf8_trim_whitespace(cells), text)).as_py())
+
+
 def typed(file: Path, name: str, cells: Any, options: PackOptions) -> Any:
-    """A column as it is written, (rows,) strings, as numbers if all its cells are some."""
+    """A column as it is written, (rows,) strings, as numbers if all its cells are some. Empty ones are null, but for
+    those of texts."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     given = options.kinds.get(name)
-    if given in ("text", "tokens", "class"):
+    if given in ("text", "tokens"):
         return cells
-    trimmed = pc.utf8_trim_whitespace(cells)
-    empty = pc.is_in(pc.utf8_lower(trimmed), pa.array(EMPTY))
+    none, trimmed = pa.scalar(None, pa.string()), pc.utf8_trim_whitespace(cells)
+    blank = pc.is_in(trimmed, pa.array(["", *[options.empty] * (options.empty not in ("stop", "nan"))]))
+    names = pc.if_else(blank, none, cells)
+    if given == "class":
+        return names
+    empty = pc.or_(blank, pc.is_in(pc.utf8_lower(trimmed), pa.array(EMPTY)))
     filled = trimmed.filter(pc.invert(empty))
     if not len(filled):
         return pa.nulls(len(cells))
-    if given is None and (zero_first := filled.filter(pc.match_substring_regex(filled, ZERO_FIRST))):
-        if not options.quiet:
+    zero_first = filled.filter(pc.match_substring_regex(filled, ZERO_FIRST))
+    if given is None and len(zero_first):
+        if not options.quiet and pc.all(pc.match_substring_regex(filled, DIGITS)).as_py():
             why = f"since {zero_first[0].as_py()!r} begins with a zero (--as {name}=int or float: its numbers)"
             print(f"{printable(name)}: text, {printable(why)}")
-        return cells
-    numbers = pc.if_else(empty, pa.scalar(None, pa.string()), trimmed)
-    if options.decimal == "," and not pc.any(pc.match_substring(filled, ".")).as_py():  # else 1.000 would become 1
-        numbers = pc.replace_substring(numbers, ",", ".")
+        return names
+    numbers = pc.if_else(empty, none, trimmed)
+    if options.decimal == ",":
+        point = filled.filter(pc.match_substring(filled, "."))
+        if len(point) and pc.all(pc.match_substring_regex(filled, WITH_COMMA)).as_py():
+            what = (
+                f"{file}: column {name!r} holds {point[0].as_py()!r}, and --decimal , says that the comma is the point"
+            )
+            raise ConfigError(f"{what}: write marks of thousands without, or --as {name}=text keeps texts")
+        if not len(point):
+            numbers = pc.replace_substring(numbers, ",", ".")
     for kind in TYPES.get(given or "", ("int64", "uint64", "float64")):
         try:
             made = numbers.cast(kind)
@@ -98,12 +147,25 @@ def typed(file: Path, name: str, cells: Any, options: PackOptions) -> Any:
             continue
         return narrowed(check_digits(file, name, numbers, made)) if kind == "float64" else made
     if given in ("int", "float"):
-        raise ConfigError(f"--as {name}={given}: column {name!r} of {file} holds other cells")
+        other = next(c for c in filled.to_pylist() if not is_number(c.replace(options.decimal, ".")))
+        what = f"--as {name}={given}: column {name!r} of {file} holds {other!r}"
+        raise ConfigError(f"{what}; --empty {other!r} reads that as no value")
     comma = filled.filter(pc.match_substring(filled, ","))
     if len(comma) and pc.all(pc.match_substring_regex(filled, WITH_COMMA)).as_py():
         what = f"{file}: column {name!r} holds {comma[0].as_py()!r}: --decimal , reads numbers with a comma as point"
         raise ConfigError(f"{what} (write marks of thousands without), --as {name}=text keeps texts")
-    return cells
+    word = cells.filter(pc.and_(empty, pc.invert(blank)))
+    if len(word) and options.empty == "stop":
+        what = f"{file}: column {name!r} holds {word[0].as_py()!r}, no value or a name"
+        raise ConfigError(f"{what}: --empty {word[0].as_py()} reads no value, --as {name}=class a name")
+    return pc.if_else(empty, none, cells)
+
+
+def is_number(cell: str) -> bool:
+    try:
+        return float(cell) is not None and "_" not in cell
+    except ValueError:
+        return False
 
 
 def check_digits(file: Path, name: str, cells: Any, floats: Any) -> Any:

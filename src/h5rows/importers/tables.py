@@ -1,15 +1,16 @@
 """CSV and Parquet: a field for each column, or `--fields a,b,c=x` and `--fields 'pixel*=x'` for several in one.
 
-Strings become classes (sorted, as the attribute `classes`) or, with --as COLUMN=text, UTF-8 of any length, or, with
---as COLUMN=tokens, the ids that --tokenizer makes of them. Bytes, and the {bytes, path} of Hugging Face's image sets,
-are decoded as in values.py. A column `split` gives the splits. What a Parquet file says beside its cells (`pandas`,
-`huggingface`) is not taken.
+Strings become classes (sorted, as the attribute `classes`; what has none is -1, as the attribute `missing_value` says)
+or, with --as COLUMN=text, UTF-8 of any length, or, with --as COLUMN=tokens, the ids that --tokenizer makes of them.
+Bytes, and the {bytes, path} of Hugging Face's image sets, are decoded as in values.py. A column `split` gives the
+splits. What a Parquet file says beside its cells (`pandas`, `huggingface`) is not taken.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 
 from h5rows.errors import ConfigError
 from h5rows.importers.base import SPLIT_NAMES, Bad, BadSample, Field, Rows, SampleSource, Source, ranges
+from h5rows.importers.csv_file import is_number
 from h5rows.importers.exact import exact, is_list
 from h5rows.importers.files import FileSource
 from h5rows.importers.folders import ALLOW, lies_in
@@ -26,7 +28,14 @@ from h5rows.importers.table_groups import Groups
 from h5rows.importers.text import tokenizer_file
 from h5rows.importers.values import TEXT, decoder, field_of, files_by_split, guess
 from h5rows.packing.account import Account
-from h5rows.packing.options import PackOptions
+from h5rows.packing.options import FOR_CSV, PackOptions
+
+# numbers, dates, times, ranges, amounts; but digits alone, which a table says are texts, may be codes
+LIKE_NUMBERS = re.compile(
+    r"[\W\d_]*\d[\W\d_]*|0x[0-9a-f]+|\d[\d.]*e[+-]?\d+|\d{4}-\d\d-\d\d[t ].*|.*\d:\d\d.*", re.I | re.S
+)
+FEW_CLASSES = 100
+MISSING_CLASS = -1
 
 
 class TableSource(SampleSource):
@@ -40,8 +49,14 @@ class TableSource(SampleSource):
         self.fields: dict[str, Field] = {}
         self._columns: dict[str, list[str]] = {}
         self._decode: dict[str, Any] = {}
-        self._classes: dict[str, dict[str, int]] = {}
-        self._nan = options.empty == "nan"
+        self._classes: dict[str, dict[str | None, int]] = {}
+        self._nan = options.empty != "stop"
+        if not groups.is_csv:
+            options.check_for(FOR_CSV, f"{where}, which is Parquet,")
+            if options.empty not in ("stop", "nan"):
+                raise ConfigError(
+                    f"--empty {options.empty}: {where} is Parquet, which says itself what is empty; give nan"
+                )
         names, known = groups.schema.names, set(groups.schema.names)
         for wanted in options.fields or [n for n in names if n != "split"]:
             found = [wanted] if wanted in known else self._named(wanted, names)
@@ -72,9 +87,15 @@ class TableSource(SampleSource):
             if given == "tokens":
                 self._decode[name] = tokens = Tokens(options)
                 return Field((None,), tokens.dtype, {"tokenizer": options.tokenizer, "vocab_size": tokens.vocab_size})
-            found = sorted(self._distinct(columns[0]))
-            self._classes[name] = {value: k for k, value in enumerate(found)}
-            return Field((), np.dtype(np.int64), {"classes": found})
+            found = self._distinct(columns[0])
+            if given is None and not pt.is_dictionary(kind):
+                self._check_classes(name, found - {None})
+            names = sorted(found - {None})
+            self._classes[name] = {value: k for k, value in enumerate(names)}
+            if None not in found:
+                return Field((), np.dtype(np.int64), {"classes": names})
+            self._classes[name][None] = MISSING_CLASS
+            return Field((), np.dtype(np.int64), {"classes": names, "missing_value": np.int64(MISSING_CLASS)})
         first = self.groups.take(range(1), columns)
         value = first.column(0)[0].as_py()
         raw = value.get("bytes") if isinstance(value, dict) else value
@@ -96,9 +117,30 @@ class TableSource(SampleSource):
         found: set[Any] = set()
         for g in range(len(self.groups)):
             found |= set(self.groups.table(g, [column]).column(column).unique().to_pylist())
-        if None in found:
-            raise ConfigError(f"{self.where}: column {column!r} has empty cells; fill them or leave it out (--fields)")
+        if None in found and not self._nan:
+            what = f"{self.where}: column {column!r} has empty cells"
+            remedy = f"--empty nan makes them class {MISSING_CLASS} (data.masked.FIELD=drop leaves such rows out)"
+            raise ConfigError(f"{what}; {remedy}, --fields leaves the column out")
         return found
+
+    def _check_classes(self, name: str, found: set[str]) -> None:
+        """What is meant as numbers or texts would lose its meaning as numbers of classes."""
+        ways = f"--as {name}=class makes each different cell a class, --as {name}=text keeps texts"
+        where, cells = f"{self.where}: column {name!r}", sorted(found)
+        like = [cell for cell in cells if LIKE_NUMBERS.fullmatch(cell.strip())]
+        if like and not all(map(str.isdigit, cells)):
+            plain = [cell for cell in cells if is_number(cell)]
+            odd = next((cell for cell in cells if not is_number(cell)), None)
+            if odd is None:
+                said, way = f"{like[0]!r}, a number or a name", f"--as {name}=float a number, "
+            elif plain:
+                said, way = f"the number {plain[0]!r} and {odd!r}", f"--empty {odd!r} reads that as no value, "
+            else:
+                said, way = f"{like[0]!r}, no number and no name", ""
+            raise ConfigError(f"{where} holds {said}: {way * self.groups.is_csv}{ways}")
+        if len(found) > max(FEW_CLASSES, self.groups.rows // 2):
+            texts = f"has {len(found):,} different texts in {self.groups.rows:,} rows"
+            raise ConfigError(f"{where} {texts}: {ways}, --fields leaves it out")
 
     def _numbers(self, table: Any, rows: Rows, columns: list[str], dtype: np.dtype | None) -> np.ndarray:
         """(B,) of one column, (B, n) of several or of a column of lists of one length. dtype None: each its own."""

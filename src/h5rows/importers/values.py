@@ -23,6 +23,7 @@ from h5rows.packing.options import PackOptions
 TEXT = {"encoding": "utf-8"}
 IMAGE_MAGIC = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"P5", b"P6")
 Decode = Callable[[Any, object], np.ndarray]  # (bytes, name of the sample) -> array
+WIDENED: set[str] = set()  # types that this process has met and NumPy lacks
 WHOLE_NUMBER = re.compile(rb"0|-?[1-9][0-9]*")  # what int() and str() carry there and back
 
 
@@ -99,8 +100,11 @@ def read_pth(raw: bytes | str, name: object) -> np.ndarray:
 
 def to_numpy(tensor: Any) -> np.ndarray:
     """bfloat16 and float8 become float32, which holds the same values and NumPy knows. ValueError: no plain numbers."""
+    narrow = str(tensor.dtype).startswith(("torch.bfloat16", "torch.float8"))
+    if narrow:
+        WIDENED.add(str(tensor.dtype).removeprefix("torch."))
     try:
-        wide = tensor.float() if str(tensor.dtype).startswith(("torch.bfloat16", "torch.float8")) else tensor
+        wide = tensor.float() if narrow else tensor
         return wide.detach().resolve_conj().resolve_neg().numpy()
     except Exception as error:  # sparse, quantized, nested, on `meta` ...: torch raises TypeError, RuntimeError ...
         kind = f"{tensor.dtype}, {str(tensor.layout).removeprefix('torch.')}, on {tensor.device}"

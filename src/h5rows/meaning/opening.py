@@ -27,6 +27,7 @@ from h5rows.meaning.made import Columns, Mask, Numbers, Sparse, Strings, Turned,
 from h5rows.meaning.packed import Packing, packing_of
 from h5rows.reading.fields import Field, Fixed, open_field
 from h5rows.reading.finding import check_type, class_names, find
+from h5rows.reading.memory import afford
 from h5rows.reading.opening import named
 from h5rows.reading.raw import ChunkCache
 from h5rows.reading.texts import UTF_8, check_encoding, decoded, name_of
@@ -69,6 +70,9 @@ class Opened:
             raise ConfigError(f"data.values={values}: must be stored or meant")
         self.file, self.group, self.cache, self.swmr, self.external = file, group, cache, swmr, external
         self.names, self.meant, self.masked = fields, values == "meant" and not swmr, checked(masked, fields)
+        if not self.meant and (given := [value for value in self.masked.values() if value == value]):
+            why = "values are meant" + ", and no writer adds to the file (data.swmr=false)" * swmr
+            raise ConfigError(f"data.masked={given[0]}: has an effect only where {why}: data.values=meant")
         self.encoding = check_encoding(encoding)
         self.kind, self.groups = (kind or kind_of(file)) if self.meant else "plain", groups or (group,)
         self.rows = self._matlab_rows() if self.kind == "matlab" else None
@@ -115,6 +119,7 @@ class Opened:
     def missing(self) -> np.ndarray | None:
         """(N,) bool: rows to be left out, as one of the fields that were opened has no value there; None: none."""
         mask = None
+        afford(sum(map(len, self._lacking)), "the marks of rows without a value")
         for field in self._lacking:
             step = max(1, _AT_ONCE // max(1, field.inner.row_bytes))
             blocks = (np.arange(k, min(k + step, len(field))) for k in range(0, len(field), step))
@@ -131,6 +136,7 @@ class Opened:
             found, _ = opened.field(field)
             if not found.text and len(found.shape) != 1:
                 raise ConfigError(f"{where} has rows of the shape {found.shape[1:]}, so its values are no classes")
+            afford(3 * found.nbytes(None), f"{where}: all its values, to be classes,")
             columns[group] = np.asarray(found.read(np.arange(len(found))), dtype=str if found.text else None)
         distinct = np.unique(np.concatenate(list(columns.values())))
         distinct = distinct[distinct == distinct]
@@ -204,6 +210,7 @@ class Opened:
             raise ConfigError(f"{where} holds nothing but zeros; name another")
         names = ("data", "ir", "jc") if matlab else ("data", "indices", "indptr")
         values, columns = (self._raw(f"{group.name}/{name}", key) for name in names[:2])
+        afford(2 * group[names[2]].nbytes, f"{where}: its {names[2]}")
         starts = np.asarray(group[names[2]][:], np.int64)
         shape = (rows, len(starts) - 1) if matlab else group.attrs.get("shape", group.attrs.get("h5sparse_shape"))
         count, width = (int(side) for side in shape)
@@ -211,6 +218,7 @@ class Opened:
         if len(starts) != sides[0] + 1 or starts[0] != 0 or (np.diff(starts) < 0).any() or starts[-1] > len(values):
             steps = f"from 0 to {len(values)} in {sides[0]} steps"
             raise ConfigError(f"{where}: its {names[2]} does not rise {steps}; write it again")
+        afford(2 * width * values.dtype.itemsize, f"{where}: dense rows of {width:,} columns")
         held = None
         if kind == "csc":
             size = values.nbytes(None) + columns.nbytes(None)
@@ -318,9 +326,12 @@ def lost_share(field: Any, look: bool = False) -> float:
     packed = isinstance(field, (Unpacked, Mask))
     if not len(field) or not (packed or (look and field.dtype.kind == "f")):
         return 0.0
-    rows, inner = np.arange(len(field)), field.inner if packed else field
+    inner, size = field.inner if packed else field, len(field)
     if inner.nbytes(None) > _LOOKED_THROUGH:
-        rows = np.unique(np.random.default_rng(0).integers(len(field), size=1000))
+        some = min(1000, max(1, _LOOKED_THROUGH // max(1, inner.row_bytes)))
+        rows = np.unique(np.random.default_rng(0).integers(size, size=some))
+    else:
+        rows = np.arange(size)
     stored = inner.read(rows)
     mask = (stored != stored) | (field.packing.masked(stored) if packed else False)
     return float(mask.mean()) if math.prod(mask.shape) else 0.0

@@ -23,6 +23,7 @@ class Account:
     taken: Counter[str] = field(default_factory=Counter)
     asked: Counter[str] = field(default_factory=Counter)
     left: dict[str, list[str]] = field(default_factory=dict)  # kind -> "name (reason)"
+    notes: list[str] = field(default_factory=list)  # of what is another in the file, with the same values
 
     def leave(self, kind: str, name: str, why: str = "") -> None:
         """To be said of one of `held`."""
@@ -50,8 +51,8 @@ class Account:
         return f"what it holds was read back and compared; left out: {counts} (exit status {LEFT_OUT})"
 
     def lines(self) -> list[str]:
-        """One for each kind of which something was left out."""
-        return [self._line(kind, count) for kind, count in self.lost.items()]
+        """The notes, and one for each kind of which something was left out."""
+        return [*self.notes, *(self._line(kind, count) for kind, count in self.lost.items())]
 
     def _line(self, kind: str, count: int) -> str:
         names = self.left.get(kind, [])

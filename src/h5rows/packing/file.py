@@ -23,7 +23,7 @@ import h5py
 import numpy as np
 from tqdm import tqdm
 
-from h5rows.errors import ConfigError
+from h5rows.errors import ConfigError, printable
 from h5rows.locks import Busy, Lock
 
 try:
@@ -67,19 +67,35 @@ def under_work(out: Path, overwrite: bool) -> Iterator[Path]:
     """OUT.partial, which the body makes and which becomes OUT where the body raises nothing; else nothing stays.
 
     OUT.partial.lock is held meanwhile, so that no other pack writes it. What a killed pack has left is taken over."""
-    if not out.parent.is_dir():
-        raise ConfigError(f"{out.parent} is no folder; make it first")
     temp, place = out.with_name(f"{out.name}.partial"), out.with_name(f"{out.name}.partial.lock")
-    with locked(place):
-        try:
-            if out.exists() and not overwrite:
-                raise ConfigError(f"{out} exists; --overwrite replaces it")
-            yield temp
-            temp.replace(out)
-            flush(out.parent, os.O_RDONLY)
-        finally:
-            temp.unlink(missing_ok=True)
-            place.unlink(missing_ok=True)
+    with written(out):
+        if not out.parent.is_dir():
+            raise ConfigError(f"{out.parent} is no folder; make it first")
+        with locked(place):
+            try:
+                if out.exists() and not overwrite:
+                    raise ConfigError(f"{out} exists; --overwrite replaces it")
+                with full_disk(out, temp):
+                    yield temp
+                    temp.replace(out)
+                    with written(out, "is whole, but its name may be lost if the machine stops now"):
+                        flush(out.parent, os.O_RDONLY)
+            finally:
+                temp.unlink(missing_ok=True)
+                place.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def written(out: Path, what: str = "cannot be written") -> Iterator[None]:
+    """What the operating system refuses, as one line about `out`."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        said = " ".join(filter(None, [error.strerror or str(error), error.filename and f"({error.filename})"]))
+        remedy = "see the disk and its permissions, then try again"
+        raise ConfigError(printable(f"{out}: {what}: {said}; {remedy}")) from error
 
 
 def locked(path: Path) -> Lock:

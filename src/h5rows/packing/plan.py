@@ -17,6 +17,7 @@ from h5rows.importers.base import Field, Rows, Source, select
 from h5rows.packing.file import Column
 from h5rows.packing.options import PackOptions
 from h5rows.packing.pool import measure_rows
+from h5rows.reading.fields import is_readable
 
 BLOCK_BYTES = 4 << 20  # what a worker writes at a time: bounds memory, and what a kill loses
 PROCESS_ROWS = 512  # and not more rows than this where each costs Python work: the bar moves, workers end together
@@ -129,13 +130,15 @@ def check_storable(source: Source, names: Mapping[str, str]) -> None:
         if beside := next((n for n in names.values() if n.startswith(f"{new}/")), None):
             raise ConfigError(f"field {new!r} and {beside!r} cannot both be there: --fields {new}=OTHER renames one")
         try:
-            plain = what.dtype.kind in "biufcSV" and not what.dtype.hasobject
+            members = [what.dtype[n] for n in what.dtype.names] if what.dtype.names else [what.dtype]
+            plain = any(map(is_readable, members)) and not what.dtype.hasobject
             h5py.h5t.py_create(what.dtype, logical=True)
         except TypeError:
             plain = False
         if not plain:
             problem = f"{where}: field {name!r} is of type {what.dtype}; numbers are stored"
-            raise ConfigError(f"{problem}: encode strings and times as numbers, or leave the field out (--fields)")
+            remedy = "save bfloat16 as float32" if what.dtype.kind == "V" else "encode strings and times as numbers"
+            raise ConfigError(f"{problem}: {remedy}, or leave the field out (--fields)")
         for key, value in what.attrs.items():
             if wrong := next((v for v in value if bad_text(v)), None) if isinstance(value, list) else None:
                 raise ConfigError(f"{where}: {key} of field {name!r}: HDF5 holds no name {wrong!r}; rename it")

@@ -24,6 +24,7 @@ from h5rows.packing.plan import BLOCK_BYTES
 from h5rows.packing.scan import Contents, as_numbers, scan
 from h5rows.packing.survey import NOTE, Survey, grows
 from h5rows.program import typed
+from h5rows.reading.filters import FLETCHER32, pipeline
 from h5rows.reading.opening import open_h5
 
 MOST_TIMES, MOST_BYTES = 20, 1 << 30  # of the source's size, that a copy may have without being asked for
@@ -114,9 +115,12 @@ class Repack:
         shape, dtype = self.contents.plain[path]
         kind = tid if tid.committed() else h5py.h5t.py_create(dtype, logical=True)
         plan, chunk_rows = creation(dset), self.options.rows(shape, dtype)
+        checked = any(number == FLETCHER32 for number, _ in pipeline(h5py.Dataset(dset)))
         if not chunk_rows:
+            if checked:
+                self.contents.said.append(f"{path}: its checksums (fletcher32) are of chunks, and it is contiguous now")
             return files.allocate(file, Column(path, shape, dtype), plan, kind)
-        how = {"chunks": (chunk_rows, *shape[1:]), **self.options.create_options(dtype)}
+        how = {"chunks": (chunk_rows, *shape[1:]), "fletcher32": checked, **self.options.create_options(dtype)}
         if grows(dset) and not self.options.fixed and dset.get_create_plist().get_layout() == h5py.h5d.CHUNKED:
             how["maxshape"] = h5py.Dataset(dset).maxshape
         return file.create_dataset(None, shape, h5py.Datatype(kind), dcpl=plan, **how).id

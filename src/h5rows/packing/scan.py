@@ -16,6 +16,7 @@ from h5rows.packing.options import RepackOptions
 from h5rows.packing.survey import DATASET, UNREADABLE, Survey, grows
 from h5rows.reading.external import check_external
 from h5rows.reading.filters import missing_filter
+from h5rows.reading.memory import check_declared
 from h5rows.reading.texts import said_of
 
 SMALL = 4096  # bytes of a dataset, below which a page of its own costs more than it brings
@@ -29,7 +30,7 @@ class Contents:
     plain: dict[str, tuple[tuple[int, ...], np.dtype]] = field(default_factory=dict)  # numbers with rows
     vlen: dict[str, tuple[np.dtype, bool]] = field(default_factory=dict)  # to be made flat: see vlen_type
     whole: dict[str, int] = field(default_factory=dict)  # bytes of what is copied with all its rows, written or not
-    said: list[str] = field(default_factory=list)  # of strings that are not UTF-8, which are copied as they are
+    said: list[str] = field(default_factory=list)  # lines: strings that are not UTF-8, checksums that are not kept
 
 
 def scan(file: h5py.File, options: RepackOptions) -> Contents:
@@ -54,6 +55,8 @@ def scan(file: h5py.File, options: RepackOptions) -> Contents:
                 contents.whole[path] = int(dset.size or 0) * dset.id.get_type().get_size()
             if path in contents.vlen or elsewhere(dset.id) or (path in contents.plain and options.fixed):
                 asked["extents that can grow"] += grown
+    for path in (*contents.plain, *contents.whole):
+        check_declared(file[path])
     return contents
 
 

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from h5rows.errors import ConfigError, printable
 from h5rows.importers.base import Source
 from h5rows.packing.account import Account
-from h5rows.packing.file import Span, bytes_of, create, flushing, full_disk, pwrite_all, under_work, verify
+from h5rows.packing.file import Span, bytes_of, create, flushing, pwrite_all, under_work, verify
 from h5rows.packing.options import PackOptions
 from h5rows.packing.plan import Block, Part, columns, cut_blocks, measure, place_groups, plan_parts
 from h5rows.packing.pool import Task, in_flight, make_pool, write_rows
@@ -37,8 +37,7 @@ def pack(source: Source, out: str | Path, options: PackOptions, provenance: dict
         run = Run(source, temp, options, provenance)
         pool = make_pool(source, temp, options.workers)
         try:
-            with full_disk(out, temp):
-                run.write(pool)
+            run.write(pool)
         except BrokenProcessPool:
             raise ConfigError(f"{out}: a worker was killed, perhaps for lack of memory; try fewer --workers") from None
         finally:

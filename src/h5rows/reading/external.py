@@ -17,13 +17,18 @@ import h5py
 from h5rows.errors import ConfigError
 
 ALLOW_EXTERNAL, REFUSE_EXTERNAL = "allow", "refuse"
+RIGHT = (1, 14, 6)  # HDF5 1.14.2 reads some virtual datasets otherwise by row than by block
 _MOST_LINKS = 16  # soft links on the way to one object, as in HDF5
 
 
 def check_external(dset: h5py.Dataset, external: str) -> None:
     """Raise a ConfigError where values of the dataset lie in another file, or are not there."""
     check = _check_there if external == ALLOW_EXTERNAL else _check_inside
-    check(dset, f"{dset.file.filename}: {dset.name}")
+    where = f"{dset.file.filename}: {dset.name}"
+    if dset.is_virtual and h5py.h5.get_libversion() < RIGHT:
+        version = h5py.version.hdf5_version
+        raise ConfigError(f"{where} is virtual, of which HDF5 {version} may read wrong rows; install h5py>=3.14")
+    check(dset, where)
 
 
 def _check_inside(dset: h5py.Dataset, where: str) -> None:

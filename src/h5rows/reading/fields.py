@@ -23,6 +23,7 @@ from h5rows.errors import ConfigError, missing
 from h5rows.reading.filters import check_filters, missing_filter
 from h5rows.reading.finding import check_type, find
 from h5rows.reading.layout import plan
+from h5rows.reading.memory import CHEAP, COPIES, afford, check_declared
 from h5rows.reading.opening import is_remote, named
 from h5rows.reading.raw import ChunkCache
 from h5rows.reading.readers import Chunks, Mapped, Ranged, ThroughH5py
@@ -38,6 +39,12 @@ def for_torch(values: np.ndarray, where: str) -> np.ndarray:
     if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
         raise ConfigError(f"{where} holds {values.max()}, above what torch's int64 can hold; store it as another type")
     return values.astype(torch_dtype(values.dtype), copy=False)
+
+
+def is_readable(dtype: np.dtype) -> bool:
+    """Whether a tensor, or texts, can hold values of this stored type."""
+    base = (dtype.subdtype or (dtype,))[0]
+    return base.kind in "biufcS" and base.char not in "gG"  # g: long double
 
 
 class Field:
@@ -76,6 +83,7 @@ class Field:
 
     def column(self) -> np.ndarray:
         """(N, *sample): all of it; of samples of different length (N,) int64, the lengths."""
+        afford(self.nbytes(None), f"all {len(self):,} rows of a field")
         whole: np.ndarray = self.read(np.arange(len(self)))
         return whole
 
@@ -94,10 +102,11 @@ class Fixed(Field):
             raise ConfigError(f"{where} has a compound type; {remedy} (of {dtype.names})")
         base, inner = dtype.subdtype or (dtype, ())
         strings = base.kind == "S" and (member is not None or inner)  # those of a dataset of strings become str
-        if base.kind not in "biufcS" or base.char in "gG" or strings:  # g: long double
+        if not is_readable(base) or strings:
             raise ConfigError(f"{where} has the type {dtype}, which no tensor can hold; write it as another type")
         if not dset.shape:
             raise ConfigError(f"{where} is a single value without rows; a field needs a dataset of shape (rows, ...)")
+        check_declared(dset)
         self.shape, self.dtype, self._stored = (*dset.shape, *inner), torch_dtype(base), base.newbyteorder("=")
         self.chunk_rows = dset.chunks[0] if dset.chunks else 1
         if swmr or member is not None:
@@ -120,7 +129,7 @@ class Fixed(Field):
     def _verify(self, dset: h5py.Dataset) -> None:
         """Read some rows, and compare them with what h5py reads: a wrong guess about the format must stop the run."""
         rows = np.unique([0, len(self) - 1, *np.random.default_rng(0).integers(len(self), size=2)])
-        if is_remote(dset.file.filename):  # each is a request
+        if is_remote(dset.file.filename) or len(rows) * self.row_bytes > CHEAP:  # each is a request, or large
             rows = rows[:1]
         self.reader.advise(rows)
         ours = self.read(rows)
@@ -181,9 +190,12 @@ class FlatOffsets(Field):
         self.shape, self.dtype = (-1, *self.values.shape[1:]), self.values.dtype
         if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or offsets.shape[0] == 0:
             raise ConfigError(f"{self._where}/offsets must be N + 1 integers, but is {offsets.shape} {offsets.dtype}")
+        afford(2 * offsets.nbytes, f"{self._where}/offsets")
         self.offsets = offsets[:].astype(np.int64)
         if (np.diff(self.offsets) < 0).any() or self.offsets[0] < 0 or self.offsets[-1] > len(self.values):
             raise ConfigError(f"{self._where}/offsets must rise from 0 to {len(self.values)} (values), and do not")
+        longest = self.values.row_bytes * int(np.diff(self.offsets).max(initial=0))
+        afford(COPIES * longest, f"{self._where}: {COPIES} copies of its longest row")
         if self.text and (self.dtype != np.uint8 or len(self.shape) != 1):
             raise ConfigError(f"{self._where} is text, but the values {self.values.shape} {self.dtype}, no (n,) uint8")
 

@@ -213,6 +213,8 @@ def split_of(splits: Mapping[str, Mapping[str, Any] | None], split: str) -> Mapp
         raise ConfigError(f"data.splits.{split} is null: there is none such; give a group, or shares of the rows")
     if not isinstance(entry, Mapping):
         raise ConfigError(f"data.splits.{split}={entry}: expected a mapping, such as {{group: train}}, or null")
+    if unknown := sorted(set(entry) - {"group", "rows", "index", "by", "seed"}, key=str):
+        raise ConfigError(f"data.splits.{split} has {unknown[0]!r}; it may have group, rows, index, by and seed")
     rows, index = entry.get("rows"), entry.get("index")
     if rows is not None and not (isinstance(rows, Sequence) and all(isinstance(r, (int, float)) for r in rows)):
         raise ConfigError(f"data.splits.{split}.rows={rows}: must be two shares, such as [0, 0.9], or null")

@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 
 from h5rows.errors import ConfigError
+from h5rows.reading.memory import CHEAP, check_declared
 
 UTF_8 = "utf-8"
 LOOKED_AT = 4096  # rows of a dataset that `inspect` decodes
@@ -57,8 +58,10 @@ def said_of(dset: h5py.Dataset, rows: int | None = LOOKED_AT) -> list[str]:
         dtype, values = (dset.dtype[member], dset.fields(member)) if member else (dset.dtype, dset)
         if h5py.check_string_dtype(dtype) is None or not dset.size or not dset.ndim:
             continue
+        check_declared(dset)
         end = min(len(dset), rows or len(dset))
-        blocks = (values[begin : min(end, begin + LOOKED_AT)] for begin in range(0, end, LOOKED_AT))
+        step = max(1, min(LOOKED_AT, CHEAP // max(1, dset.nbytes // len(dset))))
+        blocks = (values[begin : min(end, begin + step)] for begin in range(0, end, step))
         others = (raw for block in blocks for raw in np.asarray(block).reshape(-1).tolist() if not _is_utf8(raw))
         if (raw := next(others, None)) is not None:
             what = f"member {member} holds" if member else "holds"

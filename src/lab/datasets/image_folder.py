@@ -72,9 +72,9 @@ def open_images(path: str, size: tuple[int, ...], crop: str, channels: int) -> F
             f"data.channels={channels} and data.size={list(size)}: give 1, 3 or 4, and [height, width] in pixels"
         )
     height, width = size
+    how: dict[str, Any] = {"crop": crop, "mode": MODES[channels]}
     options = PackOptions(
-        format="images", size=(height, width), crop=crop, mode=MODES[channels], exif="ignore", external="allow",
-        quiet=True,
+        format="images", size=(height, width), exif="ignore", external="allow", quiet=True, **how
     )  # fmt: skip
     source = open_source(path, options)
     assert isinstance(source, FileSource)

@@ -1,0 +1,63 @@
+"""What a file declares, compared with the memory that is free and with the file, before anything is allocated. A few
+bytes may declare any size."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+from contextlib import suppress
+from pathlib import Path
+
+import h5py
+
+from h5rows.errors import ConfigError
+
+CHEAP = 64 << 20  # bytes that are not compared
+COPIES = 3  # of a row or chunk that are in memory at once: HDF5's, ours, the batch's
+MOST_TIMES, MOST_BYTES = 20, 1 << 30  # of the file's size, that what is declared may have, and what it may have anyway
+
+
+def available() -> int:
+    """Bytes of memory that this process may still take, as far as the system says."""
+    free = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with suppress(OSError, ValueError):
+        free.append(_kilobytes("/proc/meminfo", "MemAvailable"))
+    with suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        free.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    with suppress(OSError, ValueError):
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY:
+            free.append(limit - _kilobytes("/proc/self/status", "VmSize"))
+    return max(0, min(free))
+
+
+def _kilobytes(file: str, name: str) -> int:
+    lines = Path(file).read_text().splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), 1 << 62)
+
+
+def afford(size: int, what: str) -> None:
+    """Raise ConfigError if this process cannot take so many bytes. what: begins the message."""
+    if size > CHEAP and size > (free := available()):
+        raise ConfigError(f"{what} take {size / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free here")
+
+
+def check_declared(dset: h5py.Dataset) -> None:
+    """Raise ConfigError if a row, or a chunk that is read for it, is larger than memory, or than the file explains."""
+    if not dset.shape:
+        return
+    where, item = f"{dset.file.filename}: {dset.name}", dset.id.get_type().get_size()
+    sizes = {"row": math.prod(dset.shape[1:]) * item, "chunk": math.prod(dset.chunks or (0,)) * item}
+    part = max(sizes, key=sizes.__getitem__)
+    afford(COPIES * sizes[part], f"{where}: {COPIES} copies of a {part}, as reading it needs,")
+    check_written(dset, sizes[part], f"one {part}")
+
+
+def check_written(dset: h5py.Dataset, size: int, what: str) -> None:
+    """Raise ConfigError if so many bytes cannot be in the file, however well it is compressed."""
+    held = dset.file.id.get_filesize()
+    if size > MOST_BYTES and size > MOST_TIMES * held and not (dset.is_virtual or dset.external):
+        declared = f"declares {size / 1e9:,.1f} GB for {what}, and the file has {held:,} bytes"
+        raise ConfigError(f"{dset.file.filename}: {dset.name} {declared}: most was never written; write less")
