@@ -26,6 +26,8 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ("src/engine/data/loading/samples.py", "value = int(hashed(seed, 5, np.array([number]))[0])",
      "value = int(hashed(seed, 5, np.array([random.getrandbits(30)]))[0])",
      "tests/engine/data/test_workers.py::test_numbers_depend_on_the_sample_only[slots]"),
+    ("src/engine/data/loading/worker.py", "        own_offsets(offsets)\n", "        own_offsets({})\n",
+     "tests/engine/data/test_workers.py::test_each_worker_has_its_own_position_in_an_open_file[buffered]"),
     ("src/engine/data/loading/samples.py", 'return seed if split == "train" else', "return seed if split else",
      "tests/lab/test_own_data.py::test_no_split_draws_what_another_draws[Drawn-overrides0]"),
     # ---- a step
