@@ -30,6 +30,8 @@ CONTRACT: list[tuple[str, str, str, str]] = [
      "tests/engine/data/test_workers.py::test_each_worker_has_its_own_position_in_an_open_file[buffered]"),
     ("src/engine/data/loading/samples.py", 'return seed if split == "train" else', "return seed if split else",
      "tests/lab/test_own_data.py::test_no_split_draws_what_another_draws[Drawn-overrides0]"),
+    ("src/engine/data/alike.py", "    if world.size == 1:\n", "    if world.size:\n",
+     "tests/lab/test_own_data.py::test_a_set_that_splits_by_rank_ends_the_run[stream]"),
     # ---- a step
     ("src/lab/descend.py", "means = {name: value.sum() / share for", "means = {name: value.mean() for",
      "tests/lab/test_reference.py::test_a_run_is_what_a_plain_loop_computes"

@@ -17,7 +17,7 @@ from torch import nn
 
 from engine.checkpoints import BufferChecks, Checkpoints, error_line, laid_out, load_weights, unmapped, weights_of
 from engine.config import locate, read_config
-from engine.data import Loader, StatefulOrder, Stream
+from engine.data import Loader, StatefulOrder, Stream, check_alike
 from engine.device import LAUNCHES_BOUND_FLOP, Hardware, resolve_hardware, rough_flop, settle
 from engine.errors import ConfigError
 from engine.files import write_json
@@ -139,6 +139,8 @@ def train(process: Process, payload: dict[str, Any] | None, title: str) -> dict[
     payload: the checkpoint's, of a run that goes on. title: logged before training."""
     data = open_data(process, payload)
     try:
+        for line in check_alike(process.world, {"train": data.train, **data.others}):
+            process.logger.warn(line)
         state, nets, run = build(process, data, payload)
         begin(process, data, state, run, payload, title)
         return fit_and_score(process, data, state, nets, run)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, compose
+import torch.distributed as dist
+from conftest import QUICK, compose, result, start_run
 from torch import Tensor
 
 import lab
 import lab.datasets.synthetic as synthetic
+from engine.errors import ConfigError
 
 MODEL = tuple(override for override in QUICK if override.startswith(("logger", "hardware", "model")))
 DRAW = {
@@ -57,9 +60,34 @@ class Streamed:
 @pytest.fixture(autouse=True)
 def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A `_target_` may name the classes of this file, as if a module of data sets defined them."""
-    for kind in (Drawn, Collating, Streamed):
+    for kind in (Drawn, Collating, Streamed, ByRank, Halved):
         monkeypatch.setattr(kind, "__module__", synthetic.__name__)
         monkeypatch.setattr(synthetic, kind.__name__, kind, raising=False)
+
+
+class ByRank:
+    """A stream that splits itself by rank, or shuffles without a seed."""
+
+    def __init__(self, size: int, shape: list[int], num_classes: int, seed: int, split: str, how: str) -> None:
+        self.how = how if split in ("train", "val") else "whole"
+        if how == "val" and split == "train":
+            self.how = "whole"
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        begin, step = (0, 1) if self.how == "whole" else (rank, 2)
+        yield from ({"x": np.full(8, i, np.float32), "y": i % 2} for i in range(begin, 1000, step))
+
+
+class Halved(Drawn):
+    """Rows by rank: rank 0 has one more, or as many others."""
+
+    def __init__(self, size: int, shape: list[int], num_classes: int, seed: int, split: str, how: str) -> None:
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.size, self.how = size - self.rank * (how == "lengths"), how
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"x": np.full(8, self.rank, np.float32), "y": i % 2}
 
 
 STREAM = ("data/order=sequential", "trainer.max_steps=4", "trainer.eval_every=2", "trainer.save_every=2",
@@ -113,3 +141,38 @@ def test_no_split_draws_what_another_draws(kind: type | None, overrides: list[st
     before = first_batches(*given, "rules=1")
     assert torch.equal(before["train"]["x"], batches["train"]["x"])
     assert torch.equal(before["val"]["x"], before["test"]["x"])  # so an old run resumes with its own bits
+
+
+RANKS = ("trainer=ddp", "hardware.num_procs=2")
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "said"),
+    [
+        (ByRank, ["+data.how=split", *STREAM], "ByRank, split train: the ranks read different samples"),
+        (ByRank, ["+data.how=val", *STREAM], "ByRank, split val: the ranks read different samples"),
+        (Halved, ["+data.how=lengths"], "Halved, split train: has 64, 63 samples"),
+    ],
+    ids=["stream", "stream of val", "lengths"],
+)
+def test_a_set_that_splits_by_rank_ends_the_run(kind: type, overrides: list[str], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        start_run(tmp_path / "run", *own(kind, *overrides, *RANKS))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "said"),
+    [
+        (ByRank, ["+data.how=whole", *STREAM], False),
+        (Halved, ["+data.how=rows", "trainer.max_epochs=1"], True),
+        (Drawn, ["+data.how=numpy", "trainer.max_epochs=1"], False),
+    ],
+)
+def test_rows_that_differ_between_ranks_are_told(
+    kind: type, overrides: list[str], said: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A sound set on two ranks is told nothing; and what __init__ draws is equal on both."""
+    run = start_run(tmp_path / "run", *own(kind, *overrides, *RANKS))
+    assert result(run)["step"] == 4
+    assert ("row 0 differs between the ranks" in "".join(capfd.readouterr())) == said

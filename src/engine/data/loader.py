@@ -23,11 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.data.alike import digest
 from engine.data.loading import choose
 from engine.data.loading.open_workers import open_workers
 from engine.data.loading.resident import Resident
 from engine.data.loading.ring import Ring
-from engine.data.loading.samples import InProcess, Samples
+from engine.data.loading.samples import InProcess, Samples, own_random_numbers
 from engine.data.loading.slots import CAN_REUSE, Batch, hand_over, indices_on
 from engine.data.loading.waits import waits_on
 from engine.data.order import Plan
@@ -147,6 +148,22 @@ class Loader:
             batches = self._batches()
             self._begun = [next(batches)], batches
         return self._begun[0][0]
+
+    @property
+    def dataset_name(self) -> str:
+        return self._samples.name
+
+    def first_read(self) -> tuple[int, list[str]]:
+        """Return what all ranks have alike: the data set's length, and digests of its first samples (a stream's: of the
+        first that this rank reads), but for one that gathers."""
+        samples = self._samples
+        if self.is_stream and self.lengths is None:
+            self.first()
+        elif len(samples) and not samples.has("gather"):
+            with own_random_numbers():
+                first = samples.sample(0, 0)
+            return len(samples), samples.digests if self.is_stream else [digest(first)]
+        return len(samples), samples.digests if self.is_stream else []
 
     def __iter__(self) -> Iterator[Batch]:
         # at the first batch, not before: a reorder may come between
