@@ -94,6 +94,8 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ("src/engine/data/order.py", "self._own = range(rank, self._count, num_ranks)",
      "self._own = range(0, self._count, num_ranks)",
      "tests/engine/data/test_order.py::test_evaluation_counts_each_row_once"),
+    ("src/engine/data/order.py", "num_ranks if whole and in_step else", "num_ranks if whole and not in_step else",
+     "tests/lab/test_own_data.py::test_packed_entries_count_once[eval_in_step]"),
     ("src/lab/evaluation.py", "    world.all_sum(sums)\n", "",
      "tests/lab/test_exactness.py::test_scores_do_not_depend_on_the_ranks[mlp]"),
     ("src/lab/metrics/base.py", "world.all_sum(total)", "total",

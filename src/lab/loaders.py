@@ -211,13 +211,15 @@ def make_eval_loader(
     # FSDP all-gathers weights in forward, some tasks all-gather outputs: all ranks need equally many batches
     in_step = config.trainer.eval_in_step or config.trainer.strategy == "fsdp"
     in_step = in_step or task_class(config).across_samples
-    full = machine.compile is not None and not isinstance(dataset, Stream)  # another shape would be compiled again
+    packs = hasattr(dataset, "collate") and _rules(config) >= 2  # what is packed cannot be cut behind the forward pass
+    # another shape would be compiled again
+    full = machine.compile is not None and not isinstance(dataset, Stream) and not packs
     common = (machine.eval_batch_size, world.rank, world.size, in_step, count, full)
     if task_class(config).carries:
         in_lanes = LanePlan(len(dataset), eval_lanes(config, rows), *common)
         return _loader(config, dataset, split, in_lanes, world, random=False, like=train, mark=in_lanes.mark)
     size = len(dataset) if rows is None else len(rows)
-    plan = EvalPlan(size, *common, rows)
+    plan = EvalPlan(size, *common, rows, whole=packs and not task_class(config).across_samples)
     return _loader(config, dataset, split, plan, world, random=False, like=train, with_rows=rows is not None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import QUICK, compose, result, start_run
+from conftest import QUICK, compose, result, slow, start_run
 from torch import Tensor
 
 import lab
 import lab.datasets.synthetic as synthetic
+import lab.metrics.confusion as confusion
 from engine.errors import ConfigError
+from lab.metrics.base import SummedMetric
 
 MODEL = tuple(override for override in QUICK if override.startswith(("logger", "hardware", "model")))
 DRAW = {
@@ -60,9 +62,10 @@ class Streamed:
 @pytest.fixture(autouse=True)
 def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A `_target_` may name the classes of this file, as if a module of data sets defined them."""
-    for kind in (Drawn, Collating, Streamed, ByRank, Halved):
-        monkeypatch.setattr(kind, "__module__", synthetic.__name__)
-        monkeypatch.setattr(synthetic, kind.__name__, kind, raising=False)
+    for kind in (Drawn, Collating, Streamed, ByRank, Halved, Packed, Nodes):
+        module = confusion if kind is Nodes else synthetic
+        monkeypatch.setattr(kind, "__module__", module.__name__)
+        monkeypatch.setattr(module, kind.__name__, kind, raising=False)
 
 
 class ByRank:
@@ -88,6 +91,34 @@ class Halved(Drawn):
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         return {"x": np.full(8, self.rank, np.float32), "y": i % 2}
+
+
+class Packed(Halved):
+    """Sample i has i % 3 + 1 nodes; all nodes of a batch are one field, `pair` has by chance as many as a batch."""
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"x": torch.full((8,), float(i)), "y": i % 2, "nodes": torch.ones(i % 3 + 1)}
+
+    def collate(self, samples: list[dict[str, Any]]) -> dict[str, Tensor]:
+        return {
+            "x": torch.stack([one["x"] for one in samples]),
+            "y": torch.tensor([one["y"] for one in samples]),
+            "nodes": torch.cat([one["nodes"] for one in samples]),
+            "pair": torch.ones(8),
+        }
+
+
+class Nodes(SummedMetric):
+    """All nodes that an evaluation has seen, and the least entries of `pair`."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def count(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        return torch.tensor([len(batch["nodes"]), float(len(batch["pair"]) != 8)])
+
+    def score(self, total: Tensor) -> dict[str, float]:
+        return {"seen": float(total[0]), "cut": float(total[1])}
 
 
 STREAM = ("data/order=sequential", "trainer.max_steps=4", "trainer.eval_every=2", "trainer.save_every=2",
@@ -176,3 +207,17 @@ def test_rows_that_differ_between_ranks_are_told(
     run = start_run(tmp_path / "run", *own(kind, *overrides, *RANKS))
     assert result(run)["step"] == 4
     assert ("row 0 differs between the ranks" in "".join(capfd.readouterr())) == said
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [["trainer=ddp", "trainer.eval_in_step=true"], slow(["trainer=fsdp"]), ["trainer=ddp"]],
+    ids=["eval_in_step", "fsdp", "ddp"],
+)
+def test_packed_entries_count_once(overrides: list[str], tmp_path: Path) -> None:
+    """255 samples with 510 nodes, on two ranks in batches of 8: one rank has a sample less."""
+    metric = f"+task.metrics.nodes._target_={confusion.__name__}.Nodes"
+    short = ("data.size=255", "trainer.max_steps=1", "trainer.max_epochs=null", "+data.how=rows", metric)
+    run = start_run(tmp_path / "run", *own(Packed, *short), *overrides, "hardware.num_procs=2")
+    scores = result(run)
+    assert (scores["test/nodes/seen"], scores["test/nodes/cut"]) == (510, 0)
