@@ -235,10 +235,8 @@ def test_packed_entries_count_once(overrides: list[str], tmp_path: Path) -> None
 def test_statistics_that_count_a_filled_batch_are_told(
     norm: str, size: int, said: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    given = [
-        o for o in own(Drawn, "+data.how=numpy", "trainer.max_epochs=1") if not o.startswith(("model", "data.size"))
-    ]
-    model = f"{{_target_: {mlp.__name__}.Normed, norm: {norm}, in_features: 8, num_classes: 2}}"
-    order = ("data/order=epochs", "data.order.drop_last=false")
-    start_run(tmp_path / "run", *given, f"data.size={size}", "~model", f"+model={model}", *order)
+    overrides = own(Drawn, "+data.how=numpy", "trainer.max_epochs=1", "data/order=epochs", "data.order.drop_last=false")
+    given = [override for override in overrides if not override.startswith(("model", "data.size"))]
+    model = f"+model={{_target_: {mlp.__name__}.Normed, norm: {norm}}}"
+    start_run(tmp_path / "run", *given, f"data.size={size}", "~model", model)
     assert ("but the statistics of 2 (BatchNorm1d) count them" in "".join(capfd.readouterr())) == said
