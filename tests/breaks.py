@@ -26,8 +26,12 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ("src/engine/data/loading/samples.py", "value = int(hashed(seed, 5, np.array([number]))[0])",
      "value = int(hashed(seed, 5, np.array([random.getrandbits(30)]))[0])",
      "tests/engine/data/test_workers.py::test_numbers_depend_on_the_sample_only[slots]"),
+    ("src/engine/data/loading/worker.py", "        own_offsets(offsets)\n", "        own_offsets({})\n",
+     "tests/engine/data/test_workers.py::test_each_worker_has_its_own_position_in_an_open_file[buffered]"),
     ("src/engine/data/loading/samples.py", 'return seed if split == "train" else', "return seed if split else",
      "tests/lab/test_own_data.py::test_no_split_draws_what_another_draws[Drawn-overrides0]"),
+    ("src/engine/data/alike.py", "    if world.size == 1:\n", "    if world.size:\n",
+     "tests/lab/test_own_data.py::test_a_set_that_splits_by_rank_ends_the_run[stream]"),
     # ---- a step
     ("src/lab/descend.py", "means = {name: value.sum() / share for", "means = {name: value.mean() for",
      "tests/lab/test_reference.py::test_a_run_is_what_a_plain_loop_computes"
@@ -109,6 +113,8 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ("src/engine/data/order.py", "self._own = range(rank, self._count, num_ranks)",
      "self._own = range(0, self._count, num_ranks)",
      "tests/engine/data/test_order.py::test_evaluation_counts_each_row_once"),
+    ("src/engine/data/order.py", "num_ranks if whole and in_step else", "num_ranks if whole and not in_step else",
+     "tests/lab/test_own_data.py::test_packed_entries_count_once[eval_in_step]"),
     ("src/lab/evaluation.py", "    world.all_sum(sums)\n", "",
      "tests/lab/test_exactness.py::test_scores_do_not_depend_on_the_ranks[mlp]"),
     ("src/lab/metrics/base.py", "world.all_sum(total)", "total",

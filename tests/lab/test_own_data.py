@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, compose
-from torch import Tensor
+import torch.distributed as dist
+from conftest import QUICK, compose, result, slow, start_run
+from torch import Tensor, nn
 
 import lab
 import lab.datasets.synthetic as synthetic
+import lab.metrics.confusion as confusion
+import lab.models.mlp as mlp
+from engine.errors import ConfigError
+from lab.metrics.base import SummedMetric
 
 MODEL = tuple(override for override in QUICK if override.startswith(("logger", "hardware", "model")))
 DRAW = {
@@ -57,9 +63,75 @@ class Streamed:
 @pytest.fixture(autouse=True)
 def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A `_target_` may name the classes of this file, as if a module of data sets defined them."""
-    for kind in (Drawn, Collating, Streamed):
-        monkeypatch.setattr(kind, "__module__", synthetic.__name__)
-        monkeypatch.setattr(synthetic, kind.__name__, kind, raising=False)
+    for kind in (Drawn, Collating, Streamed, ByRank, Halved, Packed, Nodes, Normed, Named):
+        module = {Nodes: confusion, Normed: mlp}.get(kind, synthetic)  # type: ignore[call-overload]
+        monkeypatch.setattr(kind, "__module__", module.__name__)
+        monkeypatch.setattr(module, kind.__name__, kind, raising=False)
+
+
+class ByRank:
+    """A stream that splits itself by rank, or shuffles without a seed."""
+
+    def __init__(self, size: int, shape: list[int], num_classes: int, seed: int, split: str, how: str) -> None:
+        self.how = how if split in ("train", "val") else "whole"
+        if how == "val" and split == "train":
+            self.how = "whole"
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        begin, step = (0, 1) if self.how == "whole" else (rank, 2)
+        yield from ({"x": np.full(8, i, np.float32), "y": i % 2} for i in range(begin, 1000, step))
+
+
+class Halved(Drawn):
+    """Rows by rank: rank 0 has one more, or as many others."""
+
+    def __init__(self, size: int, shape: list[int], num_classes: int, seed: int, split: str, how: str) -> None:
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.size, self.how = size - self.rank * (how == "lengths"), how
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"x": np.full(8, self.rank, np.float32), "y": i % 2}
+
+
+class Packed(Halved):
+    """Sample i has i % 3 + 1 nodes; all nodes of a batch are one field, `pair` has by chance as many as a batch."""
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"x": torch.full((8,), float(i)), "y": i % 2, "nodes": torch.ones(i % 3 + 1)}
+
+    def collate(self, samples: list[dict[str, Any]]) -> dict[str, Tensor]:
+        return {
+            "x": torch.stack([one["x"] for one in samples]),
+            "y": torch.tensor([one["y"] for one in samples]),
+            "nodes": torch.cat([one["nodes"] for one in samples]),
+            "pair": torch.ones(8),
+        }
+
+
+class Nodes(SummedMetric):
+    """All nodes that an evaluation has seen, and the least entries of `pair`."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def count(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        return torch.tensor([len(batch["nodes"]), float(len(batch["pair"]) != 8)])
+
+    def score(self, total: Tensor) -> dict[str, float]:
+        return {"seen": float(total[0]), "cut": float(total[1])}
+
+
+class Normed(nn.Sequential):
+    def __init__(self, norm: str) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(8, 4), getattr(nn, norm)(4), nn.Linear(4, 2))
+
+
+class Named(Drawn):
+    """With arguments that have the names of the run's own keys of other data sets."""
+
+    def __init__(self, splits: Any, parts: Any, **given: Any) -> None:
+        super().__init__(**given)
 
 
 STREAM = ("data/order=sequential", "trainer.max_steps=4", "trainer.eval_every=2", "trainer.save_every=2",
@@ -113,3 +185,72 @@ def test_no_split_draws_what_another_draws(kind: type | None, overrides: list[st
     before = first_batches(*given, "rules=1")
     assert torch.equal(before["train"]["x"], batches["train"]["x"])
     assert torch.equal(before["val"]["x"], before["test"]["x"])  # so an old run resumes with its own bits
+
+
+RANKS = ("trainer=ddp", "hardware.num_procs=2")
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "said"),
+    [
+        (ByRank, ["+data.how=split", *STREAM], "ByRank, split train: the ranks read different samples"),
+        (ByRank, ["+data.how=val", *STREAM], "ByRank, split val: the ranks read different samples"),
+        (Halved, ["+data.how=lengths"], "Halved, split train: has 64, 63 samples"),
+    ],
+    ids=["stream", "stream of val", "lengths"],
+)
+def test_a_set_that_splits_by_rank_ends_the_run(kind: type, overrides: list[str], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        start_run(tmp_path / "run", *own(kind, *overrides, *RANKS))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "said"),
+    [
+        (ByRank, ["+data.how=whole", *STREAM], False),
+        (Halved, ["+data.how=rows", "trainer.max_epochs=1"], True),
+        (Drawn, ["+data.how=numpy", "trainer.max_epochs=1"], False),
+    ],
+)
+def test_rows_that_differ_between_ranks_are_told(
+    kind: type, overrides: list[str], said: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A sound set on two ranks is told nothing; and what __init__ draws is equal on both."""
+    run = start_run(tmp_path / "run", *own(kind, *overrides, *RANKS))
+    assert result(run)["step"] == 4
+    assert ("row 0 differs between the ranks" in "".join(capfd.readouterr())) == said
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [["trainer=ddp", "trainer.eval_in_step=true"], slow(["trainer=fsdp"]), ["trainer=ddp"]],
+    ids=["eval_in_step", "fsdp", "ddp"],
+)
+def test_packed_entries_count_once(overrides: list[str], tmp_path: Path) -> None:
+    """255 samples with 510 nodes, on two ranks in batches of 8: one rank has a sample less."""
+    metric = f"+task.metrics.nodes._target_={confusion.__name__}.Nodes"
+    short = ("data.size=255", "trainer.max_steps=1", "trainer.max_epochs=null", "+data.how=rows", metric)
+    run = start_run(tmp_path / "run", *own(Packed, *short), *overrides, "hardware.num_procs=2")
+    scores = result(run)
+    assert (scores["test/nodes/seen"], scores["test/nodes/cut"]) == (510, 0)
+
+
+@pytest.mark.parametrize(
+    ("norm", "size", "said"), [("BatchNorm1d", 70, True), ("BatchNorm1d", 64, False), ("LayerNorm", 70, False)]
+)
+def test_statistics_that_count_a_filled_batch_are_told(
+    norm: str, size: int, said: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    overrides = own(Drawn, "+data.how=numpy", "trainer.max_epochs=1", "data/order=epochs", "data.order.drop_last=false")
+    given = [override for override in overrides if not override.startswith(("model", "data.size"))]
+    model = f"+model={{_target_: {mlp.__name__}.Normed, norm: {norm}}}"
+    start_run(tmp_path / "run", *given, f"data.size={size}", "~model", model)
+    assert ("but the statistics of 2 (BatchNorm1d) count them" in "".join(capfd.readouterr())) == said
+
+
+@pytest.mark.parametrize("value", ["true", "3", "[1,2]", "text"])
+def test_an_own_argument_may_be_called_splits_or_parts(value: str) -> None:
+    assert set(first_batches(*own(Named, "+data.how=numpy", f"+data.splits={value}", f"+data.parts={value}"))) == {
+        "train", "val", "test",
+    }  # fmt: skip

@@ -23,11 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.data.alike import digest
 from engine.data.loading import choose
 from engine.data.loading.open_workers import open_workers
 from engine.data.loading.resident import Resident
 from engine.data.loading.ring import Ring
-from engine.data.loading.samples import InProcess, Samples
+from engine.data.loading.samples import InProcess, Samples, own_random_numbers
 from engine.data.loading.slots import CAN_REUSE, Batch, hand_over, indices_on
 from engine.data.loading.waits import waits_on
 from engine.data.order import Plan
@@ -114,9 +115,11 @@ class Loader:
         if self.is_stream:
             if num_workers not in ("auto", 0):
                 raise ConfigError(f"data.num_workers={num_workers}: a stream is read in this process, give auto or 0")
-            self.why = "workers: a stream is read in this process, in its own order"
+            self.why = f"workers: {choose.STREAM}, in its own order"
             self._source = InProcess(self._samples, device)
         elif self.kind == "device":
+            if num_workers not in ("auto", 0):
+                self.why += f"; data.num_workers={num_workers} has no effect: data.loader=workers or threads has them"
             self._source = Resident(self._samples, device)
         elif self.kind == "threads":
             count, measured = choose.num_threads(self._samples, plan, num_workers, cores)
@@ -147,6 +150,22 @@ class Loader:
             batches = self._batches()
             self._begun = [next(batches)], batches
         return self._begun[0][0]
+
+    @property
+    def dataset_name(self) -> str:
+        return self._samples.name
+
+    def first_read(self) -> tuple[int, list[str]]:
+        """Return what all ranks have alike: the data set's length, and digests of its first samples (a stream's: of the
+        first that this rank reads), but for one that gathers."""
+        samples = self._samples
+        if self.is_stream and self.lengths is None:
+            self.first()
+        elif len(samples) and not samples.has("gather"):
+            with own_random_numbers():
+                first = samples.sample(0, 0)
+            return len(samples), samples.digests if self.is_stream else [digest(first)]
+        return len(samples), samples.digests if self.is_stream else []
 
     def __iter__(self) -> Iterator[Batch]:
         # at the first batch, not before: a reorder may come between
@@ -228,20 +247,26 @@ class Loader:
         self.close()
 
 
-def starvation(wait_s: float, total_s: float, why: str) -> str | None:
-    """A sentence for the log if the loop waited for data for more than a few percent of the time; else None."""
-    if total_s <= 0 or wait_s / total_s <= _STARVED_SHARE:
+def starvation(wait_s: float, total_s: float, why: str, said: float = 0.0) -> str | None:
+    """Return a sentence for the log if the loop waited for data for more than a few percent of the time; else None.
+
+    said: the share of the last sentence, which is not said again, less its part in brackets, until that has doubled."""
+    if total_s <= 0 or wait_s / total_s <= max(_STARVED_SHARE, 2 * said):
         return None
     share = f"{wait_s / total_s:.0%} of the time was spent waiting for data"
-    return f"{share} ({wait_s:.2g} of {total_s:.2g} s; {why}): {remedy(why)}"
+    return share if said else f"{share} ({wait_s:.2g} of {total_s:.2g} s; {why}): {remedy(why)}"
 
 
 def remedy(why: str) -> str:
-    """What to change where a loader is too slow. why: the loader's."""
+    """Return what to change where a loader is too slow, nothing that was tried or refused. why: the loader's."""
     kind = why.split(":")[0]
+    if choose.STREAM in why:
+        return "make its samples cheaper, or give it __len__ and __getitem__, for which there are workers"
+    more = f"make samples cheaper ({choose.MORE})" if choose.MORE in why else "raise data.num_workers"
+    held = "try data.loader=device if the set fits, " * ("as data.loader says" in why)
     return {
-        "workers": "raise data.num_workers, or pack the set into HDF5 and let data.transforms do the work",
-        "threads": "raise data.num_workers, try data.loader=device if the set fits, or inspect the file's layout",
+        "workers": f"{more}, or pack the set into HDF5 and let data.transforms do the work",
+        "threads": f"{more}, {held}or change the file's layout, which ./run h5 inspect shows",
         "remote": "the network is slower than the steps; a data.cache_gb that holds the set fetches it once",
-        "device": "raise trainer.global_batch_size, or data.loader=threads to gather beside the step",
+        "device": "data.loader=threads gathers beside the step",
     }.get(kind, "see data.loader")

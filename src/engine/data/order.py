@@ -243,7 +243,8 @@ class EvalPlan:
     in_step: all ranks get equally many batches of equal sizes: a rank with one row less has its batch filled up. full:
     all batches are, to batch_size rows. What fills up is one of the rank's rows (or row 0), last, which is not to be
     counted: its sample number is -1. Those of all others are their rows. of_rows: the rows that are meant, by number;
-    None: the set's `size` rows.
+    None: the set's `size` rows. whole, of in_step: no batch is filled up; the last one has a row of each rank, and all
+    of a rank's either count or do not, so nothing need be cut from what samples are packed into.
     """
 
     def __init__(
@@ -256,6 +257,7 @@ class EvalPlan:
         count: int | None = None,
         full: bool = False,
         of_rows: np.ndarray | None = None,
+        whole: bool = False,
     ) -> None:
         self._of_rows = of_rows
         self._size, self._batch_size = size, batch_size
@@ -263,15 +265,17 @@ class EvalPlan:
         self._own = range(rank, self._count, num_ranks)  # places among the rows that are scored
         self.num_rows = len(self._own)
         self._length = -(-self._count // num_ranks) if in_step else self.num_rows
-        self._num_batches = -(-self._length // batch_size)
-        self._length = self._num_batches * batch_size if full else self._length
+        self._length = -(-self._length // batch_size) * batch_size if full else self._length
+        self._even = self._count // num_ranks if whole and in_step else self._length  # before a batch of one row
+        self._num_batches = -(-self._even // batch_size) + (self._even < self._length)
         self.common = self._num_batches if in_step else -(-(self._count // num_ranks) // batch_size)  # every rank's
 
     def __call__(self, k: int) -> tuple[np.ndarray, np.ndarray] | None:
         if k >= self._num_batches:
             return None
         rows, counted = self.lengths(k)
-        part = self._own[k * self._batch_size : k * self._batch_size + counted]
+        begin, _ = self._places(k)
+        part = self._own[begin : begin + counted]
         positions = np.arange(part.start, part.stop, part.step, dtype=np.int64)
         if rows > counted:
             positions = np.append(positions, [self._own[0] if self._own else 0] * (rows - counted))
@@ -281,6 +285,11 @@ class EvalPlan:
 
     def lengths(self, k: int) -> tuple[int, int]:
         """Of the k-th batch: (its rows, those of them that count, which come first)."""
+        begin, end = self._places(k)
+        return end - begin, max(0, min(end, self.num_rows) - begin)
+
+    def _places(self, k: int) -> tuple[int, int]:
         begin = k * self._batch_size
-        rows, counted = (min(self._batch_size, length - begin) for length in (self._length, self.num_rows))
-        return rows, max(counted, 0)
+        if begin < self._even:
+            return begin, min(begin + self._batch_size, self._even)
+        return self._even, self._length

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from engine.data.alike import digest
 from engine.errors import ConfigError
 
 ENDLESS = 2**62
+_DIGESTS = 4
 
 
 def is_stream(dataset: Any) -> bool:
@@ -42,6 +44,7 @@ class Stream:
         self._next = 0  # the number of the sample that comes next
         self.reading = 0  # the number of the one that is read, or was last; those of other ranks are read too
         self._last: Any = None  # the sample before it
+        self.digests: list[str] = []  # of the first samples that were read: all ranks read the same
         self._begin = self._state()  # of sample 0
         self.begin_sample: Callable[[int], None] = lambda number: None  # seeds; those that are skipped draw numbers too
         if hasattr(source, "collate"):
@@ -58,6 +61,8 @@ class Stream:
             self.reading = self._next
             self.begin_sample(self._next)
             self._last = self._read()
+            if len(self.digests) < _DIGESTS:
+                self.digests.append(digest(self._last))
             self._next += 1
         return self._last
 

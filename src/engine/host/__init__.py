@@ -12,7 +12,8 @@ Signals: STOP_SIGNALS ask a process to stop; in a block they are handled (`handl
 
 Processes: a child that calls `die_with(parent)` ends with its parent, even if that was killed. `Hearts` are
 heartbeats in shared memory: the parent finds a child that is stopped, or whose native code holds the GIL, and ends it
-(`abort_hung`). `in_a_child` runs one function in a process of its own.
+(`abort_hung`). `in_a_child` runs one function in a process of its own. A forked child has positions of its own in the
+files that it inherits (`own_offsets`).
 
 Garbage: in a block, Python's collector runs where it is called alone.
 
@@ -22,6 +23,7 @@ Raises NoAnswer, else nothing of its own; OSError where the system refuses.
 
     cpu, gpu, numa, machine    what there is       signals    stopping       parent, heartbeat, child    child processes
     garbage     its collector                      programs   what other programs answer
+    offsets     positions in open files
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     )
     from engine.host.machine import gpu_facts, machine_changes, machine_facts, machine_line
     from engine.host.numa import bind_to_gpus
+    from engine.host.offsets import Offsets, file_offsets, own_offsets
     from engine.host.parent import die_with, die_with_starter, end_children_at_exit, process_state
     from engine.host.programs import GIT_DIFF, NoAnswer, answer_of, git
     from engine.host.signals import (

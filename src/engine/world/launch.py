@@ -30,12 +30,15 @@ from engine.host import (
     LIKELY_CAUSES,
     SAME_SIGNAL_S,
     Hearts,
+    Offsets,
     abort_hung,
     beat,
     die_with,
+    file_offsets,
     handling_signals,
     heeded_signals,
     held_signals,
+    own_offsets,
     readable_stack,
     say_ended,
     start_method,
@@ -106,8 +109,9 @@ class Ranks:
             self._hearts, self._stacks, self._written = hearts, [receive for receive, _ in pipes], [""] * count
             self._env = rank_environment(0, count, store)
             terminal = sys.stdin is not None and sys.stdin.isatty()
+            offsets = file_offsets() if context.get_start_method() == "fork" else {}
             arguments = [
-                (rank, target, directory, count, store, os.getpid(), terminal, hearts.shared, pipes[rank][1])
+                (rank, target, directory, count, store, os.getpid(), terminal, hearts.shared, pipes[rank][1], offsets)
                 for rank in range(count)
             ]
             processes = [context.Process(target=_rank_main, args=given, name=f"rank-{given[0]}") for given in arguments]
@@ -234,6 +238,7 @@ def _rank_main(
     terminal: bool,
     hearts: Any,
     stack: Any,
+    offsets: Offsets,
 ) -> None:
     die_with(parent)
     take_heart(hearts, index)
@@ -248,6 +253,7 @@ def _rank_main(
 
         share(int(os.environ["RANK"]))
     try:
+        own_offsets(offsets)  # of what a module of the user's has opened when it was imported
         target(directory)
     except KeyboardInterrupt:
         raise SystemExit(130) from None

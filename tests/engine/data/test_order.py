@@ -180,23 +180,27 @@ def test_a_rank_without_a_row_of_its_own_is_in_step_with_one_of_the_set() -> Non
 
 
 @settings(max_examples=100)
-@given(st.integers(0, 50), st.integers(1, 9), st.integers(1, 5), st.booleans())
-def test_evaluation_counts_each_row_once(size: int, batch_size: int, num_ranks: int, in_step: bool) -> None:
-    """in_step: batches of equal number and sizes for all ranks; the rows to count come first."""
+@given(st.integers(0, 50), st.integers(1, 9), st.integers(1, 5), st.booleans(), st.booleans())
+def test_evaluation_counts_each_row_once(
+    size: int, batch_size: int, num_ranks: int, in_step: bool, whole: bool
+) -> None:
+    """in_step: batches of equal number and sizes for all ranks; the rows to count come first. whole: of a batch they
+    are all, or none."""
     seen, shapes, common = [], [], set()
     for rank in range(num_ranks):
-        plan = EvalPlan(size, batch_size, rank, num_ranks, in_step)
+        plan = EvalPlan(size, batch_size, rank, num_ranks, in_step, whole=whole)
         batches = list(itertools.takewhile(lambda part: part is not None, map(plan, itertools.count())))
         assert plan(len(batches) + 5) is None
         numbers, rows = ([one for part in batches for one in part[i].tolist()] for i in (0, 1))
         assert set(rows) <= set(range(size))
         assert numbers == [*rows[: plan.num_rows], *[-1] * (len(rows) - plan.num_rows)]
         told = [plan.lengths(k) for k in range(len(batches))]
-        assert [whole for whole, _ in told] == [len(part) for _, part in batches]
-        assert all(0 < whole <= batch_size for whole, _ in told)
+        assert [size_k for size_k, _ in told] == [len(part) for _, part in batches]
+        assert all(0 < rows <= batch_size for rows, _ in told)
+        assert not whole or all(counted in (0, rows) for rows, counted in told)
         assert sum(counted for _, counted in told) == plan.num_rows
         seen += rows[: plan.num_rows]
-        shapes.append([whole for whole, _ in told])
+        shapes.append([rows for rows, _ in told])
         common.add(plan.common)
     assert sorted(seen) == list(range(size))
     assert common == {min(map(len, shapes))}, "batches that every rank has"

@@ -8,7 +8,9 @@ import random
 import signal
 import subprocess
 import sys
+import tarfile
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from conftest import QUICK, ROOT, limit, slow, start_run, wait_for
 from torch import Tensor
 
 from engine.data.loader import Loader
-from engine.data.loading import open_workers
+from engine.data.loading import choose, open_workers
 from engine.data.loading.samples import seed_sample
 from engine.data.order import EvalPlan, TrainPlan, shuffled
 from engine.data.stream import Stream
@@ -63,6 +65,51 @@ class Varying(Noisy):
             "n": lengths,
             "row": torch.tensor([s["row"] for s in samples]),
         }
+
+
+class Holding:
+    """Each row is read from a file that `__init__` has opened, in the way that `how` names."""
+
+    def __init__(self, folder: Path, how: str) -> None:
+        names, self.how = [f"{i:03}" for i in range(40)], how
+        (folder / "rows").write_text("".join(names) * 200)  # more than a buffer holds
+        for name in names:
+            (folder / name).write_text(name * 3000)
+        if how == "tar":
+            with tarfile.open(folder / "x.tar", "w") as out:
+                for name in names:
+                    out.add(folder / name, name)
+            self.tar = tarfile.open(folder / "x.tar")  # noqa: SIM115 - held open is what is tried
+        elif how == "zip":
+            with zipfile.ZipFile(folder / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+                for name in names:
+                    archive.write(folder / name, name)
+            self.zip = zipfile.ZipFile(folder / "x.zip")
+        else:
+            mode = {"read and write": "r+b", "deleted": "rb"}.get(how, "rb")
+            self.file = open(folder / "rows", mode, buffering=-(how != "descriptor"))  # noqa: SIM115
+            self.file.seek(60)
+            self.file.read(3)  # what is in the buffer, and where, is inherited too
+            if how == "deleted":
+                (folder / "rows").unlink()
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        time.sleep(0.0005)
+        if self.how == "tar":
+            text = self.tar.extractfile(f"{i:03}").read()  # type: ignore[union-attr]
+        elif self.how == "zip":
+            text = self.zip.read(f"{i:03}")
+        elif self.how == "descriptor":
+            os.lseek(self.file.fileno(), 3 * i, os.SEEK_SET)
+            time.sleep(0.0005)
+            text = os.read(self.file.fileno(), 3)
+        else:
+            self.file.seek(3 * (i + 40 * (i % 150)))
+            text = self.file.read(3)
+        return {"row": i, "read": int(text[:3]), "length": len(text)}
 
 
 class Failing(Noisy):
@@ -142,6 +189,26 @@ def test_numbers_depend_on_the_sample_only(dataset: Any) -> None:
     field = "torch" if "torch" in cut[0] else "x"
     assert torch.equal(torch.cat([b[field] for b in cut]), torch.cat([b[field] for b in reference]))
     assert len(torch.unique(torch.cat([b[field].reshape(-1) for b in reference]))) > 200  # and no two samples alike
+
+
+@pytest.mark.parametrize("how", ["buffered", "descriptor", "read and write", "deleted", "tar", "zip"])
+def test_each_worker_has_its_own_position_in_an_open_file(how: str, tmp_path: Path) -> None:
+    data = Holding(tmp_path, how)
+    batches = take(data, 40, 3, start_method="fork")
+    read = [row for b in batches for row in zip(*(b[f].tolist() for f in ("row", "read", "length")), strict=True)]
+    assert len(read) == 240
+    assert all(row == value and length in (3, 9000) for row, value, length in read)
+
+
+def test_a_file_that_cannot_be_opened_again_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Any, *rest: Any) -> int:
+        raise PermissionError(13, "Permission denied", path)
+
+    data = Holding(tmp_path, "buffered")
+    monkeypatch.setattr("engine.host.offsets.os.open", refused)
+    loader = Loader(data, plan_of(), CPU, kind="workers", num_workers=1, seed=0, start_method="fork")
+    with loader, pytest.raises(DataFailed, match=r"Permission denied.*open files in __getitem__, or give data.num_w"):
+        next(iter(loader))
 
 
 @pytest.mark.parametrize("start_method", ["fork", slow("spawn")])
@@ -337,6 +404,33 @@ def test_auto_measures_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert same(batches, take(Noisy(), 3, 0))
     with Loader(Varying(), plan_of(), CPU, num_workers=2, seed=0) as loader:
         assert "whole batches, for the dataset's own collate" in loader.why
+
+
+def test_auto_takes_more_workers_than_cores_where_samples_wait() -> None:
+    with Loader(Noisy(size=4000, sleep=0.02), plan_of(4000), CPU, seed=7, cores=1) as loader:
+        assert loader.num_workers >= 4, loader.why
+
+
+def test_the_search_ends_where_more_gain_nothing_or_cannot_be_started() -> None:
+    def rate(count: int) -> float:
+        tried.append(count)
+        if count > most:
+            raise OSError(24, "Too many open files")
+        return min(count, gains) * 100.0
+
+    cases = [
+        (1, 99, 99, [1, 2, 4, 8]),
+        (2, 3, 99, [1, 2, 4, 8]),
+        (6, 6, 99, [1, 2, 4, 6, 12]),
+        (9, 99, 20, [1, 2, 4, 9, 18, 36]),
+        (4, 1, 99, [1, 2]),
+        (100, 999, 999, [1, 2, 4, 8, 16, 32, 64, 100]),
+    ]
+    for cores, gains, most, wanted in cases:  # noqa: B007 - rate() reads it
+        tried: list[int] = []
+        rates = choose.doubling(rate, choose.counts(cores))
+        assert tried == wanted
+        assert list(rates) == [count for count in tried if count <= most]
 
 
 SCRIPT = """

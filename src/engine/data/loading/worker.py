@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.data.loading.samples import Samples
 from engine.data.loading.slots import Batch, Spec
 from engine.errors import DataFailed, one_line
-from engine.host import STOP_SIGNALS, die_with_starter
+from engine.host import STOP_SIGNALS, Offsets, die_with_starter, own_offsets
 
 _ALIGN = 64
 
@@ -62,10 +62,25 @@ class WorkerTraceback(Exception):
     """The traceback of an error in a worker, as text."""
 
 
-def work(make: Maker, making: Tensor, pipe: Connection, inherited: list[Connection], by_main_thread: bool) -> None:
+def work(
+    make: Maker,
+    making: Tensor,
+    pipe: Connection,
+    inherited: list[Connection],
+    offsets: Offsets,
+    by_main_thread: bool,
+) -> None:
     """Answer each job with (what was made, None), or with (None, (the error, its traceback)).
 
-    making: (1,) int64 in shared memory, for the row that is being made."""
+    making: (1,) int64 in shared memory, for the row that is being made. offsets: `file_offsets` before the fork."""
+    refused = None
+    try:
+        own_offsets(offsets)
+    except OSError as error:
+        refused = DataFailed(
+            f"data: a worker cannot open a file a second time, to have a position of its own ({one_line(error)}); open "
+            "files in __getitem__, or give data.num_workers=0"
+        )
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # they are for the run, whose process ends this one
     die_with_starter(by_main_thread)
@@ -75,14 +90,16 @@ def work(make: Maker, making: Tensor, pipe: Connection, inherited: list[Connecti
     make.samples.progress = making.numpy()
     try:
         while (job := pipe.recv()) is not None:
-            pipe.send_bytes(_answer(make, job))
+            pipe.send_bytes(_answer(make, job, refused))
     except (EOFError, OSError):
         return  # the parent is gone or has closed the pipe
 
 
-def _answer(make: Maker, job: tuple[int, int]) -> Any:
-    """Pickled here, so that what cannot be pickled is an answer too."""
+def _answer(make: Maker, job: tuple[int, int], refused: DataFailed | None) -> Any:
+    """Pickled here, so that what cannot be pickled is an answer too. refused: why this worker makes nothing."""
     try:
+        if refused is not None:
+            raise refused
         made = make(*job)
         try:
             return ForkingPickler.dumps((made, None))

@@ -37,7 +37,7 @@ from engine.data.loading.worker import Layout, Maker, WorkerTraceback, work
 from engine.data.order import Plan
 from engine.errors import ConfigError, DataFailed
 from engine.files import in_words
-from engine.host import LIKELY_CAUSES
+from engine.host import LIKELY_CAUSES, file_offsets
 
 _JOBS_EACH = 2  # jobs a worker has before it: one in work, one waiting
 _SPARE = 3  # slots that the consumer may hold: the batch in use, the one before, the one being handed over
@@ -90,8 +90,9 @@ class Workers:
         make = Maker(self._samples, self._shared, self._layout, self._collates)
         for i in range(self.num_workers):
             ours, theirs = context.Pipe()
-            inherited = [*self._pipes, ours] if context.get_start_method() == "fork" else []
-            arguments = (make, self._making[i], theirs, inherited, by_main_thread)
+            forks = context.get_start_method() == "fork"
+            inherited = [*self._pipes, ours] if forks else []
+            arguments = (make, self._making[i], theirs, inherited, file_offsets() if forks else {}, by_main_thread)
             process = context.Process(target=work, args=arguments, daemon=True, name=f"data-worker-{i}")
             try:
                 process.start()
