@@ -22,7 +22,7 @@ from engine.device import Hardware, StepNumbers, draw_nothing
 from engine.errors import ConfigError
 from engine.host import collect_garbage, no_garbage_collection
 from engine.world import World
-from lab.average import scored_model
+from lab.average import scored_model, training_mode
 from lab.callbacks.base import overriding
 from lab.descend import Descend
 from lab.groups import TrainerConfig
@@ -89,7 +89,7 @@ def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, validat
     if run.machine.cuda_graph:
         step = as_graph(step, state, run, may_draw(state), called=bool(before_step or on_step))
     for net in nets.values():
-        net.train()
+        training_mode(net) if state.rules >= 2 else net.train()
     run.watch.beat("training", state.step, slow=True)  # a first step may compile
     while not (ended(state, run) or run.stop.cause):
         for call in before_step:

@@ -28,6 +28,7 @@ from engine.private import skip_dynamo_import
 from engine.runs import CLASSES, RESULT, read_status, record_machine, record_start, shown, write_status
 from engine.schema import leaves, parse_interval, seconds
 from engine.world import Stopped, StopRequest, Watch, World, place, process_group, recording, stop_on_signals
+from lab.average import held_still
 from lab.callbacks.base import overriding
 from lab.config import Config
 from lab.evaluation import final_scores, validate
@@ -251,6 +252,9 @@ def begin(
         if unlike := record_machine(process.directory, facts):
             logger.warn(f"the run began on another machine, which rounds in its own way: {unlike}")
     changes = [*describe_transforms(process.config, data.sets["train"]), *unlike_splits(data.sets)]
+    if state.rules >= 2 and (still := held_still(state.model)):
+        names = ", ".join(name or "all of it" for name in still[:4]) + ", ..." * (len(still) > 4)
+        changes.append(f"held in evaluation mode by the model, and left so: {names}")
     describe(logger, run.machine, state.model, run, data.sets, data.train, changes)
 
 

@@ -22,6 +22,7 @@ from engine.parallel import peak_memory
 from engine.schema import parse_interval, plain
 from engine.world import World, place
 from lab import loaders, make
+from lab.average import training_mode
 from lab.config import Config
 from lab.evaluation import evaluate
 from lab.loop import train_step
@@ -76,7 +77,7 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
 
             steps_of = itertools.chain([first], batches)
             for net in nets.values():
-                net.train()
+                training_mode(net)
             took_s = step_s(step, device)
             limit = (config.trainer.max_eval_batches or sys.maxsize) * config.trainer.global_batch_size
             per_rank = machine.eval_batch_size * machine.num_procs

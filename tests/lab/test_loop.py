@@ -254,7 +254,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Surroundings:
 
 
 def fit(around: Surroundings, state: TrainState, val: Any = "data", **changed: Any) -> None:
-    net = nn.Linear(1, 1).eval()
+    net = nn.Linear(1, 1)
     run = run_of(around, **changed)
     loop.fit({"": net}, state, Data([1]), validating(run) if val else None, run)  # type: ignore[arg-type]
 
