@@ -26,7 +26,7 @@ from lab.average import scored_model, training_mode
 from lab.callbacks.base import overriding
 from lab.descend import Descend
 from lab.groups import TrainerConfig
-from lab.logging import check_finite, log_train
+from lab.logging import check_finite, check_has_trained, log_train
 from lab.owed import due_after, ended, take_up
 from lab.state import Run, TrainState, on_all_ranks
 from lab.step_graph import as_graph
@@ -112,6 +112,8 @@ def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, validat
         run.stop.agreed(run.world)
         pay(state, validate, run, clock)
     run.watch.beat("saving", state.step, slow=True)
+    if not run.stop.cause:
+        check_has_trained(state, run)
     run.checkpoints.wait(state.best)  # the run ends, and is scored, with all checkpoints on the disk
 
 
