@@ -302,8 +302,6 @@ def test_a_run_that_leaves_out_its_steps_says_so(tmp_path: Path, monkeypatch: py
         start_run(tmp_path, *run)
     else:
         for again in (lambda: start_run(tmp_path, *run), lambda: go_on(tmp_path)):
-            with pytest.raises(
-                RunFailed, match="^all 6 steps were left out, so nothing was trained: .*non_finite=stop"
             with pytest.raises(RunFailed, match=r"^all 6 steps were left out, so nothing was trained: .*=stop"):
                 again()
         assert status(tmp_path)["status"] == "failed"
