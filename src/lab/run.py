@@ -207,7 +207,8 @@ def build(process: Process, data: Data, payload: dict[str, Any] | None) -> tuple
     pruning = Pruning.of(PROJECT, process.directory)
     callbacks = [*([] if pruning is None else [pruning]), *make_callbacks(config)]
     intervals = (trainer.log_every, trainer.eval_every, trainer.save_every)
-    every = Every(*(parse_interval(interval, size / trainer.global_batch_size) for interval in intervals))
+    steps = [parse_interval(interval, size / trainer.global_batch_size) for interval in intervals]
+    every = Every(*(one and round(one) if state.rules < 2 else one for one in steps))
     run = Run(
         world, trainer, config.monitor, machine, every, logger, process.checkpoints, callbacks, process.stop,
         process.watch, buffers, epoch_samples=size, total_steps=total_steps, balance=balance, work=work,

@@ -133,11 +133,11 @@ def totals_of(rank: Any, payload: dict[str, Any]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Every:
-    """Intervals in optimizer steps; None: never."""
+    """Intervals in optimizer steps, which need not be whole (engine.schema.passed); None: never."""
 
-    log: int | None
-    eval: int | None
-    save: int | None
+    log: float | None
+    eval: float | None
+    save: float | None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import sys
 import time
@@ -90,7 +91,7 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
         memory = int(peak_memory(device))
         per_epoch = epoch_samples / config.trainer.global_batch_size
         every = parse_interval(config.trainer.eval_every, per_epoch)
-        evaluations = -(-steps // every) if every else 0  # the last step's, too
+        evaluations = math.ceil(steps / every) if every else 0  # the last step's, too
         trial = Trial(shape, batch, steps, evaluations, took_s, eval_s, end_s, memory)
         return vars(trial)
     finally:

@@ -196,8 +196,8 @@ RATED = (*QUICK, "optim.lr=0.01", "optim.schedule.warmup=0", "+optim.lr_factors=
 
 
 def rate(step: int) -> float:
-    """Cosine decay to 0 at the last step, without a warm-up."""
-    return 0.005 * (1 + math.cos(math.pi * step / 9))
+    """Cosine decay to 0 after the last step, without a warm-up."""
+    return 0.005 * (1 + math.cos(math.pi * step / 10))
 
 
 @pytest.mark.one_quick
