@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,23 +43,6 @@ def test_the_host_asks_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "hardware.micro_batch_size=5",
     )  # fmt: skip
     assert steps == [0, 1, 2, 3, 4, 5]
-
-
-def test_a_question_is_noticed() -> None:
-    x = torch.arange(3.0)
-    for ask in (
-        lambda: x.sum().item(), lambda: bool(x[0]), lambda: float(x[0]), lambda: x.tolist(), lambda: x[x > 1],
-        lambda: torch.equal(x, x), lambda: 1 if x.sum() > 2 else 0,
-    ):  # fmt: skip
-        with pytest.raises(waits.Waited), waits.refused():
-            ask()
-    with waits.refused():
-        with waits.allowed():
-            assert float(x[1]) == 1
-        with ThreadPoolExecutor(1) as another:  # a loader's
-            assert another.submit(lambda: int(x[2])).result() == 2
-        with pytest.raises(waits.Waited):
-            int(x[2])
 
 
 BAD = (0, 4, 6, 13)
