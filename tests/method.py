@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,14 @@ import torch
 import waits
 from conftest import (
     ALL,
+    ROOT,
     assert_equal,
     assert_undisturbed,
+    compose,
     go_on,
+    gpu_environment,
     last_checkpoint,
+    limit,
     metrics,
     raise_at_step,
     scores,
@@ -69,6 +75,7 @@ class Promises:
     overfit_with: tuple[str, ...] = ()  # overrides of that run alone: a short queue, say
     relative, absolute = 1e-3, 1e-5  # how far values may be from those of other ranks, micro-batches, kernels
     absolute_of_weights = 1e-4
+    reads_nan = True  # False: its losses make tokens, rows or classes of the data; then they alone are NaN in a test
     half_precision = 0.25  # how far bf16's values may be from fp32's, as a share of the range of these
     kills = (7, 11)  # steps: after the saves at 5 and 10, and a log
     ranks: tuple[Any, ...] = (1, slow(2))  # of a run that is killed, and of one with a step that is left out
@@ -122,8 +129,9 @@ class Promises:
     ) -> None:
         """In half precision, in which it learns as in fp32; where steps may be left out, with a moving average and with
         micro-batches. The model, the task and its losses are asked; a data set's own code and an optimizer without a
-        fused kernel may wait."""
-        steps = waits.refused_in_steps(monkeypatch, of_optimizers=False)
+        fused kernel may wait, and so may a task that says `waits = True`."""
+        waits_by_nature = task_class(straight).waits
+        steps = [*range(self.steps)] if waits_by_nature else waits.refused_in_steps(monkeypatch, of_optimizers=False)
         ways = (f"hardware.precision={precision}", "trainer.non_finite=skip")
         folder = start_run(tmp_path, *small, *ways, *(() if self.across_samples else WAYS["micro-batches"]))
         assert steps == list(range(self.steps))
@@ -133,19 +141,34 @@ class Promises:
         held = last_checkpoint(folder)["model"].values()
         assert {value.dtype for value in held if value.is_floating_point()} == {torch.float32}
 
+    @pytest.mark.gpu
+    def test_no_step_waits_for_a_gpu(self, tmp_path: Path, small: tuple[str, ...]) -> None:
+        """As the GPU itself says: torch raises where the host waits for it."""
+        if get_class(compose(*small).task._target_).waits:
+            pytest.skip("the method says `waits = True`")
+        on_gpu = [one for one in small if not one.startswith("hardware.") and one != "hardware=cpu"]
+        done = subprocess.run(
+            [sys.executable, "-c", waits.ON_A_GPU, str(ROOT / "tests"), *on_gpu, "hardware=gpu",
+             "hardware.num_procs=1", f"hydra.run.dir={tmp_path}"],
+            env=gpu_environment(), capture_output=True, text=True, timeout=limit(300),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
     def test_a_skipped_step_changes_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: tuple[str, ...], ranks: int
     ) -> None:
         """After a step that moves, one whose data and losses the last rank has as NaN: weights, average, optimizer and
         all that model and task hold are those behind the first, but for the learning rate; what the task keeps
-        (`kept_if_skipped`) is finite."""
-        steps = ("trainer.non_finite=skip", "trainer.max_steps=2", "trainer.save_every=1")
-        poison(monkeypatch, step=1, rank=ranks - 1)
-        folder = start_run(tmp_path / "run", *small, *steps, *(WAYS["2 ranks"] if ranks == 2 else ()))
+        (`kept_if_skipped`) is finite. No evaluation lies between, in which a callback may change what it holds."""
+        steps = ("trainer.non_finite=skip", "trainer.save_every=1", "trainer.log_every=1", "trainer.eval_every=9")
+        poison(monkeypatch, step=1, rank=ranks - 1, data=self.reads_nan)
+        folder = tmp_path / "run"
+        with pytest.raises(SystemExit):  # as one that is stopped
+            start_run(folder, *small, *steps, "process.stop_at_step=2", *(WAYS["2 ranks"] if ranks == 2 else ()))
         before, after = map(checkpoint.load_checkpoint, sorted((folder / "checkpoints").glob("last_*.pt")))
         assert (before["step"], after["step"]) == (1, 2)
         assert any(line.get("train/skipped_steps") for line in metrics(folder))
-        keeps = get_class(OmegaConf.load(folder / "config.yaml").task._target_).kept_if_skipped
+        keeps = task_class(folder).kept_if_skipped
         for part in ("model", "task", "ema", "optimizer"):
             mine, theirs = after[part], before[part]
             if part == "task":
@@ -250,6 +273,11 @@ class Stateless(Shipped):
         test_killed_twice_is_undisturbed = None  # type: ignore[assignment]
 
 
+def task_class(folder: Path) -> Any:
+    """Of the run in `folder`."""
+    return get_class(OmegaConf.load(folder / "config.yaml").task._target_)
+
+
 def broken_off(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: Sequence[int], *overrides: str) -> Path:
     """A run that breaks off before each of these steps, each time behind a save, and goes on to its end."""
     for step in steps:
@@ -262,16 +290,23 @@ def broken_off(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: Sequence[in
     return folder
 
 
-def poison(monkeypatch: pytest.MonkeyPatch, step: int, rank: int) -> None:
-    """The floats of this rank's batches in this step are NaN, and so are its losses."""
+def poison(monkeypatch: pytest.MonkeyPatch, step: int, rank: int, data: bool = True) -> None:
+    """The floats of this rank's batches in this step are NaN, and so are its losses; the latter alone if not `data`."""
     train_step, check_losses = lab.loop.train_step, lab.descend.check_losses
     bad = [False]
 
     def noted(nets: Any, state: Any, batches: Any, trainer: Any, machine: Any, world: Any, *rest: Any) -> Any:
         bad[0] = state.step == step and world.rank == rank
-        if bad[0]:
-            batches = ({name: not_numbers(value) for name, value in one.items()} for one in batches)
-        return train_step(nets, state, batches, trainer, machine, world, *rest)
+        if not (bad[0] and data):
+            return train_step(nets, state, batches, trainer, machine, world, *rest)
+        batches = ({name: not_numbers(value) for name, value in one.items()} for one in batches)
+        try:
+            return train_step(nets, state, batches, trainer, machine, world, *rest)
+        except Exception as error:
+            raise RunFailed(
+                f"your losses cannot read NaN, which this test has the floats of a batch be: {type(error).__name__}: "
+                f"{error} - with `reads_nan = False` in the test's class the losses alone are NaN"
+            ) from error
 
     def checked(key: str, losses: dict[str, torch.Tensor], *rest: Any) -> None:
         check_losses(key, losses, *rest)

@@ -2,91 +2,70 @@
 
 from __future__ import annotations
 
-import threading
-import traceback
+import linecache
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
-ASKS = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__")
-# operations whose result's shape, or whose result, the host must know
-SIZED = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "unique", "is_nonzero", "repeat_interleave")
+from engine.profiling.waits import allowed, waits_noticed
 
-
-ONE_HOT = functional.one_hot
+__all__ = ["ON_A_GPU", "Waited", "allowed", "refused", "refused_in_steps"]
 
 
 class Waited(AssertionError):
-    """what: the operation. The message ends with the line of the project that asked."""
+    """what: the operation. The message ends with the line that asked."""
 
-    def __init__(self, what: str) -> None:
-        frames = [frame for frame in traceback.extract_stack() if "/src/lab/" in frame.filename]
-        at = f", in {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
-        super().__init__(f"{what} waits for the device{at}")
-
-
-_refusing: list[int] = []  # the threads that may not ask: those that are in such a block
-
-
-def _may_not_ask() -> bool:
-    return threading.get_ident() in _refusing
-
-
-@contextmanager
-def allowed() -> Iterator[None]:
-    """In this block of this thread the host may ask again."""
-    before, _refusing[:] = [*_refusing], [one for one in _refusing if one != threading.get_ident()]
-    try:
-        yield
-    finally:
-        _refusing[:] = before
-
-
-class _Operations(TorchDispatchMode):
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not _may_not_ask():
-            return function(*args, **(kwargs or {}))
-        name = function.__name__.partition(".")[0]
-        masks = args[1] if name.startswith("index") and len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
-        masked = any(isinstance(m, torch.Tensor) and m.dtype in (torch.bool, torch.uint8) for m in masks)
-        if masked or any(name.startswith(one) for one in SIZED):
-            raise Waited(str(function))
-        return function(*args, **(kwargs or {}))
+    def __init__(self, what: str, file: str, line: int) -> None:
+        super().__init__(f"{what} waits for the device, in {file}:{line}: {linecache.getline(file, line).strip()}")
 
 
 @contextmanager
 def refused() -> Iterator[None]:
     """Of this thread: others, such as a loader's, may ask what they like."""
-    with pytest.MonkeyPatch.context() as patch, _Operations():
-        for name, answer in [(name, getattr(torch.Tensor, name)) for name in ASKS]:
 
-            def ask(*args: Any, called: str = name, answer: Any = answer) -> Any:
-                if _may_not_ask():
-                    raise Waited(f"Tensor.{called}")
-                return answer(*args)
+    def refuse(*wait: Any) -> None:
+        raise Waited(*wait)
 
-            patch.setattr(torch.Tensor, name, ask)
-        patch.setattr(functional, "one_hot", _one_hot)
-        _refusing.append(threading.get_ident())
-        try:
-            yield
-        finally:
-            _refusing.remove(threading.get_ident())
+    with waits_noticed(refuse):
+        yield
 
 
-def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """On a CPU torch looks whether the labels are below num_classes; on a GPU it does not (ATen/native/Onehot.cpp)."""
-    with allowed() if num_classes > 0 else nullcontext():
-        return ONE_HOT(tensor, num_classes)
+@contextmanager
+def refused_by_the_gpu() -> Iterator[None]:
+    """torch raises where the host waits for the GPU."""
+    with _sync_debug("error"):
+        yield
 
 
-def refused_in_steps(monkeypatch: pytest.MonkeyPatch, of_optimizers: bool = True) -> list[int]:
-    """Every train_step of this process's runs is such a block. Returns the numbers of the steps that were taken.
+@contextmanager
+def _sync_debug(mode: str) -> Iterator[None]:
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode(mode)
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+# what a test of a method on a GPU runs: the first steps allocate, and choose kernels
+ON_A_GPU = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+import pytest, train, waits
+with pytest.MonkeyPatch.context() as patch:
+    waits.refused_in_steps(patch, of_optimizers=False, block=waits.refused_by_the_gpu, after=2)
+    sys.exit(train.main())
+"""
+
+
+def refused_in_steps(
+    monkeypatch: pytest.MonkeyPatch, of_optimizers: bool = True, block: Callable[[], Any] = refused, after: int = 0
+) -> list[int]:
+    """Every train_step of this process's runs is such a block, but for the first ones, so many as `after` says. Returns
+    the numbers of the steps that were taken.
 
     The host's part in the data, as a batch is fetched, may ask. of_optimizers: False for a test of something else: an
     optimizer that is neither fused nor says takes_found_inf may ask in its own step, and whether to leave it out."""
@@ -101,7 +80,7 @@ def refused_in_steps(monkeypatch: pytest.MonkeyPatch, of_optimizers: bool = True
     def train_step(nets: Any, state: Any, batches: Any, *rest: Any) -> Any:
         steps.append(state.step)
         may_ask[:] = [not all(map(takes_found_inf, state.optimizer.values()))]
-        with refused():
+        with block() if len(steps) > after else nullcontext():
             return original(nets, state, _fetched(batches), *rest)
 
     def asked(*args: Any) -> Any:
@@ -122,7 +101,7 @@ def refused_in_steps(monkeypatch: pytest.MonkeyPatch, of_optimizers: bool = True
 
 def _fetched(batches: Iterator[Any]) -> Iterator[Any]:
     while True:
-        with allowed():
+        with _free():
             batch = next(batches, None)
         if batch is None:
             return
@@ -130,5 +109,11 @@ def _fetched(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _freely(function: Callable[..., Any], *args: Any) -> Any:
-    with allowed():
+    with _free():
         return function(*args)
+
+
+@contextmanager
+def _free() -> Iterator[None]:
+    with allowed(), _sync_debug("default") if torch.cuda.is_initialized() else nullcontext():
+        yield

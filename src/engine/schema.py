@@ -358,8 +358,15 @@ def seconds(value: float | str | None, key: str = "duration") -> float | None:
     return found
 
 
-def parse_interval(value: int | str | None, steps_per_epoch: float, key: str = "interval") -> int | None:
-    """Returns an interval in optimizer steps, at least 1; None: never. value: steps, or epochs as 1ep, 0.5ep."""
+def parse_interval(value: int | str | None, steps_per_epoch: float, key: str = "interval") -> float | None:
+    """Returns an interval in optimizer steps, at least 1; None: never. value: steps, or epochs as 1ep, 0.5ep, whose
+    interval need not be whole."""
     if value is None or isinstance(value, int):
         return value
-    return max(1, round(check_interval(value, key) * steps_per_epoch))
+    return max(1, check_interval(value, key) * steps_per_epoch)
+
+
+def passed(step: int, every: float) -> int:
+    """Returns how many intervals have ended by this step: the k-th ends at k * every steps, rounded."""
+    count = int((step + 1) // every)
+    return count - (round(count * every) > step)

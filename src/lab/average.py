@@ -25,9 +25,30 @@ def evaluation_mode(*nets: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, training in modes:  # a module comes before its parts
-            if module.training != training:
-                module.train(training)
+        put_back(modes)
+
+
+def training_mode(net: nn.Module) -> None:
+    """Set what is in training mode, as new modules are, to train; what a model holds in evaluation mode stays in it."""
+    modes = [(part, part.training) for held in net.modules() if not held.training for part in held.modules()]
+    net.train()
+    put_back(modes)
+
+
+def put_back(modes: Iterable[tuple[nn.Module, bool]]) -> None:
+    """modes: (module, whether it trains), a module before its parts."""
+    for module, training in modes:
+        if module.training != training:
+            module.train(training)
+
+
+def held_still(model: nn.Module) -> list[str]:
+    """Names of the modules that the model holds in evaluation mode, without their parts."""
+    found: list[str] = []
+    for name, module in model.named_modules():
+        if not (module.training or any(f".{name}".startswith(f".{whole}." if whole else ".") for whole in found)):
+            found.append(name)
+    return found
 
 
 def scored_model(state: TrainState, run: Run) -> nn.Module:

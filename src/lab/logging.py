@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 
 from engine.data import Clock
 from engine.device import compile_report
 from engine.errors import RunFailed
+from engine.parallel import local_parts
 from engine.world import to_host
 from lab.state import Run, TrainState, may_skip
 
+WHY_LEFT_OUT = "the gradients of each, or their norm, were not finite numbers of float32"
 SMALLEST_SCALE = 1e-3  # fp16's loss scale begins at 65,536; each step with inf or NaN gradients halves it
 
 
@@ -27,6 +30,13 @@ def check_finite(state: TrainState, run: Run) -> dict[str, int]:
         steps = f"gradients were not finite within the steps {state.logged_step + 1} to {state.step}; "
         if found := getattr(run.train_set, "not_finite", lambda: None)():
             raise RunFailed(f"{steps}the data are not, either: {found}")
+        weights = local_parts(list(state.model.parameters()))
+        if not any(map(math.isnan, sums)) and all(bool(part.isfinite().all()) for part in weights):
+            raise RunFailed(
+                f"the norm of the gradients is more than float32 holds within the steps {state.logged_step + 1} to "
+                f"{state.step}: make the loss smaller, by the units of the targets or a factor; if a gradient itself "
+                "is infinite, debug=nan names it"
+            )
         raise RunFailed(
             f"{steps}debug=nan names the module, trainer.non_finite=skip leaves such steps out, "
             "a lower optim.lr or trainer.clip_norm may prevent them"
@@ -37,6 +47,22 @@ def check_finite(state: TrainState, run: Run) -> dict[str, int]:
             "hardware.precision=bf16 has the range of fp32, a lower optim.lr may help too"
         )
     return {name.rpartition("/")[0]: int(count) for name, count in zip(counts, sums)}
+
+
+def all_left_out(state: TrainState, skipped: Mapping[str, int]) -> bool:
+    """Whether no objective has had an update since the last log. skipped: of `check_finite`."""
+    updates = {name: state.counts[f"{name}/non_finite" if name else "non_finite"] for name in skipped}
+    return bool(skipped) and skipped == updates
+
+
+def check_has_trained(state: TrainState, run: Run) -> None:
+    """RunFailed at the end of a run whose steps were all left out: its weights are those that it began with."""
+    since = (state.step - state.logged_step) * all_left_out(state, check_finite(state, run))
+    if state.step and state.skipped_steps + since == state.step:
+        raise RunFailed(
+            f"all {state.step:,} steps were left out, so nothing was trained: {WHY_LEFT_OUT} - trainer.non_finite=stop "
+            "ends at the first one, debug=nan names the module"
+        )
 
 
 def log_train(state: TrainState, run: Run, clock: Clock) -> None:
@@ -53,6 +79,13 @@ def log_train(state: TrainState, run: Run, clock: Clock) -> None:
         logged["train/epoch"] = state.samples / run.epoch_samples
     if count := sum(skipped.values()):
         logged["train/skipped_steps"] = float(count)
+    if all_left_out(state, skipped):
+        if state.scaler is None:  # fp16 looks for its loss scale in this way
+            run.logger.warn(
+                f"all steps from {state.logged_step + 1} to {state.step} were left out (trainer.non_finite=skip): "
+                f"{WHY_LEFT_OUT}"
+            )
+        state.skipped_steps += state.step - state.logged_step
     if compile_s := compile_report(run.logger.say):
         clock.pause_s += compile_s
         logged["perf/compile_s"] = compile_s

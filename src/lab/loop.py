@@ -22,11 +22,11 @@ from engine.device import Hardware, StepNumbers, draw_nothing
 from engine.errors import ConfigError
 from engine.host import collect_garbage, no_garbage_collection
 from engine.world import World
-from lab.average import scored_model
+from lab.average import scored_model, training_mode
 from lab.callbacks.base import overriding
 from lab.descend import Descend
 from lab.groups import TrainerConfig
-from lab.logging import check_finite, log_train
+from lab.logging import check_finite, check_has_trained, log_train
 from lab.owed import due_after, ended, take_up
 from lab.state import Run, TrainState, on_all_ranks
 from lab.step_graph import as_graph
@@ -89,7 +89,7 @@ def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, validat
     if run.machine.cuda_graph:
         step = as_graph(step, state, run, may_draw(state), called=bool(before_step or on_step))
     for net in nets.values():
-        net.train()
+        training_mode(net) if state.rules >= 2 else net.train()
     run.watch.beat("training", state.step, slow=True)  # a first step may compile
     while not (ended(state, run) or run.stop.cause):
         for call in before_step:
@@ -112,6 +112,8 @@ def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, validat
         run.stop.agreed(run.world)
         pay(state, validate, run, clock)
     run.watch.beat("saving", state.step, slow=True)
+    if not run.stop.cause:
+        check_has_trained(state, run)
     run.checkpoints.wait(state.best)  # the run ends, and is scored, with all checkpoints on the disk
 
 

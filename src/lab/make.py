@@ -51,6 +51,7 @@ from lab.network import make_model
 from lab.objective import Objective
 from lab.optim import Named, Schedule, build_optimizer, check_closure, largest, parameter_groups, trainable
 from lab.project import PROJECT
+from lab.schedules.constant import Constant
 from lab.state import TrainState, may_skip
 from lab.tasks.base import Batch, Task, TaskRun, overrides
 
@@ -277,6 +278,10 @@ def make_state(
         if not overrides(task, "train_step"):
             check_closure(optimizers[objective], config.optimizer["_target_"])
     factor = construct(PROJECT, "optim.schedule", optim.schedule)
+    if (rules := config.cfg.get("rules", 1)) < 2:
+        for one in (factor, *getattr(factor, "__dict__", {}).values()):
+            if isinstance(one, Constant):
+                object.__setattr__(one, "every_step_trains", False)
     with constructing(PROJECT, "optim.schedule", optim.schedule):
         schedule = Schedule(optimizers, factor, total_steps)
     scaler = machine.make_scaler()
@@ -286,7 +291,7 @@ def make_state(
     names = {id(p): name for named in trained.values() for name, p in named}
     order = [names.get(id(p), "") for group in optimizers.param_groups for p in group["params"]]
     monitor = [config.monitor.key, config.monitor.mode]
-    return TrainState(model, task, ema, optimizers, schedule, scaler, order, monitor, rules=config.cfg.get("rules", 1))
+    return TrainState(model, task, ema, optimizers, schedule, scaler, order, monitor, rules=rules)
 
 
 def make_optimizer(config: Config, named: Named, whose: str, others: Sequence[str] = ()) -> Optimizer:

@@ -9,11 +9,12 @@ checkpoint holds. A run that was killed or stopped after any of its writes goes 
 
 from __future__ import annotations
 
+from engine.schema import passed
 from lab.state import Run, TrainState
 
 
-def due(step: int, every: int | None) -> bool:
-    return every is not None and step % every == 0
+def due(step: int, every: float | None) -> bool:
+    return every is not None and passed(step, every) > passed(step - 1, every)
 
 
 def due_after(state: TrainState, validates: bool, run: Run) -> list[str]:

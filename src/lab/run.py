@@ -28,6 +28,7 @@ from engine.private import skip_dynamo_import
 from engine.runs import CLASSES, RESULT, read_status, record_machine, record_start, shown, write_status
 from engine.schema import leaves, parse_interval, seconds
 from engine.world import Stopped, StopRequest, Watch, World, place, process_group, recording, stop_on_signals
+from lab.average import held_still
 from lab.callbacks.base import overriding
 from lab.config import Config
 from lab.evaluation import final_scores, validate
@@ -213,7 +214,8 @@ def build(process: Process, data: Data, payload: dict[str, Any] | None) -> tuple
     pruning = Pruning.of(PROJECT, process.directory)
     callbacks = [*([] if pruning is None else [pruning]), *make_callbacks(config)]
     intervals = (trainer.log_every, trainer.eval_every, trainer.save_every)
-    every = Every(*(parse_interval(interval, size / trainer.global_batch_size) for interval in intervals))
+    steps = [parse_interval(interval, size / trainer.global_batch_size) for interval in intervals]
+    every = Every(*(one and round(one) if state.rules < 2 else one for one in steps))
     run = Run(
         world, trainer, config.monitor, machine, every, logger, process.checkpoints, callbacks, process.stop,
         process.watch, buffers, epoch_samples=size, total_steps=total_steps, balance=balance, work=work,
@@ -263,6 +265,9 @@ def begin(
             f"the statistics of {norm} count them - drop_last=true fills no batch up"
         )
     changes = [*describe_transforms(process.config, data.sets["train"]), *unlike_splits(data.sets)]
+    if state.rules >= 2 and (still := held_still(state.model)):
+        names = ", ".join(name or "all of it" for name in still[:4]) + ", ..." * (len(still) > 4)
+        changes.append(f"held in evaluation mode by the model, and left so: {names}")
     describe(logger, run.machine, state.model, run, data.sets, data.train, changes)
 
 

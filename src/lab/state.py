@@ -49,6 +49,7 @@ class TrainState:
     totals: dict[str, Tensor] = field(default_factory=dict)  # sums since the last log, on the device
     counts: dict[str, int] = field(default_factory=dict)  # steps summed in each of `totals`
     logged_step: int = 0  # the step of the last log
+    skipped_steps: int = 0  # until then, in those between two logs of which all were left out
     logged_lines: int = 0  # in metrics.jsonl; known to rank 0
     scored_step: int = 0  # the step of the last evaluation
     owes: list[str] = field(default_factory=list)  # what is still to be done after `step`: see lab.owed
@@ -132,11 +133,11 @@ def totals_of(rank: Any, payload: dict[str, Any]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Every:
-    """Intervals in optimizer steps; None: never."""
+    """Intervals in optimizer steps, which need not be whole (engine.schema.passed); None: never."""
 
-    log: int | None
-    eval: int | None
-    save: int | None
+    log: float | None
+    eval: float | None
+    save: float | None
 
 
 @dataclass(frozen=True)

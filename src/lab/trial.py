@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import sys
 import time
@@ -22,6 +23,7 @@ from engine.parallel import peak_memory
 from engine.schema import parse_interval, plain
 from engine.world import World, place
 from lab import loaders, make
+from lab.average import training_mode
 from lab.config import Config
 from lab.evaluation import evaluate
 from lab.loop import train_step
@@ -76,7 +78,7 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
 
             steps_of = itertools.chain([first], batches)
             for net in nets.values():
-                net.train()
+                training_mode(net)
             took_s = step_s(step, device)
             limit = (config.trainer.max_eval_batches or sys.maxsize) * config.trainer.global_batch_size
             per_rank = machine.eval_batch_size * machine.num_procs
@@ -89,7 +91,7 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
         memory = int(peak_memory(device))
         per_epoch = epoch_samples / config.trainer.global_batch_size
         every = parse_interval(config.trainer.eval_every, per_epoch)
-        evaluations = -(-steps // every) if every else 0  # the last step's, too
+        evaluations = math.ceil(steps / every) if every else 0  # the last step's, too
         trial = Trial(shape, batch, steps, evaluations, took_s, eval_s, end_s, memory)
         return vars(trial)
     finally:

@@ -32,6 +32,7 @@ from engine.profiling import is_out_of_memory, limit_memory
 from engine.schema import typed
 from engine.world import World, group_of_one, place
 from lab import loaders, make
+from lab.average import training_mode
 from lab.config import Config, share_evaluation
 from lab.evaluation import evaluate
 from lab.groups import HardwareConfig, TrainerConfig
@@ -81,7 +82,7 @@ class Trial:
         state = make.make_state(config, machine, model, task, steps, world)
         nets = make.make_nets(config, machine, state, world)
         for net in nets.values():
-            net.train()
+            training_mode(net)
         return state, nets
 
 

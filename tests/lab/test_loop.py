@@ -254,7 +254,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Surroundings:
 
 
 def fit(around: Surroundings, state: TrainState, val: Any = "data", **changed: Any) -> None:
-    net = nn.Linear(1, 1).eval()
+    net = nn.Linear(1, 1)
     run = run_of(around, **changed)
     loop.fit({"": net}, state, Data([1]), validating(run) if val else None, run)  # type: ignore[arg-type]
 
@@ -393,7 +393,8 @@ def test_a_log_without_a_step_that_counts_has_no_means() -> None:
 
 STOPS = r"^gradients were not finite within the steps 5 to 9; debug=nan names .*trainer\.clip_norm"
 SCALE = r"^fp16: the loss scale has fallen below 0\.001 by step 9,"
-GOOD, BAD = {"loss": 1.0, "grad_norm": 3.0}, {"loss": 1.0, "grad_norm": INF}
+LARGE = r"^the norm of the gradients is more than float32 holds within the steps 5 to 9: make the loss smaller"
+GOOD, BAD = {"loss": 1.0, "grad_norm": 3.0}, {"loss": 1.0, "grad_norm": NAN}
 
 
 @pytest.mark.parametrize(
@@ -407,6 +408,7 @@ GOOD, BAD = {"loss": 1.0, "grad_norm": 3.0}, {"loss": 1.0, "grad_norm": INF}
         (GOOD | {"non_finite": 0.0}, False, logging.SMALLEST_SCALE, {"": 0}),
         (BAD, False, None, STOPS),
         (BAD | {"non_finite": 2.0}, False, None, STOPS),
+        (GOOD | {"grad_norm": INF}, False, None, LARGE),
         (GOOD | {"non_finite": 0.0}, False, 0.0009, SCALE),
         (GOOD | {"non_finite": 2.0}, True, 0.0009, SCALE),
     ],

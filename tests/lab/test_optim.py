@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, assert_equal, compose, last_checkpoint, start_run
+from conftest import QUICK, assert_equal, compose, last_checkpoint, start_run, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import lab.optim
+import lab.schedules.cosine
 import lab.tasks.supervised
-from engine.checkpoints import Optimizers
+from engine.checkpoints import Optimizers, checkpoint
 from engine.config import locate
 from engine.config.saved import updated
 from engine.errors import ConfigError
@@ -179,19 +180,62 @@ def test_schedules() -> None:
 @settings(max_examples=100)
 @given(st.integers(1, 300), st.sampled_from([0.0, 0.05, 0.3, 0.99, 1.0]), st.sampled_from([0.0, 0.1, 1.0]))
 def test_a_schedule_follows_its_formula_to_the_last_step(total: int, warmup: float, final: float) -> None:
-    """From the peak at the first step after the warm-up to exactly `final` of it at the last."""
+    """From the peak at the first step after the warm-up to exactly `final` of it behind the last."""
     rise = round(warmup * total)
     for kind in (Linear, Cosine):
         factors = [kind(warmup, final)(step, total) for step in range(total + 1)]
         assert factors[:rise] == pytest.approx([(step + 1) / rise for step in range(rise)])
         for step in range(rise, total):
-            if total - 1 > rise:
-                progress = (step - rise) / (total - 1 - rise)
-                left = 1 - progress if kind is Linear else (1 + math.cos(math.pi * progress)) / 2
-                assert factors[step] == pytest.approx(final + (1 - final) * left, abs=1e-12)
-        if total > max(1, rise):
-            assert factors[total - 1] == pytest.approx(final, abs=1e-12)
-            assert factors[total] == factors[total - 1]  # what the optimizer holds when the run has ended
+            progress = (step - rise) / (total - rise)
+            left = 1 - progress if kind is Linear else (1 + math.cos(math.pi * progress)) / 2
+            assert factors[step] == pytest.approx(final + (1 - final) * left, abs=1e-12)
+        assert min(factors[:total]) > 0
+        assert factors[total] == pytest.approx(final, abs=1e-12)
+
+
+def test_rates_are_those_of_torch() -> None:
+    """Each step trains: the rate of 0 would be that of one more."""
+    for kind, of_torch in (
+        (Cosine, partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=20)),
+        (Linear, partial(torch.optim.lr_scheduler.LinearLR, start_factor=1.0, end_factor=0.0, total_iters=20)),
+    ):
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+        theirs = of_torch(optimizer)
+        for step in range(20):
+            assert kind(0.0, 0.0)(step, 20) == pytest.approx(optimizer.param_groups[0]["lr"])
+            assert optimizer.param_groups[0]["lr"] > 0
+            optimizer.step()
+            theirs.step()
+
+
+class Holding:
+    """A schedule of one's own around one of these."""
+
+    __module__ = "lab.schedules.cosine"
+
+    def __init__(self, warmup: float, final: float) -> None:
+        self.inner = Cosine(warmup, final)
+
+    def __call__(self, step: int, total_steps: int) -> float:
+        return 0.5 * self.inner(step, total_steps)
+
+
+@pytest.mark.parametrize("kind", ["cosine.Cosine", "linear.Linear", "cosine.Holding"])
+@pytest.mark.parametrize("rules", [1, 2])
+def test_a_run_keeps_the_rate_of_its_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, rules: int
+) -> None:
+    """0 where it began by the rules before, and then its last two checkpoints are equal; also of a resumed one."""
+    monkeypatch.setattr(lab.schedules.cosine, "Holding", Holding, raising=False)
+    run = start_run(
+        tmp_path, *QUICK, f"optim.schedule._target_=lab.schedules.{kind}", "optim.weight_decay=0", f"rules={rules}",
+        "trainer.max_steps=4", "trainer.log_every=1", "trainer.save_every=1", "trainer.eval_every=null",
+    )  # fmt: skip
+    assert (values(run, "train/lr")[-1] == 0) is (rules == 1)
+    third, last = (checkpoint.load_checkpoint(path) for path in sorted((run / "checkpoints").glob("last_*.pt"))[-2:])
+    assert (third["step"], last["step"]) == (3, 4)
+    equal = all(torch.equal(last["model"][name], value) for name, value in third["model"].items())
+    assert equal is (rules == 1)
 
 
 def test_the_rate_that_is_told_is_that_of_the_newest_step() -> None:

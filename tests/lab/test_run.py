@@ -126,6 +126,13 @@ def spoiled(found: tuple[dict[str, Tensor], Any]) -> tuple[dict[str, Tensor], An
     return {name: value * float("nan") for name, value in losses.items()}, output
 
 
+@pytest.mark.parametrize(("rules", "evaluated"), [(1, [20, 40, 41]), (2, [20, 41])])
+def test_the_last_epoch_ends_with_the_run(tmp_path: Path, rules: int, evaluated: list[int]) -> None:
+    """Two epochs of 20.27 steps: one evaluation and one checkpoint each. A run from before keeps to its steps."""
+    run = start_run(tmp_path, *QUICK, "trainer.max_epochs=2", f"rules={rules}")
+    assert [line["step"] for line in metrics(run) if "val/loss" in line] == evaluated
+
+
 @pytest.mark.slow
 def test_non_finite_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One NaN on one rank: skip leaves that step out on all, stop ends the run before a bad checkpoint is written."""

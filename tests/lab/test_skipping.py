@@ -5,18 +5,18 @@ from __future__ import annotations
 import copy
 import math
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import waits
-from conftest import QUICK, assert_equal, last_checkpoint, metrics, needs, raise_at_step, start_run, values
+from conftest import QUICK, assert_equal, last_checkpoint, metrics, needs, raise_at_step, start_run, status, values
 from method import SMALL, WAYS, Killed, Promises, assert_undisturbed, broken_off, go_on, poison
 
 import lab.descend
 import lab.loop
+import lab.losses.cross_entropy
 from engine.checkpoints import checkpoint
 from engine.device.skipping import takes_found_inf, unless
 from engine.errors import RunFailed
@@ -43,23 +43,6 @@ def test_the_host_asks_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "hardware.micro_batch_size=5",
     )  # fmt: skip
     assert steps == [0, 1, 2, 3, 4, 5]
-
-
-def test_a_question_is_noticed() -> None:
-    x = torch.arange(3.0)
-    for ask in (
-        lambda: x.sum().item(), lambda: bool(x[0]), lambda: float(x[0]), lambda: x.tolist(), lambda: x[x > 1],
-        lambda: torch.equal(x, x), lambda: 1 if x.sum() > 2 else 0,
-    ):  # fmt: skip
-        with pytest.raises(waits.Waited), waits.refused():
-            ask()
-    with waits.refused():
-        with waits.allowed():
-            assert float(x[1]) == 1
-        with ThreadPoolExecutor(1) as another:  # a loader's
-            assert another.submit(lambda: int(x[2])).result() == 2
-        with pytest.raises(waits.Waited):
-            int(x[2])
 
 
 BAD = (0, 4, 6, 13)
@@ -195,8 +178,8 @@ RATED = (*QUICK, "optim.lr=0.01", "optim.schedule.warmup=0", "+optim.lr_factors=
 
 
 def rate(step: int) -> float:
-    """Cosine decay to 0 at the last step, without a warm-up."""
-    return 0.005 * (1 + math.cos(math.pi * step / 9))
+    """Cosine decay to 0 after the last step, without a warm-up."""
+    return 0.005 * (1 + math.cos(math.pi * step / 10))
 
 
 @pytest.mark.one_quick
@@ -256,3 +239,53 @@ def test_which_optimizers_need_not_be_asked() -> None:
         assert not takes_found_inf(of(make))
     assert not takes_found_inf(of(torch.optim.SGD, momentum=0.9, dampening=0.1, fused=True))
     assert not takes_found_inf(of(torch.optim.RMSprop))
+
+
+def large(output: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """As of an energy in another unit: its gradients are finite, and the sum of their squares is not."""
+    return 1e25 * torch.nn.functional.cross_entropy(output, batch["y"].long(), reduction="none")
+
+
+@pytest.mark.parametrize("more", [(), ("debug='nan'",), ("trainer.clip_norm=null",)])
+def test_a_norm_beyond_float32_is_said_to_be_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(lab.losses.cross_entropy.CrossEntropy, "__call__", staticmethod(large))
+    with pytest.raises(RunFailed, match=r"^the norm of the gradients is more than float32 holds within the steps 1 to"):
+        start_run(tmp_path, *QUICK, *STEPS, *more)
+
+
+def test_debug_nan_names_the_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a loss that is finite, as are all outputs."""
+
+    def rooted(output: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return (0 * output.sum(1)).sqrt()
+
+    monkeypatch.setattr(lab.losses.cross_entropy.CrossEntropy, "__call__", staticmethod(rooted))
+    with pytest.raises(RunFailed, match=r"^the gradient of '\d\.\w+' is not finite, though .*debug=anomaly names it"):
+        start_run(tmp_path, *QUICK, *STEPS, "debug='nan'")
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_run_that_leaves_out_its_steps_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    """Each interval between two logs of which all were left out; one that has left out all of them has failed, and
+    fails again where it is resumed."""
+    clip, calls = lab.descend.clip, [0]
+
+    def clipped(gradients: list[torch.Tensor], limit: float | None) -> torch.Tensor:
+        calls[0] += 1
+        if calls[0] > first:
+            gradients[0].fill_(math.nan)
+        return clip(gradients, limit)
+
+    monkeypatch.setattr(lab.descend, "clip", clipped)
+    run = (*QUICK, *STEPS, "trainer.non_finite=skip")
+    if first:
+        start_run(tmp_path, *run)
+    else:
+        for again in (lambda: start_run(tmp_path, *run), lambda: go_on(tmp_path)):
+            with pytest.raises(RunFailed, match=r"^all 6 steps were left out, so nothing was trained: .*=stop"):
+                again()
+        assert status(tmp_path)["status"] == "failed"
+    said = (tmp_path / "train.log").read_text()
+    assert [f"all steps from {n} to {n + 2} were left out" in said for n in (1, 4)] == [first == 0, True]

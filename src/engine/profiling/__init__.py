@@ -7,7 +7,7 @@ host runs ahead of.
     timeline    spans on the device's clock, added up by part       report    the table, and what bounds the run
     trace       torch.profiler: a chrome trace, a kernel table      memory    what to change where memory is full
     work        tokens and FLOP of a sample, peak FLOP/s            options   the group `profiler`
-    summary     a table of modules: shapes, parameters, FLOP
+    summary     a table of modules: shapes, parameters, FLOP        waits     what asks the device for a value
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from engine.profiling.summary import summarize, summary_table
     from engine.profiling.timeline import Batches, Timeline, wrapped
     from engine.profiling.trace import Trace, dump_memory
+    from engine.profiling.waits import waits_noticed
     from engine.profiling.work import Work, count_flop, peak_tflops
 else:
     __getattr__ = lazy(__name__, __file__)

@@ -1,23 +1,40 @@
-"""Name the first module whose output is not finite."""
+"""Name the first module whose output is not finite, or the first parameter whose gradient is not."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from engine.errors import RunFailed
+from engine.parallel import local_parts
 from lab.callbacks.base import Callback
 
 
 class NonFiniteWatch(Callback):
-    """Checks the output of every leaf module; waits for the device at each, so it is for debugging only."""
+    """Checks the output of every leaf module and the gradient of every parameter; waits for the device at each, so it
+    is for debugging only."""
 
     def on_start(self, state: Any) -> None:
         for name, module in state.model.named_modules():
             if name and not list(module.children()):
                 module.register_forward_hook(self._hook(name))
+        if state.scaler is None:  # else infinite ones are how fp16 finds its loss scale
+            for name, p in state.model.named_parameters():
+                if p.requires_grad:
+                    p.register_post_accumulate_grad_hook(partial(self._of_gradient, name))
+
+    @staticmethod
+    def _of_gradient(name: str, p: Tensor) -> None:
+        for part in local_parts([p.grad] if p.grad is not None else []):
+            if not torch.isfinite(part).all():
+                raise RunFailed(
+                    f"the gradient of {name!r} is not finite, though the outputs of all modules are; the operation is "
+                    "in a module's forward or in the loss (a root or a logarithm of 0, a division): debug=anomaly "
+                    "names it"
+                )
 
     @staticmethod
     def _hook(name: str) -> Any:

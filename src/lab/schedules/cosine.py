@@ -11,7 +11,7 @@ from lab.schedules.constant import Constant
 
 @dataclass(frozen=True)
 class Cosine(Constant):
-    """Cosine decay from the peak to final * peak at the last step (Loshchilov & Hutter 2017, one period)."""
+    """Cosine decay from the peak to final * peak after the last step (Loshchilov & Hutter 2017, one period)."""
 
     draws = False
 

@@ -10,7 +10,7 @@ from lab.schedules.constant import Constant
 
 @dataclass(frozen=True)
 class Linear(Constant):
-    """Linear decay from the peak to final * peak at the last step."""
+    """Linear decay from the peak to final * peak after the last step."""
 
     draws = False
 

@@ -66,6 +66,7 @@ class Task(nn.Module):
     # True: states go on from row to row, in lanes: batches have "lane" and "position" in it, (B,) int64, and its yaml
     # has `eval_lanes`: docs/my_method.md, States that go on
     carries = False
+    waits = False  # True: a step asks the device for values by the method's nature, and its test allows that
     kept_if_skipped: tuple[str, ...] = ()  # modules whose buffers follow the data: a skipped step's values stay there
     not_compiled: tuple[str, ...] = ()  # names of methods that hardware.compile does not compile
     metrics: Mapping[str, Metric] = {}
@@ -173,7 +174,14 @@ def overrides(task: Task | type[Task], name: str) -> bool:
 
 
 class Descend(Protocol):
-    """The loop's parts, for one step: see lab.descend. Values are 0-d tensors on the device, of this rank."""
+    """The loop's parts, for one step: see lab.descend. Values are 0-d tensors on the device, of this rank.
+
+    state: what a checkpoint holds, a lab.state.TrainState, for lab.rows.by_row say."""
+
+    @property
+    def model(self) -> nn.Module: ...
+    @property
+    def state(self) -> Any: ...
 
     def __call__(self, objective: str, batches: Iterable[Batch]) -> dict[str, Tensor]: ...
     def gradients(self, objective: str, batches: Iterable[Batch], term: str = "loss") -> dict[str, Tensor]: ...

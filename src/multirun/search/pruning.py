@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from engine.config import build_target, restored
 from engine.files import read_json
 from engine.project import Project
+from engine.schema import passed
 from multirun.search.storage import attached, open_study
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Pruning:
         run = self.run
         if state.step >= run.total_steps:
             return False
-        evaluation = state.step // run.every.eval - 1  # from 0
+        evaluation = passed(state.step, run.every.eval) - 1  # from 0
         answer = self._ask(evaluation, scores[self._facts["objective"]]) if run.world.is_main else False
         pruned = bool(run.world.share(bool(answer)))  # Optuna's may be a numpy bool
         if pruned:

@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from engine.config.compose import composed, initialize, missing_keys, resolved
 from engine.config.targets import build_target, check_targets
 from engine.errors import ConfigError
-from engine.schema import Rule, option, parse_interval, split_own, typed
+from engine.schema import Rule, option, parse_interval, passed, split_own, typed
 from lab.config import Config, check
 from lab.groups import OptimConfig, TrainerConfig
 from lab.make import make_task
@@ -201,6 +201,17 @@ def test_relative_paths_become_absolute_against_the_folder_of_the_command(tmp_pa
 )
 def test_intervals(value: int | str | None, steps: int | None) -> None:
     assert parse_interval(value, steps_per_epoch=40) == steps
+
+
+def test_an_interval_of_epochs_ends_with_each_epoch() -> None:
+    """Of 20.27 steps, rounded: the last one of a run is its end, and not a step before it."""
+    every = parse_interval("1ep", steps_per_epoch=1297 / 64)
+    assert every is not None
+    ends = [step for step in range(1, 406) if passed(step, every) > passed(step - 1, every)]
+    assert ends == [round(k * 1297 / 64) for k in range(1, 21)]
+    assert ends[-1] == 405
+    for whole in (1, 3, 7):
+        assert [passed(step, whole) for step in range(50)] == [step // whole for step in range(50)]
 
 
 @pytest.mark.parametrize("value", ["1epp", "0ep", "-1ep", "nanep", "infep", "50"])
