@@ -17,10 +17,25 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from engine.errors import ConfigError, Damaged
+from engine.schema import misfits
 
 # bytes of the largest file of a run by its name, else by the end of its name, else by ""
 LARGEST = {"sweep.json": 1 << 28, ".yaml": 1 << 20, ".json": 1 << 26, ".jsonl": 1 << 33, "": 1 << 28}
 LONGEST_LINE = 1 << 24  # bytes of a line of a .jsonl
+# the types in files of a run of all versions, by name; later versions add entries
+KINDS: dict[str, dict[str, Any]] = {
+    "status.json": {
+        "status": str, "time": str, "wandb_id": str, "sweep": dict[str, str | int], "seconds": float, "began": float,
+        "step": int, "rank": int, "error": str, "traceback": str, "signal": str,
+    },
+    "environment.json": {
+        "command": list[str], "cwd": str, "host": str, "platform": str, "python": str, "cpus": int | None,
+        "packages": dict[str, str | None], "git_commit": str | None, "git_dirty": bool | None, "slurm_job": str | None,
+        "machine": dict[str, str | float | list[str] | list[dict] | dict | None], "precision": str,
+        "threads": dict[str, int | str | bool], "files": dict[str, dict[str, str | int | list[str]]],
+        "changes": list[dict],
+    },
+}  # fmt: skip
 
 
 @contextmanager
@@ -177,6 +192,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise Damaged(f"{path}: damaged, it is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise Damaged(f"{path}: damaged, it holds no JSON object but a {type(value).__name__}")
+    if wrong := misfits(value, KINDS.get(path.name, {})):
+        raise Damaged(f"{path}: damaged, of another type than a run writes: {', '.join(wrong)}")
     return value
 
 

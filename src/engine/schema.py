@@ -261,6 +261,31 @@ def _fits_items(value: Any, kind: Any, args: tuple[Any, ...], exact: bool) -> tu
     return all(good for good, _ in items), [out for _, out in items]
 
 
+def holds(value: Any, hint: Any) -> bool:
+    """Whether a value of a file that a program has written is of the type `hint`, and so is all that it holds. Nothing
+    is converted: integers are from 0 to what 64 bits hold, numbers are finite."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(holds(value, member) for member in args)
+    if origin is dict:
+        return isinstance(value, dict) and all(holds(k, args[0]) and holds(v, args[1]) for k, v in value.items())
+    if origin is list:
+        return isinstance(value, (list, tuple)) and all(holds(item, args[0]) for item in value)
+    if origin is tuple:
+        same = isinstance(value, (list, tuple)) and len(value) == len(args)
+        return same and all(map(holds, value, args))
+    if hint in (int, float):
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        number = hint is float and isinstance(value, float) and math.isfinite(value)
+        return number or (whole and 0 <= value < 1 << 63)
+    return hint is Any or isinstance(value, hint)
+
+
+def misfits(content: Mapping[str, Any], kinds: Mapping[str, Any]) -> list[str]:
+    """The names of what is of another type in it. kinds: {name: type}; others may be there, and any may be missing."""
+    return [name for name, kind in kinds.items() if name in content and not holds(content[name], kind)]
+
+
 def describe(hint: Any, words: Sequence[str] = ()) -> str:
     """Returns a type in words, for messages. words: the texts that are allowed."""
     origin, args = get_origin(hint), get_args(hint)

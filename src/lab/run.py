@@ -345,7 +345,7 @@ def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run
     payload["optimizer"] = unmapped(payload["optimizer"], run.world.device)
     try:
         state.load(payload, run.world, options=options)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigError(f"the checkpoint does not fit this run: {error_line(error)}") from error
     schedule, step = state.schedule, state.step
     if line := stretched(schedule, payload["schedule"], step):

@@ -11,6 +11,7 @@ import shutil
 import time
 import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,29 @@ from engine.errors import ConfigError, Damaged, RunFailed
 from engine.files import sync_folder
 from engine.parallel import is_part
 from engine.runs import CHECKPOINT, checkpoint_files, step_of
+from engine.schema import misfits
 from engine.world import World
 
 log = logging.getLogger("engine")
 KEEP_LAST = 2  # the newest may turn out damaged
-# keys and types in checkpoints of all versions; keys that later versions added may be missing
+Weights = dict[str, torch.Tensor]
+# keys and types in checkpoints of all versions, and those that later versions added, which may be missing
 KEYS = {
-    "model": dict, "ema": dict | None, "optimizer": dict, "schedule": dict, "step": int, "samples": int, "best": list,
-    "stale": int, "logged_step": int, "scored_step": int, "ranks": list | torch.Tensor,
+    "model": Weights, "ema": Weights | None, "optimizer": dict, "schedule": dict[str, Any], "step": int,
+    "samples": int, "best": list[tuple[Real, float]], "stale": int, "logged_step": int, "scored_step": int,
+    "ranks": list[dict[str, Any]] | torch.Tensor,
 }  # fmt: skip
+LATER = {
+    "task": Weights, "scaler": dict[str, Any] | None, "trained": list[str], "monitor": list[str],
+    "source": dict[str, Any] | None, "best_score": Real | None, "counts": dict[str, int],
+    "total_types": dict[str, str], "logged_lines": int, "owes": list[str], "ended": str, "total_steps": int,
+    "epoch_samples": int, "frozen": dict[str, dict[str, Real]],
+}  # fmt: skip
+INNER = {  # what is in some of them
+    "optimizer": {"state": dict[Any, dict[Any, Any]], "param_groups": list[dict[str, Any]]},
+    "schedule": {"last_lr": float, "total_steps": int, "updates": int, "factor": dict[str, Any]},
+    "source": {"next": int},
+}
 
 
 def save_checkpoint(payload: dict[str, Any], path: Path) -> None:
@@ -104,10 +119,18 @@ def check_content(payload: Any) -> None:
     """Raise a ValueError if the payload lacks a key of a run's checkpoint or has another type for it."""
     if not isinstance(payload, dict):
         raise ValueError(f"it is no checkpoint of a run but holds a {type(payload).__name__}")
-    wrong = [key for key, kind in KEYS.items() if key not in payload or not isinstance(payload[key], kind)]
-    for part in WEIGHTS:
-        if part not in wrong and not all(isinstance(value, torch.Tensor) for value in (payload[part] or {}).values()):
-            wrong.append(part)
+    wrong = [key for key in KEYS if key not in payload] + misfits(payload, KEYS | LATER)
+    for key, kinds in INNER.items():
+        if key not in wrong and (held := payload.get(key)) and misfits(held, kinds):
+            wrong.append(key)
+    if isinstance(ranks := payload.get("ranks"), torch.Tensor) and (ranks.dim(), ranks.dtype) != (2, torch.uint8):
+        wrong.append("ranks")
+    if not all(payload.get(part) for part in payload.get("frozen", ())):
+        wrong.append("frozen")
+    types = payload.get("total_types", {})
+    known = all(isinstance(getattr(torch, str(kind), None), torch.dtype) for kind in types.values())
+    if not known or not types.keys() <= payload.get("counts", types).keys():
+        wrong.append("total_types")
     if wrong:
         raise ValueError(f"it is no checkpoint of a run: missing or of another kind in it: {some_keys(wrong)}")
 
@@ -309,14 +332,18 @@ class Checkpoints:
         files = self.files()[::-1]
         if self.world is not None:
             files = [self.directory / name for name in self.world.share([file.name for file in files])]
+        damaged: list[Path] = []
         for path in files:
             try:
-                return path, self._peek(path)
+                payload = self._peek(path)
             except Damaged as error:
+                damaged.append(path)
                 if self._leads:
                     log.warning("skipping damaged checkpoint: %s", error)
-                    if put_aside:
-                        path.rename(path.with_suffix(".damaged"))
+                continue
+            for one in damaged if put_aside and self._leads else ():
+                one.rename(one.with_suffix(".damaged"))
+            return path, payload
         if files:
             raise ConfigError(
                 f"{self.directory}: none of its {len(files)} checkpoints loads; move them away to begin anew"

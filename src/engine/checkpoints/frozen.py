@@ -21,6 +21,7 @@ from engine.checkpoints.intact import load_intact, reading
 from engine.errors import ConfigError, Damaged
 from engine.parallel import checksum
 from engine.runs import FROZEN
+from engine.schema import misfits
 from engine.world import to_host
 
 WEIGHTS = ("model", "ema")
@@ -86,6 +87,8 @@ def _read(file: Path) -> dict[str, Any]:
         raise FileNotFoundError(file)
     held: dict[str, Any] = load_intact(file)
     with reading(file):
-        if not (isinstance(held, dict) and {"weights", "sums"} <= held.keys()):
+        kinds = {"weights": dict[str, Tensor], "sums": dict[str, Any]}
+        whole = isinstance(held, dict) and kinds.keys() <= held.keys() and not misfits(held, kinds)
+        if not whole or held["weights"].keys() != held["sums"].keys():
             raise ValueError("it holds no frozen weights")
         return held

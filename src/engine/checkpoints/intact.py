@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from engine.errors import Damaged
+from engine.files import check_regular
 
 CHUNK = 1 << 20  # bytes
 Share = tuple[int, int]  # (rank, ranks): which of the records or files to check
@@ -68,7 +69,26 @@ def load_intact(path: Path, share: Share = WHOLE) -> Any:
     """Returns what save_checkpoint has written there, whatever it is, on the CPU. Raises Damaged."""
     with reading(path):
         check_zip(path, share)
-        return mapped(path)
+        content = mapped(path)
+        check_tensors(content)
+        return content
+
+
+def check_tensors(content: Any) -> None:
+    """Raise for a tensor in it that has no memory of its own in the file, for each of its values: a stride of 0 asks
+    for any amount of it when it is used, with a few bytes saved. A sparse tensor is its values and their indices."""
+    held, seen = [content], set()
+    while held:
+        value = held.pop()
+        if isinstance(value, torch.Tensor):
+            if value.is_meta or value.is_quantized or value.is_nested:
+                raise ValueError("it holds a tensor that is meta, quantized or nested, which no run saves")
+            dense = value.layout == torch.strided
+            if dense and value.numel() * value.element_size() > value.untyped_storage().nbytes():
+                raise ValueError(f"it holds a tensor {tuple(value.shape)} that is larger than what was saved of it")
+        elif isinstance(value, (dict, list, tuple, set)) and id(value) not in seen:
+            seen.add(id(value))
+            held += [*value, *value.values()] if isinstance(value, dict) else value
 
 
 def check_zip(path: Path, share: Share = WHOLE) -> None:
@@ -86,8 +106,18 @@ def check_zip(path: Path, share: Share = WHOLE) -> None:
                     pass
 
 
+def check_files(directory: Path, sizes: dict[str, int]) -> None:
+    """Raise if the directory lacks a file or has another size of it, or if a name leads elsewhere. sizes: {file name:
+    bytes}."""
+    for name, size in sizes.items():
+        if Path(name).name != name or name == "..":
+            raise ValueError(f"{name!r} is no name of a file")
+        if (there := check_regular(directory / name)) != size:
+            raise ValueError(f"{name} has {there:,} of its {size:,} bytes")
+
+
 def check_sums(directory: Path, sums: dict[str, int], share: Share = WHOLE) -> None:
-    """Raise if a file in the directory does not match. sums: {file name: CRC-32}."""
+    """Raise if a file in the directory does not match. sums: {file name: CRC-32} of files that `check_files` knows."""
     rank, ranks = share
     for name in sorted(sums)[rank::ranks]:
         if file_sum(directory / name) != sums[name]:

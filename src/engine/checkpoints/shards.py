@@ -27,10 +27,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.checkpoints.intact import WHOLE, Share, Summing, check_sums, check_zip, file_sum, reading
+from engine.checkpoints.intact import (
+    WHOLE,
+    Share,
+    Summing,
+    check_files,
+    check_sums,
+    check_tensors,
+    check_zip,
+    file_sum,
+    reading,
+)
 from engine.errors import RunFailed
-from engine.files import sync_folder
+from engine.files import check_regular, sync_folder
 from engine.parallel import is_part, is_sharded
+from engine.schema import misfits
 from engine.world import World
 
 SUFFIX, REST, INDEX = ".dcp", "rest.pt", ".metadata"
@@ -48,6 +59,7 @@ _IN_INDEX = {
     *((f"{_DCP}.metadata", name) for name in _METADATA),
     *(("torch", name) for name, value in vars(torch).items() if isinstance(value, torch.dtype)),
 }
+KINDS = {"files": dict[str, int], "sums": dict[str, int], "keys": list[str]}  # in rest.pt, beside the payload
 Template = Callable[[str], "Tensor | None"]  # key of a tensor, as in `split` -> DTensor whose sharding to use
 
 
@@ -148,13 +160,18 @@ def head(path: Path, share: Share | None = WHOLE) -> dict[str, Any]:
 
     share: (rank, ranks), the part of the files whose CRC-32 this rank checks; None: check sizes only.
     """
+    check_regular(path / REST)
     check_zip(path / REST)
     rest: dict[str, Any] = torch.load(path / REST, map_location="cpu", weights_only=True)
-    for name, size in rest["files"].items():
-        if (there := (path / name).stat().st_size) != size:
-            raise ValueError(f"{name} has {there:,} of its {size:,} bytes")
+    check_tensors(rest)
+    sums = rest.get("sums", {})  # older checkpoints have sizes only
+    if wrong := misfits({**rest, "sums": sums}, KINDS):
+        raise ValueError(f"{REST} is not as a run writes it: {', '.join(wrong)}")
+    if not sums.keys() <= rest["files"].keys():
+        raise ValueError(f"{REST} has sums of files that are not the checkpoint's")
+    check_files(path, rest["files"])
     if share is not None:
-        check_sums(path, rest.get("sums", {}), share)  # older checkpoints have sizes only
+        check_sums(path, sums, share)
     return rest | {"shards": str(path)}
 
 
@@ -190,8 +207,14 @@ def load(
 
     reader, rest = Reader(path), head(path, share)
     tensors = {}
-    index = reader.read_metadata().state_dict_metadata
-    for key in rest["keys"]:
+    metadata, room = reader.read_metadata(), sum(rest["files"].values())
+    index = metadata.state_dict_metadata
+    if strange := {info.relative_path for info in metadata.storage_data.values()} - rest["files"].keys():
+        raise ValueError(f"{INDEX} names {strange.pop()!r}, which is not the checkpoint's")
+    for key in dict.fromkeys(rest["keys"]):
+        room -= index[key].size.numel() * index[key].properties.dtype.itemsize
+        if room < 0 or sum(chunk.sizes.numel() for chunk in index[key].chunks) != index[key].size.numel():
+            raise ValueError(f"{INDEX} says that {key} is {tuple(index[key].size)}, which is not what was saved")
         if key.split(".", 1)[0] in parts:
             stored, like = index[key], template(key)
             dtype = stored.properties.dtype

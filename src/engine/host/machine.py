@@ -161,6 +161,6 @@ def machine_changes(began: dict[str, Any], found: dict[str, Any]) -> str:
 
 def shown(value: Any) -> str:
     if isinstance(value, list):  # GPUs
-        counts = {name: value.count(name) for name in value}
+        counts = Counter(map(str, value))
         return " + ".join(f"{count} x {name}" for name, count in counts.items())
     return "none" if value is None else str(value)

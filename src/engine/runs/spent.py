@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -31,7 +32,8 @@ def before(run_dir: Path, since: float) -> float:
         return spent
     last = last_logged(run_dir / METRICS)
     if status.get("status") != "running":  # its end was recorded when it happened
-        last = max(last, datetime.strptime(status["time"], "%Y-%m-%dT%H:%M:%S%z").timestamp())
+        with suppress(ValueError):
+            last = max(last, datetime.strptime(status.get("time", ""), "%Y-%m-%dT%H:%M:%S%z").timestamp())
     return spent + max(0.0, last - began)
 
 

@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import pickle
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from engine.checkpoints.checkpoint import (
     load_weights,
     peek,
     save_checkpoint,
+    unmapped,
     weights_of,
 )
 from engine.errors import ConfigError, Damaged, RunFailed
@@ -56,15 +58,16 @@ def test_a_file_is_whole_on_the_disk_before_it_has_its_name(tmp_path: Path, monk
     path = tmp_path / "last_000000005.pt"
     path.write_bytes(b"the one before")
     (tmp_path / f".{path.name}.tmp").write_bytes(b"half, of a process that was killed")
-    synced: list[int] = []
+    synced: list[tuple[str, bool, int]] = []
 
     def fsync(handle: int) -> None:
-        assert path.read_bytes() == b"the one before"
-        synced.append(os.fstat(handle).st_size)
+        name = Path(os.readlink(f"/proc/self/fd/{handle}")).name
+        synced.append((name, path.read_bytes() == b"the one before", os.fstat(handle).st_size))
 
     monkeypatch.setattr(checkpoint.os, "fsync", fsync)
     save_checkpoint(payload(), path)
-    assert synced == [path.stat().st_size], "what is still in a buffer is not synced"
+    assert [entry[:2] for entry in synced] == [(f".{path.name}.tmp", True), (tmp_path.name, False)]
+    assert synced[0][2] == path.stat().st_size, "what is still in a buffer is not synced"
     assert names(tmp_path) == [path.name]
     assert_equal(load_checkpoint(path), payload())
 
@@ -158,6 +161,51 @@ def test_a_checkpoint_in_parts(tmp_path: Path) -> None:
             read(lacking)
 
 
+HOSTILE: dict[str, Callable[[dict[str, Any], Path], Any]] = {
+    "a device": lambda rest, path: rest["sums"].update({"/dev/zero": 1}),
+    "a device with a size": lambda rest, path: [rest[key].update({"/dev/zero": 0}) for key in ("files", "sums")],
+    "a path": lambda rest, path: rest["files"].update({"../secret": 3}),
+    "the folder above": lambda rest, path: rest["files"].update({"..": 3}),
+    "a link": lambda rest, path: ((path / "x").symlink_to(path.parent / "secret"), rest["files"].update({"x": 3})),
+    "a pipe": lambda rest, path: (os.mkfifo(path / "x"), rest["files"].update({"x": 0})),
+    "a folder": lambda rest, path: ((path / "x").mkdir(), rest["files"].update({"x": 4096})),
+    "sizes that are texts": lambda rest, path: rest.update(files={"rest.pt": "x"}),
+    "no files": lambda rest, path: rest.update(files=None),
+    "sums in a list": lambda rest, path: rest.update(sums=[1]),
+    "keys that are numbers": lambda rest, path: rest.update(keys=[1]),
+    "a key that is not there": lambda rest, path: rest.update(keys=["model.none"]),
+    "fewer files than the index names": lambda rest, path: (rest["files"].pop("__0_0.distcp"), rest["sums"].clear()),
+}  # fmt: skip
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_names_in_a_checkpoint_in_parts_are_of_its_files(kind: str, tmp_path: Path) -> None:
+    """No other file is read, and none without end."""
+    (tmp_path / "secret").write_text("abc")
+    path = in_parts(tmp_path / "last_000000005.dcp", payload())
+    rest = torch.load(path / "rest.pt", weights_only=True)
+    HOSTILE[kind](rest, path)
+    torch.save(rest, path / "rest.pt")
+    with pytest.raises(Damaged, match=rf"^{path}[^\n]*$"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("size", [(1 << 44,), (1 << 20, 1 << 20), (7,)])
+def test_an_index_says_no_more_than_there_is(size: tuple[int, ...], tmp_path: Path) -> None:
+    """A few bytes can name any size, which would be allocated."""
+    path = in_parts(tmp_path / "last_000000005.dcp", payload())
+    index = pickle.loads((path / ".metadata").read_bytes())
+    index.state_dict_metadata["model.w"].size = torch.Size(size)
+    content = pickle.dumps(index)
+    (path / ".metadata").write_bytes(content)
+    rest = torch.load(path / "rest.pt", weights_only=True)
+    rest["files"][".metadata"], rest["sums"][".metadata"] = len(content), zlib.crc32(content)
+    torch.save(rest, path / "rest.pt")
+    with pytest.raises(Damaged, match=rf"^{path} does not load: [^\n]*$"):
+        load_checkpoint(path)
+
+
 # ---- reading: pages of the file, until they are used
 
 
@@ -239,6 +287,51 @@ def test_the_best_are_those_that_the_state_names(tmp_path: Path) -> None:
     assert names(tmp_path) == ["best_000000003.pt", "best_000000006.pt", "last_000000003.pt"]
     kept.save_best(payload(9, best=[[0.3, 9], [0.4, 6]]))
     assert names(tmp_path) == ["best_000000006.pt", "best_000000009.pt", "last_000000003.pt"]
+
+
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize("kind", ["last", "best"])
+def test_what_is_outdated_goes_when_the_new_one_has_its_name_on_the_disk(
+    kind: str, parts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill, or the end of the machine, at any moment leaves one that is whole."""
+    kept, seen = Checkpoints(tmp_path, MAIN), []
+    if parts:
+        monkeypatch.setattr(checkpoint, "is_part", lambda value: True)
+    ending = "dcp" if parts else "pt"
+    fsync = os.fsync
+
+    def look(handle: int) -> None:
+        name = Path(os.readlink(f"/proc/self/fd/{handle}")).name
+        seen.append((name, {int(p.stem[5:]) for p in tmp_path.glob(f"{kind}_*.{ending}")}))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", look)
+    save = kept.save_last if kind == "last" else kept.save_best
+    for step in (1, 2, 3):
+        seen.clear()
+        before = {int(p.stem[5:]) for p in tmp_path.glob(f"{kind}_*")}
+        save(payload(step, best=[[0.1, step]]))
+        whole = [name for name, there in seen if there == before]
+        assert any(name.startswith(f".{kind}_") or name.endswith((".distcp", ".tmp")) for name in whole)
+        assert seen[-1] == (tmp_path.name, before | {step}), "its name is on the disk before an older one is deleted"
+        after = {int(p.stem[5:]) for p in tmp_path.glob(f"{kind}_*")}
+        assert after == ({step - 1, step} - {0} if kind == "last" else {step})
+
+
+def test_an_optimizer_that_was_loaded_holds_no_file(tmp_path: Path) -> None:
+    """A checkpoint that is deleted gives its space back."""
+    path = tmp_path / "last_000000005.pt"
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    save_checkpoint(payload(optimizer=optimizer.state_dict()), path)
+    content = load_checkpoint(path)
+    optimizer.load_state_dict(unmapped(content["optimizer"], CPU))
+    del content
+    assert not mapped(path)
+    assert optimizer.state[model.weight]["exp_avg"].abs().sum() > 0
 
 
 # ---- which one is found
