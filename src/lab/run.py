@@ -145,7 +145,7 @@ def train(process: Process, payload: dict[str, Any] | None, title: str) -> dict[
         begins = payload is None
         begin(process, data, state, run, payload, title)
         with mistakes_before_training(state, begins):
-            if begins and run.every.eval:
+            if begins and run.every.eval and run.total_steps:
                 rehearse(state, data.vals, run)
             return fit_and_score(process, data, state, nets, run)
     finally:
@@ -367,6 +367,10 @@ def finish(
         return
     write_json(run_dir / RESULT, result | {"seconds": seconds})
     write_status(run_dir, "finished", seconds=seconds)
-    best = f" (best at step {result['best_step']})" if "best_step" in result else ""
-    rows = [f"  {key:<20} {value:.4f}" for key, value in scores.items()]
-    logger.say("\n".join([f"finished {result['step']:,} steps{best} in {seconds:.1f} s", *rows, f"  {shown(run_dir)}"]))
+    step, best = result["step"], result.get("best_step")
+    whose = f"{'last' if step else 'fresh'} weights, step {step:,}" if best is None else f"best weights, step {best:,}"
+    rows = [
+        f"  {key:<20} {value:<9.4f} {'in training, until step ' + f'{step:,}' if key.startswith('train/') else whose}"
+        for key, value in scores.items()
+    ]
+    logger.say("\n".join([f"finished {step:,} steps in {seconds:.1f} s", *rows, f"  {shown(run_dir)}"]))
