@@ -6,7 +6,7 @@ A mistake in a metric, in `predict` or in a picture ends the run here, and not a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -43,10 +43,7 @@ def rehearse(state: TrainState, vals: Mapping[str, Loader], run: Run) -> None:
             return {}
 
     scores: dict[str, float] = {}
-    with ExitStack() as stack:
-        stack.enter_context(unchanged([state.model, model, task], task.metrics.values(), run.world.device))
-        if run.machine.compile:  # the sizes of this batch must not decide what training compiles
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+    with as_before(state, run):
         for split, loader in vals.items():
             run.watch.beat("trying an evaluation", state.step, slow=True)
             first: list[Batch] = []
@@ -75,6 +72,15 @@ def noted(loader: Loader, first: list[Batch]) -> Iterator[Batch]:
         for batch in islice(batches, 1):
             first.append(batch)
             yield batch
+
+
+@contextmanager
+def as_before(state: TrainState, run: Run) -> Iterator[None]:
+    """`unchanged`, of a run. Nothing is compiled: the sizes of this batch must not decide what training compiles."""
+    nets = [net for net in (state.model, state.ema, state.task) if net is not None]
+    eager = torch.compiler.set_stance("force_eager") if run.machine.compile else nullcontext()
+    with unchanged(nets, state.task.metrics.values(), run.world.device), eager:
+        yield
 
 
 @contextmanager
