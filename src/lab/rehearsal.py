@@ -5,7 +5,7 @@ A mistake in a metric, in `predict` or in a picture ends the run here, and not a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from itertools import islice
@@ -66,9 +66,9 @@ def called(call: Callable[..., Any], output: Any, batch: Batch) -> None:
         call(output, batch)
 
 
-def noted(loader: Loader, first: list[Batch]) -> Iterator[Batch]:
+def noted(loader: Loader, first: list[Batch]) -> Generator[Batch, None, None]:
     """Yields the loader's first batch, which is added to `first`."""
-    with closing(iter(loader)) as batches:  # type: ignore[type-var]
+    with closing(iter(loader)) as batches:  # type: ignore[type-var] # a generator
         for batch in islice(batches, 1):
             first.append(batch)
             yield batch
@@ -119,7 +119,7 @@ def keep(value: Any, undo: list[Callable[[], Any]], seen: set[int]) -> None:
         undo.append(lambda: setattr(value.bit_generator, "state", numbers))
     elif isinstance(value, (dict, list, set)):
         items = value.copy()
-        undo.append(lambda: (value.clear(), value.extend(items) if isinstance(value, list) else value.update(items)))
+        undo += [value.clear, partial(value.extend if isinstance(value, list) else value.update, items)]
         for name, item in items.items() if isinstance(items, dict) else enumerate(items):
             if name not in ("_parameters", "_modules"):
                 keep(item, undo, seen)
