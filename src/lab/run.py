@@ -25,6 +25,7 @@ from engine.host import gpu_facts, machine_facts, machine_line
 from engine.loggers import WANDB, Logger, RunLogger, log_to, stopped_by_wandb
 from engine.parallel import Balance, with_sync_batchnorm
 from engine.private import skip_dynamo_import
+from engine.profiling import explained
 from engine.runs import CLASSES, RESULT, read_status, record_machine, record_start, shown, write_status
 from engine.schema import leaves, parse_interval, seconds
 from engine.world import Stopped, StopRequest, Watch, World, place, process_group, recording, stop_on_signals
@@ -146,7 +147,8 @@ def train(process: Process, payload: dict[str, Any] | None, title: str) -> dict[
         begin(process, data, state, run, payload, title)
         with mistakes_before_training(state, begins):
             if begins and run.every.eval and run.total_steps:
-                rehearse(state, data.vals, run)
+                with explained(run.machine, lambda: "evaluating, before the first step"):
+                    rehearse(state, data.vals, run)
             return fit_and_score(process, data, state, nets, run)
     finally:
         data.close()

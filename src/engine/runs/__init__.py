@@ -47,6 +47,8 @@ if TYPE_CHECKING:
         is_claimed,
         keep_failure,
         keep_versions,
+        newest_checkpoint,
+        onward,
         read_failure,
         read_status,
         record_failure,
