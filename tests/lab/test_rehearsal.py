@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import QUICK, assert_equal, last_checkpoint, start_run, values
+from conftest import QUICK, assert_equal, go_on, last_checkpoint, start_run, values
 
 import lab.rehearsal
 import lab.run
-from engine.errors import ConfigError
+from engine.errors import ConfigError, RunFailed
 
 OWN = """
 import random
@@ -75,6 +75,11 @@ def number():
 def missing():
     def metric(output, batch):
         return batch["label"]
+    return metric
+
+def full():
+    def metric(output, batch):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
     return metric
 
 class Text:
@@ -146,6 +151,23 @@ def test_a_metric_that_needs_more_than_a_batch_is_no_mistake(
     run = start_run(tmp_path / "a", *QUICK, "trainer.max_steps=2", METRIC.format("Late"))
     assert "perhaps too small for it (ValueError: too few samples)" in capfd.readouterr().err
     assert values(run, "val/own")[-1] > 100
+
+
+def test_full_memory_names_its_key(own: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        RunFailed, match=r"out of memory \(evaluating, before the first step; .*hardware\.eval_batch_size=32"
+    ):
+        start_run(tmp_path / "a", *QUICK, "trainer.max_steps=2", METRIC.format("full"))
+
+
+def test_a_resume_and_a_run_without_evaluations_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[int] = []
+    monkeypatch.setattr(lab.run, "rehearse", lambda state, vals, run: called.append(state.step))
+    with pytest.raises(SystemExit, match="75"):
+        start_run(tmp_path / "a", *QUICK, "trainer.max_steps=4", "process.stop_at_step=2")
+    go_on(tmp_path / "a", process__stop_at_step=None)
+    start_run(tmp_path / "b", *QUICK, "trainer.max_steps=2", "trainer.eval_every=null")
+    assert called == [0]
 
 
 BITS = {
