@@ -43,7 +43,9 @@ def rehearse(state: TrainState, vals: Mapping[str, Loader], run: Run) -> None:
             return {}
 
     scores: dict[str, float] = {}
-    with as_before(state, run):
+    transforms = [loader.transform for loader in vals.values()]
+    parts = [part for transform in transforms for part in getattr(transform, "__dict__", {}).values()]  # of a Chain
+    with as_before(state, run, [*transforms, *parts]):
         for split, loader in vals.items():
             run.watch.beat("trying an evaluation", state.step, slow=True)
             first: list[Batch] = []
@@ -75,23 +77,24 @@ def noted(loader: Loader, first: list[Batch]) -> Generator[Batch, None, None]:
 
 
 @contextmanager
-def as_before(state: TrainState, run: Run) -> Iterator[None]:
-    """`unchanged`, of a run. Nothing is compiled: the sizes of this batch must not decide what training compiles."""
+def as_before(state: TrainState, run: Run, others: Iterable[Any] = ()) -> Iterator[None]:
+    """`unchanged`, of a run and other objects. Nothing is compiled: the sizes of this batch must not decide what
+    training compiles."""
     nets = [net for net in (state.model, state.ema, state.task) if net is not None]
     eager = torch.compiler.set_stance("force_eager") if run.machine.compile else nullcontext()
-    with unchanged(nets, state.task.metrics.values(), run.world.device), eager:
+    with unchanged(nets, [*state.task.metrics.values(), *others], run.world.device), eager:
         yield
 
 
 @contextmanager
-def unchanged(nets: Iterable[nn.Module], metrics: Iterable[Any], device: torch.device) -> Iterator[None]:
-    """After this block random numbers are as before, and so are the attributes of the modules and metrics: what they
+def unchanged(nets: Iterable[nn.Module], others: Iterable[Any], device: torch.device) -> Iterator[None]:
+    """After this block random numbers are as before, and so are the attributes of the modules and others: what they
     are, and the values of tensors (but parameters), lists, dicts, sets and generators among them."""
     undo: list[Callable[[], Any]] = []
     before, seen = rng_row(device), set[int]()
     holders = {id(module): module for net in nets for module in net.modules()}
-    for metric in metrics:
-        holders |= {id(one): one for one in (metric.modules() if isinstance(metric, nn.Module) else [metric])}
+    for other in others:
+        holders |= {id(one): one for one in (other.modules() if isinstance(other, nn.Module) else [other])}
     for holder in holders.values():
         keep(getattr(holder, "__dict__", None), undo, seen)
     try:

@@ -3,12 +3,13 @@
 # ruff: noqa: E501 - the lines that users see, word for word
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import QUICK, assert_equal, go_on, last_checkpoint, start_run, values
+from conftest import QUICK, assert_equal, go_on, last_checkpoint, start_run, values, without_code_generator
 
 import lab.rehearsal
 import lab.run
@@ -193,3 +194,19 @@ def test_a_rehearsal_changes_no_bit(own: Path, tmp_path: Path, monkeypatch: pyte
     assert_equal(last_checkpoint(one), last_checkpoint(other))
     for key in ("train/loss", "val/loss", "val/accuracy"):
         assert values(one, key) == values(other, key)
+
+
+@pytest.mark.slow
+def test_a_rehearsal_compiles_nothing_and_decides_nothing_of_what_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = (*QUICK, "trainer.max_steps=6", "trainer.eval_every=3", "hardware.compile=default", "model.dropout=0.3",
+              "trainer.global_batch_size=24", "hardware.eval_batch_size=17")  # fmt: skip
+    with without_code_generator(monkeypatch):
+        one = start_run(tmp_path / "with", *common)
+    with without_code_generator(monkeypatch):
+        monkeypatch.setattr(lab.run, "rehearse", lambda *_: None)
+        other = start_run(tmp_path / "without", *common)
+    assert_equal(last_checkpoint(one), last_checkpoint(other))
+    again = [re.findall(r"compiled again: (\w+)", (run / "train.log").read_text()) for run in (one, other)]
+    assert again[0] == again[1]
