@@ -187,10 +187,9 @@ def final_scores(state: TrainState, loaders: dict[str, Loader], run: Run) -> dic
         model.load_state_dict(weights_of(laid_out(payload, model, parts=("model", "ema"))))
         if "task" in payload:
             state.task.load_state_dict(payload["task"])
-        result |= {
-            "best_step": int(entry[1]),
-            "best_checkpoint": str(run.checkpoints.best_path(entry).relative_to(run.directory)),
-        }
+        path = run.checkpoints.best_path(entry)
+        # relative to the run, which may be moved
+        result |= {"best_step": int(entry[1]), "best_checkpoint": f"{path.parent.name}/{path.name}"}
     elif state.stale and state.best_score is None:
         key = run.monitor.key
         run.logger.warn(

@@ -39,7 +39,7 @@ class MonitorConfig:
 class TrainerConfig:
     strategy: Annotated[str, option("single", "ddp", "dp", "fsdp")] = "single"
     max_epochs: Annotated[float | None, Rule(above=0)] = 20
-    max_steps: Annotated[int | None, Rule(at_least=1)] = None
+    max_steps: Annotated[int | None, Rule(at_least=0)] = None
     global_batch_size: Annotated[int, Rule(at_least=1)] = 64
     clip_norm: Annotated[float | None, Rule(above=0)] = 1.0
     non_finite: Annotated[str, option("stop", "skip")] = "stop"

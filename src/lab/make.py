@@ -240,7 +240,7 @@ def count_steps(trainer: TrainerConfig, num_samples: int, step: int = 0, samples
         batch = trainer.global_batch_size
         ahead = step - samples / batch  # 0 unless the batch size was changed: then rounding is that of a fresh run
         limits.append(max(1, round(trainer.max_epochs * (num_samples / batch) + ahead)))
-    return min(limit for limit in limits if limit)
+    return min(limit for limit in limits if limit is not None)
 
 
 def make_state(

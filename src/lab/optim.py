@@ -158,7 +158,8 @@ class Schedule:
     """
 
     def __init__(self, optimizer: HasGroups, factor: Factor, total_steps: int) -> None:
-        self.optimizer, self.factor, self.total_steps = optimizer, factor, total_steps
+        # at least 1: trainer.max_steps=0 scores fresh weights, and factors divide by it
+        self.optimizer, self.factor, self.total_steps = optimizer, factor, max(1, total_steps)
         self.peak = optimizer.param_groups[0]["lr"]  # of groups without an lr_factor
         self.peaks = [group["lr"] * group.get("lr_factor", 1.0) for group in optimizer.param_groups]
         self.rates: list[float] = []

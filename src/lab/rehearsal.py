@@ -5,8 +5,8 @@ A mistake in a metric, in `predict` or in a picture ends the run here, and not a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -43,10 +43,9 @@ def rehearse(state: TrainState, vals: Mapping[str, Loader], run: Run) -> None:
             return {}
 
     scores: dict[str, float] = {}
-    with ExitStack() as stack:
-        stack.enter_context(unchanged([state.model, model, task], task.metrics.values(), run.world.device))
-        if run.machine.compile:  # the sizes of this batch must not decide what training compiles
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+    transforms = [loader.transform for loader in vals.values()]
+    parts = [part for transform in transforms for part in getattr(transform, "__dict__", {}).values()]  # of a Chain
+    with as_before(state, run, [*transforms, *parts]):
         for split, loader in vals.items():
             run.watch.beat("trying an evaluation", state.step, slow=True)
             first: list[Batch] = []
@@ -69,23 +68,33 @@ def called(call: Callable[..., Any], output: Any, batch: Batch) -> None:
         call(output, batch)
 
 
-def noted(loader: Loader, first: list[Batch]) -> Iterator[Batch]:
+def noted(loader: Loader, first: list[Batch]) -> Generator[Batch, None, None]:
     """Yields the loader's first batch, which is added to `first`."""
-    with closing(iter(loader)) as batches:  # type: ignore[type-var]
+    with closing(iter(loader)) as batches:  # type: ignore[type-var] # a generator
         for batch in islice(batches, 1):
             first.append(batch)
             yield batch
 
 
 @contextmanager
-def unchanged(nets: Iterable[nn.Module], metrics: Iterable[Any], device: torch.device) -> Iterator[None]:
-    """After this block random numbers are as before, and so are the attributes of the modules and metrics: what they
+def as_before(state: TrainState, run: Run, others: Iterable[Any] = ()) -> Iterator[None]:
+    """`unchanged`, of a run and other objects. Nothing is compiled: the sizes of this batch must not decide what
+    training compiles."""
+    nets = [net for net in (state.model, state.ema, state.task) if net is not None]
+    eager = torch.compiler.set_stance("force_eager") if run.machine.compile else nullcontext()
+    with unchanged(nets, [*state.task.metrics.values(), *others], run.world.device), eager:
+        yield
+
+
+@contextmanager
+def unchanged(nets: Iterable[nn.Module], others: Iterable[Any], device: torch.device) -> Iterator[None]:
+    """After this block random numbers are as before, and so are the attributes of the modules and others: what they
     are, and the values of tensors (but parameters), lists, dicts, sets and generators among them."""
     undo: list[Callable[[], Any]] = []
     before, seen = rng_row(device), set[int]()
     holders = {id(module): module for net in nets for module in net.modules()}
-    for metric in metrics:
-        holders |= {id(one): one for one in (metric.modules() if isinstance(metric, nn.Module) else [metric])}
+    for other in others:
+        holders |= {id(one): one for one in (other.modules() if isinstance(other, nn.Module) else [other])}
     for holder in holders.values():
         keep(getattr(holder, "__dict__", None), undo, seen)
     try:
@@ -113,7 +122,7 @@ def keep(value: Any, undo: list[Callable[[], Any]], seen: set[int]) -> None:
         undo.append(lambda: setattr(value.bit_generator, "state", numbers))
     elif isinstance(value, (dict, list, set)):
         items = value.copy()
-        undo.append(lambda: (value.clear(), value.extend(items) if isinstance(value, list) else value.update(items)))
+        undo += [value.clear, partial(value.extend if isinstance(value, list) else value.update, items)]
         for name, item in items.items() if isinstance(items, dict) else enumerate(items):
             if name not in ("_parameters", "_modules"):
                 keep(item, undo, seen)

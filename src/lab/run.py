@@ -18,13 +18,14 @@ from torch import nn
 from engine.checkpoints import BufferChecks, Checkpoints, error_line, laid_out, load_weights, unmapped, weights_of
 from engine.config import locate, read_config
 from engine.data import Loader, StatefulOrder, Stream, check_alike
-from engine.device import LAUNCHES_BOUND_FLOP, Hardware, resolve_hardware, rough_flop, settle
+from engine.device import Hardware, resolve_hardware, rough_flop, settle
 from engine.errors import ConfigError
 from engine.files import write_json
 from engine.host import gpu_facts, machine_facts, machine_line
 from engine.loggers import WANDB, Logger, RunLogger, log_to, stopped_by_wandb
-from engine.parallel import Balance, class_name, describe_shards, is_sharded, padding_note, with_sync_batchnorm
+from engine.parallel import Balance, with_sync_batchnorm
 from engine.private import skip_dynamo_import
+from engine.profiling import explained
 from engine.runs import CLASSES, RESULT, read_status, record_machine, record_start, shown, write_status
 from engine.schema import leaves, parse_interval, seconds
 from engine.world import Stopped, StopRequest, Watch, World, place, process_group, recording, stop_on_signals
@@ -33,6 +34,7 @@ from lab.callbacks.base import overriding
 from lab.config import Config
 from lab.evaluation import final_scores, validate
 from lab.groups import TrainerConfig
+from lab.header import describe, what_is_trained
 from lab.loaders import (
     describe_transforms,
     make_datasets,
@@ -147,8 +149,9 @@ def train(process: Process, payload: dict[str, Any] | None, title: str) -> dict[
         begins = payload is None
         begin(process, data, state, run, payload, title)
         with mistakes_before_training(state, begins):
-            if begins and run.every.eval:
-                rehearse(state, data.vals, run)
+            if begins and run.every.eval and run.total_steps:
+                with explained(run.machine, lambda: "evaluating, before the first step"):
+                    rehearse(state, data.vals, run)
             return fit_and_score(process, data, state, nets, run)
     finally:
         data.close()
@@ -268,6 +271,8 @@ def begin(
     if state.rules >= 2 and (still := held_still(state.model)):
         names = ", ".join(name or "all of it" for name in still[:4]) + ", ..." * (len(still) > 4)
         changes.append(f"held in evaluation mode by the model, and left so: {names}")
+    for line in what_is_trained(process.config, process.directory) if world.is_main else ():
+        logger.say(line)
     describe(logger, run.machine, state.model, run, data.sets, data.train, changes)
 
 
@@ -364,44 +369,6 @@ def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run
     state.best = [entry for entry in state.best if run.checkpoints.best_path(entry).exists()]
 
 
-def describe(
-    logger: Logger,
-    machine: Hardware,
-    model: nn.Module,
-    run: Run,
-    sets: dict[str, Any],
-    loader: Loader,
-    changes: list[str],
-) -> None:
-    """Log the model's and the data's sizes, device, batch sizes, steps, the loader, and `changes`: of transforms."""
-    parameters = sum(p.numel() for p in model.parameters())
-    streams = {split for split, data in sets.items() if isinstance(data, Stream)}
-    sizes = ", ".join(f"{split} {'a stream' if split in streams else f'{len(data):,}'}" for split, data in sets.items())
-    micro = machine.micro_batch_sizes
-    batches = f"{run.trainer.global_batch_size} samples a step = {run.world.size} x {sum(micro)}"
-    if len(micro) > 1:
-        batches += f" in {len(micro)} micro-batches of up to {micro[0]}"
-    kind = class_name(model) if is_sharded(model) else type(model).__name__
-    logger.say(f"{kind}, {parameters:,} parameters; samples: {sizes}")
-    count = f"threads: {machine.threads.count}" + f" ({machine.threads.why})" * bool(machine.threads.why)
-    whose = "rank 0 " * (run.world.size > 1)
-    place = f"{machine.device}, {whose}on {machine.binding}" if machine.binding else machine.device
-    precision = machine.precision + f" ({machine.precision_why})" * bool(machine.precision_why)
-    logger.say(f"{place}, {precision}, {count}; {batches}; {run.total_steps:,} steps")
-    flop = (run.work.flop or math.inf) * sum(micro)  # of a step of this rank
-    if machine.device == "cuda" and run.world.size == 1 and not machine.cuda_graph and flop < LAUNCHES_BOUND_FLOP:
-        logger.say(
-            f"a small step, {flop / 1e6:,.0f} MFLOP: to launch its kernels takes longer than to run them; "
-            "hardware.cuda_graph=true launches them at once"
-        )
-    if is_sharded(model):
-        logger.say(describe_shards(model))
-        if note := padding_note(model):
-            logger.warn(note)
-    for line in [f"loader {loader.why}", *getattr(sets["train"], "describe", list)(), *changes]:
-        logger.say(line)
-
-
 def finish(
     run_dir: Path, world: World, logger: Logger, stop: StopRequest, result: dict[str, Any], seconds: float
 ) -> None:
@@ -423,6 +390,10 @@ def finish(
         return
     write_json(run_dir / RESULT, result | {"seconds": seconds})
     write_status(run_dir, "finished", seconds=seconds)
-    best = f" (best at step {result['best_step']})" if "best_step" in result else ""
-    rows = [f"  {key:<20} {value:.4f}" for key, value in scores.items()]
-    logger.say("\n".join([f"finished {result['step']:,} steps{best} in {seconds:.1f} s", *rows, f"  {shown(run_dir)}"]))
+    step, best = result["step"], result.get("best_step")
+    whose = f"{'last' if step else 'fresh'} weights, step {step:,}" if best is None else f"best weights, step {best:,}"
+    rows = [
+        f"  {key:<20} {value:<9.4f} {'in training, until step ' + f'{step:,}' if key.startswith('train/') else whose}"
+        for key, value in scores.items()
+    ]
+    logger.say("\n".join([f"finished {step:,} steps in {seconds:.1f} s", *rows, f"  {shown(run_dir)}"]))

@@ -30,6 +30,8 @@ from engine.runs import (
     keep_failure,
     keep_files,
     keep_versions,
+    newest_checkpoint,
+    onward,
     read_failure,
     read_status,
     reopen_directory,
@@ -157,10 +159,6 @@ def may_pass(run_dir: Path, moved: bool) -> bool:
     return record["type"] == "RankLost" or (moved and record["type"] not in ("ConfigError", "RunFailed"))
 
 
-def newest_checkpoint(run_dir: Path) -> str | None:
-    return next((path.name for path in reversed(checkpoint_files(run_dir / CHECKPOINTS))), None)
-
-
 def run_rank(run_dir: Path, began: float) -> None:
     """Run this rank. Rank 0 first publishes the run directory to ranks and hosts that torchrun or srun has started."""
     if place.rank == 0 and meeting.followers():
@@ -221,14 +219,6 @@ def first_failure(run_dir: Path, error: Exception) -> Exception:
         print(f"rank {record['rank']} failed:\n{text}{more}", file=sys.stderr, end="")
     told = "resume=" in record["cause"]
     return RunFailed(record["cause"] + ("" if told else onward(run_dir)))
-
-
-def onward(run_dir: Path) -> str:
-    """What follows a failure's line: how to go on from the newest checkpoint, or where the run is if it has none."""
-    checkpoint = newest_checkpoint(run_dir)
-    if checkpoint is None:
-        return f" ({shown(run_dir)})"
-    return f"; go on from step {step_of(Path(checkpoint)):,} with: resume={shown(run_dir)}"
 
 
 def end_as_stopped(run_dir: Path) -> None:

@@ -900,7 +900,9 @@ def test_the_best_weights_are_scored_with_the_task_of_then(monkeypatch: pytest.M
         best = copy.deepcopy(state.payload([]))
         state.model.weight.fill_(6.0), state.task.held.fill_(6.0)  # type: ignore[operator, union-attr]
     around.load_best = lambda entries: (entries[0], best)  # type: ignore[attr-defined]
+    around.best_path = lambda entry: Path("run/checkpoints/best_3.pt")  # type: ignore[attr-defined]
     around.latest = lambda *names: {}  # type: ignore[attr-defined]
     around.close = lambda: None  # type: ignore[attr-defined]
     found = evaluation.final_scores(state, {"val": around}, run_of(around))  # type: ignore[dict-item]
     assert (found["val/weight"], found["val/task"], found["best_step"]) == (3.0, 3.0, 3)
+    assert found["best_checkpoint"] == "checkpoints/best_3.pt"

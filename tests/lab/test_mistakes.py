@@ -61,6 +61,9 @@ class Misspelt(Callback):
 class Lightning(Callback):
     def on_train_epoch_end(self, trainer, module): ...
 
+class Fewer(Callback):
+    def on_eval(self, scores): ...
+
 class Text(Callback):
     def on_log(self, state, values): values["mine"] = "text"
 
@@ -273,6 +276,7 @@ AT_BUILDING = [
     (["+callback.a._target_=lab.models.zoo.Nothing"], "callback.a._target_: expected a lab.callbacks.base.Callback"),
     (["+callback.a._target_=lab.models.zoo.Misspelt"], "callback.a: Misspelt.on_stepp would never be called - did you mean on_step? (called are: before_step, on_end"),
     (["+callback.a._target_=lab.models.zoo.Lightning"], "callback.a: Lightning.on_train_epoch_end would never be called (called are: "),
+    (["+callback.a._target_=lab.models.zoo.Fewer"], "callback.a: Fewer.on_eval must take (state, scores), got (self, scores)"),
     (["+callback.a._target_=lab.models.zoo.Text"], "log('mine'): expected a number, got str"),
     (["+callback._target_=lab.models.zoo.Text"], "callback: its entries have names, such as callback.x: {_target_: ...}"),
     (["task.criterion._target_=lab.models.zoo.Nothing", CRITERION], "task.criterion: Nothing cannot be called: give it __call__(output, batch)"),

@@ -3,16 +3,17 @@
 # ruff: noqa: E501 - the lines that users see, word for word
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import QUICK, assert_equal, last_checkpoint, start_run, values
+from conftest import QUICK, assert_equal, go_on, last_checkpoint, start_run, values, without_code_generator
 
 import lab.rehearsal
 import lab.run
-from engine.errors import ConfigError
+from engine.errors import ConfigError, RunFailed
 
 OWN = """
 import random
@@ -75,6 +76,11 @@ def number():
 def missing():
     def metric(output, batch):
         return batch["label"]
+    return metric
+
+def full():
+    def metric(output, batch):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
     return metric
 
 class Text:
@@ -148,6 +154,23 @@ def test_a_metric_that_needs_more_than_a_batch_is_no_mistake(
     assert values(run, "val/own")[-1] > 100
 
 
+def test_full_memory_names_its_key(own: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        RunFailed, match=r"out of memory \(evaluating, before the first step; .*hardware\.eval_batch_size=32"
+    ):
+        start_run(tmp_path / "a", *QUICK, "trainer.max_steps=2", METRIC.format("full"))
+
+
+def test_a_resume_and_a_run_without_evaluations_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[int] = []
+    monkeypatch.setattr(lab.run, "rehearse", lambda state, vals, run: called.append(state.step))
+    with pytest.raises(SystemExit, match="75"):
+        start_run(tmp_path / "a", *QUICK, "trainer.max_steps=4", "process.stop_at_step=2")
+    go_on(tmp_path / "a", process__stop_at_step=None)
+    start_run(tmp_path / "b", *QUICK, "trainer.max_steps=2", "trainer.eval_every=null")
+    assert called == [0]
+
+
 BITS = {
     "draws": ("model._target_=lab.models.own.Drawing", *OTHER_MODEL),
     "draws, averaged": ("model._target_=lab.models.own.Drawing", *OTHER_MODEL, "trainer.ema_decay=0.9"),
@@ -171,3 +194,19 @@ def test_a_rehearsal_changes_no_bit(own: Path, tmp_path: Path, monkeypatch: pyte
     assert_equal(last_checkpoint(one), last_checkpoint(other))
     for key in ("train/loss", "val/loss", "val/accuracy"):
         assert values(one, key) == values(other, key)
+
+
+@pytest.mark.slow
+def test_a_rehearsal_compiles_nothing_and_decides_nothing_of_what_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = (*QUICK, "trainer.max_steps=6", "trainer.eval_every=3", "hardware.compile=default", "model.dropout=0.3",
+              "trainer.global_batch_size=24", "hardware.eval_batch_size=17")  # fmt: skip
+    with without_code_generator(monkeypatch):
+        one = start_run(tmp_path / "with", *common)
+    with without_code_generator(monkeypatch):
+        monkeypatch.setattr(lab.run, "rehearse", lambda *_: None)
+        other = start_run(tmp_path / "without", *common)
+    assert_equal(last_checkpoint(one), last_checkpoint(other))
+    again = [re.findall(r"compiled again: (\w+)", (run / "train.log").read_text()) for run in (one, other)]
+    assert again[0] == again[1]

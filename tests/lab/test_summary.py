@@ -72,20 +72,25 @@ def test_the_table_is_written_and_the_run_is_the_same(tmp_path: Path, ranks: int
     ]
 
 
-def test_a_loss_that_asks_for_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It trains; only the table is not there, and the run says why."""
+@pytest.mark.parametrize("ranks", [1, slow(2)])
+def test_a_model_that_asks_for_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+    """It has the same table, by a real batch, and no bit of the run changes."""
+    ways = () if ranks == 1 else ("trainer=ddp", "hardware.num_procs=2")
+    wanted = (start_run(tmp_path / "meta", *SHORT, *ways, "callback=summary") / "summary.txt").read_text()
     import lab.losses.cross_entropy as module
 
     original = module.CrossEntropy.__call__
 
     def asking(self: Any, output: Any, batch: Any) -> Any:
         assert output.sum().item() < 1e9
+        assert output[batch["y"] > 4].isfinite().all()
         return original(self, output, batch)
 
     monkeypatch.setattr(module.CrossEntropy, "__call__", asking)
-    run = start_run(tmp_path, *SHORT, "callback=summary")
-    assert not (run / "summary.txt").exists()
-    assert "callback=summary: the model cannot be followed without values" in (run / "train.log").read_text()
+    run = start_run(tmp_path / "run", *SHORT, *ways, "callback=summary")
+    plain = start_run(tmp_path / "plain", *SHORT, *ways)
+    assert (run / "summary.txt").read_text() == wanted
+    assert_equal(last_checkpoint(run), last_checkpoint(plain))
 
 
 @pytest.mark.slow

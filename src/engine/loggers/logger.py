@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
+import math
 import os
 import sys
 import time
@@ -32,6 +33,7 @@ from engine.runs import METRICS, read_status, settle_resume
 
 log = logging.getLogger("engine")
 TRAIN_LOG = "train.log"
+PROGRESS_S = 60.0  # where there is no bar, a line says so often how far the run is
 GIVE_UP_S = 5.0  # time to send data when a run hangs
 
 
@@ -99,6 +101,7 @@ class RunLogger(Logger):
         self._copies: list[Background | WandbProcess] = []
         self._directory, self._config, self._most_s = directory, config, most_s
         self._bar: Any = None
+        self._total_steps, self._began, self._said = 0, (0, 0.0), math.inf  # `begin` sets them
         self._latest: dict[str, float] = {}
         kept = kept_lines(self._metrics, from_step, lines)
         self.lines = len(kept)
@@ -129,6 +132,7 @@ class RunLogger(Logger):
             self._copies.append(TensorBoardThread(*own))
         if self._config.mlflow is not None:
             self._copies.append(MLflowThread(self._config.mlflow, *own))
+        self._total_steps, self._began, self._said = total_steps, (step, time.monotonic()), time.monotonic()
         if sys.stderr.isatty():
             self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
 
@@ -139,10 +143,12 @@ class RunLogger(Logger):
             copy.log(step, values)
         self._latest |= values
         if self._bar is not None:
-            wanted = [k for k in self._latest if k == "train/loss" or (k.startswith("val") and k.count("/") == 1)]
-            shown = {k: f"{self._latest[k]:.4g}" for k in wanted}
-            self._bar.set_postfix(shown, refresh=False)
+            self._bar.set_postfix(self._shown(), refresh=False)
         log.debug("step %d: %s", step, ", ".join(f"{k} {v:.6g}" for k, v in values.items()))
+
+    def _shown(self) -> dict[str, str]:
+        wanted = [k for k in self._latest if k == "train/loss" or (k.startswith("val") and k.count("/") == 1)]
+        return {k: f"{self._latest[k]:.4g}" for k in wanted}
 
     def _write(self, step: int, values: dict[str, Any]) -> None:
         line = as_json({"step": step, "time": time.time(), **values}).encode() + b"\n"
@@ -158,6 +164,12 @@ class RunLogger(Logger):
         self._go_on()
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
+        elif time.monotonic() - self._said > PROGRESS_S:
+            self._said = time.monotonic()
+            began, at = self._began
+            each_s = (self._said - at) / max(step - began, 1)
+            values = ", ".join([f"{key} {value}" for key, value in self._shown().items()])
+            self.say(f"step {step:,} of {self._total_steps:,}, {each_s:.3g} s each{values and f'; {values}'}")
 
     def say(self, text: str) -> None:
         self._aside(logging.INFO, text)

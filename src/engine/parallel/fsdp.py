@@ -86,14 +86,16 @@ def _check(model: nn.Module, units: dict[str, nn.Module], config: FsdpConfig, pr
         seen |= set(own.values())
         for name, p in own.items():
             if not p.numel():
-                raise ConfigError(
-                    f"trainer=fsdp: {name} is empty, {tuple(p.shape)}, and cannot be cut - make it a buffer, or use "
-                    "trainer=ddp"
-                )
+                raise ConfigError(f"trainer=fsdp: {name} is empty: make it a buffer, or use trainer=ddp")
             if not p.dim():
                 raise ConfigError(
-                    f"trainer=fsdp: {name} has no dimension along which it could be cut - give it one, of size 1 "
+                    f"trainer=fsdp: {name} has no dimension along which it could be cut: give it one, of size 1 "
                     "(torch.ones(1) instead of torch.tensor(1.0)), or use trainer=ddp"
+                )
+            if p.is_complex():
+                raise ConfigError(
+                    f"trainer=fsdp: {name} is complex, and gradients are averaged as real numbers: hold real ones "
+                    "(torch.view_as_real), or use trainer=ddp"
                 )
         first: dict[torch.dtype, str] = {}
         for name, p in own.items():

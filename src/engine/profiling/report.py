@@ -39,19 +39,25 @@ def bound(
     sharded: bool = False,
     aside: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[str, str]:
-    """Returns (what bounds the run, the sentence). loader: Loader.why. sharded: the model is, over the ranks. aside:
-    {part that is no part of a step: how to spend less on it}."""
+    """Returns (what bounds the run, a sentence on it and on what comes next). loader: Loader.why. sharded: the model
+    is, over the ranks. aside: {part that is no part of a step: how to spend less on it}."""
     share = figures.share
-    if share("data wait") > DATA_SHARE:
-        return "data", f"{share('data wait'):.0%} of the time was spent waiting for data ({loader}): {remedy(loader)}"
-    if share("copy") > COPY_SHARE:
-        return "copy", (
-            f"{share('copy'):.0%} of the time the device waited for batches to be copied to it: data.loader=device "
-            "where the set fits, or smaller samples (uint8, transforms on the device)"
-        )
+    found: list[tuple[float, str, str]] = []  # share of the time, part, sentence; of parts above their limit
+
+    def look(kind: str, parts: tuple[str, ...], limit: float, sentence: str) -> None:
+        if share(*parts) > limit:
+            found.append((share(*parts), kind, f"{share(*parts):.0%} of the time {sentence}"))
+
+    look("data", ("data wait",), DATA_SHARE, f"was spent waiting for data ({loader}): {remedy(loader)}")
+    look("copy", ("copy",), COPY_SHARE, (
+        "the device waited for batches to be copied to it: data.loader=device where the set fits, or smaller samples "
+        "(uint8, transforms on the device)"
+    ))  # fmt: skip
     for part, what in aside.items():
-        if share(part) > SMALL_SHARE:
-            return part, f"{share(part):.0%} of the time went into {part}: {what}"
+        look(part, (part,), SMALL_SHARE, f"went into {part}: {what}")
+    if found:
+        found.sort(key=lambda one: -one[0])
+        return found[0][1], "; ".join(sentence for _, _, sentence in found[:2])
     if machine.device == "cuda" and figures.steps and figures.idle / figures.steps > IDLE_SHARE:
         more = "raise hardware.micro_batch_size" if compiles else "hardware.compile=default, or larger micro-batches"
         more = f"hardware.cuda_graph=true, {more}" if machine.num_procs == 1 else more

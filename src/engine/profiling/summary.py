@@ -1,4 +1,5 @@
-"""A table of modules: output shapes, parameters, FLOP. Computed on the device `meta`, so for a model of any size."""
+"""A table of modules: output shapes, parameters, FLOP. On the device `meta`, so for a model of any size, or by a real
+batch."""
 
 from __future__ import annotations
 
@@ -26,10 +27,12 @@ class Row:
     flop: int
 
 
-def summarize(whole: nn.Module, batch: dict[str, Any], call: Callable[[nn.Module, dict[str, Any]], Any]) -> list[Row]:
+def summarize(
+    whole: nn.Module, batch: dict[str, Any], call: Callable[[nn.Module, dict[str, Any]], Any], meta: bool = True
+) -> list[Row]:
     """Returns a row for each module of `whole`, in their order. call: what is done with a copy of it and a batch, both
-    on meta."""
-    (own,) = on_meta([whole])
+    on meta. meta: False for a model that asks for values: with itself and a copy of the batch."""
+    own = on_meta([whole])[0] if meta else whole
     shapes: dict[nn.Module, tuple[int, ...]] = {}
 
     def note(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -37,11 +40,14 @@ def summarize(whole: nn.Module, batch: dict[str, Any], call: Callable[[nn.Module
         if first is not None:
             shapes.setdefault(module, tuple(first.shape))
 
-    for module in own.modules():
-        module.register_forward_hook(note)
-    given = {k: v.to("meta") if isinstance(v, Tensor) else v for k, v in batch.items()}
-    with counting() as counter:
-        call(own, given)
+    hooks = [module.register_forward_hook(note) for module in own.modules()]
+    given = {k: (v.to("meta") if meta else v.clone()) if isinstance(v, Tensor) else v for k, v in batch.items()}
+    try:
+        with counting(meta) as counter:
+            call(own, given)
+    finally:
+        for hook in hooks:
+            hook.remove()
     counts = {name: sum(by_kind.values()) for name, by_kind in counter.get_flop_counts().items()}
     counted: dict[nn.Module, int] = {}
     for name, module in own.named_modules(remove_duplicate=False):  # a tied one counts under one of its names

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,14 +77,18 @@ def count_flop(modules: list[nn.Module], batch: dict[str, Any], losses: list[Cal
 
 
 @contextmanager
-def counting() -> Iterator[Any]:
-    """In this block tensors are made on meta, and torch's counter, which it is given, sees all operations. To be used
+def counting(meta: bool = True) -> Iterator[Any]:
+    """In this block torch's counter, which it is given, sees all operations; meta: tensors are made there. To be used
     before anything is trained: dynamo never compiles what it has met under a counter, so it forgets all it has met."""
     from torch.utils.flop_counter import FlopCounterMode
 
     try:
-        with FlopCounterMode(display=False) as counter, torch.device("meta"), torch.enable_grad(), autocast_on_meta():
-            yield counter
+        with ExitStack() as stack:
+            counter = stack.enter_context(FlopCounterMode(display=False))
+            for context in (torch.device("meta"), autocast_on_meta()) if meta else ():
+                stack.enter_context(context)
+            with torch.enable_grad():
+                yield counter
     finally:
         if "torch._dynamo" in sys.modules:
             torch._dynamo.reset()

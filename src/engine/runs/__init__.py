@@ -23,6 +23,7 @@ from engine.pages import lazy
 if TYPE_CHECKING:
     from engine.runs.data_files import files_of, is_same, keep_files, other_data
     from engine.runs.directory import (
+        BEFORE,
         CHECKPOINT,
         CHECKPOINTS,
         CLASSES,
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
         is_claimed,
         keep_failure,
         keep_versions,
+        newest_checkpoint,
+        onward,
         read_failure,
         read_status,
         record_failure,

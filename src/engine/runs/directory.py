@@ -215,6 +215,18 @@ def checkpoint_files(checkpoints: Path) -> list[Path]:
     return sorted(found, key=lambda path: (step_of(path), path.name))
 
 
+def newest_checkpoint(directory: Path) -> str | None:
+    return next((path.name for path in reversed(checkpoint_files(directory / CHECKPOINTS))), None)
+
+
+def onward(directory: Path) -> str:
+    """What follows a failure's line: how to go on from the newest checkpoint, or where the run is if it has none."""
+    checkpoint = newest_checkpoint(directory)
+    if checkpoint is None:
+        return f" ({shown(directory)})"
+    return f"; go on from step {step_of(Path(checkpoint)):,} with: resume={shown(directory)}"
+
+
 def step_of(checkpoint: Path) -> int:
     return int(checkpoint.stem.rsplit("_", 1)[1])
 

@@ -41,7 +41,7 @@ from types import FrameType
 
 from engine.errors import RankLost
 from engine.host import beat, has_starter, note_step, progress_at, say_ended
-from engine.runs import read_failure, record_failure
+from engine.runs import onward, read_failure, record_failure
 from engine.world import collectives, group, stop, store, timer
 from engine.world.board import FAILED, STUCK, Board, tell_failed
 from engine.world.environment import place
@@ -218,7 +218,7 @@ class Watch:
             say_ended()
             tell_failed(rank, os.environ)
         if recorded and not told_by_start and not place.has_parent:
-            print(f"{stack}failed: {message}", file=sys.stderr)
+            print(f"{stack}failed: {message}{onward(self.run_dir)}", file=sys.stderr)
 
     def _end(self) -> None:
         """End the process from this thread: the main thread cannot be interrupted."""

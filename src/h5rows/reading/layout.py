@@ -70,7 +70,7 @@ def _plan(dset: h5py.Dataset) -> tuple[str, str, Layout | None]:
             return "h5py", "stored inside the file's metadata (compact), or never written", None
         if not dset.file.userblock_size <= offset <= identity(dset.file)[2] - size:
             return "h5py", "an address outside of the file", None
-        return "mapped", f"contiguous at byte {offset}", _layout(dset, dset.shape, [[offset]], [[size]], [[0]], ())
+        return "mapped", "contiguous", _layout(dset, dset.shape, [[offset]], [[size]], [[0]], ())
     layout = _chunk_table(dset)
     if isinstance(layout, str):
         return "h5py", layout, None

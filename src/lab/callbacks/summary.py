@@ -7,41 +7,46 @@ from typing import Any
 from torch import nn
 
 from engine.device import rng_row, set_rng_row
-from engine.errors import ConfigError, first_line
+from engine.errors import ConfigError
 from engine.files import replace_text
 from engine.parallel import is_sharded
 from engine.profiling import summarize, summary_table
 from engine.schema import Count
 from lab.callbacks.base import Callback
 from lab.objective import Objective
+from lab.rehearsal import as_before
 
 
 class Summary(Callback):
     """Modules of the model, and of the task if it has parameters, down to `depth` levels: their output for the first
-    micro-batch, parameters, and FLOP of the forward pass. On the screen and in summary.txt. Nothing is computed: the
-    table is made with tensors that have no memory."""
+    micro-batch, parameters, and FLOP of the forward pass. On the screen and in summary.txt. The table is made with
+    tensors that have no memory or, of a model that asks for values, with a batch; no bit of the run changes."""
 
     def __init__(self, depth: Count) -> None:
         self.depth = depth
 
     def on_start(self, state: Any) -> None:
         run = self.run
-        if not run.world.is_main:
-            return
         if is_sharded(state.model):
             raise ConfigError("callback=summary: trainer=fsdp has cut the model over the ranks - use trainer=single")
         whole, batch = Objective(state.model, state.task), run.first_batch()
         samples = len(next(iter(batch.values())))
-        before = rng_row(run.world.device)
-        try:
-            rows = summarize(whole, batch, call)
-        except ConfigError:  # what the first step would say, too
-            raise
-        except Exception as error:  # a model or a loss that asks tensors for their values, which these have not
-            run.logger.warn(f"callback=summary: the model cannot be followed without values: {first_line(error)}")
+        rows, failed = [], False
+        if run.world.is_main:
+            before = rng_row(run.world.device)
+            try:
+                rows = summarize(whole, batch, call)
+            except ConfigError:  # what the first step would say, too
+                raise
+            except Exception:  # a model or a loss that asks tensors for their values, which these have not
+                failed = True
+            finally:
+                set_rng_row(before, run.world.device)
+        if run.world.any(failed):  # on all ranks: losses may talk to the others
+            with as_before(state, run), run.machine.autocast():
+                rows = summarize(whole, batch, call, meta=False)
+        if not run.world.is_main:
             return
-        finally:
-            set_rng_row(before, run.world.device)
         listed = [r for r in rows if r.name.startswith("model") or (r.parameters and r.name.startswith("task"))]
         total = rows[0]
         text = (

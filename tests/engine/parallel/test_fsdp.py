@@ -781,10 +781,10 @@ class Odd(nn.Module):
         return h + self.p.abs().sum().float() if hasattr(self, "p") else h
 """
 REFUSED = {
-    "scalar": "trainer=fsdp: p has no dimension along which it could be cut - give it one",
-    "scalar of a block": "trainer=fsdp: layers.1.p has no dimension along which it could be cut - give it one",
-    "empty": "trainer=fsdp: p is empty, (0, 4), and cannot be cut - make it a buffer",
-    "complex": "trainer=fsdp: weights that are gathered together must be of one type, and p is complex64, inp",
+    "scalar": "trainer=fsdp: p has no dimension along which it could be cut: give it one",
+    "scalar of a block": "trainer=fsdp: layers.1.p has no dimension along which it could be cut: give it one",
+    "empty": "trainer=fsdp: p is empty: make it a buffer",
+    "complex": "trainer=fsdp: p is complex, and gradients are averaged as real numbers",
     "bf16": "trainer=fsdp: weights that are gathered together must be of one type, and layers.0.p is bfloat16",
 }
 TRAINED = {"tied_blocks": 1, "tied_root": 2, "twice": 2}  # blocks that are wrapped

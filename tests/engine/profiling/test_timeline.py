@@ -145,6 +145,14 @@ def test_what_takes_too_long_is_named_with_its_key(part: str) -> None:
     assert "trainer." in sentence or "data." in sentence
 
 
+def test_the_largest_part_is_named_first_and_the_next_one_too() -> None:
+    figures = Figures(10, 0, {"forward": 1.0, "data wait": 31.0, "evaluation": 66.0, "save": 2.0})
+    kind, sentence = bound(figures, machine("cpu"), False, "threads: 2", aside={"evaluation": "less", "save": "rarer"})
+    assert kind == "evaluation"
+    assert sentence.startswith("66% of the time went into evaluation: less; 31% of the time was spent waiting for data")
+    assert "save" not in sentence
+
+
 def test_the_remedies_are_those_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "cores_each", lambda ranks: 4)
     figures = Figures(10, 0, {"forward": 1.0, "backward": 1.0})

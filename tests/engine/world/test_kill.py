@@ -129,9 +129,11 @@ def on_call(monkeypatch: pytest.MonkeyPatch, holder: Any, name: str, rank: int, 
 
 def put_fault(monkeypatch: pytest.MonkeyPatch, place: str, rank: int, fault: str) -> None:
     if place == "train":  # after step 5 was saved, before gradients are averaged
-        on_call(monkeypatch, lab.objective, "forward_loss", rank, 5 + 8 + 2, fault)  # 8 calls are the evaluation's
+        on_call(
+            monkeypatch, lab.objective, "forward_loss", rank, 1 + 5 + 8 + 2, fault
+        )  # the rehearsal's, 8 of the evaluation
     elif place == "evaluation":  # in the middle of the one at step 8
-        on_call(monkeypatch, lab.objective, "forward_loss", rank, 8 + 8 + 3, fault)
+        on_call(monkeypatch, lab.objective, "forward_loss", rank, 1 + 8 + 8 + 3, fault)
     elif rank == 0:  # half of a file is written
         original, calls = torch.save, [0]
 
@@ -182,7 +184,7 @@ def test_a_fault_ends_the_run_and_it_goes_on(
         assert seconds < limit(30) + (fault == "hang") * 3 * TIMEOUT_S
     if fault == "raise":
         assert "ZeroDivisionError: the cause" in state["traceback"]
-        assert shown.count("Traceback") == 1
+        assert shown.count(f"rank {rank} failed:\n") == 1
         assert "ZeroDivisionError: the cause" in shown
     if fault == "SIGKILL":
         assert f"rank {rank} was killed by SIGKILL" in str(end.value)
