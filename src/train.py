@@ -29,13 +29,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from engine.config import as_started, remove_if_empty, run_hydra
-from engine.errors import INTERRUPTED, ConfigError, RunFailed
+from engine.errors import INTERRUPTED, MISTAKE, Cancelled, ConfigError, RunFailed
 from engine.runs import choose_run
 from engine.schema import plain
 from engine.world import become_rank, meeting, place
 from lab.project import PROJECT
 
-FINISHED, RUN_FAILED, MISTAKE = 0, 1, 2
+FINISHED, RUN_FAILED = 0, 1
 
 
 def main() -> int:
@@ -47,6 +47,9 @@ def main() -> int:
             from lab.start import join
 
             return join()
+    except Cancelled as error:
+        print(error, file=sys.stderr)
+        return error.status
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return MISTAKE
@@ -104,6 +107,10 @@ def train(cfg: DictConfig) -> int:
 
         early.leave_if_asked()
         start(config, chosen, overrides, own_process=multirun)
+    except Cancelled as error:
+        remove_if_empty(PROJECT.root, run_dir)
+        print(error, file=sys.stderr)
+        return error.status
     except ConfigError as error:
         remove_if_empty(PROJECT.root, run_dir)
         print(f"error: {label}{error}", file=sys.stderr)

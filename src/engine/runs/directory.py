@@ -19,7 +19,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from engine.config import CONFIG, OVERRIDES, agents_run, enter, flat, load_flat, portable, read_overrides
-from engine.errors import Claimed, ConfigError, Damaged, RunFailed, one_line
+from engine.errors import Cancelled, Claimed, ConfigError, Damaged, RunFailed, one_line
 from engine.files import (
     as_json,
     no_links,
@@ -311,7 +311,7 @@ def record_failure(directory: Path, rank: int, error: BaseException, first: bool
     text = stack
     if error.__traceback__ is not None:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    kind = ConfigError if isinstance(error, ConfigError) else type(error)
+    kind = ConfigError if isinstance(error, ConfigError) and not isinstance(error, Cancelled) else type(error)
     record = {"rank": rank, "type": kind.__name__, "message": str(error), "cause": one_line(error), "traceback": text}
     try:
         if not write_once(directory / FAILURE, as_json(record, indent=2)):
