@@ -32,6 +32,7 @@ from engine.schema import did_you_mean, hints_of, leaves, nearest, no_such_key, 
 _NOISE = re.compile(r"^(full_key|object_type|reference_type|See https?:|Config search path|provider=)")
 _NAMES_A_KEY = re.compile(r"[a-z]\w*(\.\w+)+(\[|=|: | )")
 CALLERS = ("engine/config/compose.py", "engine/config/messages.py", "train.py")  # our files that call Hydra to compose
+SHOW_CONFIG = ("--cfg", "-c", "--help", "-h", "--info", "-i")  # options of Hydra that show the composed config
 Compose = Callable[[Project, Sequence[str]], dict[str, Any]]  # overrides -> the whole config
 
 
@@ -103,8 +104,14 @@ def check_arguments(root: Path, argv: Sequence[str]) -> None:
     for what, folder in (("working directory", here), ("project's folder", str(root))):
         if "${" in folder:
             raise ConfigError(f"the {what} has ${{ in its path, which Hydra takes for an interpolation: {folder}")
+    resume = next((argument for argument in argv if argument.startswith("resume=") and argument != "resume=null"), "")
     for argument in argv:
         key, equals, value = argument.partition("=")
+        if resume and key in SHOW_CONFIG:
+            raise ConfigError(
+                f"{argument}: would show a new run's config, not that of the run to go on with - read its config.yaml, "
+                f"or leave out {resume}"
+            )
         if (equals or argument.startswith("~")) and not key.lstrip("+~").partition("@")[0]:
             raise ConfigError(no_override(argument))
         if key in ("hydra.run.dir", "hydra.sweep.dir") and value.strip("'\" ") in ("", "null"):

@@ -24,7 +24,7 @@ from lab.project import PROJECT
 
 Call = Callable[..., tuple[int, list[str]]]
 ROOT_HAS = "(the config has: name, seed, rules, resume, sweep, monitor, process, data, model, task, optim, trainer, hardware, logger, profiler, callback)"
-GROUPS = "(the config has: data, model, task, optim, trainer, hardware, logger, callback, profiler, name, seed, resume, sweep, monitor"
+GROUPS = "(the config has: data, model, task, optim, trainer, hardware, logger, callback, profiler, name, seed, rules, resume, sweep, monitor"
 MODEL_HAS, SCHEDULE_HAS = (
     f"({group} has: {', '.join(sorted(path.stem for path in (PROJECT.conf / group).glob('*.yaml')))})"
     for group in ("model", "optim/schedule")
@@ -57,7 +57,9 @@ def call(
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
 
     def call(*arguments: str) -> tuple[int, list[str]]:
-        folders = [f"hydra.run.dir={tmp_path}/runs/a", f"hydra.sweep.dir={tmp_path}/runs/sweep"]
+        folders = [f"hydra.run.dir={tmp_path}/runs/a"]
+        if {"-m", "--multirun"} & set(arguments):
+            folders.append(f"hydra.sweep.dir={tmp_path}/runs/sweep")
         monkeypatch.setattr(sys, "argv", ["train.py", *folders, *arguments])
         capsys.readouterr()
         status = train.main()
@@ -100,6 +102,21 @@ def call(
         (["optim.eps=1e-6"], "optim.eps: no such key (optim has: decay_norms_and_biases, lr_factors, schedule, lr, betas, weight_decay) - what is new is added with a plus, +optim.eps=1e-6, if torch.optim.AdamW takes it"),
         *([] if find_spec("ray") else [(["-m", "hydra/launcher=ray", "seed=1,2"], missing("hydra/launcher=ray", "ray", "ray"))]),
         (["sweep.preflight=true"], "sweep.preflight=true: of a multirun, and would have no effect here - add -m, or leave it out"),
+        *(
+            ([text], f"{text}: of a multirun, and would have no effect here - add -m, or leave it out")
+            for text in ("hydra/launcher=slurm", "hydra/launcher=pool", "hydra/sweeper=optuna", "hydra.sweeper.params={seed: 1}", "hydra.sweep.dir=x")
+        ),
+        (["hydra/sweeper=optuna", "hydra.sweeper.n_trials=3"], "hydra/sweeper=optuna: of a multirun, and would have no effect here - add -m, or leave it out"),
+        *(
+            ([*shows, resume], f"{shows[0]}: would show a new run's config, not that of the run to go on with - read its config.yaml, or leave out {resume}")
+            for shows in (["--cfg", "job"], ["--cfg=job"], ["-c", "job"], ["--help"], ["-h"], ["--info"])
+            for resume in ("resume=outputs/run", "resume=auto")
+        ),
+        (["data.split_by=y"], "data.split_by=y: has no effect without data.split - add data.split=80/10/10, or leave it out"),
+        *(
+            (["resume=auto", *where], "resume=auto: this run's directory is a new one each time, so there is none to go on with - add hydra.run.dir=outputs/NAME, or give resume=RUN")
+            for where in (["hydra.run.dir=/tmp/engine-${now:%S}"], ["name=x", "hydra.run.dir=${root:}/outputs/${name}/${suffix:}"])
+        ),
         (["-cn", "wandb_sweep"], f"--config-name wandb_sweep: {PROJECT.root}/conf/wandb_sweep.yaml is no config of a run - begin it with `defaults: [train, _self_]`"),
         (["--experimental-rerun", f"{PROJECT.root}/conf/train.yaml"], "--experimental-rerun: would unpickle a file - a run's directory goes on with resume=..."),
         (["-m", "hydra.sweeper.params=3"], 'hydra.sweeper.params: expected a mapping, such as {seed: "0,1,2"}, got 3'),
