@@ -74,6 +74,8 @@ def explain(project: Project, error: BaseException, argv: Sequence[str], compose
 
 
 def no_override(text: str | None) -> str:
+    if found := re.search(r"=\s*choice\((.*\bnull\b.*)\)", text or ""):
+        return f"{text}: Hydra's choice() takes no null - give the values by themselves, {found[1]}"
     return (
         f"{text}: no valid override - write key=value, a list as key=[1,2], and text with special "
         f"characters in quotes twice, 'key=\"a,b\"'"
@@ -143,6 +145,8 @@ def _missing_config(error: MissingConfigException, argv: Sequence[str], conf: Pa
     if not options:
         return _no_such_group(group, conf) + inside
     hint = f" - did you mean {group}={match}?" if (match := nearest(option, options)) else ""
+    for file in (folder / group / f"{option}.yml" for folder in yamls.folders(argv, conf)):
+        hint = f" - rename {file} to {option}.yaml, the only ending that Hydra reads" if file.is_file() else hint
     return f"{group}={option}: no such option{hint} ({group} has: {', '.join(options)}){inside}"
 
 
