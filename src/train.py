@@ -21,6 +21,7 @@ if __name__ == "__main__":
     early.prepare()  # before the imports, which take a while
 
 import os
+import re
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,14 +29,15 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from engine.config import as_started, remove_if_empty, run_hydra
-from engine.errors import INTERRUPTED, ConfigError, RunFailed, plain_output
+from engine.config import agents_run, as_started, remove_if_empty, run_hydra
+from engine.errors import INTERRUPTED, MISTAKE, Cancelled, ConfigError, RunFailed, plain_output
 from engine.runs import choose_run
 from engine.schema import plain
 from engine.world import become_rank, meeting, place
 from lab.project import PROJECT
 
-FINISHED, RUN_FAILED, MISTAKE = 0, 1, 2
+FINISHED, RUN_FAILED = 0, 1
+OF_A_MULTIRUN = ("sweep.", "hydra/launcher", "hydra/sweeper", "hydra.launcher.", "hydra.sweeper.", "hydra.sweep.")
 
 
 def main() -> int:
@@ -48,6 +50,9 @@ def main() -> int:
             from lab.start import join
 
             return join()
+    except Cancelled as error:
+        print(error, file=sys.stderr)
+        return error.status
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return MISTAKE
@@ -86,15 +91,8 @@ def train(cfg: DictConfig) -> int:
 
         return run_job(PROJECT, Path(cfg.sweep.job))
     try:
-        if cfg.sweep.name is not None and not multirun:
-            raise ConfigError(f"sweep={cfg.sweep.name}: the name of a multirun - add -m")
-        if not multirun and (alone := [text for text in overrides if text.lstrip("+").startswith("sweep.")]):
-            raise ConfigError(f"{alone[0]}: of a multirun, and would have no effect here - add -m, or leave it out")
-        elsewhere = [text for text in plain(hydra.overrides.hydra, resolve=False) if text.startswith("hydra.run.dir=")]
-        if cfg.resume not in (None, "auto") and elsewhere:
-            raise ConfigError(
-                f"{elsewhere[0]}: would have no effect, as resume={cfg.resume} goes on there - leave it out"
-            )
+        if not multirun:
+            check_effects(cfg, overrides)
         final, chosen = choose_run(PROJECT, cfg, run_dir, overrides, Path(hydra.runtime.cwd))
         if chosen != run_dir:
             remove_if_empty(PROJECT.root, run_dir)
@@ -105,6 +103,10 @@ def train(cfg: DictConfig) -> int:
 
         early.leave_if_asked()
         start(config, chosen, overrides, own_process=multirun)
+    except Cancelled as error:
+        remove_if_empty(PROJECT.root, run_dir)
+        print(error, file=sys.stderr)
+        return error.status
     except ConfigError as error:
         remove_if_empty(PROJECT.root, run_dir)
         print(f"error: {label}{error}", file=sys.stderr)
@@ -120,6 +122,27 @@ def train(cfg: DictConfig) -> int:
         remove_if_empty(PROJECT.root, run_dir)
         return int(end.code or 0)
     return FINISHED
+
+
+def check_effects(cfg: DictConfig, overrides: list[str]) -> None:
+    """Raise ConfigError for what was typed and has no effect on a run that is no multirun's."""
+    hydra = HydraConfig.get()
+    typed = [*overrides, *plain(hydra.overrides.hydra, resolve=False)]
+    if cfg.sweep.name is not None:
+        raise ConfigError(f"sweep={cfg.sweep.name}: the name of a multirun - add -m")
+    for text in typed:
+        if text.lstrip("+~").startswith(OF_A_MULTIRUN):
+            raise ConfigError(f"{text}: of a multirun, and would have no effect here - add -m, or leave it out")
+        if cfg.resume not in (None, "auto") and text.startswith("hydra.run.dir="):
+            raise ConfigError(f"{text}: would have no effect, as resume={cfg.resume} goes on there - leave it out")
+        if text.lstrip("+").startswith("data.split_by=") and cfg.data.get("split") is None:
+            raise ConfigError(f"{text}: has no effect without data.split - add data.split=80/10/10, or leave it out")
+    run_dir = plain(hydra.run, resolve=False)["dir"]
+    if cfg.resume == "auto" and not agents_run() and re.search(r"\$\{(now|suffix):", run_dir):
+        raise ConfigError(
+            "resume=auto: this run's directory is a new one each time, so there is none to go on with - add "
+            "hydra.run.dir=outputs/NAME, or give resume=RUN"
+        )
 
 
 def leave(status: int) -> NoReturn:

@@ -10,7 +10,16 @@ from h5rows import ConfigError, first_line, plain_output, visible
 __all__ = ["ConfigError", "first_line", "plain_output", "visible"]
 
 INTERRUPTED = 130  # exit status after Ctrl-C
+MISTAKE = 2  # exit status after a mistake in the configuration
 PREEMPTED = 75  # EX_TEMPFAIL: exit status of a preempted run, which was saved and is to be resumed
+
+
+class Cancelled(ConfigError):
+    """A signal, with which the text begins, came before all processes of the run had met: nothing was begun."""
+
+    @property
+    def status(self) -> int:
+        return INTERRUPTED if str(self).startswith("SIGINT") else PREEMPTED
 
 
 class Damaged(ConfigError):

@@ -155,7 +155,8 @@ def at(node: Any, keys: Iterable[str | int]) -> Any:
 
 
 def below_outputs(name: Any) -> str:
-    """Returns a run's `name` if it is a valid folder below outputs/; else ConfigError."""
+    """Returns a run's `name` if it is a valid folder below outputs/; else ConfigError. 2024 is one, too."""
+    name = fits(name, str)[1] if fits(name, str)[0] else name
     if not isinstance(name, str) or not name.strip() or ".." in name.split("/") or name.startswith(("/", "~")):
         raise ConfigError(f"name: must be a folder below outputs/, got {show(name)}")
     return name

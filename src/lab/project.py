@@ -76,6 +76,19 @@ def settle(cfg: Any) -> None:
             if node.get("_target_") != "h5rows.dataset.Dataset":
                 raise ConfigError(f"{key}.split={text}: of data=h5; here {key}.splits says where a split lies")
             node.splits, node.split = shares_of(str(text), node.get("split_by"), f"{key}.split"), None
+    # null takes a part out, or all of them
+    for node, name in [
+        *((node, "transforms") for node in nodes.values()),
+        (cfg.get("task"), "metrics"),
+        (cfg, "callback"),
+    ]:
+        if hasattr(node, "get") and name in node:
+            parts = node.get(name)
+            if parts is None:
+                node[name] = {}
+            elif hasattr(parts, "items"):
+                for part in [part for part in parts if parts._get_node(part)._is_none()]:
+                    del parts[part]
 
 
 def train_on(path: str, settings: Mapping[str, Any], task: str) -> str:

@@ -7,13 +7,14 @@ import sys
 import time
 import traceback
 from collections.abc import Collection
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from engine import early
 from engine.config import TRACEBACK, read_config
 from engine.device import count_processes
-from engine.errors import PREEMPTED, ConfigError, RunFailed, one_line
+from engine.errors import PREEMPTED, Cancelled, ConfigError, RunFailed, one_line
 from engine.loggers import WANDB
 from engine.runs import (
     CHECKPOINTS,
@@ -25,6 +26,7 @@ from engine.runs import (
     empty_directory,
     end_status,
     fill_directory,
+    forget_failure,
     has_trained,
     holds_run,
     keep_failure,
@@ -40,8 +42,8 @@ from engine.runs import (
     step_of,
     undo_resume,
 )
-from engine.schema import plain
-from engine.world import Ranks, cluster_role, meeting, place, recording
+from engine.schema import plain, seconds
+from engine.world import Ranks, Watch, cluster_role, meeting, place, recording
 from lab.config import Config
 from lab.loaders import fetch_remote
 from lab.project import PROJECT
@@ -102,6 +104,10 @@ def start(config: Config, run_dir: Path, overrides: list[str], own_process: bool
         except Exception as error:
             first = first_failure(run_dir, error)
             undo_resume(run_dir, stay)
+            if isinstance(first, Cancelled) and leave:
+                forget_failure(run_dir)
+                state = "preempted" if first.status == PREEMPTED else "interrupted"
+                end_status(run_dir, state, signal=str(first).partition(":")[0])
             if not went_on and isinstance(first, ConfigError):
                 if has_trained(run_dir):
                     raise ConfigError(f"{first}{onward(run_dir)}") from error
@@ -161,20 +167,36 @@ def may_pass(run_dir: Path, moved: bool) -> bool:
 
 def run_rank(run_dir: Path, began: float) -> None:
     """Run this rank. Rank 0 first publishes the run directory to ranks and hosts that torchrun or srun has started."""
-    if place.rank == 0 and meeting.followers():
+    if meeting.followers() and place.rank > 0:
+        meeting.await_verdict()
+    elif meeting.followers():
         with recording(run_dir, rank=0):
-            meeting.publish(run_dir)
+            meeting.publish(run_dir, longest_start_s(read_config(PROJECT, run_dir).process.timeout))
     run(run_dir, began)
+
+
+def longest_start_s(timeout: float | str | None) -> float | None:
+    """How long a start may take. timeout: process.timeout."""
+    limit_s = seconds(timeout)
+    return None if limit_s is None else Watch.SLOW_TIMEOUTS * limit_s
 
 
 def join() -> int:
     """Run a rank above 0 that torchrun or srun has started, or the ranks of a host above 0: wait until rank 0 has
     published the run directory, then run in it. Returns the exit status."""
     began = time.monotonic()
-    here, published = cluster_role(), meeting.await_directory()
-    if published is None or here is None:
+    # this process composes no config, so it has only what was typed; rank 0 refuses a senseless value
+    timeout_s = None
+    with suppress(ConfigError):
+        for text in sys.argv:
+            if text.startswith("process.timeout="):
+                value = text.partition("=")[2]
+                timeout_s = longest_start_s(f"{value}s" if value.replace(".", "").isdigit() else value)
+    here, published = cluster_role(), meeting.await_directory(timeout_s)
+    assert here is not None
+    if isinstance(published, int):
         early.leave_if_asked()
-        return 2  # rank 0 has printed the mistake in the config
+        return published  # rank 0 has printed why
     run_dir, local_ranks = published
     try:
         if here.kind == "host":
@@ -206,6 +228,8 @@ def first_failure(run_dir: Path, error: Exception) -> Exception:
             return error
         traceback.print_exception(error)
         return RunFailed(f"{one_line(error)}; it could not be recorded in {shown(run_dir)}")
+    if record["type"] == "Cancelled":
+        return Cancelled(record["message"])
     if record["type"] == "ConfigError":
         if os.environ.get(TRACEBACK) == "1":
             print(record["traceback"], file=sys.stderr, end="")

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from engine.config import CONFIG, read_config, read_overrides
-from engine.errors import Claimed, ConfigError, RunFailed
+from engine.errors import Cancelled, Claimed, ConfigError, RunFailed
 from engine.project import Project
 from engine.runs import holds_run, read_failure, record_failure
 from multirun.ledger import ENDED
@@ -30,6 +30,9 @@ def run_job(project: Project, directory: Path) -> int:
         project.start(cfg, directory, overrides, own_process=False, leave=ENDED)
     except Claimed:
         return ELSEWHERE
+    except Cancelled as error:
+        print(error, file=sys.stderr)
+        return error.status
     except ConfigError as error:
         if read_failure(directory) is None:  # before the run itself began: more ranks than GPUs
             record_failure(directory, 0, error)

@@ -45,7 +45,7 @@ from engine.schema import MISSING, plain, show
 from multirun.difference import First
 from multirun.identity import counts, differing_keys, digest, directory_name, keyed
 from multirun.ledger import Job, Ledger, NewJob, differing
-from multirun.progress import counted
+from multirun.progress import counted, say
 
 MAX_SHOWN = 4
 
@@ -177,11 +177,15 @@ def expand(
     told = {text: keyed(project, override, cwd) for text, override in parsed.items()}
     found: list[Combination] = []
     seen: set[str] = set()
+    total = 0
     for texts in itertools.product(*choices.values()):
+        total += 1
         values = {key: value for key, value in (told[text] for text in texts) if counts(project, key, swept)}
         if (identity := digest(values)) not in seen:
             seen.add(identity)
             found.append(Combination(texts, values))
+    if total > len(found):
+        say(f"{total - len(found)} of {total} combinations are the same as another, and run once")
     return found
 
 

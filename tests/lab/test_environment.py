@@ -26,6 +26,7 @@ case "$1 $2" in
 *) echo "python $*" >>"$NOTES"; [ -z "$SAY_PID" ] || echo "pid $$" ;;
 esac"""
 UV = """echo "uv $*" >>"$NOTES"
+[ "$1" = venv ] || [ -z "$UV_FAILS" ] || { echo "error: dns error" >&2; exit $UV_FAILS; }
 for last; do :; done
 [ "$1" != venv ] || { mkdir -p "$last/bin" && cp "$(command -v python3)" "$last/bin/python"; }"""
 CPU = "no NVIDIA GPU here"
@@ -101,6 +102,34 @@ def test_uv_chooses_torch_for_the_machine(machine: Machine) -> None:
     ]
     assert CPU not in shown
     assert len(machine.types("./run train")[2]) == 1
+
+
+@pytest.mark.parametrize("name", ["UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS", "UV_TORCH_BACKEND"])
+def test_uv_takes_the_index_that_is_configured(machine: Machine, name: str) -> None:
+    machine.has("uv", UV)
+    _, _, asked = machine.types("./run train", **{name: "x"})
+    assert asked[1] == (
+        f"uv pip install --python {machine.root}/.venv/bin/python -c {machine.root}/constraints.txt "
+        f"-e {machine.root}[all]"
+    )
+
+
+def test_pip_installs_where_uv_cannot(machine: Machine) -> None:
+    """As where torch's index is out of reach, and pip has a mirror. An interrupted uv is the end."""
+    machine.has("uv", UV)
+    assert machine.types("./run train", UV_FAILS="130")[0] == 130
+    status, shown, asked = machine.types("./run train", UV_FAILS="2")
+    assert status == 0
+    assert [line.split()[0] for line in asked] == ["uv", "pip", "python"]
+    assert "uv could not install it (above). pip tries now" in shown
+    assert "UV_DEFAULT_INDEX=INDEX ./run train" in shown
+    assert machine.types("./run train", UV_FAILS="2")[2] == [f"python {machine.root}/src/train.py"]
+
+
+def test_help_of_fork_installs_nothing(machine: Machine) -> None:
+    for asks in ("--help", "mine -h"):
+        status, _, asked = machine.types(f"./run fork {asks}")
+        assert (status, asked) == (0, [f"python {machine.root}/tools/fork.py --help"])
 
 
 @pytest.mark.slow

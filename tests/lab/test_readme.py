@@ -79,14 +79,18 @@ def test_it_is_short_and_names_only_what_there_is() -> None:
         assert "/x." in name or (ROOT / name).exists(), name
 
 
-@pytest.mark.parametrize("typed", ["./run", "./run tain"])
+@pytest.mark.parametrize("typed", ["./run", "./run tain", "./run evalutate", "./run x", "./run xyz"])
 def test_run_shows_its_commands_and_sets_nothing_up(tmp_path: Path, bare: Path, typed: str) -> None:
     for name in ("run", "pyproject.toml"):
         shutil.copy2(ROOT / name, tmp_path / name)
     done = shell(typed, tmp_path, bare, code=2)
-    assert done.stderr.startswith("usage: ./run COMMAND")
-    assert done.stderr.endswith("no such command: tain\n") == typed.endswith("tain")
-    assert {f"{name}.py" for name in re.findall(r"^  (\w+) ", done.stderr, re.MULTILINE)} > set(THIN)
+    if typed == "./run":
+        assert done.stderr.startswith("usage: ./run COMMAND")
+        assert {f"{name}.py" for name in re.findall(r"^  (\w+) ", done.stderr, re.MULTILINE)} > set(THIN)
+    else:
+        meant = {"tain": "train", "evalutate": "evaluate"}.get(command := typed.removeprefix("./run "))
+        hint = f" - did you mean ./run {meant}?" if meant else ""
+        assert done.stderr == f"no such command: {command}{hint} (./run --help lists all)\n"
     assert not (tmp_path / ".venv").exists()
 
 

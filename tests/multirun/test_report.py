@@ -301,10 +301,6 @@ def test_dollars_in_values_are_no_formulas(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(mathtext.MathTextParser, "parse", parse)
     columns: dict[str, list[Any]] = {"data.path": FORMULAS * 2, r"$\key$": FORMULAS[::-1] * 2}
     columns["optim.lr"] = [1e-3, 1e-5] * 9
-        "data.path": FORMULAS * 2,
-        "$\\key$": FORMULAS[::-1] * 2,
-        "optim.lr": [1e-3, 1e-5] * 9,
-    }
     one = made("$a$", columns, [10.0**-i for i in range(18)], folder=tmp_path)
     key = r"val/$\foo{$"
     jobs = tuple(

@@ -24,8 +24,9 @@ def test_start_again_extend_reorder(tmp_path: Path) -> None:
     assert len(job_dirs(tmp_path / "lr")) == 4
     assert all("lr-0.0" in path.name and "seed-" in path.name for path in job_dirs(tmp_path / "lr"))
     before, configs = ended_at(tmp_path / "lr"), [(p / "config.yaml").read_bytes() for p in job_dirs(tmp_path / "lr")]
-    again = call(*SWEEP, where, "seed=1,0", "optim.lr=.01,0.001")
+    again = call(*SWEEP, where, "seed=1,0,1", "optim.lr=.01,0.001")
     assert "4 jobs, 0 to run, 4 finished before" in again.stderr
+    assert "2 of 6 combinations are the same as another, and run once" in again.stderr
     assert ended_at(tmp_path / "lr") == before
     more = call(*SWEEP, "optim.lr=1e-3,1e-2", "seed=range(3)", "hydra/launcher=pool", "logger=none", where)
     assert "6 jobs, 2 to run, 4 finished before" in more.stderr

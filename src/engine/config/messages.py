@@ -32,6 +32,7 @@ from engine.schema import did_you_mean, hints_of, leaves, nearest, no_such_key, 
 _NOISE = re.compile(r"^(full_key|object_type|reference_type|See https?:|Config search path|provider=)")
 _NAMES_A_KEY = re.compile(r"[a-z]\w*(\.\w+)+(\[|=|: | )")
 CALLERS = ("engine/config/compose.py", "engine/config/messages.py", "train.py")  # our files that call Hydra to compose
+SHOW_CONFIG = ("--cfg", "-c", "--help", "-h", "--info", "-i")  # options of Hydra that show the composed config
 Compose = Callable[[Project, Sequence[str]], dict[str, Any]]  # overrides -> the whole config
 
 
@@ -73,6 +74,8 @@ def explain(project: Project, error: BaseException, argv: Sequence[str], compose
 
 
 def no_override(text: str | None) -> str:
+    if found := re.search(r"=\s*choice\((.*\bnull\b.*)\)", text or ""):
+        return f"{text}: Hydra's choice() takes no null - give the values by themselves, {found[1]}"
     return (
         f"{text}: no valid override - write key=value, a list as key=[1,2], and text with special "
         f"characters in quotes twice, 'key=\"a,b\"'"
@@ -103,8 +106,14 @@ def check_arguments(root: Path, argv: Sequence[str]) -> None:
     for what, folder in (("working directory", here), ("project's folder", str(root))):
         if "${" in folder:
             raise ConfigError(f"the {what} has ${{ in its path, which Hydra takes for an interpolation: {folder}")
+    resume = next((argument for argument in argv if argument.startswith("resume=") and argument != "resume=null"), "")
     for argument in argv:
         key, equals, value = argument.partition("=")
+        if resume and key in SHOW_CONFIG:
+            raise ConfigError(
+                f"{argument}: would show a new run's config, not that of the run to go on with - read its config.yaml, "
+                f"or leave out {resume}"
+            )
         if (equals or argument.startswith("~")) and not key.lstrip("+~").partition("@")[0]:
             raise ConfigError(no_override(argument))
         if key in ("hydra.run.dir", "hydra.sweep.dir") and value.strip("'\" ") in ("", "null"):
@@ -136,6 +145,8 @@ def _missing_config(error: MissingConfigException, argv: Sequence[str], conf: Pa
     if not options:
         return _no_such_group(group, conf) + inside
     hint = f" - did you mean {group}={match}?" if (match := nearest(option, options)) else ""
+    for file in (folder / group / f"{option}.yml" for folder in yamls.folders(argv, conf)):
+        hint = f" - rename {file} to {option}.yaml, the only ending that Hydra reads" if file.is_file() else hint
     return f"{group}={option}: no such option{hint} ({group} has: {', '.join(options)}){inside}"
 
 

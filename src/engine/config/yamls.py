@@ -12,7 +12,7 @@ from omegaconf.errors import GrammarParseError
 from omegaconf.grammar_parser import parse
 
 from engine.errors import ConfigError
-from engine.schema import at, join
+from engine.schema import at, join, show
 
 DIRECTORY_OPTIONS, NAME_OPTIONS = ("--config-dir", "-cd"), ("--config-name", "-cn")
 
@@ -105,8 +105,11 @@ def values(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def not_utf8(argv: Sequence[str], conf: Path) -> str | None:
-    """Returns the line for the first yaml that is no text; None if all are."""
-    for file in (file for folder in folders(argv, conf) for file in sorted(folder.rglob("*.yaml"))):
+    """Returns the line for the first yaml that is no text, those that are composed first; None if all are."""
+    names = [*chosen(argv), *(more for name, _, content in composed(argv, conf) for more in included(name, content))]
+    first = [folder / f"{name}.yaml" for folder in folders(argv, conf) for name in names]
+    every = (file for folder in folders(argv, conf) for file in sorted(folder.rglob("*.yaml")))
+    for file in (*filter(Path.is_file, first), *every):
         try:
             file.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
@@ -132,6 +135,15 @@ def check_bare(argv: Sequence[str], conf: Path) -> None:
     groups = [path.relative_to(conf).parts for path in sorted(conf.rglob("*")) if any(path.glob("*.yaml"))]
     groups = [group for group in groups if group[0] != "hydra"]
     for name, file, content in composed(argv, conf):
+        if (text := file.read_text()).startswith("\ufeff") and "@package" in text:
+            raise ConfigError(
+                f"{file}: begins with a byte order mark, so Hydra does not see its '# @package' - save it as UTF-8 "
+                "without one (BOM)"
+            )
+        for key, value in dotted(content, package(file, name)):
+            *outer, last = key.split(".")
+            shown = "".join(f"{part}: {{" for part in outer) + f"{last}: {show(value)}" + "}" * len(outer)
+            raise ConfigError(f"{file}: {key}: yaml takes dots as a part of the name - write {shown}")
         if content is not None and not isinstance(content, Mapping):
             kind = "a list" if isinstance(content, list) else f"the single value {content!r}"
             raise ConfigError(f"{file}: holds {kind}; a config holds keys and values, trainer: {{max_steps: 3}}")
@@ -150,6 +162,16 @@ def check_bare(argv: Sequence[str], conf: Path) -> None:
                     f"{file}: {'.'.join(keys)}: {text} - a group is chosen in the list of defaults, "
                     f"`defaults: - {change}{'/'.join(group)}: {option}`"
                 )
+
+
+def dotted(content: Any, package: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """Yields (key, value) of keys with dots that are meant as keys of the config: of a group, or above one. Deeper ones
+    may be names of parameters, as those of optim.lr_factors."""
+    for name, value in content.items() if isinstance(content, Mapping) else ():
+        if re.fullmatch(r"[a-z]\w*(\.\w+)+", str(name)):
+            yield str(name), value
+        if not package:
+            yield from dotted(value, (str(name),))
 
 
 def package(file: Path, name: str) -> tuple[str, ...]:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         end_status,
         explained_error,
         fill_directory,
+        forget_failure,
         has_trained,
         holds_run,
         is_claimed,

@@ -19,7 +19,17 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from engine.config import CONFIG, OVERRIDES, agents_run, enter, flat, load_flat, portable, read_overrides, redacted
-from engine.errors import Claimed, ConfigError, Damaged, DataFailed, RunFailed, in_users_code, one_line, users_frames
+from engine.errors import (
+    Cancelled,
+    Claimed,
+    ConfigError,
+    Damaged,
+    DataFailed,
+    RunFailed,
+    in_users_code,
+    one_line,
+    users_frames,
+)
 from engine.files import (
     as_json,
     no_links,
@@ -324,7 +334,7 @@ def record_failure(directory: Path, rank: int, error: BaseException, first: bool
     text, short, cause = stack, "", one_line(error)
     if error.__traceback__ is not None:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    kind = ConfigError if isinstance(error, ConfigError) else type(error)
+    kind = ConfigError if isinstance(error, ConfigError) and not isinstance(error, Cancelled) else type(error)
     if not isinstance(error, (ConfigError, RunFailed, DataFailed)) and (line := in_users_code(error, shown)):
         cause, frames = line, users_frames(traceback.extract_tb(error.__traceback__))
         short = "".join([*traceback.format_list(frames[-SHORT:]), *traceback.format_exception_only(error)])

@@ -91,7 +91,7 @@ def _torchrun(env: Mapping[str, str]) -> ClusterRole | None:
     if count > 1 and "LAB_STORE" not in env:  # launch.py's ranks use a FileStore
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             _text(env, name)
-    address, port = env.get("MASTER_ADDR", ""), _number(env, "MASTER_PORT", 0)
+    address, port = env.get("MASTER_ADDR", ""), _port(env, "MASTER_PORT", 0)
     local = _number(env, "LOCAL_RANK"), _number(env, "LOCAL_WORLD_SIZE", 1)
     return ClusterRole("rank", index, count, address, port, *local)
 
@@ -105,7 +105,7 @@ def _train_job(env: Mapping[str, str]) -> ClusterRole | None:
     if env["PET_NNODES"] == "1":
         return None
     index, count = _number(env, "PET_NODE_RANK"), _number(env, "PET_NNODES")
-    port = _number(env, "PET_MASTER_PORT", 29_500)
+    port = _port(env, "PET_MASTER_PORT", 29_500)
     return ClusterRole("host", index, count, _text(env, "PET_MASTER_ADDR"), port, local_count=_ranks_of_pod(env))
 
 
@@ -119,7 +119,7 @@ def _pytorch_job(env: Mapping[str, str]) -> ClusterRole | None:
     count, left = divmod(ranks, each or 1)
     if left:
         raise ConfigError(f"WORLD_SIZE={ranks} is no multiple of PET_NPROC_PER_NODE={each}")
-    return ClusterRole("host", index, count, _text(env, "MASTER_ADDR"), _number(env, "MASTER_PORT", 29_500), 0, each)
+    return ClusterRole("host", index, count, _text(env, "MASTER_ADDR"), _port(env, "MASTER_PORT", 29_500), 0, each)
 
 
 def _ranks_of_pod(env: Mapping[str, str]) -> int | None:
@@ -139,7 +139,7 @@ def _slurm_step(env: Mapping[str, str]) -> ClusterRole | None:
     address = env.get("MASTER_ADDR") or first_host(_text(env, "SLURM_STEP_NODELIST"))
     # all tasks derive the same port; other jobs and steps derive other ones
     derived = PORTS[0] + (31 * _number(env, "SLURM_JOB_ID") + _number(env, "SLURM_STEP_ID")) % PORTS[1]
-    port = _number(env, "MASTER_PORT", derived)
+    port = _port(env, "MASTER_PORT", derived)
     if max(tasks) == 1:
         return ClusterRole("host", index, count, address, port)
     local = _number(env, "SLURM_LOCALID"), tasks[_number(env, "SLURM_NODEID")]
@@ -249,3 +249,10 @@ def _number(env: Mapping[str, str], name: str, default: int | None = None) -> in
     if not text.isdecimal():
         raise ConfigError(f"{name}={text}: must be a number")
     return int(text)
+
+
+def _port(env: Mapping[str, str], name: str, default: int) -> int:
+    port = _number(env, name, default)
+    if env.get(name) and not 0 < port < 1 << 16:
+        raise ConfigError(f"{name}={port}: must be a port, from 1 to 65535")
+    return port

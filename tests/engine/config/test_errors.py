@@ -57,7 +57,9 @@ def call(
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
 
     def call(*arguments: str) -> tuple[int, list[str]]:
-        folders = [f"hydra.run.dir={tmp_path}/runs/a", f"hydra.sweep.dir={tmp_path}/runs/sweep"]
+        folders = [f"hydra.run.dir={tmp_path}/runs/a"]
+        if {"-m", "--multirun"} & set(arguments):
+            folders.append(f"hydra.sweep.dir={tmp_path}/runs/sweep")
         monkeypatch.setattr(sys, "argv", ["train.py", *folders, *arguments])
         capsys.readouterr()
         status = train.main()
@@ -100,6 +102,22 @@ def call(
         (["optim.eps=1e-6"], "optim.eps: no such key (optim has: decay_norms_and_biases, lr_factors, schedule, lr, betas, weight_decay) - what is new is added with a plus, +optim.eps=1e-6, if torch.optim.AdamW takes it"),
         *([] if find_spec("ray") else [(["-m", "hydra/launcher=ray", "seed=1,2"], missing("hydra/launcher=ray", "ray", "ray"))]),
         (["sweep.preflight=true"], "sweep.preflight=true: of a multirun, and would have no effect here - add -m, or leave it out"),
+        *(
+            ([text], f"{text}: of a multirun, and would have no effect here - add -m, or leave it out")
+            for text in ("hydra/launcher=slurm", "hydra/launcher=pool", "hydra/sweeper=optuna", "hydra.sweeper.params={seed: 1}", "hydra.sweep.dir=x")
+        ),
+        (["hydra/sweeper=optuna", "hydra.sweeper.n_trials=3"], "hydra/sweeper=optuna: of a multirun, and would have no effect here - add -m, or leave it out"),
+        *(
+            ([*shows, resume], f"{shows[0]}: would show a new run's config, not that of the run to go on with - read its config.yaml, or leave out {resume}")
+            for shows in (["--cfg", "job"], ["--cfg=job"], ["-c", "job"], ["--help"], ["-h"], ["--info"])
+            for resume in ("resume=outputs/run", "resume=auto")
+        ),
+        (["trainer.clip_norm=choice(null,1.0)"], "trainer.clip_norm=choice(null,1.0): Hydra's choice() takes no null - give the values by themselves, null,1.0"),
+        (["data.split_by=y"], "data.split_by=y: has no effect without data.split - add data.split=80/10/10, or leave it out"),
+        *(
+            (["resume=auto", *where], "resume=auto: this run's directory is a new one each time, so there is none to go on with - add hydra.run.dir=outputs/NAME, or give resume=RUN")
+            for where in (["hydra.run.dir=/tmp/engine-${now:%S}"], ["name=x", "hydra.run.dir=${root:}/outputs/${name}/${suffix:}"])
+        ),
         (["-cn", "wandb_sweep"], f"--config-name wandb_sweep: {PROJECT.root}/conf/wandb_sweep.yaml is no config of a run - begin it with `defaults: [train, _self_]`"),
         (["--experimental-rerun", f"{PROJECT.root}/conf/train.yaml"], "--experimental-rerun: would unpickle a file - a run's directory goes on with resume=..."),
         (["-m", "hydra.sweeper.params=3"], 'hydra.sweeper.params: expected a mapping, such as {seed: "0,1,2"}, got 3'),
@@ -203,6 +221,38 @@ def test_broken_yaml_names_file_and_line(call: Call, tmp_path: Path, text: str, 
     assert len(shown) == 1
     assert shown[0].startswith(f"error: {tmp_path}/mine/experiment/new.yaml, line {number}: not valid yaml: ")
     assert any(part in shown[0] for part in reason.split("|"))
+
+
+@pytest.mark.parametrize(
+    ("files", "arguments", "line"),
+    [
+        ({"experiment/a.yaml": b"# @package _global_\ntrainer.max_steps: 5\n"}, "experiment=a", "{0}/experiment/a.yaml: trainer.max_steps: yaml takes dots as a part of the name - write trainer: {{max_steps: 5}}"),
+        ({"experiment/a.yaml": b"# @package _global_\ntrainer: {ddp.static_graph: true}\n"}, "experiment=a", "{0}/experiment/a.yaml: ddp.static_graph: yaml takes dots as a part of the name - write ddp: {{static_graph: true}}"),
+        ({"optim/a.yaml": b"schedule.final: 0.1\n"}, "optim=a", "{0}/optim/a.yaml: schedule.final: yaml takes dots as a part of the name - write schedule: {{final: 0.1}}"),
+        ({"experiment/a.yaml": "\ufeff# @package _global_\nseed: 5\n".encode()}, "experiment=a", "{0}/experiment/a.yaml: begins with a byte order mark, so Hydra does not see its '# @package' - save it as UTF-8 without one (BOM)"),
+        ({"model/a.yaml": b"\xff", "model/b.yaml": b"\xfe"}, "model=b", "{0}/model/b.yaml: not valid yaml: byte 0 is not UTF-8 - save it as UTF-8"),
+        ({"model/a.yml": b"_target_: x\n"}, "model=a", "model=a: no such option - rename {0}/model/a.yml to a.yaml, the only ending that Hydra reads"),
+    ],
+)  # fmt: skip
+def test_a_yaml_that_hydra_misreads_is_named(
+    call: Call, tmp_path: Path, files: dict[str, bytes], arguments: str, line: str
+) -> None:
+    for name, content in files.items():
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / name).write_bytes(content)
+    status, shown = call("--config-dir", f"{tmp_path}/mine", arguments)
+    assert (status, len(shown)) == (2, 1)
+    assert shown[0].startswith("error: " + line.format(tmp_path / "mine"))
+
+
+def test_a_number_is_a_name_and_null_takes_a_part_out(call: Call, started: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "mine" / "experiment").mkdir(parents=True)
+    text = "# @package _global_\ndata: {transforms: {to_float: null}}\ntask: {metrics: {accuracy: null}}\n"
+    (tmp_path / "mine" / "experiment" / "a.yaml").write_text(text)
+    assert call("--config-dir", f"{tmp_path}/mine", "name=2024", "experiment=a") == (0, [])
+    assert call("data.transforms=null", "task.metrics=null", "+callback.mine=null") == (0, [])
+    for cfg, *_ in started:
+        assert cfg.data.transforms == cfg.task.metrics == cfg.callback == {}
 
 
 @pytest.mark.slow

@@ -80,6 +80,16 @@ def test_cluster_role(env: dict[str, str], expected: ClusterRole | None) -> None
         ({"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "x"}, "MASTER_PORT=x: must be a number"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR: .* - for a plain run unset RANK=0, WORLD_SIZE=2"),
         ({**TASK, "SLURM_STEP_ID": "x"}, "SLURM_STEP_ID=x: must be a number"),
+        *(
+            ({**env, name: port}, f"{name}={port}: must be a port, from 1 to 65535")
+            for port in ("0", "65536", "99999")
+            for env, name in (
+                (PYTORCH_JOB, "MASTER_PORT"),
+                (TASK, "MASTER_PORT"),
+                (TRAIN_JOB, "PET_MASTER_PORT"),
+                ({"LOCAL_RANK": "0", **PYTORCH_JOB}, "MASTER_PORT"),
+            )
+        ),
     ],
 )
 def test_senseless_variables_are_named(env: dict[str, str], says: str) -> None:
@@ -168,7 +178,7 @@ def test_a_follower_names_the_address_where_nobody_is(monkeypatch: pytest.Monkey
     nobody = ClusterRole("host", 1, 2, "127.0.0.1", free_port())
     for module in (rendezvous, store):
         monkeypatch.setattr(module, "cluster_role", lambda *_: nobody)
-    monkeypatch.setattr(store, "START_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(rendezvous, "START_TIMEOUT_S", 1.0)
     monkeypatch.setattr(store, "_stores", {})
     with pytest.raises(ConfigError, match=r"MASTER_ADDR=127\.0\.0\.1"):
         meeting.await_directory()
