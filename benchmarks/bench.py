@@ -166,6 +166,10 @@ def write_tokens(path: Path) -> Path:
 # ---- all of them
 
 
+class Failed(Exception):
+    """What a case printed when it ended with an error."""
+
+
 @dataclass(frozen=True)
 class Row:
     title: str
@@ -177,40 +181,46 @@ class Row:
 
 def row_of(name: str, blocks: int) -> Row:
     if name == "save":
-        return row_of_save()
+        return row_of_save(min(blocks, 9))
     case = CASES[name]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "pairs.json"
         command = [sys.executable, __file__, "--one", name, "--blocks", str(blocks), "--file", str(file)]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode or not file.exists():
-            raise SystemExit(f"{name}: status {done.returncode}\n{done.stdout[-4000:]}")
+            raise Failed(f"{name}: status {done.returncode}\n{done.stdout[-4000:]}")
         pairs = json.loads(file.read_text())
     ours, bare = (statistics.median(column) for column in zip(*pairs))
     return Row(case.title, bare, ours, statistics.median(own / other for own, other in pairs), case.target)
 
 
-def row_of_save() -> Row:
+def row_of_save(rounds: int) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "save.json"
-        done = subprocess.run([sys.executable, str(HERE / "save.py"), "--file", str(file)], stdout=subprocess.PIPE)
+        command = [sys.executable, str(HERE / "save.py"), "--rounds", str(rounds), "--file", str(file)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode:
-            raise SystemExit(done.returncode)
+            raise Failed(f"save: status {done.returncode}\n{done.stdout[-4000:]}")
         blocked = json.loads(file.read_text())
     bare, ours = (statistics.median(blocked[way]) for way in ("torch.save", "save_async=true"))
     return Row(SAVE, bare, ours, ours / bare, SAVE_TARGET)
 
 
-def table(rows: list[Row]) -> str:
+def head() -> str:
     import torch
 
     where = f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores"
     lines = [f"{date.today()}, {where}. A ratio in **bold** misses its target.", ""]
-    lines += ["| | bare, ms | ours, ms | ours / bare | target |", "|---|---|---|---|---|"]
-    for row in rows:
-        ratio = f"{row.ratio:.3f}" if row.ratio <= row.target else f"**{row.ratio:.3f}**"
-        lines.append(f"| {row.title} | {row.bare * 1e3:.3g} | {row.ours * 1e3:.3g} | {ratio} | <= {row.target:.2f} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "| | bare, ms | ours, ms | ours / bare | target |", "|---|---|---|---|---|"])
+
+
+def line(row: Row) -> str:
+    ratio = f"{row.ratio:.3f}" if row.ratio <= row.target else f"**{row.ratio:.3f}**"
+    return f"| {row.title} | {row.bare * 1e3:.3g} | {row.ours * 1e3:.3g} | {ratio} | <= {row.target:.2f} |"
+
+
+def table(rows: list[Row]) -> str:
+    return "\n".join([head(), *map(line, rows)])
 
 
 def draw(rows: list[Row], file: Path) -> None:
@@ -243,7 +253,7 @@ def record(text: str) -> None:
     results.write_text(f"{before}{BEGIN}\n\n{text}\n\n![ours beside bare PyTorch](bench.svg)\n\n{END}{after}")
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=[*CASES, "save"], default=[*CASES, "save"])
     parser.add_argument("--blocks", type=int, default=40, help=f"of {STEPS} steps each way")
@@ -252,17 +262,23 @@ def main() -> None:
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        return measure(CASES[args.one], args.blocks, args.file)
-    rows = []
+        measure(CASES[args.one], args.blocks, args.file)
+        return 0
+    rows, failed = [], []
+    print(head(), flush=True)
     for name in args.cases:
-        rows.append(row_of(name, args.blocks))
-        print(f"{rows[-1].title}: {rows[-1].ratio:.3f} (target {rows[-1].target:.2f})", file=sys.stderr, flush=True)
-    print(table(rows))
-    if args.record:
+        try:
+            rows.append(row_of(name, args.blocks))
+            print(line(rows[-1]), flush=True)
+        except Failed as error:  # the other cases are measured all the same
+            failed.append(str(error))
+    if args.record and not failed:
         draw(rows, HERE / "bench.svg")
         record(table(rows))
-    return None
+    for said in failed:
+        print(f"\nerror: {said}", file=sys.stderr)
+    return int(bool(failed))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -79,7 +79,11 @@ def epochs(folder: Path, size: int, shape: tuple[int, ...], batch_size: int, rou
     names: dict[str, list[str]] = {}
     for name, (way, workers) in loader_peers.PEERS.items():
         for num_workers in workers:
-            epoch = way(folder, size, shape, batch_size, num_workers)
+            try:
+                epoch = way(folder, size, shape, batch_size, num_workers)
+            except ImportError as error:
+                print(f"{name} is left out: {error}")
+                break
             key = f"{name}/{num_workers}"
             names.setdefault(name, []).append(key)
             ways[key] = lambda epoch=epoch: rate(epoch)

@@ -1,6 +1,6 @@
 """Shuffled epochs of compressed chunks, warm: Dataset.gather against PyTorch's DataLoader with f['x'][i].
 
-    ./run python benchmarks/read_chunks.py [folder]
+    ./run python benchmarks/read_chunks.py [folder] [--quick]
 
 One 150 KB sample to a chunk, in random order; and 64 samples of 3 KB to a chunk, in windows of 256 chunks. First gzip
 by each library that inflates, in one thread and in both.
@@ -8,7 +8,6 @@ by each library that inflates, in one thread and in both.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import zlib
 from collections.abc import Callable
@@ -20,7 +19,7 @@ import h5py
 import hdf5plugin
 import numpy as np
 import torch
-from read_common import images, interleaved, naive_loader, report
+from read_common import arguments, images, interleaved, naive_loader, report
 
 from h5rows import Dataset
 from h5rows.reading import filters
@@ -59,7 +58,7 @@ def windows(count: int, chunk_rows: int = 64, chunks: int = 256) -> np.ndarray:
     return np.concatenate([rng.permutation(rows[k : k + chunks].reshape(-1)) for k in range(0, len(rows), chunks)])
 
 
-def inflating(raws: list[bytes]) -> None:
+def inflating(raws: list[bytes], rounds: int) -> None:
     """Chunks a second by each library, as the filter takes it where those before it are missing."""
     packed, load, gzip = [zlib.compress(raw, 4) for raw in raws], filters._load, ((filters.DEFLATE, (4,)),)
 
@@ -81,13 +80,14 @@ def inflating(raws: list[bytes]) -> None:
     libraries = {"zlib": ("deflate", "isal.isal_zlib"), "isal": ("deflate",), "libdeflate": ()}
     with ThreadPoolExecutor(2) as pool:
         ways = {f"{name}, {t} thread(s)": way(lacking, t) for t in (1, 2) for name, lacking in libraries.items()}
-        report("inflating 150 KB of 122 KB", interleaved(ways, 15), "isal, 1 thread(s)", "chunks")
+        report("inflating 150 KB of 122 KB", interleaved(ways, rounds), "isal, 1 thread(s)", "chunks")
     filters._load = load
 
 
-def main(folder: Path) -> None:
-    large = list(images(1024))
-    inflating([image.tobytes() for image in large[:64]])
+def main(folder: Path, less: int) -> None:
+    rounds = -(-5 // less)
+    large = list(images(1024 // less))
+    inflating([image.tobytes() for image in large[:64]], 3 * rounds)
     for codec, options in CODECS.items():
         path = folder / f"{codec}.h5"  # a new one for each: workers of the last may still hold it locked
         with h5py.File(path, "w") as file:
@@ -98,10 +98,10 @@ def main(folder: Path) -> None:
             "DataLoader, 2 workers, f['x'][i]": naive_loader(str(path), "x", BATCH, 2),
             "Dataset.gather": gathered(path, np.random.permutation),
         }
-        rates = interleaved(ways, 5)
+        rates = interleaved(ways, rounds)
         size = path.stat().st_size / len(large) / 1000
         report(f"150 KB, {codec} ({size:.0f} KB stored)", rates, next(iter(ways)), "samples")
-    small = np.stack(list(images(32768, size=32)))
+    small = np.stack(list(images(32768 // less, size=32)))
     for codec in ("none", "gzip", "zstd"):
         path = folder / f"small {codec}.h5"
         with h5py.File(path, "w") as file:
@@ -110,7 +110,7 @@ def main(folder: Path) -> None:
             "Dataset.gather, truly random, no cache": gathered_random(path),
             "Dataset.gather, windows of 256 chunks": gathered(path, windows),
         }
-        report(f"3 KB, 64 to a chunk, {codec}", interleaved(ways, 5), next(iter(ways)), "samples")
+        report(f"3 KB, 64 to a chunk, {codec}", interleaved(ways, rounds), next(iter(ways)), "samples")
 
 
 def gathered_random(path: Path) -> Callable[[], int]:
@@ -125,5 +125,6 @@ def gathered_random(path: Path) -> Callable[[], int]:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as name:
-        main(Path(name))
+    args = arguments(__doc__)
+    with tempfile.TemporaryDirectory(dir=args.folder) as name:
+        main(Path(name), 16 if args.quick else 1)

@@ -1,6 +1,6 @@
 """Batches from a file that is not in the page cache: Dataset with advise() ahead against h5py.
 
-    ./run python benchmarks/read_cold.py [folder]     a folder on a disk, not in memory
+    ./run python benchmarks/read_cold.py [folder] [--quick]     a folder on a disk, not in memory
 
 The file is dropped from the cache before each way (posix_fadvise; Linux). Each way reads a part of it only.
 """
@@ -8,7 +8,6 @@ The file is dropped from the cache before each way (posix_fadvise; Linux). Each 
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import torch
-from read_common import interleaved, report
+from read_common import arguments, interleaved, report
 
 from h5rows import Dataset
 
@@ -44,7 +43,7 @@ def ahead(path: Path, rows: np.ndarray, group: int) -> tuple[int, float]:
     return len(rows), time.perf_counter() - began
 
 
-def compare(folder: Path, title: str, shape: tuple[int, ...], count: int, rows: int, rounds: int = 5) -> None:
+def compare(folder: Path, title: str, shape: tuple[int, ...], count: int, rows: int, rounds: int) -> None:
     path, row_bytes = folder / "cold.h5", int(np.prod(shape))
     with h5py.File(path, "w") as file:
         dset = file.create_dataset("x", (count, *shape), "u1")
@@ -89,6 +88,8 @@ def compare(folder: Path, title: str, shape: tuple[int, ...], count: int, rows: 
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as name:
-        compare(Path(name), "cold, 150 KB", (3, 224, 224), 8000, 1024)
-        compare(Path(name), "cold, 3 KB", (3, 32, 32), 400_000, 8192)
+    args = arguments(__doc__)
+    with tempfile.TemporaryDirectory(dir=args.folder) as name:
+        less, rounds = (16, 1) if args.quick else (1, 5)
+        compare(Path(name), "cold, 150 KB", (3, 224, 224), 8000 // less, 1024 // less, rounds)
+        compare(Path(name), "cold, 3 KB", (3, 32, 32), 400_000 // less, 8192 // less, rounds)

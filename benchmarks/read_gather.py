@@ -1,14 +1,13 @@
 """Batches of random rows of a contiguous dataset, warm: Dataset.gather against its limit, and against h5py; and what
 it costs that the files are compared with what they were at the opening.
 
-./run python benchmarks/read_gather.py [folder]
+./run python benchmarks/read_gather.py [folder] [--quick]
 """
 
 from __future__ import annotations
 
 import mmap
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import torch
-from read_common import interleaved, naive_loader, report
+from read_common import arguments, interleaved, naive_loader, report
 
 from h5rows import Dataset
 from h5rows.reading.raw import RawFile
@@ -25,7 +24,7 @@ from h5rows.reading.raw import RawFile
 BATCH = 256
 
 
-def compare(folder: Path, title: str, shape: tuple[int, ...], count: int, rounds: int = 7) -> None:
+def compare(folder: Path, title: str, shape: tuple[int, ...], count: int, rounds: int) -> None:
     path = folder / "gather.h5"
     with h5py.File(path, "w") as file:
         dset = file.create_dataset("x", (count, *shape), "u1")
@@ -67,7 +66,7 @@ def compare(folder: Path, title: str, shape: tuple[int, ...], count: int, rounds
     path.unlink()
 
 
-def checks(folder: Path, fields: int, shards: int, batches: int = 4000) -> None:
+def checks(folder: Path, fields: int, shards: int, batches: int) -> None:
     """Microseconds of a batch with the checks and without, batch by batch in turns."""
     for k in range(shards):
         with h5py.File(folder / f"shard{k}.h5", "w") as file:
@@ -97,8 +96,10 @@ def checks(folder: Path, fields: int, shards: int, batches: int = 4000) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as folder:
+    args = arguments(__doc__)
+    less, rounds = (16, 1) if args.quick else (1, 7)
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         for fields, shards in ((1, 1), (2, 1), (4, 1), (2, 16)):
-            checks(Path(folder), fields, shards)
-        compare(Path(folder), "3 x 224 x 224 uint8 (150 KB)", (3, 224, 224), 4096)
-        compare(Path(folder), "3 x 32 x 32 uint8 (3 KB)", (3, 32, 32), 65536)
+            checks(Path(folder), fields, shards, 4000 // less)
+        compare(Path(folder), "3 x 224 x 224 uint8 (150 KB)", (3, 224, 224), 4096 // less, rounds)
+        compare(Path(folder), "3 x 32 x 32 uint8 (3 KB)", (3, 32, 32), 65536 // less, rounds)

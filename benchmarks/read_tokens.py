@@ -1,11 +1,10 @@
 """Random windows of 1,024 tokens, batch 64, warm: TokenWindows.gather against nanoGPT's way and h5py.
 
-./run python benchmarks/read_tokens.py [folder]
+./run python benchmarks/read_tokens.py [folder] [--quick]
 """
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,19 +12,19 @@ from pathlib import Path
 import h5py
 import numpy as np
 import torch
-from read_common import interleaved, report
+from read_common import arguments, interleaved, report
 
 from lab.datasets.tokens import NextToken, TokenWindows
 
 WINDOW, BATCH, STEPS = 1024, 64, 100
 
 
-def main(folder: Path) -> None:
-    tokens = np.random.default_rng(0).integers(0, 50257, 50_000_000).astype(np.uint16)
+def main(folder: Path, less: int) -> None:
+    tokens = np.random.default_rng(0).integers(0, 50257, 50_000_000 // less).astype(np.uint16)
     tokens.tofile(folder / "tokens.bin")
     with h5py.File(folder / "tokens.h5", "w") as file:
         file["tokens"] = tokens
-    path = str(folder / "tokens.h5")
+    path, steps_each = str(folder / "tokens.h5"), STEPS // less
     data = TokenWindows(path, {"tokens": "tokens"}, {"train": {"group": "/"}}, "train", window=WINDOW, stride=1)
     out = {"tokens": torch.empty(BATCH, WINDOW + 1, dtype=torch.int64)}
     split = NextToken("tokens")
@@ -48,9 +47,9 @@ def main(folder: Path) -> None:
 
     def steps(read: Callable[[np.ndarray], object]) -> Callable[[], int]:
         def run() -> int:
-            for _ in range(STEPS):
+            for _ in range(steps_each):
                 read(np.random.randint(0, len(tokens) - WINDOW - 1, BATCH))
-            return STEPS * BATCH * WINDOW
+            return steps_each * BATCH * WINDOW
 
         return run
 
@@ -59,10 +58,11 @@ def main(folder: Path) -> None:
         "h5py slices": steps(sliced),
         "TokenWindows.gather": steps(ours),
     }
-    report("windows of 1,024 of uint16", interleaved(ways, 9), "nanoGPT's way: memmap, stack", "tokens")
+    report("windows of 1,024 of uint16", interleaved(ways, -(-9 // less)), "nanoGPT's way: memmap, stack", "tokens")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as name:
-        main(Path(name))
+    args = arguments(__doc__)
+    with tempfile.TemporaryDirectory(dir=args.folder) as name:
+        main(Path(name), 50 if args.quick else 1)

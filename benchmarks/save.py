@@ -16,6 +16,7 @@ import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -75,11 +76,15 @@ def main() -> None:
     slowed: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         folder, world = Path(name), World(0, 1, 0, torch.device("cpu"))
-        inline, beside = Checkpoints(folder, world), Checkpoints(folder, world, beside=True)
+        durable = threading.Event()
+        inline, beside = (
+            Checkpoints(folder, world, beside=thread, saved=lambda seconds: durable.set()) for thread in (False, True)
+        )
 
         def ours(checkpoints: Checkpoints, step: int) -> Callable[[], bool]:
+            durable.clear()
             checkpoints.save_last(payload | {"step": step})
-            return lambda: not checkpoints.saving
+            return lambda: checkpoints.check() or durable.is_set()  # check raises what a save failed of
 
         for number in range(args.rounds + 1):  # the first one allocates the copy's memory
             ways = {

@@ -1,6 +1,6 @@
 """From which work on two threads are faster than one: what hardware.num_threads=auto goes by (SMALL_FLOP).
 
-    ./run python benchmarks/threads.py
+    ./run python benchmarks/threads.py [--quick]
 
 Steps of shipped models, of one rank on a CPU, as `./run tune threads` measures them: the shortest of fifty, with 1, 2,
 ... threads in turns. Where other processes run, `chrt -f 1` before it keeps them off. FLOP of a step: as the rule
@@ -9,6 +9,7 @@ estimates them, and as torch counts them. `load` is that of the machine at the e
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import tempfile
@@ -53,6 +54,10 @@ def flop(cfg: Any) -> tuple[float, float]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="the first case alone: whether it works")
+    cases = [*CASES.items()][: 1 if parser.parse_args().quick else None]
+
     from engine.host import in_a_child
     from lab.notebook import compose
     from lab.tune import measure_threads
@@ -64,7 +69,7 @@ def main() -> None:
             for part in ("train", "val"):
                 tokens[f"{part}/tokens"] = random.integers(0, 65, 10_000).astype(np.uint8)
         print("| | MFLOP a step: estimated | counted | ms a step by threads | 1 / most |\n|---|---|---|---|---|")
-        for name, overrides in CASES.items():
+        for name, overrides in cases:
             cfg = compose([*COMMON, *(text.format(tokens=file) for text in overrides)])
             took_s = in_a_child(name, measure_threads, cfg)
             guess, counted = in_a_child(name, flop, cfg)

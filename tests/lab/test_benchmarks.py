@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py on a CPU, in small: all of its stages work. The figures mean nothing."""
+"""Each script of benchmarks/ runs in small. The figures mean nothing."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from conftest import NEEDS_GPT, ROOT, called, needs, sample_of, wait_for
+from conftest import NEEDS_GPT, ROOT, called, importing, needs, sample_of, wait_for
 
 sys.path.append(str(ROOT / "benchmarks"))
 import bench
 import scale
 from gpu_common import Figure, Setting, as_table, finished, processes_of
 from gpu_stages import busy_s, launches
+from PIL import Image
 
 EXPECTED = {
     "cifar": {"CIFAR ResNet, eager", "time of ours / bare, eager", "launches a step, eager"},
@@ -33,6 +35,101 @@ EXPECTED = {
     "faults": {f"{name}: as it should be, of 1" for name in ("kill -9", "hang", "out of memory", "restart")},
     "cifar94": {"CIFAR-10 to 94 %"},
 }
+
+
+# what makes each script small; {} is a folder with images/, a JPEG
+ONE = "--rounds 1"
+SMALL = {
+    "benchmarks/bench.py": "--cases save --blocks 1",
+    "benchmarks/compose.py": "--jobs 10 optim.lr=1e-3,1e-2",
+    "benchmarks/fsdp_host.py": f"{ONE} --layers 1",
+    "benchmarks/head.py": f"{ONE} --tokens 64 --width 16 --vocabulary 100 --steps 1",
+    "benchmarks/image_stages.py": f"{ONE} --batch 4 --rows 16 --folder {{}}",
+    "benchmarks/loader_figures.py": f"{ONE} --large 320 --small 512 --folder {{}}",
+    "benchmarks/pack.py": f"{ONE} --samples 8 --images {{}}/images --folder {{}}",
+    "benchmarks/read_chunks.py": "{} --quick",
+    "benchmarks/read_cold.py": "{} --quick",
+    "benchmarks/read_dataloader.py": f"{ONE} --rows 512",
+    "benchmarks/read_gather.py": "{} --quick",
+    "benchmarks/read_meaning.py": f"{{}} {ONE}",
+    "benchmarks/read_tokens.py": "{} --quick",
+    "benchmarks/remote.py": f"{{}} {ONE} --megabytes 4",
+    "benchmarks/remote_blocks.py": "{} --gigabytes 0.05 --epochs 1",
+    "benchmarks/remote_hosts.py": "",
+    "benchmarks/report_scale.py": "--jobs 20",
+    "benchmarks/save.py": f"{ONE} --mb 1 --folder {{}}",
+    "benchmarks/scale.py": ONE,
+    "benchmarks/scale_ranks.py": ONE,
+    "benchmarks/seeds.py": "--tables 20",
+    "benchmarks/startup.py": ONE,
+    "benchmarks/startup_ranks.py": ONE,
+    "benchmarks/step.py": f"{ONE} --steps 50",
+    "benchmarks/sweep.py": "--quick",
+    "benchmarks/threads.py": "--quick",
+    "benchmarks/wandb_steps.py": f"{ONE} --steps 100",
+}
+BESIDE = {  # which test runs it
+    "benchmarks/gpu.py": "tests/lab/test_benchmarks.py",
+    "benchmarks/gpu_ours.py": "benchmarks/gpu_common.py",  # started by gpu.py
+    "benchmarks/gpu_peers.py": "benchmarks/gpu_common.py",
+    "benchmarks/operations.py": "tests/lab/test_benchmarks.py",
+    "benchmarks/sweep_rival.py": "benchmarks/sweep.py",  # needs Lightning, which this project does not install
+    "tools/complete.bash": "tests/lab/test_completion.py",
+    "tools/constraints.py": "tests/lab/test_environment.py",
+    "tools/fork.py": "tests/lab/test_forking.py",
+    "tools/make_digits.py": "tests/lab/test_parts.py",
+    "tools/mutate.py": "tests/lab/test_breaks.py",
+    "tools/schema.py": "tests/lab/test_schema.py",
+}
+
+
+def test_each_script_runs_in_a_test() -> None:
+    """What has no `__main__` is imported by one that has."""
+    files = [path for folder in ("benchmarks", "tools") for path in (ROOT / folder).iterdir()]
+    texts = {path: path.read_text() for path in files if path.suffix in (".py", ".bash")}
+    scripts = {
+        path for path, text in texts.items() if re.search("^if __name__", text, re.MULTILINE) or path.suffix == ".bash"
+    }
+    assert {path.relative_to(ROOT).as_posix() for path in scripts} == SMALL.keys() | BESIDE.keys()
+    for path in texts.keys() - scripts:
+        assert any(re.search(rf"^(from|import) {path.stem}\b", text, re.MULTILINE) for text in texts.values()), path
+    for script, test in BESIDE.items():
+        assert re.search(rf"\b{Path(script).stem}\b", (ROOT / test).read_text()), script
+
+
+@pytest.mark.slow
+@NEEDS_GPT
+@needs("src/h5.py", "src/report.py", "conf/model/resnet.yaml", "conf/experiment/imagenet.yaml")
+@pytest.mark.parametrize("script", SMALL)
+def test_a_script_runs_in_small(tmp_path: Path, script: str) -> None:
+    (tmp_path / "images").mkdir()
+    Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3)).save(tmp_path / "images/1.jpg")
+    command = [sys.executable, str(ROOT / script), *SMALL[script].format(tmp_path, tmp_path).split()]
+    environment = {**importing(ROOT / "src"), "TMPDIR": str(tmp_path)}
+    said = called(command, seconds=150, cwd=tmp_path, env=environment, fresh=True)
+    assert re.search(r"\d", said.stdout)  # a figure
+    assert "Traceback" not in said.stderr
+
+
+def test_a_case_that_fails_costs_none_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each row is printed when it is measured."""
+    shown = {}
+
+    def row_of(name: str, blocks: int) -> bench.Row:
+        shown[name] = capsys.readouterr().out
+        if name == "cnn":
+            raise bench.Failed("cnn: status 1")
+        return bench.Row(name, 0.01, 0.01, 1.0, 1.05)
+
+    monkeypatch.setattr(bench, "row_of", row_of)
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--cases", "mlp", "cnn", "gpt", "--record"])
+    assert bench.main() == 1
+    assert "| mlp | 10 | 10 | 1.000 |" in shown["cnn"]
+    last = capsys.readouterr()
+    assert "| gpt | 10 | 10 | 1.000 |" in last.out
+    assert last.err == "\nerror: cnn: status 1\n"
 
 
 def test_the_rates_of_a_checkpoint_are_measured() -> None:
