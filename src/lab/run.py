@@ -252,8 +252,22 @@ def begin(
         logger.say(machine_line(facts))
         if unlike := record_machine(process.directory, facts):
             logger.warn(f"the run began on another machine, which rounds in its own way: {unlike}")
+    if getattr(data.train.plan, "padded", False) and (norm := batch_norm(state.model)):
+        logger.warn(
+            "data.order.drop_last=false: an epoch's last batch is filled up with rows that the loss leaves out, but "
+            f"the statistics of {norm} count them - drop_last=true fills no batch up"
+        )
     changes = [*describe_transforms(process.config, data.sets["train"]), *unlike_splits(data.sets)]
     describe(logger, run.machine, state.model, run, data.sets, data.train, changes)
+
+
+def batch_norm(model: nn.Module) -> str | None:
+    """Return the name of the first module that trains by statistics over the batch; None if there is none."""
+    for name, module in model.named_modules():
+        by_batch = isinstance(module, nn.modules.batchnorm._BatchNorm) or hasattr(module, "running_mean")
+        if by_batch and module.training and not isinstance(module, nn.modules.instancenorm._InstanceNorm):
+            return f"{name} ({type(module).__name__})"
+    return None
 
 
 def fit_and_score(

@@ -13,11 +13,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import QUICK, compose, result, slow, start_run
-from torch import Tensor
+from torch import Tensor, nn
 
 import lab
 import lab.datasets.synthetic as synthetic
 import lab.metrics.confusion as confusion
+import lab.models.mlp as mlp
 from engine.errors import ConfigError
 from lab.metrics.base import SummedMetric
 
@@ -62,8 +63,8 @@ class Streamed:
 @pytest.fixture(autouse=True)
 def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A `_target_` may name the classes of this file, as if a module of data sets defined them."""
-    for kind in (Drawn, Collating, Streamed, ByRank, Halved, Packed, Nodes):
-        module = confusion if kind is Nodes else synthetic
+    for kind in (Drawn, Collating, Streamed, ByRank, Halved, Packed, Nodes, Normed):
+        module = {Nodes: confusion, Normed: mlp}.get(kind, synthetic)  # type: ignore[call-overload]
         monkeypatch.setattr(kind, "__module__", module.__name__)
         monkeypatch.setattr(module, kind.__name__, kind, raising=False)
 
@@ -119,6 +120,11 @@ class Nodes(SummedMetric):
 
     def score(self, total: Tensor) -> dict[str, float]:
         return {"seen": float(total[0]), "cut": float(total[1])}
+
+
+class Normed(nn.Sequential):
+    def __init__(self, norm: str) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(8, 4), getattr(nn, norm)(4), nn.Linear(4, 2))
 
 
 STREAM = ("data/order=sequential", "trainer.max_steps=4", "trainer.eval_every=2", "trainer.save_every=2",
@@ -221,3 +227,16 @@ def test_packed_entries_count_once(overrides: list[str], tmp_path: Path) -> None
     run = start_run(tmp_path / "run", *own(Packed, *short), *overrides, "hardware.num_procs=2")
     scores = result(run)
     assert (scores["test/nodes/seen"], scores["test/nodes/cut"]) == (510, 0)
+
+
+@pytest.mark.parametrize(
+    ("norm", "size", "said"), [("BatchNorm1d", 70, True), ("BatchNorm1d", 64, False), ("LayerNorm", 70, False)]
+)
+def test_statistics_that_count_a_filled_batch_are_told(
+    norm: str, size: int, said: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    overrides = own(Drawn, "+data.how=numpy", "trainer.max_epochs=1", "data/order=epochs", "data.order.drop_last=false")
+    given = [override for override in overrides if not override.startswith(("model", "data.size"))]
+    model = f"+model={{_target_: {mlp.__name__}.Normed, norm: {norm}}}"
+    start_run(tmp_path / "run", *given, f"data.size={size}", "~model", model)
+    assert ("but the statistics of 2 (BatchNorm1d) count them" in "".join(capfd.readouterr())) == said
