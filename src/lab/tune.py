@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from engine.data import loader_ways
+from engine.data import loader_speeds
 from engine.device import Hardware, choose_device, count_processes, resolve_hardware
 from engine.errors import ConfigError
 from engine.host import cores_each, in_a_child, threads_each
@@ -204,10 +205,11 @@ def measure_loaders(cfg: DictConfig) -> tuple[float, dict[tuple[str, int], float
     """Returns (samples/s that the training steps of a rank take, {(data.loader, data.num_workers): samples/s that it
     delivers alone}), medians of measurements in turns."""
     trial = Trial.of(cfg)
-    ways = loader_ways(trial.sets["train"], cores_each(trial.machine.num_procs))
-    speeds_of: dict[tuple[str, int], list[float]] = {way: [] for way in ways}
-    for _ in range(LOADER_ROUNDS):
-        for way in ways:
+    given, cores = trial.config.data.num_workers, cores_each(trial.machine.num_procs)
+    first = loader_speeds(trial.sets["train"], cores, given, partial(delivered, trial))
+    speeds_of = {way: [speed] for way, speed in first.items()}
+    for _ in range(LOADER_ROUNDS - 1):
+        for way in first:
             speeds_of[way].append(delivered(trial, *way))
     with loaders.make_train_loader(trial.config, trial.machine, trial.sets["train"], trial.world, 0) as loader:
         batches = list(itertools.islice(loader, len(trial.machine.micro_batch_sizes)))

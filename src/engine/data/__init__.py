@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from engine.data.counter import Draws
     from engine.data.lanes import LanePlan
     from engine.data.loader import Loader, Transform, remedy
-    from engine.data.loading.choose import loader_ways
+    from engine.data.loading.choose import loader_speeds
     from engine.data.loading.samples import check_indexed, own_random_numbers, seed_of_split, seed_sample
     from engine.data.loading.slots import hand_over
     from engine.data.order import EvalPlan, Plan, Repeated, TrainPlan, shuffled

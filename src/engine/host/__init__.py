@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     )
     from engine.host.machine import gpu_facts, machine_changes, machine_facts, machine_line
     from engine.host.numa import bind_to_gpus
-    from engine.host.offsets import file_offsets, own_offsets
+    from engine.host.offsets import Offsets, file_offsets, own_offsets
     from engine.host.parent import die_with, die_with_starter, end_children_at_exit, process_state
     from engine.host.signals import (
         LIKELY_CAUSES,

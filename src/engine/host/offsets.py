@@ -12,9 +12,12 @@ _OPEN = Path("/proc/self/fd")
 _KEPT = os.O_RDONLY | os.O_WRONLY | os.O_RDWR | os.O_APPEND | getattr(os, "O_DIRECT", 0)  # flags of a second opening
 
 
-def file_offsets() -> dict[int, int]:
-    """Return {descriptor: position} of the regular files that are open for reading. Call it before a fork, and
-    `own_offsets` in the child.
+Offsets = dict[int, tuple[tuple[int, int], int]]  # {descriptor: (device and inode of the file, position)}
+
+
+def file_offsets() -> Offsets:
+    """Return the positions in the regular files that are open for reading. Call it before a fork, and `own_offsets` in
+    the child.
 
     Standard streams, and what this process holds a lock to write of, are left out: the child shares them. macOS has no
     /proc, and starts processes without a fork."""
@@ -23,9 +26,17 @@ def file_offsets() -> dict[int, int]:
         with suppress(OSError):  # closed meanwhile, as the folder that was listed; or without a position
             fd = int(name)
             readable = fcntl.fcntl(fd, fcntl.F_GETFL) & (os.O_WRONLY | getattr(os, "O_PATH", 0)) == 0
-            if fd > 2 and readable and stat.S_ISREG(os.fstat(fd).st_mode) and not _locked(fd):
-                offsets[fd] = os.lseek(fd, 0, os.SEEK_CUR)
+            if fd > 2 and readable and (file := _regular(fd)) and not _locked(fd):
+                offsets[fd] = file, os.lseek(fd, 0, os.SEEK_CUR)
     return offsets
+
+
+def _regular(fd: int) -> tuple[int, int] | None:
+    """Return which file it is; None for a pipe, a folder, a device, and for what is closed."""
+    with suppress(OSError):
+        facts = os.fstat(fd)
+        return (facts.st_dev, facts.st_ino) if stat.S_ISREG(facts.st_mode) else None
+    return None
 
 
 def _locked(fd: int) -> bool:
@@ -33,10 +44,12 @@ def _locked(fd: int) -> bool:
     return any(line.startswith("lock:") and " WRITE " in line for line in lines)
 
 
-def own_offsets(offsets: dict[int, int]) -> None:
+def own_offsets(offsets: Offsets) -> None:
     """Give this process, which was forked after `file_offsets`, positions of its own in these files: each is opened a
     second time under its number. An OSError names a file that cannot be."""
-    for fd, offset in offsets.items():
+    for fd, (file, offset) in offsets.items():
+        if _regular(fd) != file:  # closed by another thread before the fork
+            continue
         opened = os.open(f"{_OPEN}/{fd}", fcntl.fcntl(fd, fcntl.F_GETFL) & _KEPT)
         try:
             os.lseek(opened, offset, os.SEEK_SET)

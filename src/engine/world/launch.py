@@ -30,6 +30,7 @@ from engine.host import (
     LIKELY_CAUSES,
     SAME_SIGNAL_S,
     Hearts,
+    Offsets,
     abort_hung,
     beat,
     die_with,
@@ -237,7 +238,7 @@ def _rank_main(
     terminal: bool,
     hearts: Any,
     stack: Any,
-    offsets: dict[int, int],
+    offsets: Offsets,
 ) -> None:
     die_with(parent)
     take_heart(hearts, index)

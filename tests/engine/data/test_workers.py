@@ -22,7 +22,7 @@ from conftest import QUICK, ROOT, limit, slow, start_run, wait_for
 from torch import Tensor
 
 from engine.data.loader import Loader
-from engine.data.loading import open_workers
+from engine.data.loading import choose, open_workers
 from engine.data.loading.samples import seed_sample
 from engine.data.order import EvalPlan, TrainPlan, shuffled
 from engine.data.stream import Stream
@@ -404,6 +404,28 @@ def test_auto_measures_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert same(batches, take(Noisy(), 3, 0))
     with Loader(Varying(), plan_of(), CPU, num_workers=2, seed=0) as loader:
         assert "whole batches, for the dataset's own collate" in loader.why
+
+
+def test_auto_takes_more_workers_than_cores_where_samples_wait() -> None:
+    with Loader(Noisy(size=4000, sleep=0.02), plan_of(4000), CPU, seed=7, cores=1) as loader:
+        assert loader.num_workers >= 4, loader.why
+
+
+def test_the_search_ends_where_more_gain_nothing_or_cannot_be_started() -> None:
+    def rate(count: int) -> float:
+        tried.append(count)
+        if count > most:
+            raise OSError(24, "Too many open files")
+        return min(count, gains) * 100.0
+
+    for cores, gains, most, wanted in (
+        (1, 99, 99, [1, 2, 4, 8]), (2, 3, 99, [1, 2, 4, 8]), (6, 6, 99, [1, 2, 4, 6, 12]), (9, 99, 20, [1, 2, 4, 9, 18, 36]),
+        (4, 1, 99, [1, 2]), (100, 999, 999, [1, 2, 4, 8, 16, 32, 64, 100]),
+    ):  # fmt: skip
+        tried: list[int] = []
+        rates = choose.doubling(rate, choose.counts(cores))
+        assert tried == wanted
+        assert list(rates) == [count for count in tried if count <= most]
 
 
 SCRIPT = """

@@ -6,6 +6,8 @@ import mmap
 import os
 import threading
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +23,9 @@ KINDS = ("auto", "threads", "workers", "device")
 _RESIDENT_BYTES = 1 << 30  # larger sets are not loaded as a whole unless asked for: that would delay the start
 _RESIDENT_BATCH_BYTES = 1 << 20  # on a CPU, larger batches are better gathered beside the step, by threads
 _TRIAL_S = 0.02
+_GAIN = 1.1  # more workers must be so much faster to be worth their memory
+_WAITING = 8  # workers for each core, where samples wait for a disk or a network rather than compute ...
+_MOST_WAITING, _MOST_THREADS = 64, 16  # ... but no more than these
 
 
 def is_batch_dataset(dataset: Any) -> bool:
@@ -82,18 +87,41 @@ def num_threads(dataset: Any, plan: Plan, num_workers: int | str, cores: int) ->
     cores: that this process may keep busy."""
     if isinstance(num_workers, int):
         return max(1, num_workers), f"{max(1, num_workers)} threads, as data.num_workers says"
-    if plan(0) is None:
+    if (first := plan(0)) is None:
         return 1, "1 thread, as there is nothing to read"
     if ahead_bytes(dataset):
         return 2, "2 threads, which wait for the network"
-    rates: dict[int, float] = {}
-    count = min(2, cores)  # while one waits to hand its batch over, another gathers
-    while count <= min(cores, 4) and (len(rates) < 2 or rates[count // 2] > 1.1 * rates[count // 4]):
-        rates[count] = _rate(dataset, plan, count)
-        count *= 2
+    most = _MOST_THREADS
+    if not is_ragged(dataset.spec):  # each has buffers of its own
+        most = max(4, min(most, _free_bytes(torch.device("cpu")) // 10 // (sample_bytes(dataset.spec) * len(first[1]))))
+    # from two on: while one waits to hand its batch over, another gathers
+    numbers = [count for count in counts(cores) if min(2, cores) <= count <= most]
+    rates = doubling(lambda count: _rate(dataset, plan, count), numbers)
     best = min(count for count, rate in rates.items() if rate >= 0.9 * max(rates.values()))
     measured = [f"{n} thread{'s' * (n > 1)} {rate:,.0f} samples/s" for n, rate in rates.items()]
     return best, f"measured: {', '.join(measured)}"
+
+
+def counts(cores: int) -> list[int]:
+    """Return the numbers of workers or threads to try: 1, 2, 4, ..., cores, then twice, four times as many."""
+    tried = [1 << i for i in range(cores.bit_length()) if 3 << i <= 2 * cores]  # the next one is much more than these
+    most = max(cores, min(_WAITING * cores, _MOST_WAITING))
+    return tried + [cores << i for i in range(most.bit_length()) if cores << i <= most and cores << i not in tried]
+
+
+def doubling(rate: Callable[[int], float], numbers: Sequence[int]) -> dict[int, float]:
+    """Return {number: rate(number)}, until more gain less than a tenth, or cannot be started."""
+    rates: dict[int, float] = {}
+    for i, number in enumerate(numbers):
+        try:
+            rates[number] = rate(number)
+        except (OSError, ConfigError):  # no more memory, shared memory, processes or files
+            if not rates:
+                raise
+            break
+        if i and rates[number] < _GAIN * rates[numbers[i - 1]]:
+            break
+    return rates
 
 
 def _rate(dataset: Any, plan: Plan, count: int) -> float:
@@ -128,10 +156,19 @@ def _rate(dataset: Any, plan: Plan, count: int) -> float:
     return sum(rates)
 
 
-def loader_ways(dataset: Any, cores: int) -> list[tuple[str, int]]:
-    """(data.loader, data.num_workers) that this data set can be delivered by. 0 workers: this process."""
-    counts = sorted({*(2**i for i in range(8) if 2**i < cores), cores})
-    if not is_batch_dataset(dataset):
-        return [("workers", count) for count in (0, *counts)]
-    held = [] if is_ragged(dataset.spec) else [("device", 0)]
-    return [*held, *(("threads", count) for count in counts), *(("workers", count) for count in counts)]
+def loader_speeds(
+    dataset: Any, cores: int, given: int | str, speed: Callable[[str, int], float]
+) -> dict[tuple[str, int], float]:
+    """Return {(data.loader, data.num_workers): speed} of the ways in which this data set can be delivered; of workers,
+    as many as make it faster, and the number that is given. 0 workers: this process."""
+    batches = is_batch_dataset(dataset)
+    found = {}
+    if not batches or not is_ragged(dataset.spec):
+        way = ("device", 0) if batches else ("workers", 0)
+        found[way] = speed(*way)
+    for kind in ("threads", "workers") if batches else ("workers",):
+        rates = doubling(partial(speed, kind), counts(cores))
+        if isinstance(given, int) and given > 0 and given not in rates:
+            rates[given] = speed(kind, given)
+        found |= {(kind, count): rate for count, rate in sorted(rates.items())}
+    return found

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.data.loading import choose
 from engine.data.loading.samples import InProcess, Samples, own_random_numbers
 from engine.data.loading.slots import empty_batch
 from engine.data.loading.workers import Workers
@@ -17,13 +18,13 @@ from engine.data.order import Plan
 _HAND_OVER_S = 0.0003  # a batch that takes less to make is not worth sending to another process
 _JOB_S = 0.01  # of the batches of a trial: small parts of real ones, so that a trial is short
 _TRIAL_S = 0.15
-_GAIN = 1.1  # more workers must be so much faster to be worth their memory
 
 
 def open_workers(
-    samples: Samples, plan: Plan, device: torch.device, num_workers: int | str, start_method: str | None, most: int
+    samples: Samples, plan: Plan, device: torch.device, num_workers: int | str, start_method: str | None, cores: int
 ) -> tuple[Any, str]:
-    """(the source of batches, why so many workers); num_workers: auto tries 1, 2, 4, ... up to `most`."""
+    """(the source of batches, why so many workers); num_workers: auto tries 1, 2, 4, ..., as long as more are
+    faster."""
     part = plan(0)
     if part is None or num_workers == 0:
         return InProcess(samples, device), "in this process" + (", as data.num_workers says" if part else "")
@@ -43,9 +44,12 @@ def open_workers(
         why = f"in this process: a batch takes only {batch_s * 1e3:.2g} ms (measured)"
         return InProcess(samples, device), why
     trial = _trial_plan(plan, max(1, min(len(part[0]), int(_JOB_S / sample_s))))
-    count, rates = _best(lambda n: make(n, torch.device("cpu")), trial, most)
+    count, rates = _best(lambda n: make(n, torch.device("cpu")), trial, cores)
     measured = ", ".join(f"{n} worker{'s' * (n > 1)} {rate:,.0f}" for n, rate in rates.items())
-    return make(count, device), f"{count} of at most {most} workers ({way}); measured samples/s: {measured}"
+    why = (
+        f"{count} worker{'s' * (count > 1)} on {cores} core{'s' * (cores > 1)} ({way}); measured samples/s: {measured}"
+    )
+    return make(count, device), why
 
 
 def _sample_s(samples: Samples, part: tuple[np.ndarray, np.ndarray]) -> float:
@@ -74,21 +78,20 @@ def _trial_plan(plan: Plan, rows: int) -> Plan:
     return trial
 
 
-def _best(make: Callable[[int], Any], plan: Plan, most: int) -> tuple[int, dict[int, float]]:
+def _best(make: Callable[[int], Any], plan: Plan, cores: int) -> tuple[int, dict[int, float]]:
     """The fewest workers that are nearly as fast as any number tried, and samples/s by number."""
-    rates: dict[int, float] = {}
-    counts = [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]
-    best = counts[0]
-    for count in counts:
+
+    def rate(count: int) -> float:
         source = make(count)
         try:
-            rates[count] = _rate(source, plan, skip=2 * count)
+            return _rate(source, plan, skip=2 * count)
         finally:
             source.close()
-        if count > 1 and rates[count] < _GAIN * rates[best]:
-            break
-        best = count
-    return best, rates
+
+    rates = choose.doubling(rate, choose.counts(cores))
+    *before, last = rates
+    gained = not before or rates[last] >= choose._GAIN * rates[before[-1]]
+    return last if gained else before[-1], rates
 
 
 def _rate(source: Any, plan: Plan, skip: int) -> float:

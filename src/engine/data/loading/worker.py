@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.data.loading.samples import Samples
 from engine.data.loading.slots import Batch, Spec
 from engine.errors import DataFailed, one_line
-from engine.host import STOP_SIGNALS, die_with_starter, own_offsets
+from engine.host import STOP_SIGNALS, Offsets, die_with_starter, own_offsets
 
 _ALIGN = 64
 
@@ -67,7 +67,7 @@ def work(
     making: Tensor,
     pipe: Connection,
     inherited: list[Connection],
-    offsets: dict[int, int],
+    offsets: Offsets,
     by_main_thread: bool,
 ) -> None:
     """Answer each job with (what was made, None), or with (None, (the error, its traceback)).
