@@ -18,7 +18,7 @@ class Clock:
 
     def __init__(self, train: Loader, logger: Logger, speeds: Speeds) -> None:
         self.train, self.logger, self.speeds = train, logger, speeds
-        self.pause_s = 0.0
+        self.pause_s = self.said = 0.0
         self.log_mark = self.epoch_mark = self._now()
 
     def _now(self) -> tuple[float, float]:
@@ -40,10 +40,12 @@ class Clock:
         return {**speeds, "perf/data_wait_share": waited / seconds}
 
     def end_epoch(self, step: int) -> None:
-        """Warn if the loop waited too long for data in this epoch, with the config key to change."""
+        """Warn if the loop waited too long for data in this epoch, with the config key to change; again once it waits
+        for twice the share."""
         now = self._now()
         seconds, waited = (b - a for a, b in zip(self.epoch_mark, now))
         self.epoch_mark = now
-        verdict = starvation(waited, seconds, self.train.why)
+        verdict = starvation(waited, seconds, self.train.why, self.said)
         if verdict and seconds > SHORT_S:
+            self.said = waited / seconds
             self.logger.warn(f"step {step}: {verdict}")

@@ -115,7 +115,7 @@ class Loader:
         if self.is_stream:
             if num_workers not in ("auto", 0):
                 raise ConfigError(f"data.num_workers={num_workers}: a stream is read in this process, give auto or 0")
-            self.why = "workers: a stream is read in this process, in its own order"
+            self.why = f"workers: {choose.STREAM}, in its own order"
             self._source = InProcess(self._samples, device)
         elif self.kind == "device":
             self._source = Resident(self._samples, device)
@@ -245,20 +245,26 @@ class Loader:
         self.close()
 
 
-def starvation(wait_s: float, total_s: float, why: str) -> str | None:
-    """A sentence for the log if the loop waited for data for more than a few percent of the time; else None."""
-    if total_s <= 0 or wait_s / total_s <= _STARVED_SHARE:
+def starvation(wait_s: float, total_s: float, why: str, said: float = 0.0) -> str | None:
+    """Return a sentence for the log if the loop waited for data for more than a few percent of the time; else None.
+
+    said: the share of the last sentence, which is not said again, less its part in brackets, until that has doubled."""
+    if total_s <= 0 or wait_s / total_s <= max(_STARVED_SHARE, 2 * said):
         return None
     share = f"{wait_s / total_s:.0%} of the time was spent waiting for data"
-    return f"{share} ({wait_s:.2g} of {total_s:.2g} s; {why}): {remedy(why)}"
+    return share if said else f"{share} ({wait_s:.2g} of {total_s:.2g} s; {why}): {remedy(why)}"
 
 
 def remedy(why: str) -> str:
-    """What to change where a loader is too slow. why: the loader's."""
+    """Return what to change where a loader is too slow, nothing that was tried or refused. why: the loader's."""
     kind = why.split(":")[0]
+    if choose.STREAM in why:
+        return "make its samples cheaper, or give it __len__ and __getitem__, for which there are workers"
+    more = f"make samples cheaper ({choose.MORE})" if choose.MORE in why else "raise data.num_workers"
+    held = "try data.loader=device if the set fits, " * ("as data.loader says" in why)
     return {
-        "workers": "raise data.num_workers, or pack the set into HDF5 and let data.transforms do the work",
-        "threads": "raise data.num_workers, try data.loader=device if the set fits, or inspect the file's layout",
+        "workers": f"{more}, or pack the set into HDF5 and let data.transforms do the work",
+        "threads": f"{more}, {held}or change the file's layout, which ./run h5 inspect shows",
         "remote": "the network is slower than the steps; a data.cache_gb that holds the set fetches it once",
-        "device": "raise trainer.global_batch_size, or data.loader=threads to gather beside the step",
+        "device": "data.loader=threads gathers beside the step",
     }.get(kind, "see data.loader")

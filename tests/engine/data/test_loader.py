@@ -17,9 +17,10 @@ from conftest import ROOT, called, slow, wait_for
 from torch import Tensor
 
 from engine.data import loader as loader_module
-from engine.data.loader import Loader, starvation
-from engine.data.loading import slots
+from engine.data.loader import Loader, remedy, starvation
+from engine.data.loading import choose, slots
 from engine.data.order import EvalPlan, TrainPlan, sequential, shuffled
+from engine.data.stream import Stream
 from engine.data.windows import chunk_windows
 from engine.errors import ConfigError, DataFailed
 from engine.world import place
@@ -348,6 +349,26 @@ def test_starvation_says_how_much() -> None:
     assert starvation(0.31, 10, "else: x") == f"3% {said} (0.31 of 10 s; else: x): see data.loader"
     assert (starvation(0.31, 0.5, "threads: x") or "").startswith(f"62% {said} (0.31 of 0.5 s; threads: x): ")
     assert "raise data.num_workers, or pack" in (starvation(1, 2, "workers: x: y") or "")
+    assert starvation(1, 2, "workers: x: y", said=0.3) is None
+    assert starvation(1.4, 2, "workers: x: y", said=0.3) == f"70% {said}"
+
+
+def test_what_helps_against_waiting_is_none_of_what_was_tried_or_refused() -> None:
+    plan = endless(100, 4)
+    given = {kind: Loader(Table(100), plan, CPU, kind=kind, num_workers=1, seed=0) for kind in ("threads", "workers")}
+    for loader in given.values():
+        loader.close()
+        assert "raise data.num_workers" in remedy(loader.why)
+    assert "data.loader=device" in remedy(given["threads"].why)
+    assert "data.loader=device" not in remedy("threads: the set of 2 TB is over the 1 GB that may be held on cuda:0; x")
+    for more, count in ((1, 2), (2, 2)):
+        tried = remedy(f"workers: {count} workers{choose.enough(more, {1: 9.0, count: 10.0})}; measured")
+        assert ("raise data.num_workers" in tried) == (more == count)
+    stream = Stream(iter([{"x": 1}]))
+    with Loader(stream, endless(100, 4), CPU, seed=0) as loader:
+        assert "data.num_workers" not in remedy(loader.why)
+    with Loader(Table(100), plan, CPU, kind="device", seed=0) as loader:
+        assert "global_batch_size" not in remedy(loader.why)
 
 
 @pytest.mark.parametrize(("windows", "ranks"), [(True, 1), (False, 1), (False, 5)])

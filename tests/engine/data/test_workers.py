@@ -418,10 +418,15 @@ def test_the_search_ends_where_more_gain_nothing_or_cannot_be_started() -> None:
             raise OSError(24, "Too many open files")
         return min(count, gains) * 100.0
 
-    for cores, gains, most, wanted in (
-        (1, 99, 99, [1, 2, 4, 8]), (2, 3, 99, [1, 2, 4, 8]), (6, 6, 99, [1, 2, 4, 6, 12]), (9, 99, 20, [1, 2, 4, 9, 18, 36]),
-        (4, 1, 99, [1, 2]), (100, 999, 999, [1, 2, 4, 8, 16, 32, 64, 100]),
-    ):  # fmt: skip
+    cases = [
+        (1, 99, 99, [1, 2, 4, 8]),
+        (2, 3, 99, [1, 2, 4, 8]),
+        (6, 6, 99, [1, 2, 4, 6, 12]),
+        (9, 99, 20, [1, 2, 4, 9, 18, 36]),
+        (4, 1, 99, [1, 2]),
+        (100, 999, 999, [1, 2, 4, 8, 16, 32, 64, 100]),
+    ]
+    for cores, gains, most, wanted in cases:  # noqa: B007 - rate() reads it
         tried: list[int] = []
         rates = choose.doubling(rate, choose.counts(cores))
         assert tried == wanted

@@ -23,6 +23,7 @@ KINDS = ("auto", "threads", "workers", "device")
 _RESIDENT_BYTES = 1 << 30  # larger sets are not loaded as a whole unless asked for: that would delay the start
 _RESIDENT_BATCH_BYTES = 1 << 20  # on a CPU, larger batches are better gathered beside the step, by threads
 _TRIAL_S = 0.02
+MORE, STREAM = "more gain nothing", "a stream is read in this process"  # in `why`
 _GAIN = 1.1  # more workers must be so much faster to be worth their memory
 _WAITING = 8  # workers for each core, where samples wait for a disk or a network rather than compute ...
 _MOST_WAITING, _MOST_THREADS = 64, 16  # ... but no more than these
@@ -99,7 +100,7 @@ def num_threads(dataset: Any, plan: Plan, num_workers: int | str, cores: int) ->
     rates = doubling(lambda count: _rate(dataset, plan, count), numbers)
     best = min(count for count, rate in rates.items() if rate >= 0.9 * max(rates.values()))
     measured = [f"{n} thread{'s' * (n > 1)} {rate:,.0f} samples/s" for n, rate in rates.items()]
-    return best, f"measured: {', '.join(measured)}"
+    return best, f"{best} thread{'s' * (best > 1)}{enough(best, rates)}; measured: {', '.join(measured)}"
 
 
 def counts(cores: int) -> list[int]:
@@ -107,6 +108,11 @@ def counts(cores: int) -> list[int]:
     tried = [1 << i for i in range(cores.bit_length()) if 3 << i <= 2 * cores]  # the next one is much more than these
     most = max(cores, min(_WAITING * cores, _MOST_WAITING))
     return tried + [cores << i for i in range(most.bit_length()) if cores << i <= most and cores << i not in tried]
+
+
+def enough(chosen: int, rates: dict[int, float]) -> str:
+    """Return what `why` says where more than the chosen number were tried."""
+    return f"; {MORE}" if chosen < max(rates) else ""
 
 
 def doubling(rate: Callable[[int], float], numbers: Sequence[int]) -> dict[int, float]:

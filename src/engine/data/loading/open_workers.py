@@ -46,10 +46,8 @@ def open_workers(
     trial = _trial_plan(plan, max(1, min(len(part[0]), int(_JOB_S / sample_s))))
     count, rates = _best(lambda n: make(n, torch.device("cpu")), trial, cores)
     measured = ", ".join(f"{n} worker{'s' * (n > 1)} {rate:,.0f}" for n, rate in rates.items())
-    why = (
-        f"{count} worker{'s' * (count > 1)} on {cores} core{'s' * (cores > 1)} ({way}); measured samples/s: {measured}"
-    )
-    return make(count, device), why
+    why = f"{count} worker{'s' * (count > 1)} on {cores} core{'s' * (cores > 1)} ({way}){choose.enough(count, rates)}"
+    return make(count, device), f"{why}; measured samples/s: {measured}"
 
 
 def _sample_s(samples: Samples, part: tuple[np.ndarray, np.ndarray]) -> float:
