@@ -187,7 +187,8 @@ def score_names(values: dict[str, Any], *prefixes: str) -> list[str]:
     values: the whole config as plain values. A metric with several scores also logs <split>/<metric>/<name>. Imports
     the task's class, so torch."""
     splits = values["data"].get("splits")
-    known = [name for name, node in splits.items() if node is not None] if splits else ["val", "test"]
+    named = isinstance(splits, dict) and bool(splits)  # else an argument of the data set that has this name
+    known = [name for name, node in splits.items() if node is not None] if named else ["val", "test"]
     task = values["task"]
     terms_of = getattr(locate(PROJECT, task["_target_"], "task"), "terms_of", lambda arguments: ())
     names = ["loss", *terms_of(task), *(task.get("metrics") or {})]

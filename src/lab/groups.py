@@ -7,6 +7,7 @@ must be given (a test keeps both equal). To add a value to a group, add a line h
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -68,6 +69,15 @@ class DataConfig:
     transforms: dict[str, Any] = field(default_factory=dict)
     loader: Annotated[str, option("auto", "threads", "workers", "device")] = "auto"
     num_workers: Annotated[int | str, Rule(words=("auto",), at_least=0)] = "auto"
+
+
+def mixed_parts(data: Any) -> Mapping[str, Any]:
+    """Return the parts of data=mixed, {name: node}; {} of data that have another argument of that name, or none."""
+    parts = data.get("parts")
+    nodes = isinstance(parts, Mapping) and all(
+        isinstance(node, Mapping) and "_target_" in node for node in parts.values()
+    )
+    return parts if nodes else {}
 
 
 @dataclass(frozen=True, kw_only=True)

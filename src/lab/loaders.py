@@ -35,7 +35,7 @@ from engine.errors import ConfigError
 from engine.host import cores_each, note_progress
 from engine.world import World, place
 from lab.config import Config
-from lab.groups import TrainerConfig
+from lab.groups import TrainerConfig, mixed_parts
 from lab.project import PROJECT
 from lab.tasks.base import Batch, Task
 from lab.transforms.fields import compose, described
@@ -56,7 +56,7 @@ def fetch_remote(data: Mapping[str, Any], between: Callable[[], object]) -> dict
     Returns {address: the version that is here now}.
     """
     versions: dict[str, str] = {}
-    for node in (data, *(data.get("parts") or {}).values()):
+    for node in (data, *mixed_parts(data).values()):
         remote = "://" in str(node.get("path"))
         # others read addresses themselves
         if remote and getattr(locate(PROJECT, node["_target_"], "data"), "takes_remote", False):
@@ -69,7 +69,7 @@ def fetch_remote(data: Mapping[str, Any], between: Callable[[], object]) -> dict
 def make_dataset(config: Config, split: str) -> Any:
     """Returns the dataset of a split; None if the config has null for it (splits.val: null)."""
     node, trainer = config.dataset, config.trainer
-    if "splits" in node and node["splits"].get(split) is None:
+    if isinstance(splits := node.get("splits"), Mapping) and splits.get(split) is None:
         return None
     fetch_remote(node, note_progress)  # here already, but for ranks of other machines
     with own_random_numbers() if _rules(config) >= 2 else nullcontext():
@@ -134,7 +134,8 @@ def check_stream(config: Config) -> None:
 
 def make_datasets(config: Config) -> dict[str, Any]:
     """Returns {split: dataset} for all splits that are not null; train is required."""
-    splits = [*dict.fromkeys(["train", "val", "test", *(config.dataset.get("splits") or ())])]
+    named = config.dataset.get("splits")  # if no mapping, an argument of the data set that has this name
+    splits = [*dict.fromkeys(["train", "val", "test", *(named if isinstance(named, Mapping) else ())])]
     sets = {split: dataset for split in splits if (dataset := make_dataset(config, split)) is not None}
     if "train" not in sets:
         raise ConfigError("data.splits.train=null: there is nothing to train on; name the group that holds the split")
@@ -267,7 +268,7 @@ def make_transform(
     None: of samples from elsewhere, which are as the first part's where there are parts. mark: for a task that carries
     states in lanes. padded: batches of training may hold rows that do not count."""
     nodes = {f"data.transforms.{name}": node for name, node in config.data.transforms.items()}
-    if dataset is None and (part := next(iter(config.dataset.get("parts") or {}), None)):
+    if dataset is None and (part := next(iter(mixed_parts(config.dataset)), None)):
         of_part = config.dataset["parts"][part]["transforms"]
         nodes = {f"data.parts.{part}.transforms.{name}": node for name, node in of_part.items()} | nodes
     transforms = [construct(PROJECT, key, node) for key, node in nodes.items()]

@@ -45,7 +45,7 @@ from lab.checks import check_holds_no_weights
 from lab.config import Config
 from lab.descend import only
 from lab.frozen import provide_frozen
-from lab.groups import TrainerConfig
+from lab.groups import TrainerConfig, mixed_parts
 from lab.loaders import make_train_loader, task_class
 from lab.network import make_model
 from lab.objective import Objective
@@ -120,7 +120,7 @@ def task_run(config: Config, world: World, dataset: Any = None) -> TaskRun:
     samples = 0 if dataset is None or isinstance(dataset, Stream) else len(dataset)
     steps = 0 if dataset is None else count_steps(config.trainer, samples)
     shape = tuple(config.cfg.data.get("input_shape") or ())
-    parts = tuple(config.cfg.data.get("parts") or ())
+    parts = tuple(mixed_parts(config.cfg.data))
     return TaskRun(world, steps, samples, config.cfg.seed, shape, config.cfg.data.get("num_outputs"), parts=parts)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from engine.config import quote_value
 from engine.errors import ConfigError
 from engine.project import Project
-from lab.groups import DataConfig, OptimConfig, RootConfig, TaskConfig
+from lab.groups import DataConfig, OptimConfig, RootConfig, TaskConfig, mixed_parts
 
 WORDS = ("null", "true", "false", "nan", "inf")  # that Hydra does not read as text
 
@@ -68,7 +68,7 @@ def h5_outputs(field: str, _parent_: Any) -> int | None:
 
 def settle(cfg: Any) -> None:
     """data.split=80/10/10 -> data.splits that say so, which the run's config.yaml has, and a resume goes by."""
-    nodes = {"data": cfg.data, **{f"data.parts.{name}": node for name, node in (cfg.data.get("parts") or {}).items()}}
+    nodes = {"data": cfg.data, **{f"data.parts.{name}": node for name, node in mixed_parts(cfg.data).items()}}
     for key, node in nodes.items():
         if hasattr(node, "get") and (text := node.get("split")) is not None:
             from h5rows import shares_of

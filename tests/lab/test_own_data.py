@@ -63,7 +63,7 @@ class Streamed:
 @pytest.fixture(autouse=True)
 def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A `_target_` may name the classes of this file, as if a module of data sets defined them."""
-    for kind in (Drawn, Collating, Streamed, ByRank, Halved, Packed, Nodes, Normed):
+    for kind in (Drawn, Collating, Streamed, ByRank, Halved, Packed, Nodes, Normed, Named):
         module = {Nodes: confusion, Normed: mlp}.get(kind, synthetic)  # type: ignore[call-overload]
         monkeypatch.setattr(kind, "__module__", module.__name__)
         monkeypatch.setattr(module, kind.__name__, kind, raising=False)
@@ -125,6 +125,13 @@ class Nodes(SummedMetric):
 class Normed(nn.Sequential):
     def __init__(self, norm: str) -> None:
         super().__init__(nn.Flatten(), nn.Linear(8, 4), getattr(nn, norm)(4), nn.Linear(4, 2))
+
+
+class Named(Drawn):
+    """With arguments that have the names of the run's own keys of other data sets."""
+
+    def __init__(self, splits: Any, parts: Any, **given: Any) -> None:
+        super().__init__(**given)
 
 
 STREAM = ("data/order=sequential", "trainer.max_steps=4", "trainer.eval_every=2", "trainer.save_every=2",
@@ -240,3 +247,10 @@ def test_statistics_that_count_a_filled_batch_are_told(
     model = f"+model={{_target_: {mlp.__name__}.Normed, norm: {norm}}}"
     start_run(tmp_path / "run", *given, f"data.size={size}", "~model", model)
     assert ("but the statistics of 2 (BatchNorm1d) count them" in "".join(capfd.readouterr())) == said
+
+
+@pytest.mark.parametrize("value", ["true", "3", "[1,2]", "text"])
+def test_an_own_argument_may_be_called_splits_or_parts(value: str) -> None:
+    assert set(first_batches(*own(Named, "+data.how=numpy", f"+data.splits={value}", f"+data.parts={value}"))) == {
+        "train", "val", "test",
+    }  # fmt: skip

@@ -118,6 +118,8 @@ class Loader:
             self.why = f"workers: {choose.STREAM}, in its own order"
             self._source = InProcess(self._samples, device)
         elif self.kind == "device":
+            if num_workers not in ("auto", 0):
+                self.why += f"; data.num_workers={num_workers} has no effect: data.loader=workers or threads has them"
             self._source = Resident(self._samples, device)
         elif self.kind == "threads":
             count, measured = choose.num_threads(self._samples, plan, num_workers, cores)

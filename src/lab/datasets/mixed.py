@@ -162,7 +162,10 @@ def in_shares(dataset: Any, seed: int) -> InShares:
 def _names(parts: Mapping[str, Any], splits: Mapping[str, Any], split: str) -> list[str]:
     """The parts of which a split consists, in the config's order."""
     asked, key = splits[split], f"data.splits.{split}"
-    have = [name for name, node in parts.items() if (node.get("splits") or {split: 0}).get(split) is not None]
+    given = {name: node.get("splits") for name, node in parts.items()}
+    have = [
+        name for name, one in given.items() if not one or not isinstance(one, Mapping) or one.get(split) is not None
+    ]
     if asked == "all":
         if lacking := [name for name in parts if name not in have and split == "train"]:
             raise ConfigError(f"data.parts.{lacking[0]}.splits.train: null, but {key}=all - name the others there")

@@ -371,6 +371,12 @@ def test_what_helps_against_waiting_is_none_of_what_was_tried_or_refused() -> No
         assert "global_batch_size" not in remedy(loader.why)
 
 
+def test_workers_that_a_loader_has_none_of_are_said_to_have_no_effect() -> None:
+    for kind in ("auto", "device"):
+        with Loader(Table(100), endless(100, 4), CPU, kind=kind, num_workers=4, seed=0) as loader:
+            assert "data.num_workers=4 has no effect: data.loader=workers or threads has them" in loader.why
+
+
 @pytest.mark.parametrize(("windows", "ranks"), [(True, 1), (False, 1), (False, 5)])
 def test_what_is_remote_is_told_of_in_the_order_of_its_use(
     monkeypatch: pytest.MonkeyPatch, windows: bool, ranks: int
