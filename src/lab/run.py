@@ -13,12 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from engine.checkpoints import BufferChecks, Checkpoints, error_line, laid_out, load_weights, unmapped, weights_of
 from engine.config import locate, read_config
 from engine.data import Loader, StatefulOrder, Stream, check_alike
-from engine.device import LAUNCHES_BOUND_FLOP, Hardware, resolve_hardware, rough_flop, settle
+from engine.device import LAUNCHES_BOUND_FLOP, Hardware, HardwareConfig, resolve_hardware, rough_flop, settle
 from engine.errors import ConfigError
 from engine.files import write_json
 from engine.host import gpu_facts, machine_facts, machine_line
@@ -258,7 +259,7 @@ def begin(
             f"the statistics of {norm} count them - drop_last=true fills no batch up"
         )
     changes = [*describe_transforms(process.config, data.sets["train"]), *unlike_splits(data.sets)]
-    describe(logger, run.machine, state.model, run, data.sets, data.train, changes)
+    describe(logger, run.machine, state.model, run, data.sets, data.train, changes, process.config.hardware)
 
 
 def batch_norm(model: nn.Module) -> str | None:
@@ -362,6 +363,7 @@ def describe(
     sets: dict[str, Any],
     loader: Loader,
     changes: list[str],
+    hardware: HardwareConfig,
 ) -> None:
     """Log the model's and the data's sizes, device, batch sizes, steps, the loader, and `changes`: of transforms."""
     parameters = sum(p.numel() for p in model.parameters())
@@ -384,12 +386,32 @@ def describe(
             f"a small step, {flop / 1e6:,.0f} MFLOP: to launch its kernels takes longer than to run them; "
             "hardware.cuda_graph=true launches them at once"
         )
+    for line in unheeded(run, model, sets["train"], hardware):
+        logger.warn(line)
     if is_sharded(model):
         logger.say(describe_shards(model))
         if note := padding_note(model):
             logger.warn(note)
     for line in [f"loader {loader.why}", *getattr(sets["train"], "describe", list)(), *changes]:
         logger.say(line)
+
+
+def unheeded(run: Run, model: nn.Module, train: Any, hardware: HardwareConfig) -> list[str]:
+    """Return a line for each value that has no effect, or costs more time than it seems to."""
+    lines = []
+    if hardware.deterministic and hardware.cudnn_benchmark:
+        lines.append("hardware.cudnn_benchmark=true: has no effect with hardware.deterministic=true")
+    benchmarks = not hardware.deterministic and hardware.cudnn_benchmark is not False
+    varies = hasattr(train, "collate") or any(-1 in shape for shape, _ in getattr(train, "spec", {}).values())
+    convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
+    if run.machine.device == "cuda" and benchmarks and varies and convolves:
+        lines.append(
+            "batches may differ in shape, and cuDNN tries its convolutions anew for each shape: "
+            "hardware.cudnn_benchmark=false spares that"
+        )
+    if any(p.dtype == torch.float64 for p in model.parameters()):
+        lines.append("the model has float64 weights, which are slow on GPUs and need twice the memory: model.float()")
+    return lines
 
 
 def finish(

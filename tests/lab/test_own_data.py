@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,11 @@ import lab
 import lab.datasets.synthetic as synthetic
 import lab.metrics.confusion as confusion
 import lab.models.mlp as mlp
+from engine.device import HardwareConfig
 from engine.errors import ConfigError
 from lab.metrics.base import SummedMetric
+from lab.run import unheeded
+from lab.transforms.fields import ToFloat
 
 MODEL = tuple(override for override in QUICK if override.startswith(("logger", "hardware", "model")))
 DRAW = {
@@ -254,3 +258,30 @@ def test_an_own_argument_may_be_called_splits_or_parts(value: str) -> None:
     assert set(first_batches(*own(Named, "+data.how=numpy", f"+data.splits={value}", f"+data.parts={value}"))) == {
         "train", "val", "test",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "dataset", "model", "said"),
+    [
+        ({"deterministic": True, "cudnn_benchmark": True}, "cpu", Drawn, nn.Linear(2, 2), "has no effect"),
+        ({"deterministic": True}, "cuda", Collating, nn.Conv2d(1, 1, 1), None),
+        ({}, "cuda", Collating, nn.Conv2d(1, 1, 1), "hardware.cudnn_benchmark=false spares that"),
+        ({"cudnn_benchmark": False}, "cuda", Collating, nn.Conv2d(1, 1, 1), None),
+        ({}, "cuda", Collating, nn.Linear(2, 2), None),
+        ({}, "cuda", Drawn, nn.Conv2d(1, 1, 1), None),
+        ({}, "cpu", Drawn, nn.Linear(2, 2).double(), "float64 weights"),
+    ],
+)
+def test_values_without_effect_and_hidden_costs_are_told(
+    given: dict[str, bool], device: str, dataset: type, model: nn.Module, said: str | None
+) -> None:
+    run: Any = SimpleNamespace(machine=SimpleNamespace(device=device))
+    lines = unheeded(run, model, dataset, HardwareConfig(**given))
+    assert [said in line for line in lines] == [True] if said else lines == []
+
+
+def test_float64_fields_that_become_float32_are_told() -> None:
+    spec = {"x": ((3,), torch.float64), "z": ((3,), torch.float32)}
+    assert ToFloat(["x", "z"]).describe(spec) == [
+        "x: float64 -> float32, rounded to 7 digits (data.transforms.to_float)"
+    ]
