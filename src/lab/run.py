@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import inspect
 import math
+import re
 import time
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -20,7 +21,7 @@ from engine.checkpoints import BufferChecks, Checkpoints, error_line, laid_out, 
 from engine.config import locate, read_config
 from engine.data import Loader, StatefulOrder, Stream, check_alike
 from engine.device import LAUNCHES_BOUND_FLOP, Hardware, HardwareConfig, resolve_hardware, rough_flop, settle
-from engine.errors import ConfigError
+from engine.errors import ConfigError, one_line
 from engine.files import write_json
 from engine.host import gpu_facts, machine_facts, machine_line
 from engine.loggers import WANDB, Logger, RunLogger, log_to, stopped_by_wandb
@@ -50,6 +51,7 @@ from lab.profiling import profiling, work_of
 from lab.project import PROJECT
 from lab.schedules.plateau import Plateau
 from lab.state import Every, Run, TrainState
+from lab.transforms.fields import KEPT
 from multirun import Pruning
 
 
@@ -145,6 +147,12 @@ def train(process: Process, payload: dict[str, Any] | None, title: str) -> dict[
         state, nets, run = build(process, data, payload)
         begin(process, data, state, run, payload, title)
         return fit_and_score(process, data, state, nets, run)
+    except (RuntimeError, IndexError) as error:
+        lines = describe_transforms(process.config, data.sets["train"])
+        cast = next((line for line in lines if KEPT in line), None)
+        if cast is None or not re.search("indices|index tensor", str(error)):
+            raise
+        raise ConfigError(f"{one_line(error)} - {cast}: ~data.transforms.to_float leaves an index as it is") from error
     finally:
         data.close()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -67,8 +68,8 @@ class Streamed:
 @pytest.fixture(autouse=True)
 def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A `_target_` may name the classes of this file, as if a module of data sets defined them."""
-    for kind in (Drawn, Collating, Streamed, ByRank, Halved, Packed, Nodes, Normed, Named):
-        module = {Nodes: confusion, Normed: mlp}.get(kind, synthetic)  # type: ignore[call-overload]
+    for kind in (Drawn, Collating, Streamed, ByRank, Halved, Packed, Nodes, Normed, Named, Embeds):
+        module = {Nodes: confusion, Normed: mlp, Embeds: mlp}.get(kind, synthetic)  # type: ignore[call-overload]
         monkeypatch.setattr(kind, "__module__", module.__name__)
         monkeypatch.setattr(module, kind.__name__, kind, raising=False)
 
@@ -136,6 +137,11 @@ class Named(Drawn):
 
     def __init__(self, splits: Any, parts: Any, **given: Any) -> None:
         super().__init__(**given)
+
+
+class Embeds(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(20, 3))
 
 
 STREAM = ("data/order=sequential", "trainer.max_steps=4", "trainer.eval_every=2", "trainer.save_every=2",
@@ -285,3 +291,18 @@ def test_float64_fields_that_become_float32_are_told() -> None:
     assert ToFloat(["x", "z"]).describe(spec) == [
         "x: float64 -> float32, rounded to 7 digits (data.transforms.to_float)"
     ]
+
+
+def test_tokens_that_a_transform_makes_floats_are_named_with_it(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "tokens.h5", "w") as file:
+        for split in ("train", "val", "test"):
+            file[f"{split}/x"] = np.arange(64 * 5).reshape(64, 5) % 10
+            file[f"{split}/y"] = np.arange(64) % 3
+    given = [override for override in QUICK if not override.startswith("model")]
+    data = (f"data.path={tmp_path}/tokens.h5", "data.fields.x=x", "data.fields.y=y", "trainer.max_steps=1")
+    with pytest.raises(ConfigError, match=r"x: int64 -> float32, their values.*~data.transforms.to_float") as refused:
+        start_run(tmp_path / "run", *given, *data, "~model", f"+model={{_target_: {mlp.__name__}.Embeds}}")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
+    start_run(tmp_path / "run", *given, *data, "~data.transforms.to_float", "~model",
+              f"+model={{_target_: {mlp.__name__}.Embeds}}")  # fmt: skip

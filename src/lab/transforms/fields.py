@@ -93,6 +93,9 @@ class _PerField:
         raise NotImplementedError
 
 
+KEPT = "their values are kept"
+
+
 class ToFloat(_PerField):
     """The field as float32. Pixels are divided by the largest value of their type (uint8: 255), others are not.
 
@@ -135,7 +138,7 @@ class ToFloat(_PerField):
             if not dtype.is_floating_point and dtype != torch.bool:
                 image = dtype in (torch.uint8, torch.uint16) and len(shape) > 1
                 divided = image if self.pixels == "images" else True
-                what = f"divided by {torch.iinfo(dtype).max}" if divided else "their values are kept"
+                what = f"divided by {torch.iinfo(dtype).max}" if divided else KEPT
                 lines.append(f"{field}: {dtype_name(dtype)} -> float32, {what} (data.transforms.to_float)")
         return lines
 
