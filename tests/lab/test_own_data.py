@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import time
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
@@ -68,7 +70,7 @@ class Streamed:
 @pytest.fixture(autouse=True)
 def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A `_target_` may name the classes of this file, as if a module of data sets defined them."""
-    for kind in (Drawn, Collating, Streamed, ByRank, Halved, Packed, Nodes, Normed, Named, Embeds):
+    for kind in (Drawn, Collating, Streamed, ByRank, Halved, Packed, Nodes, Normed, Named, Embeds, Held):
         module = {Nodes: confusion, Normed: mlp, Embeds: mlp}.get(kind, synthetic)  # type: ignore[call-overload]
         monkeypatch.setattr(kind, "__module__", module.__name__)
         monkeypatch.setattr(module, kind.__name__, kind, raising=False)
@@ -125,6 +127,19 @@ class Nodes(SummedMetric):
 
     def score(self, total: Tensor) -> dict[str, float]:
         return {"seen": float(total[0]), "cut": float(total[1])}
+
+
+class Held(Drawn):
+    """Rows of a file that was open before the ranks were forked, as one of a module's is."""
+
+    fd = -1
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        os.lseek(self.fd, 3 * i, os.SEEK_SET)
+        time.sleep(0.001)
+        if (read := int(os.read(self.fd, 3))) != i:
+            raise ValueError(f"row {i} is {read}")
+        return {"x": torch.full((8,), float(i)), "y": i % 2}
 
 
 class Normed(nn.Sequential):
@@ -306,3 +321,11 @@ def test_tokens_that_a_transform_makes_floats_are_named_with_it(tmp_path: Path) 
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
     start_run(tmp_path / "run", *given, *data, "~data.transforms.to_float", "~model",
               f"+model={{_target_: {mlp.__name__}.Embeds}}")  # fmt: skip
+
+
+def test_each_rank_has_its_own_position_in_an_open_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rows").write_text("".join(f"{i:03}" for i in range(64)))
+    with open(tmp_path / "rows", "rb") as file:
+        monkeypatch.setattr(Held, "fd", file.fileno())
+        run = own(Held, "+data.how=numpy", "data.num_workers=0", "trainer.max_epochs=2", *RANKS)
+        assert result(start_run(tmp_path / "run", *run))["step"] == 8
