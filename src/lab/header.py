@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from engine.config import load_flat, read_overrides
 from engine.data import Loader, Stream
-from engine.device import LAUNCHES_BOUND_FLOP, Hardware
+from engine.device import LAUNCHES_BOUND_FLOP, Hardware, HardwareConfig
 from engine.loggers import Logger
 from engine.parallel import class_name, describe_shards, is_sharded, padding_note
 from engine.runs import BEFORE
@@ -73,6 +74,7 @@ def describe(
     sets: dict[str, Any],
     loader: Loader,
     changes: list[str],
+    hardware: HardwareConfig,
 ) -> None:
     """Log the model's and the data's sizes, device, batch sizes, steps, the loader, and `changes`: of transforms."""
     parameters = sum(p.numel() for p in model.parameters())
@@ -95,9 +97,29 @@ def describe(
             f"a small step, {flop / 1e6:,.0f} MFLOP: to launch its kernels takes longer than to run them; "
             "hardware.cuda_graph=true launches them at once"
         )
+    for line in unheeded(run, model, sets["train"], hardware):
+        logger.warn(line)
     if is_sharded(model):
         logger.say(describe_shards(model))
         if note := padding_note(model):
             logger.warn(note)
     for line in [f"loader {loader.why}", *getattr(sets["train"], "describe", list)(), *changes]:
         logger.say(line)
+
+
+def unheeded(run: Run, model: nn.Module, train: Any, hardware: HardwareConfig) -> list[str]:
+    """Return a line for each value that has no effect, or costs more time than it seems to."""
+    lines = []
+    if hardware.deterministic and hardware.cudnn_benchmark:
+        lines.append("hardware.cudnn_benchmark=true: has no effect with hardware.deterministic=true")
+    benchmarks = not hardware.deterministic and hardware.cudnn_benchmark is not False
+    varies = hasattr(train, "collate") or any(-1 in shape for shape, _ in getattr(train, "spec", {}).values())
+    convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
+    if run.machine.device == "cuda" and benchmarks and varies and convolves:
+        lines.append(
+            "batches may differ in shape, and cuDNN tries its convolutions anew for each shape: "
+            "hardware.cudnn_benchmark=false spares that"
+        )
+    if any(p.dtype == torch.float64 for p in model.parameters()):
+        lines.append("the model has float64 weights, which are slow on GPUs and need twice the memory: model.float()")
+    return lines

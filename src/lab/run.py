@@ -5,9 +5,10 @@ from __future__ import annotations
 import faulthandler
 import inspect
 import math
+import re
 import time
-from collections.abc import Iterable
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from engine.checkpoints import BufferChecks, Checkpoints, error_line, laid_out, 
 from engine.config import locate, read_config
 from engine.data import Loader, StatefulOrder, Stream, check_alike
 from engine.device import Hardware, resolve_hardware, rough_flop, settle
-from engine.errors import ConfigError
+from engine.errors import ConfigError, one_line
 from engine.files import write_json
 from engine.host import gpu_facts, machine_facts, machine_line
 from engine.loggers import WANDB, Logger, RunLogger, log_to, stopped_by_wandb
@@ -53,6 +54,7 @@ from lab.project import PROJECT
 from lab.rehearsal import mistakes_before_training, rehearse
 from lab.schedules.plateau import Plateau
 from lab.state import Every, Run, TrainState
+from lab.transforms.fields import KEPT
 from multirun import Pruning
 
 
@@ -145,16 +147,30 @@ def train(process: Process, payload: dict[str, Any] | None, title: str) -> dict[
     try:
         for line in check_alike(process.world, {"train": data.train, **data.others}):
             process.logger.warn(line)
-        state, nets, run = build(process, data, payload)
+        with explained_cast(process, data):
+            state, nets, run = build(process, data, payload)
         begins = payload is None
         begin(process, data, state, run, payload, title)
-        with mistakes_before_training(state, begins):
+        with mistakes_before_training(state, begins), explained_cast(process, data):
             if begins and run.every.eval and run.total_steps:
                 with explained(run.machine, lambda: "evaluating, before the first step"):
                     rehearse(state, data.vals, run)
             return fit_and_score(process, data, state, nets, run)
     finally:
         data.close()
+
+
+@contextmanager
+def explained_cast(process: Process, data: Data) -> Iterator[None]:
+    """In this block an error of an index that is no integer names the transform that made a number of it."""
+    try:
+        yield
+    except (RuntimeError, IndexError) as error:
+        lines = describe_transforms(process.config, data.sets["train"])
+        cast = next((line for line in lines if KEPT in line), None)
+        if cast is None or not re.search("indices|index tensor", str(error)):
+            raise
+        raise ConfigError(f"{one_line(error)} - {cast}: ~data.transforms.to_float leaves an index as it is") from error
 
 
 def open_data(process: Process, payload: dict[str, Any] | None) -> Data:
@@ -273,7 +289,7 @@ def begin(
         changes.append(f"held in evaluation mode by the model, and left so: {names}")
     for line in what_is_trained(process.config, process.directory) if world.is_main else ():
         logger.say(line)
-    describe(logger, run.machine, state.model, run, data.sets, data.train, changes)
+    describe(logger, run.machine, state.model, run, data.sets, data.train, changes, process.config.hardware)
 
 
 def batch_norm(model: nn.Module) -> str | None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
+import time
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -19,8 +23,11 @@ import lab
 import lab.datasets.synthetic as synthetic
 import lab.metrics.confusion as confusion
 import lab.models.mlp as mlp
+from engine.device import HardwareConfig
 from engine.errors import ConfigError
+from lab.header import unheeded
 from lab.metrics.base import SummedMetric
+from lab.transforms.fields import ToFloat
 
 MODEL = tuple(override for override in QUICK if override.startswith(("logger", "hardware", "model")))
 DRAW = {
@@ -63,8 +70,8 @@ class Streamed:
 @pytest.fixture(autouse=True)
 def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A `_target_` may name the classes of this file, as if a module of data sets defined them."""
-    for kind in (Drawn, Collating, Streamed, ByRank, Halved, Packed, Nodes, Normed, Named):
-        module = {Nodes: confusion, Normed: mlp}.get(kind, synthetic)  # type: ignore[call-overload]
+    for kind in (Drawn, Collating, Streamed, ByRank, Halved, Packed, Nodes, Normed, Named, Embeds, Held):
+        module = {Nodes: confusion, Normed: mlp, Embeds: mlp}.get(kind, synthetic)  # type: ignore[call-overload]
         monkeypatch.setattr(kind, "__module__", module.__name__)
         monkeypatch.setattr(module, kind.__name__, kind, raising=False)
 
@@ -122,6 +129,19 @@ class Nodes(SummedMetric):
         return {"seen": float(total[0]), "cut": float(total[1])}
 
 
+class Held(Drawn):
+    """Rows of a file that was open before the ranks were forked, as one of a module's is."""
+
+    fd = -1
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        os.lseek(self.fd, 3 * i, os.SEEK_SET)
+        time.sleep(0.001)
+        if (read := int(os.read(self.fd, 3))) != i:
+            raise ValueError(f"row {i} is {read}")
+        return {"x": torch.full((8,), float(i)), "y": i % 2}
+
+
 class Normed(nn.Sequential):
     def __init__(self, norm: str) -> None:
         super().__init__(nn.Flatten(), nn.Linear(8, 4), getattr(nn, norm)(4), nn.Linear(4, 2))
@@ -132,6 +152,11 @@ class Named(Drawn):
 
     def __init__(self, splits: Any, parts: Any, **given: Any) -> None:
         super().__init__(**given)
+
+
+class Embeds(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(20, 3))
 
 
 STREAM = ("data/order=sequential", "trainer.max_steps=4", "trainer.eval_every=2", "trainer.save_every=2",
@@ -254,3 +279,53 @@ def test_an_own_argument_may_be_called_splits_or_parts(value: str) -> None:
     assert set(first_batches(*own(Named, "+data.how=numpy", f"+data.splits={value}", f"+data.parts={value}"))) == {
         "train", "val", "test",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "dataset", "model", "said"),
+    [
+        ({"deterministic": True, "cudnn_benchmark": True}, "cpu", Drawn, nn.Linear(2, 2), "has no effect"),
+        ({"deterministic": True}, "cuda", Collating, nn.Conv2d(1, 1, 1), None),
+        ({}, "cuda", Collating, nn.Conv2d(1, 1, 1), "hardware.cudnn_benchmark=false spares that"),
+        ({"cudnn_benchmark": False}, "cuda", Collating, nn.Conv2d(1, 1, 1), None),
+        ({}, "cuda", Collating, nn.Linear(2, 2), None),
+        ({}, "cuda", Drawn, nn.Conv2d(1, 1, 1), None),
+        ({}, "cpu", Drawn, nn.Linear(2, 2).double(), "float64 weights"),
+    ],
+)
+def test_values_without_effect_and_hidden_costs_are_told(
+    given: dict[str, bool], device: str, dataset: type, model: nn.Module, said: str | None
+) -> None:
+    run: Any = SimpleNamespace(machine=SimpleNamespace(device=device))
+    lines = unheeded(run, model, dataset, HardwareConfig(**given))
+    assert [said in line for line in lines] == [True] if said else lines == []
+
+
+def test_float64_fields_that_become_float32_are_told() -> None:
+    spec = {"x": ((3,), torch.float64), "z": ((3,), torch.float32)}
+    assert ToFloat(["x", "z"]).describe(spec) == [
+        "x: float64 -> float32, rounded to 7 digits (data.transforms.to_float)"
+    ]
+
+
+def test_tokens_that_a_transform_makes_floats_are_named_with_it(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "tokens.h5", "w") as file:
+        for split in ("train", "val", "test"):
+            file[f"{split}/x"] = np.arange(64 * 5).reshape(64, 5) % 10
+            file[f"{split}/y"] = np.arange(64) % 3
+    given = [override for override in QUICK if not override.startswith("model")]
+    data = (f"data.path={tmp_path}/tokens.h5", "data.fields.x=x", "data.fields.y=y", "trainer.max_steps=1")
+    with pytest.raises(ConfigError, match=r"x: int64 -> float32, their values.*~data.transforms.to_float") as refused:
+        start_run(tmp_path / "run", *given, *data, "~model", f"+model={{_target_: {mlp.__name__}.Embeds}}")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
+    start_run(tmp_path / "run", *given, *data, "~data.transforms.to_float", "~model",
+              f"+model={{_target_: {mlp.__name__}.Embeds}}")  # fmt: skip
+
+
+def test_each_rank_has_its_own_position_in_an_open_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rows").write_text("".join(f"{i:03}" for i in range(64)))
+    with open(tmp_path / "rows", "rb") as file:
+        monkeypatch.setattr(Held, "fd", file.fileno())
+        run = own(Held, "+data.how=numpy", "data.num_workers=0", "trainer.max_epochs=2", *RANKS)
+        assert result(start_run(tmp_path / "run", *run))["step"] == 8

@@ -65,7 +65,8 @@ def digest(sample: Any) -> str:
             hashed.update(f"{value.dtype} {value.shape}".encode() + value.tobytes())
         elif isinstance(value, Mapping):
             for key in value:
-                add(key), add(value[key])
+                add(key)
+                add(value[key])
         elif isinstance(value, (list, tuple)):
             for one in value:
                 add(one)

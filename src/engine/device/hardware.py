@@ -43,7 +43,7 @@ class Hardware:
     def apply(self, config: HardwareConfig) -> None:
         """Set torch's global switches; each process calls this."""
         self.set_arithmetic()
-        torch.backends.cudnn.benchmark = config.cudnn_benchmark
+        torch.backends.cudnn.benchmark = config.cudnn_benchmark is not False
         torch.autograd.set_detect_anomaly(config.detect_anomaly)
         prefer_attention(config.attention)
         if config.deterministic:

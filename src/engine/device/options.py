@@ -26,7 +26,7 @@ class HardwareConfig:
     cuda_graph: bool = False
     channels_last: bool = False
     deterministic: bool = False
-    cudnn_benchmark: bool = True
+    cudnn_benchmark: bool | None = None
     detect_anomaly: bool = False
     num_threads: Annotated[int | str, Rule(words=("auto",), at_least=1)] = "auto"
     numa_binding: bool = True

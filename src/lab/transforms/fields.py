@@ -93,6 +93,9 @@ class _PerField:
         raise NotImplementedError
 
 
+KEPT = "their values are kept"
+
+
 class ToFloat(_PerField):
     """The field as float32. Pixels are divided by the largest value of their type (uint8: 255), others are not.
 
@@ -125,14 +128,17 @@ class ToFloat(_PerField):
         return x.float() / torch.iinfo(x.dtype).max
 
     def describe(self, spec: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> list[str]:
-        """spec: field -> (shape of a sample, dtype). A line of each field of integers: what becomes of them."""
+        """spec: field -> (shape of a sample, dtype). A line of each field of integers or float64, of what becomes of
+        it."""
         lines = []
         for field in self.fields:
             shape, dtype = spec.get(field, ((), torch.float32))
+            if dtype == torch.float64:
+                lines.append(f"{field}: float64 -> float32, rounded to 7 digits (data.transforms.to_float)")
             if not dtype.is_floating_point and dtype != torch.bool:
                 image = dtype in (torch.uint8, torch.uint16) and len(shape) > 1
                 divided = image if self.pixels == "images" else True
-                what = f"divided by {torch.iinfo(dtype).max}" if divided else "their values are kept"
+                what = f"divided by {torch.iinfo(dtype).max}" if divided else KEPT
                 lines.append(f"{field}: {dtype_name(dtype)} -> float32, {what} (data.transforms.to_float)")
         return lines
 
