@@ -198,7 +198,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
      "[process.stop_at_step=1-process.stop_at_step=1: would have no effect: the run in]"),
     ("src/lab/notebook.py", "seed_rank(config, 0)", "pass",
      "tests/lab/test_notebook.py::test_build_is_what_a_run_trains[dropout]"),
-    ("src/lab/trial.py", "evaluations = -(-steps // every) if every else 0",
+    ("src/lab/trial.py", "evaluations = math.ceil(steps / every) if every else 0",
      "evaluations = steps // every if every else 0", "tests/lab/test_trial.py::test_the_evaluation_at_the_end_counts"),
     ("src/engine/data/loading/workers.py", "self._stream_number = 0\n",
      "self._stream_number = 0 * int(torch.randint(9, ()))\n",

@@ -576,6 +576,35 @@ def stepped(state: TrainState, net: Any = None, **changed: Any) -> dict[str, Ten
     return loop.train_step(nets, state, iter(Data([3, 2])), trainer(**changed), MACHINE, ONE)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("weights", [[0.0, 0.0], [0.0, 1.0]])
+def test_samples_that_do_not_count_move_nothing(weights: list[float]) -> None:
+    """Of a step of which all tokens are ignored; of a micro-batch of it the mean is over the others."""
+    state = state_of()
+    given = iter(weights)
+    state.task.weights = lambda batch: torch.full((len(batch["x"]),), next(given))  # type: ignore[method-assign]
+    counted = [part for part, weight in zip(Data([3, 2]), weights) if weight]
+    wanted = [squared(state.model(part["x"]), part).mean().item() for part in counted] or [0.0]
+    before = [p.detach().clone() for p in state.model.parameters()]
+    values = stepped(state, clip_norm=None)
+    assert values["loss"].item() == pytest.approx(wanted[0])
+    assert bool(values["grad_norm"] > 0) is bool(counted)
+    for p, was in zip(state.model.parameters(), before):
+        assert p.isfinite().all()
+        assert torch.equal(p, was) is not bool(counted)
+
+
+def test_what_a_task_samples_takes_nothing_from_training() -> None:
+    """The same pictures at each evaluation, and random numbers that go on as if none had been drawn."""
+    state, run = state_of(), run_of(Surroundings())
+    state.task.sample = lambda model, count: {"drawn": torch.rand(count)}  # type: ignore[method-assign]
+    torch.manual_seed(3)
+    wanted = torch.rand(4)
+    torch.manual_seed(3)
+    first, second = (evaluation.samples_of(state, run, 2)["drawn"] for _ in range(2))
+    assert torch.equal(torch.rand(4), wanted)
+    assert torch.equal(first, second)
+
+
 def whole_batch(state: TrainState) -> tuple[float, list[Tensor], Tensor]:
     """(loss, gradients, their norm) of the mean over the five samples, without micro-batches."""
     model = copy.deepcopy(state.model)

@@ -125,7 +125,9 @@ def _patched(notice: Notice) -> Iterator[None]:
         with allowed() if num_classes > 0 else nullcontext():
             return _ONE_HOT(tensor, num_classes)
 
-    patches = [(Tensor, name, asking(f"Tensor.{name}", getattr(Tensor, name))) for name in ASKS]
+    patches: list[tuple[Any, str, Any]] = [
+        (Tensor, name, asking(f"Tensor.{name}", getattr(Tensor, name))) for name in ASKS
+    ]
     patches.append((Tensor, "to", asking('Tensor.to("cpu")', Tensor.to, _to_host)))
     patches.append((torch, "tensor", asking("torch.tensor(tensors)", torch.tensor, _of_tensors)))
     for owner in (torch, Tensor):

@@ -30,7 +30,7 @@ class NameWaits(Callback):
         if not any("/engine/data/" in frame.f_code.co_filename for frame, _ in stack):
             self.found[file, line, what] += 1
 
-    def on_end(self, state: Any) -> None:
+    def on_end(self, state: Any, scores: dict[str, float]) -> None:
         for (file, line, what), count in sorted(self.found.items()):
             self.run.logger.say(f"{file}:{line}: {what} waits for the device, {count} times in {state.step} steps")
         if not self.found:

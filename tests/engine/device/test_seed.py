@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import old_rng_state
 
-from engine.device.seed import make_deterministic, rng_row, seed_everything, set_rng_row, set_rng_state
+from engine.device.seed import StepNumbers, make_deterministic, rng_row, seed_everything, set_rng_row, set_rng_state
 
 CPU = torch.device("cpu")
 
@@ -49,6 +49,32 @@ def test_a_seed_sets_every_generator_and_each_rank_draws_its_own() -> None:
     alone = draws()
     seed_everything(3, stream=0)
     assert draws() == alone, "one process is rank 0"
+
+
+def test_numbers_of_a_step_do_not_come_again() -> None:
+    """What all ranks draw alike differs behind each backward pass and in each step; a rank's own go on as if none had
+    been drawn."""
+
+    def drawn(step: int) -> list[dict[str, float]]:
+        with StepNumbers(step, CPU) as numbers:
+            found = []
+            for _ in range(2):
+                numbers.same()
+                found.append(draws())
+                numbers.own()
+        return found
+
+    seed_everything(5, stream=1)
+    alone = draws()
+    steps = []
+    for rank in (1, 2):
+        seed_everything(5, stream=rank)
+        steps.append(drawn(0) + drawn(1))
+        if rank == 1:
+            assert draws() == alone
+    assert steps[0] == steps[1]
+    for name in draws():
+        assert len({one[name] for one in steps[0]}) == 4, name
 
 
 def test_seeds_mean_the_same_in_every_version() -> None:

@@ -337,6 +337,14 @@ def test_a_run_that_goes_on_has_as_many_steps_as_before(epochs: float) -> None:
         assert {count_steps(trainer, samples, step, step * 256) for step in range(total + 1)} == {total}
 
 
+@pytest.mark.parametrize(("before", "now"), [(128, 256), (256, 64), (100, 77)])
+def test_epochs_are_counted_in_samples_when_the_batch_has_changed(before: int, now: int) -> None:
+    """Wherever the run is taken up, all that it trains is its epochs, to half a step."""
+    for done in range(0, 30 * 1297 // before, 7):
+        total = count_steps(TrainerConfig(max_epochs=30, global_batch_size=now), 1297, done, done * before)
+        assert abs(done * before + (total - done) * now - 30 * 1297) <= now / 2
+
+
 @pytest.mark.slow
 def test_what_follows_from_a_changed_value_must_be_given_too(run: Path) -> None:
     """model.num_outputs is ${data.num_outputs} in the yaml of a model; in a run it is a number."""
