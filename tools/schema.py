@@ -34,7 +34,7 @@ PACKAGE = next(path.parent.name for path in (ROOT / "src").glob("*/project.py") 
 from hydra.conf import HelpConf  # noqa: E402
 from prune import less, targets_of, written  # noqa: E402
 
-from engine.schema import DURATION, INTERVAL, Rule, describe, rule_of  # noqa: E402
+from engine.schema import DURATION, INTERVAL, Rule, describe, join, rule_of  # noqa: E402
 from multirun.options import PoolConfig, RayConfig, SearchConfig, SlurmConfig  # noqa: E402
 
 CONFIG = importlib.import_module(f"{PACKAGE}.config")
@@ -147,7 +147,7 @@ def of_dataclass(cls: type, key: str = "", comments: Mapping[str, str] | None = 
     """key: where it stands in the config, for the comments there."""
     hints, properties = get_type_hints(cls, include_extras=True), {}
     for one in fields(cls):
-        inner = f"{key}.{one.name}"
+        inner = join(key, one.name)
         members = (hints[one.name], *get_args(hints[one.name]))
         nested = next((m for m in members if isinstance(m, type) and is_dataclass(m)), None)
         found = {} if nested else of_hint(hints[one.name], exact=False)
@@ -308,7 +308,7 @@ def comment_of(lines: list[str], name: yaml.Node, value: yaml.Node) -> str:
     while line >= 0 and lines[line].startswith(" " * name.start_mark.column + "# "):
         above.insert(0, lines[line].strip().lstrip("# "))
         line -= 1
-    return "" if line < 0 or any(re.search(r"^\w+: [{\w]|\s=|^#", one) for one in above) else " ".join(above)
+    return "" if line < 0 or any(re.search(r"^\w+: ({|\S+$)|\s=|^#", one) for one in above) else " ".join(above)
 
 
 def read() -> tuple[dict[str, str], dict[str, list[str]], dict[str, str]]:

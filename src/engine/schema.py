@@ -25,6 +25,17 @@ T = TypeVar("T")
 MISSING = "???"
 DURATION = "seconds (90) or a time with its unit (90s, 30m, 12h, 1.5d) or null"
 INTERVAL = "steps (50) or epochs (1ep, 0.5ep) or null"
+# what people of other frameworks type as the last part of a key -> the answer
+WHICH_GPUS = "CUDA_VISIBLE_DEVICES=0,1 ./run ... says which GPUs, trainer=ddp hardware.num_procs=2 how many"
+TYPED = {
+    **dict.fromkeys(("devices", "device_ids", "gpus", "gpu", "gpu_ids", "gpu_id"), WHICH_GPUS),
+    "accelerator": "hardware=gpu or hardware=cpu says where",
+    "batch_size": "trainer.global_batch_size is the number of samples of a step, over all processes",
+    "pin_memory": "batches always go through pinned (page-locked) memory, leave it out",
+    "persistent_workers": "workers always live as long as the run, leave it out",
+    "prefetch_factor": "batches are always fetched ahead, leave it out",
+    "empty_cache": "training never empties the cache, leave it out; hardware.micro_batch_size=auto saves memory",
+}
 _WORDS = {int: "an integer", float: "a number", str: "text", bool: "true or false", type(None): "null"}
 
 
@@ -40,6 +51,7 @@ class Rule:
     below: float | None = None
     interval: bool = False
     duration: bool = False
+    says: str = ""  # what a number means, or what else to do, at the end of a message
 
     def limits(self) -> list[tuple[str, float, Callable[[float, float], bool]]]:
         rows = [
@@ -213,6 +225,8 @@ def no_such_key(
     same = [k for k in elsewhere if k.rpartition(".")[2] == name]
     if now := moved.get(key):
         hint = f" - it is {now} now"
+    elif name in TYPED:
+        hint = f" - {TYPED[name]}"
     elif len(same) == 1:
         hint = f" - did you mean {same[0]}?"
     elif not (hint := did_you_mean(name, siblings, prefix)) and elsewhere:
@@ -290,6 +304,10 @@ def misfits(content: Mapping[str, Any], kinds: Mapping[str, Any]) -> list[str]:
 def describe(hint: Any, words: Sequence[str] = ()) -> str:
     """Returns a type in words, for messages. words: the texts that are allowed."""
     origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        rules = [rule for mark in args[1:] if (rule := rule_of(mark)) is not None]
+        limits = " and".join(f" {sign} {limit:g}" for rule in rules for sign, limit, _ in rule.limits())
+        return describe(args[0], words) + limits + "".join(_says(rule) for rule in rules)
     if origin in (Union, types.UnionType):
         return " or ".join(describe(member, words) for member in args)
     if origin is Literal:
@@ -318,10 +336,10 @@ def _value(value: Any, hint: Any, key: str, moved: Mapping[str, str]) -> Any:
         # a field may be true or false, too
         options = (*(("true", "false") if bool in (hint, *get_args(hint)) else ()), *rule.words)
         near = did_you_mean(str(value), options)
-        raise ConfigError(f"{key}: no option {show(value)}{near} (options: {', '.join(options)})")
+        raise ConfigError(f"{key}: no option {show(value)}{near} (options: {', '.join(options)}){_says(rule)}")
     if closed or not good:
         wanted = INTERVAL if rule.interval else DURATION if rule.duration else describe(hint, rule.words)
-        raise ConfigError(f"{key}: expected {wanted}, got {show(value)}")
+        raise ConfigError(f"{key}: expected {wanted}, got {show(value)}{_says(rule)}")
     for member in get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,):
         if is_dataclass(member) and out is not None:
             return typed(member, value, key, moved)  # type: ignore[arg-type]
@@ -355,9 +373,13 @@ def _check_number(value: Any, rule: Rule, key: str) -> None:
     for sign, limit, holds in rule.limits():
         if not holds(value, limit):
             shown = f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
-            raise ConfigError(f"{key}: must be {sign} {shown}, got {show(value)}")
+            raise ConfigError(f"{key}: must be {sign} {shown}, got {show(value)}{_says(rule)}")
     if rule.limits() and not math.isfinite(value):
         raise ConfigError(f"{key}: must be finite, got {show(value)}")
+
+
+def _says(rule: Rule) -> str:
+    return f"; {rule.says}" if rule.says else ""
 
 
 def check_interval(text: str, key: str) -> float:

@@ -106,6 +106,8 @@ def _text(value: Any) -> str:
         return "-".join(_text(v) for v in value)
     if isinstance(value, bool) or value is None:
         return written(value)
+    if isinstance(value, int) and abs(value) >= 10**15:  # 1e30, whose digits nobody typed
+        return f"{value:g}".replace("+", "")
     return Path(value).stem if isinstance(value, str) and "/" in value else str(value)
 
 

@@ -37,6 +37,7 @@ FOLDER = ".slurm"  # submitit's files, in the sweep's directory
 NUMBER = "slurm_job"  # file in a job's directory: number of its batch job
 POLL_S = 2.0
 UNENDED = ("queued", "running", "preempted")  # states after which SLURM may run a job again
+SAY_S = 5.0
 REQUEUE_S = 60.0  # for so long squeue may not list a job that goes back into the queue
 
 
@@ -77,6 +78,7 @@ class Submitted:
     number: str  # SLURM's: 17_3
     began: float = field(default_factory=time.monotonic)
     seen: float = field(default_factory=time.monotonic)  # when it was last in the queue
+    said: bool = False  # that it has left it
 
 
 class Batch(Launch):
@@ -172,6 +174,13 @@ class Batch(Launch):
             if queued is None or one.number in queued:
                 one.seen = now
         again = {one.number for one in self._running if one.job.state() in UNENDED and not self._ending}
+        for one in self._running:
+            if one.number in again and not one.said and now > one.seen + SAY_S:
+                one.said = True
+                self._screen.say(
+                    f"batch job {one.number} has left SLURM's queue unfinished; waiting {REQUEUE_S:.0f} s for it to be "
+                    "queued again"
+                )
         return [one for one in self._running if now > one.seen + (REQUEUE_S if one.number in again else 0.0)]
 
     def _end(self, number: signal.Signals) -> None:

@@ -195,3 +195,13 @@ def test_the_package_stays_where_hydra_reads_it(tool: Any) -> None:
         header = ConfigSource._get_header_dict(path.read_text())
         group = path.parent.relative_to(tool.CONF).parts[:1]
         assert (header["package"] == "_global_") == (group in (("experiment",), ("debug",)) or path.stem == "confusion")
+
+
+def test_messages_and_hover_texts_are_there_for_each_key() -> None:
+    """Of typed lists, of the keys of train.yaml itself, and where a comment above a key has words before a colon."""
+    text = (ROOT / "conf/schema.json").read_text()
+    assert "Annotated" not in text
+    definitions = json.loads(text)["definitions"]
+    for place, keys in (("train", ("name", "rules", "resume", "process")), ("hardware", ("precision", "compile"))):
+        for key in keys:
+            assert definitions[place]["properties"][key]["description"], key

@@ -21,7 +21,8 @@ def a_batch() -> slurm.Batch:
 
 @pytest.mark.parametrize("state", ["queued", "running", "preempted", "failed", "finished", "interrupted"])
 def test_a_job_that_goes_back_into_the_queue_may_be_missing_for_a_moment(state: str) -> None:
-    batch = a_batch()
+    batch, said = a_batch(), []
+    batch._screen = SimpleNamespace(say=said.append)  # type: ignore[assignment]
     job: Any = SimpleNamespace(state=lambda: state)
     one = slurm.Submitted(job, "17_3", began=100.0, seen=100.0)
     batch._running = [one]
@@ -31,6 +32,9 @@ def test_a_job_that_goes_back_into_the_queue_may_be_missing_for_a_moment(state: 
     assert batch._gone({"17_2"}, 122.0) == ([one] if at_once else [])
     assert batch._gone({"17_2"}, 120.0 + slurm.REQUEUE_S + 1) == [one]
     assert batch._gone({"17_3"}, 150.0) == []  # it was back
+    assert [line.split(";")[0] for line in said] == (
+        [] if at_once else ["batch job 17_3 has left SLURM's queue unfinished"]
+    )
     batch._ending = True  # after scancel nothing comes back
     assert batch._gone({"17_2"}, 151.0) == [one]
 

@@ -190,6 +190,8 @@ def test_names_of_directories_are_safe(monkeypatch: pytest.MonkeyPatch) -> None:
     assert name.startswith("path-c-d_hidden-16-8_optim.lr-0.5_x.lr-2_")
     assert values["optim.lr"] == "0.5"
     assert directory_name(values, ()).startswith("job_")
+    huge = values_of(PROJECT, ["optim.lr=1e30"])
+    assert directory_name(huge, ["optim.lr"]).startswith("lr-1e30_")
     assert repr(canonical({"a": [1.0, True, None]})) == "{'a': [1, True, None]}"  # as text: 1.0 == 1
     assert canonical("${seed}") == "${seed}"
     assert (

@@ -27,7 +27,7 @@ from omegaconf.errors import (
 from engine.config import yamls
 from engine.errors import ConfigError
 from engine.project import Project
-from engine.schema import did_you_mean, hints_of, leaves, nearest, no_such_key, show
+from engine.schema import TYPED, at, did_you_mean, hints_of, leaves, nearest, no_such_key, show
 
 _NOISE = re.compile(r"^(full_key|object_type|reference_type|See https?:|Config search path|provider=)")
 _NAMES_A_KEY = re.compile(r"[a-z]\w*(\.\w+)+(\[|=|: | )")
@@ -145,6 +145,8 @@ def _missing_config(error: MissingConfigException, argv: Sequence[str], conf: Pa
     if not options:
         return _no_such_group(group, conf) + inside
     hint = f" - did you mean {group}={match}?" if (match := nearest(option, options)) else ""
+    if f"{group}={option}" == "profiler=advanced":
+        hint = " - Python's own profiler shows functions: ./run python -m cProfile -s cumtime src/train.py ..."
     for file in (folder / group / f"{option}.yml" for folder in yamls.folders(argv, conf)):
         hint = f" - rename {file} to {option}.yaml, the only ending that Hydra reads" if file.is_file() else hint
     return f"{group}={option}: no such option{hint} ({group} has: {', '.join(options)}){inside}"
@@ -176,6 +178,8 @@ def _composition(
         return f"{found[1]}: exists already, so + cannot add it - write {found[1]}=..., without the +"
     if found := re.search(r"Ambiguous value for argument '([^=']+)=(.*)'", text):
         key, value = found[1], found[2]
+        if key.rpartition(".")[2] in TYPED and at(_composed(project, argv, compose), key.split(".")) is None:
+            return unknown_key(project, key, [], compose)
         return f"{key}={value}: several values are a sweep - add -m, or write a list as {key}=[{value}]"
     if found := re.search(r"^(?:Multiple values for )?(\S+?)( appears more than once in|\. To override a )", text):
         return yamls.chosen_twice(found[1], argv, project.conf)
@@ -226,7 +230,7 @@ def added(project: Project, key: str, node: dict[str, Any], argv: Sequence[str])
     """Returns the hint to add `key` with a plus, if `node` may have keys of any name; else an empty text."""
     names = [name for name in node if not name.startswith("_")]
     open_ended = get_origin(hints_of(project.schema).get(key.partition(".")[0])) is dict
-    if not open_ended or nearest(key.rpartition(".")[2], names):
+    if not open_ended or key.rpartition(".")[2] in TYPED or nearest(key.rpartition(".")[2], names):
         return ""
     given = next((argument for argument in argv if argument.startswith((f"{key}=", f"{key}."))), f"{key}=...")
     target = f", if {node['_target_']} takes it" if "_target_" in node else ""

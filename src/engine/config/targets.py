@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from engine.errors import ConfigError
 from engine.project import Project
 from engine.schema import (
+    TYPED,
     at,
     check_limits,
     check_resolved,
@@ -272,6 +273,7 @@ def _check_keywords(
         if name not in named and not open_ended:
             accepts = [n for n in (*named, *own) if n not in given]
             hint = f" - did you mean {match!r}?" if (match := nearest(name, accepts)) else ""
+            hint = f" - {TYPED[name]}" if name in TYPED else hint
             raise ConfigError(
                 f"{join(key, name)}: {path} takes no {name!r}{hint} (accepts: {', '.join(accepts) or 'nothing'})"
             )
@@ -313,7 +315,9 @@ def _check_types(project: Project, target: Any, keywords: dict[str, Any], key: s
             raise ConfigError(f"{where}: {NEEDS_TARGET}, got {show(wrong)}")
         hint = _plain_part(hints.get(name, Any))
         if hint is not None and not isinstance(value, Mapping) and not fits(value, hint, exact=True)[0]:
-            raise ConfigError(f"{join(key, name)}: expected {describe(hint)}, got {show(value)}")
+            items = hint if hint != hints[name] or hints[name] == ruled[name] else ruled[name]  # with limits of items
+            wanted = describe(get_args(items)[0] if get_origin(items) is Annotated else items)
+            raise ConfigError(f"{join(key, name)}: expected {wanted}, got {show(value)}")
         check_limits(value, ruled.get(name, Any), join(key, name))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from engine.schema import Rule, option
+from engine.schema import WHICH_GPUS, Rule, option
 
 BLOCKS = "blocks"  # a mode of compiling: the model's blocks alone
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of compiling that record them
@@ -14,7 +14,7 @@ ATTENTION = ("cudnn", "flash", "efficient", "math")  # torch's kernels for scale
 
 @dataclass(frozen=True)
 class HardwareConfig:
-    device: Annotated[str, option("auto", "cpu", "cuda", "mps")] = "auto"
+    device: Annotated[str, Rule(words=("auto", "cpu", "cuda", "mps"), says=WHICH_GPUS)] = "auto"
     num_procs: Annotated[int | str, Rule(words=("auto",), at_least=1)] = "auto"
     precision: Annotated[str, option("auto", "fp32", "tf32", "bf16", "bf16-weights", "fp16")] = "auto"
     micro_batch_size: Annotated[int | str | None, Rule(words=("auto",), at_least=1)] = None

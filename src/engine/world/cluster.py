@@ -30,6 +30,7 @@ from engine.errors import ConfigError
 SPECIAL_STEPS = 0xFFFFFF00  # SLURM numbers the batch script, an interactive step, ... above this
 SIOCGIFADDR = 0x8915  # Linux: an interface's IPv4 address
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # torchrun's
+MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 IPV6_ADDRESSES = "/proc/net/if_inet6"  # Linux: one line per address: 32 hex digits, ..., the interface's name
 PORTS = (15_000, 15_000)  # (first, count): below Linux's ephemeral ports (from 32,768)
 
@@ -59,12 +60,22 @@ def cluster_role(env: Mapping[str, str] | None = None) -> ClusterRole | None:
             if not 0 <= found.index < found.count:
                 raise ConfigError(f"the environment says this is {found.kind} {found.index} of {found.count}")
             return found if found.kind == "rank" or found.count > 1 else None
+    for name in MPI_VARIABLES if "SLURM_JOB_ID" not in env else ():  # srun --mpi sets them, too
+        if env.get(name, "1") != "1" or (name == "PMIX_RANK" and name in env):
+            raise ConfigError(
+                f"{name}={env[name]}: mpirun has started several processes, each of which would be a run of its own - "
+                f"start the command by torchrun or srun, or unset {name} for runs of their own"
+            )
     return None
 
 
 def become_rank() -> None:
     """Set torchrun's variables from SLURM's, as torch and other libraries read those. Call before importing torch."""
     here = cluster_role()
+    for argument in sys.argv[1:]:  # python -m torch.distributed.launch adds it
+        name, _, value = argument.partition("=")
+        if name in ("--local-rank", "--local_rank") and value == os.environ.get("LOCAL_RANK"):
+            sys.argv.remove(argument)
     if here is not None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings are long, and repeat what exceptions say
     if here is not None and here.kind == "rank" and "LOCAL_RANK" not in os.environ:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from engine.schema import Positive, Share
+from engine.schema import Positive, Rule, Share  # noqa: F401 - Share: of a field of Constant
 from lab.schedules.constant import Constant
+
+# a share also where the number of steps is not known before the data is
+Milestone = Annotated[float, Rule(at_least=0, at_most=1, says="a share of all steps: epoch 10 of 20 is 0.5")]
 
 
 @dataclass(frozen=True)
@@ -15,7 +19,7 @@ class Step(Constant):
 
     draws = False
 
-    milestones: Sequence[Share]
+    milestones: Sequence[Milestone]
     gamma: Positive
 
     def after(self, progress: float, done: float) -> float:

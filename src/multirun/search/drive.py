@@ -92,8 +92,11 @@ def run_search(
                 say(difference)
             stopped = drive.run(launcher, sweep_options, waiting) if to_run else None
         except (StorageInternalError, SQLAlchemyError) as error:  # the database is unreachable or full
-            reason = one_line(getattr(error, "orig", None) or error)
-            raise RunFailed(f"hydra.sweeper.storage: {reason}; the same command goes on") from error
+            cause = error.__cause__ or error  # of Optuna's own: what the database said
+            reason = one_line(getattr(cause, "orig", None) or cause)
+            raise RunFailed(
+                f"hydra.sweeper.storage: {reason}; once that is mended, the same command goes on"
+            ) from error
         conclude(study, ledger, stopped, changed=to_run)
 
 

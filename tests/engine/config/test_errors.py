@@ -19,6 +19,7 @@ import pytest
 import train
 from engine.errors import RunFailed
 from engine.extras import missing
+from engine.schema import TYPED, WHICH_GPUS
 from lab.groups import TrainerConfig
 from lab.project import PROJECT
 
@@ -113,6 +114,8 @@ def call(
             for resume in ("resume=outputs/run", "resume=auto")
         ),
         (["trainer.clip_norm=choice(null,1.0)"], "trainer.clip_norm=choice(null,1.0): Hydra's choice() takes no null - give the values by themselves, null,1.0"),
+        (["optim/schedule=step", "optim.schedule.milestones=[10]"], "optim.schedule.milestones[0]: must be <= 1, got 10; a share of all steps: epoch 10 of 20 is 0.5"),
+        (["optim/schedule=step", "optim.schedule.milestones=[10ep]"], "optim.schedule.milestones: expected a list, each item a number >= 0 and <= 1; a share of all steps: epoch 10 of 20 is 0.5, got ['10ep']"),
         (["data.split_by=y"], "data.split_by=y: has no effect without data.split - add data.split=80/10/10, or leave it out"),
         *(
             (["resume=auto", *where], "resume=auto: this run's directory is a new one each time, so there is none to go on with - add hydra.run.dir=outputs/NAME, or give resume=RUN")
@@ -134,13 +137,34 @@ def test_one_line(call: Call, started: list[Any], tmp_path: Path, arguments: lis
     assert not (tmp_path / "runs" / "sweep").exists()
 
 
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        *(
+            (f"{key}={value}", f"{key}: no such key - {TYPED[key.rpartition('.')[2]]} (")
+            for key, value in {
+                "hardware.devices": "[0,1]", "hardware.gpus": "0,1", "trainer.devices": "2", "data.pin_memory": "true",
+                "data.persistent_workers": "true", "data.batch_size": "64", "trainer.empty_cache": "true",
+            }.items()
+        ),
+        ("+data.pin_memory=true", f"data.pin_memory: lab.datasets.synthetic.Synthetic takes no 'pin_memory' - {TYPED['pin_memory']} ("),
+        ("hardware.device=cuda:1", f"hardware.device: no option 'cuda:1' - did you mean cuda? (options: auto, cpu, cuda, mps); {WHICH_GPUS}"),
+        ("profiler=advanced", "profiler=advanced: no such option - Python's own profiler shows functions: ./run python -m cProfile"),
+    ],
+)  # fmt: skip
+def test_a_word_of_other_frameworks_is_answered(call: Call, typed: str, line: str) -> None:
+    status, shown = call("data=synthetic", typed)
+    assert (status, len(shown)) == (2, 1)
+    assert shown[0].startswith(f"error: {line}")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
         (["modle=mlp"], f"error: modle: no such key - did you mean model? {GROUPS}"),
         (["lr=3"], f"error: lr: no such key - did you mean optim.lr? {GROUPS}"),
-        (["batch_size=3"], "error: batch_size: no such key - did you mean trainer.global_batch_size or "),
+        (["batch_size=3"], "error: batch_size: no such key - trainer.global_batch_size is the number of samples"),
         (["optim/shedule=cosine"], "error: optim/shedule: no such group - did you mean optim/schedule? (groups: "),
     ],
 )

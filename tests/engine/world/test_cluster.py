@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from conftest import QUICK, TRAIN, assert_equal, called, free_port, last_checkpo
 
 from engine.errors import ConfigError
 from engine.world import environment, rendezvous, store
-from engine.world.cluster import ClusterRole, cluster_role, first_host, gpu_index, tasks_per_node
+from engine.world.cluster import ClusterRole, become_rank, cluster_role, first_host, gpu_index, tasks_per_node
 from engine.world.environment import place
 from engine.world.rendezvous import meeting
 
@@ -32,6 +33,8 @@ PORT = 15_000 + 31 * 7
     [
         *(({name: "4"}, None) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")),  # say nothing by themselves
         ({}, None),
+        ({**JOB, "PMIX_RANK": "3", "PMI_SIZE": "4"}, None),  # srun --mpi ... env -u SLURM_PROCID: runs of their own
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, None),
         (JOB, None),  # within salloc
         ({**JOB, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, None),  # the script of sbatch
         ({**TASK, "SLURM_STEP_ID": str(0xFFFFFFFA), "SLURM_PROCID": "0"}, None),  # salloc's interactive step
@@ -80,6 +83,9 @@ def test_cluster_role(env: dict[str, str], expected: ClusterRole | None) -> None
         ({"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "x"}, "MASTER_PORT=x: must be a number"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR: .* - for a plain run unset RANK=0, WORLD_SIZE=2"),
         ({**TASK, "SLURM_STEP_ID": "x"}, "SLURM_STEP_ID=x: must be a number"),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "0"}, "OMPI_COMM_WORLD_SIZE=4: mpirun has .* by torchrun or srun"),
+        ({"PMI_SIZE": "2", "PMI_RANK": "1"}, "PMI_SIZE=2: mpirun"),
+        ({"PMIX_RANK": "0"}, "PMIX_RANK=0: mpirun"),
         *(
             ({**env, name: port}, f"{name}={port}: must be a port, from 1 to 65535")
             for port in ("0", "65536", "99999")
@@ -106,6 +112,21 @@ def test_a_variable_left_over_in_a_shell_ends_the_command_in_one_line(
     assert train.main() == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert place.size is None  # how the process ends is asked of it
+
+
+def test_the_argument_of_torch_distributed_launch_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "LOCAL_RANK": "1",
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    for argument, left in (("--local-rank=1", []), ("--local_rank=1", []), ("--local-rank=0", ["--local-rank=0"])):
+        monkeypatch.setattr(sys, "argv", ["train.py", argument, "seed=1"])
+        become_rank()
+        assert sys.argv[1:] == [*left, "seed=1"]
 
 
 def test_slurm_notation() -> None:
