@@ -83,7 +83,7 @@ def main() -> int:
                 rename(tree, package)
                 name_owner(tree, args.title or package, args.author, args.license)
             tidy(tree)
-            place(tree, args.into or ROOT, gone=[] if args.into else names)
+            place_whole(tree, args.into) if args.into else place(tree, ROOT, gone=names)
     except Mistake as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -198,7 +198,8 @@ def check_folder(folder: Path, keeps: bool) -> None:
         return
     done = subprocess.run(["git", "status", "--porcelain"], cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Mistake(f"{folder}: is not a git checkout, so nothing could be undone - git init, git add, git commit")
+        undo = "nothing could be undone - git init, git add, git commit"
+        raise Mistake(f"{folder}: is there already, and no git checkout, so {undo}, or remove it")
     if changed := [line[3:] for line in done.stdout.splitlines() if line[3:] != ANSWERS]:
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise Mistake(f"{folder}: {changed[0]}{more} not committed - commit or stash first, so that git can undo this")
@@ -395,6 +396,17 @@ def place(tree: Path, folder: Path, gone: list[str]) -> None:
         target = folder / path.relative_to(tree)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, target)
+
+
+def place_whole(tree: Path, folder: Path) -> None:
+    """Into a folder that is not there yet: all of it or, if this process is killed, nothing of its name."""
+    if folder.exists():  # copier's, or an earlier fork's, which git can restore
+        place(tree, folder, gone=[])
+        return
+    partial = folder.absolute().with_name(f"{folder.absolute().name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # left by one that was killed
+    place(tree, partial, gone=[])
+    partial.rename(folder)
 
 
 if __name__ == "__main__":

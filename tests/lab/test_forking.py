@@ -290,6 +290,34 @@ def test_tests_of_what_has_gone_go_and_no_others(prune: Any, tmp_path: Path) -> 
     assert "Gone" not in (after / "tests/helper.py").read_text()
 
 
+def test_a_new_folder_is_whole_or_not_there(tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever file the fork is killed at; the same command again makes it."""
+    tree, folder = tmp_path / "tree", tmp_path / "above" / "fork"
+    for name in ("a.py", "src/b.py", "src/c/d.py"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(name)
+    copied: list[Path] = []
+
+    def killed(source: Path, target: Path) -> None:
+        if len(copied) == 1:
+            raise KeyboardInterrupt
+        copied.append(target)
+        shutil.copy(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tools.shutil, "copy2", killed)
+        with pytest.raises(KeyboardInterrupt):
+            tools.place_whole(tree, folder)
+    assert copied
+    assert not folder.exists()
+    tools.check_folder(folder, keeps=True)
+    tools.place_whole(tree, folder)
+    assert files(folder) == files(tree)
+    assert [path.name for path in folder.parent.iterdir()] == ["fork"]
+    with pytest.raises(tools.Mistake, match=r"fork: is there already, and no git checkout, .* or remove it$"):
+        tools.check_folder(folder, keeps=True)
+
+
 @pytest.mark.slow
 def test_in_place_is_the_same(with_few_tests: Path, parts: list[str], tmp_path: Path) -> None:
     clone, beside = tmp_path / "clone", tmp_path / "beside"

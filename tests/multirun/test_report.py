@@ -6,9 +6,12 @@ import csv
 import html
 import json
 import math
+import os
+import platform
 import re
 import shutil
 import statistics
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,6 +35,7 @@ from multirun.report.facts import facts
 from multirun.report.importance import importance
 from multirun.report.page import data, page
 from multirun.report.read import Job, Study
+from multirun.report.table import Ask
 from multirun.report.text import markdown
 
 REPORT = [sys.executable, str(ROOT / "src" / "report.py")]
@@ -281,6 +285,61 @@ def test_pictures_are_drawn(sweep: Path, tmp_path: Path) -> None:
     begin = {".png": b"\x89PNG", ".pdf": b"%PDF"}
     assert all(data.startswith(begin[name[-4:]]) and len(data) > 5000 for name, data in pictures.items())
     assert (sweep / "report/curves.png").stat().st_size > 10_000
+
+
+FORMULAS = ["$HOME/x_$USER", "a$b^^c$", r"$\foo{$", r"$\beta$", "$x^2$", r"\$a$", "a_b^{", "$$", "#%&~{}"]
+
+
+@pytest.mark.slow
+def test_dollars_in_values_are_no_formulas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each picture of a report and of a paper's: labels, ticks, titles and legends; nor are 10**-3 of an axis."""
+    pytest.importorskip("matplotlib", reason="extra `report`")
+    from matplotlib import mathtext
+
+    def parse(*given: Any, **more: Any) -> None:
+        raise AssertionError(f"a formula: {given}")
+
+    monkeypatch.setattr(mathtext.MathTextParser, "parse", parse)
+    columns: dict[str, list[Any]] = {"data.path": FORMULAS * 2, r"$\key$": FORMULAS[::-1] * 2}
+    columns["optim.lr"] = [1e-3, 1e-5] * 9
+    one = made("$a$", columns, [10.0**-i for i in range(18)], folder=tmp_path)
+    key = r"val/$\foo{$"
+    jobs = tuple(
+        replace(job, result={key: 10.0**-i, "b": float(i)}, curves={key: [(1, 1.0), (90, 10.0**-i)]})
+        for i, job in enumerate(one.jobs)
+    )
+    study = replace(one, jobs=jobs, objectives=(Objective(key, "min"), Objective("b", "max")))
+    write_study(study, print, Ask(["data.path"], [key], ["optim.lr"], [], "sd", ("step",), (3.25, 6.75)))
+    drawn = {path.name for path in (tmp_path / "report").iterdir()}
+    assert {"curves.png", "scores.pdf", "objectives.png", "parallel.png"} <= drawn
+    assert len(list((tmp_path / "paper").glob("*.pdf"))) >= 4
+
+
+def test_what_a_killed_report_has_left_is_removed(tmp_path: Path) -> None:
+    """Of this machine and of a process that is gone; what is another's stays."""
+    study = made("grid", {"width": [16, 32]}, [1.0, 2.0], folder=tmp_path)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    left = [f".report.csv.{platform.node()}.{gone.pid}", f"report/.scores.png.{platform.node()}.{gone.pid}",
+            f"paper/.table.md.{platform.node()}.{gone.pid}"]  # fmt: skip
+    others = [f".report.csv.elsewhere.{gone.pid}", f".report.csv.{platform.node()}.{os.getppid()}", "mine.txt"]
+    for name in left + others:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    write_study(study, print)
+    assert [name for name in left + others if (tmp_path / name).exists()] == others
+
+
+@pytest.mark.parametrize("name", ["report", "paper"])
+def test_a_report_writes_through_no_link(name: str, tmp_path: Path) -> None:
+    study = made("grid", {"width": [16, 32]}, [1.0, 2.0], folder=tmp_path / "to")
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "scores.png").write_bytes(b"mine")
+    (tmp_path / "to").mkdir()
+    (tmp_path / "to" / name).symlink_to(tmp_path / "pictures")
+    with pytest.raises(ConfigError, match=rf"to/{name}: is a symbolic link to .*; put the folder itself there"):
+        write_study(study, print, Ask(["width"], ["val/loss"], [], [], "sd", ("step",), (3.25, 6.75)))
+    assert [(path.name, path.read_bytes()) for path in (tmp_path / "pictures").iterdir()] == [("scores.png", b"mine")]
 
 
 def made(name: str, columns: dict[str, list[Any]], scores: list[float | None], folder: Path = Path("/none")) -> Study:

@@ -68,8 +68,10 @@ def write_study(study: Study, say: Callable[[str], object] = say, ask: Ask | Non
     curves = {axis: lines(asked, axis) for axis in ask.against} if asked and ask else {}
     folder, found = study.directory, facts(study)
     folder.mkdir(parents=True, exist_ok=True)
-    for own in (folder, folder / DRAWN, folder / PAPER):
+    for own in filter(Path.exists, (folder / DRAWN, folder / PAPER)):
+        make_folder(own)  # a link is refused before anything is written
         remove_leftovers(own)
+    remove_leftovers(folder)
     absent = [name for name in ("matplotlib", "plotly") if find_spec(name) is None]
     drawn: list[Path] = []
     note = None
