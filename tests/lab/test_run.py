@@ -205,18 +205,17 @@ def test_load_run_and_evaluate_agree_with_the_run(tmp_path: Path) -> None:
     assert bad.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
 def test_a_best_checkpoint_that_has_gone_is_forgotten(tmp_path: Path) -> None:
     """The first evaluation is the best for good here (the highest loss): if its file is gone, the next one is kept."""
-    run = (*QUICK, "trainer.max_steps=20", "trainer.eval_every=5", "trainer.keep_best=1", "monitor.mode=max")
+    run = (*QUICK, "trainer.max_steps=4", "trainer.eval_every=1", "trainer.keep_best=1", "monitor.mode=max")
     with pytest.raises(SystemExit):
-        start_run(tmp_path / "run", *run, "process.stop_at_step=10")
+        start_run(tmp_path / "run", *run, "process.stop_at_step=2")
     (gone,) = (tmp_path / "run/checkpoints").glob("best_*")
-    assert gone.name == "best_000000005.pt"
+    assert gone.name == "best_000000001.pt"
     gone.unlink()
     start_run(tmp_path / "run", *run)
-    assert [path.name for path in (tmp_path / "run/checkpoints").glob("best_*")] == ["best_000000015.pt"]
-    assert result(tmp_path / "run")["best_step"] == 15
+    assert [path.name for path in (tmp_path / "run/checkpoints").glob("best_*")] == ["best_000000003.pt"]
+    assert result(tmp_path / "run")["best_step"] == 3
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

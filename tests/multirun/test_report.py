@@ -290,6 +290,7 @@ def test_pictures_are_drawn(sweep: Path, tmp_path: Path) -> None:
 FORMULAS = ["$HOME/x_$USER", "a$b^^c$", r"$\foo{$", r"$\beta$", "$x^2$", r"\$a$", "a_b^{", "$$", "#%&~{}"]
 
 
+@pytest.mark.slow
 def test_dollars_in_values_are_no_formulas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In each picture of a report and of a paper's: labels, ticks, titles and legends; nor are 10**-3 of an axis."""
     pytest.importorskip("matplotlib", reason="extra `report`")

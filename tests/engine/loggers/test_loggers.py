@@ -263,3 +263,17 @@ def test_a_grid_has_its_images_in_order() -> None:
     assert made[1, ::2, ::2].tolist() == [[0, 1, 2], [3, 4, 0]]
     with pytest.raises(ConfigError, match=r"grid: needs images \(N, 1 or 3, H, W\), not \(5, 3, 2\)"):
         grid(images[..., 0])
+
+
+def test_what_was_logged_after_the_checkpoint_is_logged_again_alone(tmp_path: Path) -> None:
+    """A resume takes its lines back at its first line, whichever way they are counted; before it none is lost."""
+    for lines in (2, None):
+        (tmp_path / "metrics.jsonl").unlink(missing_ok=True)
+        with RunLogger(PROJECT, tmp_path, LoggerConfig(kind="none"), 0, 60.0) as logger:
+            for step in (1, 2, 3):
+                logger.log(step, {"train/loss": float(step)})
+        with RunLogger(PROJECT, tmp_path, LoggerConfig(kind="none"), 2, 60.0, lines) as logger:
+            assert logger.latest("train/") == {"train/loss": 2.0}
+            assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
+            logger.log(3, {"train/loss": 7.0})
+        assert [(line["step"], line["train/loss"]) for line in metrics(tmp_path)] == [(1, 1.0), (2, 2.0), (3, 7.0)]
