@@ -39,9 +39,15 @@ def bare_python(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def clone_with_environment(folder: Path) -> Iterator[Path]:
-    """The project after `./run` has made .venv, whose python is here a fork of one that has imported torch. It has half
-    of the digits."""
-    copy = with_fewer_digits(copy_of_the_project(folder / "clone"))
+    """The project with half of the digits, and an environment."""
+    with environment_in(with_fewer_digits(copy_of_the_project(folder / "clone")), folder) as copy:
+        yield copy
+
+
+@contextlib.contextmanager
+def environment_in(copy: Path, folder: Path) -> Iterator[Path]:
+    """A copy of the project after `./run` has made .venv, whose python is here a fork of one that has imported torch.
+    folder: for a socket."""
     (copy / ".venv/bin").mkdir(parents=True)
     for extra in ("all", "dev"):
         (copy / f".venv/stamp.{extra}").write_text(stamp_of(copy))

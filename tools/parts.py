@@ -46,6 +46,7 @@ TEMPLATE_ONLY = Part(
         "tools/engine",
         "tools/h5rows",
         "tests/lab/test_docs.py",
+        "tests/lab/test_benchmarks.py::test_each_script_runs_in_a_test",
         "tests/lab/test_breaks.py",
         "tests/breaks.py",
         "tools/mutate.py",
@@ -312,7 +313,7 @@ PARTS = {
             "tests/engine/config/test_config.py::test_an_experiment_chooses_sweeper_and_launcher",
         ),
         {
-            "src/multirun/__init__.py": [r"from multirun\.search"],
+            "src/multirun/__init__.py": [r"from multirun\.search", r"^    search/ "],
             "src/lab/run.py": [r"import Pruning$", r"pruning = Pruning\.of"],
             "pyproject.toml": ["^optuna = "],
         },
@@ -348,9 +349,14 @@ PARTS = {
             "src/multirun/__init__.py": [r"^    report/ "],
             "pyproject.toml": ["^report = ", r"^\[tool.setuptools.package-data\]", r"^\"multirun.report\" = "],
             "run": ["^  report ", "^  sync "],
+            "README.md": ["experiment=best_lr"],  # a report makes it
             "tests/engine/config/test_door.py": [r"main\(\"(report|sync)\.py"],
         },
-        {"pyproject.toml": {"report,": ""}, "run": {r" report \| sync \|": ""}},
+        {
+            "pyproject.toml": {"report,": ""},
+            "run": {r" report \| sync \|": ""},
+            "README.md": {"; report on a sweep": "", "; sync with W&B": ""},
+        },
         kind="extra",
     ),
     "packing": Part(
@@ -389,14 +395,20 @@ PARTS = {
             "src/h5rows/__init__.py": [
                 r"from h5rows\.(command|functions|packing|importers)",
                 r'^    "(command|functions|packing|importers)\b',
+                r"^    (functions, command|packing/|importers/) ",
             ],
             "pyproject.toml": ["^lmdb = ", "^zarr = ", "^n5 = ", "^tfrecord = ", '^  "zarr>='],
             "run": ["^  h5 "],
+            "README.md": [r"outputs/digits-zstd\.h5"],
             "src/lab/project.py": ['"folder_classes": '],
             "tests/engine/config/test_config.py": ['"data=image_folder": '],
             "tests/engine/config/test_wrong_kind.py": ["image_folder"],
         },
-        {"pyproject.toml": {"lmdb,zarr,n5,": "", "tfrecord,": ""}, "run": {r" h5 \|": ""}},
+        {
+            "pyproject.toml": {"lmdb,zarr,n5,": "", "tfrecord,": ""},
+            "run": {r" h5 \|": ""},
+            "README.md": {"; h5: pack, inspect": ""},
+        },
         kind="extra",
     ),
     "container": Part(

@@ -2,11 +2,11 @@
 
 The engine imports nothing of the project (`lab`), which is handed to it as an object (engine.project).
 
-    host         one process and its machine                 data        which sample when, and how batches are made
-    config       from the command line to a checked config   profiling   where the time goes
-    runs         a run directory and its logs                sweeps      many runs: ledger, pool, search, reports
-    ranks        processes, devices, signals                 verify      a run again, and compared
-    checkpoints  saved state, whole or sharded
+    config       from the command line to a checked config   data         which sample when, and how batches are made
+    host         one process and its machine                 device       precision, batch sizes, compiling
+    world        ranks: how they start, meet and stop        parallel     DDP, FSDP, and what ranks compare
+    runs         a run directory                             checkpoints  saved state, whole or sharded
+    loggers      metrics.jsonl, W&B, TensorBoard, MLflow     profiling    where the time goes
 
 Each folder's page (`__init__.py`) lists what others may use. CHANGELOG.md says what changed there.
 """

@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from h5rows.importers import open_source
     from h5rows.importers.files import FileSource
     from h5rows.meaning.choice import suggestion
+    from h5rows.packing.inspect import proposal
     from h5rows.packing.options import PackOptions
     from h5rows.probe import num_outputs, sample_shape
     from h5rows.reading.copies import files_of
     from h5rows.reading.fields import Fixed, open_field
+    from h5rows.reading.folders import is_remote
     from h5rows.reading.opening import open_h5, shares_of, split_of
     from h5rows.reading.raw import ChunkCache
     from h5rows.reading.readers import Mapped
@@ -52,10 +54,12 @@ MODULES = {
     "importers": "open_source",
     "importers.files": "FileSource",
     "meaning.choice": "suggestion",
+    "packing.inspect": "proposal",
     "packing.options": "PackOptions",
     "probe": "num_outputs sample_shape",
     "reading.copies": "files_of",
     "reading.fields": "Fixed open_field",
+    "reading.folders": "is_remote",
     "reading.opening": "open_h5 shares_of split_of",
     "reading.raw": "ChunkCache",
     "reading.readers": "Mapped",

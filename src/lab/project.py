@@ -101,7 +101,9 @@ def train_on(path: str, settings: Mapping[str, Any], task: str) -> str:
             return "null" if value is None else str(value)
         return (
             value
-            if re.fullmatch(r"[A-Za-z_/][\w./-]*|[\d/]+", value) and value.lower() not in WORDS
+            if re.fullmatch(r"(\.{0,2}/)*[A-Za-z_/][\w./-]*|[\d/]+", value) and value.lower() not in WORDS
+            else f'"{value}"'  # a shell takes it in single quotes
+            if not set(value) & set('"\\\\')
             else quote_value(value)
         )
 

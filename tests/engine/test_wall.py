@@ -55,6 +55,23 @@ def imported(path: Path) -> set[str]:
 MODULES = modules()
 
 
+def map_of(page: Path) -> Iterator[str]:
+    """What the indented lines of a page name, in columns: `one, two/    what they are    three    what it is`."""
+    for line in re.findall(r"^    (\S.*)$", ast.get_docstring(ast.parse(page.read_text())) or "", re.MULTILINE):
+        for cell in re.split(r"  +", line)[::2]:
+            yield from cell.split(", ") if re.fullmatch(r"[\w*/]+(, [\w*/]+)*", cell) else ()
+
+
+@pytest.mark.parametrize("package", NOT_YOURS)
+def test_maps_show_what_there_is(package: str) -> None:
+    """Those of a package and of its folders name only what is there; the package's names all its folders."""
+    for page in sorted((SRC / package).glob("**/__init__.py")):
+        for name in map_of(page):
+            assert [*page.parent.glob(name), *page.parent.glob(f"{name}.py")], f"{page}: {name}"
+    folders = {path.parent.name for path in (SRC / package).glob("*/__init__.py")}
+    assert folders <= {name.strip("/") for name in map_of(SRC / package / "__init__.py")}
+
+
 @cache
 def imports() -> dict[str, set[str]]:
     return {name: imported(path) for name, path in MODULES.items()}

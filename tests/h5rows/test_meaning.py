@@ -142,6 +142,39 @@ def test_what_the_first_error_prints_trains(tmp_path: Path, kind: str) -> None:
     assert "finished 3 steps" in done.stdout + done.stderr
 
 
+def inspected(path: Path) -> str:
+    command = [sys.executable, str(Path(TRAIN[1]).with_name("h5.py")), "inspect", path.name]
+    return warm.run(command, cwd=path.parent, capture_output=True, text=True, timeout=limit(60)).stdout
+
+
+def test_what_inspect_prints_of_bool_labels_trains(tmp_path: Path) -> None:
+    draw, path = np.random.default_rng(0), tmp_path / "bool.h5"
+    with h5py.File(path, "w") as file:
+        file["x"], file["label"] = draw.random((60, 3)), draw.random(60) > 0.5
+    found = re.search(r"this trains on it:\n  \./run train (.*)", inspected(path))
+    assert found is not None
+    options = ["logger=none", "trainer.max_steps=3", "trainer.max_epochs=null", "trainer.global_batch_size=4"]
+    done = warm.run([*TRAIN, *shlex.split(found[1]), *options], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_command_is_printed_that_cannot_train(tmp_path: Path) -> None:
+    """Each row of y lacks a value; a sparse matrix of 10x Genomics, whose cells have no labels."""
+    draw = np.random.default_rng(0)
+    with h5py.File(tmp_path / "gaps.h5", "w") as file:
+        y = draw.random((60, 20))
+        y[np.arange(60), np.arange(60) % 20] = np.nan
+        file["x"], file["y"] = draw.random((60, 3)), y
+    with h5py.File(tmp_path / "cells.h5", "w") as file:
+        there = draw.random((10, 30)) < 0.3
+        file["matrix/data"], file["matrix/indices"] = np.arange(there.sum()) + 1, np.nonzero(there)[1]
+        file["matrix/indptr"], file["matrix/shape"] = np.r_[0, there.sum(1).cumsum()], np.array([30, 10])
+    gaps, cells = inspected(tmp_path / "gaps.h5"), inspected(tmp_path / "cells.h5")
+    assert "y: could be x, but not y: 0 of its rows have all their values" in gaps
+    assert "x could be matrix: 10 samples of (30,)" in cells
+    assert "./run train" not in gaps + cells
+
+
 def test_inspect_prints_the_same(tmp_path: Path) -> None:
     path = made("netcdf", tmp_path)
     command = [sys.executable, str(Path(TRAIN[1]).with_name("h5.py")), "inspect", str(path)]

@@ -7,6 +7,7 @@ import ast
 import inspect
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -192,7 +193,7 @@ def check_command(command: str, text: Path) -> None:
     script, arguments = found
     if script in ("train", "tune"):
         check_overrides([word for word in arguments if "=" in word], text)
-    elif script in ("test", "lint", "fork", "schema"):
+    elif script in ("test", "lint", "format", "fork", "schema"):
         assert script in (ROOT / "run").read_text()
     elif script == "python":
         assert arguments[0] == "-m" or (ROOT / arguments[0]).exists(), command
@@ -349,6 +350,23 @@ def test_the_files_of_a_page_can_be_read(name: str) -> None:
     assert files
     for file, body in files.items():
         assert ast.parse(body) if file.endswith(".py") else yaml.safe_load(body)
+
+
+@pytest.mark.slow
+def test_the_files_of_pages_pass_the_checks_of_a_commit(tmp_path: Path) -> None:
+    """Those of the README, too: who commits them as they are shown has nothing to mend."""
+    clone = copy_of_the_project(tmp_path)
+    shown = [(file, body) for page in DOCS.values() for file, _, body in FENCE.findall(page) if file.endswith(".py")]
+    shown += [(body.split()[1], body) for _, _, body in FENCE.findall(README) if re.match(r"# src/\S+\.py\n", body)]
+    assert "src/lab/models/two_layers.py" in dict(shown)
+    for file, body in shown:
+        (clone / file).parent.mkdir(parents=True, exist_ok=True)
+        (clone / file).write_text(body)
+    for command in (["ruff", "check"], ["ruff", "format", "--check"]):
+        called([sys.executable, "-m", *command, *dict(shown)], cwd=clone, fresh=True)
+    cache = ROOT / ".mypy_cache"  # what differs is looked at
+    shutil.copytree(cache, clone / cache.name) if cache.exists() else None
+    called([sys.executable, "-m", "mypy"], seconds=240, cwd=clone, fresh=True)
 
 
 @pytest.mark.slow

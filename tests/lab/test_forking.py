@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from typing import Any
 import pytest
 import yaml
 from conftest import ROOT, called, result, sample_of
-from fork import copy_of_the_project
+from fork import copy_of_the_project, with_fewer_digits
 from fork import run_python as run
+from shell import bare_python, environment_in, shell
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 GIT = ("git", "-c", "user.name=me", "-c", "user.email=me@example.org", "-c", "commit.gpgsign=false")
@@ -365,6 +367,52 @@ def test_the_wheel_and_the_library_need_what_the_project_needs() -> None:
         assert extras[0][name] == extras[1][name]
 
 
+@pytest.mark.slow
+def test_a_wheel_holds_the_packages_as_they_are(with_few_tests: Path, tmp_path: Path) -> None:
+    """With the marks of typed packages, and no module of a wheel that was built before."""
+    copy = tmp_path / "copy"
+    git(tmp_path, "clone", "-q", str(with_few_tests), "copy")
+    for distribution, packages in (("engine", ("engine", "multirun", "h5rows")), ("h5rows", ("h5rows",))):
+        module = copy / "src" / packages[0] / "locks.py"
+        for _again in range(2):
+            module = module.rename(module.with_name(f"{module.stem}_.py"))
+            typed(copy, f"{sys.executable} -m pip wheel -q --no-deps -w {tmp_path} ./tools/{distribution}")
+            (wheel,) = tmp_path.glob("*.whl")
+            with zipfile.ZipFile(wheel) as held:
+                names = {name for name in held.namelist() if name.split("/")[0] in packages}
+            wheel.unlink()
+            own = [path for package in packages for path in (copy / "src" / package).rglob("*") if path.is_file()]
+            assert names == {path.relative_to(copy / "src").as_posix() for path in own}
+            assert {f"{package}/py.typed" for package in packages} <= names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "without",
+    sample_of(["all"], ["all", "reports", "packing", "search", "benchmarks reports", "shakespeare container"]),
+)
+def test_the_commands_of_a_fork_s_readme_run(
+    with_few_tests: Path, parts: list[str], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, without: str
+) -> None:
+    """What makes a file that a later command reads may have gone, and this command must have gone with it."""
+    folder, bare = tmp_path / "fork", bare_python(tmp_path / "bare")
+    left = parts if without == "all" else without.split()
+    fork(with_few_tests, "small_one", "--without", *left, "--into", str(folder))
+    readme = (folder / "README.md").read_text()
+    typed_in = [
+        (kind, block) for kind, block in re.findall(r"^```(bash|python)\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    ]
+    assert len(typed_in) > 3
+    with environment_in(with_fewer_digits(folder), tmp_path_factory.mktemp("door")):
+        for kind, block in typed_in:
+            (folder / "block.py").write_text(block)
+            for command in ["./run python block.py"] if kind == "python" else block.splitlines():
+                shell(command, folder, bare)
+    kept = {path.stem for path in (folder / "src").glob("*.py")}
+    for name in {path.stem for path in (with_few_tests / "src").glob("*.py")} - kept:
+        assert not re.search(rf"(run |^src/\*\.py.*)\b{name}\b", readme, re.MULTILINE), name
+
+
 def forks_of_pairs(tools: Any, parts: list[str]) -> list[list[str]]:
     """What to leave out: for each two parts a fork without the first that has the second: some 8 for 31 parts."""
     codes = list(itertools.combinations(range(7), 3))  # 35, of which none holds another
@@ -439,6 +487,7 @@ def test_the_tests_of_a_small_fork_pass(template: Path, tools: Any, tmp_path: Pa
     for command in commands:
         typed(tmp_path, command)
     assert engine(own) == engine(template / "src")
+    typed(tmp_path, ".ci/python -m mypy", 300)
     typed(tmp_path, f"{train_it} -m {' '.join(SMALL)} trainer.max_steps=2 seed=1,2 sweep=two")
     assert len(list((tmp_path / "outputs/default/sweeps/two").glob("seed-*/result.json"))) == 2
     assert (tmp_path / "outputs/default/sweeps/two/report.html").exists()  # of files that are not Python

@@ -65,6 +65,14 @@ def test_the_commands_run_in_order(clone: Path, bare: Path, part: list[tuple[str
                 shell(command, clone, bare)
 
 
+@pytest.mark.slow
+def test_format_mends_what_lint_refuses(clone: Path, bare: Path) -> None:
+    (clone / "src/own.py").write_text("import sys\nimport os\nprint( os.name,sys.path )")
+    shell("./run format", clone, bare)
+    assert (clone / "src/own.py").read_text() == "import os\nimport sys\n\nprint(os.name, sys.path)\n"
+    (clone / "src/own.py").unlink()
+
+
 @templates
 def test_ci_calls_the_readme_s_commands() -> None:
     for command in (OWN, "./run lint"):

@@ -30,6 +30,8 @@ LABELS = re.compile(
 INPUTS = re.compile(r"(^|[/_])(x|images?|imgs?|data|features?|inputs?|signals?|expression)\d*$", re.I)
 # groups that are one field
 WHOLE = ("csr_matrix", "csc_matrix", "categorical", "nullable-integer", "nullable-boolean")
+# what they hold: rows of different length, rows of a sparse matrix as 10x Genomics writes it
+MADE_OF: tuple[set[str], ...] = ({"values", "offsets"}, {"data", "indices", "indptr", "shape"})
 # of AnnData: what the samples are described by
 LABELLING, SAMPLES = re.compile(r"obs/"), re.compile(r"(X$|layers/|obsm/|obs/)")
 # what programs keep beside their data
@@ -40,13 +42,15 @@ INNER = re.compile(
 
 @dataclass(frozen=True)
 class Candidate:
-    """A field as it would be read. shape: (N, *sample). classes: how many the file names, or the integers show."""
+    """A field as it would be read. shape: (N, *sample). classes: how many the file names, or the integers show. lost:
+    the share of its values that are missing; whole: how many rows lack none."""
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     classes: int | None
     lost: float
+    whole: int
 
     @property
     def size(self) -> int:
@@ -74,7 +78,7 @@ def names_below(file: h5py.File, group: str) -> Iterator[str]:
         if isinstance(item, h5py.Group):
             one = attribute(item, "encoding-type") in WHOLE
             one = one or any(attribute(item, f"MATLAB_{mark}") is not None for mark in ("sparse", "object_decode"))
-            if one or attribute(item, "signal") or {"values", "offsets"} <= set(item):
+            if one or attribute(item, "signal") or any(made <= set(item) for made in MADE_OF):
                 yield name
                 whole += [f"{name}/"] * (not attribute(item, "signal"))
         elif isinstance(item, h5py.Dataset) and item.shape:
@@ -101,19 +105,22 @@ def candidates(
             if field.dtype.kind == "c":
                 raise ValueError("holds complex numbers: a transform or model of your own may take them")
             if (count := as_classes(field, name)) is not None:
-                found.append(Candidate(f"{name}@classes", (len(field),), np.dtype(np.int64), count, 0.0))
+                found.append(Candidate(f"{name}@classes", (len(field),), np.dtype(np.int64), count, 0.0, len(field)))
             if count is not None:
                 continue
             if field.text or field.shape[0] == -1:
                 raise ValueError("holds texts, too many for classes" if field.text else "has rows of different length")
             classes = len(names) if names else None
-            if classes is None and field.dtype.kind in "iu" and len(field.shape) == 1 and len(field) <= 1 << 20:
+            if classes is None and field.dtype.kind in "iub" and len(field.shape) == 1 and len(field) <= 1 << 20:
                 labels = field.column()
                 labelled = labels.min() >= 0 and labels.max() < MOST_CLASSES and len(np.unique(labels)) <= 1000
-                classes = int(labels.max()) + 1 if labelled else None
+                classes = max(int(labels.max()) + 1, 2) if labelled else None
             if (lost := lost_share(field, look=True)) == 1:
                 raise ValueError("has no values: all are missing")
-            found.append(Candidate(name, tuple(field.shape), field.dtype, classes, lost))
+            whole = len(field) - round(len(field) * lost_share(field, look=True, rows_of_it=True))
+            found.append(Candidate(name, tuple(field.shape), field.dtype, classes, lost, whole))
+            if whole < FEWEST:
+                refused[name] = f"could be x, but not y: {whole} of its rows have all their values"
         except (ConfigError, OSError, RuntimeError, LookupError, TypeError, ValueError, MemoryError) as error:
             said = first_line(error).removeprefix(f"{file.filename}: ").replace(" (data.fields.x)", "")
             subject, _, reason = said.partition(" ")
@@ -156,7 +163,7 @@ def choose(file: h5py.File, refused: dict[str, str] | None = None) -> Choice | N
     _, x, y = best
     settings: dict[str, Any] = {"fields.x": x.name, "fields.y": None if y is None else y.name}
     if group == "/":
-        settings["split"] = "80/10/10" if x.shape[0] >= 10 else "80/20"
+        settings["split"] = "80/10/10" if (x if y is None else y).whole >= 10 else "80/20"
     else:
         settings |= {f"splits.{split}": None for split in SPLITS if split not in splits}
     lost = {"x": 0 if x.lost else None, "y": "drop" if y is not None and y.lost else None}
@@ -181,7 +188,7 @@ def _pairs(found: list[Candidate]) -> Iterator[tuple[tuple[Any, ...], Candidate,
     """(how good, x, y) for all that have as many rows."""
     for x in found:
         rows = x.shape[0]
-        for y in [*(each for each in found if each is not x and each.shape[0] == rows), None]:
+        for y in [*(each for each in found if each is not x and each.shape[0] == rows and each.whole >= FEWEST), None]:
             named = y is not None and bool(LABELS.search(y.name.removesuffix("@classes"))) and len(y.shape) <= 2
             single = y is not None and len(y.shape) == 1
             # of AnnData: x describes no sample, y does

@@ -199,6 +199,8 @@ class Opened:
             return self._nullable(group, key, masked, where), None
         if attribute(group, "MATLAB_sparse") is not None:
             return self._sparse(group, "csc", key, where), None
+        if {"data", "indices", "indptr", "shape"} <= set(group):  # 10x Genomics
+            return self._sparse(group, "csr", key, where), None
         if signal := attribute(group, "signal"):
             item, _ = find(self.file, group.name, str(signal), key, self.external)
             return self._dataset(item, "", key, masked, where)
@@ -213,7 +215,9 @@ class Opened:
         afford(2 * group[names[2]].nbytes, f"{where}: its {names[2]}")
         starts = np.asarray(group[names[2]][:], np.int64)
         shape = (rows, len(starts) - 1) if matlab else group.attrs.get("shape", group.attrs.get("h5sparse_shape"))
-        count, width = (int(side) for side in shape)
+        count, width = (int(side) for side in (group["shape"][:] if shape is None else shape))
+        if shape is None and len(starts) != count + 1:  # by columns: each is a cell, and a row here
+            count, width = width, count
         sides = (count, width) if kind == "csr" else (width, count)
         if len(starts) != sides[0] + 1 or starts[0] != 0 or (np.diff(starts) < 0).any() or starts[-1] > len(values):
             steps = f"from 0 to {len(values)} in {sides[0]} steps"
@@ -320,9 +324,9 @@ def rows_of(shapes: Sequence[tuple[int, ...]]) -> int | None:
     return next(iter(found)) if len(found) == 1 else None
 
 
-def lost_share(field: Any, look: bool = False) -> float:
+def lost_share(field: Any, look: bool = False, rows_of_it: bool = False) -> float:
     """The share of a field's values that are masked, or NaN; of a large one, of some rows, drawn. look: at fields of
-    which nothing says that values may be missing, too."""
+    which nothing says that values may be missing, too. rows_of_it: the share of rows that lack any of their values."""
     packed = isinstance(field, (Unpacked, Mask))
     if not len(field) or not (packed or (look and field.dtype.kind == "f")):
         return 0.0
@@ -334,4 +338,5 @@ def lost_share(field: Any, look: bool = False) -> float:
         rows = np.arange(size)
     stored = inner.read(rows)
     mask = (stored != stored) | (field.packing.masked(stored) if packed else False)
+    mask = mask.reshape(len(mask), -1).any(1) if rows_of_it else mask
     return float(mask.mean()) if math.prod(mask.shape) else 0.0

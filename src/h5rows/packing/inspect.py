@@ -88,6 +88,13 @@ def inspect_file(path: str) -> None:
         advise(path, found)
 
 
+def proposal(path: str) -> list[str]:
+    """What `inspect` says of a file or index on this machine: what could be x and y, and what trains on it."""
+    names = names_of(path)
+    with open_h5(names[0]) as file:
+        return meaning_of(file, path, len(names))[1:]
+
+
 @contextmanager
 def reported(name: str) -> Iterator[None]:
     """One object that cannot be read must not hide the others."""
