@@ -127,9 +127,10 @@ def check_content(payload: Any) -> None:
         wrong.append("ranks")
     if not all(payload.get(part) for part in payload.get("frozen", ())):
         wrong.append("frozen")
-    types = payload.get("total_types", {})
+    types: dict[str, str] = payload.get("total_types", {})
+    counts: dict[str, int] = payload.get("counts", types)
     known = all(isinstance(getattr(torch, str(kind), None), torch.dtype) for kind in types.values())
-    if not known or not types.keys() <= (payload.get("counts") or types).keys():
+    if not known or not types.keys() <= counts.keys():
         wrong.append("total_types")
     if wrong:
         raise ValueError(f"it is no checkpoint of a run: missing or of another kind in it: {some_keys(wrong)}")

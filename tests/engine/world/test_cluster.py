@@ -121,6 +121,7 @@ def test_the_argument_of_torch_distributed_launch_is_taken(monkeypatch: pytest.M
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "a",
         "MASTER_PORT": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # which become_rank would leave to the tests after this one
     }.items():
         monkeypatch.setenv(name, value)
     for argument, left in (("--local-rank=1", []), ("--local_rank=1", []), ("--local-rank=0", ["--local-rank=0"])):
