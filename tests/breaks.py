@@ -185,7 +185,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
      "tests/h5rows/test_h5_remote.py::test_killed_at_any_write_the_next_one_has_the_whole_file"),
     ("src/engine/early.py", "signal.signal(number, signal.SIG_IGN)", "signal.signal(number, signal.SIG_DFL)",
      "tests/engine/world/test_ends.py::test_a_signal_that_does_not_end_changes_nothing[some]"),
-    ("src/lab/start.py", "return RunFailed(f\"{record['cause']}; what it wrote", 'return RunFailed(f"what it wrote',
+    ("src/lab/start.py", "return RunFailed(record[\"cause\"] + (", 'return RunFailed("" + (',
      "tests/engine/world/test_ends.py::test_every_end_of_every_loader[some]"),
     (
         "src/engine/data/loading/samples.py",

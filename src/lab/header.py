@@ -112,10 +112,10 @@ def unheeded(run: Run, model: nn.Module, train: Any, hardware: HardwareConfig) -
     lines = []
     if hardware.deterministic and hardware.cudnn_benchmark:
         lines.append("hardware.cudnn_benchmark=true: has no effect with hardware.deterministic=true")
-    benchmarks = not hardware.deterministic and hardware.cudnn_benchmark is not False
+    tries = not hardware.deterministic and hardware.cudnn_benchmark is not False
     varies = hasattr(train, "collate") or any(-1 in shape for shape, _ in getattr(train, "spec", {}).values())
     convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
-    if run.machine.device == "cuda" and benchmarks and varies and convolves:
+    if run.machine.device == "cuda" and tries and varies and convolves:
         lines.append(
             "batches may differ in shape, and cuDNN tries its convolutions anew for each shape: "
             "hardware.cudnn_benchmark=false spares that"

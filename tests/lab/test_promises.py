@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.errors import RunFailed
+from engine.errors import ConfigError, RunFailed
 from lab.tasks.supervised import Supervised
 
 SMALL = (*method.SMALL, "model.hidden=[16]")
@@ -69,5 +69,7 @@ def test_a_task_may_wait_where_it_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     if waits:
         asked()
     else:
-        with pytest.raises(RunFailed, match=r"Tensor\.cpu waits for the device, in .*test_promises\.py:\d+: batch\["):
+        with pytest.raises(
+            (RunFailed, ConfigError), match=r"Tensor\.cpu waits for the device, in .*test_promises\.py:\d+: batch\["
+        ):
             asked()

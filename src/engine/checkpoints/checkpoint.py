@@ -43,7 +43,7 @@ LATER = {
     "task": Weights, "scaler": dict[str, Any] | None, "trained": list[str], "monitor": list[str],
     "source": dict[str, Any] | None, "best_score": Real | None, "counts": dict[str, int],
     "total_types": dict[str, str], "logged_lines": int, "owes": list[str], "ended": str, "total_steps": int,
-    "epoch_samples": int, "frozen": dict[str, dict[str, Real]],
+    "epoch_samples": int, "skipped_steps": int, "rules": int, "frozen": dict[str, dict[str, Real]],
 }  # fmt: skip
 INNER: dict[str, dict[str, Any]] = {  # what is in some of them
     "optimizer": {"state": dict[Any, dict[Any, Any]], "param_groups": list[dict[str, Any]]},

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import QUICK, ROOT, at_once, called, importing, limit, processes_with, slowdown, start_run, status
 from sweeps import SWEEP, call_faulty, job_dirs, states
 
@@ -30,12 +31,12 @@ TWO = (*STEPS, "trainer=ddp", "hardware.num_procs=2")
 
 
 def at_call(monkeypatch: pytest.MonkeyPatch, number: int, act: Any) -> None:
-    """In every rank, before the `number`-th forward pass."""
+    """In every rank, before the `number`-th forward pass with gradients."""
     original, calls = lab.objective.forward_loss, [0]
 
     def replaced(*rest: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == number:
+        calls[0] += torch.is_grad_enabled()
+        if calls[0] == number and torch.is_grad_enabled():
             act()
         return original(*rest)
 
