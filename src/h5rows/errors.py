@@ -9,8 +9,21 @@ from importlib import import_module
 from types import ModuleType
 
 
+_KEY = re.compile(
+    r"\bdata\.(?=(path|fields|splits?|split_by|masked|values|external|cache_[gm]b|swmr|encoding|input_shape|num_outputs)\b)"
+)
+
+
 class ConfigError(ValueError):
-    """A mistake of the user's: one line that names the key or file, the value and the remedy."""
+    """A mistake of the user's: one line that names the key or file, the value and the remedy.
+
+    Messages in the source name an argument as a config does, data.path. A program with a config sets `group` to what
+    stands before the argument there, "data."; without one the argument is named alone."""
+
+    group = ""
+
+    def __init__(self, text: object = "") -> None:
+        super().__init__(_KEY.sub(ConfigError.group, str(text)))
 
 
 _REMEDIES = {

@@ -14,6 +14,7 @@ from engine.errors import ConfigError
 from engine.project import Project
 from lab.groups import DataConfig, OptimConfig, RootConfig, TaskConfig, mixed_parts
 
+ConfigError.group = "data."  # where h5rows' arguments are in a config, for its messages
 WORDS = ("null", "true", "false", "nan", "inf")  # that Hydra does not read as text
 
 

@@ -149,6 +149,25 @@ def test_the_readme_s_code_runs(photos: Path, tmp_path: Path, monkeypatch: pytes
         assert file["train/x"].dtype.kind == "i"
 
 
+def test_messages_name_arguments_and_no_keys_of_a_config(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The template, whose config has them below `data`, says so to the library."""
+    mistakes: list[tuple[dict[str, Any], str]] = [
+        ({"path": str(photos.parent / "none.h5")}, "path="),
+        ({"fields": {}}, "fields is empty"),
+        ({"fields": {"x": "other"}}, "fields.x"),
+        ({"splits": {"val": None}}, "splits has no"),
+        ({"encoding": "nope"}, "encoding=nope"),
+        ({"masked": {"z": 0}, "values": "meant"}, "masked has"),
+    ]
+    for group in ("data.", ""):
+        monkeypatch.setattr(h5rows.ConfigError, "group", group)
+        for given, named in mistakes:
+            with pytest.raises(h5rows.ConfigError) as refused:
+                h5rows.Dataset(**{"path": str(photos), "fields": {"x": "packed"}, "split": "test", **given})
+            assert group + named in str(refused.value)
+            assert ("data." in str(refused.value)) is bool(group)
+
+
 def test_packing_imports_no_torch(tmp_path: Path) -> None:
     """It takes longer to import than most files take to be packed, and hundreds of MB in each process."""
     np.save(tmp_path / "x.npy", np.arange(12.0))
