@@ -8,7 +8,6 @@ from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
 
-
 _KEY = re.compile(
     r"\bdata\.(?=(path|fields|splits?|split_by|masked|values|external|cache_[gm]b|swmr|encoding|input_shape|num_outputs)\b)"
 )
