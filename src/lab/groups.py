@@ -21,7 +21,8 @@ from multirun import SweepConfig
 
 # Versions of the rules that decide a run's bits. A saved run keeps its own; one from before this key has 1.
 # 1: until 0.2
-# 2: since 0.3
+# 2: since 0.3. Each split draws its own random numbers; what a model holds in evaluation mode stays in it; weights
+#    enter their average after Task.updated; every step of a schedule trains; batches of an own collate are not padded
 RULES = 2
 
 Interval = Annotated[int | str | None, Rule(at_least=1, interval=True)]
