@@ -19,9 +19,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import engine.device.captured as captured
 import lab.callbacks.curves
+import lab.header
 import lab.run
 import lab.tasks.supervised
-from engine.device import Hardware, resolve_hardware
+from engine.device import Hardware, HardwareConfig, resolve_hardware
 from engine.device.threads import Threads
 from engine.errors import ConfigError
 from engine.profiling import Work
@@ -261,9 +262,9 @@ def test_a_small_step_is_told_of_the_graph(flop: float, graph: bool, told: bool)
     machine = Hardware("cuda", 1, "bf16", Threads(1, 1, ""), [64], 64, cuda_graph=graph)
     run: Any = SimpleNamespace(
         trainer=SimpleNamespace(global_batch_size=64), world=World(0, 1, 0, torch.device("cpu")), total_steps=9,
-        work=Work(flop=flop),
+        work=Work(flop=flop), machine=machine,
     )  # fmt: skip
     logger: Any = SimpleNamespace(say=lines.append)
     loader: Any = SimpleNamespace(why="")
-    lab.run.describe(logger, machine, nn.Linear(2, 2), run, {"train": range(9)}, loader, [])
+    lab.header.describe(logger, machine, nn.Linear(2, 2), run, {"train": range(9)}, loader, [], HardwareConfig())
     assert any("hardware.cuda_graph=true" in line for line in lines) is told

@@ -23,6 +23,7 @@ VALUES = {
     "step": 12, "samples": 345, "best": [[0.5, 9], [0.7, 3]], "best_score": 0.5, "stale": 3, "logged_step": 10,
     "scored_step": 9, "trained": ["a", "b"], "monitor": ["val/x", "max"], "counts": {"loss": 2, "non_finite": 2},
     "logged_lines": 4, "owes": ["save"], "ended": "callback", "epoch_samples": 1297, "total_steps": 40,
+    "skipped_steps": 3, "rules": 1,
 }  # fmt: skip
 
 

@@ -32,6 +32,7 @@ T = TypeVar("T")
 log = logging.getLogger("engine")
 
 CONFIG, OVERRIDES = "config.yaml", "overrides.yaml"
+OF_WANDB = re.compile(r"(offline-)?run-")  # folders below wandb/ that are that library's
 _said: set[tuple[Path, str]] = set()  # warnings given, so that each is given once per process
 MOST_NODES, DEEPEST, LONGEST = 50_000, 50, 1 << 16  # values in a saved yaml, levels, characters of one value
 LoaderOfC = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's: 1 ms per config, not 10
@@ -143,8 +144,9 @@ def enter(directory: Path, jobs: Collection[str] = ()) -> None:
     """The door: ConfigError if a directory of a run, which may be anybody's, holds a symbolic link out of it, a pipe, a
     socket or a device. Whatever reads or writes there comes in here first; engine.files opens its files.
 
-    jobs: the names of a sweep's jobs, which are not looked into: each has a door of its own. Nothing that lies in a
-    folder leaves it out.
+    jobs: the names of a sweep's jobs, which are not looked into: each has a door of its own. Nor are wandb's own
+    folders, from which it links to its cache: nothing here reads, writes or sends what is in them. Nothing that lies in
+    a folder leaves it out.
     """
     base = directory.resolve()
     for path in _entries(base, jobs):
@@ -165,7 +167,7 @@ def enter(directory: Path, jobs: Collection[str] = ()) -> None:
 
 
 def _entries(base: Path, jobs: Collection[str]) -> Iterator[Path]:
-    """All entries below `base` but those in the folders `jobs`, links not followed."""
+    """All entries below `base` but those in the folders `jobs` and in wandb's, links not followed."""
     folders = [base]
     while folders:
         folder = folders.pop()
@@ -176,7 +178,8 @@ def _entries(base: Path, jobs: Collection[str]) -> Iterator[Path]:
             continue
         for entry in listed:
             yield Path(entry.path)
-            if entry.is_dir(follow_symlinks=False) and not (folder == base and entry.name in jobs):
+            left_out = entry.name in jobs if folder == base else folder == base / "wandb" and OF_WANDB.match(entry.name)
+            if entry.is_dir(follow_symlinks=False) and not left_out:
                 folders.append(Path(entry.path))
 
 

@@ -19,14 +19,14 @@ def file_offsets() -> Offsets:
     """Return the positions in the regular files that are open for reading. Call it before a fork, and `own_offsets` in
     the child.
 
-    Standard streams, and what this process holds a lock to write of, are left out: the child shares them. macOS has no
-    /proc, and starts processes without a fork."""
-    offsets = {}
+    Standard streams and the files behind them, and what this process holds a lock to write of, are left out: the child
+    shares them. macOS has no /proc, and starts processes without a fork."""
+    offsets, streams = {}, [_regular(fd) for fd in range(3)]
     for name in os.listdir(_OPEN) if _OPEN.is_dir() else ():
         with suppress(OSError):  # closed meanwhile, as the folder that was listed; or without a position
             fd = int(name)
             readable = fcntl.fcntl(fd, fcntl.F_GETFL) & (os.O_WRONLY | getattr(os, "O_PATH", 0)) == 0
-            if fd > 2 and readable and (file := _regular(fd)) and not _locked(fd):
+            if readable and (file := _regular(fd)) and file not in streams and not _locked(fd):
                 offsets[fd] = file, os.lseek(fd, 0, os.SEEK_CUR)
     return offsets
 

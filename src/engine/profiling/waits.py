@@ -1,7 +1,7 @@
 """Operations by which the host asks the device for a value: on a GPU each of them waits for all of its work.
 
 They are known by name, so they are found on any device. What a CPU cannot tell apart is found on a GPU alone: a copy to
-the host that is not spelled `cpu()`, `to("cpu")` or `numpy()`.
+the host that is not spelled as .cpu, .numpy or .to("cpu").
 """
 
 from __future__ import annotations

@@ -280,10 +280,10 @@ def _asked(root: Path, *arguments: str) -> bytes | None:
 
 def by_code(found: Iterable[tuple[int, Code]]) -> str:
     """[(0, a), (1, a), (2, b)] -> "jobs 0, 1 with commit 1234567, job 2 with commit 89abcde"."""
-    jobs: dict[str, list[int]] = {}
+    jobs: dict[str, tuple[Code, list[int]]] = {}
     for number, code in found:
-        jobs.setdefault(str(code), []).append(number)
-    return ", ".join(f"job{'s' * (len(n) > 1)} {ranges(n)} with {code}" for code, n in jobs.items())
+        jobs.setdefault(code.source or str(code), (code, []))[1].append(number)
+    return ", ".join(f"job{'s' * (len(n) > 1)} {ranges(n)} with {code}" for code, n in jobs.values())
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -296,7 +296,7 @@ def test_files_are_opened_without_following_links(tmp_path: Path) -> None:
     assert read_overrides(PROJECT, run_dir) == ["a=1"]
 
 
-HIDING = ("media", "media/val/x", "checkpoints", "checkpoints/best_000000004.dcp", "wandb", "wandb/run-1/files", "a/b")
+HIDING = ("media", "media/val/x", "checkpoints", "checkpoints/best_000000004.dcp", "wandb", "wandb/other", "a/b")
 
 
 @pytest.mark.one_quick
@@ -319,6 +319,23 @@ def test_no_file_hides_a_link_from_the_door(
         assert main(*command) in (1, 2)
         assert f"{folder}/x/00000008.png: is a symbolic link to " in capsys.readouterr().err
     assert target.read_text() == "precious\n"
+
+
+def test_links_of_wandb_itself_are_no_reason_to_refuse_a_run(tmp_path: Path) -> None:
+    """Each run that is sent has one to wandb's cache. A link in the place of such a folder is refused."""
+    target = foreign(tmp_path)
+    logs = tmp_path / "run" / "wandb" / "run-20261127_021622-9372e2c4" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "debug-core.log").symlink_to(target)
+    enter(tmp_path / "run")
+    (tmp_path / "run" / "run-1").mkdir()
+    (tmp_path / "run" / "run-1" / "x").symlink_to(target)
+    with pytest.raises(ConfigError, match="run-1/x: is a symbolic link"):
+        enter(tmp_path / "run")
+    (tmp_path / "run" / "run-1" / "x").unlink()
+    (tmp_path / "run" / "wandb" / "run-2").symlink_to(tmp_path, target_is_directory=True)
+    with pytest.raises(ConfigError, match="wandb/run-2: is a symbolic link"):
+        enter(tmp_path / "run")
 
 
 def test_of_a_sweep_the_jobs_alone_are_left_out(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def counts(cores: int) -> list[int]:
 
 def enough(chosen: int, rates: dict[int, float]) -> str:
     """Return what `why` says where more than the chosen number were tried."""
-    return f"; {MORE}" if chosen < max(rates) else ""
+    return f"; {MORE}" if chosen < max(rates, default=0) else ""
 
 
 def doubling(rate: Callable[[int], float], numbers: Sequence[int]) -> dict[int, float]:
