@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine.errors import RunFailed
+from engine.errors import RunFailed, users_frames
 from engine.host import say_ended
 from engine.runs import end_status, explained_error, record_failure
 from engine.world.board import tell_failed
@@ -51,7 +51,7 @@ def _record(run_dir: Path, rank: int, error: BaseException, watch: Watch | None)
 
 
 def _place(error: BaseException) -> str:
-    """Returns file:line of the frame that called sys.exit."""
+    """Return file:line of the frame that called sys.exit, and not of a library's hook around it, such as wandb's."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.name != "__call__" or "_sitebuiltins" not in frame.filename]
+    own = users_frames(frames) or frames
     return f"{own[-1].filename}:{own[-1].lineno}" if own else "an unknown place"

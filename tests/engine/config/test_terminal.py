@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from conftest import ROOT
 from test_untrusted import main, stranger  # noqa: F401 - a fixture
 
 from engine.checkpoints.checkpoint import save_checkpoint
@@ -80,12 +81,14 @@ def test_no_command_prints_what_steers_a_terminal(
     run = stranger()
     changed(run, name)
     named = run.rename(run.with_name("\x1b]0;x\x07run"))
-    for command in (
-        ("evaluate.py", named), ("report.py", named, named / "..", "--out", tmp_path / "report"),
-        ("verify.py", named, "--steps", 1), ("train.py", f"resume='{named}'", "trainer.max_steps=5"),
-        ("export.py", named, tmp_path / "w.pt"), ("sync.py", named, "--offline", tmp_path / "none" / "offline"),
+    for command, *words in (
+        ("evaluate", named), ("report", named, named / "..", "--out", tmp_path / "report"),
+        ("verify", named, "--steps", 1), ("train", f"resume='{named}'", "trainer.max_steps=5"),
+        ("export", named, tmp_path / "w.pt"), ("sync", named, "--offline", tmp_path / "none" / "offline"),
     ):  # fmt: skip
-        main(*command)
+        if not (ROOT / f"src/{command}.py").exists():  # a fork may lack it
+            continue
+        main(f"{command}.py", *words)
         found = capfd.readouterr()
         text = found.out + found.err
         assert text.strip(), command

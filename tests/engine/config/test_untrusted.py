@@ -28,7 +28,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import QUICK, compose
+from conftest import QUICK, ROOT, compose
 from omegaconf import OmegaConf
 
 from engine.checkpoints import shards
@@ -312,11 +312,13 @@ def test_no_file_hides_a_link_from_the_door(
     (run_dir / folder / "x").mkdir()
     (run_dir / folder / "x" / "00000008.png").symlink_to(target)
     (run_dir / "sweep.json").write_text(json.dumps({"jobs": [{"key": folder, "number": 0, "overrides": []}]}))
-    for command in (
-        ("evaluate.py", run_dir), ("train.py", f"resume={run_dir}"), ("sync.py", run_dir, "--offline", tmp_path / "o"),
-        ("report.py", run_dir / "checkpoints" / "..", "--out", tmp_path / "report"),
+    for command, *words in (
+        ("evaluate", run_dir), ("train", f"resume={run_dir}"), ("sync", run_dir, "--offline", tmp_path / "o"),
+        ("report", run_dir / "checkpoints" / "..", "--out", tmp_path / "report"),
     ):  # fmt: skip
-        assert main(*command) in (1, 2)
+        if not (ROOT / f"src/{command}.py").exists():  # a fork may lack it
+            continue
+        assert main(f"{command}.py", *words) in (1, 2)
         assert f"{folder}/x/00000008.png: is a symbolic link to " in capsys.readouterr().err
     assert target.read_text() == "precious\n"
 
