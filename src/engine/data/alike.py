@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from engine.errors import ConfigError
 
@@ -50,29 +45,3 @@ def check_alike(world: World, loaders: Mapping[str, Loader]) -> list[str]:
     if wrong:
         raise ConfigError(wrong[0])
     return unlike
-
-
-def digest(sample: Any) -> str:
-    """Return a hash of a sample's numbers and texts, as far as they are in dicts, lists, tensors and arrays."""
-    hashed = hashlib.sha256()
-
-    def add(value: Any) -> None:
-        if isinstance(value, Tensor):
-            hashed.update(f"{value.dtype} {tuple(value.shape)}".encode())
-            if value.layout is torch.strided:
-                hashed.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        elif isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
-            hashed.update(f"{value.dtype} {value.shape}".encode() + value.tobytes())
-        elif isinstance(value, Mapping):
-            for key in value:
-                add(key)
-                add(value[key])
-        elif isinstance(value, (list, tuple)):
-            for one in value:
-                add(one)
-        else:
-            plain = isinstance(value, (bool, int, float, complex, str, bytes, type(None)))
-            hashed.update(repr(value if plain else type(value)).encode())
-
-    add(sample)
-    return hashed.hexdigest()

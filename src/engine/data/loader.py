@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.data.alike import digest
 from engine.data.loading import choose
 from engine.data.loading.open_workers import open_workers
 from engine.data.loading.resident import Resident
@@ -32,7 +31,7 @@ from engine.data.loading.samples import InProcess, Samples, own_random_numbers
 from engine.data.loading.slots import CAN_REUSE, Batch, hand_over, indices_on
 from engine.data.loading.waits import waits_on
 from engine.data.order import Plan
-from engine.data.stream import Stream
+from engine.data.stream import Stream, digest
 from engine.errors import ConfigError
 from engine.host import cores_each
 from engine.world import place

@@ -8,15 +8,17 @@ for (the next evaluation, a rank that went on from another rank's state) it is r
 
 from __future__ import annotations
 
+import hashlib
 import io
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from engine.data.alike import digest
 from engine.errors import ConfigError
 
 ENDLESS = 2**62
@@ -100,3 +102,29 @@ def _check_plain(state: Any, name: str) -> None:
             f"data: the state_dict() of {name} holds more than tensors, numbers, texts, lists and dicts, so it could "
             f"not be loaded again ({str(error).splitlines()[0]})"
         ) from None
+
+
+def digest(sample: Any) -> str:
+    """Return a hash of a sample's numbers and texts, as far as they are in dicts, lists, tensors and arrays."""
+    hashed = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        if isinstance(value, Tensor):
+            hashed.update(f"{value.dtype} {tuple(value.shape)}".encode())
+            if value.layout is torch.strided:
+                hashed.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
+            hashed.update(f"{value.dtype} {value.shape}".encode() + value.tobytes())
+        elif isinstance(value, Mapping):
+            for key in value:
+                add(key)
+                add(value[key])
+        elif isinstance(value, (list, tuple)):
+            for one in value:
+                add(one)
+        else:
+            plain = isinstance(value, (bool, int, float, complex, str, bytes, type(None)))
+            hashed.update(repr(value if plain else type(value)).encode())
+
+    add(sample)
+    return hashed.hexdigest()
