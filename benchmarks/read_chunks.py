@@ -8,7 +8,6 @@ by each library that inflates, in one thread and in both.
 
 from __future__ import annotations
 
-import gc
 import tempfile
 import zlib
 from collections.abc import Callable
@@ -102,8 +101,6 @@ def main(folder: Path, less: int) -> None:
         rates = interleaved(ways, rounds)
         size = path.stat().st_size / len(large) / 1000
         report(f"150 KB, {codec} ({size:.0f} KB stored)", rates, next(iter(ways)), "samples")
-        del ways
-        gc.collect()  # HDF5 objects of this codec are closed now, and not while the next file is made
     small = np.stack(list(images(32768 // less, size=32)))
     for codec in ("none", "gzip", "zstd"):
         path = folder / f"small {codec}.h5"

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import warm
 from conftest import ROOT, TRAIN, limit
+from netcdf import netcdf4
 
 import h5rows
 from h5rows.packing.inspect import meaning_of
@@ -95,7 +96,7 @@ def test_it_trains_at_the_first_try_or_says_why_not(
 
 
 def netcdf_values(path: str) -> Iterator[tuple[str, Any]]:
-    with pytest.importorskip("netCDF4").Dataset(path) as file:
+    with netcdf4().Dataset(path) as file:
         for name, variable in file.variables.items():
             if variable.ndim:
                 values = variable[:]

@@ -100,6 +100,20 @@ def test_a_run_without_checkpoints_has_nothing_to_compare(copied: Path) -> None:
         recompute.verify(PROJECT, copied)
 
 
+def test_of_a_package_that_lies_on_the_path_twice_the_imported_one_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """setuptools appends its own copies to the path."""
+    known = environment.imported_packages()["numpy"]
+    (own := tmp_path / "numpy-0.1.dist-info").mkdir()
+    (own / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 0.1\n")
+    (own / "top_level.txt").write_text("numpy\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    assert environment.imported_packages()["numpy"] == known
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert environment.imported_packages()["numpy"] == "0.1"
+
+
 def test_packages_of_other_versions_are_named() -> None:
     began = {"packages": {"engine": "0.1", "torch": "1", "h5py": "3.0", "numpy": "1", "gone": "1.0", "same": "1"}}
     now = {"packages": {"engine": "0.2", "torch": "2", "h5py": "3.0", "same": "1"}}

@@ -259,13 +259,14 @@ def record_machine(run_dir: Path, found: dict[str, Any]) -> str:
 
 
 def imported_packages() -> dict[str, str]:
-    """Return {name: version} of the installed packages that this process has imported."""
+    """Return {name: version} of the installed packages that this process has imported. Of a name that lies on the path
+    twice (setuptools appends its own copies) the first counts, as for `import`."""
     roots, found = {name.partition(".")[0] for name in sys.modules}, {}
     for one in metadata.distributions():  # metadata.packages_distributions takes 0.1 s more
         listed = one.read_text("top_level.txt")
         names = listed.split() if listed else OF_RECORD.findall(one.read_text("RECORD") or "")
         if not roots.isdisjoint(names):
-            found[one.name] = one.version
+            found.setdefault(one.name, one.version)
     return dict(sorted(found.items()))
 
 
