@@ -38,7 +38,7 @@ import lab.loop
 from engine.world import StopRequest, World, group, store
 from engine.world.watch import Report
 from lab.notebook import compose
-from lab.project import start
+from lab.program import start
 
 RANKS = (8, 128, 1024)
 RUN = (

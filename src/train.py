@@ -34,7 +34,7 @@ from engine.errors import INTERRUPTED, MISTAKE, Cancelled, ConfigError, RunFaile
 from engine.runs import choose_run
 from engine.schema import plain
 from engine.world import become_rank, meeting, place
-from lab.project import PROJECT
+from lab.program import PROGRAM
 
 FINISHED, RUN_FAILED = 0, 1
 OF_A_MULTIRUN = ("sweep.", "hydra/launcher", "hydra/sweeper", "hydra.launcher.", "hydra.sweeper.", "hydra.sweep.")
@@ -63,7 +63,7 @@ def main() -> int:
             statuses.append(train(cfg))
 
     try:
-        run_hydra(PROJECT, job)
+        run_hydra(PROGRAM, job)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         statuses.append(MISTAKE)
@@ -89,13 +89,13 @@ def train(cfg: DictConfig) -> int:
     if cfg.sweep.job is not None:
         from multirun import run_job
 
-        return run_job(PROJECT, Path(cfg.sweep.job))
+        return run_job(PROGRAM, Path(cfg.sweep.job))
     try:
         if not multirun:
             check_effects(cfg, overrides)
-        final, chosen = choose_run(PROJECT, cfg, run_dir, overrides, Path(hydra.runtime.cwd))
+        final, chosen = choose_run(PROGRAM, cfg, run_dir, overrides, Path(hydra.runtime.cwd))
         if chosen != run_dir:
-            remove_if_empty(PROJECT.root, run_dir)
+            remove_if_empty(PROGRAM.root, run_dir)
         from lab.config import check
 
         config = check(final)
@@ -104,11 +104,11 @@ def train(cfg: DictConfig) -> int:
         early.leave_if_asked()
         start(config, chosen, overrides, own_process=multirun)
     except Cancelled as error:
-        remove_if_empty(PROJECT.root, run_dir)
+        remove_if_empty(PROGRAM.root, run_dir)
         print(error, file=sys.stderr)
         return error.status
     except ConfigError as error:
-        remove_if_empty(PROJECT.root, run_dir)
+        remove_if_empty(PROGRAM.root, run_dir)
         print(f"error: {label}{error}", file=sys.stderr)
         return MISTAKE
     except RunFailed as error:
@@ -116,10 +116,10 @@ def train(cfg: DictConfig) -> int:
             print(f"failed: {label}{error}", file=sys.stderr)
         return RUN_FAILED
     except KeyboardInterrupt:
-        remove_if_empty(PROJECT.root, run_dir)
+        remove_if_empty(PROGRAM.root, run_dir)
         raise
     except SystemExit as end:  # preempted
-        remove_if_empty(PROJECT.root, run_dir)
+        remove_if_empty(PROGRAM.root, run_dir)
         return int(end.code or 0)
     return FINISHED
 

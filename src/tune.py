@@ -25,7 +25,7 @@ from omegaconf import DictConfig
 from engine.config import as_started, remove_if_empty, resolved, run_hydra
 from engine.errors import ConfigError, RunFailed, plain_output
 from engine.schema import plain
-from lab.project import PROJECT
+from lab.program import PROGRAM
 
 NAMES = ("micro_batch", "threads", "loader", "lr")  # in this order: each goes on with what was found before
 
@@ -52,10 +52,10 @@ def main() -> int:
         except (ConfigError, RunFailed) as error:  # not through Hydra, which has a line of its own for it
             failed.append(error)
         finally:
-            remove_if_empty(PROJECT.root, folder)
+            remove_if_empty(PROGRAM.root, folder)
 
     try:
-        run_hydra(PROJECT, job)
+        run_hydra(PROGRAM, job)
         for error in failed:
             raise error
     except ConfigError as error:
@@ -82,7 +82,7 @@ def tune(cfg: DictConfig, stages: list[str], folder: Path) -> None:
             "hardware.num_procs=..., the number of ranks"
         )
     hydra = HydraConfig.get()
-    final = resolved(PROJECT, cfg, Path(hydra.runtime.cwd))
+    final = resolved(PROGRAM, cfg, Path(hydra.runtime.cwd))
     check(final)
     overrides = [str(text) for text in plain(hydra.overrides.task, resolve=False)]
     found: dict[str, Any] = {}

@@ -46,13 +46,13 @@ def main() -> int:
     args = parser.parse_intermixed_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that temporary files are removed
     from engine.errors import ConfigError, RunFailed, plain_output
-    from lab.project import PROJECT
+    from lab.program import PROGRAM
     from multirun.verify import verify
 
     plain_output()
     try:
         given = (args.steps, args.commit, args.out, args.rounding, args.overrides, args.diff)
-        found = verify(PROJECT, args.run, *given)
+        found = verify(PROGRAM, args.run, *given)
     except (ConfigError, RunFailed) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1

@@ -27,7 +27,7 @@ import torch
 import warm
 from omegaconf import DictConfig
 
-from lab.project import PROJECT
+from lab.program import PROGRAM
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = [sys.executable, str(ROOT / "src" / "train.py")]
@@ -214,13 +214,13 @@ def _composed(overrides: tuple[str, ...]) -> DictConfig:
     from engine.config.compose import initialize, register_resolvers
     from multirun.plan import Composer
 
-    register_resolvers(PROJECT)
-    with initialize(PROJECT.conf):
+    register_resolvers(PROGRAM)
+    with initialize(PROGRAM.conf):
         experiment = next((override for override in overrides if override.startswith("experiment=")), "")
         if experiment not in _composers:
             loader = GlobalHydra.instance().config_loader()
             master = hydra.compose("train", [experiment] if experiment else [], return_hydra_config=True)
-            _composers[experiment] = Composer(PROJECT, loader, master, Path.cwd(), Path.cwd())
+            _composers[experiment] = Composer(PROGRAM, loader, master, Path.cwd(), Path.cwd())
         keys = [override.partition("=")[0] for override in overrides]
         _composers[experiment].swept = keys
         return _composers[experiment]._composed(overrides)
@@ -234,7 +234,7 @@ def compose(*overrides: str, checked: bool = True) -> DictConfig:
     from engine.config.compose import quoted, resolved
     from lab.config import check
 
-    cfg = _composed(tuple(quoted(PROJECT, overrides)))
+    cfg = _composed(tuple(quoted(PROGRAM, overrides)))
     OmegaConf.set_readonly(cfg.hydra, False)
     cfg.hydra.runtime.output_dir = str(Path.cwd() / "run")
     before, HydraConfig.instance().cfg = HydraConfig.instance().cfg, None
@@ -242,7 +242,7 @@ def compose(*overrides: str, checked: bool = True) -> DictConfig:
         HydraConfig.instance().set_config(cfg)
         with open_dict(cfg):
             del cfg["hydra"]
-        cfg = resolved(PROJECT, cfg, Path.cwd())
+        cfg = resolved(PROGRAM, cfg, Path.cwd())
     finally:
         HydraConfig.instance().cfg = before
     if checked:
@@ -267,7 +267,7 @@ def import_once(*overrides: str) -> None:
 
 def start_run(run_dir: Path, *overrides: str, own_process: bool = False) -> Path:
     """A run from start to end, in this process where it has one rank."""
-    from lab.project import start
+    from lab.program import start
 
     import_once(*overrides)
     threads = torch.get_num_threads()
@@ -284,7 +284,7 @@ def go_on(run_dir: Path, **changed: Any) -> Path:
     """The run to its end, with these keys of its config changed (dots written __)."""
     from omegaconf import OmegaConf
 
-    from lab.project import start
+    from lab.program import start
 
     cfg = OmegaConf.load(run_dir / "config.yaml")
     for key, value in changed.items():

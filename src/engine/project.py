@@ -1,7 +1,7 @@
-"""What a project is to the engine, which imports nothing of it: each command makes one and hands it down, into other
-processes too (pickled, or imported by its name).
+"""What the engine is given of a project, of which it imports nothing: a `Project`, and of commands that run its code a
+`Program`. Both are handed down, into other processes too (pickled).
 
-src/train.py: run_hydra(PROJECT, job)      engine: project.check(cfg), project.start(cfg, directory, ...)
+src/train.py: run_hydra(PROGRAM, job)      engine: program.check(cfg), program.start(cfg, directory, ...)
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Project:
-    """name: of the module that holds it as PROJECT, "lab.project". root: its folder, with conf/, src/ and outputs/.
+    """Facts of a project: where its files are, and what a yaml may name.
+
+    name: of a module of the project's package, such as "lab.project". root: its folder, with conf/, src/ and outputs/.
 
     allowed: what a yaml may name as _target_, "lab.models.*"; factories: the functions among them that are called while
     the config is built. remedies: {beginning of a _target_ that is not allowed: what to do instead of allowing it}.
@@ -24,10 +26,6 @@ class Project:
     paths: keys whose values are files or folders. resolvers: {"name": a function for ${name:...} in a yaml}.
     watching: groups of its own that say what is watched of a run, not what it computes.
     asked: {parameter of what a config builds: key of the run's value that it gets where its node gives none}.
-
-    check: raises ConfigError for a config that cannot be run. scores: (a whole, plain config, *beginnings of splits'
-    names) -> the keys of its scores. start: runs a checked one in its directory. join: what
-    a process does that somebody started beside rank 0; its exit status. try_out: builds a job and times its steps.
     settle: replaces keys of a composed config by what they choose, before it is resolved.
     """
 
@@ -39,11 +37,6 @@ class Project:
     own: Mapping[str, type]
     paths: tuple[str, ...]
     resolvers: Mapping[str, Callable[..., Any]]
-    check: Callable[[Any], Any]
-    scores: Callable[..., list[str]]
-    start: Callable[..., None]
-    join: Callable[[], int]
-    try_out: Callable[..., dict[str, Any]]
     settle: Callable[[Any], None] = lambda cfg: None
     watching: tuple[str, ...] = ()
     moved: Mapping[str, str] = field(default_factory=dict)
@@ -63,3 +56,19 @@ class Project:
     def beside(self) -> tuple[str, ...]:
         """Groups that say where a run computes and what is watched of it: they change nothing of what is computed."""
         return ("hardware", "logger", "profiler", *self.watching)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program(Project):
+    """A project with the functions that the engine calls to check and run its configs.
+
+    check: raises ConfigError for a config that cannot be run. scores: (a whole, plain config, *beginnings of splits'
+    names) -> the keys of its scores. start: runs a checked config in its directory. join: runs a process that somebody
+    started beside rank 0, and returns its exit status. try_out: builds a job and times its steps.
+    """
+
+    check: Callable[[Any], Any]
+    scores: Callable[..., list[str]]
+    start: Callable[..., None]
+    join: Callable[[], int]
+    try_out: Callable[..., dict[str, Any]]

@@ -1,10 +1,10 @@
-"""What this project is to the engine, which imports nothing of it (engine.project): commands hand PROJECT down."""
+"""What the engine is told of this project (engine.project): where its files are and what a yaml may name."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,37 +16,6 @@ from lab.groups import DataConfig, OptimConfig, RootConfig, TaskConfig, mixed_pa
 
 ConfigError.group = "data."  # where h5rows' arguments are in a config, for its messages
 WORDS = ("null", "true", "false", "nan", "inf")  # that Hydra does not read as text
-
-
-def check(cfg: Any) -> Any:
-    from lab.config import check
-
-    return check(cfg)
-
-
-def scores(cfg: Any, *splits: str) -> list[str]:
-    from lab.config import score_names
-
-    return score_names(cfg, *splits)
-
-
-def start(cfg: Any, *arguments: Any, **more: Any) -> None:
-    from lab.config import Config
-    from lab.start import start
-
-    start(Config.of(cfg), *arguments, **more)
-
-
-def join() -> int:
-    from lab.start import join
-
-    return join()
-
-
-def try_out(cfg: Any, known: Sequence[str]) -> dict[str, Any]:
-    from lab.trial import try_out
-
-    return try_out(cfg, known)
 
 
 def h5_shape(field: str, _parent_: Any) -> list[int]:
@@ -236,10 +205,5 @@ PROJECT = Project(
     },
     watching=("callback",),
     asked={"seed": "seed", "batch_size": "trainer.global_batch_size"},
-    check=check,
-    scores=scores,
-    start=start,
-    join=join,
-    try_out=try_out,
     settle=settle,
 )

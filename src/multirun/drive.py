@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from engine.config import read_config
 from engine.errors import PREEMPTED, ConfigError, RunFailed
-from engine.project import Project
+from engine.project import Program
 from engine.runs import shown
 from engine.schema import plain, typed
 from engine.world import meeting
@@ -42,7 +42,7 @@ class Work:
 
 
 def sweep(
-    project: Project, master: DictConfig, loader: ConfigLoader, launcher: Launcher, arguments: Sequence[str]
+    project: Program, master: DictConfig, loader: ConfigLoader, launcher: Launcher, arguments: Sequence[str]
 ) -> None:
     """Run every combination of the values in `arguments` that has not ended. master: the command's whole config.
 
@@ -68,7 +68,7 @@ def sweep(
     conclude(ledger, jobs, stopped, changed=bool(due))
 
 
-def opened(project: Project, master: DictConfig) -> tuple[SweepConfig, Ledger]:
+def opened(project: Program, master: DictConfig) -> tuple[SweepConfig, Ledger]:
     """The checked options and the ledger of a command's sweep. Raises ConfigError for options that do not fit."""
     if meeting.followers():
         raise ConfigError(

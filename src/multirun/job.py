@@ -10,14 +10,14 @@ from pathlib import Path
 
 from engine.config import CONFIG, read_config, read_overrides
 from engine.errors import Cancelled, Claimed, ConfigError, RunFailed
-from engine.project import Project
+from engine.project import Program
 from engine.runs import holds_run, read_failure, record_failure
 from multirun.ledger import ENDED
 
 ELSEWHERE = 73  # EX_CANTCREAT: another process runs this job
 
 
-def run_job(project: Project, directory: Path) -> int:
+def run_job(project: Program, directory: Path) -> int:
     """Run or resume the job in this process (several ranks: in child processes). Returns the exit status: 0, 1 the run
     failed, 2 a ConfigError, 75 preempted, 130 Ctrl-C, ELSEWHERE another process runs it.
 

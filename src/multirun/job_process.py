@@ -14,7 +14,7 @@ from engine import early
 from engine.errors import Claimed, RunFailed
 from engine.files import no_links, read_text
 from engine.host import STOP_SIGNALS, die_with, heeded_signals, readable_stack, say_ended, take_heart
-from engine.project import Project
+from engine.project import Program
 from engine.runs import claimed, record_failure, write_status
 from engine.world import LIKELY
 from multirun.job import run_job
@@ -44,7 +44,7 @@ def death(exit_code: int) -> RunFailed:
 
 
 def job_main(
-    project: Project, directory: Path, environment: dict[str, str], quiet: bool, parent: int, hearts: Any
+    project: Program, directory: Path, environment: dict[str, str], quiet: bool, parent: int, hearts: Any
 ) -> None:
     os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent alone, which passes it on once
     early.begin_run(own_process=True)

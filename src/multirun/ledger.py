@@ -24,7 +24,7 @@ from engine.config import enter, override_of_now, redacted
 from engine.errors import ConfigError
 from engine.files import read_json, remove_leftovers, write_json
 from engine.locks import Lock
-from engine.project import Project
+from engine.project import Program
 from engine.runs import RESULT, STATUS, Surroundings, fill_directory, holds_run, is_claimed, surroundings
 from multirun.identity import OLD_DIGITS, differing_keys, digest, directory_name, older_digest
 from multirun.progress import counted
@@ -79,7 +79,7 @@ class NewJob:
 class Ledger:
     """directory: outputs/<name>/sweeps/<sweep>/; it is made by the first `add`. project: whose runs the jobs are."""
 
-    def __init__(self, project: Project, directory: Path) -> None:
+    def __init__(self, project: Program, directory: Path) -> None:
         self.project, self.directory = project, directory
         self._of_now = partial(override_of_now, project)
         self._book: dict[str, Any] = {}

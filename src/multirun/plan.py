@@ -39,7 +39,7 @@ from engine.config import (
     unswept,
 )
 from engine.errors import Claimed, ConfigError
-from engine.project import Project
+from engine.project import Program, Project
 from engine.runs import change_value, claimed, write_config
 from engine.schema import MISSING, plain, show
 from multirun.difference import First
@@ -64,7 +64,7 @@ class Composer:
 
     def __init__(
         self,
-        project: Project,
+        project: Program,
         loader: ConfigLoader,
         master: DictConfig,
         cwd: Path,

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from engine import early
 from engine.files import aligned, in_words
 from engine.host import cores, in_a_child, limited_to
-from engine.project import Project
+from engine.project import Program, Project
 from multirun.screen import clock
 
 
@@ -69,6 +69,6 @@ def preflight(project: Project, candidates: Sequence[Candidate], at_once: int) -
     return f"{aligned(rows, len(rows[0]))}\n\n{total}; memory of a rank: up to {in_words(memory)}"
 
 
-def _try_out(project: Project, cfg: DictConfig, num_cores: int, known: list[str]) -> dict[str, Any]:
+def _try_out(project: Program, cfg: DictConfig, num_cores: int, known: list[str]) -> dict[str, Any]:
     os.environ.update(limited_to(num_cores))
     return project.try_out(cfg, known)

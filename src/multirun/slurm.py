@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from engine.errors import PREEMPTED, ConfigError, RunFailed
 from engine.files import read_json, read_text, replace_text
 from engine.host import NoAnswer, answer_of, heeded_signals
-from engine.project import Project
+from engine.project import Program
 from engine.runs import STATUS
 from engine.world import become_rank, meeting
 from multirun.job import run_job
@@ -44,7 +44,7 @@ REQUEUE_S = 60.0  # for so long squeue may not list a job that goes back into th
 class RunDirectory:
     """The callable that submitit runs in each task of a batch job, and again after a requeue."""
 
-    def __init__(self, project: Project) -> None:
+    def __init__(self, project: Program) -> None:
         self._project = project  # pickled: unpickling it imports the project in the batch job
 
     def __call__(self, directory: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 from engine import locks
 from engine.errors import Claimed, ConfigError
 from engine.runs import directory
-from lab.project import PROJECT
+from lab.program import PROGRAM
 from multirun.ledger import Ledger
 from multirun.search.drive import driving
 
@@ -126,12 +126,12 @@ def test_everything_that_locks_works(tmp_path: Path) -> None:
         pass
     search = tmp_path / "search"
     with (
-        driving(PROJECT.root, search),
+        driving(PROGRAM.root, search),
         pytest.raises(ConfigError, match="another process drives"),
-        driving(PROJECT.root, search),
+        driving(PROGRAM.root, search),
     ):
         pass
-    with Ledger(PROJECT, tmp_path / "sweep")._exclusive():
+    with Ledger(PROGRAM, tmp_path / "sweep")._exclusive():
         assert locks.is_locked(tmp_path / "sweep" / ".lock")
 
 

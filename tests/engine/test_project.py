@@ -25,7 +25,7 @@ from engine.errors import ConfigError
 from engine.project import Project
 from engine.runs import write_config
 from engine.world.watch import Watch, in_debugger
-from lab.project import PROJECT
+from lab.program import PROGRAM
 
 GIVEN = [text for text in QUICK if text != "trainer.max_epochs=null"]
 
@@ -45,8 +45,8 @@ def other(tmp_path: Path) -> Project:
         return [3, 2, 1]
 
     return replace(
-        PROJECT, name="theirs.project", root=root, allowed=("torch.nn.Linear",),
-        resolvers={**PROJECT.resolvers, "h5_shape": shape}, moved_keys={"trainer.epochs": "trainer.max_epochs"},
+        PROGRAM, name="theirs.project", root=root, allowed=("torch.nn.Linear",),
+        resolvers={**PROGRAM.resolvers, "h5_shape": shape}, moved_keys={"trainer.epochs": "trainer.max_epochs"},
     )  # fmt: skip
 
 
@@ -58,16 +58,16 @@ def told(cfg: Any) -> tuple[str, list[int], float]:
 def test_two_projects_compose_in_one_process(other: Project, tmp_path: Path) -> None:
     ours = (f"{ROOT}/data/digits.h5", [1, 8, 8], 20)
     theirs = (f"{other.root}/data/digits.h5", [3, 2, 1], 7)
-    for project, expected in ((PROJECT, ours), (other, theirs), (PROJECT, ours)):
+    for project, expected in ((PROGRAM, ours), (other, theirs), (PROGRAM, ours)):
         assert told(compose_here(project, GIVEN, tmp_path)) == expected
-    first, second = (_composed(project, GIVEN, with_hydra=False) for project in (PROJECT, other))
-    assert told(resolved(PROJECT, first, tmp_path)) == ours, "though the other was composed since"
+    first, second = (_composed(project, GIVEN, with_hydra=False) for project in (PROGRAM, other))
+    assert told(resolved(PROGRAM, first, tmp_path)) == ours, "though the other was composed since"
     assert told(resolved(other, second, tmp_path)) == theirs
 
 
 @pytest.mark.slow
 def test_two_projects_save_and_read_their_own_configs(other: Project, tmp_path: Path) -> None:
-    for name, project in (("a", PROJECT), ("b", other)):
+    for name, project in (("a", PROGRAM), ("b", other)):
         (tmp_path / name).mkdir()
         write_config(project, tmp_path / name, compose_here(project, GIVEN, tmp_path))
         assert read_config(project, tmp_path / name).data.path == f"{project.root}/data/digits.h5"
@@ -78,10 +78,10 @@ def test_two_projects_save_and_read_their_own_configs(other: Project, tmp_path: 
 
 @pytest.mark.slow
 def test_a_mistake_is_one_of_its_own_project(other: Project, tmp_path: Path) -> None:
-    assert locate(PROJECT, "lab.models.mlp.MLP", "model").__name__ == "MLP"
+    assert locate(PROGRAM, "lab.models.mlp.MLP", "model").__name__ == "MLP"
     with pytest.raises(ConfigError, match=r"`allowed` in src/theirs/project\.py"):
         locate(other, "lab.models.mlp.MLP", "model")
-    for project, said in ((PROJECT, "did you mean"), (other, "it is trainer.max_epochs now")):
+    for project, said in ((PROGRAM, "did you mean"), (other, "it is trainer.max_epochs now")):
         with pytest.raises(ConfigError, match=f"trainer.epochs: no such key - {said}"):
             compose_here(project, [*GIVEN, "trainer.epochs=3"], tmp_path)
 
@@ -89,8 +89,8 @@ def test_a_mistake_is_one_of_its_own_project(other: Project, tmp_path: Path) -> 
 def test_a_project_goes_into_other_processes() -> None:
     code = "import pickle, sys; print(pickle.load(sys.stdin.buffer).start.__module__)"
     command = [sys.executable, "-c", code]
-    done = warm.run(command, input=pickle.dumps(PROJECT), env=importing(ROOT / "src"), capture_output=True, check=True)
-    assert done.stdout.decode().strip() == PROJECT.name
+    done = warm.run(command, input=pickle.dumps(PROGRAM), env=importing(ROOT / "src"), capture_output=True, check=True)
+    assert done.stdout.decode().strip() == "lab.program"
 
 
 # -- names -----------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from h5rows.reading import folders, ranges, remote, sources
 from lab import load_run
 from lab.datasets.tokens import TokenWindows
 from lab.loaders import fetch_remote
-from lab.project import start
+from lab.program import start
 
 ALL = {"all": {"group": "/"}}
 DIGITS = (ROOT / "data" / "digits.h5").read_bytes()

@@ -21,7 +21,7 @@ from engine.world.collectives import World
 from lab.metrics.auroc import AUROC
 from lab.metrics.base import as_metric
 from lab.metrics.confusion import ConfusionMatrix, MacroF1, MeanIoU
-from lab.project import PROJECT
+from lab.program import PROGRAM
 from multirun.search.objectives import choose
 
 ONE = World(0, 1, 0, torch.device("cpu"))
@@ -247,10 +247,10 @@ def test_a_search_follows_such_a_score() -> None:
     from omegaconf import OmegaConf
 
     cfg: Mapping[str, Any] = OmegaConf.to_container(compose(*RUN))  # type: ignore[assignment]
-    chosen = choose(PROJECT, {"val/f1": "max", "val/confusion/recall_3": "max"}, cfg)
+    chosen = choose(PROGRAM, {"val/f1": "max", "val/confusion/recall_3": "max"}, cfg)
     assert [one.key for one in chosen] == ["val/f1", "val/confusion/recall_3"]
     with pytest.raises(ConfigError, match=r"result\.json has no 'val/confusio/recall_3'"):
-        choose(PROJECT, {"val/confusio/recall_3": "max"}, cfg)
+        choose(PROGRAM, {"val/confusio/recall_3": "max"}, cfg)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from torch import nn
 from engine.config.building import construct, constructing
 from engine.errors import ConfigError, RunFailed
 from lab.config import check
-from lab.project import PROJECT
+from lab.program import PROGRAM
 
 ZOO = """
 import torch
@@ -183,7 +183,7 @@ def test_every_argument_that_must_be_a_size_says_so(base: dict[str, Any]) -> Non
 def test_transforms_refuse_what_they_cannot_do(name: str, arguments: dict[str, Any], line: str) -> None:
     path = f"lab.transforms.fields.{name}"
     with pytest.raises(ConfigError) as error:
-        construct(PROJECT, "data.transforms.a", target(path, field="x", **arguments))
+        construct(PROGRAM, "data.transforms.a", target(path, field="x", **arguments))
     assert str(error.value).startswith(line.format(target=path))
 
 
@@ -221,7 +221,7 @@ def test_what_a_class_raises_names_the_key_the_values_and_the_line_of_the_users_
 ) -> None:
     node = target("lab.models.zoo.Net", input_shape=[1], num_outputs=1, hidden=[], dropout=0.0, depth=depth)
     with pytest.raises(ConfigError) as error:
-        construct(PROJECT, "model", node, nn.Module)
+        construct(PROGRAM, "model", node, nn.Module)
     assert str(error.value) == line.format(zoo=zoo)
     assert isinstance(error.value.__cause__, Exception)  # LAB_TRACEBACK shows it
 
@@ -229,7 +229,7 @@ def test_what_a_class_raises_names_the_key_the_values_and_the_line_of_the_users_
 def test_a_library_that_refuses_an_argument_is_named_by_the_line_of_the_user_that_gave_it(zoo: Path) -> None:
     with pytest.raises(ConfigError) as error:
         construct(
-            PROJECT,
+            PROGRAM,
             "model",
             target("lab.models.zoo.Net", input_shape=[1], num_outputs=1, hidden=[], dropout=7.0),
             nn.Module,
@@ -240,17 +240,17 @@ def test_a_library_that_refuses_an_argument_is_named_by_the_line_of_the_user_tha
     assert f"{zoo}, line 15" in str(error.value)
     optimizer = target("torch.optim.Adam", lr=1, amsgrad=2)
     line = r"optim: torch.optim.Adam cannot be built with lr=1, amsgrad=2: Invalid beta .*adam.py, line"
-    with pytest.raises(ConfigError, match=line), constructing(PROJECT, "optim", optimizer):
+    with pytest.raises(ConfigError, match=line), constructing(PROGRAM, "optim", optimizer):
         torch.optim.Adam([torch.zeros(1)], lr=1, betas=(2, 2))
 
 
 def test_a_machine_without_memory_is_no_mistake_of_the_config_and_errors_that_name_their_key_stay(zoo: Path) -> None:
     with pytest.raises(MemoryError):
         construct(
-            PROJECT, "model", target("lab.models.zoo.Net", input_shape=[], num_outputs=1, hidden=[], dropout=0, depth=3)
+            PROGRAM, "model", target("lab.models.zoo.Net", input_shape=[], num_outputs=1, hidden=[], dropout=0, depth=3)
         )
     for error in (ConfigError("data.x: wrong"), RunFailed("not finite")):
-        with pytest.raises(type(error), match=str(error)), constructing(PROJECT, "data", {}):
+        with pytest.raises(type(error), match=str(error)), constructing(PROGRAM, "data", {}):
             raise error
 
 
@@ -263,7 +263,7 @@ def test_a_machine_without_memory_is_no_mistake_of_the_config_and_errors_that_na
 )  # fmt: skip
 def test_a_target_of_another_kind_is_named(zoo: Path, key: str, kind: type | None, line: str) -> None:
     with pytest.raises(ConfigError) as error:
-        construct(PROJECT, key, target("lab.models.zoo.Nothing"), kind)
+        construct(PROGRAM, key, target("lab.models.zoo.Nothing"), kind)
     assert str(error.value) == line
 
 

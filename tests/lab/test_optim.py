@@ -28,7 +28,7 @@ from lab.config import Config
 from lab.make import make_optimizer
 from lab.optim import Schedule, check_optimizer, stretched, trainable
 from lab.optimizers.base import Wrapper
-from lab.project import PROJECT
+from lab.program import PROGRAM
 from lab.schedules.constant import Constant
 from lab.schedules.cosine import Cosine
 from lab.schedules.linear import Linear
@@ -292,12 +292,12 @@ def test_an_optimizer_that_needs_a_closure_is_noticed() -> None:
 
 def test_saved_configs_with_the_names_of_older_versions_are_built() -> None:
     """Optimizers and schedules were classes of one module."""
-    old_names = [old for old in PROJECT.moved if ".optim." in old]
+    old_names = [old for old in PROGRAM.moved if ".optim." in old]
     assert len(old_names) == 6
     for old in old_names:
-        values, _, _ = updated(PROJECT, {"optim": {"schedule": {"_target_": old}}})
+        values, _, _ = updated(PROGRAM, {"optim": {"schedule": {"_target_": old}}})
         new = values["optim"]["schedule"]["_target_"]
-        assert locate(PROJECT, new, "optim").__name__ == old.rpartition(".")[2]
+        assert locate(PROGRAM, new, "optim").__name__ == old.rpartition(".")[2]
 
 
 class Turned(Supervised):

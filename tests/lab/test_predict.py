@@ -17,7 +17,7 @@ from engine.config.building import construct
 from lab import load_run
 from lab.config import Config
 from lab.loaders import make_dataset
-from lab.project import PROJECT
+from lab.program import PROGRAM
 from lab.transforms.fields import compose as transformed
 
 QUICK = ("logger=none", "hardware=cpu", "trainer.max_steps=8", "trainer.max_epochs=null", "trainer.eval_every=4")
@@ -40,7 +40,7 @@ def truth(run: Path, split: str) -> np.ndarray:
     rows = np.arange(len(data))
     batch = {name: torch.empty((len(rows), *shape), dtype=dtype) for name, (shape, dtype) in data.spec.items()}
     data.gather(rows, batch)
-    transforms = [construct(PROJECT, name, node) for name, node in Config.of(cfg).data.transforms.items()]
+    transforms = [construct(PROGRAM, name, node) for name, node in Config.of(cfg).data.transforms.items()]
     batch = transformed(transforms, training=False)(batch, torch.from_numpy(rows))
     with torch.no_grad():
         return model(batch["x"]).numpy()

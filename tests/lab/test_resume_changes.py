@@ -22,7 +22,7 @@ from sweeps import call
 from engine.errors import ConfigError
 from engine.runs.resume import choose_run
 from lab.optim import check_optimizer
-from lab.project import PROJECT
+from lab.program import PROGRAM
 
 RUN = (*QUICK, "trainer.max_steps=8", "trainer.eval_every=2", "trainer.save_every=4", "trainer.log_every=1")
 
@@ -212,7 +212,7 @@ def chosen(run: Path, *overrides: str, **logger: Any) -> Any:
         OmegaConf.update(saved, f"logger.{key}", value)
     (run / "config.yaml").write_text(OmegaConf.to_yaml(saved))
     cfg = OmegaConf.create({"resume": str(run), "data": {}, "logger": saved.logger})
-    return choose_run(PROJECT, cfg, run, [f"resume={run}", *overrides], run)[0].logger
+    return choose_run(PROGRAM, cfg, run, [f"resume={run}", *overrides], run)[0].logger
 
 
 STRANGERS = {"mlflow": {"tracking_uri": "http://stranger", "experiment": "x"}, "kind": "wandb", "entity": "stranger",

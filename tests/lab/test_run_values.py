@@ -14,7 +14,7 @@ from engine.config import complete, read_config
 from engine.errors import ConfigError
 from engine.runs.resume import choose_run
 from lab.config import Config, check
-from lab.project import PROJECT
+from lab.program import PROGRAM
 
 FLIP = "+data.transforms.flip={_target_:lab.transforms.fields.RandomFlip,field:x,dim:-1"
 WINDOWS = ("data.order._target_=engine.data.windows.chunk_windows", "+data.order.window=4", "+data.order.chunk_rows=3")
@@ -35,7 +35,7 @@ def test_what_no_yaml_gives_is_the_run_s(given_nothing: Path, tmp_path: Path) ->
                         f"{SIZE}=${{trainer.global_batch_size}}")  # fmt: skip
     assert metrics(written) == metrics(given_nothing)
     assert_equal(last_checkpoint(written)["model"], last_checkpoint(given_nothing)["model"])
-    saved: Any = read_config(PROJECT, given_nothing)
+    saved: Any = read_config(PROGRAM, given_nothing)
     assert "seed" not in saved.data.transforms.flip
     assert "batch_size" not in saved.data.order
 
@@ -46,7 +46,7 @@ def test_a_value_of_its_own_counts(given_nothing: Path, tmp_path: Path, own: tup
     """In a run's saved config too, where older versions wrote what they had resolved."""
     other = start_run(tmp_path / "other", *RUN, *WINDOWS, *own)
     assert metrics(other) != metrics(given_nothing)
-    config = Config.of(read_config(PROJECT, other))
+    config = Config.of(read_config(PROGRAM, other))
     assert (config.data.transforms["flip"]["seed"], config.data.order["batch_size"]) in ((7, 6), (3, 12))
 
 
@@ -69,13 +69,13 @@ def test_nodes_at_any_depth() -> None:
     by_position, gone = flip | {"_args_": ["x", -1, 5]}, {"_target_": "lab.nothing.There"}
     inner = [flip, {"inner": flip | {"_partial_": True}}]
     node = {"a": inner, "b": by_position, "c": flip, "d": {"_target_": "torch.nn.Dropout"}, "e": {"seed": 1}, "f": gone}
-    whole = complete(PROJECT, node, {"seed": 9, "p": 0.9}, {"c": ("seed",)})
+    whole = complete(PROGRAM, node, {"seed": 9, "p": 0.9}, {"c": ("seed",)})
     seeded = flip | {"seed": 9}
     assert whole == node | {"a": [seeded, {"inner": seeded | {"_partial_": True}}]}
 
 
 def test_no_yaml_says_what_the_run_gives() -> None:
-    texts = {path: path.read_text(encoding="utf-8") for path in (PROJECT.root / "conf").rglob("*.yaml")}
+    texts = {path: path.read_text(encoding="utf-8") for path in (PROGRAM.root / "conf").rglob("*.yaml")}
     assert not [path.name for path, text in texts.items() if "${seed}" in text or "batch_size: ${trainer" in text]
 
 
@@ -89,6 +89,6 @@ def test_a_run_whose_yamls_still_gave_the_seed_is_asked_for_it(tmp_path: Path) -
     (folder / "overrides.yaml").write_text("[]")
     new = compose(f"resume={folder}", "seed=5", *RUN[:1], f"{FLIP},seed:5}}")
     with pytest.raises(ConfigError, match=r"^seed=5: data\.transforms\.flip\.seed follows from it; give it too"):
-        choose_run(PROJECT, new, tmp_path / "new", ["seed=5"], tmp_path)
+        choose_run(PROGRAM, new, tmp_path / "new", ["seed=5"], tmp_path)
     both = ["seed=5", "data.transforms.flip.seed=5"]
-    assert choose_run(PROJECT, new, tmp_path / "new", both, tmp_path)[0].data.transforms.flip.seed == 5
+    assert choose_run(PROGRAM, new, tmp_path / "new", both, tmp_path)[0].data.transforms.flip.seed == 5

@@ -16,7 +16,7 @@ from method import SMALL, assert_undisturbed, broken_off, go_on, scores
 from omegaconf import OmegaConf
 
 from engine.errors import ConfigError
-from lab.project import PROJECT
+from lab.program import PROGRAM
 from lab.restore import score_checkpoint
 from multirun.report.curves import keys_of
 from multirun.search.methods import Methods
@@ -112,11 +112,11 @@ def test_text_has_them_too(tmp_path: Path) -> None:
 
 def test_a_search_follows_and_prunes_by_one() -> None:
     cfg: Mapping[str, Any] = OmegaConf.to_container(compose(*RUN))  # type: ignore[assignment]
-    assert choose(PROJECT, {"val_hard/accuracy": "max", "test_more/loss": "min"}, cfg)[0] == Objective(
+    assert choose(PROGRAM, {"val_hard/accuracy": "max", "test_more/loss": "min"}, cfg)[0] == Objective(
         "val_hard/accuracy", "max"
     )
     with pytest.raises(ConfigError, match=r"has no 'val_har/loss' - did you mean val_hard/loss\?"):
-        choose(PROJECT, {"val_har/loss": "min"}, cfg)
+        choose(PROGRAM, {"val_har/loss": "min"}, cfg)
     method: Any = SimpleNamespace(prunes=True)
     Methods.check_pruning(method, [Objective("val_hard/loss", "min")], cfg)
     with pytest.raises(ConfigError, match="test_more/loss is known at a run's end only"):

@@ -20,7 +20,7 @@ from engine.errors import PREEMPTED
 from engine.runs import directory
 from engine.runs.resume import choose_run
 from lab.callbacks.base import Callback
-from lab.project import PROJECT, start
+from lab.program import PROGRAM, start
 
 RUN = (
     *QUICK, "trainer.max_steps=12", "trainer.log_every=2", "trainer.eval_every=4", "trainer.save_every=3",
@@ -66,7 +66,7 @@ class Case:
 
     def command(self, run: Path) -> Callable[[], None]:
         def begin_or_go_on() -> None:
-            cfg, chosen = choose_run(PROJECT, self.cfg.copy(), run, list(self.overrides), Path.cwd())
+            cfg, chosen = choose_run(PROGRAM, self.cfg.copy(), run, list(self.overrides), Path.cwd())
             start(cfg, chosen, list(self.overrides), own_process=False)
 
         return begin_or_go_on
@@ -127,7 +127,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr("lab.run.make_callbacks", lambda config: [Ending()])
     if request.param == "put off by a signal":
         monkeypatch.setattr(lab.loop, "train_step", signalled)
-    known = directory.surroundings(PROJECT.root)
+    known = directory.surroundings(PROGRAM.root)
     monkeypatch.setattr(directory, "surroundings", lambda root: known)  # asked of git once, not by each process
     return Case((*RUN, *CASES[request.param]), tmp_path)
 

@@ -21,7 +21,7 @@ from engine.config import resolved
 from engine.config.compose import initialize, register_resolver, register_resolvers
 from engine.runs.directory import to_yaml
 from engine.schema import plain
-from lab.project import PROJECT
+from lab.program import PROGRAM
 from multirun.plan import Composer
 
 CONF = {
@@ -72,7 +72,7 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     for name, text in (CONF | UNKNOWN).items():
         (folder / f"{name}.yaml").parent.mkdir(exist_ok=True)
         (folder / f"{name}.yaml").write_text(text)
-    register_resolvers(PROJECT)
+    register_resolvers(PROGRAM)
     with initialize(folder):
         loader = GlobalHydra.instance().config_loader()
         return loader, loader.load_configuration("train", [], RunMode.MULTIRUN)
@@ -99,7 +99,7 @@ def composing(conf: tuple[Any, Any]) -> Iterator[Composer]:
     register_resolver("random_of_a_user", lambda: "drawn", replace=True)
     before, HydraConfig.instance().cfg = HydraConfig.instance().cfg, None
     try:
-        project = replace(PROJECT, resolvers={**PROJECT.resolvers, "seen": resolver})
+        project = replace(PROGRAM, resolvers={**PROGRAM.resolvers, "seen": resolver})
         yield Composer(project, *conf, Path("/work/dir"), Path("/sweeps/s"), KEYS)
     finally:
         HydraConfig.instance().cfg = before
@@ -116,7 +116,7 @@ def hydras(loader: Any, master: Any, number: int, overrides: list[str]) -> Any:
         HydraConfig.instance().set_config(cfg)
         with open_dict(cfg):
             del cfg["hydra"]
-        return repr(plain(resolved(PROJECT, cfg, Path("/work/dir"))))
+        return repr(plain(resolved(PROGRAM, cfg, Path("/work/dir"))))
     except Exception as error:
         return type(error)
 

@@ -13,7 +13,7 @@ from writes import attempt
 
 from engine.errors import ConfigError
 from engine.runs import directory
-from lab.project import PROJECT
+from lab.program import PROGRAM
 from multirun.identity import digest, values_of
 from multirun.ledger import Job, Ledger, NewJob, differing, is_due
 
@@ -32,7 +32,7 @@ def added(
     folder: Path, *new: NewJob, command: Sequence[str] = ("seed=0,1",), swept: Sequence[str] = ("seed",),
     objectives: Sequence[Mapping[str, str]] = (), follows: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Job]:  # fmt: skip
-    return Ledger(PROJECT, folder).add(new, command, swept, objectives, follows or {})
+    return Ledger(PROGRAM, folder).add(new, command, swept, objectives, follows or {})
 
 
 def book(folder: Path) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def test_which_jobs_are_due(tmp_path: Path, state: str, due: bool, retried: bool
     assert (is_due(state, False), is_due(state, True)) == (due, retried)
     jobs = added(tmp_path / "s", one("seed=0"), one("seed=1"))
     directory.write_status(jobs[0].directory, state)
-    ledger = Ledger(PROJECT, tmp_path / "s")
+    ledger = Ledger(PROGRAM, tmp_path / "s")
     assert ledger.due(jobs, False) == (jobs if due else jobs[1:])
     assert ledger.due(jobs, True) == (jobs if retried else jobs[1:])
 
@@ -85,7 +85,7 @@ def test_the_overrides_that_differ() -> None:
 
 def test_an_empty_book(tmp_path: Path) -> None:
     """Looking makes nothing."""
-    ledger = Ledger(PROJECT, tmp_path / "s")
+    ledger = Ledger(PROGRAM, tmp_path / "s")
     assert (ledger.name, list(ledger.jobs), ledger.swept, ledger.follows) == ("s", [], [], {})
     assert (ledger.commands, ledger.objectives) == ([], [])
     assert ledger.find({"seed": 1}) is None
@@ -97,7 +97,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "s"
     goals = [{"key": "val/loss", "mode": "min"}]
     jobs = added(folder, one("seed=0"), one("seed=1"), objectives=goals, follows={"seed": ["b", "a"], "lr": []})
-    ledger = Ledger(PROJECT, folder)
+    ledger = Ledger(PROGRAM, folder)
     assert list(ledger.jobs) == jobs
     assert [job.number for job in jobs] == [0, 1]
     assert (ledger.name, ledger.swept, ledger.follows) == ("s", ["seed"], {"seed": ["a", "b"]})
@@ -106,7 +106,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert [entry["identity"] for entry in book(folder)["jobs"]] == [digest({"seed": str(i)}) for i in (0, 1)]
     assert ledger.find({"seed": "1"}) == ledger.named(jobs[1].key) == jobs[1]
     assert ledger.find({"seed": "2"}) is None
-    again = Ledger(PROJECT, folder)
+    again = Ledger(PROGRAM, folder)
     assert again.find({"seed": "0"}) == jobs[0]
 
 
@@ -116,7 +116,7 @@ def test_a_sweep_of_before_keys_were_moved_goes_on(tmp_path: Path) -> None:
     jobs = added(
         folder, *(one(f"seed={n}", f"trainer.timeout={n}m") for n in (1, 2)), swept=("seed", "trainer.timeout")
     )
-    ledger = Ledger(PROJECT, folder)
+    ledger = Ledger(PROGRAM, folder)
     assert ledger.swept == ["seed", "process.timeout"]
     assert [job.overrides for job in ledger.jobs] == [
         ("seed=1", "process.timeout=1m"),
@@ -125,7 +125,7 @@ def test_a_sweep_of_before_keys_were_moved_goes_on(tmp_path: Path) -> None:
     assert ledger.find({"seed": "2", "process.timeout": "2m"}) == ledger.jobs[1]
     more = [one(f"seed={n}", f"process.timeout={n}m") for n in (1, 3)]
     assert added(folder, *more)[0].key == jobs[0].key
-    assert len(Ledger(PROJECT, folder).jobs) == 3
+    assert len(Ledger(PROGRAM, folder).jobs) == 3
 
 
 def test_a_second_command_adds(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_second_command_adds(tmp_path: Path) -> None:
     assert [job.number for job in jobs] == [1, 2, 1]
     assert jobs[0] == jobs[2] == first[1]
     assert jobs[1].key.startswith("lr-3_seed-0_")
-    ledger = Ledger(PROJECT, folder)
+    ledger = Ledger(PROGRAM, folder)
     assert [job.number for job in ledger.jobs] == [0, 1, 2]
     assert ledger.swept == ["seed", "lr"]
     assert ledger.commands == [["seed=0,1"], ["lr=3"]]
@@ -153,7 +153,7 @@ def test_a_second_command_adds(tmp_path: Path) -> None:
     assert book(folder)["created"] == "earlier" != created
     assert jobs[0].state() == "finished"
     added(folder, command=["seed=0,1"], swept=[], follows={"seed": []})
-    ledger = Ledger(PROJECT, folder)
+    ledger = Ledger(PROGRAM, folder)
     assert ledger.commands == [["seed=0,1"], ["lr=3"]]
     assert (len(ledger.jobs), ledger.swept) == (3, ["seed", "lr"])
     assert ledger.follows["lr"] == ["warmup"]
@@ -163,11 +163,11 @@ def test_what_differs_is_swept_even_where_nobody_says_so(tmp_path: Path) -> None
     """Among the new jobs, and between them and those that were there."""
     folder = tmp_path / "s"
     added(folder, one("seed=0"), swept=[], command=["seed=0"])
-    assert Ledger(PROJECT, folder).swept == []
+    assert Ledger(PROGRAM, folder).swept == []
     added(folder, one("seed=0", "lr=1"), swept=[], command=["lr=1"])
-    assert Ledger(PROJECT, folder).swept == ["lr"]
+    assert Ledger(PROGRAM, folder).swept == ["lr"]
     added(folder, one("seed=5", "lr=1"), one("seed=5", "lr=1", "wd=2"), swept=[], command=["seed=5"])
-    assert Ledger(PROJECT, folder).swept == ["lr", "seed", "wd"]
+    assert Ledger(PROGRAM, folder).swept == ["lr", "seed", "wd"]
 
 
 def test_equal_trials_of_a_search_are_jobs_of_their_own(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_equal_trials_of_a_search_are_jobs_of_their_own(tmp_path: Path) -> None:
     folder = tmp_path / "s"
     jobs = added(folder, one("lr=1", key="trial-0"), one("lr=1", key="trial-1"))
     assert [job.key for job in jobs] == ["trial-0", "trial-1"]
-    ledger = Ledger(PROJECT, folder)
+    ledger = Ledger(PROGRAM, folder)
     assert ledger.find({"lr": "1"}) is None
     assert ledger.named("trial-1") == jobs[1]
     assert added(folder, one("lr=9", key="trial-1")) == [jobs[1]]
@@ -189,7 +189,7 @@ def test_the_book_of_the_first_version(tmp_path: Path) -> None:
     old = digest({"seed": "1"})[:8]
     jobs = [{"key": f"seed-1_{old}", "number": 0, "overrides": ["seed=1"]}]
     (tmp_path / "sweep.json").write_text(json.dumps({"name": "s", "overrides": ["seed=1"], "swept": [], "jobs": jobs}))
-    ledger = Ledger(PROJECT, tmp_path)
+    ledger = Ledger(PROGRAM, tmp_path)
     assert ledger.commands == [["seed=1"]]
     found = ledger.find({"seed": "1"})
     assert found is not None
@@ -218,7 +218,7 @@ def test_nothing_that_has_run_is_lost(tmp_path: Path) -> None:
 
 def test_two_processes_add(tmp_path: Path) -> None:
     """Each reads what the other has added; a job that both want is one."""
-    one_ledger, other = Ledger(PROJECT, tmp_path / "s"), Ledger(PROJECT, tmp_path / "s")
+    one_ledger, other = Ledger(PROGRAM, tmp_path / "s"), Ledger(PROGRAM, tmp_path / "s")
     (mine,) = one_ledger.add([one("seed=1")], ["seed=1"], ["seed"], [], {})
     theirs = other.add([one("seed=0"), one("seed=1")], ["seed=0,1"], ["seed"], [], {})
     assert [job.number for job in theirs] == [1, 0]
@@ -282,9 +282,9 @@ def test_killed_at_any_write_the_same_commands_leave_the_same_ledger(tmp_path: P
 
 
 def test_a_job_is_the_same_in_a_moved_project_and_in_a_ledger_of_absolute_paths(tmp_path: Path) -> None:
-    here = values_of(PROJECT, ["data.path=data/x.h5"], cwd=PROJECT.root)
-    assert here == values_of(PROJECT, [f"data.path={PROJECT.root}/data/x.h5"]) == {"data.path": "${root:}/data/x.h5"}
-    older = {"data.path": f"{PROJECT.root}/data/x.h5"}
+    here = values_of(PROGRAM, ["data.path=data/x.h5"], cwd=PROGRAM.root)
+    assert here == values_of(PROGRAM, [f"data.path={PROGRAM.root}/data/x.h5"]) == {"data.path": "${root:}/data/x.h5"}
+    older = {"data.path": f"{PROGRAM.root}/data/x.h5"}
     cfg = OmegaConf.to_container(OmegaConf.create({"name": "digits"}))
     (job,) = added(tmp_path / "s", NewJob(["data.path=data/x.h5"], cfg, older))  # type: ignore[arg-type]
-    assert Ledger(PROJECT, tmp_path / "s").find(here) == job
+    assert Ledger(PROGRAM, tmp_path / "s").find(here) == job

@@ -12,7 +12,7 @@ import pytest
 from conftest import QUICK, ROOT, result
 from fork import copy_of_the_project, run_undrawn
 
-from lab.project import PROJECT
+from lab.program import PROGRAM
 from multirun.report import Objective, groups
 from multirun.report.analyse import difference
 from multirun.report.read import Job, Study, differing
@@ -96,9 +96,9 @@ def test_two_people_s_folders_are_one_sweep(tmp_path: Path) -> None:
             shutil.rmtree(b / "outputs")
             run_undrawn(b, "train", *SWEEP, "optim.lr=1e-2", "seed=2,3")
         shown = run_undrawn(b, "report", str(a / "outputs/lr"), "outputs/lr", "--out", str(tmp_path / "both"))
-        found = {group.label: group for group in groups(read_study(PROJECT, [a / "outputs/lr", b / "outputs/lr"]))}
+        found = {group.label: group for group in groups(read_study(PROGRAM, [a / "outputs/lr", b / "outputs/lr"]))}
         assert sorted(found) == ["lr=0.01", "lr=0.1"]
-        assert difference(read_study(PROJECT, [a / "outputs/lr", b / "outputs/lr"])) is None
+        assert difference(read_study(PROGRAM, [a / "outputs/lr", b / "outputs/lr"])) is None
         lower = [*(a / "outputs/lr").glob("lr-0.01*"), *(b / "outputs/lr").glob("seed-*")]
         scores = [result(path)["val/loss"] for path in lower]
         assert len(set(scores)) == 4
@@ -107,7 +107,7 @@ def test_two_people_s_folders_are_one_sweep(tmp_path: Path) -> None:
         assert "n=4  lr=0.01" in shown
         assert "n=2  lr=0.1" in shown
     loose = [*(a / "outputs/lr").glob("lr-*"), *(b / "outputs/lr").glob("seed-*")]
-    runs = read_study(PROJECT, loose)  # one by one, not as sweeps
+    runs = read_study(PROGRAM, loose)  # one by one, not as sweeps
     assert {group.label: len(group.jobs) for group in groups(runs)} == {"optim.lr=0.01": 4, "optim.lr=0.1": 2}
 
 

@@ -13,7 +13,7 @@ from conftest import QUICK, start_run, status
 
 from engine.errors import ConfigError
 from engine.runs import write_status
-from lab.project import PROJECT
+from lab.program import PROGRAM
 from multirun.options import SearchConfig
 
 optuna = pytest.importorskip("optuna", reason="needs the extra optuna")
@@ -51,7 +51,7 @@ def pruner(name: str, **arguments: Any) -> dict[str, Any]:
 
 def a_search(config: SearchConfig, arguments: list[str], objectives: list[Objective], name: str, where: Path) -> Search:
     space = parse(arguments)
-    return Search(config, space, Methods(PROJECT, config, space), objectives, name, where)
+    return Search(config, space, Methods(PROGRAM, config, space), objectives, name, where)
 
 
 # ---- the space
@@ -185,8 +185,8 @@ CONFIG = {
 
 
 def test_objectives_are_the_monitor_or_named_keys_of_a_result() -> None:
-    assert choose(PROJECT, None, CONFIG) == LOSS
-    several = choose(PROJECT, {"val/accuracy": "max", "seconds": "min"}, CONFIG)
+    assert choose(PROGRAM, None, CONFIG) == LOSS
+    several = choose(PROGRAM, {"val/accuracy": "max", "seconds": "min"}, CONFIG)
     assert read({"val/accuracy": 0.5, "seconds": 3}, several) == ([0.5, 3.0], "")
     for result, why in [
         ({"seconds": 3}, "result.json has no number for val/accuracy"),
@@ -197,9 +197,9 @@ def test_objectives_are_the_monitor_or_named_keys_of_a_result() -> None:
     with pytest.raises(
         ConfigError, match=r"no 'val/acuracy' - did you mean val/accuracy\? \(it has: val/loss, val/acc"
     ):
-        choose(PROJECT, {"val/acuracy": "max"}, CONFIG)
+        choose(PROGRAM, {"val/acuracy": "max"}, CONFIG)
     with pytest.raises(ConfigError, match=r"no mode 'maximum' \(modes: min, max\)"):
-        choose(PROJECT, {"val/accuracy": "maximum"}, CONFIG)
+        choose(PROGRAM, {"val/accuracy": "maximum"}, CONFIG)
 
 
 # ---- the study
@@ -308,7 +308,7 @@ def test_mistakes_of_a_search_are_one_line(tmp_path: Path, changed: dict[str, An
 
 
 def test_pruning_needs_one_score_that_is_known_on_the_way() -> None:
-    methods = Methods(PROJECT, settings(pruner=pruner("MedianPruner")), parse(SPACE))
+    methods = Methods(PROGRAM, settings(pruner=pruner("MedianPruner")), parse(SPACE))
     for objectives, eval_every, message in [
         ([*LOSS, Objective("seconds", "min")], 5, "several objectives"),
         ([Objective("seconds", "min")], 5, "a val/ score"),

@@ -26,7 +26,7 @@ from conftest import QUICK, ROOT, TRAIN, called, compose, result
 from engine.errors import ConfigError
 from engine.extras import missing
 from engine.runs.directory import claimed, write_json
-from lab.project import PROJECT
+from lab.program import PROGRAM
 from multirun.report import Objective, best_group, groups, read_study, save_best, write, write_study
 from multirun.report.axes import axis
 from multirun.report.best import override_list
@@ -85,7 +85,7 @@ def test_it_is_of_the_result_files_and_says_which_failed_and_why(sweep: Path) ->
     failed = [row for row in rows(sweep / "report.csv") if row["status"] == "failed"]
     assert len(failed) == 3
     assert all("not finite" in row["why no score"] and not row["val/loss"] for row in failed)
-    best = best_group(read_study(PROJECT, [sweep]))
+    best = best_group(read_study(PROGRAM, [sweep]))
     assert best is not None
     overrides = override_list(best)
     assert not [o for o in overrides if o.startswith(("seed", "sweep", "hydra", "logger"))]
@@ -107,7 +107,7 @@ def test_jobs_in_every_state_are_shown(copy: Path) -> None:
     (job_dirs(copy)[0] / "metrics.jsonl").write_text('{"step": 4, "time": 1.0, "val/loss": 2.5}\n{"step": 8, "ti')
     shutil.rmtree(job_dirs(copy)[2])  # not even its directory
     with claimed(job_dirs(copy)[1]):
-        study = read_study(PROJECT, [copy])
+        study = read_study(PROGRAM, [copy])
         write_study(study, print)
     assert [job.status for job in study.jobs[:6]] == ["killed", *states[1:]]
     assert study.jobs[0].so_far(LOSS) == 2.5
@@ -125,7 +125,7 @@ def test_a_lucky_seed_is_not_the_best(copy: Path) -> None:
     write_json(one / "result.json", {**result(one), "val/loss": 1e-9})
     for path in job_dirs(copy)[1:3]:
         write_json(path / "status.json", {"status": "queued"})
-    study = read_study(PROJECT, [copy])
+    study = read_study(PROGRAM, [copy])
     best = best_group(study)
     assert best is not None
     assert best.values == {"optim.lr": 0.1}
@@ -135,7 +135,7 @@ def test_a_lucky_seed_is_not_the_best(copy: Path) -> None:
 
 @pytest.fixture
 def experiment() -> Iterator[Path]:
-    path = PROJECT.conf / "experiment" / "best_lr.yaml"
+    path = PROGRAM.conf / "experiment" / "best_lr.yaml"
     assert not path.exists()
     yield path
     path.unlink(missing_ok=True)
@@ -155,17 +155,17 @@ def test_save_best_gives_an_experiment_that_gives_the_same_scores(tmp_path: Path
     assert "./run train experiment=best_lr" in said.stdout
     assert experiment.read_text().startswith("# @package _global_\n# ./run train experiment=best_lr\n")
     assert "seed" not in yaml.safe_load(experiment.read_text())
-    best = best_group(read_study(PROJECT, [tmp_path / "lr"]))
+    best = best_group(read_study(PROGRAM, [tmp_path / "lr"]))
     assert best is not None
     text = experiment.read_text()
-    study = read_study(PROJECT, [tmp_path / "lr"])
-    save_best(PROJECT, study, best)  # its own file is written anew
+    study = read_study(PROGRAM, [tmp_path / "lr"])
+    save_best(PROGRAM, study, best)  # its own file is written anew
     for other in (f"{text}trainer: {{ max_steps: 5 }}\n", "seed: 1\n"):
         experiment.write_text(other)
         with pytest.raises(ConfigError, match=r"experiment/best_lr\.yaml: is there, .* --overwrite$"):
-            save_best(PROJECT, study, best)
+            save_best(PROGRAM, study, best)
         assert experiment.read_text() == other
-    save_best(PROJECT, study, best, overwrite=True)
+    save_best(PROGRAM, study, best, overwrite=True)
     assert experiment.read_text() == text
     again = ["experiment=best_lr", "logger=none", "hardware=cpu", "hardware.num_threads=1", "seed=1"]
     called([*TRAIN, *again, f"hydra.run.dir={tmp_path}/again"])
@@ -180,10 +180,10 @@ def test_save_best_refuses_what_a_yaml_cannot_say(copy: Path, experiment: Path) 
         config = yaml.safe_load((best / "config.yaml").read_text())
         del config["data"]["transforms"]  # a deletion
         (best / "config.yaml").write_text(yaml.safe_dump(config))
-    group = best_group(study := read_study(PROJECT, [copy]))
+    group = best_group(study := read_study(PROGRAM, [copy]))
     assert group is not None
     with pytest.raises(ConfigError, match=r"data\.transforms.*list of overrides"):
-        save_best(PROJECT, study, group)
+        save_best(PROGRAM, study, group)
     assert not experiment.exists()
 
 
@@ -195,7 +195,7 @@ def test_a_comparison_of_any_runs(sweep: Path, tmp_path: Path) -> None:
     assert re.search(r"`optim.lr` \| 0.001 \| 0.001 \| 0.1", text)
     assert "| optim.lr=0.001 |" in text
     assert "2 seeds" not in text.split("## Configurations")[0]  # of runs, the best is the best
-    study = read_study(PROJECT, [Path(path) for path in runs])
+    study = read_study(PROGRAM, [Path(path) for path in runs])
     assert study.swept == ("seed", "optim.lr") or set(study.swept) == {"seed", "optim.lr"}
     assert len(groups(study)) == 2
 
@@ -245,7 +245,7 @@ sys.exit(status)
 @pytest.mark.slow
 def test_write_never_raises(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (copy / "sweep.json").write_text("{")
-    assert write(PROJECT, copy) == []
+    assert write(PROGRAM, copy) == []
     said = capsys.readouterr().err
     assert re.fullmatch(r"no report \(.*\); later: ./run report .*\n", said)
 
@@ -254,7 +254,7 @@ def test_write_never_raises(copy: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_the_page_asks_no_network_and_holds_the_numbers(sweep: Path) -> None:
     """And no name of a value breaks it."""
     pytest.importorskip("plotly", reason="extra `report`")
-    study = read_study(PROJECT, [sweep])
+    study = read_study(PROGRAM, [sweep])
     text = page(facts(study))
     plotly = Path(sys.modules["plotly"].__file__ or "").parent / "package_data/plotly.min.js"
     own = text.replace(plotly.read_text().replace("</script", "<\\/script"), "")

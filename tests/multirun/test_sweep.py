@@ -11,7 +11,7 @@ import yaml
 from conftest import ROOT, TRAIN, called, metrics, needs, processes_with, slow, status
 from sweeps import SWEEP, book, call, call_faulty, ended_at, job_dirs, results, states
 
-from lab.project import PROJECT
+from lab.program import PROGRAM
 from multirun.identity import canonical, digest, directory_name, values_of
 
 
@@ -180,21 +180,21 @@ def test_hydras_own_launcher_gets_directories(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_which_overrides_are_the_same_job(one: list[str], other: list[str], same: bool) -> None:
-    assert (digest(values_of(PROJECT, one)) == digest(values_of(PROJECT, other))) == same
+    assert (digest(values_of(PROGRAM, one)) == digest(values_of(PROGRAM, other))) == same
 
 
 def test_names_of_directories_are_safe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LR", "0.5")
-    values = values_of(PROJECT, ["data.path='/a b/c,d.h5'", "optim.lr=${oc.env:LR}", "x.lr=2", "model.hidden=[16,8]"])
+    values = values_of(PROGRAM, ["data.path='/a b/c,d.h5'", "optim.lr=${oc.env:LR}", "x.lr=2", "model.hidden=[16,8]"])
     name = directory_name(values, list(values))
     assert name.startswith("path-c-d_hidden-16-8_optim.lr-0.5_x.lr-2_")
     assert values["optim.lr"] == "0.5"
     assert directory_name(values, ()).startswith("job_")
-    huge = values_of(PROJECT, ["optim.lr=1e30"])
+    huge = values_of(PROGRAM, ["optim.lr=1e30"])
     assert directory_name(huge, ["optim.lr"]).startswith("lr-1e30_")
     assert repr(canonical({"a": [1.0, True, None]})) == "{'a': [1, True, None]}"  # as text: 1.0 == 1
     assert canonical("${seed}") == "${seed}"
     assert (
-        len(directory_name(values_of(PROJECT, [f"a.key{i}={i}" for i in range(50)]), [f"a.key{i}" for i in range(50)]))
+        len(directory_name(values_of(PROGRAM, [f"a.key{i}={i}" for i in range(50)]), [f"a.key{i}" for i in range(50)]))
         < 100
     )

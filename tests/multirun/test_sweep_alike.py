@@ -13,7 +13,7 @@ from conftest import QUICK
 from engine.config import JobConfig, dependents, unswept
 from engine.config.compose import initialize, register_resolvers
 from engine.runs import directory, environment
-from lab.project import PROJECT
+from lab.program import PROGRAM
 from multirun import drive
 from multirun.report import best_group, groups, read_study
 from multirun.report.best import override_list
@@ -39,7 +39,7 @@ class Finishing:
 
 @pytest.fixture
 def conf(tmp_path: Path) -> Path:
-    return shutil.copytree(PROJECT.conf, tmp_path / "conf")
+    return shutil.copytree(PROGRAM.conf, tmp_path / "conf")
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def command(tmp_path: Path, conf: Path, capsys: pytest.CaptureFixture[str], monk
     from hydra.types import RunMode
     from omegaconf import open_dict
 
-    register_resolvers(PROJECT)
+    register_resolvers(PROGRAM)
     monkeypatch.setattr(drive, "report", lambda ledger, changed: None)
 
     def call(*arguments: str) -> str:
@@ -60,7 +60,7 @@ def command(tmp_path: Path, conf: Path, capsys: pytest.CaptureFixture[str], monk
             with open_dict(master):
                 master.hydra.runtime.cwd = str(tmp_path)
             capsys.readouterr()
-            drive.sweep(PROJECT, master, loader, Finishing(), arguments)  # type: ignore[arg-type]
+            drive.sweep(PROGRAM, master, loader, Finishing(), arguments)  # type: ignore[arg-type]
         return capsys.readouterr().err
 
     return call
@@ -85,7 +85,7 @@ def test_jobs_of_an_edited_default_are_no_seeds_of_one_configuration(
     change(conf / "trainer/single.yaml", "clip_norm: ", "clip_norm: 7 # ")
     assert "trainer.clip_norm" in command("seed=0,1,2,3")
 
-    study = read_study(PROJECT, [tmp_path / "s"])
+    study = read_study(PROGRAM, [tmp_path / "s"])
     assert [[job.number for job in group.jobs] for group in groups(study)] == [[0, 1], [2], [3]]
     best = best_group(study)
     assert best is not None
@@ -122,7 +122,7 @@ def test_code_that_was_edited_between_two_commands_is_said(
     (line,) = [line for line in command("seed=range(6)").splitlines() if "src/" in line]
     assert "job 4 with commit ccccccc ran before, now it is commit ccccccc with changes " in line
 
-    study = read_study(PROJECT, [tmp_path / "s"])
+    study = read_study(PROGRAM, [tmp_path / "s"])
     text = markdown(facts(study))
     assert "## Jobs ran with different code below src/\n\njobs 0 to 3 with commit aaaaaaa, job 4 with commit " in text
     shown = data(facts(study))
@@ -151,7 +151,7 @@ def test_what_the_jobs_were_told_is_no_difference(command: Command, conf: Path, 
         ["optim=sgd", "optim.lr=1e-1", "seed=2", "trainer.max_steps=9"],
     ):
         assert "not swept" not in command("experiment=own", *arguments)
-    study = read_study(PROJECT, [tmp_path / "s"])
+    study = read_study(PROGRAM, [tmp_path / "s"])
     assert study.unswept == ()
     assert sorted(len(group.jobs) for group in groups(study)) == [1, 2, 2]
     # the same edit is seen where it may have changed what the option of a swept group has set, or another group
@@ -179,11 +179,11 @@ def test_which_differences_were_swept(
 ) -> None:
     overrides = [[f"{key.lstrip('+')}={i}" for key in swept] for i in range(len(configs))]
     jobs = [JobConfig(values, overrides[i], f"job-{i}") for i, values in enumerate(configs)]
-    assert unswept(PROJECT, jobs, [key.lstrip("+") for key in swept], follows) == found
+    assert unswept(PROGRAM, jobs, [key.lstrip("+") for key in swept], follows) == found
 
 
 def test_what_is_made_of_a_key() -> None:
     raw = {"seed": 1, "data.path": "split-${seed}.h5", "data.shape": "${h5_shape:x}", "model.out": "${..data.shape}",
            "b.seed": "${.c}", "b.c": "${seed}", "d": ["${b}"], "e": "${seedling}", "f": "${hydra:job.num}"}  # fmt: skip
-    assert dependents(PROJECT, raw, "seed") == ["b.c", "b.seed", "d", "data.path", "data.shape", "model.out"]
-    assert dependents(PROJECT, raw, "hydra") == ["f"]
+    assert dependents(PROGRAM, raw, "seed") == ["b.c", "b.seed", "d", "data.path", "data.shape", "model.out"]
+    assert dependents(PROGRAM, raw, "hydra") == ["f"]

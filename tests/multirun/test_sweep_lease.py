@@ -10,7 +10,7 @@ from sweeps import SWEEP, call_faulty, states
 
 from engine.errors import ConfigError
 from engine.host.cpu import cores
-from lab.project import PROJECT
+from lab.program import PROGRAM
 from multirun import pool
 from multirun.drive import Work
 from multirun.lease import Leases
@@ -38,37 +38,37 @@ def test_each_job_leases_gpus_of_its_own(tmp_path: Path) -> None:
     leases = Leases("auto", "auto", 99)
     assert leases.at_once == 4
     one, two = job(tmp_path, "one"), job(tmp_path, "two", "ddp", 2)
-    first, second = leases.take(PROJECT, one), leases.take(PROJECT, two)
+    first, second = leases.take(PROGRAM, one), leases.take(PROGRAM, two)
     assert first is not None and second is not None  # noqa: PT018
     assert (len(first.gpus), len(second.gpus)) == (1, 2)
     assert not set(first.gpus) & set(second.gpus)
-    assert leases.take(PROJECT, two) is None, "one GPU is left"
+    assert leases.take(PROGRAM, two) is None, "one GPU is left"
     leases.give_back(first)
-    third = leases.take(PROJECT, two)
+    third = leases.take(PROGRAM, two)
     assert third is not None
     assert set(third.gpus) | set(second.gpus) == {"4", "5", "6", "7"}
     assert third.environment()["CUDA_VISIBLE_DEVICES"] == ",".join(third.gpus)
-    assert leases.take(PROJECT, one) is None
+    assert leases.take(PROGRAM, one) is None
 
 
 @pytest.mark.usefixtures("four_gpus")
 def test_shares_of_a_gpu(tmp_path: Path) -> None:
     leases, one = Leases("auto", 1 / 3, 99), job(tmp_path, "one")
     assert leases.at_once == 12
-    taken = [leases.take(PROJECT, one) for _ in range(12)]
+    taken = [leases.take(PROGRAM, one) for _ in range(12)]
     names = sorted(lease.gpus[0] for lease in taken if lease is not None)
     assert names == sorted(["4", "5", "6", "7"] * 3)
     assert len({lease.gpus for lease in taken[:4] if lease}) == 4, "spread before shared"
-    assert leases.take(PROJECT, one) is None
+    assert leases.take(PROGRAM, one) is None
 
 
 @pytest.mark.usefixtures("four_gpus")
 def test_what_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs 5 GPUs, 4 can be seen"):
-        Leases("auto", "auto", 99).take(PROJECT, job(tmp_path, "five", "ddp", 5))
+        Leases("auto", "auto", 99).take(PROGRAM, job(tmp_path, "five", "ddp", 5))
     with pytest.raises(ConfigError, match="a part of one GPU, or whole ones"):
         Leases("auto", 1.5, 99)
-    lease = Leases(2, "auto", 99).take(PROJECT, job(tmp_path, "cpu", device="cpu"))
+    lease = Leases(2, "auto", 99).take(PROGRAM, job(tmp_path, "cpu", device="cpu"))
     assert lease is not None
     assert lease.gpus == ()
 
@@ -78,7 +78,7 @@ def test_cores_are_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     here = cores()
     assert Leases("auto", "auto", 99).at_once == here
     assert Leases("auto", "auto", 1).at_once == 1
-    lease = Leases(2, "auto", 99).take(PROJECT, job(tmp_path, "one"))
+    lease = Leases(2, "auto", 99).take(PROGRAM, job(tmp_path, "one"))
     assert lease is not None
     assert lease.cores == max(1, here // 2)
     monkeypatch.setenv("LAB_CORES", "1")
@@ -90,10 +90,10 @@ def test_what_is_left_of_a_command_changes_no_jobs_cores(tmp_path: Path, monkeyp
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr("multirun.lease.cores", lambda: 16)
     seen = []
-    monkeypatch.setattr(pool.Pool, "run", lambda self: seen.append(self._leases.take(PROJECT, tmp_path).cores))
+    monkeypatch.setattr(pool.Pool, "run", lambda self: seen.append(self._leases.take(PROGRAM, tmp_path).cores))
     jobs = [Job(number, (), tmp_path) for number in range(3)]
     for due in (jobs, jobs[2:], iter(jobs)):
-        work = Work(Ledger(PROJECT, tmp_path / "s"), due, jobs, SweepConfig())
+        work = Work(Ledger(PROGRAM, tmp_path / "s"), due, jobs, SweepConfig())
         pool.run_in_pool(work, PoolConfig("auto", "auto"))
     assert seen == [5, 5, 5]
 

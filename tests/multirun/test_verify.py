@@ -29,7 +29,7 @@ from engine.config import read_config
 from engine.errors import ConfigError
 from engine.runs import directory, environment
 from engine.runs.environment import code_of
-from lab.project import PROJECT, start
+from lab.program import PROGRAM, start
 from multirun.verify import compare, recompute
 
 RUN = (*QUICK, "trainer.max_steps=24", "trainer.log_every=4", "trainer.eval_every=6", "trainer.save_every=10")
@@ -57,7 +57,7 @@ def command(run: Path, *more: str, code: int = 0, src: Path = ROOT / "src") -> s
 def test_a_run_is_equal_to_itself_started_again_and_stays_as_it_is(whole: Path) -> None:
     """In a fresh process, to its end."""
     before = files(whole)
-    found = recompute.verify(PROJECT, whole, commit=recompute.HERE)
+    found = recompute.verify(PROGRAM, whole, commit=recompute.HERE)
     assert found.equal, found
     assert found.rounding == 0
     names = [part.name for part in found.parts]
@@ -80,7 +80,7 @@ def warm_again(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("warm_again")
 def test_its_first_steps_are_compared_alone(whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Under the schedule of the whole run, up to the first step whose weights were saved."""
-    found = recompute.verify(PROJECT, whole, 12, recompute.HERE, tmp_path / "again")
+    found = recompute.verify(PROGRAM, whole, 12, recompute.HERE, tmp_path / "again")
     assert (found.equal, found.weights, found.steps) == (True, True, 20), found
     assert status(tmp_path / "again")["status"] == "preempted"
     assert metrics(tmp_path / "again") == [record for record in metrics(whole) if record["step"] <= 20]
@@ -97,7 +97,7 @@ def test_what_compared_no_weights_is_not_equal() -> None:
 def test_a_run_without_checkpoints_has_nothing_to_compare(copied: Path) -> None:
     shutil.rmtree(copied / "checkpoints")
     with pytest.raises(ConfigError, match=r"has saved no checkpoint, so no weights can be compared; resume it"):
-        recompute.verify(PROJECT, copied)
+        recompute.verify(PROGRAM, copied)
 
 
 def test_of_a_package_that_lies_on_the_path_twice_the_imported_one_counts(
@@ -216,7 +216,7 @@ def test_other_surroundings_are_named(tmp_path: Path, change: dict[str, Any], sa
 @pytest.mark.usefixtures("warm_again")
 def test_what_a_resume_has_changed_is_put_back(whole: Path, copied: Path) -> None:
     """The first steps are compared under the values that they had."""
-    cfg = read_config(PROJECT, copied)
+    cfg = read_config(PROGRAM, copied)
     cfg.trainer.max_steps = 30
     start(cfg, copied, ["trainer.max_steps=30"], own_process=False)
     log = (copied / "train.log").read_text()
@@ -224,7 +224,7 @@ def test_what_a_resume_has_changed_is_put_back(whole: Path, copied: Path) -> Non
     assert json.loads((copied / "environment.json").read_text())["changes"] == [
         {"after": 24, "was": {"trainer.max_steps": 24}}
     ]
-    found = recompute.verify(PROJECT, copied, commit=recompute.HERE)
+    found = recompute.verify(PROGRAM, copied, commit=recompute.HERE)
     assert (found.equal, found.steps) == (True, 24)
     assert "trainer.max_steps 24 -> 30" in found.hints[0]
     assert metrics(copied)[:8] == metrics(whole)[:8]
@@ -236,16 +236,16 @@ def test_a_resume_with_other_code_is_recorded(copied: Path, monkeypatch: pytest.
     monkeypatch.setattr(environment, "_asked", lambda *_: None)
     monkeypatch.setattr(environment, "source_of", lambda _: "other")
     for _ in range(2):
-        directory.reopen_directory(PROJECT, copied, read_config(PROJECT, copied), [])
+        directory.reopen_directory(PROGRAM, copied, read_config(PROGRAM, copied), [])
     (change,) = json.loads((copied / "environment.json").read_text())["changes"]
     assert change["after"] == 24
     assert [str(code) for code in environment.codes_of(copied)] == [began, "no commit, files other"]
-    hints = recompute.undo_changes(PROJECT.root, read_config(PROJECT, copied), [change])
+    hints = recompute.undo_changes(PROGRAM.root, read_config(PROGRAM, copied), [change])
     assert hints == ["compared up to step 24, after which a resume changed code -> no commit, files other"]
     directory.undo_resume(copied)
     assert len(environment.codes_of(copied)) == 1
     shutil.rmtree(copied / "checkpoints")
-    directory.reopen_directory(PROJECT, copied, read_config(PROJECT, copied), [])
+    directory.reopen_directory(PROGRAM, copied, read_config(PROGRAM, copied), [])
     assert [str(code) for code in environment.codes_of(copied)] == ["no commit, files other"]
 
 
@@ -259,18 +259,18 @@ def test_a_resume_with_other_code_is_recorded(copied: Path, monkeypatch: pytest.
 )
 def test_mistakes_are_named(whole: Path, steps: int | None, commit: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        recompute.verify(PROJECT, whole, steps, commit)
+        recompute.verify(PROGRAM, whole, steps, commit)
 
 
 def test_the_second_run_has_the_firsts_ranks_but_no_time_limit_and_no_logger(tmp_path: Path) -> None:
     cfg = compose(*RUN, "trainer=ddp", "hardware.num_procs=auto", "process.max_time=1h")
     wanted = ["logger=none", "process.stop_at_step=7", "process.max_time=null", "hardware.num_procs=4"]
-    assert recompute.settings(PROJECT, cfg, {}, 4, 7, PROJECT.root) == wanted
-    few_gpus = recompute.settings(PROJECT, cfg, {"machine": {"gpus": ["H100"] * 4}}, 4, 7, PROJECT.root)
+    assert recompute.settings(PROGRAM, cfg, {}, 4, 7, PROGRAM.root) == wanted
+    few_gpus = recompute.settings(PROGRAM, cfg, {"machine": {"gpus": ["H100"] * 4}}, 4, 7, PROGRAM.root)
     assert few_gpus == wanted[:3], "there are fewer GPUs here"
     (tmp_path / "src/engine/ranks").mkdir(parents=True)  # of an older version
     (tmp_path / "src/engine/ranks/stop.py").write_text('AT_STEP = "trainer.stop_at_step"')
-    assert recompute.as_called(PROJECT, "process.stop_at_step", tmp_path) == "trainer.stop_at_step"
+    assert recompute.as_called(PROGRAM, "process.stop_at_step", tmp_path) == "trainer.stop_at_step"
 
 
 EVIL = {"_target_": "engine.host.programs.git", "_args_": ["/", "-c", "alias.x=!touch pwned", "x"]}
@@ -307,16 +307,16 @@ def test_the_present_check_comes_before_anything_starts(
     (copied / "config.yaml").write_text(yaml.safe_dump(cfg))
     (copied / "environment.json").write_text(json.dumps(facts))
     with pytest.raises(ConfigError) as error:
-        recompute.verify(PROJECT, copied, **asked)
+        recompute.verify(PROGRAM, copied, **asked)
     assert "\n" not in str(error.value)
     assert "no commit" not in str(error.value)  # which code there is was not asked yet
 
 
 def test_a_directory_that_is_no_run_or_is_in_the_way(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--rounding 2: a relative difference"):
-        recompute.verify(PROJECT, whole, rounding=2)
+        recompute.verify(PROGRAM, whole, rounding=2)
     with pytest.raises(ConfigError, match=r"exists; give a directory that does not"):
-        recompute.verify(PROJECT, whole, out=tmp_path)
+        recompute.verify(PROGRAM, whole, out=tmp_path)
     done = command(tmp_path, code=2)
     assert done.stdout == ""
     assert done.stderr.startswith(f"error: {tmp_path}: no run directory")
@@ -336,7 +336,7 @@ def test_a_directory_that_is_no_run_or_is_in_the_way(whole: Path, tmp_path: Path
 def test_the_second_run_computes_as_the_first_was_decided_to(
     tmp_path: Path, began: dict[str, Any], precision: str
 ) -> None:
-    recompute.prepare(PROJECT, tmp_path / "again", compose(), began)
+    recompute.prepare(PROGRAM, tmp_path / "again", compose(), began)
     known = json.loads((tmp_path / "again/environment.json").read_text())
     assert (known["precision"], known.get("threads")) == (precision, began.get("threads"))
 
@@ -348,7 +348,7 @@ def test_two_ranks(tmp_path: Path) -> None:
     ranks = ("trainer=fsdp", "hardware.num_procs=2", "process.stop_at_step=15")
     with pytest.raises(SystemExit):
         start_run(tmp_path / "run", *RUN, *ranks)
-    found = recompute.verify(PROJECT, tmp_path / "run")
+    found = recompute.verify(PROGRAM, tmp_path / "run")
     assert (found.equal, found.steps) == (True, 15), found
     assert any(part.name.startswith("checkpoints/last_000000015") for part in found.parts)
 
@@ -416,7 +416,7 @@ def test_a_run_of_another_commit_with_changes_that_were_not_committed(
 
     def halves(commit: str, diff: bool) -> tuple[bool, str]:
         """(Whether the code of the second run has the changes, how it is called)."""
-        with recompute.code_for(replace(PROJECT, root=project), run, commit, diff) as (root, said):
+        with recompute.code_for(replace(PROGRAM, root=project), run, commit, diff) as (root, said):
             assert (root == project) == (commit == "here" and not diff)
             changes = ("from lab.half" in (root / "src/lab/loop.py").read_text(), (root / "src/lab/half.py").exists())
         assert len({*changes}) == 1

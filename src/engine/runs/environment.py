@@ -261,7 +261,8 @@ def record_machine(run_dir: Path, found: dict[str, Any]) -> str:
 def imported_packages() -> dict[str, str]:
     """Return {name: version} of the installed packages that this process has imported. Of a name that lies on the path
     twice (setuptools appends its own copies) the first counts, as for `import`."""
-    roots, found = {name.partition(".")[0] for name in sys.modules}, {}
+    roots = {name.partition(".")[0] for name in sys.modules}
+    found: dict[str, str] = {}
     for one in metadata.distributions():  # metadata.packages_distributions takes 0.1 s more
         listed = one.read_text("top_level.txt")
         names = listed.split() if listed else OF_RECORD.findall(one.read_text("RECORD") or "")

@@ -21,7 +21,7 @@ from engine.config import NEVER_COMPARED, one_line, remove_if_empty
 from engine.errors import ConfigError, RunFailed
 from engine.files import write_json
 from engine.locks import Busy, Lock
-from engine.project import Project
+from engine.project import Program
 from engine.runs import shown
 from engine.schema import plain, typed
 from multirun.code import settle_code
@@ -48,7 +48,7 @@ BEST_AT_MOST = 10  # trials of a Pareto front that are printed
 
 
 def run_search(
-    project: Project,
+    project: Program,
     master: DictConfig,
     loader: ConfigLoader,
     launcher: Launcher,

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.errors import ConfigError
 from engine.files import records
-from engine.project import Project
+from engine.project import Program
 from engine.runs import METRICS
 from engine.schema import did_you_mean, show
 
@@ -24,7 +24,7 @@ class Objective:
     mode: str  # min or max
 
 
-def choose(project: Project, node: Mapping[str, Any] | None, cfg: Mapping[str, Any]) -> list[Objective]:
+def choose(project: Program, node: Mapping[str, Any] | None, cfg: Mapping[str, Any]) -> list[Objective]:
     """Objectives from hydra.sweeper.objectives, {key: min or max}; null: the monitor of `cfg`, a trial's config."""
     if not node:
         return [Objective(cfg["monitor"]["key"], cfg["monitor"]["mode"])]

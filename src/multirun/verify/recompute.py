@@ -25,7 +25,7 @@ from engine.files import read_file, read_json, records, replace_text, write_json
 from engine.host import NoAnswer, count_gpus, git, machine_changes, temporary_folder
 from engine.loggers import LoggerConfig
 from engine.parallel import ONE_PROCESS
-from engine.project import Project
+from engine.project import Program, Project
 from engine.runs import (
     CHECKPOINTS,
     DIFF,
@@ -79,7 +79,7 @@ class Verdict:
 
 
 def verify(
-    project: Project,
+    project: Program,
     run: Path,
     steps: int | None = None,
     commit: str = HERE,
@@ -169,7 +169,7 @@ def start(project: Project, run: Path, again: Path, root: Path, overrides: Seque
         raise RunFailed(f"{run}: started again it failed, see above")
 
 
-def as_begun(project: Project, run: Path, changes: list[dict[str, Any]]) -> DictConfig:
+def as_begun(project: Program, run: Path, changes: list[dict[str, Any]]) -> DictConfig:
     """The run's config as it is, for its own version of the code, with the values from before any resume.
 
     ConfigError where the present code would not run it, or would not build a target anywhere in it: older code may have

@@ -27,11 +27,11 @@ from engine.schema import Rule, option, parse_interval, passed, split_own, typed
 from lab.config import Config, check
 from lab.groups import OptimConfig, TrainerConfig
 from lab.make import make_task
-from lab.project import PROJECT
+from lab.program import PROGRAM
 
 OPTIONS = sorted(
-    f"{path.parent.relative_to(PROJECT.conf)}={path.stem}"
-    for path in PROJECT.conf.rglob("*/*.yaml")
+    f"{path.parent.relative_to(PROGRAM.conf)}={path.stem}"
+    for path in PROGRAM.conf.rglob("*/*.yaml")
     if "hydra" not in path.parts
 )
 
@@ -94,7 +94,7 @@ FILES = {
 @cache
 def raw(*options: str) -> DictConfig:
     """What these choices make, hydra's part too; interpolations stay."""
-    return OmegaConf.create(composed(PROJECT, options))
+    return OmegaConf.create(composed(PROGRAM, options))
 
 
 def chosen(option: str) -> set[str]:
@@ -103,10 +103,10 @@ def chosen(option: str) -> set[str]:
 
 
 def data_file(option: str) -> Path:
-    """The first file of data.path, and PROJECT.root where it needs none."""
+    """The first file of data.path, and PROGRAM.root where it needs none."""
     data = raw(option).data
     path = None if OmegaConf.is_missing(data, "path") else data.get("path")
-    return PROJECT.root if path is None else PROJECT.root / (path if isinstance(path, str) else path[0])
+    return PROGRAM.root if path is None else PROGRAM.root / (path if isinstance(path, str) else path[0])
 
 
 def overrides_with(choice: str, folder: Path) -> list[str]:
@@ -143,19 +143,19 @@ def test_every_yaml_composes_and_builds(choice: str, tmp_path: Path) -> None:
     assert cfg == before  # the check changes nothing
 
     config = Config.of(cfg)
-    assert len(build_target(PROJECT, config.dataset, split="val")) > 0
+    assert len(build_target(PROGRAM, config.dataset, split="val")) > 0
     for node in (config.data.order, *config.data.transforms.values(), *config.cfg.callback.values()):
-        assert build_target(PROJECT, node) is not None
+        assert build_target(PROGRAM, node) is not None
     assert make_task(config) is not None
     try:
-        model = build_target(PROJECT, cfg.model)
+        model = build_target(PROGRAM, cfg.model)
     except ConfigError as error:
         if "which is not installed" in str(error):  # an optional package
             pytest.skip(str(error))
         raise
     optim, optimizer = split_own(cfg.optim, OptimConfig, "optim")
-    assert build_target(PROJECT, optimizer)(model.parameters()).param_groups
-    schedule = build_target(PROJECT, optim.schedule)
+    assert build_target(PROGRAM, optimizer)(model.parameters()).param_groups
+    schedule = build_target(PROGRAM, optim.schedule)
     assert all(math.isfinite(schedule(step, 100)) for step in range(101))
 
 
@@ -180,7 +180,7 @@ def test_debug_overfit_repeats_the_first_samples_of_any_order(order: str) -> Non
 def test_config_of_a_run_is_plain_and_one_suffix_holds_all_over() -> None:
     cfg = compose("data=h5")
     assert "${" not in OmegaConf.to_yaml(cfg)
-    assert cfg.data.path == str(PROJECT.root / "data" / "digits.h5")
+    assert cfg.data.path == str(PROGRAM.root / "data" / "digits.h5")
     node = OmegaConf.create({"a": "${suffix:}", "b": "${suffix:}"})
     assert node.a == node.b
     assert re.fullmatch("[0-9a-f]{6}", node.a)
@@ -189,10 +189,10 @@ def test_config_of_a_run_is_plain_and_one_suffix_holds_all_over() -> None:
 
 def test_relative_paths_become_absolute_against_the_folder_of_the_command(tmp_path: Path) -> None:
     cfg = OmegaConf.create({"resume": "runs/a", "data": {"path": ["x.h5", "/y.h5", "s3://z/z.h5"]}})
-    out = resolved(PROJECT, cfg, tmp_path)
+    out = resolved(PROGRAM, cfg, tmp_path)
     assert out.resume == str(tmp_path / "runs/a")
     assert list(out.data.path) == [str(tmp_path / "x.h5"), "/y.h5", "s3://z/z.h5"]
-    assert resolved(PROJECT, OmegaConf.create({"resume": "auto", "data": {}}), tmp_path).resume == "auto"
+    assert resolved(PROGRAM, OmegaConf.create({"resume": "auto", "data": {}}), tmp_path).resume == "auto"
     assert cfg.resume == "runs/a"
 
 
@@ -322,7 +322,7 @@ def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check_node(node: Any, given: tuple[str, ...] = ()) -> None:
-    check_targets(PROJECT, {"model": node}, ("model",), (), {}, {"model": given})
+    check_targets(PROGRAM, {"model": node}, ("model",), (), {}, {"model": given})
 
 
 def line_of(node: Any, given: tuple[str, ...] = ()) -> str:
@@ -397,9 +397,9 @@ def test_showing_help_and_config_imports_no_heavy_library(arguments: list[str], 
     code = (
         "import runpy, sys\n"
         f"sys.argv = ['train.py', *{arguments}]\n"
-        f"sys.path.insert(0, {str(PROJECT.root / 'src')!r})\n"
+        f"sys.path.insert(0, {str(PROGRAM.root / 'src')!r})\n"
         "try:\n"
-        f"    runpy.run_path({str(PROJECT.root / 'src' / 'train.py')!r}, run_name='__main__')\n"
+        f"    runpy.run_path({str(PROGRAM.root / 'src' / 'train.py')!r}, run_name='__main__')\n"
         "except SystemExit as end:\n"
         "    assert not end.code, end.code\n"
         "heavy = {'torch', 'numpy', 'h5py', 'wandb'} & set(sys.modules)\n"
@@ -429,7 +429,7 @@ def test_an_experiment_chooses_sweeper_and_launcher(
 
     import hydra
 
-    conf = shutil.copytree(PROJECT.conf, tmp_path / "conf")
+    conf = shutil.copytree(PROGRAM.conf, tmp_path / "conf")
     choices = "override /hydra/sweeper: optuna\n  - override /hydra/launcher: pool"
     (conf / "experiment/mine.yaml").write_text(f"# @package _global_\ndefaults:\n  - {choices}\n")
     with initialize(conf):
@@ -443,7 +443,7 @@ def test_composing_warns_of_nothing() -> None:
     """Hydra 1.3 warns where version_base is missing, 1.4 where it is given, OmegaConf 2.4 of a name that 2.3 needs."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        composed(PROJECT, ["optim=sgd"])
-    command = [sys.executable, "-W", "error", str(PROJECT.root / "src/train.py"), "--cfg", "job"]
+        composed(PROGRAM, ["optim=sgd"])
+    command = [sys.executable, "-W", "error", str(PROGRAM.root / "src/train.py"), "--cfg", "job"]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")

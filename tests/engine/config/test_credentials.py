@@ -14,7 +14,7 @@ from engine.errors import ConfigError
 from engine.loggers import wandb_arguments
 from engine.runs.directory import fill_directory
 from lab.config import check
-from lab.project import PROJECT
+from lab.program import PROGRAM
 
 RUN = (*(text for text in QUICK if not text.startswith("logger=")), "trainer.max_steps=12")
 SECRET = "geh@im:x"
@@ -52,23 +52,23 @@ def test_no_file_of_a_run_has_it_and_the_run_does(tmp_path: Path, monkeypatch: p
     cfg = compose(*RUN, "logger=[wandb,mlflow]")
     cfg.logger.mlflow.tracking_uri, cfg.data.path = uri.partition("=")[2], ADDRESS
     monkeypatch.setattr("sys.argv", ["train.py", *typed])
-    fill_directory(PROJECT, tmp_path, cfg, list(typed))
-    sent = json.dumps(wandb_arguments(PROJECT, tmp_path)[1], default=str)
+    fill_directory(PROGRAM, tmp_path, cfg, list(typed))
+    sent = json.dumps(wandb_arguments(PROGRAM, tmp_path)[1], default=str)
     for text in (*(file.read_text() for file in tmp_path.iterdir() if file.suffix != ".diff"), sent):
         assert SECRET not in text
-    assert "data.path=https://***@host:5000/x.h5" in read_overrides(PROJECT, tmp_path)
-    cfg = read_config(PROJECT, tmp_path)
+    assert "data.path=https://***@host:5000/x.h5" in read_overrides(PROGRAM, tmp_path)
+    cfg = read_config(PROGRAM, tmp_path)
     assert (cfg.logger.mlflow.tracking_uri, cfg.data.path) == (uri.partition("=")[2], ADDRESS)
 
 
 def test_a_resume_without_it_says_what_to_give(tmp_path: Path) -> None:
     cfg = compose(*RUN, "logger=mlflow")
     cfg.logger.mlflow.tracking_uri, cfg.data.path = f"http://me:{SECRET}@host", ADDRESS
-    fill_directory(PROJECT, tmp_path, cfg, [])
+    fill_directory(PROGRAM, tmp_path, cfg, [])
     for name in [name for name in os.environ if name.startswith("ADDRESS_")]:
         del os.environ[name]
     os.environ["MLFLOW_TRACKING_URI"] = cfg.logger.mlflow.tracking_uri
-    saved = read_config(PROJECT, tmp_path)
+    saved = read_config(PROGRAM, tmp_path)
     assert saved.logger.mlflow.tracking_uri == cfg.logger.mlflow.tracking_uri
     with pytest.raises(ConfigError, match=r"^data\.path: https://\*{3}@host:5000/x\.h5 has no password, .*data\.path="):
         check(saved)

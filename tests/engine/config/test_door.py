@@ -23,7 +23,7 @@ from engine.config.saved import enter, load_plain, read_config, saved_config
 from engine.errors import ConfigError
 from engine.files import LARGEST, LONGEST_LINE, read_file, read_json, records
 from lab import load_run
-from lab.project import PROJECT
+from lab.program import PROGRAM
 from multirun.ledger import Ledger
 from multirun.report.read import runs_below
 
@@ -221,7 +221,7 @@ def test_a_sweeps_ledger_too(kind: str, tmp_path: Path) -> None:
     sweep = tmp_path / "sweep"
     sweep.mkdir()
     exchange(sweep, "sweep.json", kind)
-    readers: list[Callable[[], Any]] = [lambda: Ledger(PROJECT, sweep)]
+    readers: list[Callable[[], Any]] = [lambda: Ledger(PROGRAM, sweep)]
     readers += [lambda: main("report.py", sweep)]
     for read in readers:
         with contextlib.suppress(ConfigError):
@@ -240,14 +240,14 @@ def test_a_saved_yaml_holds_plain_values(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     for read in (read_config, saved_config, lambda project, _: load_plain(path, dict)):
         with pytest.raises(ConfigError, match=rf"^{path}: ") as error:
-            read(PROJECT, tmp_path)
+            read(PROGRAM, tmp_path)
         assert "\n" not in str(error.value)
 
 
 def test_what_a_run_writes_is_read(tmp_path: Path) -> None:
     for values in ({"a": [1e-5, None, "null", "&x *y", "!z", "1e3", True, {"b": {}}]}, {"x": "a\nb: &c\n"}):
         (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(values)))
-        assert saved_config(PROJECT, tmp_path) == values
+        assert saved_config(PROGRAM, tmp_path) == values
 
 
 def test_sizes(tmp_path: Path) -> None:

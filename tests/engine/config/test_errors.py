@@ -21,13 +21,13 @@ from engine.errors import RunFailed
 from engine.extras import missing
 from engine.schema import TYPED, WHICH_GPUS
 from lab.groups import TrainerConfig
-from lab.project import PROJECT
+from lab.program import PROGRAM
 
 Call = Callable[..., tuple[int, list[str]]]
 ROOT_HAS = "(the config has: name, seed, rules, resume, sweep, monitor, process, data, model, task, optim, trainer, hardware, logger, profiler, callback)"
 GROUPS = "(the config has: data, model, task, optim, trainer, hardware, logger, callback, profiler, name, seed, rules, resume, sweep, monitor"
 MODEL_HAS, SCHEDULE_HAS = (
-    f"({group} has: {', '.join(sorted(path.stem for path in (PROJECT.conf / group).glob('*.yaml')))})"
+    f"({group} has: {', '.join(sorted(path.stem for path in (PROGRAM.conf / group).glob('*.yaml')))})"
     for group in ("model", "optim/schedule")
 )
 TRAINER_HAS = f"(trainer has: {', '.join(f.name for f in fields(TrainerConfig))})"
@@ -121,8 +121,8 @@ def call(
             (["resume=auto", *where], "resume=auto: this run's directory is a new one each time, so there is none to go on with - add hydra.run.dir=outputs/NAME, or give resume=RUN")
             for where in (["hydra.run.dir=/tmp/engine-${now:%S}"], ["name=x", "hydra.run.dir=${root:}/outputs/${name}/${suffix:}"])
         ),
-        (["-cn", "wandb_sweep"], f"--config-name wandb_sweep: {PROJECT.root}/conf/wandb_sweep.yaml is no config of a run - begin it with `defaults: [train, _self_]`"),
-        (["--experimental-rerun", f"{PROJECT.root}/conf/train.yaml"], "--experimental-rerun: would unpickle a file - a run's directory goes on with resume=..."),
+        (["-cn", "wandb_sweep"], f"--config-name wandb_sweep: {PROGRAM.root}/conf/wandb_sweep.yaml is no config of a run - begin it with `defaults: [train, _self_]`"),
+        (["--experimental-rerun", f"{PROGRAM.root}/conf/train.yaml"], "--experimental-rerun: would unpickle a file - a run's directory goes on with resume=..."),
         (["-m", "hydra.sweeper.params=3"], 'hydra.sweeper.params: expected a mapping, such as {seed: "0,1,2"}, got 3'),
         (["-m", "hydra.sweeper._target_=hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper", "seed=1,2"], "hydra.sweeper._target_: hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper: no such plugin of Hydra is installed - hydra/sweeper=optuna, hydra/launcher=pool and others are this project's own"),
         (["trainer=ddp", "trainer.global_batch_size=65", "hardware.num_procs=2"], "trainer.global_batch_size: 65 cannot be shared equally by 2 processes (hardware.num_procs) - 64 can"),
@@ -200,7 +200,7 @@ def test_one_line_that_lists_all_groups(call: Call, arguments: list[str], line: 
 def test_one_line_for_a_mistake_inside_a_yaml(call: Call, tmp_path: Path, text: str, line: str) -> None:
     (tmp_path / "mine" / "experiment").mkdir(parents=True)
     (tmp_path / "mine" / "experiment" / "new.yaml").write_text(text + "\n")
-    options = ", ".join(sorted(["new", *(path.stem for path in (PROJECT.root / "conf" / "experiment").glob("*.yaml"))]))
+    options = ", ".join(sorted(["new", *(path.stem for path in (PROGRAM.root / "conf" / "experiment").glob("*.yaml"))]))
     line = line.format(file=tmp_path / "mine" / "experiment" / "new.yaml", options=options) if "{" in line else line
     assert call("--config-dir", f"{tmp_path}/mine", "data=synthetic", "experiment=new") == (2, [f"error: {line}"])
 
@@ -306,7 +306,7 @@ def test_from_the_shell_one_line_and_status_2(tmp_path: Path) -> None:
     """The plain command, in another folder: no traceback, nothing on stdout, nothing written."""
     command = [
         sys.executable,
-        str(PROJECT.root / "src" / "train.py"),
+        str(PROGRAM.root / "src" / "train.py"),
         f"hydra.run.dir={tmp_path}/a",
         "trainer.keep_bset=1",
     ]

@@ -15,7 +15,7 @@ from conftest import ROOT, compose
 from engine.config import load_flat, portable, read_config
 from engine.config.paths import writer
 from engine.runs import write_config
-from lab.project import PROJECT
+from lab.program import PROGRAM
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_any_key_s_path_below_the_root_is_relative_and_no_other(outside: Path) -
         "root": str(ROOT),
         "out": f"{ROOT}/../x",
     }
-    assert portable(PROJECT.root, node) == {
+    assert portable(PROGRAM.root, node) == {
         "weights": "${root:}/outputs/a/checkpoints/best_1.pt",
         "shards": ["${root:}/data/shard-*.h5", "/scratch/x.h5"],
         "neighbour": f"{ROOT}-2/data/x.h5",
@@ -52,7 +52,7 @@ def saved(folder: Path, **more: str) -> tuple[Path, Any]:
     for key, value in more.items():
         cfg.data[key] = value
     folder.mkdir()
-    write_config(PROJECT, folder, cfg)
+    write_config(PROGRAM, folder, cfg)
     return folder, cfg
 
 
@@ -60,17 +60,17 @@ def test_a_saved_config_names_no_folder_of_this_machine(tmp_path: Path) -> None:
     run, cfg = saved(tmp_path / "run")
     assert yaml.safe_load((run / "config.yaml").read_text())["data"]["path"] == "${root:}/data/digits.h5"
     assert str(ROOT) not in (run / "config.yaml").read_text()
-    assert read_config(PROJECT, run) == cfg
-    assert load_flat(PROJECT, run)["data.path"] == "${root:}/data/digits.h5"
+    assert read_config(PROGRAM, run) == cfg
+    assert load_flat(PROGRAM, run)["data.path"] == "${root:}/data/digits.h5"
 
 
 def test_absolute_paths_of_an_older_run_are_this_project_s_where_it_has_them(tmp_path: Path) -> None:
     run, _ = saved(tmp_path / "run", path="/gone/project/data/digits.h5")
-    assert read_config(PROJECT, run).data.path == "/gone/project/data/digits.h5"
+    assert read_config(PROGRAM, run).data.path == "/gone/project/data/digits.h5"
     (run / "environment.json").write_text(json.dumps({"cwd": "/gone/project/notes", "command": ["../src/train.py"]}))
     assert writer(run) == Path("/gone/project")
-    assert read_config(PROJECT, run).data.path == f"{ROOT}/data/digits.h5"
-    assert load_flat(PROJECT, run)["data.path"] == "${root:}/data/digits.h5"
+    assert read_config(PROGRAM, run).data.path == f"{ROOT}/data/digits.h5"
+    assert load_flat(PROGRAM, run)["data.path"] == "${root:}/data/digits.h5"
     run, _ = saved(tmp_path / "other", path="/gone/project/data/not_here.h5")
     (run / "environment.json").write_text(json.dumps({"cwd": "/gone/project", "command": ["src/train.py"]}))
-    assert read_config(PROJECT, run).data.path == "/gone/project/data/not_here.h5"
+    assert read_config(PROGRAM, run).data.path == "/gone/project/data/not_here.h5"

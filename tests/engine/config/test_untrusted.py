@@ -43,7 +43,7 @@ from engine.loggers.wandb_upload import log_artifact, own_checkpoint, shown
 from engine.runs.directory import claimed, fill_directory, replace_text
 from lab import load_run
 from lab.config import check
-from lab.project import PROJECT
+from lab.program import PROGRAM
 from multirun.ledger import Ledger
 from multirun.report.facts import facts
 from multirun.report.study import read_study
@@ -74,8 +74,8 @@ def modules(prefixes: tuple[str, ...]) -> Iterator[ModuleType]:
                     continue
 
 
-OURS = tuple(prefix for prefix in PROJECT.allowed if prefix.startswith(("lab.", "engine.", "h5rows.")))
-TORCH = tuple(prefix for prefix in PROJECT.allowed if prefix not in OURS)
+OURS = tuple(prefix for prefix in PROGRAM.allowed if prefix.startswith(("lab.", "engine.", "h5rows.")))
+TORCH = tuple(prefix for prefix in PROGRAM.allowed if prefix not in OURS)
 
 
 @pytest.mark.parametrize("allowed", [OURS, ALLOWED, pytest.param(TORCH, marks=pytest.mark.slow)])
@@ -88,7 +88,7 @@ def test_nothing_but_components_can_be_named(allowed: tuple[str, ...]) -> None:
         for name in list(vars(module)):
             path, named = f"{module.__name__}.{name}", named + 1
             try:
-                target = locate(PROJECT, path, "x", allowed)
+                target = locate(PROGRAM, path, "x", allowed)
             except ConfigError:
                 continue
             found += 1
@@ -98,13 +98,13 @@ def test_nothing_but_components_can_be_named(allowed: tuple[str, ...]) -> None:
             assert not target.__module__.startswith(("h5rows.reading", "engine.data.loading")), path
             if inspect.isfunction(target) and not path.startswith("lab.models."):
                 with pytest.raises(ConfigError, match="is a function"):
-                    build_target(PROJECT, {"_target_": path}, "x", allowed)
+                    build_target(PROGRAM, {"_target_": path}, "x", allowed)
             for attribute in ("__init__", "__class__", "mro", "load_state_dict", "__globals__"):
                 with pytest.raises(ConfigError):
-                    locate(PROJECT, f"{path}.{attribute}", "x", allowed)
+                    locate(PROGRAM, f"{path}.{attribute}", "x", allowed)
         for name in ("os.system", "sys.exit", "torch.load", "Path.unlink", "np.load", "importlib.import_module"):
             with pytest.raises(ConfigError):
-                locate(PROJECT, f"{module.__name__}.{name}", "x", allowed)
+                locate(PROGRAM, f"{module.__name__}.{name}", "x", allowed)
     assert named > found > 10
 
 
@@ -149,7 +149,7 @@ NAMES = list(attacks(Path()))
 def stranger(tmp_path: Path) -> Callable[..., Path]:
     """A run directory as it may come from anybody: with these values in its config."""
     run_dir = tmp_path / "run"
-    shutil.copytree(PROJECT.root / "tests" / "runs" / "whole-stopped", run_dir)
+    shutil.copytree(PROGRAM.root / "tests" / "runs" / "whole-stopped", run_dir)
     (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(compose(*QUICK, "trainer.max_steps=8")))
     (tmp_path / "kept" / "stuck").mkdir(parents=True)
     (tmp_path / "code").mkdir()
@@ -167,7 +167,7 @@ def main(script: str, *arguments: object) -> int:
     """The exit status of one of the commands, in this process."""
     argv, sys.argv = sys.argv, [script, *map(str, arguments)]
     try:
-        return runpy.run_path(str(PROJECT.root / "src" / script), run_name="command")["main"]()
+        return runpy.run_path(str(PROGRAM.root / "src" / script), run_name="command")["main"]()
     finally:
         sys.argv = argv
 
@@ -197,7 +197,7 @@ def test_build_checks_whatever_it_is_given(tmp_path: Path) -> None:
     made, whole = [], OmegaConf.to_container(compose(*QUICK, "trainer.max_steps=1"))
     for name, node in attacks(tmp_path).items():
         with pytest.raises(ConfigError) as error:
-            build_target(PROJECT, [{"_target_": "torch.nn.ReLU"}, {"x": node}], "here")
+            build_target(PROGRAM, [{"_target_": "torch.nn.ReLU"}, {"x": node}], "here")
         assert str(error.value).startswith("here.1.x"), name
         assert "\n" not in str(error.value)
         made.append(name)
@@ -206,24 +206,24 @@ def test_build_checks_whatever_it_is_given(tmp_path: Path) -> None:
     assert made == NAMES
     root = OmegaConf.create({"t": "os.system", "node": {"_target_": "${t}", "_args_": ["true"]}})
     with pytest.raises(ConfigError, match=r"^node._target_: os.system is not allowed"):
-        build_target(PROJECT, root.node, "node")
+        build_target(PROGRAM, root.node, "node")
     with pytest.raises(ConfigError, match=r"x.hidden: '\$\{oc.env:HOME\}' is an interpolation"):
-        build_target(PROJECT, {**MLP, "hidden": "${oc.env:HOME}"}, "x")
+        build_target(PROGRAM, {**MLP, "hidden": "${oc.env:HOME}"}, "x")
     for flag in ({"_partial_": 1}, {"_args_": "ab"}, {"_recursive_": "no"}, {"_convert_": 3}):
         with pytest.raises(ConfigError, match=f"x.{next(iter(flag))}: expected"):
-            build_target(PROJECT, {**MLP, **flag}, "x")
+            build_target(PROGRAM, {**MLP, **flag}, "x")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_fork_allows_its_own_library_in_one_place() -> None:
     node = {"_target_": "collections.Counter", "_args_": ["abb"]}
     with pytest.raises(ConfigError, match=r"add its library to `allowed` in src/lab/project\.py"):
-        build_target(PROJECT, node)
-    assert build_target(PROJECT, node, "x", ("collections.*",)) == {"a": 1, "b": 2}
+        build_target(PROGRAM, node)
+    assert build_target(PROGRAM, node, "x", ("collections.*",)) == {"a": 1, "b": 2}
     method = {"_target_": "collections.OrderedDict.fromkeys", "_args_": [[1]]}
-    assert build_target(PROJECT, method, "x", ("collections.OrderedDict.fromkeys",)) == {1: None}
+    assert build_target(PROGRAM, method, "x", ("collections.OrderedDict.fromkeys",)) == {1: None}
     with pytest.raises(ConfigError, match=r"is part of collections\.OrderedDict"):
-        build_target(PROJECT, method, "x", ("collections.*",))
+        build_target(PROGRAM, method, "x", ("collections.*",))
 
 
 # -- saved configs -----------------------------------------------------------------------------------------------------
@@ -246,9 +246,9 @@ def test_a_saved_config_is_not_resolved(
         assert error_text.count("\n") == 1
     for node in ({"a": ["x", {"b": "${c}"}]}, {"${x}": 1}, {"a": "\\${x}"}):
         with pytest.raises(ConfigError, match="is an interpolation"):
-            read_config(PROJECT, stranger(callback=node))
+            read_config(PROGRAM, stranger(callback=node))
     (run_dir / "overrides.yaml").write_text("- optim.lr=${oc.env:SECRET}\n")
-    assert read_overrides(PROJECT, run_dir) == ["optim.lr=${oc.env:SECRET}"]
+    assert read_overrides(PROGRAM, run_dir) == ["optim.lr=${oc.env:SECRET}"]
 
 
 # -- what a run writes -------------------------------------------------------------------------------------------------
@@ -287,13 +287,13 @@ def test_files_are_opened_without_following_links(tmp_path: Path) -> None:
     run_dir.mkdir()
     for name in ("overrides.yaml", "config.yaml", "uncommitted.diff", "train.log", ".a.pt.tmp"):
         (run_dir / name).symlink_to(target)
-    fill_directory(PROJECT, run_dir, compose(*QUICK, "trainer.max_steps=1"), ["a=1"])
+    fill_directory(PROGRAM, run_dir, compose(*QUICK, "trainer.max_steps=1"), ["a=1"])
     replace_text(run_dir / "uncommitted.diff", "x")
     save_checkpoint({"a": torch.zeros(1)}, run_dir / "a.pt")
     with pytest.raises(OSError), log_to(run_dir):
         raise AssertionError("opened")
     assert target.read_text() == "precious\n"
-    assert read_overrides(PROJECT, run_dir) == ["a=1"]
+    assert read_overrides(PROGRAM, run_dir) == ["a=1"]
 
 
 HIDING = ("media", "media/val/x", "checkpoints", "checkpoints/best_000000004.dcp", "wandb", "wandb/other", "a/b")
@@ -404,7 +404,7 @@ def test_a_sweeps_jobs_lie_in_its_folder(tmp_path: Path) -> None:
     for key in ("../x", "/etc", "a/b", ".."):
         (tmp_path / "sweep.json").write_text(json.dumps({"jobs": [{"key": key, "number": 0, "overrides": []}]}))
         with pytest.raises(ConfigError, match="is no name of a folder"):
-            Ledger(PROJECT, tmp_path)
+            Ledger(PROGRAM, tmp_path)
 
 
 @pytest.mark.slow
@@ -414,8 +414,8 @@ def test_a_name_outside_outputs_leaves_no_folder(
 ) -> None:
     root = tmp_path / "a" / "project"
     root.mkdir(parents=True)
-    (root / "conf").symlink_to(PROJECT.root / "conf")
-    monkeypatch.setattr("lab.project.PROJECT", replace(PROJECT, root=root))
+    (root / "conf").symlink_to(PROGRAM.root / "conf")
+    monkeypatch.setattr("lab.program.PROGRAM", replace(PROGRAM, root=root))
     monkeypatch.chdir(tmp_path)
     assert main("train.py", *arguments, "data=synthetic", *QUICK) == 2
     assert capsys.readouterr().err.startswith("error: name: must be a folder below outputs/, got ")
@@ -489,12 +489,12 @@ NASTY = {
 def test_a_report_shows_values_and_interprets_none(tmp_path: Path) -> None:
     for number, (name, value) in enumerate(NASTY.items()):
         run_dir = tmp_path / f"run{number}"
-        shutil.copytree(PROJECT.root / "tests" / "runs" / "whole-finished", run_dir)
+        shutil.copytree(PROGRAM.root / "tests" / "runs" / "whole-finished", run_dir)
         cfg = yaml.safe_load((run_dir / "config.yaml").read_text())
         cfg["model"] |= {"dropout": -0.5 * number, "hidden": [16, 16], "note": value, value: name}
         (run_dir / "config.yaml").write_text(yaml.safe_dump(cfg))
         (run_dir / "status.json").write_text(json.dumps({"status": "failed" if number else "finished", "error": value}))
-    study = read_study(PROJECT, sorted(tmp_path.iterdir()))
+    study = read_study(PROGRAM, sorted(tmp_path.iterdir()))
     for text in (jobs_csv(study), groups_csv(study)):
         rows = list(csv.reader(io.StringIO(text)))
         for cell in (cell for row in rows for cell in row):

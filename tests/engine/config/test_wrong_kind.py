@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from engine.config import compose_here, resolved, run_hydra, yamls
 from engine.errors import ConfigError
 from lab.config import check
-from lab.project import PROJECT
+from lab.program import PROGRAM
 
 WRONG = (None, 3, [1], "x", {"a": 1})
 GROUPS = ("data", "model", "task", "optim", "callback")
@@ -112,7 +112,7 @@ def test_a_group_that_is_given_a_bare_value(text: str, group: str, option: str, 
     for name in files:
         argv = ["--config-dir", str(tmp_path), name.replace("/", "="), "debug=fast"]
         with pytest.raises(ConfigError) as error:
-            yamls.check_bare(argv, PROJECT.conf)
+            yamls.check_bare(argv, PROGRAM.conf)
         wrong = tmp_path / f"{name.replace('whole', 'wrong')}.yaml"
         assert str(error.value).startswith(f"{wrong}: ")
         assert f"`defaults: - override /{group}: " in str(error.value)
@@ -127,7 +127,7 @@ def test_the_command_says_so_before_it_prints_or_runs(
     file.write_text("# @package _global_\nlogger: none\n")
     monkeypatch.setattr(sys, "argv", ["train.py", "--config-dir", str(tmp_path), "experiment=mine", *more])
     with pytest.raises(ConfigError, match=f"^{file}: logger: none - a group is chosen in the list of defaults"):
-        run_hydra(PROJECT, lambda cfg: pytest.fail("ran"))
+        run_hydra(PROGRAM, lambda cfg: pytest.fail("ran"))
     assert capsys.readouterr().out == ""
 
 
@@ -149,10 +149,10 @@ def test_a_yaml_of_a_group_that_holds_no_keys(
     monkeypatch.setattr(sys, "argv", ["train.py", *argv])
 
     def job(cfg: Any) -> None:
-        check(resolved(PROJECT, cfg, tmp_path))
+        check(resolved(PROGRAM, cfg, tmp_path))
 
     with pytest.raises(ConfigError) as error:
-        run_hydra(PROJECT, job)
+        run_hydra(PROGRAM, job)
     assert "\n" not in str(error.value)
     assert re.search(rf"\b{group}\b", str(error.value)), error.value
 
@@ -175,4 +175,4 @@ def test_a_yaml_of_a_group_that_holds_no_keys(
 def test_what_is_wrong_with_the_data_names_the_key_that_was_typed(overrides: list[str], line: str) -> None:
     """Not the key, data.input_shape, whose value was being asked of the file."""
     with pytest.raises(ConfigError, match=f"^{line}"):
-        compose_here(PROJECT, overrides, ROOT)
+        compose_here(PROGRAM, overrides, ROOT)

@@ -24,7 +24,7 @@ from engine.loggers.media import Audio, Histogram, Table, grid, save
 from engine.loggers.mlflow_log import MLflowThread, name_there, sync_mlflow
 from engine.loggers.options import LoggerConfig, MLflowConfig
 from engine.runs.directory import write_config
-from lab.project import PROJECT
+from lab.program import PROGRAM
 
 RUN = (*(text for text in QUICK if not text.startswith("logger=")), "trainer.max_steps=12", "trainer.log_every=2",
        "trainer.eval_every=4", "trainer.save_every=4")  # fmt: skip
@@ -87,11 +87,11 @@ def test_each_kind_of_media_is_a_file_and_reaches_tensorboard(tmp_path: Path) ->
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    write_config(PROJECT, tmp_path, compose(*RUN, "logger=none"))
+    write_config(PROGRAM, tmp_path, compose(*RUN, "logger=none"))
     figure = plt.figure()
     plt.plot([0, 1])
     ramp = torch.linspace(0, 1, 20).reshape(4, 5)
-    with RunLogger(PROJECT, tmp_path, LoggerConfig(kind="none", tensorboard=True), 0, 60.0) as logger:
+    with RunLogger(PROGRAM, tmp_path, LoggerConfig(kind="none", tensorboard=True), 0, 60.0) as logger:
         logger.begin(0, 10)
         logger.show(3, "val/figure", figure)
         logger.show(3, "val/image", ramp)
@@ -127,17 +127,17 @@ def test_each_kind_of_media_is_a_file_and_reaches_tensorboard(tmp_path: Path) ->
 
 def test_a_resume_drops_what_was_logged_after_its_checkpoint(tmp_path: Path) -> None:
     """A signal may put an evaluation off until after its step's checkpoint, so the number of lines decides."""
-    write_config(PROJECT, tmp_path, compose(*RUN, "logger=none"))
+    write_config(PROGRAM, tmp_path, compose(*RUN, "logger=none"))
 
     def log(from_step: int, lines: int | None, *values: tuple[int, float]) -> list[tuple[int, float]]:
-        with RunLogger(PROJECT, tmp_path, LoggerConfig(kind="none"), from_step, 60.0, lines) as logger:
+        with RunLogger(PROGRAM, tmp_path, LoggerConfig(kind="none"), from_step, 60.0, lines) as logger:
             logger.begin(from_step, 10)
             for step, value in values:
                 logger.log(step, {"train/loss": value})
         return [(line["step"], line["train/loss"]) for line in metrics(tmp_path)]
 
     assert log(0, 0, (1, 0.1), (2, 0.2), (2, 0.3), (3, 0.4)) == [(1, 0.1), (2, 0.2), (2, 0.3), (3, 0.4)]
-    assert RunLogger(PROJECT, tmp_path, LoggerConfig(kind="none"), 2, 60.0, 2).latest("train") == {"train/loss": 0.2}
+    assert RunLogger(PROGRAM, tmp_path, LoggerConfig(kind="none"), 2, 60.0, 2).latest("train") == {"train/loss": 0.2}
     assert log(2, 2, (3, 0.5)) == [(1, 0.1), (2, 0.2), (3, 0.5)]
     assert log(2, None, (3, 0.6)) == [(1, 0.1), (2, 0.2), (3, 0.6)]
 
@@ -180,7 +180,7 @@ def test_an_error_of_a_library_does_not_stop_the_training(
     (tmp_path / "mlruns").unlink()
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # of this process, which reads
     for _ in range(2):
-        assert sync_mlflow(PROJECT, run, 60.0) == "MLflow has all"
+        assert sync_mlflow(PROGRAM, run, 60.0) == "MLflow has all"
         record, points = mlflow(run, f"file:{tmp_path}/mlruns")
         close(points, logged(run))
         assert (record.info.status, "final/test/loss" in record.data.tags) == ("FINISHED", True)
@@ -232,11 +232,11 @@ def test_what_mlflow_refuses_or_misses_costs_nothing_else(
     monkeypatch.setattr(mlflow.tracking, "MlflowClient", lambda tracking_uri: client)
     monkeypatch.setattr(MLflowThread, "_new_run", lambda _: "x")
     monkeypatch.setattr(logging.getLogger("engine"), "propagate", True)
-    write_config(PROJECT, tmp_path, compose(*RUN, "logger=mlflow", "logger.mlflow.tracking_uri=http://x"))
+    write_config(PROGRAM, tmp_path, compose(*RUN, "logger=mlflow", "logger.mlflow.tracking_uri=http://x"))
     names = ("val/acc@5", "val/acc%5", "val/acc_5", "val//x", "/val/x", "val/../x", "val/" + "x" * 300, "val/\u00e9")
     values = [{name: step + i / 8 for i, name in enumerate(names)} | {"val/bad": 13.0} for step in range(4)]
     config = LoggerConfig(kind="none", mlflow=MLflowConfig("http://x"))
-    with RunLogger(PROJECT, tmp_path, config, 0, 60.0) as logger:
+    with RunLogger(PROGRAM, tmp_path, config, 0, 60.0) as logger:
         logger.begin(0, 4)
         for step, one in enumerate(values):
             logger.log(step, one)
@@ -269,10 +269,10 @@ def test_what_was_logged_after_the_checkpoint_is_logged_again_alone(tmp_path: Pa
     """A resume takes its lines back at its first line, whichever way they are counted; before it none is lost."""
     for lines in (2, None):
         (tmp_path / "metrics.jsonl").unlink(missing_ok=True)
-        with RunLogger(PROJECT, tmp_path, LoggerConfig(kind="none"), 0, 60.0) as logger:
+        with RunLogger(PROGRAM, tmp_path, LoggerConfig(kind="none"), 0, 60.0) as logger:
             for step in (1, 2, 3):
                 logger.log(step, {"train/loss": float(step)})
-        with RunLogger(PROJECT, tmp_path, LoggerConfig(kind="none"), 2, 60.0, lines) as logger:
+        with RunLogger(PROGRAM, tmp_path, LoggerConfig(kind="none"), 2, 60.0, lines) as logger:
             assert logger.latest("train/") == {"train/loss": 2.0}
             assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
             logger.log(3, {"train/loss": 7.0})

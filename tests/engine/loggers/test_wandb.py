@@ -22,7 +22,7 @@ from engine.loggers.options import LoggerConfig
 from engine.loggers.wandb_upload import own_checkpoint
 from engine.runs import FROZEN
 from engine.runs.directory import fill_directory, write_config, write_status
-from lab.project import PROJECT
+from lab.program import PROGRAM
 
 RUN = tuple(o for o in QUICK if not o.startswith("logger"))
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -116,7 +116,7 @@ def test_each_line_is_sent_once_without_what_was_not_finite(
     run = SimpleNamespace(starting_step=had, log=sent.append)
     monkeypatch.setattr(wandb_upload, "begin_wandb", lambda *_: run)
     lines = [{"step": step, "time": 1.0, "train/loss": None if step == 30 else step / 10} for step in (10, 20, 30, 40)]
-    assert wandb_upload.send_wandb(PROJECT, tmp_path / "run", lines, tmp_path, "online") == (run, 4, had)
+    assert wandb_upload.send_wandb(PROGRAM, tmp_path / "run", lines, tmp_path, "online") == (run, 4, had)
     wanted = [{"step": line["step"], "_timestamp": 1.0, "train/loss": line["train/loss"]} for line in lines[had:]]
     assert sent == [{key: value for key, value in row.items() if value is not None} for row in wanted]
 
@@ -137,8 +137,8 @@ def begun(run: Path, *overrides: str) -> LoggerConfig:
     """A run directory that a RunLogger can write to, without a training."""
     cfg = compose(*QUICK[1:], "logger=wandb", "trainer.max_steps=30", *overrides)
     run.mkdir(parents=True)
-    fill_directory(PROJECT, run, cfg, list(overrides), "running")
-    write_config(PROJECT, run, cfg)
+    fill_directory(PROGRAM, run, cfg, list(overrides), "running")
+    write_config(PROGRAM, run, cfg)
     return LoggerConfig(kind="wandb", timeout_s=10)
 
 
@@ -150,7 +150,7 @@ def test_each_kind_of_media_reaches_wandb(tmp_path: Path, server: Server, monkey
     config = begun(run)
     import numpy as np
 
-    with RunLogger(PROJECT, run, config, 0, 60.0) as logger:
+    with RunLogger(PROGRAM, run, config, 0, 60.0) as logger:
         logger.begin(0, 10)
         logger.log(3, {"val/loss": 0.5})
         logger.show(3, "val/image", np.zeros((3, 8, 9), np.uint8))
@@ -228,12 +228,12 @@ def test_wandb_offline_and_its_variables_are_obeyed_the_config_first(plain: pyte
 def test_the_variables_of_wandb_name_a_run_unless_the_config_does(plain: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def sent(number: int, *typed: str) -> dict[str, Any]:
         begun(tmp_path / str(number), *typed)
-        arguments = wandb_arguments(PROJECT, tmp_path / str(number))[1]
+        arguments = wandb_arguments(PROGRAM, tmp_path / str(number))[1]
         return {key: arguments[key] for key in ("project", "entity", "group", "job_type", "name", "tags")}
 
     usual = {"project": "default", "entity": None, "group": None, "job_type": "train", "name": "0", "tags": []}
     assert sent(0) == usual
-    own = {"PROJECT": "p", "ENTITY": "e", "RUN_GROUP": "g", "JOB_TYPE": "j", "NAME": "n", "TAGS": "a b, c"}
+    own = {"PROGRAM": "p", "ENTITY": "e", "RUN_GROUP": "g", "JOB_TYPE": "j", "NAME": "n", "TAGS": "a b, c"}
     for name, value in own.items():
         plain.setenv(f"WANDB_{name}", value)
     assert sent(1) == dict(zip(usual, ["p", "e", "g", "j", "n", ["a b", "c"]]))
@@ -241,7 +241,7 @@ def test_the_variables_of_wandb_name_a_run_unless_the_config_does(plain: pytest.
     assert sent(2, *typed, "logger.tags=[x]") == {**dict.fromkeys(usual, "x"), "tags": ["x"]}
     for name in own:
         plain.delenv(f"WANDB_{name}")
-    assert wandb_arguments(PROJECT, tmp_path / "1")[1]["project"] == "p", "sync sends it to the same place"
+    assert wandb_arguments(PROGRAM, tmp_path / "1")[1]["project"] == "p", "sync sends it to the same place"
     for name in own:
         plain.setenv(f"WANDB_{name}", "")
     assert sent(3) == {**usual, "name": "3"}

@@ -28,7 +28,7 @@ from engine.loggers.options import LoggerConfig
 from engine.loggers.wandb_log import wandb_arguments
 from engine.loggers.wandb_upload import Feed, upload
 from engine.runs.directory import write_status
-from lab.project import PROJECT
+from lab.program import PROGRAM
 
 LAST = 20  # step at which the run finishes; a line every 2 steps, two and a text every 4, where it is saved, too
 ENDS = ("preempted", "interrupted", "failed", "kill")
@@ -46,7 +46,7 @@ def train(run: Path, steps: int, end: str) -> None:
     at, kept = saved(run)
     write_status(run, "running")
     until = min(at + steps, LAST)
-    with RunLogger(PROJECT, run, LoggerConfig(kind="none"), at, 60.0, kept if at else None) as logger:
+    with RunLogger(PROGRAM, run, LoggerConfig(kind="none"), at, 60.0, kept if at else None) as logger:
         logger.begin(at, LAST)
         for step in range(at + 1, until + 1):
             logger.progress(step)
@@ -138,7 +138,7 @@ class Model:
         """What the process of a run or ./run sync does, up to where it fails."""
         self.ill = ill or (10**6, "well")
         try:
-            said = upload(PROJECT, run, how, Feed(run, None))
+            said = upload(PROGRAM, run, how, Feed(run, None))
         except (Exception, KeyboardInterrupt):
             assert ill is not None
             return
@@ -153,7 +153,7 @@ def model(monkeypatch: pytest.MonkeyPatch, template: Path) -> Iterator[Model]:
     monkeypatch.setattr(wandb_upload, "begin_wandb", made.begin)
     monkeypatch.setattr(wandb_upload, "_server_run", made.known)
     monkeypatch.setattr(wandb_upload, "shown", lambda run, record: dict.fromkeys(record.get("media") or (), Shown("x")))
-    logger, given = wandb_arguments(PROJECT, template)  # once: YAML is slow to read
+    logger, given = wandb_arguments(PROGRAM, template)  # once: YAML is slow to read
 
     def arguments(project: Any, run: Path) -> Any:
         return logger, given | {"id": status(run)["wandb_id"]}
@@ -228,11 +228,11 @@ def test_however_often_a_sender_tries_again_its_time_is_counted_from_the_end(
     monkeypatch.setattr(wandb_upload.os, "execv", lambda _, command: given.append(command))
     monkeypatch.setattr(wandb_upload, "main", lambda *arguments: given.append([*map(str, arguments)]))
     feed = SimpleNamespace(ended=True, status="finished")
-    wandb_upload._again(PROJECT, tmp_path, 1, feed, 2, 0.0)  # type: ignore[arg-type]
+    wandb_upload._again(PROGRAM, tmp_path, 1, feed, 2, 0.0)  # type: ignore[arg-type]
     monkeypatch.setattr("sys.argv", ["-c", *given[0][-6:]])
     with pytest.raises(SystemExit):
-        wandb_upload.command(PROJECT)
+        wandb_upload.command(PROGRAM)
     began, tries = float(given[1][4]), int(given[1][5])
     assert 0 <= time.time() - began < 60 and tries == 2  # noqa: PT018
-    wandb_upload._again(PROJECT, tmp_path, 1, feed, 3, began)  # type: ignore[arg-type]
+    wandb_upload._again(PROGRAM, tmp_path, 1, feed, 3, began)  # type: ignore[arg-type]
     assert given[2][-3:] == [str(began), "3", "finished"]

@@ -24,7 +24,7 @@ from engine.config.wandb_agent import from_agent, run_folder
 from engine.errors import ConfigError
 from engine.loggers.wandb_stop import stopped_by_wandb
 from engine.runs import checkpoint_files, write_status
-from lab.project import PROJECT
+from lab.program import PROGRAM
 from lab.start import end_as_stopped
 
 RUN = [o for o in QUICK if not o.startswith(("logger", "model"))]
@@ -178,8 +178,8 @@ def test_a_whole_config_is_read_as_the_overrides_in_it(monkeypatch: pytest.Monke
         "run={'overrides': ['trainer.max_steps=5', 'optim.lr=0.1', 'resume=auto'], 'host': 'a'}", "optim={'lr': 0.1}",
         "optim.lr=0.1",
     ]  # fmt: skip
-    assert from_agent(PROJECT, given) == ["hydra.run.dir=x", "trainer.max_steps=5", "optim.lr=0.1", "resume=auto"]
-    assert from_agent(PROJECT, ["optim.lr=0.1", "resume=out"]) == ["optim.lr=0.1", "resume=out"]
+    assert from_agent(PROGRAM, given) == ["hydra.run.dir=x", "trainer.max_steps=5", "optim.lr=0.1", "resume=auto"]
+    assert from_agent(PROGRAM, ["optim.lr=0.1", "resume=out"]) == ["optim.lr=0.1", "resume=out"]
 
 
 @pytest.mark.slow
@@ -192,7 +192,7 @@ def test_a_run_that_was_begun_elsewhere_begins_anew_and_says_so(tmp_path: Path, 
 
 
 def test_a_run_of_the_agents_has_one_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    hydra: Any = OmegaConf.create(composed(PROJECT, ["name=exp"]))["hydra"]
+    hydra: Any = OmegaConf.create(composed(PROGRAM, ["name=exp"]))["hydra"]
     assert "${run_folder:" in OmegaConf.to_container(hydra)["run"]["dir"]
     assert run_folder("2026-x") == "2026-x"
     monkeypatch.setenv("WANDB_SWEEP_ID", "s1")

@@ -42,7 +42,7 @@ from engine.loggers import wandb_upload
 from engine.loggers.wandb_log import run_name
 from engine.loggers.wandb_upload import sending
 from engine.runs.directory import claimed, write_json
-from lab.project import PROJECT
+from lab.program import PROGRAM
 
 SYNC = [sys.executable, str(ROOT / "src" / "sync.py")]
 STEPS = ("trainer.log_every=2", "trainer.eval_every=4", "trainer.save_every=4")
@@ -361,9 +361,9 @@ def test_every_value_of_the_agent_arrives(
     from engine.config.compose import composed
 
     made = create_sweep_command_args({"args": {k: {"value": v} for k, v in values.items()}})["args_no_hyphens"]
-    assert from_agent(PROJECT, made) == made  # not an agent's run: nothing is touched
+    assert from_agent(PROGRAM, made) == made  # not an agent's run: nothing is touched
     monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
-    cfg = OmegaConf.create(composed(PROJECT, from_agent(PROJECT, made)))
+    cfg = OmegaConf.create(composed(PROGRAM, from_agent(PROGRAM, made)))
     for key, value in wanted.items():
         found = OmegaConf.select(cfg, key)
         assert (OmegaConf.to_container(found) if OmegaConf.is_config(found) else found) == value
@@ -375,5 +375,5 @@ def test_the_name_of_a_job_is_as_short_as_it_is_clear(tmp_path: Path) -> None:
     run.mkdir()
     swept = ["optim.lr", "model.dropout", "data.dropout", "model.new"]
     write_json(tmp_path / "sweep.json", {"swept": swept, "jobs": [{"key": "a", "number": 0, "overrides": overrides}]})
-    assert run_name(PROJECT, run) == "lr=0.1 model.dropout=0.5 data.dropout=0.1 new=1"
-    assert run_name(PROJECT, tmp_path / "other") == "other"
+    assert run_name(PROGRAM, run) == "lr=0.1 model.dropout=0.5 data.dropout=0.1 new=1"
+    assert run_name(PROGRAM, tmp_path / "other") == "other"

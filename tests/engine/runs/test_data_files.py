@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.runs.data_files import BLOCK, BLOCKS, fingerprints, is_same
-from lab.project import PROJECT
+from lab.program import PROGRAM
 
 
 def of(*paths: Path | str) -> dict[str, object]:
     names = [str(path) for path in paths]
-    return fingerprints(PROJECT.root, {"data": {"path": names[0] if len(names) == 1 else names}})["data.path"]
+    return fingerprints(PROGRAM.root, {"data": {"path": names[0] if len(names) == 1 else names}})["data.path"]
 
 
 @given(size=st.integers(1, BLOCKS * BLOCK), place=st.floats(0, 1, exclude_max=True), byte=st.integers(1, 255))
@@ -55,4 +55,4 @@ def test_shards_count_in_their_order_and_folders_not_at_all(tmp_path: Path) -> N
     a, b = tmp_path / "a.h5", tmp_path / "b.h5"
     assert is_same(of(tmp_path / "*.h5"), of(a, b))
     assert not is_same(of(a, b), of(b, a))
-    assert fingerprints(PROJECT.root, {"data": {"path": str(tmp_path), "x": "a.h5", "y": 1}, "name": str(a)}) == {}
+    assert fingerprints(PROGRAM.root, {"data": {"path": str(tmp_path), "x": "a.h5", "y": 1}, "name": str(a)}) == {}

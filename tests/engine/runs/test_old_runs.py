@@ -22,7 +22,7 @@ from engine.schema import plain, split_own
 from lab import groups, load_run
 from lab.config import check
 from lab.network import change_value, export
-from lab.project import PROJECT, start
+from lab.program import PROGRAM, start
 from lab.restore import score_checkpoint
 
 RUNS = ROOT / "tests" / "runs"
@@ -62,7 +62,7 @@ def test_it_loads_and_is_scored_as_it_was(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_goes_on_and_ends_as_the_one_that_was_not_stopped(tmp_path: Path, kind: str) -> None:
     run, straight = old(f"{kind}-stopped", tmp_path), RUNS / f"{kind}-finished"
-    start(read_config(PROJECT, run), run, [], own_process=False)
+    start(read_config(PROGRAM, run), run, [], own_process=False)
     assert status(run)["status"] == "finished"
     assert status(run)["wandb_id"] == json.loads((RUNS / run.name / "status.json").read_text())["wandb_id"]
     ended, expected = last_checkpoint(run), last_checkpoint(straight)
@@ -118,7 +118,7 @@ def test_a_missing_key_has_the_default_of_conf(tmp_path: Path) -> None:
     for key, value in keys.items():
         fewer = without(values, key)
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(fewer))
-        found = OmegaConf.select(read_config(PROJECT, tmp_path), key)
+        found = OmegaConf.select(read_config(PROGRAM, tmp_path), key)
         assert plain(found) == value, key
         assert type(plain(found)) is type(value) or isinstance(value, float), key
 
@@ -132,8 +132,8 @@ def test_missing_and_gone_keys_are_named_in_a_line(
     more = without(without(without(copy.deepcopy(values), "process.straggler_share"), "sweep"), "data.num_workers")
     more["trainer"]["amp"], more["trainer"]["ddp"]["old"], more["extra"] = True, 1, {"a": 1}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(more))
-    assert plain(read_config(PROJECT, tmp_path)) == values
-    read_config(PROJECT, tmp_path)
+    assert plain(read_config(PROGRAM, tmp_path)) == values
+    read_config(PROGRAM, tmp_path)
     lines = [record.getMessage() for record in caplog.records if record.name == "engine"]
     assert lines == [
         f"{tmp_path}/config.yaml: keys that are younger than this run, with their defaults: sweep, "
@@ -142,12 +142,12 @@ def test_missing_and_gone_keys_are_named_in_a_line(
     ]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(without(values, "name")))
     with pytest.raises(ConfigError, match="name: this key is missing"):
-        check(read_config(PROJECT, tmp_path))
+        check(read_config(PROGRAM, tmp_path))
     assert split_own(values["data"], groups.DataConfig, "data")  # a new one is whole
 
 
 def test_values_of_evaluate_are_read_as_hydra_reads_them(tmp_path: Path) -> None:
-    cfg = read_config(PROJECT, old("whole-finished", tmp_path))
+    cfg = read_config(PROGRAM, old("whole-finished", tmp_path))
     for override, key, value in (
         ("hardware.eval_batch_size=16", "hardware.eval_batch_size", 16),
         ("hardware.eval_batch_size=null", "hardware.eval_batch_size", None),
@@ -186,14 +186,14 @@ def test_a_key_that_has_moved_keeps_its_value(tmp_path: Path) -> None:
     older["trainer"] |= older.pop("process")
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(older))
     (tmp_path / "overrides.yaml").write_text("[trainer.max_time=3h, +trainer.timeout=5m, name=trainer.timeout]")
-    assert plain(read_config(PROJECT, tmp_path)) == values
+    assert plain(read_config(PROGRAM, tmp_path)) == values
     assert (
-        saved.override_of_now(PROJECT, "trainer.timeout") == "process.timeout"
+        saved.override_of_now(PROGRAM, "trainer.timeout") == "process.timeout"
     )  # as a sweep's ledger has what differs
-    assert saved.read_overrides(PROJECT, tmp_path) == [
+    assert saved.read_overrides(PROGRAM, tmp_path) == [
         "process.max_time=3h",
         "+process.timeout=5m",
         "name=trainer.timeout",
     ]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values | {"trainer": values["trainer"] | {"timeout": "7m"}}))
-    assert read_config(PROJECT, tmp_path).process.timeout == "5m"
+    assert read_config(PROGRAM, tmp_path).process.timeout == "5m"

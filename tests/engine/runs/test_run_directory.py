@@ -24,7 +24,7 @@ from engine.runs import directory, environment
 from engine.runs.resume import check_followers, choose_run
 from lab.groups import TrainerConfig
 from lab.make import count_steps
-from lab.project import PROJECT, start
+from lab.program import PROGRAM, start
 from lab.start import newest_checkpoint
 
 SHORT = (*QUICK, "trainer.max_steps=6", "trainer.log_every=2", "trainer.eval_every=3", "trainer.save_every=3")
@@ -91,11 +91,11 @@ def test_a_resume_that_was_killed_before_its_first_step_is_undone_by_the_next(ru
     changed: Any = OmegaConf.load(run / "config.yaml")
     changed.trainer.max_steps = 50
     with directory.claimed(run):
-        directory.reopen_directory(PROJECT, run, changed, ["trainer.max_steps=50"])
+        directory.reopen_directory(PROGRAM, run, changed, ["trainer.max_steps=50"])
         directory.write_status(run, "running")
         with pytest.raises(ConfigError, match="another process"):
-            choose_run(PROJECT, compose(*SHORT, f"resume={run}"), run, [], Path.cwd())
-    cfg, _ = choose_run(PROJECT, compose(*SHORT, f"resume={run}"), run, [], Path.cwd())
+            choose_run(PROGRAM, compose(*SHORT, f"resume={run}"), run, [], Path.cwd())
+    cfg, _ = choose_run(PROGRAM, compose(*SHORT, f"resume={run}"), run, [], Path.cwd())
     assert cfg.trainer.max_steps == 6
     assert files(run) == before
 
@@ -122,13 +122,13 @@ def test_a_new_run_does_not_go_on_from_foreign_files(run: Path, tmp_path: Path) 
         before = files(target)
         for resume in ((), ("resume=auto",)):
             with pytest.raises(ConfigError, match=f"{target}: it has no config.yaml but {names[0]}") as caught:
-                choose_run(PROJECT, compose(*SHORT, *resume), target, [], Path.cwd())
+                choose_run(PROGRAM, compose(*SHORT, *resume), target, [], Path.cwd())
             assert "\n" not in str(caught.value)
         assert files(target) == before
     new = tmp_path / "new"
     (new / "checkpoints").mkdir(parents=True)
     (new / "notes.txt").write_text("mine")
-    choose_run(PROJECT, compose(*SHORT), new, [], Path.cwd())
+    choose_run(PROGRAM, compose(*SHORT), new, [], Path.cwd())
 
 
 @pytest.mark.slow
@@ -152,7 +152,7 @@ def test_bad_lines_of_the_metrics_are_left_out(run: Path) -> None:
     )
     from multirun.report.read import read_job
 
-    assert read_job(PROJECT, run, 0, ()).status == "finished"
+    assert read_job(PROGRAM, run, 0, ()).status == "finished"
 
 
 def test_a_best_checkpoint_counts_as_any_other(run: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_best_checkpoint_counts_as_any_other(run: Path) -> None:
     assert newest_checkpoint(run) == best.name
     cfg: Any = OmegaConf.load(run / "config.yaml")
     cfg.trainer.max_steps = 99
-    directory.reopen_directory(PROJECT, run, cfg, ["trainer.max_steps=99"])
+    directory.reopen_directory(PROGRAM, run, cfg, ["trainer.max_steps=99"])
     (change,) = json.loads((run / "environment.json").read_text())["changes"]
     assert change["after"] == int(best.stem[5:])
 
@@ -351,7 +351,7 @@ def test_what_follows_from_a_changed_value_must_be_given_too(run: Path) -> None:
     cfg: Any = OmegaConf.load(run / "config.yaml")
     cfg.data.num_outputs = 128
     with pytest.raises(ConfigError, match=r"num_outputs=128: model.num_outputs follows .*model.num_outputs=128$"):
-        check_followers(PROJECT, cfg, {}, list(SHORT), ["data.num_outputs"])
+        check_followers(PROGRAM, cfg, {}, list(SHORT), ["data.num_outputs"])
     cfg.model.num_outputs = 128
-    check_followers(PROJECT, cfg, {}, list(SHORT), ["data.num_outputs", "model.num_outputs"])
-    check_followers(PROJECT, cfg, {}, ["no_such=group"], ["data.num_outputs"])
+    check_followers(PROGRAM, cfg, {}, list(SHORT), ["data.num_outputs", "model.num_outputs"])
+    check_followers(PROGRAM, cfg, {}, ["no_such=group"], ["data.num_outputs"])

@@ -17,7 +17,7 @@ SHORT = (*QUICK, "trainer.max_steps=4", "trainer.log_every=2")
 
 
 def go_on(run: Path) -> dict[str, Any]:
-    from lab.project import start
+    from lab.program import start
 
     start(compose(*SHORT), run, list(SHORT), own_process=False)
     return result(run)

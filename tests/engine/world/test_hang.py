@@ -22,7 +22,7 @@ import lab.objective
 from engine.errors import RunFailed
 from engine.world.watch import HELD
 from lab.callbacks.base import Callback
-from lab.project import PROJECT
+from lab.program import PROGRAM
 from multirun.report.read import read_job
 
 TIMEOUT_S = round(2 * slowdown())
@@ -91,7 +91,7 @@ def test_native_code_in_a_process_without_a_parent(tmp_path: Path) -> None:
     assert f"in {HELD}\n" in shown
     assert "in strike" in shown.rpartition("Thread ")[2]
     assert status(tmp_path / "run")["status"] == "running"  # a report calls this one killed
-    assert read_job(PROJECT, tmp_path / "run", 0, ()).status == "killed"
+    assert read_job(PROGRAM, tmp_path / "run", 0, ()).status == "killed"
     assert not processes_with(str(tmp_path))
 
 
