@@ -36,6 +36,7 @@ from engine.host import cores_each, note_progress
 from engine.world import World, place
 from lab.config import Config
 from lab.groups import TrainerConfig, mixed_parts
+from lab.h5_errors import h5_mistakes
 from lab.project import PROJECT
 from lab.tasks.base import Batch, Task
 from lab.transforms.fields import compose, described
@@ -62,7 +63,8 @@ def fetch_remote(data: Mapping[str, Any], between: Callable[[], object]) -> dict
         if remote and getattr(locate(PROJECT, node["_target_"], "data"), "takes_remote", False):
             from h5rows import fetch
 
-            versions |= fetch(node["path"], between, node.get("cache_gb"))
+            with h5_mistakes():
+                versions |= fetch(node["path"], between, node.get("cache_gb"))
     return versions
 
 

@@ -29,7 +29,8 @@ ROOMS = ("host", "config", "runs", "loggers", "world", "parallel", "device", "ch
 FOLDERS = (*(f"engine.{room}" for room in ROOMS), "multirun.report", "multirun", "multirun.verify")
 PAGES = {name: SRC / name.replace(".", "/") / "__init__.py" for name in FOLDERS}
 PAGES = {name: page for name, page in PAGES.items() if page.exists()}  # a fork may have no reports
-NOT_YOURS = ("h5rows", "engine", "multirun")  # in a fork; each imports only those before it
+MAY_IMPORT = {"h5rows": ("h5rows",), "engine": ("engine",), "multirun": ("engine", "multirun")}
+NOT_YOURS = tuple(MAY_IMPORT)  # in a fork
 LIBRARY = SRC / "h5rows"  # below the engine, with one page
 
 
@@ -86,13 +87,24 @@ def room_of(module: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("package", NOT_YOURS)
 def test_a_package_imports_only_those_below_it(package: str) -> None:
-    below = NOT_YOURS[: NOT_YOURS.index(package) + 1]
-    ours = {path.stem for path in SRC.iterdir()} - {*below}  # lab and the commands too
+    """The engine and h5rows know nothing of each other, so that each can be used without the other."""
+    ours = {path.stem for path in SRC.iterdir()} - {*MAY_IMPORT[package]}  # lab and the commands too
     assert {"lab", "train"} < ours
     inside = {name: wanted for name, wanted in imports().items() if name.partition(".")[0] == package}
     assert len(inside) > 10  # a fork may have no packing, no reports
     for name, wanted in inside.items():
         assert not {module.partition(".")[0] for module in wanted} & ours, name
+
+
+def test_lab_translates_the_errors_of_h5rows_where_it_uses_it() -> None:
+    """The engine takes h5rows.ConfigError for a failure of the run's code, with a traceback."""
+    using = {
+        name
+        for name, wanted in imports().items()
+        if name.startswith("lab.") and any(module.partition(".")[0] == "h5rows" for module in wanted)
+    }
+    assert {"lab.datasets.h5", "lab.datasets.tokens", "lab.loaders", "lab.project"} <= using
+    assert {name for name in using if "lab.h5_errors" not in imports()[name]} == {"lab.h5_errors"}
 
 
 @pytest.mark.slow

@@ -356,7 +356,7 @@ NET = "lab.models.zoo.good.Net"
         ({"_target_": NET, "width": 3, "shape": 3}, "model.shape: expected a list, each item an integer, got 3"),
         ({"_target_": "os.system"},
          "model._target_: os.system is not allowed (lab.models.*, lab.datasets.*, lab.transforms.*, "
-         "h5rows.dataset.Dataset, engine.data.order.*, engine.data.sampling.*, engine.data.windows.*, lab.losses.*, lab.metrics.*, lab.tasks.*, lab.callbacks.*, "
+         "engine.data.order.*, engine.data.sampling.*, engine.data.windows.*, lab.losses.*, lab.metrics.*, lab.tasks.*, lab.callbacks.*, "
          "lab.optimizers.*, lab.schedules.*, torch.nn.*, torch.optim.*, torchmetrics.*) - "
          "add its library to `allowed` in src/lab/project.py"),
         # as in a yaml that was written before the fork
