@@ -35,11 +35,13 @@ from engine.errors import ConfigError
 from engine.host import cores_each, note_progress
 from engine.world import World, place
 from lab.config import Config
-from lab.groups import TrainerConfig, mixed_parts
+from lab.groups import mixed_parts
 from lab.h5_errors import h5_mistakes
+from lab.options import TrainerConfig
 from lab.project import PROJECT
 from lab.tasks.base import Batch, Task
-from lab.transforms.fields import compose, described
+from lab.transforms.fields import compose
+from lab.transforms.spec import described
 
 
 def task_class(config: Config) -> type[Task]:

@@ -25,8 +25,9 @@ from engine.config.targets import build_target, check_targets
 from engine.errors import ConfigError
 from engine.schema import Rule, option, parse_interval, passed, split_own, typed
 from lab.config import Config, check
-from lab.groups import OptimConfig, TrainerConfig
+from lab.groups import OptimConfig
 from lab.make import make_task
+from lab.options import TrainerConfig
 from lab.program import PROGRAM
 
 OPTIONS = sorted(

@@ -13,7 +13,8 @@ from torch import nn
 
 from engine.device import as_run_began, resolve_hardware, threads
 from engine.host import cpu as cores
-from lab.groups import HardwareConfig, TrainerConfig
+from lab.groups import HardwareConfig
+from lab.options import TrainerConfig
 
 V2 = "26 1 0:24 {root} {mount} rw shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = "32 31 0:29 {root} {mount} rw,relatime - cgroup cgroup rw,cpu,cpuacct\n"

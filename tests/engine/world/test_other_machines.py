@@ -29,7 +29,7 @@ from engine.host import gpu as cuda
 from engine.schema import typed
 from engine.world import cluster, group
 from engine.world.cluster import ClusterRole, cluster_role
-from lab.groups import TrainerConfig
+from lab.options import TrainerConfig
 from multirun.lease import visible_gpus
 
 LINUX_ONLY = [
