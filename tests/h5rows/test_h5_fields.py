@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 import engine.errors
 from engine.config.compose import register_resolver
-from engine.data.loader import Loader
+from engine.data.loading.loader import Loader
 from engine.data.order import EvalPlan
 from h5rows import probe
 from h5rows.dataset import Dataset

@@ -16,7 +16,7 @@ from conftest import compose, needs
 import h5rows
 from engine.config import construct
 from engine.config.saved import _moved_path
-from engine.data.loader import Loader
+from engine.data.loading.loader import Loader
 from engine.data.order import EvalPlan
 from engine.errors import ConfigError, mistakes_of, with_mistakes_of
 from lab.datasets.h5 import Dataset

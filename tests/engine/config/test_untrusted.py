@@ -137,7 +137,7 @@ def attacks(folder: Path) -> dict[str, dict[str, Any]]:
         "through a module": {**system, "_target_": "lab.datasets.h5.h5rows.dataset.h5py.os.system"},
         "a method": {"_target_": "lab.models.mlp.MLP.load_state_dict", "_args_": [1, 2]},
         "a function of torch": {"_target_": "torch.nn.functional.relu", "_args_": [1]},
-        "machinery": {"_target_": "engine.data.loader.Loader"},
+        "machinery": {"_target_": "engine.data.loading.loader.Loader"},
         "a function of ours": {"_target_": "engine.data.sampling.column", "_args_": [MLP, "x"]},
     }
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from engine.data.loading.samples import ahead_bytes
-from engine.data.loading.slots import empty_batch, is_ragged, sample_bytes
 from engine.data.order import Plan
+from engine.data.spec import empty_batch, is_ragged, sample_bytes
 from engine.errors import ConfigError
 from engine.files import in_words
 
