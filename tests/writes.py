@@ -27,6 +27,7 @@ from typing import Any
 
 from conftest import limit
 
+import h5rows
 from engine.errors import ConfigError
 
 PATHS = {"os.rename": (0, 2), "os.remove": (0, 1), "os.rmdir": (0, 1), "os.mkdir": (0, 2), "os.link": (1, 3)}
@@ -82,7 +83,7 @@ def _status_of(command: Callable[[], Any]) -> int:
         return told if isinstance(told, int) else 0
     except SystemExit as end:
         return int(end.code or 0)
-    except ConfigError as error:
+    except (ConfigError, h5rows.ConfigError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -56,7 +56,7 @@ TESTS = {
         "tests/engine/data/test_order.py", "-k=not class and not chunks and not windows and not independent and not "
         "length and not equally and not place and not cost and not experiment",
     ),
-    "src/engine/data/loader.py": ("tests/engine/data/test_loader.py", "-k=not process_with_a_ring"),
+    "src/engine/data/loading/loader.py": ("tests/engine/data/test_loader.py", "-k=not process_with_a_ring"),
     "src/engine/checkpoints/checkpoint.py": (
         "tests/engine/runs/test_checkpoint.py", "tests/engine/data/test_damage.py",
     ),

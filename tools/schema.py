@@ -50,7 +50,7 @@ FORMS = {"ep$": INTERVAL, "d]$": DURATION}  # by the end of the pattern
 # where a `_target_` stands: the modules whose classes are offered there. *: each entry
 PLACES = {
     "model": ("models",),
-    "data": ("datasets", "h5rows.dataset"),
+    "data": ("datasets",),
     "data.order": ("engine.data.order", "engine.data.sampling", "engine.data.windows"),
     "data.transforms.*": ("transforms",),
     "task": ("tasks",),

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from h5rows.command import run
     from h5rows.dataset import Dataset, open, share
-    from h5rows.errors import ConfigError, first_line, plain_output, visible
+    from h5rows.errors import ConfigError
     from h5rows.functions import inspect, pack, repack
     from h5rows.importers import open_source
     from h5rows.importers.files import FileSource
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 MODULES = {
     "command": "run",
     "dataset": "Dataset open share",
-    "errors": "ConfigError first_line plain_output visible",
+    "errors": "ConfigError",
     "functions": "inspect pack repack",
     "importers": "open_source",
     "importers.files": "FileSource",

@@ -17,7 +17,7 @@ from engine.config import TRACEBACK
 from engine.errors import ConfigError, DataFailed, RunFailed, first_line, in_users_code
 from engine.parallel import is_sharded
 from engine.runs import shown
-from lab.transforms.fields import described, dtype_name
+from lab.transforms.spec import described, dtype_name
 
 CAST = "'+data.transforms.cast={_target_: lab.transforms.fields.Cast, field: %s}'"
 
@@ -33,11 +33,6 @@ INTEGERS: dict[Any, tuple[str, ...]] = {  # as torch's messages name them
     torch.uint8: ("Byte", "unsigned char", "uint8"),
     torch.bool: ("Bool", "bool"),
 }
-
-
-def key_of_losses(task: Any) -> str:
-    """What to blame for a task's losses: its criterion, if it has one."""
-    return "task.criterion" if hasattr(task, "criterion") else "task"
 
 
 def applied(function: Callable[..., Any], key: str, output: Any, batch: Any) -> Any:

@@ -17,8 +17,9 @@ from engine.loggers import LoggerConfig, check_installed
 from engine.profiling import ProfilerConfig
 from engine.schema import below_outputs, did_you_mean, plain, regex, show, split_own, typed
 from engine.world import ProcessConfig
-from lab.groups import DataConfig, MonitorConfig, OptimConfig, RootConfig, TrainerConfig
+from lab.groups import DataConfig, OptimConfig, RootConfig
 from lab.misfits import check_fit
+from lab.options import MonitorConfig, TrainerConfig
 from lab.project import PROJECT
 
 # nodes to build; nodes of which every entry is built; keys beside a _target_ that are the run's, not the target's

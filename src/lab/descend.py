@@ -39,10 +39,9 @@ from engine.parallel import global_norm, local_parts, name_unused, on_shards, wi
 from engine.per_sample import check_losses
 from engine.private import closure_step, lean_step
 from engine.world import World, to_host
-from lab.checks import key_of_losses
-from lab.groups import TrainerConfig
+from lab.options import TrainerConfig
 from lab.state import TrainState, may_skip
-from lab.tasks.base import Batch, Task, overrides
+from lab.tasks.base import Batch, Task, key_of_losses, overrides
 
 
 class Descend:

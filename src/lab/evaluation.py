@@ -19,12 +19,12 @@ from engine.per_sample import check_per_sample, check_terms, first_samples
 from engine.world import Stopped, World, to_host
 from lab.average import evaluation_mode, scored_model
 from lab.callbacks.base import overriding
-from lab.checks import applied, key_of_losses
+from lab.checks import applied
 from lab.metrics.base import as_metric
 from lab.objective import Objective
 from lab.owed import out_of_patience
 from lab.state import Run, TrainState
-from lab.tasks.base import Batch, Task
+from lab.tasks.base import Batch, Task, key_of_losses
 
 
 @torch.no_grad()

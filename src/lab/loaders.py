@@ -35,10 +35,13 @@ from engine.errors import ConfigError
 from engine.host import cores_each, note_progress
 from engine.world import World, place
 from lab.config import Config
-from lab.groups import TrainerConfig, mixed_parts
+from lab.groups import mixed_parts
+from lab.h5_errors import h5_mistakes
+from lab.options import TrainerConfig
 from lab.project import PROJECT
 from lab.tasks.base import Batch, Task
-from lab.transforms.fields import compose, described
+from lab.transforms.fields import compose
+from lab.transforms.spec import described
 
 
 def task_class(config: Config) -> type[Task]:
@@ -62,7 +65,8 @@ def fetch_remote(data: Mapping[str, Any], between: Callable[[], object]) -> dict
         if remote and getattr(locate(PROJECT, node["_target_"], "data"), "takes_remote", False):
             from h5rows import fetch
 
-            versions |= fetch(node["path"], between, node.get("cache_gb"))
+            with h5_mistakes():
+                versions |= fetch(node["path"], between, node.get("cache_gb"))
     return versions
 
 

@@ -25,8 +25,8 @@ from engine.world import World
 from lab.average import scored_model, training_mode
 from lab.callbacks.base import overriding
 from lab.descend import Descend
-from lab.groups import TrainerConfig
 from lab.logging import check_finite, check_has_trained, log_train
+from lab.options import TrainerConfig
 from lab.owed import due_after, ended, take_up
 from lab.state import Run, TrainState, on_all_ranks
 from lab.step_graph import as_graph

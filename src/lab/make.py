@@ -40,16 +40,18 @@ from engine.parallel import (
 )
 from engine.schema import plain
 from engine.world import World
-from lab.callbacks.base import Callback, check_hooks
+from lab.callbacks.base import Callback
+from lab.callbacks.hooks import check_hooks
 from lab.checks import check_holds_no_weights
 from lab.config import Config
 from lab.descend import only
 from lab.frozen import provide_frozen
-from lab.groups import TrainerConfig, mixed_parts
+from lab.groups import mixed_parts
 from lab.loaders import make_train_loader, task_class
 from lab.network import make_model
 from lab.objective import Objective
 from lab.optim import Named, Schedule, build_optimizer, check_closure, largest, parameter_groups, trainable
+from lab.options import TrainerConfig
 from lab.project import PROJECT
 from lab.schedules.constant import Constant
 from lab.state import TrainState, may_skip

@@ -13,8 +13,8 @@ from engine.config import quote_value
 from engine.errors import ConfigError
 from engine.project import Project
 from lab.groups import DataConfig, OptimConfig, RootConfig, TaskConfig, mixed_parts
+from lab.h5_errors import h5_mistakes
 
-ConfigError.group = "data."  # where h5rows' arguments are in a config, for its messages
 WORDS = ("null", "true", "false", "nan", "inf")  # that Hydra does not read as text
 
 
@@ -22,7 +22,7 @@ def h5_shape(field: str, _parent_: Any) -> list[int]:
     """${h5_shape:field} in a group `data`: shape of one sample of the field, from the data file."""
     from h5rows import sample_shape
 
-    with _about_data(_parent_):
+    with _about_data(_parent_), h5_mistakes():
         return list(sample_shape(_parent_, field))
 
 
@@ -32,7 +32,7 @@ def h5_outputs(field: str, _parent_: Any) -> int | None:
 
     if _key(_parent_) != "data" and _parent_.fields.get(field, field) is None:
         return None
-    with _about_data(_parent_):
+    with _about_data(_parent_), h5_mistakes():
         return int(num_outputs(_parent_, field))
 
 
@@ -43,9 +43,10 @@ def settle(cfg: Any) -> None:
         if hasattr(node, "get") and (text := node.get("split")) is not None:
             from h5rows import shares_of
 
-            if node.get("_target_") != "h5rows.dataset.Dataset":
+            if node.get("_target_") != "lab.datasets.h5.Dataset":
                 raise ConfigError(f"{key}.split={text}: of data=h5; here {key}.splits says where a split lies")
-            node.splits, node.split = shares_of(str(text), node.get("split_by"), f"{key}.split"), None
+            with h5_mistakes():
+                node.splits, node.split = shares_of(str(text), node.get("split_by"), f"{key}.split"), None
     # null takes a part out, or all of them
     for node, name in [
         *((node, "transforms") for node in nodes.values()),
@@ -127,7 +128,8 @@ def trains_on(node: Any) -> str | None:
     """The command that trains on the file of a data group, which has no such fields or splits."""
     from h5rows import suggestion
 
-    found = suggestion(node.get("path"))
+    with h5_mistakes():
+        found = suggestion(node.get("path"))
     return None if found is None else train_on(str(node.path), *found)
 
 
@@ -141,7 +143,6 @@ PROJECT = Project(
         "lab.models.*",
         "lab.datasets.*",
         "lab.transforms.*",
-        "h5rows.dataset.Dataset",
         "engine.data.order.*",
         "engine.data.sampling.*",
         "engine.data.windows.*",
@@ -166,8 +167,9 @@ PROJECT = Project(
     own={"data": DataConfig, "optim": OptimConfig, "task": TaskConfig},
     # import paths that saved configs have
     moved={
-        "lab.data.h5.H5Dataset": "h5rows.dataset.Dataset",
-        "engine.data.h5.H5Dataset": "h5rows.dataset.Dataset",
+        "lab.data.h5.H5Dataset": "lab.datasets.h5.Dataset",
+        "engine.data.h5.H5Dataset": "lab.datasets.h5.Dataset",
+        "h5rows.dataset.Dataset": "lab.datasets.h5.Dataset",
         "lab.data.tokens.": "lab.datasets.tokens.",
         "lab.data.synthetic.": "lab.datasets.synthetic.",
         "lab.data.transforms.": "lab.transforms.fields.",

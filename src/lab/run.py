@@ -34,7 +34,6 @@ from lab.average import held_still
 from lab.callbacks.base import overriding
 from lab.config import Config
 from lab.evaluation import final_scores, validate
-from lab.groups import TrainerConfig
 from lab.header import describe, what_is_trained
 from lab.loaders import (
     describe_transforms,
@@ -49,6 +48,7 @@ from lab.loop import fit
 from lab.make import count_steps, make_callbacks, make_method, make_nets, make_state, seed_rank
 from lab.objective import Objective
 from lab.optim import check_optimizer, check_trained, follows_scores, stretched
+from lab.options import TrainerConfig
 from lab.profiling import profiling, work_of
 from lab.project import PROJECT
 from lab.rehearsal import mistakes_before_training, rehearse

@@ -20,7 +20,7 @@ from engine.parallel import Balance, Replicas, numbers_in
 from engine.profiling import Work
 from engine.world import StopRequest, Watch, World
 from lab.callbacks.base import overriding
-from lab.groups import RULES, MonitorConfig, TrainerConfig
+from lab.options import RULES, MonitorConfig, TrainerConfig
 from lab.tasks.base import Batch, Task
 
 # loaded by the caller of `load`: earlier, or with better error messages
@@ -56,7 +56,7 @@ class TrainState:
     ended: str = ""  # why there are no more steps: "patience", "callback" or "pruned", before total_steps
     total_steps: int = 0  # the end of training when `owes` was written; 0: not begun, or of an older version
     epoch_samples: int = 0  # rows of the training set, for a task that is loaded (TaskRun)
-    rules: int = RULES  # the run's, see lab.groups
+    rules: int = RULES  # the run's, see lab.options
 
     def payload(self, ranks: Tensor | None = None) -> dict[str, Any]:
         """Returns every field for the checkpoint. ranks: (N, K), each rank's rank_row; None: without them."""

@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from engine.data import loader_speeds
-from engine.device import Hardware, choose_device, count_processes, resolve_hardware
+from engine.device import Hardware, HardwareConfig, choose_device, count_processes, resolve_hardware
 from engine.errors import ConfigError
 from engine.host import cores_each, in_a_child, threads_each
 from engine.loggers import Logger
@@ -35,9 +35,9 @@ from lab import loaders, make
 from lab.average import training_mode
 from lab.config import Config, share_evaluation
 from lab.evaluation import evaluate
-from lab.groups import HardwareConfig, TrainerConfig
 from lab.loop import train_step
 from lab.optim import Schedule
+from lab.options import TrainerConfig
 from lab.state import TrainState
 from lab.trial import step_s
 

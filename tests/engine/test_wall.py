@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from functools import cache
+from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType
@@ -21,7 +22,8 @@ from conftest import ROOT
 import lab
 from engine.pages import names_of
 from engine.parallel.options import Strategy
-from lab.groups import RootConfig, TrainerConfig
+from lab.groups import RootConfig
+from lab.options import TrainerConfig
 
 SRC = ROOT / "src"
 # each imports only those before it; below them the engine's single modules (errors, files, locks, ...)
@@ -29,7 +31,8 @@ ROOMS = ("host", "config", "runs", "loggers", "world", "parallel", "device", "ch
 FOLDERS = (*(f"engine.{room}" for room in ROOMS), "multirun.report", "multirun", "multirun.verify")
 PAGES = {name: SRC / name.replace(".", "/") / "__init__.py" for name in FOLDERS}
 PAGES = {name: page for name, page in PAGES.items() if page.exists()}  # a fork may have no reports
-NOT_YOURS = ("h5rows", "engine", "multirun")  # in a fork; each imports only those before it
+MAY_IMPORT = {"h5rows": ("h5rows",), "engine": ("engine",), "multirun": ("engine", "multirun")}
+NOT_YOURS = tuple(MAY_IMPORT)  # in a fork
 LIBRARY = SRC / "h5rows"  # below the engine, with one page
 
 
@@ -86,13 +89,62 @@ def room_of(module: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("package", NOT_YOURS)
 def test_a_package_imports_only_those_below_it(package: str) -> None:
-    below = NOT_YOURS[: NOT_YOURS.index(package) + 1]
-    ours = {path.stem for path in SRC.iterdir()} - {*below}  # lab and the commands too
+    """The engine and h5rows know nothing of each other, so that each can be used without the other."""
+    ours = {path.stem for path in SRC.iterdir()} - {*MAY_IMPORT[package]}  # lab and the commands too
     assert {"lab", "train"} < ours
     inside = {name: wanted for name, wanted in imports().items() if name.partition(".")[0] == package}
     assert len(inside) > 10  # a fork may have no packing, no reports
     for name, wanted in inside.items():
         assert not {module.partition(".")[0] for module in wanted} & ours, name
+
+
+def test_lab_translates_the_errors_of_h5rows_where_it_uses_it() -> None:
+    """The engine takes h5rows.ConfigError for a failure of the run's code, with a traceback."""
+    using = {
+        name
+        for name, wanted in imports().items()
+        if name.startswith("lab.") and any(module.partition(".")[0] == "h5rows" for module in wanted)
+    }
+    assert {"lab.datasets.h5", "lab.datasets.tokens", "lab.loaders", "lab.project"} <= using
+    assert {name for name in using if "lab.h5_errors" not in imports()[name]} == {"lab.h5_errors"}
+
+
+MOST_LINES = 1400
+
+
+def test_to_read_the_loop_is_to_read_few_files() -> None:
+    """Counted are the lines of all files of lab that lab.loop imports, and that these import, in functions too."""
+    found, todo = {"lab.loop"}, ["lab.loop"]
+    while todo:
+        further = {name for name in imports()[todo.pop()] if name.startswith("lab.")} - found
+        found |= further
+        todo += further
+    lines = {name: len(MODULES[name].read_text().splitlines()) for name in found}
+    assert {"lab.descend", "lab.state", "lab.tasks.base"} < found
+    assert sum(lines.values()) <= MOST_LINES, sorted(lines.items(), key=lambda one: -one[1])
+
+
+LEFT_OUT = {("h5rows.packing", "h5rows.importers")}  # of the arrows between folders
+
+
+def test_no_files_and_no_folders_import_each_other() -> None:
+    """Not through others either, and not in functions. A package's own files are above its folders and below them, and
+    a page imports what it shows: neither counts as a folder's."""
+    files = {name: {module for module in wanted if module in MODULES} for name, wanted in imports().items()}
+    folders: dict[str, set[str]] = {}
+    for name, wanted in files.items():
+        ends = {(folder_of(name), folder_of(module)) for module in wanted if MODULES[name].stem != "__init__"}
+        for begin, end in ends - LEFT_OUT:
+            if begin != end and "." in begin and "." in end:
+                folders.setdefault(begin, set()).add(end)
+    assert len(files) > 200
+    assert len(folders) > 20
+    for graph in (files, folders):
+        TopologicalSorter(graph).prepare()  # raises CycleError, which names those of a circle
+
+
+def folder_of(module: str) -> str:
+    return module if MODULES[module].stem == "__init__" else module.rpartition(".")[0]
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from h5_truth import Truth
 
-from engine.errors import ConfigError
 from h5rows.dataset import Dataset
+from h5rows.errors import ConfigError
 
 ROOT = {"all": {"group": "/"}}
 Batch = dict[str, Any]

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from conftest import limit, sample_of
 
-from engine.errors import ConfigError
 from h5rows.dataset import Dataset
+from h5rows.errors import ConfigError
 
 ROOT = {"all": {"group": "/"}}
 VALUES = np.arange(40).reshape(20, 2)

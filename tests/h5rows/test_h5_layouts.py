@@ -16,8 +16,8 @@ import pytest
 from conftest import sample_of
 from h5_types import set_chunk_opts
 
-from engine.errors import ConfigError
 from h5rows.dataset import Dataset
+from h5rows.errors import ConfigError
 from h5rows.reading import filters
 
 ROOT = {"all": {"group": "/"}}

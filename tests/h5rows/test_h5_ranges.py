@@ -22,9 +22,9 @@ from fsspec import AbstractFileSystem
 from h5_judge import in_a_fork
 from http_files import SMALL, Server, serving
 
-from engine.errors import ConfigError
 from h5rows import probe
 from h5rows.dataset import Dataset
+from h5rows.errors import ConfigError
 from h5rows.reading import copies, ranges, remote, sources
 
 FIELDS = ("x", "z", "y", "words", "text")

@@ -27,11 +27,11 @@ from fsspec.asyn import AsyncFileSystem
 from http_files import SMALL, Server, serving
 from writes import attempt, mark
 
-from engine.errors import ConfigError
 from engine.host import heartbeat
 from engine.world.watch import Watch
 from h5rows import probe
 from h5rows.dataset import Dataset
+from h5rows.errors import ConfigError
 from h5rows.packing.inspect import inspect_file
 from h5rows.reading import folders, ranges, remote, sources
 from lab import load_run
@@ -501,7 +501,7 @@ def test_what_is_fetched_is_not_taken_for_hung(tmp_path: Path, server: Server) -
     watch = Watch(tmp_path, 0, 1, 600.0)
     server.files["/f.h5"] = made(tmp_path / "f.h5")
     began = time.monotonic()
-    fetch_remote({"_target_": "h5rows.dataset.Dataset", "path": server.url()}, heartbeat.note_progress)
+    fetch_remote({"_target_": "lab.datasets.h5.Dataset", "path": server.url()}, heartbeat.note_progress)
     assert watch.latest().at >= began
     assert heartbeat.progress_at() >= began
 

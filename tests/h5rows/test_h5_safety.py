@@ -19,8 +19,8 @@ import torch
 import warm
 from conftest import ROOT, limit
 
-from engine.errors import ConfigError
 from h5rows.dataset import Dataset
+from h5rows.errors import ConfigError
 from h5rows.reading import filters
 
 SRC = {**os.environ, "PYTHONPATH": str(ROOT / "src")}

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.errors import ConfigError
+from h5rows.errors import ConfigError
 from h5rows.importers import open_source
 from h5rows.importers.tfrecord import masked_crc32c
 from h5rows.packing.options import PackOptions

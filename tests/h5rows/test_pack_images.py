@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_pack_formats import run
 
-from engine.errors import ConfigError
+from h5rows.errors import ConfigError
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from test_pack_formats import field, npy, png, record, write_tar
 
-from engine.errors import ConfigError
+from h5rows.errors import ConfigError
 from h5rows.importers import open_source
 from h5rows.packing.options import PackOptions
 from h5rows.packing.write import pack

@@ -14,7 +14,7 @@ from pack_typed import typed
 from writes import attempt
 
 import h5rows
-from engine.errors import ConfigError
+from h5rows.errors import ConfigError
 
 
 def repacked(path: Path, name: str = "b.h5", **options: Any) -> Path:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import h5rows
-from engine.errors import ConfigError
+from h5rows.errors import ConfigError
 from h5rows.importers import open_source
 from h5rows.packing.options import PackOptions
 

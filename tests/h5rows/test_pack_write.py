@@ -19,8 +19,8 @@ from conftest import ROOT, limit
 from pack_typed import typed
 
 import h5rows
-from engine.errors import ConfigError
 from h5rows.command import run as run_command
+from h5rows.errors import ConfigError
 from h5rows.importers import open_source
 from h5rows.importers.base import ArraySource, BadSample, Field, Rows, SampleSource
 from h5rows.locks import Lock

@@ -71,7 +71,7 @@ SLOW_GPU = """
 import sys, torch
 sys.path[:0] = sys.argv[1:]
 import test_side_stream as cases
-from engine.data.loader import Loader
+from engine.data.loading.loader import Loader
 from engine.data.order import TrainPlan, shuffled
 
 device = torch.device("cuda", 0)

@@ -32,9 +32,9 @@ from engine.world.collectives import World
 from engine.world.stop import Stopped
 from lab.average import evaluation_mode
 from lab.callbacks.base import Callback
-from lab.groups import MonitorConfig, TrainerConfig
 from lab.objective import Objective
 from lab.optim import Schedule
+from lab.options import MonitorConfig, TrainerConfig
 from lab.schedules.constant import Constant
 from lab.state import Every, Run, TrainState
 from lab.tasks.base import Task

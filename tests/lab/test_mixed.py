@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def node(folder: Path, name: str, **changed: Any) -> dict[str, Any]:
     fields = {"x": "x", "y": "y"} if name == "a" else {"x": "x"}
     splits = {split: {"group": split} for split in ALL}
-    target = {"_target_": "h5rows.dataset.Dataset", "path": str(folder / f"{name}.h5")}
+    target = {"_target_": "lab.datasets.h5.Dataset", "path": str(folder / f"{name}.h5")}
     return {**target, "fields": fields, "splits": splits, "order": SHUFFLED, "transforms": {}, **changed}
 
 

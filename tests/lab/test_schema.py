@@ -65,7 +65,7 @@ MISTAKES = {
         { _target_: lab.models.mlp.MLP, hidden: 8 }
         { _target_: lab.models.mlp.MLP, dropout: 1.5 }""",
     "data": """
-        { _target_: h5rows.dataset.Dataset, pth: x.h5 }
+        { _target_: lab.datasets.h5.Dataset, pth: x.h5 }
         order: { _target_: engine.data.order.first, _partial_: true, cout: 64 }
         transforms: { flip: { _target_: lab.transforms.fields.RandomFlip, dim: x } }
         transforms: { flip: { _target_: lab.transforms.fields.RandomFilp } }""",

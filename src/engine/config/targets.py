@@ -186,7 +186,9 @@ def _refusal(project: Project, path: str, where: str, allowed: Sequence[str]) ->
 
 
 def _check_renamed(project: Project, path: str, where: str, allowed: Sequence[str]) -> None:
-    """ConfigError for lab.models.x in a fork, where the package has another name."""
+    """ConfigError for lab.models.x in a fork, where the package has another name, and for a path that has moved."""
+    if (now := project.moved.get(path)) is not None:
+        raise ConfigError(f"{where}: {path} is {now} now")
     first, _, rest = path.partition(".")
     renamed = f"{project.package}.{rest}"
     if _below(renamed, allowed) and importlib.util.find_spec(first) is None:

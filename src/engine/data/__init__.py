@@ -11,9 +11,9 @@ Raised: DataFailed for what a data set's own code raises, and for workers that d
 
     order, sampling, windows, lanes, permutation    row numbers of each step (an order is named by data.order._target_)
     stateful           orders with a state that training changes
-    loader, loading/   threads, workers, a set on the device         stream    sources without a length
-    alike              whether all ranks read one data set
-    counter            random numbers by sample       clock     samples/s, waiting for data
+    loading/           the Loader: threads, workers, a set on the device; samples/s, waiting for data
+    stream, spec       sources without a length; what a batch is made of
+    counter            random numbers by sample
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING
 from engine.pages import lazy
 
 if TYPE_CHECKING:
-    from engine.data.alike import check_alike
-    from engine.data.clock import Clock
     from engine.data.counter import Draws
     from engine.data.lanes import LanePlan
-    from engine.data.loader import Loader, Transform, remedy
+    from engine.data.loading.alike import check_alike
     from engine.data.loading.choose import loader_speeds
+    from engine.data.loading.clock import Clock
+    from engine.data.loading.loader import Loader, Transform, remedy
     from engine.data.loading.samples import check_indexed, own_random_numbers, seed_of_split, seed_sample
     from engine.data.loading.slots import hand_over
     from engine.data.order import EvalPlan, Plan, Repeated, TrainPlan, shuffled

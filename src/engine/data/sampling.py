@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.data.loading.slots import empty_batch, is_ragged
 from engine.data.order import Order, size_of
 from engine.data.permutation import hashed
+from engine.data.spec import empty_batch, is_ragged
 from engine.errors import ConfigError
 from engine.schema import Count, NotNegative
 

@@ -13,7 +13,7 @@ Raised: ConfigError for options that do not go together or do not fit the machin
     settling                what of them the model decides, and the run keeps
     dynamo                  compiling
     captured                a step as one CUDA graph
-    page_locked             memory for copies that nothing waits for
+    memory, page_locked     what a device has left; memory for copies that nothing waits for
     seed                    random numbers by the number of the step
     skipping                steps that are left out without asking the device
     options, rules          values of the group; which go together
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         resolve_hardware,
         update_scale,
     )
+    from engine.device.memory import free_memory
     from engine.device.options import HardwareConfig
     from engine.device.page_locked import lock_pages, unlock_pages
     from engine.device.precision import WithBf16Weights

@@ -4,8 +4,9 @@ Given: nothing but the environment (affinity, cgroup, OMP_NUM_THREADS, CUDA_VISI
 for GPUs without initializing CUDA, so that processes can still be forked afterwards.
 
 Cores and GPUs: `cores()` is what this process may use, of which `cores_each(n)` and `threads_each(n)` are one of n
-processes' shares; `start_method()` is fork where that is safe, else spawn. `bind_to_gpus` puts a process on the cores
-beside its GPU; `machine_facts` is what environment.json keeps. (These, and what is asked of one GPU, initialize CUDA.)
+processes' shares; `available_memory()` is what it may still take; `start_method()` is fork where that is safe, else
+spawn. `bind_to_gpus` puts a process on the cores beside its GPU; `machine_facts` is what environment.json keeps.
+(These, and what is asked of one GPU, initialize CUDA.)
 
 Signals: STOP_SIGNALS ask a process to stop; in a block they are handled (`handling_signals`) or held back
 (`held_signals`); a `temporary_folder` has gone after its block whenever one comes.
@@ -21,9 +22,9 @@ Programs: `answer_of` is what another program prints, `git` what git prints, wha
 
 Raises NoAnswer, else nothing of its own; OSError where the system refuses.
 
-    cpu, gpu, numa, machine    what there is       signals    stopping       parent, heartbeat, child    child processes
-    garbage     its collector                      programs   what other programs answer
-    offsets     positions in open files
+    cpu, gpu, memory, numa, machine    what there is       cgroups    within which limits
+    parent, heartbeat, child           child processes       signals    stopping
+    garbage     its collector          programs   what other programs answer       offsets     positions in open files
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         take_heart,
     )
     from engine.host.machine import gpu_facts, machine_changes, machine_facts, machine_line
+    from engine.host.memory import available_memory, private_memory
     from engine.host.numa import bind_to_gpus
     from engine.host.offsets import Offsets, file_offsets, own_offsets
     from engine.host.parent import die_with, die_with_starter, end_children_at_exit, process_state

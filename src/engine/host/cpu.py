@@ -7,6 +7,8 @@ from collections.abc import Set
 from functools import lru_cache
 from pathlib import Path
 
+from engine.host.cgroups import OWN, levels_of
+
 CORES_LIMIT = "LAB_CORES"  # set by a sweep's pool: the cores of one job
 READERS_LIMIT = "H5ROWS_CORES"  # the same for the threads of h5rows, which knows nothing of this project
 _before: list[int] = []  # _shared() before `bind`
@@ -63,31 +65,14 @@ def _number(variable: str) -> int | None:
     return int(text) if text.isdecimal() and int(text) > 0 else None
 
 
+_FILES = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}
+
+
 @lru_cache(maxsize=1)  # called at each read of a file, and a process stays in its cgroup
-def cgroup_cores(proc: Path = Path("/proc/self")) -> float | None:
-    """The cgroup CPU limit in cores (quota / period), the least of all levels; None: no limit is known. proc: folder
-    with this process's `cgroup` and `mountinfo`."""
-    try:
-        groups = [line.split(":", 2) for line in (proc / "cgroup").read_text().splitlines()]
-        mounts = [line.split(" ") for line in (proc / "mountinfo").read_text().splitlines()]
-    except OSError:
-        return None
-    limits = []
-    for mount in mounts:
-        root, point, (kind, _, options) = mount[3], Path(mount[4]), mount[mount.index("-") + 1 :][:3]
-        for _, controllers, path in groups:
-            if (kind, controllers) == ("cgroup2", ""):
-                files = ["cpu.max"]
-            elif kind == "cgroup" and "cpu" in options.split(",") and "cpu" in controllers.split(","):
-                files = ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
-            else:
-                continue
-            # in a container, the path may be the host's while the mount shows the container's own cgroup as the root
-            inside = os.path.relpath(path, root)
-            folder = point if inside.startswith("..") else point / inside
-            levels = [folder, *folder.parents][: len(folder.parts) - len(point.parts) + 1]
-            limits += [limit for level in levels if (limit := _limit(level, *files)) is not None]
-    return min(limits, default=None)
+def cgroup_cores(process: Path = OWN) -> float | None:
+    """The cgroup CPU limit in cores (quota / period), the least of all levels; None: no limit is known."""
+    limits = [_limit(folder, *_FILES[version]) for version, folder in levels_of("cpu", process)]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _limit(folder: Path, *files: str) -> float | None:

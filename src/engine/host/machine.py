@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.host.cpu import cores
 from engine.host.gpu import count_gpus, held_beside_torch, pci_address
+from engine.host.memory import memory
 from engine.host.programs import NoAnswer, answer_of
 
 if TYPE_CHECKING:
@@ -43,14 +44,6 @@ def machine_facts(device: torch.device, ranks: Sequence[dict[str, Any] | None] =
     if device.type == "cuda":
         found |= of_gpus(device, [gpu for gpu in ranks if gpu] or [gpu_facts(device)])
     return found
-
-
-def memory() -> int | None:
-    """Bytes; None on a system that does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return None
 
 
 def gpu_facts(device: torch.device) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ Raised: ConfigError for what the user asked in vain.
     logger, media             logged values, pictures
     background, *_log         threads for TensorBoard and MLflow; what W&B is told
     wandb_upload, wandb_stop  the process that sends a run to W&B; a run that was stopped there
-    options                   what a user may set
+    options, installed        what a user may set; whether its libraries are there
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING
 from engine.pages import lazy
 
 if TYPE_CHECKING:
+    from engine.loggers.installed import check_installed
     from engine.loggers.logger import Logger, RunLogger, check_numbers, log_to
     from engine.loggers.media import Audio, Histogram, Table, grid
     from engine.loggers.mlflow_log import sync_mlflow
-    from engine.loggers.options import LoggerConfig, check_installed
+    from engine.loggers.options import LoggerConfig
     from engine.loggers.wandb_log import (
         auto_wandb_mode,
         choose_wandb_mode,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from engine import extras
 from engine.schema import Rule, option
 
 
@@ -33,18 +32,3 @@ class LoggerConfig:
     artifact: bool = False
     tensorboard: bool = False
     mlflow: MLflowConfig | None = None
-
-
-def check_installed(config: LoggerConfig) -> None:
-    """ConfigError for a logger whose library is not there, or for a mode that W&B does not have."""
-    from engine.loggers.wandb_log import choose_wandb_mode  # which imports this module
-
-    if config.kind == "wandb":
-        choose_wandb_mode(config)
-    for wanted, library, extra in (
-        (config.kind == "wandb", "wandb", ""),
-        (config.tensorboard, "tensorboard", "tensorboard"),
-        (config.mlflow is not None, "mlflow", "mlflow"),
-    ):
-        if wanted:
-            extras.check_installed(library, f"logger={library}", extra)

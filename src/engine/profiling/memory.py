@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
-from engine.device import Hardware
+from engine.device import Hardware, free_memory
 from engine.errors import OutOfMemory, first_line
-from engine.host import count_gpus
+from engine.host import count_gpus, private_memory
 
 USED = 0.9  # share of the free memory that a trial may take: fragments, other data, libraries
 # no classes of their own: messages where the CPU's allocator gets nothing, of MPS, cuDNN and cuBLAS
@@ -40,24 +38,8 @@ def limit_memory(device: torch.device, processes: int) -> None:
     import resource
 
     # RLIMIT_DATA counts private memory that the process may write to
-    limit = _kilobytes(Path("/proc/self/status"), "VmData") + int(USED * free_memory(device) / processes)
+    limit = private_memory() + int(USED * free_memory(device) / processes)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes: of the GPU, or of the host, within the container's limit."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    free = [_kilobytes(Path("/proc/meminfo"), "MemAvailable")]
-    with contextlib.suppress(OSError, ValueError):
-        group = Path("/sys/fs/cgroup")
-        free.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    return max(0, min(free))
-
-
-def _kilobytes(file: Path, name: str) -> int:
-    line = next(line for line in file.read_text().splitlines() if line.startswith(f"{name}:"))
-    return int(line.split()[1]) * 1024
 
 
 @contextmanager

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
-
-from engine.errors import ConfigError
-from engine.schema import did_you_mean
-
-HOOKS = ("on_", "before_")  # how the names of the methods below begin
 
 
 class Callback:
@@ -49,32 +43,6 @@ class Callback:
     def on_end(self, state: Any, scores: dict[str, float]) -> None:
         """After the final scores (val/... and test/... of the best weights); not if the run failed or was stopped.
         lab.state.averaged(state) is the scored model, with the best weights. An override may omit `scores`."""
-
-
-def check_hooks(key: str, kind: type[Callback]) -> None:
-    """ConfigError if the class has a method of a hook's kind that is none, such as on_stepp or Lightning's
-    on_train_epoch_end, which would never be called, or one that does not take what it is called with."""
-    hooks = [name for name in dir(Callback) if name.startswith(HOOKS)]
-    for name in dir(kind):
-        if name.startswith(HOOKS) and name not in hooks:
-            raise ConfigError(
-                f"{key}: {kind.__name__}.{name} would never be called{did_you_mean(name, hooks)} (called are: "
-                f"{', '.join(hooks)}; a method of another use has another name)"
-            )
-    for name in hooks:
-        asked, *given = inspect.signature(getattr(Callback, name)).parameters
-        found = inspect.signature(getattr(kind, name))
-        shorter = [given[:1]] if name == "on_end" else []  # its scores may be left out
-        if not any(takes(found, [asked, *names]) for names in [given, *shorter]):
-            raise ConfigError(f"{key}: {kind.__name__}.{name} must take ({', '.join(given)}), got {found}")
-
-
-def takes(signature: inspect.Signature, arguments: Iterable[Any]) -> bool:
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        return False
-    return True
 
 
 def overriding(callbacks: Iterable[Any], name: str) -> list[Callable[..., None]]:

@@ -14,11 +14,13 @@ from engine.files import replace_text
 from engine.schema import Count, NotNegativeInt, Positive
 from h5rows import files_of, open_h5
 from lab.callbacks.base import Callback
+from lab.h5_errors import h5_methods
 from lab.state import averaged
 
 SHARES = 2**30  # parts that a probability of 1 is divided into
 
 
+@h5_methods
 class SampleText(Callback):
     """After each evaluation: `length` tokens that continue `prompt`, to the log and to the run's samples/<step>.txt.
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from engine.errors import ConfigError, RunFailed
 from engine.schema import Count, Share
+from lab.h5_errors import h5_methods, h5_mistakes
 
 if TYPE_CHECKING:
     from h5rows import FileSource
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
+@h5_methods
 class ImageFolder:
     """x: (channels, height, width) uint8, y: int64 number of the class folder, in the order of their names.
 
@@ -76,7 +78,8 @@ def open_images(path: str, size: tuple[int, ...], crop: str, channels: int) -> F
     options = PackOptions(
         format="images", size=(height, width), exif="ignore", external="allow", quiet=True, **how
     )  # fmt: skip
-    source = open_source(path, options)
+    with h5_mistakes():
+        source = open_source(path, options)
     assert isinstance(source, FileSource)
     return source
 

@@ -27,8 +27,8 @@ from engine.errors import ConfigError
 from lab.config import OWN_KEYS
 from lab.datasets.shares import InShares, stages_of
 from lab.project import PROJECT
-from lab.transforms.fields import described
 from lab.transforms.parts import PartTransforms, filling
+from lab.transforms.spec import described
 
 SET = "set"
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]

@@ -17,8 +17,10 @@ from torch import Tensor
 from engine.errors import ConfigError
 from engine.schema import Count, NotNegativeInt
 from h5rows import ChunkCache, Fixed, Mapped, files_of, open_field, open_h5, split_of
+from lab.h5_errors import h5_methods
 
 
+@h5_methods
 class TokenWindows:
     """Rows are windows of a 1-D integer dataset; a batch has one field, (B, window + 1) int64.
 

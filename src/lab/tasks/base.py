@@ -173,6 +173,11 @@ def overrides(task: Task | type[Task], name: str) -> bool:
     return getattr(task if isinstance(task, type) else type(task), name) is not getattr(Task, name)
 
 
+def key_of_losses(task: Task) -> str:
+    """Return the key that a message about the task's losses begins with: its criterion's, if it has one."""
+    return "task.criterion" if hasattr(task, "criterion") else "task"
+
+
 class Descend(Protocol):
     """The loop's parts, for one step: see lab.descend. Values are 0-d tensors on the device, of this rank.
 

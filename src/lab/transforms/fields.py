@@ -18,18 +18,10 @@ from torch import Tensor
 from engine.data import Draws
 from engine.errors import ConfigError
 from engine.schema import Count, NotNegativeInt, Positive, Share
+from lab.transforms.spec import dtype_name
 
 Batch = dict[str, Tensor]
 Transform = Callable[[Batch, Tensor], Batch]
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def described(shape: Sequence[int], dtype: torch.dtype) -> str:
-    """Of one sample of a field: (1, 8, 8) float32."""
-    return f"{tuple(shape)} {dtype_name(dtype)}"
 
 
 def compose(transforms: Iterable[Transform], training: bool) -> Transform | None:

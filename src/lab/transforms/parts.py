@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from engine.errors import ConfigError
-from lab.transforms.fields import Batch, Transform, compose, described
+from lab.transforms.fields import Batch, Transform, compose
+from lab.transforms.spec import described
 
 
 def filling(dtype: torch.dtype) -> int | float | bool:

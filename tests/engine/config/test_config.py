@@ -25,8 +25,9 @@ from engine.config.targets import build_target, check_targets
 from engine.errors import ConfigError
 from engine.schema import Rule, option, parse_interval, passed, split_own, typed
 from lab.config import Config, check
-from lab.groups import OptimConfig, TrainerConfig
+from lab.groups import OptimConfig
 from lab.make import make_task
+from lab.options import TrainerConfig
 from lab.program import PROGRAM
 
 OPTIONS = sorted(
@@ -356,7 +357,7 @@ NET = "lab.models.zoo.good.Net"
         ({"_target_": NET, "width": 3, "shape": 3}, "model.shape: expected a list, each item an integer, got 3"),
         ({"_target_": "os.system"},
          "model._target_: os.system is not allowed (lab.models.*, lab.datasets.*, lab.transforms.*, "
-         "h5rows.dataset.Dataset, engine.data.order.*, engine.data.sampling.*, engine.data.windows.*, lab.losses.*, lab.metrics.*, lab.tasks.*, lab.callbacks.*, "
+         "engine.data.order.*, engine.data.sampling.*, engine.data.windows.*, lab.losses.*, lab.metrics.*, lab.tasks.*, lab.callbacks.*, "
          "lab.optimizers.*, lab.schedules.*, torch.nn.*, torch.optim.*, torchmetrics.*) - "
          "add its library to `allowed` in src/lab/project.py"),
         # as in a yaml that was written before the fork

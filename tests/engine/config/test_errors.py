@@ -20,7 +20,7 @@ import train
 from engine.errors import RunFailed
 from engine.extras import missing
 from engine.schema import TYPED, WHICH_GPUS
-from lab.groups import TrainerConfig
+from lab.options import TrainerConfig
 from lab.program import PROGRAM
 
 Call = Callable[..., tuple[int, list[str]]]

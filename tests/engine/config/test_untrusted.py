@@ -74,7 +74,7 @@ def modules(prefixes: tuple[str, ...]) -> Iterator[ModuleType]:
                     continue
 
 
-OURS = tuple(prefix for prefix in PROGRAM.allowed if prefix.startswith(("lab.", "engine.", "h5rows.")))
+OURS = tuple(prefix for prefix in PROGRAM.allowed if prefix.startswith(("lab.", "engine.")))
 TORCH = tuple(prefix for prefix in PROGRAM.allowed if prefix not in OURS)
 
 
@@ -95,7 +95,7 @@ def test_nothing_but_components_can_be_named(allowed: tuple[str, ...]) -> None:
             assert not any(part.startswith("_") for part in path.split(".")), path
             assert inspect.isclass(target) or inspect.isfunction(target), path
             assert f"{target.__module__}.".startswith(homes), path
-            assert not target.__module__.startswith(("h5rows.reading", "engine.data.loading")), path
+            assert not target.__module__.startswith("engine.data.loading"), path
             if inspect.isfunction(target) and not path.startswith("lab.models."):
                 with pytest.raises(ConfigError, match="is a function"):
                     build_target(PROGRAM, {"_target_": path}, "x", allowed)
@@ -134,10 +134,10 @@ def attacks(folder: Path) -> dict[str, dict[str, Any]]:
         "in _args_": {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "torch.nn.ReLU"}, system]},
         "in a dict": {**MLP, "hidden": {"a": {"b": system}}},
         "not recursive": {**MLP, "_recursive_": False, "hidden": system},
-        "through a module": {**system, "_target_": "h5rows.dataset.h5py.os.system"},
+        "through a module": {**system, "_target_": "lab.datasets.h5.h5rows.dataset.h5py.os.system"},
         "a method": {"_target_": "lab.models.mlp.MLP.load_state_dict", "_args_": [1, 2]},
         "a function of torch": {"_target_": "torch.nn.functional.relu", "_args_": [1]},
-        "machinery": {"_target_": "engine.data.loader.Loader"},
+        "machinery": {"_target_": "engine.data.loading.loader.Loader"},
         "a function of ours": {"_target_": "engine.data.sampling.column", "_args_": [MLP, "x"]},
     }
 

@@ -16,9 +16,9 @@ import torch
 from conftest import ROOT, called, slow, wait_for
 from torch import Tensor
 
-from engine.data import loader as loader_module
-from engine.data.loader import Loader, remedy, starvation
 from engine.data.loading import choose, slots
+from engine.data.loading import loader as loader_module
+from engine.data.loading.loader import Loader, remedy, starvation
 from engine.data.order import EvalPlan, TrainPlan, sequential, shuffled
 from engine.data.stream import Stream
 from engine.data.windows import chunk_windows
@@ -287,7 +287,7 @@ SCRIPT = """
 import numpy, os, signal, sys, threading, time, torch
 sys.path[:0] = {tests!r}
 from test_loader import CPU, Table, endless
-from engine.data.loader import Loader
+from engine.data.loading.loader import Loader
 from engine.world import place
 class Slow(Table):
     def gather(self, rows, out):

@@ -11,8 +11,8 @@ import torch
 from fake_cuda import FakeCuda
 from torch import Tensor
 
-from engine.data.loader import Loader
 from engine.data.loading import ring, waits
+from engine.data.loading.loader import Loader
 from engine.data.loading.side_stream import SideStream
 from engine.data.order import TrainPlan, shuffled
 

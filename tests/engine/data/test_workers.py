@@ -21,8 +21,8 @@ import warm
 from conftest import QUICK, ROOT, limit, slow, start_run, wait_for
 from torch import Tensor
 
-from engine.data.loader import Loader
 from engine.data.loading import choose, open_workers
+from engine.data.loading.loader import Loader
 from engine.data.loading.samples import seed_sample
 from engine.data.order import EvalPlan, TrainPlan, shuffled
 from engine.data.stream import Stream
@@ -437,7 +437,7 @@ SCRIPT = """
 import multiprocessing, os, signal, sys, threading, time
 sys.path[:0] = {tests!r}
 from test_workers import CPU, Hanging, Noisy, plan_of
-from engine.data.loader import Loader
+from engine.data.loading.loader import Loader
 
 def begin(dataset, method=None):
     global loader, stream

@@ -88,8 +88,8 @@ def cut_at(run_dir: Path, step: int) -> None:
 
 
 def fsdp_config(**values: Any) -> Any:
+    from engine.parallel import FsdpConfig
     from engine.schema import typed
-    from lab.groups import FsdpConfig
 
     return typed(FsdpConfig, OmegaConf.to_container(compose("trainer=fsdp").trainer.fsdp) | values, "trainer.fsdp")
 

@@ -19,7 +19,7 @@ from engine.config import saved
 from engine.config.saved import read_config
 from engine.errors import ConfigError
 from engine.schema import plain, split_own
-from lab import groups, load_run
+from lab import groups, load_run, options
 from lab.config import check
 from lab.network import change_value, export
 from lab.program import PROGRAM, start
@@ -100,10 +100,10 @@ def all_keys(cls: Any, values: dict[str, Any], prefix: str = "") -> dict[str, An
 
 
 SCHEMAS: dict[str, Any] = {
-    "trainer": groups.TrainerConfig, "hardware": groups.HardwareConfig, "logger": groups.LoggerConfig,
-    "process": groups.ProcessConfig, "monitor": groups.MonitorConfig, "sweep": groups.SweepConfig,
+    "trainer": options.TrainerConfig, "hardware": groups.HardwareConfig, "logger": groups.LoggerConfig,
+    "process": groups.ProcessConfig, "monitor": options.MonitorConfig, "sweep": groups.SweepConfig,
     "task": groups.TaskConfig,
-    "ddp": groups.DDPConfig, "fsdp": groups.FsdpConfig,
+    "ddp": options.DDPConfig, "fsdp": options.FsdpConfig,
 }  # fmt: skip
 
 

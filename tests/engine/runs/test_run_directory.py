@@ -22,8 +22,8 @@ from engine.errors import ConfigError, RunFailed
 from engine.files import as_json
 from engine.runs import directory, environment
 from engine.runs.resume import check_followers, choose_run
-from lab.groups import TrainerConfig
 from lab.make import count_steps
+from lab.options import TrainerConfig
 from lab.program import PROGRAM, start
 from lab.start import newest_checkpoint
 

@@ -5,33 +5,44 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from conftest import QUICK, start_run
 from torch import nn
 
+from engine.data.loading.choose import kind_of
+from engine.data.order import EvalPlan
 from engine.device import as_run_began, resolve_hardware, threads
+from engine.host import available_memory
 from engine.host import cpu as cores
-from lab.groups import HardwareConfig, TrainerConfig
+from engine.host.memory import memory
+from lab.groups import HardwareConfig
+from lab.options import TrainerConfig
 
 V2 = "26 1 0:24 {root} {mount} rw shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = "32 31 0:29 {root} {mount} rw,relatime - cgroup cgroup rw,cpu,cpuacct\n"
 
 
-def machine(tmp_path: Path, mounts: str, groups: str, limits: dict[str, str], root: str = "/") -> float | None:
-    """What cgroup_cores() reads where the groups of a process and their limits are these."""
-    proc, mount = tmp_path / "proc", tmp_path / "cgroup"
-    proc.mkdir()
+def process(tmp_path: Path, mounts: str, groups: str, limits: dict[str, str], root: str = "/") -> Path:
+    """Return a /proc/self of a process whose groups and their limits are these."""
+    proc, mount = tmp_path / "proc/self", tmp_path / "cgroup"
+    proc.mkdir(parents=True)
     mount.mkdir()
     (proc / "cgroup").write_text(groups)
     (proc / "mountinfo").write_text(mounts.format(root=root, mount=mount))
     for name, text in limits.items():
         (mount / name).parent.mkdir(parents=True, exist_ok=True)
         (mount / name).write_text(text)
+    return proc
+
+
+def machine(tmp_path: Path, mounts: str, groups: str, limits: dict[str, str], root: str = "/") -> float | None:
+    """What cgroup_cores() reads where the groups of a process and their limits are these."""
     cores.cgroup_cores.cache_clear()
     try:
-        return cores.cgroup_cores(proc)
+        return cores.cgroup_cores(process(tmp_path, mounts, groups, limits, root))
     finally:
         cores.cgroup_cores.cache_clear()
 
@@ -65,6 +76,83 @@ def test_cpu_limits_of_containers(
     tmp_path: Path, mounts: str, groups: str, root: str, limits: dict[str, str], granted: float | None
 ) -> None:
     assert machine(tmp_path, mounts, groups, limits, root) == granted
+
+
+GB = 10**9
+MEMINFO = "MemTotal: 64000000 kB\nMemFree: 90000 kB\nMemAvailable: 40000000 kB\nCached: 39000000 kB\n"
+V1_MEMORY = V1.replace("cpu,cpuacct", "memory")
+
+
+@pytest.mark.parametrize(
+    ("mounts", "groups", "limits", "left"),
+    [
+        (V2, "0::/\n", {}, 40.96 * GB),  # not the 0.09 GB that are free: the page cache gives way
+        (V2, "0::/a\n", {"a/memory.max": "max", "a/memory.current": "7", "a/memory.stat": ""}, 40.96 * GB),
+        (
+            V2,
+            "0::/a\n",
+            {  # 9 of the 10 GB are in use, 8 of them pages of files
+                "a/memory.max": f"{10 * GB}\n",
+                "a/memory.current": f"{9 * GB}\n",
+                "a/memory.stat": f"anon {GB}\nfile {8 * GB}\ninactive_file {6 * GB}\nactive_file {2 * GB}\n",
+            },
+            9 * GB,
+        ),
+        (
+            V2,
+            "0::/a/b\n",
+            {"a/memory.max": f"{5 * GB}", "a/memory.current": f"{4 * GB}", "a/memory.stat": "anon 4000000000\n"},
+            GB,  # the limit of the group above
+        ),
+        (
+            V1_MEMORY,
+            "4:memory:/a\n",
+            {
+                "a/memory.limit_in_bytes": f"{10 * GB}",
+                "a/memory.usage_in_bytes": f"{9 * GB}",
+                "a/memory.stat": f"inactive_file 1\ntotal_inactive_file {3 * GB}\ntotal_active_file {GB}\n",
+            },
+            5 * GB,
+        ),
+        (V2, "0::/a\n", {"a/memory.max": "5", "a/memory.current": "9", "a/memory.stat": "anon 9\n"}, 0),
+    ],
+    ids=["host", "no limit", "a full page cache", "a level above", "version 1", "nothing"],
+)
+def test_memory_is_what_is_available_within_the_limits_of_containers(
+    tmp_path: Path, mounts: str, groups: str, limits: dict[str, str], left: float
+) -> None:
+    proc = process(tmp_path, mounts, groups, limits).parent
+    (proc / "meminfo").write_text(MEMINFO)
+    assert available_memory(proc) == left
+
+
+def test_memory_of_a_system_that_knows_the_whole_alone(tmp_path: Path) -> None:
+    whole = memory()
+    assert whole
+    assert available_memory(tmp_path) == whole // 2
+
+
+def test_what_is_free_in_a_full_page_cache_decides_no_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The free pages are the kernel's business: it keeps as few as it can."""
+    real = os.sysconf
+    monkeypatch.setattr(os, "sysconf", lambda name: 1 if name == "SC_AVPHYS_PAGES" else real(name))
+    data, cpu = Mapped(), torch.device("cpu")
+    assert kind_of(data, EvalPlan(len(data), 8, 0, 1), cpu, "auto")[0] == "device"
+    monkeypatch.setattr("engine.device.memory.available_memory", lambda: 10 * data.nbytes - 10)
+    assert kind_of(data, EvalPlan(len(data), 8, 0, 1), cpu, "auto")[0] == "threads"
+
+
+class Mapped:
+    """A batch data set of 1 MB."""
+
+    spec: ClassVar = {"x": ((1024,), torch.uint8)}
+    nbytes = 1 << 20
+
+    def __len__(self) -> int:
+        return 1024
+
+    def gather(self, rows: Any, out: Any = None) -> Any:
+        raise NotImplementedError
 
 
 def test_cores_and_threads_are_the_least_of_what_is_granted(monkeypatch: pytest.MonkeyPatch) -> None:

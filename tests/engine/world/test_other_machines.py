@@ -21,15 +21,14 @@ from conftest import QUICK, ROOT, compose, free_port, limit, result, start_run
 from torch import nn
 
 import engine.world.launch
-from engine.data.loading.choose import _free_bytes
-from engine.device import dynamo, hardware
+from engine.device import dynamo, free_memory, hardware
 from engine.device.options import HardwareConfig
 from engine.errors import ConfigError
 from engine.host import gpu as cuda
 from engine.schema import typed
 from engine.world import cluster, group
 from engine.world.cluster import ClusterRole, cluster_role
-from lab.groups import TrainerConfig
+from lab.options import TrainerConfig
 from multirun.lease import visible_gpus
 
 LINUX_ONLY = [
@@ -51,7 +50,7 @@ def test_a_run_needs_no_name_that_linux_alone_has(tmp_path: Path, monkeypatch: p
         return original(name)
 
     monkeypatch.setattr(os, "sysconf", sysconf)
-    assert _free_bytes(torch.device("cpu")) > 0
+    assert free_memory(torch.device("cpu")) > 0
     run = start_run(tmp_path / "run", *QUICK, "trainer.max_steps=2")
     assert result(run)["step"] == 2
     with engine.world.launch.store_file(forked=True) as path:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,8 +11,9 @@ from typing import Any
 import torch
 
 from engine.data.loading.samples import ahead_bytes
-from engine.data.loading.slots import empty_batch, is_ragged, sample_bytes
 from engine.data.order import Plan
+from engine.data.spec import empty_batch, is_ragged, sample_bytes
+from engine.device import free_memory
 from engine.errors import ConfigError
 from engine.files import in_words
 
@@ -61,7 +60,7 @@ def _for_batch_dataset(dataset: Any, plan: Plan, device: torch.device) -> tuple[
     stored = getattr(dataset, "nbytes", nbytes)
     if nbytes > 2 * stored:
         return "threads", f"threads: its samples overlap, {in_words(stored)} would become {in_words(nbytes)}"
-    limit = min(_RESIDENT_BYTES, _free_bytes(device) // 10)
+    limit = min(_RESIDENT_BYTES, free_memory(device) // 10)
     part = plan(0)
     batch_bytes = row_bytes * len(part[0]) if part else 0
     if nbytes > limit:
@@ -71,15 +70,6 @@ def _for_batch_dataset(dataset: Any, plan: Plan, device: torch.device) -> tuple[
         return "threads", f"threads: batches of {in_words(batch_bytes)} are gathered beside the step"
     where = "in RAM" if device.type == "cpu" else f"on {device}"
     return "device", f"device: the whole set, {in_words(nbytes)}, is held {where}"
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE
-    except (OSError, ValueError):  # macOS knows the whole memory only
-        return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
 
 
 def num_threads(dataset: Any, plan: Plan, num_workers: int | str, cores: int) -> tuple[int, str]:
@@ -94,7 +84,7 @@ def num_threads(dataset: Any, plan: Plan, num_workers: int | str, cores: int) ->
         return 2, "2 threads, which wait for the network"
     most = _MOST_THREADS
     if not is_ragged(dataset.spec):  # each has buffers of its own
-        most = max(4, min(most, _free_bytes(torch.device("cpu")) // 10 // (sample_bytes(dataset.spec) * len(first[1]))))
+        most = max(4, min(most, free_memory(torch.device("cpu")) // 10 // (sample_bytes(dataset.spec) * len(first[1]))))
     # from two on: while one waits to hand its batch over, another gathers
     numbers = [count for count in counts(cores) if min(2, cores) <= count <= most]
     rates = doubling(lambda count: _rate(dataset, plan, count), numbers)

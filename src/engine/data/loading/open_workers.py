@@ -11,9 +11,9 @@ import torch
 
 from engine.data.loading import choose
 from engine.data.loading.samples import InProcess, Samples, own_random_numbers
-from engine.data.loading.slots import empty_batch
 from engine.data.loading.workers import Workers
 from engine.data.order import Plan
+from engine.data.spec import empty_batch
 
 _HAND_OVER_S = 0.0003  # a batch that takes less to make is not worth sending to another process
 _JOB_S = 0.01  # of the batches of a trial: small parts of real ones, so that a trial is short

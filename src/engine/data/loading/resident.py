@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from engine.data.loading.ring import GROUP_MOST
-from engine.data.loading.slots import Batch, Slots, empty_batch, hand_over, indices_on, sample_bytes, split
+from engine.data.loading.slots import Slots, hand_over, indices_on, split
 from engine.data.order import Plan
+from engine.data.spec import Batch, empty_batch, sample_bytes
 
 _LOAD_BYTES = 64 * 1024 * 1024  # read at once while the set is loaded
 _GROUP_BYTES = 256 * 1024  # small micro-batches are indexed together up to this; the loop waits for it

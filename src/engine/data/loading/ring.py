@@ -24,8 +24,9 @@ from torch import Tensor
 
 from engine.data.loading.samples import ahead_bytes
 from engine.data.loading.side_stream import Sent, SideStream, locked_bytes
-from engine.data.loading.slots import Batch, Slots, hand_over, is_ragged, sample_bytes, split, to_device
+from engine.data.loading.slots import Slots, hand_over, split, to_device
 from engine.data.order import Plan
+from engine.data.spec import Batch, is_ragged, sample_bytes
 from engine.world import place
 
 # Small micro-batches are gathered together up to this: a hand-over between threads costs about 50 us. Measured with

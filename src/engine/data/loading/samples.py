@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from engine.data.loading.side_stream import SideStream
-from engine.data.loading.slots import Batch, Spec, empty_batch, hand_over, to_device
+from engine.data.loading.slots import hand_over, to_device
 from engine.data.order import Plan
 from engine.data.permutation import hashed
+from engine.data.spec import Batch, Spec, empty_batch
 from engine.data.stream import Stream
 from engine.errors import ConfigError, DataFailed, RunFailed, one_line
 

@@ -12,14 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.data.spec import Batch, Spec, empty_batch
 from engine.private import storage_use_count
 
 if TYPE_CHECKING:
     from engine.data.loading.side_stream import Cuda
 
 T = TypeVar("T")
-Batch = dict[str, Tensor]
-Spec = dict[str, "tuple[tuple[int, ...], torch.dtype]"]
 
 _use_count = storage_use_count()
 
@@ -66,19 +65,6 @@ def counts_holders() -> bool:
 
 
 CAN_REUSE = counts_holders()  # else every batch gets fresh memory
-
-
-def sample_bytes(spec: Spec) -> int:
-    return sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in spec.values())
-
-
-def empty_batch(spec: Spec, rows: int, make: Any = torch.empty) -> Batch:
-    """Memory for so many rows. make: torch.empty, or one like it."""
-    return {field: make((rows, *shape), dtype=dtype) for field, (shape, dtype) in spec.items()}
-
-
-def is_ragged(spec: Spec) -> bool:
-    return any(-1 in shape for shape, _ in spec.values())
 
 
 class _Slot:

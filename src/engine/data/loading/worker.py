@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.data.loading.samples import Samples
-from engine.data.loading.slots import Batch, Spec
+from engine.data.spec import Batch, Spec
 from engine.errors import DataFailed, one_line
 from engine.host import STOP_SIGNALS, Offsets, die_with_starter, own_offsets
 

@@ -32,9 +32,10 @@ from torch import Tensor
 
 from engine.data.loading.samples import Samples, deliver
 from engine.data.loading.side_stream import SideStream
-from engine.data.loading.slots import CAN_REUSE, Batch, Lease, Spec, to_device
+from engine.data.loading.slots import CAN_REUSE, Lease, to_device
 from engine.data.loading.worker import Layout, Maker, WorkerTraceback, work
 from engine.data.order import Plan
+from engine.data.spec import Batch, Spec
 from engine.errors import ConfigError, DataFailed
 from engine.files import in_words
 from engine.host import LIKELY_CAUSES, file_offsets

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
-    from engine.data.loader import Loader
+    from engine.data.loading.loader import Loader
     from engine.world import World
 
 

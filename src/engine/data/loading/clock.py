@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from engine.data.loader import Loader, starvation
+from engine.data.loading.loader import Loader, starvation
 from engine.loggers import Logger
 
 SHORT_S = 1.0  # an epoch shorter than this says nothing about waiting

@@ -28,9 +28,10 @@ from engine.data.loading.open_workers import open_workers
 from engine.data.loading.resident import Resident
 from engine.data.loading.ring import Ring
 from engine.data.loading.samples import InProcess, Samples, own_random_numbers
-from engine.data.loading.slots import CAN_REUSE, Batch, hand_over, indices_on
+from engine.data.loading.slots import CAN_REUSE, hand_over, indices_on
 from engine.data.loading.waits import waits_on
 from engine.data.order import Plan
+from engine.data.spec import Batch
 from engine.data.stream import Stream, digest
 from engine.errors import ConfigError
 from engine.host import cores_each
