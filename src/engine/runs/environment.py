@@ -152,7 +152,7 @@ def uncommitted(root: Path) -> str:
         index = folder / "index"  # a copy, to which the new files are added
         own = root / os.fsdecode(git(root, "rev-parse", "--git-path", "index")).removesuffix("\n")
         if own.exists():
-            shutil.copyfile(own, index)
+            shutil.copy2(own, index)  # with its time, by which git finds edits of the second of the commit
         listed = b"\0".join(os.fsencode(name) for name in new)
         git(root, "update-index", "--add", "--info-only", "-z", "--stdin", stdin=listed, index=index)
         for line in git(root, *GIT_DIFF, "--numstat", "-z", "HEAD", index=index).split(b"\0"):
