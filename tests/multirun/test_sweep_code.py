@@ -1,17 +1,20 @@
-"""The code of a sweep's jobs where it changes between two commands."""
+"""The code of a sweep's jobs where it changes between two commands, and the modules that their processes find."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from engine.files import write_json
+from engine.files import read_text, write_json
 from engine.runs import code_here, code_of, source, surroundings
 from engine.runs.directory import ENVIRONMENT
+from multirun import ray_cluster, slurm
 from multirun.code import settle_code
+from multirun.job_process import OUTPUT
 
 
 def library(folder: Path, version: str) -> Path:
@@ -40,3 +43,16 @@ def test_a_sweep_that_goes_on_with_another_library_names_it(tmp_path: Path, monk
         f"{code_here(tmp_path)}. What has finished is kept; sweep=ANOTHER_NAME runs all with one code"
     )
     assert [code_of(job.directory) == code_here(tmp_path) for job in jobs] == [False, True, False]
+
+
+def test_jobs_on_other_nodes_find_the_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library(tmp_path / "packages/rows-of/src", "0.2.0")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/train.py").write_text("import rows_of\nprint(rows_of.__version__, flush=True)\n")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert ray_cluster.run_directory(tmp_path, str(tmp_path), {}) == 0
+    assert read_text(tmp_path / OUTPUT) == "0.2.0\n"
+    monkeypatch.setattr(slurm, "Batch", lambda *_: SimpleNamespace(run=lambda: os.environ["PYTHONPATH"]))
+    work: Any = SimpleNamespace(ledger=SimpleNamespace(project=SimpleNamespace(root=tmp_path)))
+    found: Any = slurm.run_on_slurm(work, None)  # type: ignore[arg-type]
+    assert found == f"{tmp_path}/src:{tmp_path}/packages/rows-of/src"

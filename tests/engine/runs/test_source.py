@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from engine.files import write_json
+from engine.loggers import upload_environment
 from engine.runs import Code, by_code, code_changes, code_of, codes_of, directory, environment, source, use_code
 from engine.runs.environment import FILE, code_here, surroundings
-from engine.runs.source import code_folders, libraries_of, library_changes
+from engine.runs.source import code_folders, libraries_of, library_changes, python_path
 
 PAGE = '"""A library."""\n__version__ = "0.2.0"\n'
 FILES = {
@@ -276,3 +277,16 @@ def test_every_plugin_is_part_of_a_library() -> None:
     plugins = [path.name for path in (home / "hydra_plugins").iterdir() if not path.name.startswith("_")]
     assert plugins
     assert [name for name in plugins if not name.startswith(tuple(f"{one}_" for one in source.LIBRARIES))] == []
+
+
+# -- other processes -------------------------------------------------------------------------------------------------
+
+
+def test_a_child_finds_the_packages(project: Path, vendored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before what is on PYTHONPATH; a project without packages/ has src/ alone."""
+    monkeypatch.setenv("PYTHONPATH", "/a:/b")
+    assert python_path(project) == f"{project}/src:{vendored}:/a:/b"
+    assert upload_environment(project)["PYTHONPATH"] == python_path(project)
+    shutil.rmtree(project / "packages")
+    monkeypatch.delenv("PYTHONPATH")
+    assert python_path(project) == f"{project}/src"
