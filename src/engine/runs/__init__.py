@@ -77,7 +77,15 @@ if TYPE_CHECKING:
         version_of,
     )
     from engine.runs.resume import change_value, choose_run, has_key
-    from engine.runs.source import python_path, source_of
+    from engine.runs.source import (
+        code_folders,
+        has_own_engine,
+        is_vendored,
+        libraries_of,
+        library_changes,
+        python_path,
+        source_of,
+    )
     from engine.runs.spent import record_start
 else:
     __getattr__ = lazy(__name__, __file__)
