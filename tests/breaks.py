@@ -97,8 +97,12 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     # ---- the record of a run
     ("src/engine/host/programs.py", '"--no-ext-diff", ', "",
      "tests/engine/runs/test_record.py::test_the_patch_holds_every_edit_whatever_git_s_user_has_set[a tool]"),
-    ("src/engine/runs/environment.py", "total.update(hashlib.sha256(_content(file)).digest())", "pass",
+    ("src/engine/runs/source.py", "total.update(hashlib.sha256(_content(file)).digest())", "pass",
      "tests/engine/runs/test_record.py::test_each_edit_below_src_is_another_code[False-src/lab/loop.py]"),
+    ("src/engine/runs/source.py", "for folder in folders[1:]:", "for folder in folders[:0]:",
+     "tests/engine/runs/test_source.py::test_each_edit_of_a_package_is_another_code[rows_of/new.py-False]"),
+    ("src/engine/runs/source.py", "if elsewhere is None or elsewhere.resolve() in own:",
+     "if elsewhere is None or elsewhere:", "tests/engine/runs/test_source.py::test_another_wheel_is_another_code"),
     ("src/engine/runs/environment.py", "None if status is None else bool(status.strip())", "bool(status)",
      "tests/engine/runs/test_record.py::test_no_answer_is_null_and_a_line[no_git]"),
     ("src/multirun/verify/recompute.py", "return self.weights and not any", "return not any",

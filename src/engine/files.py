@@ -31,7 +31,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "environment.json": {
         "command": list[str], "cwd": str, "host": str, "platform": str, "python": str, "cpus": int | None,
         "packages": dict[str, str | None], "git_commit": str | None, "git_dirty": bool | None, "source": str | None,
-        "slurm_job": str | None,
+        "libraries": dict[str, dict[str, str | None]] | None, "slurm_job": str | None,
         "machine": dict[str, str | float | list[str] | list[dict[str, Any]] | dict[str, Any] | None], "precision": str,
         "threads": dict[str, int | str | bool], "files": dict[str, dict[str, str | int | list[str]]],
         "changes": list[dict[str, Any]],

@@ -15,7 +15,7 @@ from engine.data import Loader, Stream
 from engine.device import LAUNCHES_BOUND_FLOP, Hardware, HardwareConfig
 from engine.loggers import Logger
 from engine.parallel import class_name, describe_shards, is_sharded, padding_note
-from engine.runs import BEFORE
+from engine.runs import BEFORE, code_changes, codes_of
 from engine.schema import plain, show
 from lab.config import Config
 from lab.project import PROJECT
@@ -41,12 +41,16 @@ def what_is_trained(config: Config, directory: Path) -> list[str]:
 
 
 def changes_of_resume(directory: Path) -> str:
-    """optim.lr 0.001 -> 0.01, ...: what differs from the config before a resume, until its first step; else empty."""
+    """optim.lr 0.001 -> 0.01, ...: what differs from the config and code before a resume, until its first step; else
+    empty."""
     if not (directory / BEFORE).exists():
         return ""
     was, now = load_flat(PROJECT, directory / BEFORE), load_flat(PROJECT, directory)
     keys = [key for key in {**was, **now} if was.get(key) != now.get(key) and group_of(key) not in SAID_ELSEWHERE]
-    return ", ".join(f"{key} {show(was.get(key))} -> {show(now.get(key))}" for key in keys)
+    values = [f"{key} {show(was.get(key))} -> {show(now.get(key))}" for key in keys]
+    before, after = codes_of(directory / BEFORE), codes_of(directory)
+    # without a step that counts the run begins with the present code
+    return ", ".join([*values, *(code_changes(before[-1], after[-1]) if len(after) > len(before) else [])])
 
 
 def group_of(key: str) -> str:

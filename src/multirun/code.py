@@ -1,4 +1,4 @@
-"""The code of a sweep's jobs: src/ may be edited between two commands of a sweep, or while it runs."""
+"""The code of a sweep's jobs: it may be edited between two commands of a sweep, or while it runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from engine.errors import Claimed
-from engine.runs import Code, by_code, claimed, code_here, codes_of, surroundings, use_code
+from engine.runs import Code, by_code, claimed, code_changes, code_here, codes_of, surroundings, use_code
 
 if TYPE_CHECKING:
     from multirun.ledger import Ledger
@@ -28,7 +28,8 @@ def settle_code(ledger: Ledger) -> str:
             use_code(job.directory, known)
     if not found:
         return ""
+    changed = dict.fromkeys(line for _, own in found for line in code_changes(own, here))
     return (
-        f"sweep {ledger.name}: src/ has changed: {by_code(found)} ran before, now it is {here}. What has finished is "
-        "kept; sweep=ANOTHER_NAME runs all with one code"
+        f"sweep {ledger.name} goes on with other code ({', '.join(changed)}): {by_code(found)} ran before, now it is "
+        f"{here}. What has finished is kept; sweep=ANOTHER_NAME runs all with one code"
     )

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from engine.config import quote_value
 from engine.errors import ConfigError, first_line
 from engine.host import die_with, limited_to
+from engine.runs import python_path
 from multirun.job import ELSEWHERE
 from multirun.job_process import OUTPUT, death, record_unexplained
 from multirun.launching import Launch
@@ -41,12 +42,13 @@ PASSED_ON = ("WANDB_", "MLFLOW_", "ADDRESS_")  # a node has the environment of i
 def run_directory(root: Path, directory: str, environment: dict[str, str]) -> int:
     """The task. Returns the exit status of the job's process; ray.cancel (KeyboardInterrupt) has it save and end."""
     command = [sys.executable, str(root / "src/train.py"), f"sweep.job={quote_value(directory)}"]
+    environment = {**os.environ, "PYTHONPATH": python_path(root), **environment}
     until = time.monotonic() + LAST_LIFE_S
     code = ELSEWHERE
     while code == ELSEWHERE and time.monotonic() < until:
         with open(Path(directory) / OUTPUT, "a") as output:
             process = subprocess.Popen(
-                command, env={**os.environ, **environment}, stdout=output, stderr=output, start_new_session=True,
+                command, env=environment, stdout=output, stderr=output, start_new_session=True,
                 preexec_fn=partial(die_with, os.getpid()),
             )  # fmt: skip
         try:

@@ -22,7 +22,7 @@ from engine.errors import PREEMPTED, ConfigError, RunFailed
 from engine.files import read_json, read_text, replace_text
 from engine.host import NoAnswer, answer_of, heeded_signals
 from engine.project import Program
-from engine.runs import STATUS
+from engine.runs import STATUS, python_path
 from engine.world import become_rank, meeting
 from multirun.job import run_job
 from multirun.job_process import OUTPUT, print_to, record_unexplained
@@ -212,6 +212,5 @@ def _slurm(command: list[str]) -> str:
 def run_on_slurm(work: Work, config: SlurmConfig) -> signal.Signals | None:
     """The launcher: Launch.run."""
     # sbatch passes on environment variables, but not this script's entry in sys.path
-    src = str(work.ledger.project.root / "src")
-    os.environ["PYTHONPATH"] = os.pathsep.join([src, *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ["PYTHONPATH"] = python_path(work.ledger.project.root)
     return Batch(work, config).run()

@@ -462,6 +462,23 @@ def changed_tests(template: Path, fork: Path) -> list[str]:
     return names
 
 
+def check_another_engine(folder: Path, site: Path, train_it: str) -> None:
+    """A run of the installed engine; then another version is installed. --steps ends the second run there."""
+    typed(folder, f"{train_it} {' '.join(SMALL)} trainer.max_steps=4 trainer.save_every=2 hydra.run.dir=outputs/a")
+    again = "./run verify outputs/a --steps 2"
+    for more in ("", " --commit own"):
+        said = typed(folder, again + more)
+        assert "a: 2 steps again, equal bit for bit" in said
+        assert "surroundings differ" not in said
+    change(site / "engine/__init__.py", '__version__ = "', '__version__ = "9.')
+    for more in ("", " --commit own"):
+        said = typed(folder, again + more)
+        assert "a: 2 steps again, equal bit for bit" in said
+        assert re.search(r"^  surroundings differ: engine ([\d.]+) -> 9\.\1$", said, re.MULTILINE)
+        assert re.search(r"^  code: .* libraries .*installed.*: engine ([\d.]+) -> 9\.\1$", said, re.MULTILINE)
+    change(site / "engine/__init__.py", '__version__ = "9.', '__version__ = "')
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(7200)  # with TESTS_ALL=1 all of its quick tests, which take minutes
 @pytest.mark.parametrize("asked", sample_of(["all"], ["engine", "all"]))
@@ -491,6 +508,7 @@ def test_the_tests_of_a_small_fork_pass(template: Path, tools: Any, tmp_path: Pa
     typed(tmp_path, f"{train_it} -m {' '.join(SMALL)} trainer.max_steps=2 seed=1,2 sweep=two")
     assert len(list((tmp_path / "outputs/default/sweeps/two").glob("seed-*/result.json"))) == 2
     assert (tmp_path / "outputs/default/sweeps/two/report.html").exists()  # of files that are not Python
+    check_another_engine(tmp_path, own, train_it)
     names = sorted(changed_tests(template, tmp_path))[sample_of(3, 0) :: sample_of(40, 1)]
     assert len(names) > 1
     assert re.search(r"\d+ passed", typed(tmp_path, f"{test_it} -n {sample_of(0, 2)} {' '.join(names)}", 1200))

@@ -10,6 +10,7 @@ from conftest import QUICK, result, start_run
 from sweeps import call
 
 import engine.loggers.logger
+from engine.files import read_json, write_json
 from lab.header import node_text
 
 RUN = (*QUICK, "trainer.max_steps=8", "trainer.eval_every=2", "trainer.save_every=4", "trainer.log_every=4")
@@ -26,8 +27,12 @@ def test_the_log_says_what_is_trained_with_what_and_what_a_resume_changes(tmp_pa
     assert re.search(r"given: .*optim\.lr=0\.02 seed=3 ", log)
     assert "logger=none" not in log
     assert "changed:" not in log
+    known = read_json(run / "environment.json")
+    began_with = {"rows_of": {"version": "0.2.0", "source": "a", "place": "/site"}}
+    write_json(run / "environment.json", {**known, "libraries": {**known["libraries"], **began_with}})
     done = call(f"resume={run}", "trainer.clip_norm=null", "optim.lr=0.01", "process.stop_at_step=null")
     line = "changed: optim.lr 0.02 -> 0.01, trainer.clip_norm 1.0 -> null, process.stop_at_step 4 -> null"
+    line += ", rows_of 0.2.0 -> none"
     assert sorted(line[9:].split(", ")) == sorted(
         next(text for text in done.stderr.splitlines() if text.startswith("changed: "))[9:].split(", ")
     )

@@ -117,14 +117,14 @@ def test_code_that_was_edited_between_two_commands_is_said(
     assert "src/" not in command("seed=range(4)")
     git |= {"commit": "c" * 40, "source": "2"}
     (line,) = [line for line in command("seed=range(5)").splitlines() if "src/" in line]
-    assert "src/ has changed: jobs 0 to 3 with commit aaaaaaa ran before, now it is commit ccccccc. " in line
+    assert "other code (src/): jobs 0 to 3 with commit aaaaaaa ran before, now it is commit ccccccc. " in line
     git |= {"diff": "diff --git a/my/src/lab/x.py b/my/src/lab/x.py\n+new\ndiff --git a/b b/b\n", "source": "3"}
     (line,) = [line for line in command("seed=range(6)").splitlines() if "src/" in line]
     assert "job 4 with commit ccccccc ran before, now it is commit ccccccc with changes " in line
 
     study = read_study(PROGRAM, [tmp_path / "s"])
     text = markdown(facts(study))
-    assert "## Jobs ran with different code below src/\n\njobs 0 to 3 with commit aaaaaaa, job 4 with commit " in text
+    assert "## Jobs ran with different code\n\njobs 0 to 3 with commit aaaaaaa, job 4 with commit " in text
     shown = data(facts(study))
     assert shown["sections"]["first"][0]["lines"][0].startswith("jobs 0 to 3 with commit aaaaaaa")
 

@@ -27,7 +27,7 @@ from omegaconf import OmegaConf
 import verify
 from engine.config import read_config
 from engine.errors import ConfigError
-from engine.runs import directory, environment
+from engine.runs import directory, environment, source
 from engine.runs.environment import code_of
 from lab.program import PROGRAM, start
 from multirun.verify import compare, recompute
@@ -115,9 +115,14 @@ def test_of_a_package_that_lies_on_the_path_twice_the_imported_one_counts(
 
 
 def test_packages_of_other_versions_are_named() -> None:
-    began = {"packages": {"engine": "0.1", "torch": "1", "h5py": "3.0", "numpy": "1", "gone": "1.0", "same": "1"}}
-    now = {"packages": {"engine": "0.2", "torch": "2", "h5py": "3.0", "same": "1"}}
+    began: dict[str, Any] = {
+        "packages": {"engine": "0.1", "torch": "1", "h5py": "3.0", "numpy": "1", "gone": "1.0", "same": "1"}
+    }
+    now: dict[str, Any] = {"packages": {"engine": "0.2", "torch": "2", "h5py": "3.0", "same": "1"}}
     assert recompute.other_packages(began, now) == ["package engine 0.1 -> 0.2", "package gone 1.0 -> unknown"]
+    for one in (began, now):
+        one["libraries"] = {"engine": {}}  # is said with the surroundings
+    assert recompute.other_packages(began, now) == ["package gone 1.0 -> unknown"]
 
 
 @pytest.mark.parametrize(
@@ -336,9 +341,13 @@ def test_a_directory_that_is_no_run_or_is_in_the_way(whole: Path, tmp_path: Path
 def test_the_second_run_computes_as_the_first_was_decided_to(
     tmp_path: Path, began: dict[str, Any], precision: str
 ) -> None:
-    recompute.prepare(PROGRAM, tmp_path / "again", compose(), began)
+    recompute.prepare(PROGRAM, tmp_path / "again", compose(), began, PROGRAM.root)
     known = json.loads((tmp_path / "again/environment.json").read_text())
     assert (known["precision"], known.get("threads")) == (precision, began.get("threads"))
+    assert known["libraries"] == source.libraries_of(PROGRAM.root)
+    recompute.prepare(PROGRAM, tmp_path / "other", compose(), began, tmp_path)
+    known = json.loads((tmp_path / "other/environment.json").read_text())
+    assert known["libraries"] is None, "other code has others, which its own process records"
 
 
 @pytest.mark.slow
@@ -448,3 +457,129 @@ def test_a_run_of_another_commit_with_changes_that_were_not_committed(
     (run / "uncommitted.diff").unlink()
     with pytest.raises(ConfigError, match="holds no patch of what was not committed"):
         halves("here", True)
+
+
+# -- libraries of the run --------------------------------------------------------------------------------------------
+
+TRAINS = """import rows_of, sys, pathlib
+pathlib.Path(sys.argv[2].split("=")[1].strip("'")).write_text(rows_of.__file__)
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project whose command writes where it found the library rows_of."""
+    monkeypatch.setattr(source, "LIBRARIES", ("rows_of",))
+    (tmp_path / "small/src").mkdir(parents=True)
+    (tmp_path / "small/src/train.py").write_text(TRAINS)
+    git(tmp_path, "init", "--quiet", "small")
+    return tmp_path / "small"
+
+
+def library(folder: Path, version: str) -> Path:
+    (folder / "rows_of").mkdir(parents=True, exist_ok=True)
+    (folder / "rows_of/__init__.py").write_text(f'__version__ = "{version}"\n')
+    return folder
+
+
+def run_of(project: Path, folder: Path) -> Path:
+    folder.mkdir()
+    known = environment.surroundings(project)
+    directory.write_json(folder / "environment.json", known.environment)
+    (folder / "uncommitted.diff").write_text(known.diff)
+    return folder
+
+
+def verified(project: Path, run: Path, commit: str = "own", diff: bool = False) -> tuple[str, str, str]:
+    """(What is said of the code, the text of the library that its process imports, and where that lies)."""
+    small = replace(PROGRAM, root=project)
+    with recompute.code_for(small, run, commit, diff) as (root, said):
+        recompute.start(small, run, run / "found", root, [])
+        page = Path((run / "found").read_text())
+        return said, page.read_text(), str(page).replace(str(root), "ROOT")
+
+
+def test_the_commit_s_own_libraries_run_where_they_are_vendored(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the present ones, which an editable installation has put on the path; with --diff, as they were edited."""
+    present = library(small / "packages/rows_of/src", "0.2.0")
+    monkeypatch.setenv("PYTHONPATH", str(present))
+    commit(small, "first")
+    run = run_of(small, tmp_path / "run")
+    library(present, "0.2.1")
+    edited = run_of(small, tmp_path / "edited")
+    assert verified(small, edited, "here")[0] == "the present files"
+    library(present, "0.3.0")
+    commit(small, "second")
+    said, text, page = verified(small, run)
+    assert (text, page) == ('__version__ = "0.2.0"\n', "ROOT/packages/rows_of/src/rows_of/__init__.py")
+    assert said.endswith(", in a temporary worktree")
+    said, text, _ = verified(small, edited, "here", diff=True)
+    assert (text, said.partition(", in")[2]) == ('__version__ = "0.2.1"\n', " a temporary worktree")
+    said, text, _ = verified(small, edited)
+    assert said.endswith("worktree; its packages/ are not what the run had: rows_of 0.2.1 -> 0.2.0")
+    said, text, _ = verified(small, edited, "here")
+    assert '"0.3.0"' in text
+    assert said.endswith(", which --diff takes")
+
+
+def test_what_no_commit_brings_back_is_said(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = library(tmp_path / "site", "0.2.0")
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    commit(small, "first")
+    run = run_of(small, tmp_path / "run")
+    assert verified(small, run, "here")[0] == "the present files"
+    assert verified(small, run)[0].endswith(", in a temporary worktree")
+    library(site, "0.2.1")
+    said, text, page = verified(small, run)
+    assert (text, page) == ('__version__ = "0.2.1"\n', str(site / "rows_of/__init__.py"))
+    why = "; with the libraries that are installed, as no commit holds the run's: rows_of 0.2.0 -> 0.2.1"
+    assert said.endswith(f", in a temporary worktree{why}")
+    assert verified(small, run, "here")[0].endswith(", as other libraries are installed: rows_of 0.2.0 -> 0.2.1")
+
+
+def test_another_library_is_a_difference_that_allows_no_rounding(
+    whole: Path, copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is code, not a machine. A run of an older version has not recorded which it had."""
+
+    def copy(project: Any, run: Path, again: Path, root: Path, overrides: list[str]) -> None:
+        shutil.copytree(whole, again, dirs_exist_ok=True)
+        write(again, {"engine": {"version": "0.2.1", "source": "b", "place": "/site"}})
+
+    def write(run: Path, libraries: Any) -> None:
+        known = json.loads((run / "environment.json").read_text())
+        (run / "environment.json").write_text(json.dumps(known | {"libraries": libraries}))
+
+    monkeypatch.setattr(recompute, "start", copy)
+    for was, said in (
+        ({"engine": {"version": "0.2.0", "source": "a", "place": "/site"}}, "engine 0.2.0 -> 0.2.1"),
+        (
+            {"engine": {"version": "0.2.1", "source": "a", "place": "packages/engine/src"}},
+            "engine 0.2.1: another content of the same version",
+        ),
+        (None, "libraries not recorded -> engine 0.2.1"),
+    ):
+        write(copied, was)
+        found = recompute.verify(PROGRAM, copied)
+        assert (found.equal, found.rounding, found.unlike) == (True, 0.0, [said])
+        assert not [hint for hint in found.hints if "engine" in hint]
+
+
+@pytest.mark.parametrize(
+    ("name", "called"), [("src/engine", None), ("src/engine/world", "b.at"), ("packages/x/src/samebits/world", "b.at")]
+)
+def test_a_key_is_called_as_the_engine_that_runs_calls_it(
+    tmp_path: Path, name: str, called: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version's own, which may have none; else the one that is installed, which is this one."""
+    asked = replace(PROGRAM, root=tmp_path, moved_keys={"b.at": "c.at"})
+    assert recompute.as_called(asked, "c.at", tmp_path) == "c.at"
+    with_own = replace(asked, root=PROGRAM.root)
+    assert recompute.as_called(with_own, "c.at", tmp_path) is None, "an older version, before the engine"
+    (tmp_path / name).mkdir(parents=True)
+    if called:
+        (tmp_path / name / "stop.py").write_text('AT_STEP = "b.at"')
+    assert recompute.as_called(asked, "c.at", tmp_path) == called

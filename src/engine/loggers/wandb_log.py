@@ -23,7 +23,7 @@ from engine.files import no_links, read_json, write_json
 from engine.loggers.media import Media
 from engine.loggers.options import LoggerConfig
 from engine.project import Project
-from engine.runs import ENVIRONMENT, read_status, shown
+from engine.runs import ENVIRONMENT, python_path, read_status, shown
 from engine.schema import typed
 
 log = logging.getLogger("engine")
@@ -139,8 +139,7 @@ def upload_command(project: Project, run_dir: Path, how: str, *more: str) -> lis
 
 def upload_environment(root: Path) -> dict[str, str]:
     """Finds the project and the engine; WANDB_MODE has been obeyed already."""
-    found = [str(root / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(found), "WANDB_MODE": "online"}
+    return {**os.environ, "PYTHONPATH": python_path(root), "WANDB_MODE": "online"}
 
 
 def sync_command(path: Path) -> str:

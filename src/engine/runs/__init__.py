@@ -12,6 +12,7 @@ file that does not read, RunFailed for a directory that went away.
 
     directory, environment    files, lock, status         resume    a new run, or an old one with changed values
     data_files                data known again elsewhere  spent     seconds over all processes of a run
+    source                    src/, packages/, libraries
 """
 
 from __future__ import annotations
@@ -66,16 +67,25 @@ if TYPE_CHECKING:
         Surroundings,
         by_code,
         changes_of,
+        code_changes,
         code_here,
         code_of,
         codes_of,
         record_machine,
-        source_of,
         surroundings,
         use_code,
         version_of,
     )
     from engine.runs.resume import change_value, choose_run, has_key
+    from engine.runs.source import (
+        code_folders,
+        has_own_engine,
+        is_vendored,
+        libraries_of,
+        library_changes,
+        python_path,
+        source_of,
+    )
     from engine.runs.spent import record_start
 else:
     __getattr__ = lazy(__name__, __file__)

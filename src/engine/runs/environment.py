@@ -9,7 +9,7 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
@@ -21,15 +21,18 @@ from engine.config import redacted
 from engine.errors import Damaged
 from engine.files import read_file, read_json, replace_text, write_json
 from engine.host import GIT_DIFF, NoAnswer, git, machine_changes, temporary_folder
+from engine.runs.source import VENDORED, Library, is_vendored, libraries_of, library_changes, source_of
+from engine.schema import holds
 
 log = logging.getLogger("engine")
 FILE, DIFF = "environment.json", "uncommitted.diff"
 MOST_OF_ONE, MOST_OF_ALL = 1 << 20, 8 << 20  # bytes of a new or binary file, and of all, in uncommitted.diff
-MOST_OF_SOURCE = 64 << 20  # bytes of a file below src/ that is read to compare it
-NOT_SOURCE = re.compile(r"(^|/)(\.[^/]*|__pycache__|[^/]*\.egg-info)(/|$)")
+# src/ and packages/*/src, of a project that may lie in a folder of its repository
 BELOW_SRC = re.compile(r'^(diff --git "?a/|# (new|changed), not in this patch: )([^\n]*?/)?src/', re.MULTILINE)
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "h5py", "wandb")
 OF_RECORD = re.compile(r"^(\w+)(?=/|\.py,)", re.MULTILINE)  # modules among the files that a distribution has installed
+# the fields of a Code in environment.json, in older versions and in this one
+RECORDED = tuple[str | None, str | None, str] | tuple[str | None, str | None, str, dict[str, Library] | None]
 
 
 class Surroundings(NamedTuple):
@@ -51,15 +54,17 @@ def surroundings(root: Path) -> Surroundings:
 
 
 class Code(NamedTuple):
-    """The files below src/ that a run ran with. commit: None if git did not say. source: a digest of the files; None:
-    not known, and equal to no other. changes: a short name of files that are not the commit's; empty: they are."""
+    """The code that a run ran with. commit: None if git did not say. source: a digest of the files below src/; None:
+    not known, and equal to no other. changes: a short name of the project's files that are not the commit's; empty:
+    they are. libraries: see engine.runs.source; None: not recorded, as by older versions."""
 
     commit: str | None
     source: str | None
     changes: str
+    libraries: Mapping[str, Library] | None = None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Code) and self.source is not None and self.source == other.source
+        return isinstance(other, Code) and self.source is not None and self.key == other.key
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -67,10 +72,44 @@ class Code(NamedTuple):
     def __hash__(self) -> int:
         return hash(self.source)
 
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What is equal if the code is, unless its source is not known. Libraries that were not recorded equal none
+        outside of src/: with an equal src/, those that a project has there now were there then."""
+        digests = [f"{name} {library.get('source')}" for name, library in sorted((self.libraries or {}).items())]
+        return (str(self.source), *digests)
+
+    @property
+    def short(self) -> str:
+        """Seven digits that differ if the code does; empty: its source is not known."""
+        if self.source is None:
+            return ""
+        first, *libraries = self.key
+        return (hashlib.sha256(repr(self.key).encode()).hexdigest() if libraries else first)[:7]
+
+    @property
+    def of_project(self) -> Code:
+        """Without the libraries that lie elsewhere: what a commit and its changes determine."""
+        own = {name: library for name, library in (self.libraries or {}).items() if is_vendored(library)}
+        return self._replace(libraries=own)
+
     def __str__(self) -> str:
         if self.commit is None:
-            return "no commit" + (f", files {self.changes}" if self.changes else "")
-        return f"commit {self.commit[:7]}" + (f" with changes {self.changes}" if self.changes else "")
+            text = "no commit" + (f", files {self.changes}" if self.changes else "")
+        else:
+            text = f"commit {self.commit[:7]}" + (f" with changes {self.changes}" if self.changes else "")
+        if self.libraries is None:
+            return f"{text} [libraries not recorded]"
+        elsewhere = {name: one for name, one in self.libraries.items() if not is_vendored(one)}
+        named = [[name, one.get("version"), str(one.get("source"))[:7]] for name, one in elsewhere.items()]
+        listed = ", ".join(" ".join(filter(None, words)) for words in named)
+        return f"{text} [{listed}]" if listed else text
+
+
+def code_changes(was: Code, now: Code) -> list[str]:
+    """Return in what two codes differ, in words: src/, and each library; src/ does where it is not known."""
+    same = was.source is not None and was.source == now.source
+    return [*([] if same else ["src/"]), *library_changes(was.libraries, now.libraries)]
 
 
 def code_of(run_dir: Path) -> Code:
@@ -85,12 +124,12 @@ def codes_of(run_dir: Path) -> list[Code]:
 
 def changes_of(run_dir: Path) -> list[dict[str, Any]]:
     """What resumes have changed, as directory.keep_changes records it. Damaged where it is of another form."""
-    changes, whole = read_json(run_dir / FILE).get("changes", []), {"was": {}, "code": [None] * len(Code._fields)}
+    changes, whole = read_json(run_dir / FILE).get("changes", []), {"was": {}, "code": [None, None, ""]}
 
     def is_one(change: Any) -> bool:
         one = whole | change if isinstance(change, dict) else {}
         kinds = all(isinstance(one.get(key), kind) for key, kind in (("after", int), ("was", dict), ("code", list)))
-        return kinds and len(one["code"]) == len(Code._fields)
+        return kinds and holds(one["code"], RECORDED)
 
     if not isinstance(changes, list) or not all(map(is_one, changes)):
         raise Damaged(f"{run_dir / FILE}: damaged, its changes are not as a run records them")
@@ -99,7 +138,7 @@ def changes_of(run_dir: Path) -> list[dict[str, Any]]:
 
 def use_code(run_dir: Path, known: Surroundings) -> None:
     """The run, which has no step that counts, begins with the present code."""
-    own = {key: known.environment[key] for key in ("git_commit", "git_dirty", "source")}
+    own = {key: known.environment[key] for key in ("git_commit", "git_dirty", "source", "libraries")}
     write_json(run_dir / FILE, read_json(run_dir / FILE) | own)
     replace_text(run_dir / DIFF, os.fsencode(known.diff)) if known.diff else (run_dir / DIFF).unlink(missing_ok=True)
 
@@ -115,25 +154,8 @@ def _code(facts: dict[str, Any], diff: str) -> Code:
     changed = BELOW_SRC.search(diff)
     if source is None and commit is not None:  # of a run that an older version began
         source = hashlib.sha256(commit.encode() + os.fsencode(diff if changed else "")).hexdigest()
-    return Code(commit, source, (source or "")[:7] if changed or commit is None else "")
-
-
-def source_of(root: Path) -> str:
-    """Return a digest of the files below src/ as they are, whatever git knows of them."""
-    total, src = hashlib.sha256(), root / "src"
-    for name, file in sorted((path.relative_to(src).as_posix(), path) for path in src.rglob("*")):
-        if NOT_SOURCE.search(name) or not (file.is_symlink() or file.is_file()):
-            continue
-        total.update(os.fsencode(f"{name}\0"))
-        total.update(hashlib.sha256(_content(file)).digest())
-    return total.hexdigest()
-
-
-def _content(file: Path) -> bytes:
-    if file.is_symlink():
-        return os.fsencode(os.readlink(file))
-    found = file.stat()
-    return repr((found.st_size, found.st_mtime_ns)).encode() if found.st_size > MOST_OF_SOURCE else file.read_bytes()
+    code = Code(commit, source, "", facts.get("libraries"))
+    return code._replace(changes=code.of_project.short) if changed or commit is None else code
 
 
 def uncommitted(root: Path) -> str:
@@ -152,7 +174,7 @@ def uncommitted(root: Path) -> str:
         index = folder / "index"  # a copy, to which the new files are added
         own = root / os.fsdecode(git(root, "rev-parse", "--git-path", "index")).removesuffix("\n")
         if own.exists():
-            shutil.copyfile(own, index)
+            shutil.copy2(own, index)  # with its time, by which git finds edits of the second of the commit
         listed = b"\0".join(os.fsencode(name) for name in new)
         git(root, "update-index", "--add", "--info-only", "-z", "--stdin", stdin=listed, index=index)
         for line in git(root, *GIT_DIFF, "--numstat", "-z", "HEAD", index=index).split(b"\0"):
@@ -171,15 +193,16 @@ def uncommitted(root: Path) -> str:
 
 
 WHERE = ("--show-prefix", "--show-toplevel")
+CODE = ("src", f":(glob){VENDORED}/*/src/**")  # for git; see code_folders
 
 
 def _new_names(root: Path) -> list[str]:
-    """Return the files that are not in git, but for those to be ignored; below src/ the project's own rules count, not
-    its user's. Says which files git was told not to look at."""
+    """Return the files that are not in git, but for those to be ignored; in folders of code the project's own rules
+    count, not its user's. Says which files git was told not to look at."""
     found = b""
-    for which in (["--exclude-standard"], ["--exclude-per-directory=.gitignore", "--", "src"]):
+    for which in (["--exclude-standard"], ["--exclude-per-directory=.gitignore", "--", *CODE]):
         found += git(root, "ls-files", "--others", "-z", *which)
-    tags = git(root, "ls-files", "-v", "-z", "--", "src").split(b"\0")
+    tags = git(root, "ls-files", "-v", "-z", "--", *CODE).split(b"\0")
     hidden = [os.fsdecode(tag[2:]) for tag in tags if tag[:1].islower() or tag[:1] == b"S"]
     if hidden := [name for name in hidden if (root / name).exists()]:
         how = "git update-index --no-assume-unchanged --no-skip-worktree"
@@ -234,6 +257,7 @@ def environment(root: Path) -> dict[str, Any]:
         "git_commit": commit and commit.decode().strip(),
         "git_dirty": None if status is None else bool(status.strip()),
         "source": source_of(root),
+        "libraries": libraries_of(root),
         "slurm_job": os.environ.get("SLURM_JOB_ID"),
     }
 
@@ -282,9 +306,9 @@ def _asked(root: Path, *arguments: str) -> bytes | None:
 
 def by_code(found: Iterable[tuple[int, Code]]) -> str:
     """[(0, a), (1, a), (2, b)] -> "jobs 0, 1 with commit 1234567, job 2 with commit 89abcde"."""
-    jobs: dict[str, tuple[Code, list[int]]] = {}
+    jobs: dict[tuple[str, ...], tuple[Code, list[int]]] = {}
     for number, code in found:
-        jobs.setdefault(code.source or str(code), (code, []))[1].append(number)
+        jobs.setdefault(code.key if code.source else (str(code),), (code, []))[1].append(number)
     return ", ".join(f"job{'s' * (len(n) > 1)} {ranges(n)} with {code}" for code, n in jobs.values())
 
 

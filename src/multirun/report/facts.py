@@ -29,7 +29,7 @@ from multirun.report.read import Job, Objective, Study
 from multirun.report.sheet import MARKS, TOO_FEW, Cell, Score, Sheet, plus_minus
 
 NOT_SWEPT = "Jobs differ in what was not swept"
-OTHER_CODE = "Jobs ran with different code below src/"
+OTHER_CODE = "Jobs ran with different code"
 NOT_SWEPT_NOTE = (
     "These jobs do not repeat one configuration: conf/ was edited between two commands of the sweep, or a job's "
     "config.yaml. The keys are columns here, and jobs are averaged only where they agree in them."

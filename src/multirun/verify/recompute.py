@@ -34,14 +34,20 @@ from engine.runs import (
     RESULT,
     Code,
     changes_of,
+    code_folders,
     code_here,
     code_of,
     files_of,
     fill_directory,
+    has_own_engine,
     holds_run,
     is_claimed,
     is_same,
+    is_vendored,
+    libraries_of,
+    library_changes,
     other_data,
+    python_path,
     read_status,
     shown,
     source_of,
@@ -55,6 +61,7 @@ from multirun.verify.compare import Part, compare_checkpoints, compare_metrics, 
 HERE, OWN = "here", "own"  # code of the second run: the files as they are, the run's commit
 ROUNDING = 1e-2  # relative, where the surroundings round in another way
 ROUNDS = ("torch", "numpy")  # packages that decide about rounding
+ENGINES = ("samebits", "engine")  # names of the engine's package, in any version
 
 
 @dataclass(frozen=True)
@@ -139,18 +146,20 @@ def verify(
                 raise ConfigError(f"--out {out}: exists; give a directory that does not")
         config = as_begun(project, run, changes)
         root, code = stack.enter_context(code_for(project, run, commit, diff))
-        prepare(project, again, config, began)
+        prepare(project, again, config, began, root)
         own = settings(project, cfg, began, ranks, None if at_end else last, root)
         start(project, run, again, root, [*own, *overrides])
         cfg = read_config(project, again)  # with the overrides
-        unlike = surroundings_differ(began, read_json(again / ENVIRONMENT), cfg, ranks, again)
+        now = read_json(again / ENVIRONMENT)
+        unlike = surroundings_differ(began, now, cfg, ranks, again)
         if rounding is None:
             rounding = ROUNDING if unlike else 0.0
+        unlike += library_changes(began.get("libraries"), now.get("libraries"))  # is code, and allows no rounding
         parts = [compare_metrics(run, again, last, at_end, rounding)]
         parts += compare_checkpoints(run, again, last, rounding)
         if at_end:
             parts.append(compare_scores(run, again, rounding))
-        hints += other_packages(began, read_json(again / ENVIRONMENT))
+        hints += other_packages(began, now)
         hints += other_files(project, run, again, cfg)  # `again` is removed after this block
     return Verdict(last, code, rounding, unlike, parts, hints)
 
@@ -158,7 +167,9 @@ def verify(
 def start(project: Project, run: Path, again: Path, root: Path, overrides: Sequence[str]) -> None:
     """The second run, from start to end, by the project in `root`."""
     command = [str(root / "src/train.py"), "resume=auto", f"hydra.run.dir={quote_value(str(again))}", *overrides]
-    status = subprocess.run([sys.executable, *command], check=False).returncode
+    # other code has its own packages/, which come before installed ones
+    env = {**os.environ} | ({} if root == project.root else {"PYTHONPATH": python_path(root)})
+    status = subprocess.run([sys.executable, *command], env=env, check=False).returncode
     if status == 130:
         raise KeyboardInterrupt
     if status == 2:
@@ -185,13 +196,17 @@ def as_begun(project: Program, run: Path, changes: list[dict[str, Any]]) -> Dict
     return cfg
 
 
-def prepare(project: Project, again: Path, cfg: DictConfig, began: dict[str, Any]) -> None:
-    """Write the second run's directory: the first one's config, precision and threads, as it has settled on them."""
+def prepare(project: Project, again: Path, cfg: DictConfig, began: dict[str, Any], root: Path) -> None:
+    """Write the second run's directory: the first one's config, precision and threads, as it has settled on them.
+
+    root: of the project that runs it. Which libraries other code has only its own process knows.
+    """
     again.mkdir(parents=True)
     fill_directory(project, again, cfg, [])
     replace_text(again / CONFIG, OmegaConf.to_yaml(cfg))  # its paths as they are: other code lies in another folder
     decided = {"precision": began_precision(began)} | ({"threads": began["threads"]} if "threads" in began else {})
-    write_json(again / ENVIRONMENT, read_json(again / ENVIRONMENT) | decided)
+    unknown = {} if root == project.root else {"libraries": None}
+    write_json(again / ENVIRONMENT, read_json(again / ENVIRONMENT) | decided | unknown)
 
 
 def settings(
@@ -218,8 +233,11 @@ def called(project: Project, key: str) -> list[str]:
 
 def as_called(project: Project, key: str, root: Path) -> str | None:
     """A key of engine.world.stop, which was in engine.ranks, as that version of the project calls it; None where it has
-    none."""
-    files = [root / f"src/engine/{room}/stop.py" for room in ("world", "ranks")]
+    none. A project without an engine of its own runs the one that is installed, which is this one."""
+    own = [engine for folder in code_folders(root) for name in ENGINES if (engine := folder / name).is_dir()]
+    if not own and not has_own_engine(project.root):
+        return key
+    files = [engine / room / "stop.py" for engine in own for room in ("world", "ranks")]
     text = "".join(file.read_text() for file in files if file.exists())
     return next((name for name in called(project, key) if name in text), None)
 
@@ -252,8 +270,10 @@ def code_for(project: Project, run: Path, commit: str, diff: bool) -> Iterator[t
         if own == present:
             yield project.root, "the present files"
             return
-        asked = "--diff" if own.changes else f"--commit {OWN}"
-        line = f"the present files ({present}), not the run's ({own}), which {asked} takes"
+        taken = f"which {'--diff' if own.changes else f'--commit {OWN}'} takes"
+        if own.of_project == present.of_project:
+            taken = f"as other libraries are installed: {', '.join(library_changes(own.libraries, present.libraries))}"
+        line = f"the present files ({present}), not the run's ({own}), {taken}"
         print(f"code: {line}", file=sys.stderr, flush=True)
         yield project.root, line
         return
@@ -283,9 +303,24 @@ def code_for(project: Project, run: Path, commit: str, diff: bool) -> Iterator[t
             recorded = read_json(run / ENVIRONMENT).get("source")
             if recorded is not None and source_of(tree / prefix) != recorded:
                 said += "; its src/ is not what the run had: there were files that git did not record"
-            yield tree / prefix, said
+            yield tree / prefix, said + other_libraries(own, tree / prefix)
         finally:
             git(project.root, "worktree", "remove", "--force", str(tree))
+
+
+def other_libraries(own: Code, root: Path) -> str:
+    """In what the libraries that code in another folder would run differ from those that a run has recorded, in words;
+    empty: in nothing. Those in its packages/ are the commit's, all others what is installed."""
+    recorded, there = own.libraries or {}, libraries_of(root, code_folders(root))
+    said = ""
+    for vendored, text in (
+        (True, "its packages/ are not what the run had"),
+        (False, "with the libraries that are installed, as no commit holds the run's"),
+    ):
+        was = {name: library for name, library in recorded.items() if is_vendored(library) == vendored}
+        if unlike := library_changes(was, {name: there[name] for name in was if name in there}):
+            said += f"; {text}: {', '.join(unlike)}"
+    return said
 
 
 def surroundings_differ(
@@ -311,9 +346,10 @@ def surroundings_differ(
 
 
 def other_packages(began: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Packages of other versions that do not decide about rounding."""
+    """Packages of other versions that do not decide about rounding; the libraries of both runs are compared as code."""
     known, was = now.get("packages", {}), began.get("packages", {})
-    here = {name: known.get(name) or version_of(name) for name in was if name not in ROUNDS}
+    as_code = (began.get("libraries") or {}).keys() & (now.get("libraries") or {}).keys()
+    here = {name: known.get(name) or version_of(name) for name in was if name not in ROUNDS and name not in as_code}
     return [f"package {name} {was[name]} -> {version}" for name, version in here.items() if version != was[name]]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -120,6 +121,21 @@ def test_each_edit_below_src_is_another_code(project: Path, home: Path, name: st
         (project / name).write_text(text * (environment.MOST_OF_ONE + 1 if "large" in name else 1))
         found.append(code_here(project))
     assert len(set(found)) == 3
+
+
+def test_an_edit_in_the_second_of_the_commit_is_in_the_patch(project: Path) -> None:
+    """Of as many bytes, which git finds by times alone."""
+    file, second = project / "src/lab/loop.py", -1
+    while second != int(time.time()):
+        second = int(time.time())
+        file.write_text("x = 1\n")
+        git(project, "commit", "-qam", "y", "--allow-empty")
+        file.write_text("x = 2\n")
+    while second == int(time.time()):  # later an edit's time says nothing: the commit's has to be known
+        time.sleep(0.01)
+    known = surroundings(project)
+    assert "+x = 2" in known.diff
+    assert code_here(project, known).changes
 
 
 def test_what_git_was_told_to_ignore_is_named(project: Path, caplog: pytest.LogCaptureFixture, home: Path) -> None:

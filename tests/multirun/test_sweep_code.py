@@ -1,0 +1,58 @@
+"""The code of a sweep's jobs where it changes between two commands, and the modules that their processes find."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.files import read_text, write_json
+from engine.runs import code_here, code_of, source, surroundings
+from engine.runs.directory import ENVIRONMENT
+from multirun import ray_cluster, slurm
+from multirun.code import settle_code
+from multirun.job_process import OUTPUT
+
+
+def library(folder: Path, version: str) -> Path:
+    (folder / "rows_of").mkdir(parents=True, exist_ok=True)
+    (folder / "rows_of/__init__.py").write_text(f'__version__ = "{version}"\n')
+    return folder
+
+
+def test_a_sweep_that_goes_on_with_another_library_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its jobs that have not run get the present one."""
+    monkeypatch.setattr(source, "LIBRARIES", ("rows_of",))
+    monkeypatch.syspath_prepend(str(library(tmp_path / "site", "0.2.0")))
+    (tmp_path / "src").mkdir()
+    jobs = []
+    for number, state in enumerate(("finished", "queued", "failed")):
+        job = SimpleNamespace(number=number, directory=tmp_path / f"job-{number}", state=lambda state=state: state)
+        job.directory.mkdir()
+        write_json(job.directory / ENVIRONMENT, surroundings(tmp_path).environment)
+        jobs.append(job)
+    ledger: Any = SimpleNamespace(name="s", project=SimpleNamespace(root=tmp_path), jobs=jobs)
+    began = code_here(tmp_path)
+    assert settle_code(ledger) == ""
+    library(tmp_path / "site", "0.2.1")
+    assert settle_code(ledger) == (
+        f"sweep s goes on with other code (rows_of 0.2.0 -> 0.2.1): jobs 0, 2 with {began} ran before, now it is "
+        f"{code_here(tmp_path)}. What has finished is kept; sweep=ANOTHER_NAME runs all with one code"
+    )
+    assert [code_of(job.directory) == code_here(tmp_path) for job in jobs] == [False, True, False]
+
+
+def test_jobs_on_other_nodes_find_the_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library(tmp_path / "packages/rows-of/src", "0.2.0")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/train.py").write_text("import rows_of\nprint(rows_of.__version__, flush=True)\n")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert ray_cluster.run_directory(tmp_path, str(tmp_path), {}) == 0
+    assert read_text(tmp_path / OUTPUT) == "0.2.0\n"
+    monkeypatch.setattr(slurm, "Batch", lambda *_: SimpleNamespace(run=lambda: os.environ["PYTHONPATH"]))
+    work: Any = SimpleNamespace(ledger=SimpleNamespace(project=SimpleNamespace(root=tmp_path)))
+    found: Any = slurm.run_on_slurm(work, None)  # type: ignore[arg-type]
+    assert found == f"{tmp_path}/src:{tmp_path}/packages/rows-of/src"
