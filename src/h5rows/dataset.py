@@ -85,6 +85,7 @@ class Dataset:
         self.class_names: dict[str, list[str]] = {}  # of fields of which the file names the classes
         index: list[tuple[int, np.ndarray | range]] = []  # of each shard: its first row; the rows of it
         restricted, starts = False, [0]
+        dropped, lacking = 0, ""
         if not named:
             raise ConfigError("data.fields is empty: name at least one, such as {x: image}")
         self._files = files = files_of(path) if cache_gb is None else names_of(path)
@@ -111,8 +112,10 @@ class Dataset:
                     key = f"data.splits.{split}.index"
                     chosen = read_index(file, entry["group"], entry["index"], rows, key, external)
                 if (missing := opened.missing()) is not None:
-                    kept = np.asarray(chosen)
+                    kept = np.asarray(chosen, dtype=np.int64)
                     chosen = kept[~missing[kept]]
+                    dropped += len(kept) - len(chosen)
+                    lacking = " or ".join(field for field in named if opened.masked.get(field) == "drop")
                 restricted |= len(chosen) < rows or entry.get("index") is not None
                 index.append((starts[-1], chosen))
                 starts.append(starts[-1] + rows)
@@ -129,7 +132,11 @@ class Dataset:
             self._rows = share(self._rows, starts[-1], entry["rows"], f"{key}.rows", by, entry.get("seed") or 0, kinds)
         self._size = starts[-1] if self._rows is None else len(self._rows)
         if self._size == 0:
-            raise ConfigError(f"data.splits.{split} has no rows in {path}; set it to null if there is no such split")
+            remedy = "set it to null if there is no such split"
+            if dropped:
+                what = f"data.masked=drop leaves out {dropped:,} that lack a value of {lacking}"
+                remedy = f"{what}; a number or nan keeps them"
+            raise ConfigError(f"data.splits.{split} has no rows in {path}; {remedy}")
         self._cache_bytes = cache.max_bytes
 
     def _common_length(self, path: str) -> int:

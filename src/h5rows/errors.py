@@ -1,6 +1,7 @@
 """The one error of this library, what to say of those that others raise, and of a library that is not there."""
 
 import errno
+import io
 import os
 import re
 import sys
@@ -74,7 +75,8 @@ def visible(text: str) -> str:
 
 def plain_output() -> None:
     """From here on all that this process prints is `visible`: it may be a stranger's text, of a file or a config. What
-    is written with "\r" at its beginning still goes to the beginning of the line."""
+    is written with "\r" at its beginning still goes to the beginning of the line. What the terminal cannot show, as one
+    of LC_ALL=C, is written as \\u6a21."""
 
     def cleaned(write: Callable[[str], int]) -> Callable[[str], int]:
         def plain(text: str) -> int:
@@ -85,6 +87,8 @@ def plain_output() -> None:
 
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and "write" not in vars(stream):
+            if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+                stream.reconfigure(errors="backslashreplace")
             stream.write = cleaned(stream.write)  # type: ignore[method-assign]
 
 

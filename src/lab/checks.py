@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -106,14 +107,16 @@ def _note_inputs(model: nn.Module, batch: dict[str, Any], error: Exception) -> N
     named = model.named_modules() if isinstance(model, nn.Module) else ()
     names = {id(module): name for name, module in named}
     called = [
-        frame.f_locals
+        frame
         for frame, _ in traceback.walk_tb(error.__traceback__)
         if frame.f_code.co_name == "forward" and id(frame.f_locals.get("self")) in names
     ]
     given = []
     if called:
-        inputs = {name: value for name, value in called[-1].items() if isinstance(value, Tensor)}
-        module = called[-1]["self"]
+        values, code = called[-1].f_locals, called[-1].f_code
+        arguments = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+        inputs = {k: v for k, v in values.items() if k in arguments or isinstance(v, (Tensor, np.ndarray))}
+        module = values["self"]
         own = f"{names[id(module)] or 'the model'}, {type(module).__name__}({module.extra_repr()})"
         given.append(f"in {own}: {shapes(dict([*inputs.items()][:LISTED]))}")
         vars(error).setdefault("key", "model")
@@ -122,11 +125,16 @@ def _note_inputs(model: nn.Module, batch: dict[str, Any], error: Exception) -> N
 
 
 def shapes(values: Any) -> str:
-    """x (64, 1, 8, 8) float32, y (64,) int64"""
+    """x (64, 1, 8, 8) float32, y (64,) int64, z ndarray (64,) float64, w list"""
     if not isinstance(values, Mapping):
         return f"a {type(values).__name__}"
-    told = {k: described(v.shape, v.dtype) if isinstance(v, Tensor) else type(v).__name__ for k, v in values.items()}
-    return ", ".join(f"{name} {what}" for name, what in [*told.items()][:LISTED])
+    return ", ".join(f"{name} {_kind(value)}" for name, value in [*values.items()][:LISTED])
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return described(value.shape, value.dtype)
+    return f"ndarray {value.shape} {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
 
 
 def explained_mistake(error: Exception) -> str | None:

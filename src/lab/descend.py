@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from engine.checkpoints import some_keys
 from engine.device import (
     Hardware,
     StepNumbers,
@@ -38,6 +39,7 @@ from engine.errors import ConfigError
 from engine.parallel import global_norm, local_parts, name_unused, on_shards, without_sync
 from engine.per_sample import check_losses
 from engine.private import closure_step, lean_step
+from engine.profiling import writes_noticed
 from engine.world import World, to_host
 from lab.options import TrainerConfig
 from lab.state import TrainState, may_skip
@@ -138,7 +140,8 @@ class Descend:
             # after a skipped step too, whose traces are then wiped away
             with unless(skipped, [*state.task.parameters(), *state.model.parameters()]):
                 for name in acts:
-                    getattr(state.task, name)(state.model)
+                    with self._writes_told(name):
+                        getattr(state.task, name)(state.model)
         if state.rules >= 2:  # of the weights as the task has left them
             self._average()
         if skipped is not None:
@@ -161,6 +164,28 @@ class Descend:
         if overrides(state.task, "project"):
             with unless(skipped, means):
                 state.task.project(state.ema)
+
+    @contextmanager
+    def _writes_told(self, name: str) -> Iterator[None]:
+        """Warn once of an `updated` that writes to the model's weights where an average of them is kept, which does not
+        get the change.
+
+        In the steps 1, 2, 4, 8, ... of the run, because pruning may begin late; other steps cost nothing."""
+        state, run = self.state, self.state.task.run.training
+        due = name == "updated" and state.ema is not None and state.step & (state.step + 1) == 0
+        if not due or overrides(state.task, "project") or run is None or name in run.told or not self.world.is_main:
+            yield
+            return
+        written: list[str] = []
+        with writes_noticed(state.model.named_parameters(), written):
+            yield
+        if written:
+            run.told.add(name)
+            run.logger.warn(
+                f"task: {type(state.task).__name__}.updated changes the model's weights ({some_keys(written)}), and "
+                "their average, which is scored, does not get the change: change them in `project`, which is called "
+                "with the model and with its average (docs/my_method.md)"
+            )
 
     def _backward(self, objective: str, batches: Iterable[Batch], term: str) -> dict[str, Tensor]:
         """The loss is the sum over samples divided by this rank's samples in the step. So micro-batches of unequal size

@@ -170,6 +170,7 @@ class Run:
     scan: Callable[..., Loader] = Loader
     evaluations: list[int] = field(default_factory=list)  # under way: the step of each
     renewed: list[int] = field(default_factory=list)  # the last step after which the average got statistics of its own
+    told: set[str] = field(default_factory=set)  # what a line, which is printed once, has been printed of
 
     @property
     def directory(self) -> Path:

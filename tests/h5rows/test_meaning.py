@@ -234,6 +234,27 @@ def test_what_is_missing(tmp_path: Path) -> None:
             read(masked)
 
 
+@pytest.mark.parametrize("masked", ["drop", {"y": "drop"}])
+def test_rows_that_are_all_left_out_are_named(tmp_path: Path, masked: Any) -> None:
+    """A split that has none is another mistake."""
+    path, splits = str(tmp_path / "a.h5"), {"train": {"group": "/", "rows": [0, 0.9]}, "val": {"group": "empty"}}
+    with h5py.File(path, "w") as file:
+        for group, values in (("/", [-1, -1, -1]), ("/empty", [])):
+            for name in ("x", "y"):
+                dset = file.require_group(group).create_dataset(name, data=np.int16(values))
+                dset.attrs["_FillValue"] = np.int16(-1)
+
+    def mistake(split: str) -> str:
+        with pytest.raises(ConfigError) as error:
+            h5rows.Dataset(path, {"x": "x", "y": "y"}, split, splits, values="meant", masked=masked)
+        return str(error.value)
+
+    lacking = "x or y" if masked == "drop" else "y"
+    remedy = f"data.masked=drop leaves out 3 that lack a value of {lacking}; a number or nan keeps them"
+    assert mistake("train") == f"data.splits.train has no rows in {path}; {remedy}"
+    assert mistake("val").endswith("set it to null if there is no such split")
+
+
 @pytest.mark.slow
 def test_values_are_those_of_netcdf4(tmp_path: Path) -> None:
     """Of 600 variables: every type, each attribute there or not, in types of its own."""

@@ -244,6 +244,23 @@ def test_mistakes_are_one_line_and_leave_the_set(tmp_path: Path, monkeypatch: py
             rows_of(str(tmp_path / "wrong.json"))
 
 
+def test_what_the_set_has_is_not_added_twice(tmp_path: Path) -> None:
+    """By the same command as before, of the first pack and of an append; what is new is added still."""
+    out, (a, b, c) = tmp_path / "set", (source(tmp_path, n, k, 10) for n, k in (("a", 0), ("b", 20), ("c", 40)))
+    functions.pack(a, str(out), shards=1)
+    functions.pack(b, str(out), shards=2, append=True)
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+    time.sleep(1.1)  # HDF5 would note the second in which something was made
+    for given, count, name in ((a, 1, "00000"), (b, 2, "00001")):
+        with pytest.raises(
+            ConfigError, match=rf"set: {name}-\w+\.h5 of the set is the same as shard 1 of {count} of .* --over"
+        ):
+            functions.pack(given, str(out), shards=count, append=True)
+        assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+    functions.pack(c, str(out), shards=1, append=True)
+    assert len(rows_of(str(out / "index.json"))) == 30
+
+
 def test_two_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has added meanwhile is seen; the same command again adds the other."""
     out, (a, b, c) = tmp_path / "set", (source(tmp_path, n, k, 10) for n, k in (("a", 0), ("b", 20), ("c", 40)))

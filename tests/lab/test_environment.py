@@ -23,7 +23,7 @@ case "$1 $2" in
   echo "Collecting torch"; echo "  Downloading small.whl (1.2 MB)"; echo "  Downloading torch.whl (873.2 MB)"
   echo "Installing collected packages: a, b, c" ;;
 "-c import"*) exec "{sys.executable}" -S "$@" ;;
-*) echo "python $*" >>"$NOTES"; [ -z "$SAY_PID" ] || echo "pid $$" ;;
+*) echo "python $*" >>"$NOTES"; [ -z "$SAY_UTF8" ] || echo "utf8 $PYTHONUTF8"; [ -z "$SAY_PID" ] || echo "pid $$" ;;
 esac"""
 UV = """echo "uv $*" >>"$NOTES"
 [ "$1" = venv ] || [ -z "$UV_FAILS" ] || { echo "error: dns error" >&2; exit $UV_FAILS; }
@@ -81,6 +81,11 @@ def test_pip_installs_the_pinned_versions_once(machine: Machine, command: str, e
     assert "Collecting" not in shown
     assert "small.whl" not in shown
     assert machine.types(command)[1:] == ("", [then])
+
+
+@pytest.mark.parametrize("given", [{}, {"LC_ALL": "C", "PYTHONUTF8": "0"}, {"LC_ALL": "de_DE.ISO-8859-1"}])
+def test_files_and_names_are_utf8_whatever_the_locale(machine: Machine, given: dict[str, str]) -> None:
+    assert "utf8 1" in machine.types("./run train", SAY_UTF8="1", **given)[1].splitlines()
 
 
 def test_signals_reach_the_program(machine: Machine) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,35 @@ class Halved(Supervised):
         torch._foreach_mul_(list(model.parameters()), 0.5)
 
 
+class Late(Supervised):
+    """The weights are cut in `updated` from step 3 on, in one of several ways."""
+
+    __module__ = "lab.tasks.supervised"
+    draws = False
+    way = "list"
+
+    def attach(self, model: nn.Module) -> None:
+        self.teacher = None if self.way != "teacher" else copy.deepcopy(model).requires_grad_(False)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def updated(self, model: nn.Module) -> None:
+        self.steps: Tensor
+        self.steps.add_(1)
+        if self.teacher is not None:
+            torch._foreach_lerp_(list(self.teacher.parameters()), list(model.parameters()), 0.1)
+        elif self.steps >= 3:
+            WRITES[self.way](next(model.parameters()))
+
+
+WRITES: dict[str, Callable[[nn.Parameter], object]] = {
+    "view": lambda p: p[0].clamp_(-1, 1),
+    "data": lambda p: p.data.clamp_(-1, 1),
+    "set": lambda p: setattr(p, "data", p.data * 0.5),
+    "out": lambda p: torch.mul(p, 0.5, out=p),
+    "list": lambda p: torch._foreach_mul_([p], 0.5),
+}
+
+
 class Clipped(Supervised):
     """All weights are above zero, which no mean of them with the first weights is."""
 
@@ -69,7 +100,7 @@ class Clipped(Supervised):
 @pytest.fixture(autouse=True)
 def named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Configs may name them."""
-    for kind in (Pruned, Halved, Clipped):
+    for kind in (Pruned, Halved, Late, Clipped):
         monkeypatch.setattr(lab.tasks.supervised, kind.__name__, kind, raising=False)
 
 
@@ -149,3 +180,35 @@ def test_an_average_that_takes_nothing_is_not_projected(
     run = start_run(tmp_path / "run", *method.SMALL, task(Clipped), "trainer.max_steps=2")
     lowest = min(float(value.min()) for value in last_checkpoint(run)["ema"].values())
     assert (lowest < 0) is (share is None)
+
+
+def told(run: Path) -> list[str]:
+    return [line for line in (run / "train.log").read_text().splitlines() if "changes the model's weights" in line]
+
+
+@pytest.mark.parametrize("way", WRITES)
+def test_an_update_that_the_average_does_not_get_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """It begins late."""
+    monkeypatch.setattr(Late, "way", way)
+    (line,) = told(start_run(tmp_path, *method.SMALL, task(Late), "trainer.max_steps=9", "trainer.ema_decay=0.9"))
+    assert "task: Late.updated changes the model's weights (0.weight)" in line
+    assert "change them in `project`" in line
+
+
+@pytest.mark.parametrize(
+    ("kind", "way", "decay"), [(Late, "data", "null"), (Late, "teacher", "0.9"), (Pruned, "", "0.9")]
+)
+def test_an_update_is_not_told_of_where_nothing_lacks_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Supervised], way: str, decay: str
+) -> None:
+    monkeypatch.setattr(Late, "way", way)
+    assert not told(start_run(tmp_path, *method.SMALL, task(kind), "trainer.max_steps=9", f"trainer.ema_decay={decay}"))
+
+
+@pytest.mark.slow
+def test_a_write_to_a_shard_is_told_of(tmp_path: Path) -> None:
+    """By rank 0, in a process of its own."""
+    run = start_run(tmp_path, *method.SMALL, task(Late), *WAYS["fsdp"], "trainer.max_steps=4")
+    assert len(told(run)) == 1

@@ -50,7 +50,7 @@ class Wrong(nn.Module):
         h = self.first(x.flatten(1))
         if self.how == "numpy":
             h = torch.from_numpy(np.asarray(h.numpy()))
-        return self.last(h)
+        return self.last({"array": lambda: h.detach().numpy(), "list": lambda: [h]}.get(self.how, lambda: h)())
 
 class Predicts(Supervised):
     def predict(self, model, batch):
@@ -128,6 +128,8 @@ MISTAKES = {
     "show": (("task._target_=lab.models.own.Shows", "callback=pictures"), "callback (Pictures): KeyError: 'picture' ({own}, line "),
     "a callback": (("+callback.own._target_=lab.models.own.Tried",), "callback (Tried): ZeroDivisionError: in a callback ({own}, line "),
     "a size": (("model._target_=lab.models.own.Wrong", "+model.how=size", *OTHER_MODEL), "model: RuntimeError: mat1 and mat2 shapes cannot be multiplied (64x16 and 32x10) ({own}, line 36); in last, Linear(in_features=32, out_features=10, bias=True): input (64, 16) float32; the batch has x (64, 1, 8, 8) float32, y (64,) int64 ("),
+    "an array": (("model._target_=lab.models.own.Wrong", "+model.how=array", *OTHER_MODEL), "model: TypeError: linear(): argument 'input' (position 1) must be Tensor, not numpy.ndarray ({own}, line 36); in last, Linear(in_features=16, out_features=10, bias=True): input ndarray (64, 16) float32; the batch has x ("),
+    "a list": (("model._target_=lab.models.own.Wrong", "+model.how=list", *OTHER_MODEL), "model: TypeError: linear(): argument 'input' (position 1) must be Tensor, not list ({own}, line 36); in last, Linear(in_features=16, out_features=10, bias=True): input list; the batch has x ("),
     "a size, not evaluated": (("model._target_=lab.models.own.Wrong", "+model.how=size", *OTHER_MODEL, "trainer.eval_every=null"), "model: RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
     "numpy, not evaluated": (("model._target_=lab.models.own.Wrong", "+model.how=numpy", *OTHER_MODEL, "trainer.eval_every=null"), "model: RuntimeError: Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead. ({own}, line 35); in the model, Wrong(): x (64, 1, 8, 8) float32, h (64, 16) float32; the batch"),
 }  # fmt: skip

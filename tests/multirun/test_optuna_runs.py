@@ -176,6 +176,25 @@ def test_ddp_jobs_that_are_pruned_end_on_all_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_search_whose_storage_cannot_be_written_goes_on_once_it_can(tmp_path: Path) -> None:
+    """As on a mount that has become read-only between two trials."""
+
+    def command(n_trials: int, mode: str) -> list[str]:
+        storage = f"hydra.sweeper.storage='sqlite:///file:{tmp_path}/study.db?mode={mode}&uri=true'"
+        return [*SEARCH, LR, storage, f"hydra.sweeper.n_trials={n_trials}", f"hydra.sweep.dir={tmp_path}/s"]
+
+    call(*command(1, "rwc"))
+    ended = ended_at(tmp_path / "s")
+    refused = call(*command(2, "ro"), code=1).stderr.splitlines()
+    line = "hydra.sweeper.storage: attempt to write a readonly database; once that is mended, the same command goes on"
+    assert refused[-1] == f"failed: {line}"
+    assert not any("Traceback" in text for text in refused)
+    assert ended_at(tmp_path / "s") == ended
+    call(*command(2, "rwc"))
+    assert states(tmp_path / "s") == ["finished"] * 2
+
+
+@pytest.mark.slow
 def test_one_process_drives_a_search(tmp_path: Path) -> None:
     command = [*SEARCH, LR, "trainer.max_steps=100000", f"hydra.sweep.dir={tmp_path}/s"]
     first = warm.Popen([*TRAIN, *command], stderr=subprocess.DEVNULL, start_new_session=True)

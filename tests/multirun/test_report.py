@@ -31,7 +31,7 @@ from multirun.report import Objective, best_group, groups, read_study, save_best
 from multirun.report.axes import axis
 from multirun.report.best import override_list
 from multirun.report.curves import band
-from multirun.report.facts import facts
+from multirun.report.facts import COMPARED, facts
 from multirun.report.importance import importance
 from multirun.report.page import data, page
 from multirun.report.read import Job, Study
@@ -117,6 +117,27 @@ def test_jobs_in_every_state_are_shown(copy: Path) -> None:
     assert "(2.5 so far)" in text
     assert "its score is not finite" in text
     assert best_group(study) is None  # nothing has a score
+
+
+@pytest.mark.slow
+def test_columns_in_which_nothing_stands_are_left_out(copy: Path) -> None:
+    """Of groups: three jobs have failed; then one is pruned; then all have finished."""
+
+    def head() -> list[str]:
+        return list(facts(read_study(PROJECT, [copy])).groups.head)
+
+    assert head() == ["lr", "val/loss", "n", "failures"]
+    one = job_dirs(copy)[0]
+    finished = json.loads((one / "status.json").read_text())
+    write_json(one / "status.json", {**finished, "status": "pruned"})
+    assert head() == ["lr", "val/loss", "n", "failures", "pruned, unfinished"]
+    assert "pruned" not in (copy / "table.tex").read_text()
+    write_json(one / "status.json", finished)
+    for path in job_dirs(copy)[-3:]:
+        write_json(path / "status.json", finished)
+        write_json(path / "result.json", result(one))
+    assert head() == ["lr", "val/loss", "n"]
+    assert all(COMPARED)  # each column has a heading
 
 
 @pytest.mark.slow

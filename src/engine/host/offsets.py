@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import functools
+import logging
 import os
 import stat
 from contextlib import suppress
 from pathlib import Path
+
+log = logging.getLogger("engine")
 
 _OPEN = Path("/proc/self/fd")
 _KEPT = os.O_RDONLY | os.O_WRONLY | os.O_RDWR | os.O_APPEND | getattr(os, "O_DIRECT", 0)  # flags of a second opening
@@ -20,15 +24,28 @@ def file_offsets() -> Offsets:
     the child.
 
     Standard streams and the files behind them, and what this process holds a lock to write of, are left out: the child
-    shares them. macOS has no /proc, and starts processes without a fork."""
+    shares them. macOS has no /proc, and starts processes without a fork; where one is asked for, a line says what the
+    child shares."""
+    if not _OPEN.is_dir():
+        _tell_shared()
+        return {}
     offsets, streams = {}, [_regular(fd) for fd in range(3)]
-    for name in os.listdir(_OPEN) if _OPEN.is_dir() else ():
+    for name in os.listdir(_OPEN):
         with suppress(OSError):  # closed meanwhile, as the folder that was listed; or without a position
             fd = int(name)
             readable = fcntl.fcntl(fd, fcntl.F_GETFL) & (os.O_WRONLY | getattr(os, "O_PATH", 0)) == 0
             if readable and (file := _regular(fd)) and file not in streams and not _locked(fd):
                 offsets[fd] = file, os.lseek(fd, 0, os.SEEK_CUR)
     return offsets
+
+
+@functools.cache
+def _tell_shared() -> None:
+    """Once in a process, which may fork often."""
+    log.warning(
+        f"there is no {_OPEN}, so forked processes share their positions in files that are open now, and may read each "
+        "other's bytes: open files where they are read, as in __getitem__, or start processes by spawn"
+    )
 
 
 def _regular(fd: int) -> tuple[int, int] | None:

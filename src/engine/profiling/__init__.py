@@ -8,6 +8,7 @@ host runs ahead of.
     trace       torch.profiler: a chrome trace, a kernel table      memory    what to change where memory is full
     work        tokens and FLOP of a sample, peak FLOP/s            options   the group `profiler`
     summary     a table of modules: shapes, parameters, FLOP        waits     what asks the device for a value
+    writes      what writes to given tensors
 """
 
 from __future__ import annotations
@@ -25,5 +26,6 @@ if TYPE_CHECKING:
     from engine.profiling.trace import Trace, dump_memory
     from engine.profiling.waits import waits_noticed
     from engine.profiling.work import Work, count_flop, peak_tflops
+    from engine.profiling.writes import writes_noticed
 else:
     __getattr__ = lazy(__name__, __file__)

@@ -124,7 +124,8 @@ class Opened:
             step = max(1, _AT_ONCE // max(1, field.inner.row_bytes))
             blocks = (np.arange(k, min(k + step, len(field))) for k in range(0, len(field), step))
             lacks = [field.packing.masked(field.inner.read(rows)).reshape(len(rows), -1).any(axis=1) for rows in blocks]
-            mask = np.concatenate(lacks) if mask is None else mask | np.concatenate(lacks)
+            lost = np.concatenate([np.zeros(0, bool), *lacks])  # of a group without rows too
+            mask = lost if mask is None else mask | lost
         return mask
 
     def _classes(self, field: str, plain: str, where: str) -> tuple[Any, Names]:

@@ -48,6 +48,7 @@ def pack_shards(make: Make, out: str, count: int, append: bool, overwrite: bool)
         raise ConfigError(f"{name}: no {INDEX} is there to add to; leave --append out")
     held = before if append and before is not None else {"shards": [], "fields": None}
     kept, shards, accounts = held["fields"], list(held["shards"]), []
+    there = {one["sha256"]: one["file"] for one in shards}
     with tempfile.TemporaryDirectory(prefix="h5rows-shards-") as folder:
         for i in range(count):
             accounts.append(make(f"{folder}/shard.h5", (i, count)))
@@ -57,6 +58,12 @@ def pack_shards(make: Make, out: str, count: int, append: bool, overwrite: bool)
             if fields != kept:
                 raise ConfigError(f"{name}: {difference(kept, fields)}; a set has one kind of rows")
             digest, size = digest_of(file), file.stat().st_size
+            if digest in there:
+                raise ConfigError(
+                    f"{name}: {there[digest]} of the set is the same as shard {i + 1} of {count} of what is added, so "
+                    "rows would be there twice; the set is as it was - pack new rows alone with --append, or all anew "
+                    "with --overwrite"
+                )
             shard = f"{len(shards):05}-{digest[:12]}.h5"
             sent = place.send(file, shard)
             print(f"{i + 1} of {count}: {shard}, {size / 1e6:,.1f} MB" + ("" if sent else ", was there"))

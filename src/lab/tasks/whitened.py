@@ -24,7 +24,7 @@ class Whitened(Supervised):
     dataset, mean, std: without use; runs of before have them.
     """
 
-    draws = False  # `updated` draws no random numbers
+    draws = False  # `project` draws no random numbers
     VIEWS = (1, 2, 6)  # the image; and its mirror image; and both moved by a pixel, up and left, or down and right
 
     def __init__(
@@ -44,7 +44,7 @@ class Whitened(Supervised):
             raise ConfigError(f"task.views={views}: one of {', '.join(map(str, self.VIEWS))}")
         self.views, self.count = views, count
 
-    def updated(self, model: nn.Module) -> None:
+    def project(self, model: nn.Module) -> None:
         normalize: Any = getattr(model, "normalize", None)
         if normalize is not None:
             normalize()

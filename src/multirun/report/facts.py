@@ -34,7 +34,17 @@ NOT_SWEPT_NOTE = (
     "These jobs do not repeat one configuration: conf/ was edited between two commands of the sweep, or a job's "
     "config.yaml. The keys are columns here, and jobs are averaged only where they agree in them."
 )
-COMPARED = ("configuration", "difference", "effect size", "95 % interval", "p", "n", "", "seeds needed")  # columns
+COMPARED = (
+    "configuration",
+    "difference",
+    "effect size",
+    "95 % interval",
+    "p",
+    "n",
+    "verdict",
+    "seeds needed",
+)  # columns
+WITHOUT_SCORE = ("failures", "pruned, unfinished")  # columns: numbers of jobs
 MAX_COLUMNS = 8  # most runs whose configs stand beside each other
 
 
@@ -142,10 +152,11 @@ def group_sheet(study: Study, compared: Mapping[str, Sequence[Comparison]]) -> S
             *(Cell(str(number or shown), number) for number, shown in ((n, 0), (failed, ""), (left, ""))),
         ])  # fmt: skip
     names = [short_names(keys)[key] for key in keys] if study.is_sweep else ["run"]
-    head = [*names, *(o.key for o in study.objectives), "n", "failures", "pruned, unfinished"]
+    head = [*names, *(o.key for o in study.objectives), "n", *WITHOUT_SCORE]
     warning = caution(study.objectives)
     scores = [each for row in rows for each in row if isinstance(each, Score)]
-    return Sheet(head, rows, len(names), notes=[*([warning] if warning else []), *score_notes("sd", scores)])
+    notes = [*([warning] if warning else []), *score_notes("sd", scores)]
+    return Sheet(head, rows, len(names), notes=notes).without_empty(*WITHOUT_SCORE)
 
 
 SPREADS = {

@@ -28,14 +28,14 @@ MAX_CURVE = 1500
 
 def page(facts: Facts, paper: Sheet | None = None) -> str:
     """paper: the paper's table, None: none was asked for."""
-    text = (WEB / "page.html").read_text()
+    text = (WEB / "page.html").read_text("utf-8")
     parts = {
         "title": facts.study.name.replace("&", "&amp;").replace("<", "&lt;"),
-        "style": (WEB / "page.css").read_text(),
+        "style": (WEB / "page.css").read_text("utf-8"),
         # inside <script>, only </script would end it; in JSON every < can be written as an escape
         "data": json.dumps(data(facts, paper), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         "plotly": _plotly(),
-        "script": "\n".join((WEB / name).read_text() for name in SCRIPTS),
+        "script": "\n".join((WEB / name).read_text("utf-8") for name in SCRIPTS),
     }
     for name, part in parts.items():
         before, _, after = text.partition(f"{{{{{name}}}}}")

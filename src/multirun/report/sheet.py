@@ -79,8 +79,15 @@ class Sheet:
     spans: Sequence[str] = ()
     notes: Sequence[str] = ()  # lines beneath
 
-    def without_last(self, columns: int) -> Sheet:
-        return replace(self, head=self.head[:-columns], rows=[row[:-columns] for row in self.rows])
+    def without(self, *headings: str) -> Sheet:
+        """Leave columns out; one of these headings that is not there is none."""
+        kept = [i for i, heading in enumerate(self.head) if i < self.labels or heading not in headings]
+        return replace(self, head=[self.head[i] for i in kept], rows=[[row[i] for i in kept] for row in self.rows])
+
+    def without_empty(self, *headings: str) -> Sheet:
+        """Leave out those of these columns in which no row says anything."""
+        said = {self.head[i] for row in self.rows for i, each in enumerate(row) if isinstance(each, Score) or each.text}
+        return self.without(*(heading for heading in headings if heading not in said))
 
 
 def markdown_table(sheet: Sheet) -> str:

@@ -14,7 +14,7 @@ from engine.project import Project
 from engine.runs import shown
 from multirun.report.against import lines
 from multirun.report.analyse import caution, other_code
-from multirun.report.facts import OTHER_CODE, facts
+from multirun.report.facts import OTHER_CODE, WITHOUT_SCORE, facts
 from multirun.report.read import Study
 from multirun.report.sheet import latex_table
 from multirun.report.study import read_study
@@ -88,7 +88,7 @@ def write_study(study: Study, say: Callable[[str], object] = say, ask: Ask | Non
         "report.csv": jobs_csv(study),
         "groups.csv": groups_csv(study),
         "report.md": markdown(found, [os.path.relpath(path, folder) for path in drawn], note),
-        "table.tex": latex_table(found.groups.without_last(2), caution(study.objectives)),
+        "table.tex": latex_table(found.groups.without(*WITHOUT_SCORE), caution(study.objectives)),
     }
     if not absent:
         from multirun.report.page import page

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import ROOT
+from conftest import QUICK, ROOT, called, needs
 from test_untrusted import main, stranger  # noqa: F401 - a fixture
 
 from engine.checkpoints.checkpoint import save_checkpoint
@@ -38,6 +39,44 @@ def test_what_steers_is_shown_and_progress_still_goes_on(monkeypatch: pytest.Mon
         stream.flush()
         content = stream.buffer.getvalue().decode()  # type: ignore[attr-defined]
         assert content == f"error: {SHOWN}\n\r 10 % of it\\r\r\x1b[K\x1b[A\n\r{SHOWN}"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"), [("ascii", r"\u6a21 \xe9"), ("latin-1", r"\u6a21 é"), ("utf-8", "模 é")]
+)
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_what_a_terminal_cannot_show_is_escaped(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, shown: str, errors: str
+) -> None:
+    """As with LC_ALL=C, or with PYTHONIOENCODING."""
+    for name in ("stdout", "stderr"):
+        stream = io.TextIOWrapper(io.BytesIO(), encoding, errors)
+        monkeypatch.setattr(sys, name, stream)
+        plain_output()
+        print("模 é", end="", file=stream)
+        stream.flush()
+        assert stream.buffer.getvalue().decode(encoding) == shown  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+@needs("src/h5.py", "src/verify.py", "src/report.py")
+def test_names_of_another_script_on_a_terminal_of_ascii(tmp_path: Path) -> None:
+    """From the pack to the report, in the environment that ./run makes of LC_ALL=C."""
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "1", "PYTHONIOENCODING": "ascii"}
+    path, run = tmp_path / "模.h5", tmp_path / "größe"
+    with h5py.File(path, "w") as file:
+        file["图像"], file["标签"] = np.zeros((40, 1, 8, 8), np.uint8), np.arange(40) % 3
+        file["标签"].attrs["类"] = ["猫", "狗", "鱼"]
+
+    def said(command: str, *words: object) -> str:
+        return called([sys.executable, ROOT / f"src/{command}.py", *words], env=environment, fresh=True).stdout
+
+    assert r"x could be \u56fe\u50cf" in said("h5", "inspect", path)
+    fields = ("data=h5", f"data.path='{path}'", "data.fields.x='图像'", "data.fields.y='标签'", "data.split=80/10/10")
+    said("train", *QUICK, *fields, "data.num_outputs=3", "trainer.max_steps=1", "name='模'", f"hydra.run.dir='{run}'")
+    assert r"gr\xf6\xdfe" in said("verify", run)
+    said("report", run, "--out", tmp_path / "报告")
+    assert r"\u56fe\u50cf" in (tmp_path / "报告" / "report.html").read_text("utf-8")  # in its JSON
 
 
 def test_a_line_of_the_log_steers_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

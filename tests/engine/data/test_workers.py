@@ -27,6 +27,7 @@ from engine.data.loading.samples import seed_sample
 from engine.data.order import EvalPlan, TrainPlan, shuffled
 from engine.data.stream import Stream
 from engine.errors import ConfigError, DataFailed
+from engine.host import offsets
 from lab.callbacks.base import Callback
 
 CPU = torch.device("cpu")
@@ -209,6 +210,21 @@ def test_a_file_that_cannot_be_opened_again_is_named(tmp_path: Path, monkeypatch
     loader = Loader(data, plan_of(), CPU, kind="workers", num_workers=1, seed=0, start_method="fork")
     with loader, pytest.raises(DataFailed, match=r"Permission denied.*open files in __getitem__, or give data.num_w"):
         next(iter(loader))
+
+
+@pytest.mark.parametrize("start_method", ["fork", slow("spawn")])
+def test_positions_that_stay_shared_are_told_once(
+    start_method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS, if workers are forked there."""
+    said: list[str] = []
+    monkeypatch.setattr(offsets, "_OPEN", tmp_path / "proc/self/fd")
+    monkeypatch.setattr(offsets.log, "warning", said.append)
+    offsets._tell_shared.cache_clear()
+    for _ in range(2):
+        take(Noisy(), 2, 2, start_method=start_method)
+    assert len(said) == (start_method == "fork")
+    assert all("forked processes share their positions in files that are open now" in line for line in said)
 
 
 @pytest.mark.parametrize("start_method", ["fork", slow("spawn")])

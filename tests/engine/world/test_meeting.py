@@ -12,7 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import QUICK, ROOT, free_port, limit, processes_with
+from conftest import QUICK, ROOT, compose, free_port, limit, processes_with, status
+
+from engine.runs.directory import fill_directory, read_failure
+from lab.project import PROJECT
 
 # a command that says after 0.2 s what it waits for, and waits for at most argv[1] seconds
 COMMAND = f"""
@@ -24,6 +27,7 @@ rendezvous.SAY_S, rendezvous.START_TIMEOUT_S = 0.2, float(sys.argv.pop(1))
 import train
 train.leave(train.main())
 """
+OF_RANKS = ("trainer=ddp", "trainer.max_steps=2")
 RANK = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 ALONE = {  # who is alone -> its variables, what it waits for
     "rank 0": (RANK | {"RANK": "0"}, "rank 1 of 2 at"),
@@ -34,10 +38,13 @@ ALONE = {  # who is alone -> its variables, what it waits for
 
 
 def start(tmp_path: Path, limit_s: float, *overrides: str, **env: str) -> subprocess.Popen[str]:
+    return typed(tmp_path, limit_s, *QUICK, *OF_RANKS, *overrides, f"hydra.run.dir={tmp_path}/run", **env)
+
+
+def typed(tmp_path: Path, limit_s: float, *arguments: str, **env: str) -> subprocess.Popen[str]:
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    more = ("trainer=ddp", "trainer.max_steps=2", *overrides, f"hydra.run.dir={tmp_path}/run")
     return subprocess.Popen(
-        [sys.executable, "-c", COMMAND, str(limit_s), *QUICK, *more],
+        [sys.executable, "-c", COMMAND, str(limit_s), *arguments],
         env={**os.environ, **meeting, **env}, stderr=subprocess.PIPE, text=True, bufsize=1, cwd=tmp_path,
     )  # fmt: skip
 
@@ -121,3 +128,23 @@ def test_a_signal_to_one_of_those_that_wait_ends_all(tmp_path: Path, signalled: 
     for process in started:
         found, said = ended(process, tmp_path)
         assert found == 75, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code", "state"), [(signal.SIGTERM, 75, "preempted"), (signal.SIGINT, 130, "interrupted")]
+)
+def test_a_job_of_a_sweep_that_is_cancelled_before_all_are_there_goes_on_later(
+    tmp_path: Path, number: signal.Signals, code: int, state: str
+) -> None:
+    """As by scancel while another node boots: the sweep counts it neither as failed nor as ended."""
+    job = tmp_path / "sweep" / "job"
+    job.mkdir(parents=True)
+    fill_directory(PROJECT, job, compose(*QUICK, *OF_RANKS), [*QUICK, *OF_RANKS])
+    process = typed(tmp_path, 600, f"sweep.job={job}", **RANK, RANK="0")
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("waiting for rank 1 of 2 at")
+    process.send_signal(number)
+    assert ended(process, tmp_path)[0] == code
+    assert {"status": state, "signal": number.name}.items() <= status(job).items()
+    assert read_failure(job) is None

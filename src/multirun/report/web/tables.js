@@ -2,6 +2,8 @@
 // The head of the page, the tables, and the first drawing of everything.
 const SIGNS = { finished: "✓", failed: "✕", killed: "✕", "not finite": "✕", running: "▸", queued: "·", pruned: "✂", preempted: "⏸", interrupted: "⏸" };
 
+const WHY = D.jobs.some((job) => job.reason) ? ["why no score"] : []; // the heading of a column
+
 function sortable(table, head, rows) { // rows: {cells: [{text, value, class, node}], row attributes}
   let by = null, down = false;
   const body = element("tbody");
@@ -38,7 +40,7 @@ function jobRows() {
   const words = $("filter").value.toLowerCase().split(/[\s,]+/).filter(Boolean);
   const text = (job) => [job.status, job.key, job.reason, D.groups[job.group].label, ...D.columns.flatMap((c) => [`${c.name}=${job.values[c.key].text}`, `${c.key}=${job.values[c.key].text}`])].join(" ").toLowerCase();
   return D.jobs.map((job, i) => [job, i]).filter(([job]) => shownJob(job) && words.every((w) => text(job).includes(w)))
-    .map(([job, i]) => ({ attributes: { class: job.failed ? "bad" : "" }, cells: [...D.jobTable.rows[i], { node: about(job), value: job.reason, class: "wide" }] }));
+    .map(([job, i]) => ({ attributes: { class: job.failed ? "bad" : "" }, cells: [...D.jobTable.rows[i], ...(WHY.length ? [{ node: about(job), value: job.reason, class: "wide" }] : [])] }));
 }
 
 function head() {
@@ -77,7 +79,7 @@ for (const [place, found] of Object.entries(D.sections)) sections(`sections-${pl
 select();
 redraws.push(sortable($("groups"), ["", ...D.groupTable.head], groupRows));
 $("group-notes").append(...D.groupTable.notes.map((line) => element("div", {}, line)));
-const fillJobs = sortable($("jobs"), [...D.jobTable.head, "why no score"], jobRows);
+const fillJobs = sortable($("jobs"), [...D.jobTable.head, ...WHY], jobRows);
 redraws.push(fillJobs);
 $("filter").addEventListener("input", fillJobs);
 sortable($("common"), D.common.head, () => byRow(D.common));
