@@ -22,11 +22,11 @@ import lab.losses.cross_entropy
 import lab.metrics.accuracy
 import lab.models.mlp
 from engine.checkpoints import BufferChecks
-from engine.data.loading.samples import check_indexed
+from engine.data import check_indexed
 from engine.errors import ConfigError, RunFailed
 from engine.per_sample import check_per_sample, first_samples
-from engine.runs.directory import read_failure
-from engine.world.launch import Ranks
+from engine.runs import read_failure
+from engine.world import Ranks
 from lab.checks import check_criterion
 from lab.config import Config
 from lab.objective import forward_loss
