@@ -249,7 +249,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ("src/engine/runs/resume.py", "    saved.logger = own_logger(project, saved, cfg, typed, overrides)\n", "",
      "tests/lab/test_resume_changes.py::test_a_resume_logs_where_the_present_config_says"),
     ("src/engine/config/compose.py", "yamls.check_bare(sys.argv[1:], project.conf)", "pass",
-     "tests/engine/config/test_wrong_kind.py::test_the_command_says_so_before_it_prints_or_runs[more0]"),
+     "tests/lab/test_mistakes.py::test_a_mistake_that_composing_finds[experiment=new logger: none]"),
     ("src/engine/config/targets.py", "        yield key, value\n", "        return\n",
      "tests/engine/config/test_wrong_kind.py::test_each_target_needs_one[task=classification]"),
     ("src/engine/config/wandb_agent.py", "else quote_value(value)", "else f\"'{value}'\"",

@@ -421,6 +421,7 @@ PARTS = {
             "src/lab/project.py": ['"folder_classes": '],
             "tests/engine/config/test_config.py": ['"data=image_folder": '],
             "tests/engine/config/test_wrong_kind.py": ["image_folder"],
+            "tests/lab/test_mistakes.py": ["image_folder"],
         },
         {
             "pyproject.toml": {"lmdb,zarr,n5,": "", "tfrecord,": ""},

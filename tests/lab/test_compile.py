@@ -27,7 +27,7 @@ from conftest import (
 from torch import nn
 
 import engine.device.dynamo as dynamo
-from engine.data.order import EvalPlan
+from engine.data import EvalPlan
 from engine.errors import ConfigError
 from lab.restore import score_checkpoint
 from lab.transforms.fields import ChannelsFirst, Cutout, Normalize, RandomCrop, RandomErase, RandomFlip, ToFloat

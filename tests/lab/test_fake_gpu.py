@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.torch_version import TorchVersion
 
 import lab.loop as loop
-from engine.device.hardware import Hardware
+from engine.device import Hardware
 from engine.device.threads import Threads
 from engine.loggers import Logger
 from engine.world import World

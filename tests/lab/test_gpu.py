@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import ROOT, TRAIN, assert_equal, gpu_environment, last_checkpoint, limit, metrics, result
 
-from engine.checkpoints import checkpoint
+from engine.checkpoints import load_checkpoint
 
 pytestmark = pytest.mark.gpu
 COMMON = ("logger=none", "hardware=gpu", "model=resnet", "model.width=8", "trainer.max_epochs=null")
@@ -335,7 +335,7 @@ def test_sharded_training_learns_and_goes_on_exactly(tmp_path: Path, more: str) 
         shutil.rmtree(path)
     gpu_run(cut, *common, "trainer.max_steps=100", "resume=auto")
     assert result(straight)["test/accuracy"] > 0.85
-    first, second = (checkpoint.load_checkpoint(run / "checkpoints/last_000000100.dcp") for run in (straight, cut))
+    first, second = (load_checkpoint(run / "checkpoints/last_000000100.dcp") for run in (straight, cut))
     assert_equal(first, second)
     assert metrics(cut) == metrics(straight)
 

@@ -22,7 +22,7 @@ from engine.errors import ConfigError, mistakes_of, with_mistakes_of
 from lab.datasets.h5 import Dataset
 from lab.datasets.tokens import TokenWindows
 from lab.loaders import fetch_remote
-from lab.project import PROJECT
+from lab.program import PROGRAM
 
 ROWS = 64
 GONE = "/no/where.h5"
@@ -53,7 +53,7 @@ def text_of(path: str) -> None:
 USES: dict[str, Callable[[], Any]] = {
     "a data set": lambda: Dataset(GONE, {"x": "x"}),
     "a data set of the config": lambda: construct(
-        PROJECT, "data", {"_target_": "lab.datasets.h5.Dataset", "path": GONE, "fields": {"x": "x"}}, object
+        PROGRAM, "data", {"_target_": "lab.datasets.h5.Dataset", "path": GONE, "fields": {"x": "x"}}, object
     ),
     "tokens": lambda: tokens_of(GONE),
     "text": lambda: text_of(GONE),
@@ -138,14 +138,14 @@ def test_all_public_methods_of_the_data_set_are_translated() -> None:
 
 @pytest.mark.parametrize("was", ["h5rows.dataset.Dataset", "engine.data.h5.H5Dataset"])
 def test_a_saved_run_finds_the_class(was: str) -> None:
-    assert _moved_path(PROJECT, was) == f"{Dataset.__module__}.{Dataset.__qualname__}"
+    assert _moved_path(PROGRAM, was) == f"{Dataset.__module__}.{Dataset.__qualname__}"
 
 
 def test_a_config_with_the_old_path_is_told_the_new_one() -> None:
     with pytest.raises(
         ConfigError, match=r"^data\._target_: h5rows\.dataset\.Dataset is lab\.datasets\.h5\.Dataset now"
     ):
-        construct(PROJECT, "data", {"_target_": "h5rows.dataset.Dataset", "path": GONE}, object)
+        construct(PROGRAM, "data", {"_target_": "h5rows.dataset.Dataset", "path": GONE}, object)
 
 
 def test_a_command_ends_in_one_line(train_command: Callable[..., subprocess.CompletedProcess[str]]) -> None:

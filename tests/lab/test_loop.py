@@ -25,11 +25,10 @@ import lab.logging as logging
 import lab.loop as loop
 import lab.owed as owed
 from engine.checkpoints import Optimizers
-from engine.device.hardware import Hardware
+from engine.device import Hardware
 from engine.device.threads import Threads
 from engine.errors import ConfigError, RunFailed
-from engine.world.collectives import World
-from engine.world.stop import Stopped
+from engine.world import Stopped, World
 from lab.average import evaluation_mode
 from lab.callbacks.base import Callback
 from lab.objective import Objective

@@ -17,7 +17,7 @@ from ranks import on_ranks
 from torch import Tensor
 
 from engine.errors import ConfigError
-from engine.world.collectives import World
+from engine.world import World
 from lab.metrics.auroc import AUROC
 from lab.metrics.base import as_metric
 from lab.metrics.confusion import ConfusionMatrix, MacroF1, MeanIoU

@@ -16,7 +16,7 @@ import warm
 from conftest import NEEDS_GPT, ROOT, assert_equal, compose, last_checkpoint, metrics, needs, result, start_run
 from torch.nn import functional as F
 
-from engine.data.counter import Draws
+from engine.data import Draws
 from engine.errors import ConfigError
 from lab.losses.next_token import NextToken, Unprojected, _InPieces
 

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 import lab.optim
 import lab.schedules.cosine
 import lab.tasks.supervised
-from engine.checkpoints import Optimizers, checkpoint
+from engine.checkpoints import Optimizers, load_checkpoint
 from engine.config import locate
 from engine.config.saved import updated
 from engine.errors import ConfigError
@@ -232,7 +232,7 @@ def test_a_run_keeps_the_rate_of_its_last_step(
         "trainer.max_steps=4", "trainer.log_every=1", "trainer.save_every=1", "trainer.eval_every=null",
     )  # fmt: skip
     assert (values(run, "train/lr")[-1] == 0) is (rules == 1)
-    third, last = (checkpoint.load_checkpoint(path) for path in sorted((run / "checkpoints").glob("last_*.pt"))[-2:])
+    third, last = (load_checkpoint(path) for path in sorted((run / "checkpoints").glob("last_*.pt"))[-2:])
     assert (third["step"], last["step"]) == (3, 4)
     equal = all(torch.equal(last["model"][name], value) for name, value in third["model"].items())
     assert equal is (rules == 1)

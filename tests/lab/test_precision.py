@@ -10,9 +10,9 @@ import torch
 from conftest import NEEDS_GPT, QUICK, compose, last_checkpoint, metrics, slow, start_run
 from torch import nn
 
-from engine.device.precision import WithBf16Weights
+from engine.device import WithBf16Weights
 from engine.errors import ConfigError
-from engine.parallel.blocks import checkpoint_activations, find_blocks
+from engine.parallel import checkpoint_activations, find_blocks
 
 BF16 = "hardware.precision=bf16-weights"
 SHORT = (*QUICK, "trainer.max_steps=40", "trainer.log_every=1", "trainer.eval_every=20", "trainer.global_batch_size=60")

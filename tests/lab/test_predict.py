@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import ROOT, called, limit, processes_with, start_run, wait_for
 
-from engine.config.building import construct
+from engine.config import construct
 from lab import load_run
 from lab.config import Config
 from lab.loaders import make_dataset

@@ -27,10 +27,10 @@ from torch import Tensor, nn
 
 import lab.run
 import lab.tasks.supervised
-from engine.device.hardware import Hardware
+from engine.device import Hardware
 from engine.device.threads import Threads
 from engine.errors import RunFailed
-from engine.loggers.logger import Logger
+from engine.loggers import Logger
 from engine.profiling import memory, trace
 from lab import profiling
 from lab.callbacks.base import Callback

@@ -14,7 +14,7 @@ from conftest import last_checkpoint, needs, slow, start_run
 from torch import Tensor, nn
 
 import lab.tasks.supervised
-from engine.checkpoints import checkpoint
+from engine.checkpoints import load_checkpoint
 from lab import load_run
 from lab.tasks.supervised import Supervised
 
@@ -125,7 +125,7 @@ class TestPruned(method.Promises):
 
     def test_what_is_scored_saved_and_loaded_is_sparse(self, straight: Path) -> None:
         held = last_checkpoint(straight)
-        best = checkpoint.load_checkpoint(max((straight / "checkpoints").glob("best_*.pt")))
+        best = load_checkpoint(max((straight / "checkpoints").glob("best_*.pt")))
         for weights in (held["model"], held["ema"], best["ema"], load_run(straight)[0].state_dict()):
             assert min(zeros(weights)) > 0.6, zeros(weights)
         assert any(not torch.equal(held["ema"][name], value) for name, value in held["model"].items())

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from engine.data.permutation import Permutation
-from engine.device.seed import seed_everything
+from engine.device import seed_everything
 from lab.config import Config
 from lab.network import make_model
 from lab.restore import score_checkpoint

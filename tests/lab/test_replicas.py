@@ -23,8 +23,7 @@ import lab.schedules.constant
 import lab.tasks.supervised
 from engine.checkpoints import Optimizers
 from engine.errors import RunFailed
-from engine.parallel import local_parts, replicas
-from engine.parallel.replicas import checksum
+from engine.parallel import checksum, local_parts, replicas
 from lab.loop import may_draw
 from lab.optim import Schedule
 from lab.restore import score_checkpoint

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from sweeps import call
 
 from engine.errors import ConfigError
-from engine.runs.resume import choose_run
+from engine.runs import choose_run
 from lab.optim import check_optimizer
 from lab.program import PROGRAM
 

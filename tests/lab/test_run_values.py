@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from engine.config import complete, read_config
 from engine.errors import ConfigError
-from engine.runs.resume import choose_run
+from engine.runs import choose_run
 from lab.config import Config, check
 from lab.program import PROGRAM
 

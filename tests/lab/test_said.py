@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 from conftest import QUICK, result, start_run
 from sweeps import call
@@ -12,6 +15,7 @@ from sweeps import call
 import engine.loggers.logger
 from engine.files import read_json, write_json
 from lab.header import node_text
+from lab.metrics.accuracy import Accuracy
 
 RUN = (*QUICK, "trainer.max_steps=8", "trainer.eval_every=2", "trainer.save_every=4", "trainer.log_every=4")
 
@@ -73,3 +77,19 @@ def test_a_line_now_and_then_says_how_far_a_run_is_that_has_no_terminal(
     shown = capfd.readouterr().err
     assert re.search(r"\nstep 1 of 8, \d\S* s each\n", shown)
     assert re.search(r"\nstep 7 of 8, \d\S* s each; val/loss \d\S*, val/accuracy \d\S*, train/loss \d\S*\n", shown)
+
+
+def test_a_score_that_is_never_finite_and_a_split_of_another_shape_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Accuracy, "__call__", lambda self, output, batch: output[:, 0] * math.nan)
+    with h5py.File(tmp_path / "unlike.h5", "w") as file:
+        for split, side in (("train", 8), ("val", 10)):
+            file[f"{split}/image"] = np.random.default_rng(0).random((40, 1, side, side), np.float32)
+            file[f"{split}/label"] = np.arange(40) % 10
+    own = (f"data.path={tmp_path}/unlike.h5", "data.splits.test=null", "model=resnet", "model.width=4")
+    quick = [override for override in QUICK if not override.startswith("model.")]
+    start_run(tmp_path / "run", *quick, "trainer.max_steps=2", *own, "monitor.key=val/accuracy")
+    said = capfd.readouterr().err
+    assert "x of val: (1, 10, 10) float32, unlike that of train, (1, 8, 8) float32\n" in said
+    assert "monitor.key=val/accuracy: was not finite in any evaluation, so no weights are the best" in said

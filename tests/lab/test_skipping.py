@@ -17,8 +17,8 @@ from method import SMALL, WAYS, Killed, Promises, assert_undisturbed, broken_off
 import lab.descend
 import lab.loop
 import lab.losses.cross_entropy
-from engine.checkpoints import checkpoint
-from engine.device.skipping import takes_found_inf, unless
+from engine.checkpoints import save_checkpoint
+from engine.device import takes_found_inf, unless
 from engine.errors import RunFailed
 from lab.tasks.base import Task
 from lab.tasks.supervised import Supervised
@@ -219,7 +219,7 @@ def test_a_run_of_an_older_version_goes_on_by_its_step(tmp_path: Path, monkeypat
         start_run(tmp_path, *RATED, "process.stop_at_step=6")
     payload = last_checkpoint(tmp_path)
     payload["schedule"] = {"updates": 4, "total_steps": 10}
-    checkpoint.save_checkpoint(payload, tmp_path / "checkpoints/last_000000006.pt")
+    save_checkpoint(payload, tmp_path / "checkpoints/last_000000006.pt")
     with monkeypatch.context() as patch:
         raise_at_step(patch, 8, Killed)
         with pytest.raises((Killed, RunFailed)):

@@ -10,9 +10,8 @@ import pytest
 import torch
 from conftest import QUICK, assert_equal, compose, old_rng_state
 
-from engine.device import hardware
-from engine.device.seed import seed_everything
-from engine.world.collectives import World
+from engine.device import resolve_hardware, seed_everything
+from engine.world import World
 from lab.config import Config
 from lab.make import make_state, make_task
 from lab.network import make_model
@@ -29,7 +28,7 @@ VALUES = {
 
 def state_of(*overrides: str) -> TrainState:
     config = Config.of(compose(*QUICK, "trainer.max_steps=40", "trainer.ema_decay=0.9", *overrides))
-    machine = hardware.resolve_hardware(config.hardware, config.trainer)
+    machine = resolve_hardware(config.hardware, config.trainer)
     return make_state(config, machine, make_model(config), make_task(config), 40, World(0, 1, 0, CPU))
 
 

@@ -102,7 +102,7 @@ DELETED = [
     "src/lab/models/token_gru.py",
 ]  # fmt: skip
 # those that ask what there is, or use what was deleted
-FILES = ["test_config", "test_mistakes", "test_readme", *sample_of([], ["test_errors", "test_sequences"])]
+FILES = ["test_config", "test_mistakes", "test_readme", *sample_of([], ["test_sequences"])]
 TESTS = ["test_fsdp.py::test_tied_weights_cannot_be_wrapped", "test_fsdp.py::test_modules_by_class_and_name"]
 FOLDERS = {path.name: path.parent for path in (ROOT / "tests").rglob("test_*.py")}
 ASKED = [

@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 import engine.device.hardware
 import engine.parallel.ddp
-from engine.checkpoints import checkpoint
+from engine.checkpoints import load_checkpoint
 from engine.errors import ConfigError, RunFailed
 from engine.host import in_a_child
-from engine.world.collectives import World, gather_rows
+from engine.world import World, gather_rows
 from lab import tune
 from lab.restore import score_checkpoint
 from lab.tasks.contrastive import Contrastive
@@ -46,7 +46,7 @@ class TestContrastive(method.Shipped):
 
     def test_the_temperature_is_learned_and_saved(self, straight: Path) -> None:
         file = sorted((straight / "checkpoints").glob("last_*.pt"))[-1]
-        learned = math.exp(-checkpoint.load_checkpoint(file)["task"]["log_scale"])
+        learned = math.exp(-load_checkpoint(file)["task"]["log_scale"])
         assert learned != pytest.approx(0.07, rel=1e-4)
         assert score_checkpoint(file, "val", [])["temperature"] == pytest.approx(learned)
 

@@ -11,7 +11,7 @@ import torch
 from conftest import QUICK, assert_equal, compose, last_checkpoint, needs, result, start_run
 from torch import nn
 
-from engine.checkpoints import checkpoint
+from engine.checkpoints import find_checkpoint, weights_of
 from engine.errors import ConfigError, Damaged
 from lab.config import Config
 from lab.losses.cross_entropy import CrossEntropy
@@ -47,7 +47,7 @@ def test_weights_come_from_a_run_a_checkpoint_or_a_state_dict(pretrained: Path, 
     command starts."""
     cfg = compose(*NET, "task=finetune", "task.weights=some/run", "trainer.max_steps=1")
     assert cfg.task.weights == str(Path.cwd() / "some/run")
-    file = checkpoint.find_checkpoint(pretrained)[0]
+    file = find_checkpoint(pretrained)[0]
     theirs = last_checkpoint(pretrained)["model"]
     torch.save(theirs, tmp_path / "plain.pt")
     torch.save(theirs, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
@@ -163,7 +163,7 @@ class TestFinetune(method.Shipped):
 @pytest.mark.parametrize("more", [("hardware.precision=bf16",), ("trainer=fsdp", "hardware.num_procs=2")])
 def test_frozen_parts_stay_bit_for_bit(pretrained: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     """Parameters, buffers and their moving average; a run goes on, and is scored, without the file."""
-    theirs = checkpoint.weights_of(checkpoint.find_checkpoint(pretrained)[1])
+    theirs = weights_of(find_checkpoint(pretrained)[1])
     weights = tmp_path / "weights.pt"
     torch.save(theirs, weights)
     overrides = (
@@ -174,7 +174,7 @@ def test_frozen_parts_stay_bit_for_bit(pretrained: Path, tmp_path: Path, more: t
     assert "of another shape, not taken: head.weight (12, 8), here (10, 8)" in (run / "train.log").read_text()
     weights.unlink()
     start_run(run, *overrides, "trainer.max_steps=4")
-    payload = checkpoint.find_checkpoint(run)[1]
+    payload = find_checkpoint(run)[1]
     assert payload["step"] == 4
     for part in ("model", "ema"):
         for name, value in payload[part].items():

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import assert_equal, last_checkpoint, metrics, needs, start_run
 
-from engine.checkpoints import checkpoint
+from engine.checkpoints import load_checkpoint
 from engine.errors import ConfigError
 
 # eps: the gradient of the critic's last bias is zero but for rounding, by which Adam would divide
@@ -43,7 +43,7 @@ def test_the_generator_takes_turns(tmp_path: Path) -> None:
     for steps in (2, 4):
         folder = start_run(tmp_path / str(steps), *run, "trainer.ema_decay=0.9", f"trainer.max_steps={steps}")
         for file in (folder / "checkpoints").glob("last_*.pt"):
-            payload = checkpoint.load_checkpoint(file)
+            payload = load_checkpoint(file)
             held[payload["step"]] = payload
         moved = [line["step"] for line in metrics(folder) if "train/generator/loss" in line]
         assert moved == [step for step in (2, 4) if step <= steps]

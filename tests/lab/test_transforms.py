@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.data.counter import Draws
+from engine.data import Draws
 from engine.errors import ConfigError
 from lab.transforms.fields import (
     Cast,

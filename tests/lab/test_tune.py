@@ -18,7 +18,7 @@ from conftest import QUICK, ROOT, called, compose, limit, metrics, result, start
 from omegaconf import OmegaConf
 
 import lab.descend
-from engine.device.hardware import Hardware
+from engine.device import Hardware
 from engine.errors import ConfigError
 from engine.host import cores, in_a_child
 from engine.profiling import memory

@@ -15,10 +15,9 @@ from conftest import QUICK, assert_equal, compose, import_once, metrics, result,
 from writes import Attempt, attempt
 
 import lab.loop
-from engine.checkpoints import checkpoint
+from engine.checkpoints import load_checkpoint
 from engine.errors import PREEMPTED
-from engine.runs import directory
-from engine.runs.resume import choose_run
+from engine.runs import choose_run, directory
 from lab.callbacks.base import Callback
 from lab.program import PROGRAM, start
 
@@ -106,7 +105,7 @@ def contents(run: Path) -> dict[str, Any]:
     texts = ("config.yaml", "overrides.yaml", "classes.json")
     found = {
         "files": sorted(files),
-        "checkpoints": {path.name: checkpoint.load_checkpoint(path) for path in (run / "checkpoints").iterdir()},
+        "checkpoints": {path.name: load_checkpoint(path) for path in (run / "checkpoints").iterdir()},
         "metrics": metrics(run),
         "status": without(status(run), "time", "seconds", "wandb_id", "began"),
         "texts": {name: (run / name).read_text() for name in texts if name in files},

@@ -15,7 +15,7 @@ import pytest
 from conftest import QUICK, ROOT, compose, free_port, limit, processes_with, status
 
 from engine.runs.directory import fill_directory, read_failure
-from lab.project import PROJECT
+from lab.program import PROGRAM
 
 # a command that says after 0.2 s what it waits for, and waits for at most argv[1] seconds
 COMMAND = f"""
@@ -140,7 +140,7 @@ def test_a_job_of_a_sweep_that_is_cancelled_before_all_are_there_goes_on_later(
     """As by scancel while another node boots: the sweep counts it neither as failed nor as ended."""
     job = tmp_path / "sweep" / "job"
     job.mkdir(parents=True)
-    fill_directory(PROJECT, job, compose(*QUICK, *OF_RANKS), [*QUICK, *OF_RANKS])
+    fill_directory(PROGRAM, job, compose(*QUICK, *OF_RANKS), [*QUICK, *OF_RANKS])
     process = typed(tmp_path, 600, f"sweep.job={job}", **RANK, RANK="0")
     assert process.stderr is not None
     assert process.stderr.readline().startswith("waiting for rank 1 of 2 at")
