@@ -39,7 +39,7 @@ from engine.parallel import (
     wrap_net,
 )
 from engine.schema import plain
-from engine.world import World
+from engine.world import World, world_of_one
 from lab.callbacks.base import Callback, check_hooks
 from lab.checks import check_holds_no_weights
 from lab.config import Config
@@ -131,7 +131,7 @@ def first_batches(config: Config, machine: Hardware, dataset: Any) -> Iterator[B
         raise ConfigError("task: its `initialize` reads training data, and a stream's are read once - use a data set")
     whole = replace(machine, micro_batch_sizes=[config.trainer.global_batch_size])
     config = replace(config, hardware=replace(config.hardware, compile=False, channels_last=False))
-    with make_train_loader(config, whole, dataset, World(0, 1, 0, torch.device("cpu")), 0, random=False) as loader:
+    with make_train_loader(config, whole, dataset, world_of_one(), 0, random=False) as loader:
         yield from loader
 
 

@@ -1,0 +1,120 @@
+"""What a config becomes in a process: data sets and loaders, then model and task, then the training state and its nets.
+
+A run, a sweep's preflight, `tune`, a notebook and a restored run build by it, so that each has what the others have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from engine.data import Loader, Stream
+from engine.device import Hardware, resolve_hardware, rough_flop
+from engine.loggers import Logger
+from engine.world import World, place, world_of_one
+from lab import make
+from lab.config import Config, set_processes
+from lab.loaders import make_datasets, make_eval_loader, make_train_loader
+from lab.state import TrainState
+from lab.tasks.base import Task
+
+
+@dataclass(frozen=True)
+class Data:
+    """sets: {split: data set}. train: the loader of the training batches. others: {split: loader of an evaluation}."""
+
+    sets: dict[str, Any]
+    train: Loader
+    others: dict[str, Loader]
+    opened: list[Loader] = field(default_factory=list)  # more that are closed with the others
+
+    @property
+    def vals(self) -> dict[str, Loader]:
+        """Splits named val* are evaluated during training; all splits but train at its end."""
+        return {split: loader for split, loader in self.others.items() if split.startswith("val")}
+
+    @property
+    def source(self) -> Stream | None:
+        return self.sets["train"] if isinstance(self.sets["train"], Stream) else None
+
+    def __enter__(self) -> Data:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for loader in (self.train, *self.others.values(), *self.opened):
+            loader.close()
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A config with its data sets, in one process. machine: its hardware, every auto resolved but what the model
+    decides. world: the ranks that share a global batch. sets: {split: data set}."""
+
+    config: Config
+    machine: Hardware
+    world: World
+    sets: dict[str, Any]
+
+    @staticmethod
+    def of_first_rank(config: Config, apply: bool = True) -> Experiment:
+        """Return what rank 0 of the run has, in this process; no other rank is there. apply: set torch's global
+        switches as hardware says."""
+        machine = resolve_hardware(config.hardware, config.trainer)
+        if apply:
+            machine.apply(config.hardware)
+        world = World(0, machine.num_procs, 0, place.device(machine.device))
+        return Experiment(config, machine, world, make_datasets(config))
+
+    @property
+    def this_process(self) -> World:
+        """This process by itself, on the device of `world`."""
+        return world_of_one(self.machine.device)
+
+    def in_one_process(self) -> Experiment:
+        """Return the experiment with the whole model in this process. `machine` stays, so batches are those of a rank
+        of `world`."""
+        return replace(self, config=on_one_device(self.config), world=self.this_process)
+
+    def open(self, samples: int = 0, order: dict[str, Any] | None = None) -> Data:
+        """Return a loader for each of `sets`. samples, order: see `train_loader`."""
+        train = self.train_loader(samples, order)
+        others = {split: self.eval_loader(split, train) for split in self.sets if split != "train"}
+        return Data(self.sets, train, others)
+
+    def train_loader(self, samples: int = 0, order: dict[str, Any] | None = None) -> Loader:
+        """samples: global sample number to begin with. order: the state of a data.order that has one."""
+        return make_train_loader(self.config, self.machine, self.sets["train"], self.world, samples, order)
+
+    def eval_loader(self, split: str, train: Loader | None = None, whole: bool = False) -> Loader:
+        """train: the training's loader, which has as many workers. whole: all samples of the split."""
+        return make_eval_loader(self.config, self.machine, self.sets[split], split, self.world, train, whole)
+
+    def make_method(
+        self, logger: Logger | None = None, begins: bool = True, directory: Path | None = None
+    ) -> tuple[nn.Module, Task]:
+        """Return (model, task), see lab.make.make_method."""
+        train = self.sets["train"]
+        return make.make_method(self.config, self.machine, logger or Logger(), train, self.world, begins, directory)
+
+    def begin(self, model: nn.Module, task: Task, total_steps: int) -> tuple[TrainState, dict[str, nn.Module]]:
+        """Return the training state and the nets, see lab.make. model, task: moved to the device, in place."""
+        state = make.make_state(self.config, self.machine, model, task, total_steps, self.world)
+        return state, make.make_nets(self.config, self.machine, state, self.world)
+
+
+def on_one_device(config: Config) -> Config:
+    """Return the config of the same training by one process on one device, whatever trainer.strategy says."""
+    cfg = config.given.copy()
+    set_processes(cfg, 1)
+    return Config.of(cfg)
+
+
+def flop_of_sample(model: nn.Module, task: Task) -> float:
+    """Return the FLOP of a training sample, by shapes alone: what the model decides of the hardware depends on it."""
+    return rough_flop([model, task], task.run.input_shape, 1)
