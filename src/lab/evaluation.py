@@ -159,7 +159,7 @@ def samples_of(state: TrainState, run: Run, count: int) -> Mapping[str, Any]:
 
 def until_stopped(loader: Loader, step: int, run: Run) -> Iterator[Batch]:
     """Yields an evaluation's batches. Raises Stopped on all ranks, after the same batch, if they agree to stop."""
-    run.stop.settle()
+    run.stop.finish_broadcast()
     run.watch.beat("evaluating", step)
     run.evaluations.append(step)
     try:
@@ -171,7 +171,7 @@ def until_stopped(loader: Loader, step: int, run: Run) -> Iterator[Batch]:
                 raise Stopped
     finally:
         run.evaluations.pop()
-    run.stop.settle()
+    run.stop.finish_broadcast()
     if run.stop.cause:
         raise Stopped
 

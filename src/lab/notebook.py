@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from engine.config import compose_here, remove_if_empty
 from engine.data import Loader
-from engine.device import Hardware, settled
+from engine.device import Hardware, resolve_auto
 from engine.errors import ConfigError
 from engine.files import read_json, records
 from engine.runs import CLASSES, METRICS
@@ -62,7 +62,7 @@ def build(cfg: DictConfig) -> Parts:
     run's first weights, and random numbers that go on as its rank 0 draws them."""
     experiment = Experiment.of_first_rank(on_one_device(checked(cfg)), apply=False)
     model, task = experiment.make_method()
-    machine, world = settled(experiment.machine, flop_of_sample(model, task)), experiment.world
+    machine, world = resolve_auto(experiment.machine, flop_of_sample(model, task)), experiment.world
     data = replace(experiment, machine=machine).open()
     seed_rank(experiment.config, 0)
     return Parts(model.to(world.device), task.to(world.device), {"train": data.train, **data.others}, machine, world)

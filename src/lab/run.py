@@ -1,4 +1,4 @@
-"""What one rank does, from start to end: build, restore, fit, score."""
+"""What one rank does, from start to end: build, resume, fit, score."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch import nn
 from engine.checkpoints import BufferChecks, Checkpoints, error_line, laid_out, load_weights, unmapped, weights_of
 from engine.config import locate, read_config
 from engine.data import StatefulOrder, Stream, check_alike
-from engine.device import Hardware, resolve_hardware, settle
+from engine.device import Hardware, resolve_auto_of_run, resolve_hardware
 from engine.errors import ConfigError, one_line
 from engine.files import write_json
 from engine.host import gpu_facts, machine_facts, machine_line
@@ -183,7 +183,9 @@ def build(
     size = samples_of_epoch(data.train, dataset, trainer, *done)
     total_steps = steps_of_run(trainer, size, *done)
     model, task = experiment.make_method(logger, payload is None, process.directory)
-    machine = settle(process.machine, process.directory, world, flop_of_sample(model, task), begins=payload is None)
+    machine = resolve_auto_of_run(
+        process.machine, process.directory, world, flop_of_sample(model, task), begins=payload is None
+    )
     # on all ranks: losses may talk to the others
     work = work_of(config.profiler, machine, model, task, dataset, data.train.first, logger)
     if trainer.sync_batchnorm:
@@ -282,7 +284,7 @@ def fit_and_score(
             scores = partial(validate, vals=data.vals, run=run) if data.vals else None
             fit(nets, state, batches, scores, run)
         logger.end_bar()
-        stop.settle()
+        stop.finish_broadcast()
         if state.ended == "pruned":
             return {"step": state.step, "pruned": True}
         if stop.cause:

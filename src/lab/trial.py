@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from engine.config import flat
 from engine.data import Loader
-from engine.device import Hardware, settled
+from engine.device import Hardware, resolve_auto
 from engine.parallel import peak_memory
 from engine.schema import parse_interval, plain
 from engine.world import World
@@ -56,7 +56,7 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
         whole = of_rank.in_one_process()
         whole = replace(whole, config=config) if config.trainer.strategy == "dp" else whole
         model, task = whole.make_method()
-        machine, one = settled(whole.machine, flop_of_sample(model, task)), whole.world
+        machine, one = resolve_auto(whole.machine, flop_of_sample(model, task)), whole.world
         machine.set_arithmetic()
         state, nets = replace(whole, machine=machine).begin(model, task, steps)
         make_callbacks(config)

@@ -69,7 +69,7 @@ def begin(trial: Experiment) -> tuple[TrainState, dict[str, nn.Module]]:
 # ---- hardware.micro_batch_size=auto
 
 
-def settle_micro_batch(cfg: DictConfig) -> str | None:
+def resolve_micro_batch(cfg: DictConfig) -> str | None:
     """Replace hardware.micro_batch_size=auto in a checked config by the largest that fits; returns a line that says so.
     Before the ranks start: all read the same config, and so does a resume."""
     if cfg.hardware.micro_batch_size != "auto":

@@ -59,7 +59,7 @@ class Surroundings(Callback):
         self.asks = False
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        """progress, warn, begin, end, beat, settle, on_step, ...: noted with what they are called with."""
+        """progress, warn, begin, end, beat, finish_broadcast, on_step, ...: noted with what they are called with."""
 
         def note(*args: Any, **named: Any) -> None:
             told = [a.step if isinstance(a, TrainState) else a for a in args if not isinstance(a, (nn.Module, World))]
@@ -310,7 +310,7 @@ def test_what_a_run_does_when(noted: Surroundings) -> None:
     assert noted.calls == 7, "the ranks agree after each step"
     assert (state.step, state.samples, state.logged_step, state.scored_step) == (7, 28, 7, 7)
     assert (state.best_score, state.stale, state.totals) == (3.0, 0, {})
-    assert noted.named("settle") == []
+    assert noted.named("finish_broadcast") == []
 
 
 def test_without_a_split_to_score_nothing_is_scored(noted: Surroundings) -> None:
@@ -910,7 +910,7 @@ def test_the_batches_of_an_evaluation(at: int | None, cause: str, seen: int) -> 
             got.append(batch["y"][0].item())
     assert got == [0.0, 1.0, 2.0][:seen]
     beat = ("beat", "evaluating", 6)
-    asked = [("settle",), beat, beat, "agreed", beat, "agreed", beat, ("settle",)]
+    asked = [("finish_broadcast",), beat, beat, "agreed", beat, "agreed", beat, ("finish_broadcast",)]
     assert around.events == (asked[: 2 * at + 2] if at else asked)
 
 

@@ -5,7 +5,7 @@ Given: a checked config and the command's overrides. Returned: files that any la
 
 Promised: a directory with a config is complete. A process that is killed at any moment leaves no half-written file
 under a final name. A resume that fails before its first step leaves the directory as it was (`undo_resume`, until
-`settle_resume`). Of several failures the first is kept. A full disk never hides the error that ended a run.
+`commit_resume`). Of several failures the first is kept. A full disk never hides the error that ended a run.
 
 Raised: Claimed where another process holds the directory, ConfigError for what the user asked in vain, Damaged for a
 file that does not read, RunFailed for a directory that went away.
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         STATUS,
         checkpoint_files,
         claimed,
+        commit_resume,
         empty_directory,
         end_status,
         explained_error,
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
         read_status,
         record_failure,
         reopen_directory,
-        settle_resume,
         shown,
         step_of,
         undo_resume,

@@ -186,7 +186,7 @@ def as_begun(project: Program, run: Path, changes: list[dict[str, Any]]) -> Dict
 
 
 def prepare(project: Project, again: Path, cfg: DictConfig, began: dict[str, Any]) -> None:
-    """Write the second run's directory: the first one's config, precision and threads, as it has settled on them."""
+    """Write the second run's directory: the first one's config, precision and threads, as it has resolved them."""
     again.mkdir(parents=True)
     fill_directory(project, again, cfg, [])
     replace_text(again / CONFIG, OmegaConf.to_yaml(cfg))  # its paths as they are: other code lies in another folder
