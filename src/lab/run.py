@@ -237,7 +237,7 @@ def begin(
     world, logger = process.world, process.logger
     seed_rank(process.config, world.rank)
     if payload:
-        restore(state, payload, process.config, run)
+        load_payload(state, payload, process.config, run)
         payload.clear()  # `run` holds it too, to the end
         run.replicas.step = state.step
     for callback in run.callbacks:
@@ -321,7 +321,7 @@ def make_logger(run_dir: Path, config: Config, world: World, payload: dict[str, 
     return RunLogger(PROJECT, run_dir, config.logger, payload["step"], most_s, payload.get("logged_lines"))
 
 
-def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run) -> None:
+def load_payload(state: TrainState, payload: dict[str, Any], config: Config, run: Run) -> None:
     """Load the checkpoint's payload into `state`; raises ConfigError where it does not fit the config."""
     kind = str(config.optimizer["_target_"]).rpartition(".")[2]
     check_optimizer(payload["optimizer"]["param_groups"], state.optimizer, kind)
