@@ -51,7 +51,7 @@ log = logging.getLogger("engine")
 
 ENVIRONMENT, DIFF = environment.FILE, environment.DIFF
 CLASSES = "classes.json"  # {field: names of its classes}, where the data set names them
-FROZEN = "frozen.pt"  # beside the checkpoints: weights that no step changes, engine.checkpoints.frozen
+SHARED_WEIGHTS = "frozen.pt"  # beside the checkpoints: weights that no step changes, engine.checkpoints.shared_weights
 STATUS, RESULT, FAILURE = "status.json", "result.json", "failure.json"
 REMOTE = "remote.json"
 METRICS, CHECKPOINTS, LOCK = "metrics.jsonl", "checkpoints", ".lock"
