@@ -21,7 +21,7 @@ from lab.average import evaluation_mode, scored_model
 from lab.callbacks.base import overriding
 from lab.checks import applied, key_of_losses
 from lab.metrics.base import as_metric
-from lab.objective import Objective
+from lab.objective import LossModule
 from lab.owed import out_of_patience
 from lab.state import Run, TrainState
 from lab.tasks.base import Batch, Task
@@ -44,7 +44,7 @@ def evaluate(
     gives all ranks equally many batches where evaluations need that. observers: called with (output, batch), padding
     cut off. compute: of a stateful metric.
     """
-    net = for_evaluation(Objective(model, task), machine)
+    net = for_evaluation(LossModule(model, task), machine)
     world.broadcast_buffers(net)
     autocast = machine.autocast
     metrics = {name: as_metric(metric) for name, metric in task.metrics.items()}

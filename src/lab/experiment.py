@@ -103,7 +103,7 @@ class Experiment:
         return make.make_method(self.config, self.machine, logger or Logger(), train, self.world, begins, directory)
 
     def begin(self, model: nn.Module, task: Task, total_steps: int) -> tuple[TrainState, dict[str, nn.Module]]:
-        """Return the training state and the nets, see lab.make. model, task: moved to the device, in place."""
+        """Return the training state and {objective: its wrapped LossModule}. model, task: moved to the device, in place."""
         state = make.make_state(self.config, self.machine, model, task, total_steps, self.world)
         return state, make.make_nets(self.config, self.machine, state, self.world)
 

@@ -48,7 +48,7 @@ from lab.frozen import provide_frozen
 from lab.groups import TrainerConfig, mixed_parts
 from lab.loaders import make_train_loader, task_class
 from lab.network import make_model
-from lab.objective import Objective
+from lab.objective import LossModule
 from lab.optim import Named, Schedule, build_optimizer, check_closure, largest, parameter_groups, trainable
 from lab.project import PROJECT
 from lab.schedules.constant import Constant
@@ -309,10 +309,10 @@ def make_optimizer(config: Config, named: Named, whose: str, others: Sequence[st
 
 
 def make_nets(config: Config, machine: Hardware, state: TrainState, world: World) -> dict[str, nn.Module]:
-    """Returns {objective: module called with a batch}, wrapped by DDP and torch.compile as the config says."""
+    """Return {objective: its LossModule}, wrapped by DDP and torch.compile as the config says."""
     nets: dict[str, nn.Module] = {}
     for objective in state.task.trained(state.model):
-        net: nn.Module = Objective(state.model, state.task, objective)
+        net: nn.Module = LossModule(state.model, state.task, objective)
         if config.hardware.precision == "bf16-weights":
             net = WithBf16Weights(net)
         if not is_sharded(state.model):  # FSDP models are sharded and compiled block by block already

@@ -47,7 +47,7 @@ from lab.loaders import (
 )
 from lab.loop import fit
 from lab.make import count_steps, make_callbacks, seed_rank
-from lab.objective import Objective
+from lab.objective import LossModule
 from lab.optim import check_optimizer, check_trained, follows_scores, stretched
 from lab.profiling import profiling, work_of
 from lab.project import PROJECT
@@ -194,7 +194,7 @@ def build(
     order = data.train.plan.order  # type: ignore[attr-defined]
     state.epoch_samples = task.run.epoch_samples
     state.source, state.order = data.source, order if isinstance(order, StatefulOrder) else None
-    buffers = BufferChecks(Objective(model, task), task, state.ema)
+    buffers = BufferChecks(LossModule(model, task), task, state.ema)
     if state.ema is not None and (name := next((n for n, p in task.named_parameters() if p.requires_grad), None)):
         logger.warn(f"trainer.ema_decay averages the model; what the task trains ({name}) is scored as it is")
     balance = None

@@ -37,7 +37,7 @@ def test_in_one_process_the_model_is_that_of_a_run_of_one(strategy: str) -> None
     (state, nets), (expected, _) = (each.begin(*each.make_method(), total_steps=2) for each in (shared, alone))
     assert_equal(state.payload()["model"], expected.payload()["model"])
     assert_equal(state.payload()["ema"], expected.payload()["ema"])
-    assert [type(net).__name__ for net in nets.values()] == ["Objective"]
+    assert [type(net).__name__ for net in nets.values()] == ["LossModule"]
     assert not torch.distributed.is_initialized()
 
 

@@ -33,7 +33,7 @@ from engine.world.stop import Stopped
 from lab.average import evaluation_mode
 from lab.callbacks.base import Callback
 from lab.groups import MonitorConfig, TrainerConfig
-from lab.objective import Objective
+from lab.objective import LossModule
 from lab.optim import Schedule
 from lab.schedules.constant import Constant
 from lab.state import Every, Run, TrainState
@@ -557,7 +557,7 @@ class Synced(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.net, self.alone, self.passes = Objective(model, task_of(squared)), False, []  # type: ignore[var-annotated]
+        self.net, self.alone, self.passes = LossModule(model, task_of(squared)), False, []  # type: ignore[var-annotated]
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -572,7 +572,7 @@ class Synced(nn.Module):
 
 def stepped(state: TrainState, net: Any = None, **changed: Any) -> dict[str, Tensor]:
     """One step of micro-batches of 3 and 2 samples."""
-    nets = {"": net or Objective(state.model, state.task)}
+    nets = {"": net or LossModule(state.model, state.task)}
     return loop.train_step(nets, state, iter(Data([3, 2])), trainer(**changed), MACHINE, ONE)  # type: ignore[arg-type]
 
 
