@@ -168,7 +168,7 @@ PARTS = {
                 '"loads safetensors alone',
                 '"model\\.(model\\.)?folder"',
             ],
-            "src/lab/make.py": [
+            "src/lab/experiment.py": [
                 "load_pretrained",
                 "for part in model\\.modules\\(\\) if begins",
                 r"logger\.say\(load\(\)\)",

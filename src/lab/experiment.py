@@ -5,21 +5,32 @@ A run, a sweep's preflight, `tune`, a notebook and a restored run build by it, s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from engine.config import constructing
 from engine.data import Loader, Stream
-from engine.device import Hardware, resolve_hardware, rough_flop
+from engine.device import Hardware, WithBf16Weights, compiled, resolve_hardware, rough_flop, seed_everything
+from engine.errors import ConfigError
 from engine.loggers import Logger
+from engine.parallel import is_sharded, wrap_net
 from engine.world import World, place, world_of_one
-from lab import make
+from lab.checks import check_holds_no_weights
 from lab.config import Config, set_processes
+from lab.descend import only
+from lab.frozen import provide_frozen
 from lab.loaders import make_datasets, make_eval_loader, make_train_loader
+from lab.make import check_task, make_model_of_rank, make_state, make_task, task_run
+from lab.network import make_model
+from lab.objective import LossModule
+from lab.project import PROJECT
 from lab.state import TrainState
-from lab.tasks.base import Task
+from lab.tasks.base import Batch, Task
 
 
 @dataclass(frozen=True)
@@ -98,14 +109,62 @@ class Experiment:
     def make_method(
         self, logger: Logger | None = None, begins: bool = True, directory: Path | None = None
     ) -> tuple[nn.Module, Task]:
-        """Return (model, task), see lab.make.make_method."""
-        train = self.sets["train"]
-        return make.make_method(self.config, self.machine, logger or Logger(), train, self.world, begins, directory)
+        """Return (model, task), on the CPU. Their first weights follow from the seed and the data alone: equal on all
+        ranks, in a run, and for whoever else builds them. begins: True for a new run, False if a checkpoint will be
+        loaded. directory: of the run, where its frozen networks are; None: of none.
+
+        With trainer=fsdp other ranks than 0 may have the model on the device `meta`, until `begin`."""
+        config, world, logger = self.config, self.world, logger or Logger()
+        seed_everything(config.cfg.seed)
+        sharded = config.trainer.strategy == "fsdp" and world.size > 1
+        model = make_model_of_rank(config, logger, world) if sharded else make_model(config)
+        task = make_task(config)
+        check_task(task, model, config, self.machine)
+        task.run = task_run(config, world, self.sets["train"])
+        if sharded and (copied := [name for name, source in task.frozen.items() if source is None]):
+            raise ConfigError(
+                f"trainer=fsdp: task.frozen: {copied[0]} is a copy of the model, which no process has whole"
+            )
+        with constructing(PROJECT, "task", config.cfg.task):
+            for part in model.modules() if begins and not any(p.is_meta for p in model.parameters()) else ():
+                if load := getattr(part, "load_pretrained", None):  # lab.models.pretrained
+                    logger.say(load())
+            if begins and (line := task.initialize(model, self._first_batches())):
+                logger.say(line)
+            task.attach(model)
+        check_holds_no_weights(task, model)
+        with constructing(PROJECT, "task", config.cfg.task):
+            provide_frozen(task, model, config.cfg.model, directory, begins, world.is_main)
+        return model, task
+
+    def _first_batches(self) -> Iterator[Batch]:
+        """Yield the run's training batches from the first on, for Task.initialize."""
+        config, dataset = self.config, self.sets["train"]
+        if isinstance(dataset, Stream):
+            raise ConfigError(
+                "task: its `initialize` reads training data, and a stream's are read once - use a data set"
+            )
+        whole = replace(self.machine, micro_batch_sizes=[config.trainer.global_batch_size])
+        config = replace(config, hardware=replace(config.hardware, compile=False, channels_last=False))
+        with make_train_loader(config, whole, dataset, world_of_one(), 0, random=False) as loader:
+            yield from loader
 
     def begin(self, model: nn.Module, task: Task, total_steps: int) -> tuple[TrainState, dict[str, nn.Module]]:
-        """Return the training state and {objective: its wrapped LossModule}. model, task: moved to the device, in place."""
-        state = make.make_state(self.config, self.machine, model, task, total_steps, self.world)
-        return state, make.make_nets(self.config, self.machine, state, self.world)
+        """Return the training state and {objective: its LossModule}, wrapped by DDP and torch.compile as the config
+        says. model, task: moved to the device, or the model sharded over the ranks, in place."""
+        config, machine = self.config, self.machine
+        state = make_state(config, machine, model, task, total_steps, self.world)
+        nets: dict[str, nn.Module] = {}
+        for objective in task.trained(model):
+            net: nn.Module = LossModule(model, task, objective)
+            if config.hardware.precision == "bf16-weights":
+                net = WithBf16Weights(net)
+            if not is_sharded(model):  # FSDP models are sharded and compiled block by block already
+                with only(objective, state) if objective else nullcontext():
+                    net = wrap_net(net, self.world, config.trainer)
+                net = compiled(net, config.hardware, machine) if machine.compile else net
+            nets[objective] = net
+        return state, nets
 
 
 def on_one_device(config: Config) -> Config:
