@@ -233,7 +233,7 @@ def test_the_variables_of_wandb_name_a_run_unless_the_config_does(plain: pytest.
 
     usual = {"project": "default", "entity": None, "group": None, "job_type": "train", "name": "0", "tags": []}
     assert sent(0) == usual
-    own = {"PROGRAM": "p", "ENTITY": "e", "RUN_GROUP": "g", "JOB_TYPE": "j", "NAME": "n", "TAGS": "a b, c"}
+    own = {"PROJECT": "p", "ENTITY": "e", "RUN_GROUP": "g", "JOB_TYPE": "j", "NAME": "n", "TAGS": "a b, c"}
     for name, value in own.items():
         plain.setenv(f"WANDB_{name}", value)
     assert sent(1) == dict(zip(usual, ["p", "e", "g", "j", "n", ["a b", "c"]]))
