@@ -177,7 +177,7 @@ PARTS = {
                 '"loads safetensors alone',
                 '"model\\.(model\\.)?folder"',
             ],
-            "src/lab/make.py": [
+            "src/lab/experiment.py": [
                 "load_pretrained",
                 "for part in model\\.modules\\(\\) if begins",
                 r"logger\.say\(load\(\)\)",

@@ -26,7 +26,7 @@ class Project:
     paths: keys whose values are files or folders. resolvers: {"name": a function for ${name:...} in a yaml}.
     watching: groups of its own that say what is watched of a run, not what it computes.
     asked: {parameter of what a config builds: key of the run's value that it gets where its node gives none}.
-    settle: replaces keys of a composed config by what they choose, before it is resolved.
+    expand: replaces keys of a composed config by what they choose, before it is resolved.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Project:
     own: Mapping[str, type]
     paths: tuple[str, ...]
     resolvers: Mapping[str, Callable[..., Any]]
-    settle: Callable[[Any], None] = lambda cfg: None
+    expand: Callable[[Any], None] = lambda cfg: None
     watching: tuple[str, ...] = ()
     moved: Mapping[str, str] = field(default_factory=dict)
     moved_keys: Mapping[str, str] = field(default_factory=dict)

@@ -16,12 +16,12 @@ from lab.tasks.base import Batch, Task
 
 
 @contextmanager
-def evaluation_mode(*nets: nn.Module) -> Iterator[None]:
+def evaluation_mode(*modules: nn.Module) -> Iterator[None]:
     """In this block these modules evaluate; afterwards each of theirs is in the mode it was in: what somebody holds in
     evaluation mode (a frozen BatchNorm) stays in it. By `train`, which a module may override (merged LoRA weights)."""
-    modes = [(module, module.training) for net in nets for module in net.modules()]
-    for net in nets:
-        net.eval()
+    modes = [(part, part.training) for module in modules for part in module.modules()]
+    for module in modules:
+        module.eval()
     try:
         yield
     finally:

@@ -140,8 +140,8 @@ def parts_of(values: dict[str, Any]) -> list[str]:
     return [f"data.parts.{name}" for name in parts] if isinstance(parts, dict) else []
 
 
-def share_evaluation(cfg: Any, num_procs: int) -> None:
-    """Change the config, in place, to an evaluation by `num_procs` processes, however the run was trained."""
+def set_processes(cfg: Any, num_procs: int) -> None:
+    """Change the config, in place, to `num_procs` processes with the whole model each, whatever trainer says."""
     cfg.hardware.num_procs = "auto" if num_procs == 1 else num_procs
     cfg.hardware.cuda_graph = False  # of a training step; refused on a CPU
     cfg.trainer.strategy, cfg.trainer.sync_batchnorm = "single" if num_procs == 1 else "ddp", False

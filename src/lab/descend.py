@@ -47,7 +47,7 @@ from lab.tasks.base import Batch, Task, key_of_losses, overrides
 
 
 class Descend:
-    """The loop's parts for one step of the task. nets: {objective: wrapped module}.
+    """The loop's parts for one step of the task. nets: {objective: its LossModule, wrapped}.
 
     Values that its methods return are 0-d tensors on the device: this rank's means, which the log averages over ranks.
     """

@@ -21,7 +21,7 @@ from lab.average import evaluation_mode, scored_model
 from lab.callbacks.base import overriding
 from lab.checks import applied
 from lab.metrics.base import as_metric
-from lab.objective import Objective
+from lab.objective import LossModule
 from lab.owed import out_of_patience
 from lab.state import Run, TrainState
 from lab.tasks.base import Batch, Task, key_of_losses
@@ -44,7 +44,7 @@ def evaluate(
     gives all ranks equally many batches where evaluations need that. observers: called with (output, batch), padding
     cut off. compute: of a stateful metric.
     """
-    net = for_evaluation(Objective(model, task), machine)
+    net = for_evaluation(LossModule(model, task), machine)
     world.broadcast_buffers(net)
     autocast = machine.autocast
     metrics = {name: as_metric(metric) for name, metric in task.metrics.items()}
@@ -159,7 +159,7 @@ def samples_of(state: TrainState, run: Run, count: int) -> Mapping[str, Any]:
 
 def until_stopped(loader: Loader, step: int, run: Run) -> Iterator[Batch]:
     """Yields an evaluation's batches. Raises Stopped on all ranks, after the same batch, if they agree to stop."""
-    run.stop.settle()
+    run.stop.finish_broadcast()
     run.watch.beat("evaluating", step)
     run.evaluations.append(step)
     try:
@@ -171,7 +171,7 @@ def until_stopped(loader: Loader, step: int, run: Run) -> Iterator[Batch]:
                 raise Stopped
     finally:
         run.evaluations.pop()
-    run.stop.settle()
+    run.stop.finish_broadcast()
     if run.stop.cause:
         raise Stopped
 

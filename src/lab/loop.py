@@ -47,7 +47,7 @@ def train_step(
     """One optimizer step. Returns 0-d tensors on the device: loss, grad_norm, the task's terms, and non_finite where a
     step may be left out.
 
-    nets: {objective: wrapped module}. batches: micro-batches whose sizes repeat machine.micro_batch_sizes.
+    nets: {objective: its LossModule, wrapped}. batches: micro-batches whose sizes repeat machine.micro_batch_sizes.
     averaged: called after each backward pass that averages the gradients over the ranks.
     """
     task = state.task

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,10 +17,8 @@ from engine.config import construct, constructing, locate, of_kind
 from engine.data import Stream
 from engine.device import (
     Hardware,
-    WithBf16Weights,
     begin_momentum,
     compile_blocks,
-    compiled,
     in_channels_last,
     seed_everything,
 )
@@ -36,26 +31,21 @@ from engine.parallel import (
     find_blocks,
     is_sharded,
     shard,
-    wrap_net,
 )
 from engine.schema import plain
 from engine.world import World
 from lab.callbacks.base import Callback
 from lab.callbacks.hooks import check_hooks
-from lab.checks import check_holds_no_weights
 from lab.config import Config
-from lab.descend import only
-from lab.frozen import provide_frozen
 from lab.groups import mixed_parts
-from lab.loaders import make_train_loader, task_class
+from lab.loaders import task_class
 from lab.network import make_model
-from lab.objective import Objective
 from lab.optim import Named, Schedule, build_optimizer, check_closure, largest, parameter_groups, trainable
 from lab.options import TrainerConfig
 from lab.project import PROJECT
 from lab.schedules.constant import Constant
 from lab.state import TrainState, may_skip
-from lab.tasks.base import Batch, Task, TaskRun, overrides
+from lab.tasks.base import Task, TaskRun, overrides
 
 
 def make_callbacks(config: Config) -> list[Callback]:
@@ -71,53 +61,6 @@ def seed_rank(config: Config, rank: int) -> None:
     seed_everything(config.cfg.seed, stream=1 + rank)
 
 
-def make_method(
-    config: Config,
-    machine: Hardware,
-    logger: Logger,
-    dataset: Any,
-    world: World,
-    begins: bool = True,
-    directory: Path | None = None,
-) -> tuple[nn.Module, Task]:
-    """Returns (model, task), on the CPU. Their first weights follow from the seed and the data alone: equal on all
-    ranks, in a run, and for whoever else builds them. begins: True for a new run, False if a checkpoint will be loaded.
-
-    dataset: the training set. directory: of the run, where its frozen networks lie; None: of none.
-    With trainer=fsdp other ranks than 0 may have the model on the device `meta`, until `make_state`."""
-    seed_everything(config.cfg.seed)
-    sharded = config.trainer.strategy == "fsdp" and world.size > 1
-    model = make_model_of_rank(config, logger, world) if sharded else make_model(config)
-    task = make_task(config)
-    if task.across_samples and (len(machine.micro_batch_sizes) > 1 or config.trainer.strategy == "dp"):
-        dp = config.trainer.strategy == "dp"
-        key = "trainer=dp" if dp else f"hardware.micro_batch_size={config.hardware.micro_batch_size}"
-        raise ConfigError(
-            f"{key}: {type(task).__name__} compares the samples of a whole batch with each other, so they must be on "
-            f"the devices at once - use {'trainer=ddp' if dp else 'null, or more ranks'}"
-        )
-    if task.carries and config.trainer.strategy == "dp":
-        raise ConfigError(
-            f"trainer=dp: {type(task).__name__} writes the states of its lanes, and dp's copies of it lose what they "
-            "write - use trainer=ddp"
-        )
-    check_task(task, model, config)
-    task.run = task_run(config, world, dataset)
-    if sharded and (copied := [name for name, source in task.frozen.items() if source is None]):
-        raise ConfigError(f"trainer=fsdp: task.frozen: {copied[0]} is a copy of the model, which no process has whole")
-    with constructing(PROJECT, "task", config.cfg.task):
-        for part in model.modules() if begins and not any(p.is_meta for p in model.parameters()) else ():
-            if load := getattr(part, "load_pretrained", None):  # lab.models.pretrained
-                logger.say(load())
-        if begins and (line := task.initialize(model, first_batches(config, machine, dataset))):
-            logger.say(line)
-        task.attach(model)
-    check_holds_no_weights(task, model)
-    with constructing(PROJECT, "task", config.cfg.task):
-        provide_frozen(task, model, config.cfg.model, directory, begins, world.is_main)
-    return model, task
-
-
 def task_run(config: Config, world: World, dataset: Any = None) -> TaskRun:
     """dataset: the training set; None: nothing is trained."""
     samples = 0 if dataset is None or isinstance(dataset, Stream) else len(dataset)
@@ -125,16 +68,6 @@ def task_run(config: Config, world: World, dataset: Any = None) -> TaskRun:
     shape = tuple(config.cfg.data.get("input_shape") or ())
     parts = tuple(mixed_parts(config.cfg.data))
     return TaskRun(world, steps, samples, config.cfg.seed, shape, config.cfg.data.get("num_outputs"), parts=parts)
-
-
-def first_batches(config: Config, machine: Hardware, dataset: Any) -> Iterator[Batch]:
-    """The run's training batches from the first on, for Task.initialize."""
-    if isinstance(dataset, Stream):
-        raise ConfigError("task: its `initialize` reads training data, and a stream's are read once - use a data set")
-    whole = replace(machine, micro_batch_sizes=[config.trainer.global_batch_size])
-    config = replace(config, hardware=replace(config.hardware, compile=False, channels_last=False))
-    with make_train_loader(config, whole, dataset, World(0, 1, 0, torch.device("cpu")), 0, random=False) as loader:
-        yield from loader
 
 
 def averaging_rules(config: Config, task: Task) -> list[str]:
@@ -146,9 +79,21 @@ def averaging_rules(config: Config, task: Task) -> list[str]:
     return rules + ([type(task).__name__] if overrides(task, "share_in_average") else [])
 
 
-def check_task(task: Task, model: nn.Module, config: Config) -> None:
+def check_task(task: Task, model: nn.Module, config: Config, machine: Hardware) -> None:
     """What a task promises by its methods and names, before a batch is read."""
     kind, trainer = type(task).__name__, config.trainer
+    if task.across_samples and (len(machine.micro_batch_sizes) > 1 or trainer.strategy == "dp"):
+        dp = trainer.strategy == "dp"
+        key = "trainer=dp" if dp else f"hardware.micro_batch_size={config.hardware.micro_batch_size}"
+        raise ConfigError(
+            f"{key}: {kind} compares the samples of a whole batch with each other, so they must be on the devices at "
+            f"once - use {'trainer=ddp' if dp else 'null, or more ranks'}"
+        )
+    if task.carries and trainer.strategy == "dp":
+        raise ConfigError(
+            f"trainer=dp: {kind} writes the states of its lanes, and dp's copies of it lose what they write - use "
+            "trainer=ddp"
+        )
     if len(inspect.signature(task.initialize).parameters) != 2:
         raise ConfigError(f"task: {kind}.initialize takes (model, batches): see lab.tasks.base")
     if len(rules := averaging_rules(config, task)) > 1:
@@ -248,7 +193,7 @@ def count_steps(trainer: TrainerConfig, num_samples: int, step: int = 0, samples
 def make_state(
     config: Config, machine: Hardware, model: nn.Module, task: Task, total_steps: int, world: World
 ) -> TrainState:
-    """model, task: of `make_method`; moved to the device, or the model sharded over the ranks, in place."""
+    """model, task: of Experiment.make_method; moved to the device, or the model sharded over the ranks, in place."""
     trainer, optim = config.trainer, config.optim
     ema = copy.deepcopy(model).requires_grad_(False) if averaging_rules(config, task) else None
     if again := config.hardware.activation_checkpointing:
@@ -308,18 +253,3 @@ def make_optimizer(config: Config, named: Named, whose: str, others: Sequence[st
             make, lambda: parameter_groups(named, decay, optim.decay_norms_and_biases, optim.lr_factors, others)
         )
         return of_kind("optim", config.optimizer, optimizer, Optimizer)
-
-
-def make_nets(config: Config, machine: Hardware, state: TrainState, world: World) -> dict[str, nn.Module]:
-    """Returns {objective: module called with a batch}, wrapped by DDP and torch.compile as the config says."""
-    nets: dict[str, nn.Module] = {}
-    for objective in state.task.trained(state.model):
-        net: nn.Module = Objective(state.model, state.task, objective)
-        if config.hardware.precision == "bf16-weights":
-            net = WithBf16Weights(net)
-        if not is_sharded(state.model):  # FSDP models are sharded and compiled block by block already
-            with only(objective, state) if objective else nullcontext():
-                net = wrap_net(net, world, config.trainer)
-            net = compiled(net, config.hardware, machine) if machine.compile else net
-        nets[objective] = net
-    return nets

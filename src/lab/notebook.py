@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,15 @@ from torch import Tensor, nn
 
 from engine.config import compose_here, remove_if_empty
 from engine.data import Loader
-from engine.device import Hardware, resolve_hardware, rough_flop, settled
+from engine.device import Hardware, resolve_auto
 from engine.errors import ConfigError
 from engine.files import read_json, records
-from engine.loggers import Logger
 from engine.runs import CLASSES, METRICS
-from engine.world import World, place
-from lab.config import Config, check, share_evaluation
-from lab.loaders import make_datasets, make_eval_loader, make_train_loader, make_transform
-from lab.make import make_method, seed_rank
+from engine.world import World
+from lab.config import Config, check
+from lab.experiment import Experiment, flop_of_sample, on_one_device
+from lab.loaders import make_transform
+from lab.make import seed_rank
 from lab.network import restore_model
 from lab.project import PROJECT
 from lab.restore import restore_task
@@ -60,19 +60,12 @@ class Parts:
 def build(cfg: DictConfig) -> Parts:
     """Build in this process what a run of `cfg` would train, for one device, whatever trainer.strategy says: with the
     run's first weights, and random numbers that go on as its rank 0 draws them."""
-    cfg = checked(cfg).given
-    share_evaluation(cfg, 1)
-    config = Config.of(cfg)
-    machine = resolve_hardware(config.hardware, config.trainer)
-    world = World(0, 1, 0, place.device(machine.device))
-    sets = make_datasets(config)
-    model, task = make_method(config, machine, Logger(), sets["train"], world)
-    machine = settled(machine, rough_flop([model, task], task.run.input_shape, 1))
-    train = make_train_loader(config, machine, sets["train"], world, 0)
-    others = {split: make_eval_loader(config, machine, data, split, world, train) for split, data in sets.items()
-              if split != "train"}  # fmt: skip
-    seed_rank(config, 0)
-    return Parts(model.to(world.device), task.to(world.device), {"train": train, **others}, machine, world)
+    experiment = Experiment.of_first_rank(on_one_device(checked(cfg)), apply=False)
+    model, task = experiment.make_method()
+    machine, world = resolve_auto(experiment.machine, flop_of_sample(model, task)), experiment.world
+    data = replace(experiment, machine=machine).open()
+    seed_rank(experiment.config, 0)
+    return Parts(model.to(world.device), task.to(world.device), {"train": data.train, **data.others}, machine, world)
 
 
 def checked(cfg: DictConfig) -> Config:

@@ -27,7 +27,7 @@ def forward_loss(model: nn.Module, task: Task, batch: Batch, objective: str = ""
     return dict(losses) if isinstance(losses, Mapping) else {"loss": losses}, output  # no tensor: check_per_sample
 
 
-class Objective(nn.Module):
+class LossModule(nn.Module):
     """One objective of the task, called with a batch: what DDP wraps, the compiler compiles and trainer=dp copies."""
 
     def __init__(self, model: nn.Module, task: Task, name: str = "") -> None:

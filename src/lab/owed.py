@@ -35,8 +35,8 @@ def out_of_patience(state: TrainState, run: Run) -> bool:
 
 
 def take_up(state: TrainState, validates: bool, run: Run) -> None:
-    """Before the first step of a process: settle what is owed, and why training has ended, where a resume has changed
-    the config.
+    """Before the first step of a process: decide anew what is owed, and why training has ended, where a resume has
+    changed the config.
 
     The end by max_steps, max_epochs and by patience is that of today's config. A callback's end stands, unless the run
     is given more steps than it had.

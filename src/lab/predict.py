@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from engine.host import STOP_SIGNALS, count_gpus, temporary_folder
 from engine.predictions import Part, Spec, assemble, check_target
 from engine.world import Ranks, place, process_group, recording
 from lab.checks import predicted
-from lab.loaders import make_eval_loader
 from lab.restore import Restored, restore
 from lab.run import collective_timeout_s
 from lab.start import first_failure
@@ -91,20 +90,21 @@ def write_recorded(what: Prediction, count: int, folder: Path) -> None:
 def write_part(what: Prediction, num_procs: int, folder: Path) -> None:
     """Predict this rank's share of the samples, into folder/<rank>.h5."""
     members = [restore(path, what.split, what.overrides, num_procs) for path in what.paths]
-    first = members[0]
+    first, machine = members[0], members[0].experiment.machine
     for other in members[1:]:
-        if len(other.dataset) != len(first.dataset):
+        theirs, ours = (len(member.experiment.sets[what.split]) for member in (other, first))
+        if theirs != ours:
             raise ConfigError(
-                f"{other.file}: its {what.split} split has {len(other.dataset):,} samples, that of {first.file} "
-                f"{len(first.dataset):,}: several models predict the same samples - give data.path=..."
+                f"{other.file}: its {what.split} split has {theirs:,} samples, that of {first.file} "
+                f"{ours:,}: several models predict the same samples - give data.path=..."
             )
-    first.machine.apply(first.config.hardware)
-    with process_group(first.machine.device, collective_timeout_s(None)) as world, ExitStack() as stack:
+    machine.apply(first.experiment.config.hardware)
+    with process_group(machine.device, collective_timeout_s(None)) as world, ExitStack() as stack:
         loaders: list[Loader] = []
         for member in members:
             member.model.to(world.device), member.task.to(world.device).eval()
-            loader = make_eval_loader(member.config, first.machine, member.dataset, what.split, world, whole=True)
-            loaders.append(loader)
+            experiment = replace(member.experiment, machine=machine, world=world)
+            loaders.append(experiment.eval_loader(what.split, whole=True))
             stack.callback(loaders[-1].close)
         part = Part(folder / f"{world.rank}.h5")
         stack.callback(part.close)
@@ -118,7 +118,7 @@ def write_part(what: Prediction, num_procs: int, folder: Path) -> None:
 @torch.no_grad()
 def outputs(member: Restored, batch: Batch, what: Prediction) -> dict[str, np.ndarray]:
     """{name: (B, ...)} of one model: "output" for a task that returns one tensor, else the names of its mapping."""
-    with member.machine.autocast():
+    with member.experiment.machine.autocast():
         named = predicted(member.task, member.model, batch)
     if what.activation:
         named = {k: ACTIVATIONS[what.activation](v.float()) if v.is_floating_point() else v for k, v in named.items()}

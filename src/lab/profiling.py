@@ -32,7 +32,7 @@ from engine.profiling import (
 from engine.runs import shown
 from engine.world import place
 from lab import descend, loop
-from lab.objective import Objective
+from lab.objective import LossModule
 from lab.state import Run
 from lab.tasks.base import Batch, Task
 
@@ -193,7 +193,7 @@ def flop_per_sample(model: nn.Module, task: Task, batch: Batch) -> float:
         def loss(copies: list[nn.Module], given: Batch) -> Tensor:
             own_model, own_task = copies
             assert isinstance(own_task, Task)
-            return Objective(own_model, own_task, name).train()(given)[0]["loss"].sum()
+            return LossModule(own_model, own_task, name).train()(given)[0]["loss"].sum()
 
         return loss
 

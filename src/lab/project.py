@@ -36,7 +36,7 @@ def h5_outputs(field: str, _parent_: Any) -> int | None:
         return int(num_outputs(_parent_, field))
 
 
-def settle(cfg: Any) -> None:
+def expand(cfg: Any) -> None:
     """data.split=80/10/10 -> data.splits that say so, which the run's config.yaml has, and a resume goes by."""
     nodes = {"data": cfg.data, **{f"data.parts.{name}": node for name, node in mixed_parts(cfg.data).items()}}
     for key, node in nodes.items():
@@ -207,5 +207,5 @@ PROJECT = Project(
     },
     watching=("callback",),
     asked={"seed": "seed", "batch_size": "trainer.global_batch_size"},
-    settle=settle,
+    expand=expand,
 )

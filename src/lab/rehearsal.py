@@ -80,19 +80,19 @@ def noted(loader: Loader, first: list[Batch]) -> Generator[Batch, None, None]:
 def as_before(state: TrainState, run: Run, others: Iterable[Any] = ()) -> Iterator[None]:
     """`unchanged`, of a run and other objects. Nothing is compiled: the sizes of this batch must not decide what
     training compiles."""
-    nets = [net for net in (state.model, state.ema, state.task) if net is not None]
+    modules = [module for module in (state.model, state.ema, state.task) if module is not None]
     eager = torch.compiler.set_stance("force_eager") if run.machine.compile else nullcontext()
-    with unchanged(nets, [*state.task.metrics.values(), *others], run.world.device), eager:
+    with unchanged(modules, [*state.task.metrics.values(), *others], run.world.device), eager:
         yield
 
 
 @contextmanager
-def unchanged(nets: Iterable[nn.Module], others: Iterable[Any], device: torch.device) -> Iterator[None]:
+def unchanged(modules: Iterable[nn.Module], others: Iterable[Any], device: torch.device) -> Iterator[None]:
     """After this block random numbers are as before, and so are the attributes of the modules and others: what they
     are, and the values of tensors (but parameters), lists, dicts, sets and generators among them."""
     undo: list[Callable[[], Any]] = []
     before, seen = rng_row(device), set[int]()
-    holders = {id(module): module for net in nets for module in net.modules()}
+    holders = {id(part): part for module in modules for part in module.modules()}
     for other in others:
         holders |= {id(one): one for one in (other.modules() if isinstance(other, nn.Module) else [other])}
     for holder in holders.values():

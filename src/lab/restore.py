@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from engine.checkpoints import load_weights
-from engine.device import Hardware, as_run_began, compile_blocks, resolve_hardware
+from engine.device import as_run_began, compile_blocks, resolve_hardware
 from engine.errors import ConfigError
-from engine.world import World, process_group
+from engine.world import process_group, world_of_one
 from lab.checks import check_holds_no_weights
-from lab.config import Config, check, share_evaluation
+from lab.config import Config, check, set_processes
 from lab.evaluation import evaluate
+from lab.experiment import Experiment
 from lab.frozen import provide_frozen
-from lab.loaders import make_dataset, make_eval_loader
+from lab.loaders import make_dataset
 from lab.make import make_task, task_run
 from lab.network import restore_model
 from lab.tasks.base import Task
@@ -26,13 +26,12 @@ from lab.tasks.base import Task
 
 @dataclass(frozen=True)
 class Restored:
-    """A trained model and what it is applied to. model, task: on the CPU. machine: for the eval loader."""
+    """A trained model and what it is applied to. model, task: on the CPU. experiment: with the data set of the split.
+    file: the checkpoint."""
 
     model: nn.Module
     task: Task
-    dataset: Any
-    config: Config
-    machine: Hardware
+    experiment: Experiment
     file: Path
 
 
@@ -40,7 +39,7 @@ def restore(path: Path, split: str, overrides: Sequence[str], num_procs: int = 1
     """path: a run directory or checkpoint. overrides: key=value for the run's config. num_procs: processes that
     will share the samples of the split."""
     model, cfg, file, payload = restore_model(path, overrides)
-    share_evaluation(cfg, num_procs)
+    set_processes(cfg, num_procs)
     config = check(cfg, trains=False)
     machine = as_run_began(resolve_hardware(config.hardware, config.trainer), file.parent.parent)
     splits = config.dataset.get("splits")
@@ -50,14 +49,14 @@ def restore(path: Path, split: str, overrides: Sequence[str], num_procs: int = 1
     if dataset is None:
         raise ConfigError(f"--split {split}: data.splits.{split} is null in this run's config")
     task = restore_task(config, model, file, payload)
-    return Restored(model, task, dataset, config, machine, file)
+    return Restored(model, task, Experiment(config, machine, world_of_one(), {split: dataset}), file)
 
 
 def restore_task(config: Config, model: nn.Module, file: Path, payload: dict[str, Any]) -> Task:
     """The task of the run whose checkpoint `file` is, with its frozen networks, on the CPU."""
     task = make_task(config)
     known = {key: payload[key] for key in ("total_steps", "epoch_samples") if key in payload}  # else an older run's
-    task.run = replace(task_run(config, World(0, 1, 0, torch.device("cpu"))), **known)
+    task.run = replace(task_run(config, world_of_one()), **known)
     task.attach(model)
     check_holds_no_weights(task, model)
     provide_frozen(task, model, config.cfg.model, file.parent.parent, begins=False, writes=False)
@@ -69,12 +68,12 @@ def restore_task(config: Config, model: nn.Module, file: Path, payload: dict[str
 def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, float]:
     """Returns {loss, <metric>, ...} of the checkpoint on a split. overrides: key=value for the run's config."""
     run = restore(path, split, overrides)
-    run.machine.apply(run.config.hardware)
-    compile_blocks(run.model, run.machine)
-    with process_group(run.machine.device, timeout_s=60.0) as alone:
-        loader = make_eval_loader(run.config, run.machine, run.dataset, split, alone)
-        try:
-            on = alone.device
-            return evaluate(run.model.to(on), run.task.to(on), loader, alone, run.machine, loader.lengths)
-        finally:
-            loader.close()
+    machine = run.experiment.machine
+    machine.apply(run.experiment.config.hardware)
+    compile_blocks(run.model, machine)
+    with (
+        process_group(machine.device, timeout_s=60.0) as alone,
+        replace(run.experiment, world=alone).eval_loader(split) as loader,
+    ):
+        on = alone.device
+        return evaluate(run.model.to(on), run.task.to(on), loader, alone, machine, loader.lengths)

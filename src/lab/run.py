@@ -1,4 +1,4 @@
-"""What one rank does, from start to end: build, restore, fit, score."""
+"""What one rank does, from start to end: build, resume, fit, score."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from torch import nn
 
 from engine.checkpoints import BufferChecks, Checkpoints, error_line, laid_out, load_weights, unmapped, weights_of
 from engine.config import locate, read_config
-from engine.data import Loader, StatefulOrder, Stream, check_alike
-from engine.device import Hardware, resolve_hardware, rough_flop, settle
+from engine.data import StatefulOrder, Stream, check_alike
+from engine.device import Hardware, resolve_auto_of_run, resolve_hardware
 from engine.errors import ConfigError, one_line
 from engine.files import write_json
 from engine.host import gpu_facts, machine_facts, machine_line
@@ -34,19 +34,19 @@ from lab.average import held_still
 from lab.callbacks.base import overriding
 from lab.config import Config
 from lab.evaluation import final_scores, validate
+from lab.experiment import Data, Experiment, flop_of_sample
 from lab.header import describe, what_is_trained
 from lab.loaders import (
     describe_transforms,
     make_datasets,
     make_eval_loader,
     make_statistics_loader,
-    make_train_loader,
     samples_of_epoch,
     unlike_splits,
 )
 from lab.loop import fit
-from lab.make import count_steps, make_callbacks, make_method, make_nets, make_state, seed_rank
-from lab.objective import Objective
+from lab.make import count_steps, make_callbacks, seed_rank
+from lab.objective import LossModule
 from lab.optim import check_optimizer, check_trained, follows_scores, stretched
 from lab.options import TrainerConfig
 from lab.profiling import profiling, work_of
@@ -116,39 +116,17 @@ class Process:
         return self.checkpoints.directory.parent
 
 
-@dataclass(frozen=True)
-class Data:
-    """sets: {split: data set}. train: the loader of the training batches. others: {split: loader of an evaluation}."""
-
-    sets: dict[str, Any]
-    train: Loader
-    others: dict[str, Loader]
-    opened: list[Loader] = field(default_factory=list)  # more that are closed with the others
-
-    @property
-    def vals(self) -> dict[str, Loader]:
-        """Splits named val* are evaluated during training; all splits but train at its end."""
-        return {split: loader for split, loader in self.others.items() if split.startswith("val")}
-
-    @property
-    def source(self) -> Stream | None:
-        return self.sets["train"] if isinstance(self.sets["train"], Stream) else None
-
-    def close(self) -> None:
-        for loader in (self.train, *self.others.values(), *self.opened):
-            loader.close()
-
-
 def train(process: Process, payload: dict[str, Any] | None, title: str) -> dict[str, Any]:
     """Open the data, build the method, resume or begin, train and score. Returns result.json's content.
 
     payload: the checkpoint's, of a run that goes on. title: logged before training."""
-    data = open_data(process, payload)
-    try:
+    experiment = load_sets(process, payload)
+    begun = payload or {"samples": 0}
+    with experiment.open(begun["samples"], begun.get("order")) as data:
         for line in check_alike(process.world, {"train": data.train, **data.others}):
             process.logger.warn(line)
         with explained_cast(process, data):
-            state, nets, run = build(process, data, payload)
+            state, nets, run = build(process, experiment, data, payload)
         begins = payload is None
         begin(process, data, state, run, payload, title)
         with mistakes_before_training(state, begins), explained_cast(process, data):
@@ -156,8 +134,6 @@ def train(process: Process, payload: dict[str, Any] | None, title: str) -> dict[
                 with explained(run.machine, lambda: "evaluating, before the first step"):
                     rehearse(state, data.vals, run)
             return fit_and_score(process, data, state, nets, run)
-    finally:
-        data.close()
 
 
 @contextmanager
@@ -173,7 +149,8 @@ def explained_cast(process: Process, data: Data) -> Iterator[None]:
         raise ConfigError(f"{one_line(error)} - {cast}: ~data.transforms.to_float leaves an index as it is") from error
 
 
-def open_data(process: Process, payload: dict[str, Any] | None) -> Data:
+def load_sets(process: Process, payload: dict[str, Any] | None) -> Experiment:
+    """Return the run with its data sets, a stream at the position where the payload's run has stopped reading."""
     config, world, logger = process.config, process.world, process.logger
     trainer, sets = config.trainer, make_datasets(config)
     if world.is_main and (names := getattr(sets["train"], "class_names", None)):
@@ -191,38 +168,33 @@ def open_data(process: Process, payload: dict[str, Any] | None) -> Data:
             f"trainer.global_batch_size={trainer.global_batch_size} is more than the {len(sets['train']):,} training "
             "samples: each step sees some of them more than once"
         )
-    begun = payload or {"samples": 0}
-    if isinstance(sets["train"], Stream) and begun.get("source"):
-        sets["train"].load_state_dict(begun["source"])
-    train = make_train_loader(config, process.machine, sets["train"], world, begun["samples"], begun.get("order"))
-    others = {
-        split: make_eval_loader(config, process.machine, data, split, world, train)
-        for split, data in sets.items()
-        if split != "train"
-    }
-    return Data(sets, train, others)
+    if isinstance(sets["train"], Stream) and payload and payload.get("source"):
+        sets["train"].load_state_dict(payload["source"])
+    return Experiment(config, process.machine, world, sets)
 
 
-def build(process: Process, data: Data, payload: dict[str, Any] | None) -> tuple[TrainState, dict[str, nn.Module], Run]:
+def build(
+    process: Process, experiment: Experiment, data: Data, payload: dict[str, Any] | None
+) -> tuple[TrainState, dict[str, nn.Module], Run]:
     """Model, task and optimizer with their first values; what of them is trained, and what surrounds the training."""
-    config, machine, world, logger = process.config, process.machine, process.world, process.logger
+    config, world, logger = process.config, process.world, process.logger
     trainer, dataset = config.trainer, data.sets["train"]
     done = (payload["step"], payload["samples"]) if payload else (0, 0)
     size = samples_of_epoch(data.train, dataset, trainer, *done)
     total_steps = steps_of_run(trainer, size, *done)
-    model, task = make_method(config, machine, logger, dataset, world, payload is None, process.directory)
-    flop = rough_flop([model, task], task.run.input_shape, 1)
-    machine = settle(machine, process.directory, world, flop, begins=payload is None)
+    model, task = experiment.make_method(logger, payload is None, process.directory)
+    machine = resolve_auto_of_run(
+        process.machine, process.directory, world, flop_of_sample(model, task), begins=payload is None
+    )
     # on all ranks: losses may talk to the others
     work = work_of(config.profiler, machine, model, task, dataset, data.train.first, logger)
     if trainer.sync_batchnorm:
         model = with_sync_batchnorm(model, world.device)
-    state = make_state(config, machine, model, task, total_steps, world)
+    state, nets = replace(experiment, machine=machine).begin(model, task, total_steps)
     order = data.train.plan.order  # type: ignore[attr-defined]
     state.epoch_samples = task.run.epoch_samples
     state.source, state.order = data.source, order if isinstance(order, StatefulOrder) else None
-    buffers = BufferChecks(Objective(model, task), task, state.ema)
-    nets = make_nets(config, machine, state, world)
+    buffers = BufferChecks(LossModule(model, task), task, state.ema)
     if state.ema is not None and (name := next((n for n, p in task.named_parameters() if p.requires_grad), None)):
         logger.warn(f"trainer.ema_decay averages the model; what the task trains ({name}) is scored as it is")
     balance = None
@@ -265,7 +237,7 @@ def begin(
     world, logger = process.world, process.logger
     seed_rank(process.config, world.rank)
     if payload:
-        restore(state, payload, process.config, run)
+        load_payload(state, payload, process.config, run)
         payload.clear()  # `run` holds it too, to the end
         run.replicas.step = state.step
     for callback in run.callbacks:
@@ -312,7 +284,7 @@ def fit_and_score(
             scores = partial(validate, vals=data.vals, run=run) if data.vals else None
             fit(nets, state, batches, scores, run)
         logger.end_bar()
-        stop.settle()
+        stop.finish_broadcast()
         if state.ended == "pruned":
             return {"step": state.step, "pruned": True}
         if stop.cause:
@@ -349,7 +321,7 @@ def make_logger(run_dir: Path, config: Config, world: World, payload: dict[str, 
     return RunLogger(PROJECT, run_dir, config.logger, payload["step"], most_s, payload.get("logged_lines"))
 
 
-def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run) -> None:
+def load_payload(state: TrainState, payload: dict[str, Any], config: Config, run: Run) -> None:
     """Load the checkpoint's payload into `state`; raises ConfigError where it does not fit the config."""
     kind = str(config.optimizer["_target_"]).rpartition(".")[2]
     check_optimizer(payload["optimizer"]["param_groups"], state.optimizer, kind)

@@ -23,6 +23,7 @@ from engine.runs import (
     STATUS,
     checkpoint_files,
     claimed,
+    commit_resume,
     empty_directory,
     end_status,
     fill_directory,
@@ -37,7 +38,6 @@ from engine.runs import (
     read_failure,
     read_status,
     reopen_directory,
-    settle_resume,
     shown,
     step_of,
     undo_resume,
@@ -60,10 +60,10 @@ def start(config: Config, run_dir: Path, overrides: list[str], own_process: bool
     cfg, process, hardware = config.given, config.process, config.hardware
     num_procs = count_processes(hardware, config.trainer)
     if hardware.micro_batch_size == "auto":
-        from lab.tune import settle_micro_batch
+        from lab.tune import resolve_micro_batch
 
         cfg = cfg.copy()
-        print(settle_micro_batch(cfg), file=sys.stderr)
+        print(resolve_micro_batch(cfg), file=sys.stderr)
     if process.max_restarts and (meeting.followers() or place.size is not None):
         raise ConfigError(
             "process.max_restarts: these ranks were not started by the plain command, and cannot be started again by "
@@ -113,7 +113,7 @@ def start(config: Config, run_dir: Path, overrides: list[str], own_process: bool
                     raise ConfigError(f"{first}{onward(run_dir)}") from error
                 empty_directory(run_dir, keep=foreign)
             raise first from error
-        settle_resume(run_dir)
+        commit_resume(run_dir)
         end_as_stopped(run_dir)
 
 

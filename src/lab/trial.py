@@ -17,16 +17,17 @@ from omegaconf import DictConfig
 
 from engine.config import flat
 from engine.data import Loader
-from engine.device import Hardware, resolve_hardware, rough_flop, settled
-from engine.loggers import Logger
+from engine.device import Hardware, resolve_auto
 from engine.parallel import peak_memory
 from engine.schema import parse_interval, plain
-from engine.world import World, place
-from lab import loaders, make
+from engine.world import World
 from lab.average import training_mode
 from lab.config import Config
 from lab.evaluation import evaluate
+from lab.experiment import Experiment, flop_of_sample
+from lab.loaders import samples_of_epoch
 from lab.loop import train_step
+from lab.make import count_steps, make_callbacks
 from lab.state import TrainState
 from multirun import Trial
 
@@ -43,32 +44,24 @@ LEFT_OUT = re.compile(
 
 def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
     """Build the job and, unless its shape (`shape_of`) is in `known`, time its steps. Returns Trial's fields."""
-    config = Config.of(cfg)
-    config = replace(config, hardware=replace(config.hardware, compile=False))
-    machine = resolve_hardware(config.hardware, config.trainer)
-    machine.apply(config.hardware)
-    device = place.device(machine.device)
-    world = World(0, machine.num_procs, 0, device)
-    one = World(0, 1, 0, device)
-    sets = loaders.make_datasets(config)
-    train = loaders.make_train_loader(config, machine, sets["train"], world, 0)
-    others = [name for name in sets if name != "train"]
-    evals = {name: loaders.make_eval_loader(config, machine, sets[name], name, world) for name in others}
-    try:
-        epoch_samples = loaders.samples_of_epoch(train, sets["train"], config.trainer)
-        model, task = make.make_method(config, machine, Logger(), sets["train"], one)
-        machine = settled(machine, rough_flop([model, task], task.run.input_shape, 1))
-        machine.set_arithmetic()
-        steps = make.count_steps(config.trainer, epoch_samples)
+    shape = shape_of(cfg)
+    cfg = cfg.copy()
+    cfg.hardware.compile = False
+    of_rank = Experiment.of_first_rank(Config.of(cfg))
+    with of_rank.open() as data:
+        config, sets = of_rank.config, data.sets
+        epoch_samples = samples_of_epoch(data.train, sets["train"], config.trainer)
+        steps = count_steps(config.trainer, epoch_samples)
         # one process with the whole model, for fsdp and ddp too; dp keeps its replicas
-        strategy = config.trainer.strategy if config.trainer.strategy == "dp" else "single"
-        config = replace(config, trainer=replace(config.trainer, strategy=strategy))
-        state = make.make_state(config, machine, model, task, steps, one)
-        nets = make.make_nets(config, machine, state, one)
-        make.make_callbacks(config)
-        batches = iter(train)
+        whole = of_rank.in_one_process()
+        whole = replace(whole, config=config) if config.trainer.strategy == "dp" else whole
+        model, task = whole.make_method()
+        machine, one = resolve_auto(whole.machine, flop_of_sample(model, task)), whole.world
+        machine.set_arithmetic()
+        state, nets = replace(whole, machine=machine).begin(model, task, steps)
+        make_callbacks(config)
+        batches = iter(data.train)
         first = next(batches)
-        shape = shape_of(cfg)
         batch = ", ".join(f"{name} {tuple(value.shape)}" for name, value in first.items())
         took_s = eval_s = end_s = None
         if shape not in known:
@@ -79,24 +72,21 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
             steps_of = itertools.chain([first], batches)
             for net in nets.values():
                 training_mode(net)
-            took_s = step_s(step, device)
+            took_s = step_s(step, one.device)
             limit = (config.trainer.max_eval_batches or sys.maxsize) * config.trainer.global_batch_size
             per_rank = machine.eval_batch_size * machine.num_procs
             took = {}
-            for name, loader in evals.items():
+            for name, loader in data.others.items():
                 count = -(-min(len(sets[name]), limit) // per_rank)
                 took[name] = count * _eval_s(state, loader, machine, one, min(count, 2))
             eval_s = sum(seconds for name, seconds in took.items() if name.startswith("val"))
             end_s = sum(took.values())
-        memory = int(peak_memory(device))
+        memory = int(peak_memory(one.device))
         per_epoch = epoch_samples / config.trainer.global_batch_size
         every = parse_interval(config.trainer.eval_every, per_epoch)
         evaluations = math.ceil(steps / every) if every else 0  # the last step's, too
         trial = Trial(shape, batch, steps, evaluations, took_s, eval_s, end_s, memory)
         return vars(trial)
-    finally:
-        for loader in (train, *evals.values()):
-            loader.close()
 
 
 def step_s(step: Callable[[], None], device: torch.device) -> float:
@@ -111,7 +101,9 @@ def step_s(step: Callable[[], None], device: torch.device) -> float:
 
 
 def _eval_s(state: TrainState, loader: Loader, machine: Hardware, world: World, count: int) -> float:
-    """Seconds for one evaluation batch: the last of `count`, as the first waits for the loader to start."""
+    """Seconds for one evaluation batch: the last of `count`."""
+    if count:
+        loader.first()  # its workers start, as they do once in a run
     batches, took_s = iter(loader), 0.0
     for number in range(count):
         began = time.perf_counter()

@@ -13,8 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,19 +22,20 @@ from omegaconf import DictConfig
 from torch import nn
 
 from engine.data import loader_speeds
-from engine.device import Hardware, HardwareConfig, choose_device, count_processes, resolve_hardware
+from engine.device import Hardware, HardwareConfig, choose_device, count_processes
 from engine.errors import ConfigError
 from engine.host import cores_each, in_a_child, threads_each
-from engine.loggers import Logger
 from engine.private import skip_dynamo_import
 from engine.profiling import is_out_of_memory, limit_memory
 from engine.schema import typed
-from engine.world import World, group_of_one, place
-from lab import loaders, make
+from engine.world import group_of_one, place
 from lab.average import training_mode
-from lab.config import Config, share_evaluation
+from lab.config import Config
 from lab.evaluation import evaluate
+from lab.experiment import Experiment, on_one_device
+from lab.loaders import task_class
 from lab.loop import train_step
+from lab.make import count_steps
 from lab.optim import Schedule
 from lab.options import TrainerConfig
 from lab.state import TrainState
@@ -48,48 +48,28 @@ LOADER_S, LOADER_ROUNDS, ENOUGH = 0.5, 3, 1.2
 THREAD_ROUNDS, THREAD_STEPS, NO_SLOWER = 10, 5, 1.1
 
 
-@dataclass
-class Trial:
-    """What a trial needs of a config, on one device. world: rank 0 of the run's many; one: this process alone."""
+def trial_of(config: Config) -> Experiment:
+    """Return what a trial needs of a config, on one device: what rank 0 of the run has."""
+    skip_dynamo_import()  # nothing is compiled here
+    return Experiment.of_first_rank(config)
 
-    config: Config
-    machine: Hardware
-    world: World
-    one: World
-    sets: dict[str, Any]
 
-    @staticmethod
-    def of(cfg: DictConfig) -> Trial:
-        skip_dynamo_import()  # nothing is compiled here
-        config = Config.of(cfg)
-        machine = resolve_hardware(config.hardware, config.trainer)
-        machine.apply(config.hardware)
-        device = place.device(machine.device)
-        sets = loaders.make_datasets(config)
-        return Trial(config, machine, World(0, machine.num_procs, 0, device), World(0, 1, 0, device), sets)
-
-    def group(self) -> AbstractContextManager[None]:
-        return group_of_one(self.world)
-
-    def begin(self, machine: Hardware, world: World) -> tuple[TrainState, dict[str, nn.Module]]:
-        """The state and the nets of a new run, whole on one device; with trainer=ddp within DDP where `world` is of
-        several ranks, which wants `group()`."""
-        strategy = "ddp" if self.config.trainer.strategy == "ddp" and world.size > 1 else "single"
-        config = replace(self.config, trainer=replace(self.config.trainer, strategy=strategy))
-        config = replace(config, hardware=replace(config.hardware, compile=False))
-        model, task = make.make_method(config, machine, Logger(), self.sets["train"], world)
-        steps = make.count_steps(config.trainer, len(self.sets["train"]))
-        state = make.make_state(config, machine, model, task, steps, world)
-        nets = make.make_nets(config, machine, state, world)
-        for net in nets.values():
-            training_mode(net)
-        return state, nets
+def begin(trial: Experiment) -> tuple[TrainState, dict[str, nn.Module]]:
+    """Return the state and the nets of a new run, whole on one device; with trainer=ddp within DDP where the world is
+    of several ranks, which needs `group_of_one`."""
+    if trial.config.trainer.strategy != "ddp":
+        trial = replace(trial, config=on_one_device(trial.config))
+    model, task = trial.make_method()
+    state, nets = trial.begin(model, task, count_steps(trial.config.trainer, len(trial.sets["train"])))
+    for net in nets.values():
+        training_mode(net)
+    return state, nets
 
 
 # ---- hardware.micro_batch_size=auto
 
 
-def settle_micro_batch(cfg: DictConfig) -> str | None:
+def resolve_micro_batch(cfg: DictConfig) -> str | None:
     """Replace hardware.micro_batch_size=auto in a checked config by the largest that fits; returns a line that says so.
     Before the ranks start: all read the same config, and so does a resume."""
     if cfg.hardware.micro_batch_size != "auto":
@@ -104,14 +84,14 @@ def settle_micro_batch(cfg: DictConfig) -> str | None:
 def largest_micro_batch(cfg: DictConfig) -> tuple[int, dict[int, bool]]:
     """Returns (size, {size tried: whether it fits}), of the sizes that a rank's share of a global batch is cut into."""
     check_can_try(cfg)
-    trial = Trial.of(cfg)
-    with trial.group():
+    trial = trial_of(Config.of(cfg))
+    with group_of_one(trial.world):
         return largest_of(trial)
 
 
-def largest_of(trial: Trial) -> tuple[int, dict[int, bool]]:
+def largest_of(trial: Experiment) -> tuple[int, dict[int, bool]]:
     share = sum(trial.machine.micro_batch_sizes)
-    limit_memory(trial.one.device, place.ranks_here(trial.world.size))
+    limit_memory(trial.world.device, place.ranks_here(trial.world.size))
     tried: dict[int, bool] = {}
     began = time.monotonic()
 
@@ -152,7 +132,7 @@ def check_can_try(cfg: DictConfig) -> None:
         raise ConfigError(f"nothing limits the memory of a trial on {device} here - give a number, or null")
 
 
-def step_fits(trial: Trial, share: int, parts: int) -> bool:
+def step_fits(trial: Experiment, share: int, parts: int) -> bool:
     """Two steps, the second with the optimizer's state, and a batch of evaluation. Two micro-batches are enough: the
     second finds the gradients of the first."""
     sizes = [share // parts + (i < share % parts) for i in range(parts)]
@@ -167,27 +147,21 @@ def step_fits(trial: Trial, share: int, parts: int) -> bool:
         return False
     finally:
         gc.collect()  # what the traceback held
-        if trial.one.device.type == "cuda":
+        if trial.world.device.type == "cuda":
             torch.cuda.empty_cache()
     return True
 
 
-def two_steps(trial: Trial, whole: Hardware, machine: Hardware) -> None:
-    config, one = trial.config, trial.one
-    loader = loaders.make_train_loader(config, whole, trial.sets["train"], trial.world, 0)
-    val = next((split for split in trial.sets if split != "train"), None)
-    scored = None if val is None else loaders.make_eval_loader(config, whole, trial.sets[val], val, trial.world, loader)
-    try:
-        state, nets = trial.begin(whole, trial.world)
-        trainer, batches = without_skipping(state, config.trainer), iter(loader)
+def two_steps(trial: Experiment, whole: Hardware, machine: Hardware) -> None:
+    one, split = trial.this_process, next((split for split in trial.sets if split != "train"), "train")
+    trial = replace(trial, machine=whole, sets={name: trial.sets[name] for name in ("train", split)})
+    with trial.open() as data:
+        state, nets = begin(trial)
+        trainer, batches = without_skipping(state, trial.config.trainer), iter(data.train)
         for _ in range(2):
             train_step(nets, state, batches, trainer, machine, one)
-        if scored is not None:
+        for scored in data.others.values():
             evaluate(state.model, state.task, itertools.islice(scored, 1), one, machine, scored.lengths)
-    finally:
-        for each in (loader, scored):
-            if each is not None:
-                each.close()
 
 
 def without_skipping(state: TrainState, trainer: TrainerConfig) -> TrainerConfig:
@@ -205,38 +179,38 @@ def without_skipping(state: TrainState, trainer: TrainerConfig) -> TrainerConfig
 def measure_loaders(cfg: DictConfig) -> tuple[float, dict[tuple[str, int], float]]:
     """Returns (samples/s that the training steps of a rank take, {(data.loader, data.num_workers): samples/s that it
     delivers alone}), medians of measurements in turns."""
-    trial = Trial.of(cfg)
+    trial = trial_of(Config.of(cfg))
     given, cores = trial.config.data.num_workers, cores_each(trial.machine.num_procs)
     first = loader_speeds(trial.sets["train"], cores, given, partial(delivered, trial))
     speeds_of = {way: [speed] for way, speed in first.items()}
     for _ in range(LOADER_ROUNDS - 1):
         for way in first:
             speeds_of[way].append(delivered(trial, *way))
-    with loaders.make_train_loader(trial.config, trial.machine, trial.sets["train"], trial.world, 0) as loader:
+    with trial.train_loader() as loader:
         batches = list(itertools.islice(loader, len(trial.machine.micro_batch_sizes)))
     again = itertools.cycle(batches)
-    with trial.group():
-        state, nets = trial.begin(trial.machine, trial.world)
+    with group_of_one(trial.world):
+        state, nets = begin(trial)
         trainer = without_skipping(state, trial.config.trainer)
 
         def step() -> None:
-            train_step(nets, state, again, trainer, trial.machine, trial.one)
+            train_step(nets, state, again, trainer, trial.machine, trial.this_process)
 
-        taken = sum(trial.machine.micro_batch_sizes) / step_s(step, trial.one.device)
+        taken = sum(trial.machine.micro_batch_sizes) / step_s(step, trial.world.device)
     return taken, {way: statistics.median(speeds) for way, speeds in speeds_of.items()}
 
 
-def delivered(trial: Trial, kind: str, workers: int) -> float:
+def delivered(trial: Experiment, kind: str, workers: int) -> float:
     """Samples/s of the loader alone, once it runs."""
     data = replace(trial.config.data, loader=kind, num_workers="auto" if kind == "device" else workers)
     config = replace(trial.config, data=data)
-    with loaders.make_train_loader(config, trial.machine, trial.sets["train"], trial.world, 0) as loader:
+    with replace(trial, config=config).train_loader() as loader:
         batches = iter(loader)
         size = len(next(iter(next(batches).values())))  # the first waits for workers to start
         began, samples = time.perf_counter(), 0
         while (passed := time.perf_counter() - began) < LOADER_S or not samples:
             samples += len(next(iter(next(batches).values())))
-            if trial.one.device.type == "cuda":
+            if trial.world.device.type == "cuda":
                 torch.cuda.current_stream().synchronize()
         assert size
         return samples / max(passed, 1e-9)
@@ -256,15 +230,15 @@ def best_loader(taken: float, speeds: dict[tuple[str, int], float]) -> tuple[str
 def measure_threads(cfg: DictConfig) -> dict[int, float]:
     """{CPU threads of a rank: seconds of a training step}, the shortest of several, measured in turns: other processes
     only lengthen a step."""
-    trial = Trial.of(cfg)
-    if trial.one.device.type != "cpu":
-        raise ConfigError(f"tune threads: the steps are computed on {trial.one.device.type}; add hardware=cpu")
+    trial = trial_of(Config.of(cfg))
+    if trial.world.device.type != "cpu":
+        raise ConfigError(f"tune threads: the steps are computed on {trial.world.device.type}; add hardware=cpu")
     most = threads_each(place.ranks_here(trial.world.size))
     counts = sorted({most, *(1 << k for k in range(most.bit_length()))})
-    with loaders.make_train_loader(trial.config, trial.machine, trial.sets["train"], trial.world, 0) as loader:
+    with trial.train_loader() as loader:
         again = itertools.cycle(list(itertools.islice(loader, len(trial.machine.micro_batch_sizes))))
-    with trial.group():
-        state, nets = trial.begin(trial.machine, trial.world)
+    with group_of_one(trial.world):
+        state, nets = begin(trial)
         trainer = without_skipping(state, trial.config.trainer)
         took_s = dict.fromkeys(counts, math.inf)
         for _ in range(THREAD_ROUNDS):
@@ -272,7 +246,7 @@ def measure_threads(cfg: DictConfig) -> dict[int, float]:
                 torch.set_num_threads(count)
                 for _ in range(THREAD_STEPS):
                     began = time.perf_counter()
-                    train_step(nets, state, again, trainer, trial.machine, trial.one)
+                    train_step(nets, state, again, trainer, trial.machine, trial.this_process)
                     took_s[count] = min(took_s[count], time.perf_counter() - began)
     return took_s
 
@@ -290,12 +264,11 @@ def lr_range_test(cfg: DictConfig) -> list[tuple[float, float]]:
     diverges (Smith 2017, Cyclical Learning Rates, section 3.3). The global batch is the run's."""
     cfg = cfg.copy()
     num_procs = len_ranks(cfg)
-    if loaders.task_class(Config.of(cfg)).across_samples:
+    if task_class(Config.of(cfg)).across_samples:
         cfg.hardware.micro_batch_size = None  # the samples of all ranks are compared, here on one device
     elif cfg.hardware.micro_batch_size in (None, "auto"):
         cfg.hardware.micro_batch_size = max(1, cfg.trainer.global_batch_size // num_procs)
-    share_evaluation(cfg, 1)  # one process
-    trial = Trial.of(cfg)
+    trial = trial_of(on_one_device(Config.of(cfg)))
     try:
         return rates_and_losses(trial)
     except Exception as error:
@@ -307,14 +280,14 @@ def lr_range_test(cfg: DictConfig) -> list[tuple[float, float]]:
         ) from error
 
 
-def rates_and_losses(trial: Trial) -> list[tuple[float, float]]:
-    state, nets = trial.begin(trial.machine, trial.one)
+def rates_and_losses(trial: Experiment) -> list[tuple[float, float]]:
+    state, nets = begin(trial)
     state.schedule = ramp(state)
     points: list[tuple[float, float]] = []
-    with loaders.make_train_loader(trial.config, trial.machine, trial.sets["train"], trial.one, 0) as loader:
+    with trial.train_loader() as loader:
         batches = iter(loader)
         for lr in LR_RATES:
-            values = train_step(nets, state, batches, trial.config.trainer, trial.machine, trial.one)
+            values = train_step(nets, state, batches, trial.config.trainer, trial.machine, trial.this_process)
             state.step += 1
             loss = statistics.mean(float(v) for name, v in values.items() if name.rpartition("/")[2] == "loss")
             points.append((lr, loss))

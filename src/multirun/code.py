@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from multirun.ledger import Ledger
 
 
-def settle_code(ledger: Ledger) -> str:
+def record_code(ledger: Ledger) -> str:
     """Before jobs run: those that are queued get the present code on record. Returns a line if others ran with
     another; else empty."""
     known = surroundings(ledger.project.root)

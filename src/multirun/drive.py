@@ -20,7 +20,7 @@ from engine.runs import shown
 from engine.schema import plain, typed
 from engine.world import meeting
 from multirun import plan
-from multirun.code import settle_code
+from multirun.code import record_code
 from multirun.ledger import Job, Ledger, NewJob, differing
 from multirun.options import SweepConfig
 from multirun.progress import say
@@ -62,7 +62,7 @@ def sweep(
     chosen = {job.key for job in due}
     plan.adapt(ledger, [c for c, job in zip(combinations, jobs) if job.key in chosen], due, composer)
     say(f"sweep {ledger.name}: {outlook(ledger, jobs, due)}\n  {shown(ledger.directory)}")
-    if due and (difference := settle_code(ledger)):
+    if due and (difference := record_code(ledger)):
         say(difference)
     stopped = run_sweep(launcher, Work(ledger, due, jobs, options)) if due else None
     conclude(ledger, jobs, stopped, changed=bool(due))

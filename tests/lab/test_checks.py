@@ -23,6 +23,7 @@ import lab.metrics.accuracy
 import lab.models.mlp
 from engine.checkpoints import BufferChecks
 from engine.data import check_indexed
+from engine.device import resolve_hardware
 from engine.errors import ConfigError, RunFailed
 from engine.per_sample import check_per_sample, first_samples
 from engine.runs import read_failure
@@ -173,7 +174,8 @@ def test_a_task_is_checked_before_a_batch_is_read(monkeypatch: pytest.MonkeyPatc
     def metric(output: Tensor, batch: Any) -> Tensor:
         return output[:, 0]
 
-    model, config = nn.Linear(1, 1), Config.of(compose())
+    model, config = nn.Linear(1, 1), Config.of(compose("hardware=cpu"))
+    machine = resolve_hardware(config.hardware, config.trainer)
     for task, line in (
         (Supervised(metric, {"loss": metric}), r"^task\.metrics\.loss: Supervised has a loss of this name"),
         (Terms(metric, {"consistency": metric}), r"^task\.metrics\.consistency: Terms has a loss of this name"),
@@ -183,8 +185,8 @@ def test_a_task_is_checked_before_a_batch_is_read(monkeypatch: pytest.MonkeyPatc
         (Lossless(), r"^task: Lossless needs losses\(model, batch\) -> \(losses, output\): see lab\.tasks\.base$"),
     ):
         with pytest.raises(ConfigError, match=line):
-            make.check_task(task, model, config)
-    make.check_task(Terms(metric, {"other": metric}), model, config)
+            make.check_task(task, model, config, machine)
+    make.check_task(Terms(metric, {"other": metric}), model, config, machine)
     monkeypatch.setattr(make, "construct", lambda project, key, node: Hasty)
     monkeypatch.setattr(make, "task_class", lambda node: Hasty)
     with pytest.raises(ConfigError, match=r"^task: the __init__ of Hasty must begin with super\(\).__init__\(\)$"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,11 +26,11 @@ from torch.torch_version import TorchVersion
 import lab.loop as loop
 from engine.device import Hardware
 from engine.device.threads import Threads
-from engine.loggers import Logger
 from engine.world import World
-from lab import loaders, make
+from lab import loaders
 from lab.config import Config
 from lab.evaluation import evaluate
+from lab.experiment import Experiment
 from lab.logging import log_train
 from lab.state import TrainState, averaged
 
@@ -124,11 +124,11 @@ def training(*overrides: str, micro: Sequence[int] = (5, 3)) -> Iterator[Trainin
     dataset, one = loaders.make_datasets(config)["train"], World(0, 1, 0, torch.device("cpu"))
     rows = np.arange(8) * len(dataset) // 8
     samples = dataset.gather(rows, None)
-    model, task = make.make_method(config, machine, Logger(), dataset, one)
+    experiment = Experiment(config, machine, one, {"train": dataset})
+    model, task = experiment.make_method()
     transforms = {training: loaders.make_transform(config, training, dataset) for training in (True, False)}
     with fake_gpu((model, task, samples, transforms)) as (gpu, (model, task, samples, transforms)):
-        state = make.make_state(config, machine, model, task, 100, ONE)
-        nets = make.make_nets(config, machine, state, ONE)
+        state, nets = replace(experiment, world=ONE).begin(model, task, 100)
         for net in nets.values():
             net.train()
         yield Training(gpu, config, machine, state, nets, transforms, samples, rows)

@@ -31,7 +31,7 @@ from engine.errors import ConfigError, RunFailed
 from engine.world import Stopped, World
 from lab.average import evaluation_mode
 from lab.callbacks.base import Callback
-from lab.objective import Objective
+from lab.objective import LossModule
 from lab.optim import Schedule
 from lab.options import MonitorConfig, TrainerConfig
 from lab.schedules.constant import Constant
@@ -58,7 +58,7 @@ class Surroundings(Callback):
         self.asks = False
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        """progress, warn, begin, end, beat, settle, on_step, ...: noted with what they are called with."""
+        """progress, warn, begin, end, beat, finish_broadcast, on_step, ...: noted with what they are called with."""
 
         def note(*args: Any, **named: Any) -> None:
             told = [a.step if isinstance(a, TrainState) else a for a in args if not isinstance(a, (nn.Module, World))]
@@ -309,7 +309,7 @@ def test_what_a_run_does_when(noted: Surroundings) -> None:
     assert noted.calls == 7, "the ranks agree after each step"
     assert (state.step, state.samples, state.logged_step, state.scored_step) == (7, 28, 7, 7)
     assert (state.best_score, state.stale, state.totals) == (3.0, 0, {})
-    assert noted.named("settle") == []
+    assert noted.named("finish_broadcast") == []
 
 
 def test_without_a_split_to_score_nothing_is_scored(noted: Surroundings) -> None:
@@ -556,7 +556,7 @@ class Synced(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.net, self.alone, self.passes = Objective(model, task_of(squared)), False, []  # type: ignore[var-annotated]
+        self.net, self.alone, self.passes = LossModule(model, task_of(squared)), False, []  # type: ignore[var-annotated]
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -571,7 +571,7 @@ class Synced(nn.Module):
 
 def stepped(state: TrainState, net: Any = None, **changed: Any) -> dict[str, Tensor]:
     """One step of micro-batches of 3 and 2 samples."""
-    nets = {"": net or Objective(state.model, state.task)}
+    nets = {"": net or LossModule(state.model, state.task)}
     return loop.train_step(nets, state, iter(Data([3, 2])), trainer(**changed), MACHINE, ONE)  # type: ignore[arg-type]
 
 
@@ -909,7 +909,7 @@ def test_the_batches_of_an_evaluation(at: int | None, cause: str, seen: int) -> 
             got.append(batch["y"][0].item())
     assert got == [0.0, 1.0, 2.0][:seen]
     beat = ("beat", "evaluating", 6)
-    asked = [("settle",), beat, beat, "agreed", beat, "agreed", beat, ("settle",)]
+    asked = [("finish_broadcast",), beat, beat, "agreed", beat, "agreed", beat, ("finish_broadcast",)]
     assert around.events == (asked[: 2 * at + 2] if at else asked)
 
 

@@ -18,12 +18,12 @@ from conftest import QUICK, ROOT, called, compose, limit, metrics, result, start
 from omegaconf import OmegaConf
 
 import lab.descend
-from engine.device import Hardware
 from engine.errors import ConfigError
 from engine.host import cores, in_a_child
 from engine.profiling import memory
-from engine.world import World
 from lab import tune
+from lab.config import Config
+from lab.experiment import Experiment
 from lab.state import TrainState
 
 TUNE = [sys.executable, str(ROOT / "src/tune.py")]
@@ -121,15 +121,15 @@ def test_a_resume_does_not_look_again(tmp_path: Path) -> None:
 def test_a_trial_leaves_no_step_out(monkeypatch: pytest.MonkeyPatch, option: str, kernel: str) -> None:
     """One that is left out allocates no state of the optimizer, and what fits would be too much."""
     seen: list[TrainState] = []
-    begin = tune.Trial.begin
+    begin = tune.begin
 
-    def noted(self: tune.Trial, machine: Hardware, world: World) -> Any:
-        seen.append((found := begin(self, machine, world))[0])
+    def noted(trial: Experiment) -> Any:
+        seen.append((found := begin(trial))[0])
         return found
 
-    monkeypatch.setattr(tune.Trial, "begin", noted)
+    monkeypatch.setattr(tune, "begin", noted)
     monkeypatch.setattr(lab.descend, "global_norm", lambda gradients: torch.tensor(math.inf))
-    trial = tune.Trial.of(compose(*QUICK, "trainer.max_steps=4", option, f"+optim.{kernel}=true"))
+    trial = tune.trial_of(Config.of(compose(*QUICK, "trainer.max_steps=4", option, f"+optim.{kernel}=true")))
     assert tune.step_fits(trial, 64, 2)
     assert [state["step"] for state in seen[0].optimizer[""].state.values()] == [2, 2, 2, 2]
 
@@ -157,8 +157,8 @@ def test_what_cannot_be_tried_is_refused(tried: Tried) -> None:
 
 
 def test_the_ramp_goes_through_all_rates_and_keeps_the_factors() -> None:
-    trial = tune.Trial.of(compose(*QUICK, "trainer.max_steps=2", "+optim.lr_factors={bias: 10}"))
-    state, _ = trial.begin(trial.machine, trial.one)
+    trial = tune.trial_of(Config.of(compose(*QUICK, "trainer.max_steps=2", "+optim.lr_factors={bias: 10}")))
+    state, _ = tune.begin(trial)
     state.schedule = tune.ramp(state)
     seen = []
     for step in range(len(tune.LR_RATES)):

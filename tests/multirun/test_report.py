@@ -124,7 +124,7 @@ def test_columns_in_which_nothing_stands_are_left_out(copy: Path) -> None:
     """Of groups: three jobs have failed; then one is pruned; then all have finished."""
 
     def head() -> list[str]:
-        return list(facts(read_study(PROJECT, [copy])).groups.head)
+        return list(facts(read_study(PROGRAM, [copy])).groups.head)
 
     assert head() == ["lr", "val/loss", "n", "failures"]
     one = job_dirs(copy)[0]

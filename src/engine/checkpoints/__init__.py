@@ -16,7 +16,7 @@ RunFailed for a full disk.
 
     checkpoint    the files of a run, loading weights      shards    sharded ones      intact    sums and reading
     background    writing beside the loop      buffers    what a save would miss      optimizers    several as one
-    frozen        what no step changes, written once
+    shared_weights    what no step changes, written once for all checkpoints of a run
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from torch import nn
 
 from engine.checkpoints import shards
 from engine.checkpoints.background import Background, Copies
-from engine.checkpoints.frozen import WEIGHTS, Frozen, with_frozen
 from engine.checkpoints.intact import WHOLE, Share, check_zip, load_intact, reading
+from engine.checkpoints.shared_weights import WEIGHTS, SharedWeights, with_shared
 from engine.config import CONFIG, enter
 from engine.errors import ConfigError, Damaged, RunFailed
 from engine.files import sync_folder
@@ -100,7 +100,7 @@ def peek(path: Path, share: Share = WHOLE) -> dict[str, Any]:
             return payload
         payload = load_intact(path, share)
         check_content(payload)
-    return with_frozen(payload, path)
+    return with_shared(payload, path)
 
 
 def unmapped(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
@@ -206,11 +206,11 @@ class Checkpoints:
         self._leads = world is None or world.is_main
         self._beside, self._saved = beside, saved
         self._copies, self._background, self._prepared = Copies(), Background(), False
-        self._frozen = Frozen(directory, save_checkpoint)
+        self._shared = SharedWeights(directory, save_checkpoint)
 
     def save_last(self, payload: dict[str, Any]) -> None:
         """All ranks call this. A sharded payload is written by all ranks, any other by rank 0. payload["frozen"]: names
-        in "model" of what is not trained, which is written once (frozen.py)."""
+        in "model" of what is not trained, which is written once (shared_weights.py)."""
         self._save("last", payload)
 
     def save_best(self, payload: dict[str, Any]) -> None:
@@ -224,7 +224,7 @@ class Checkpoints:
         payload = dict(payload)
         names = payload.pop("frozen", ())
         if names and not in_parts and self.world.is_main:
-            payload = self._frozen.left_out(payload, names)
+            payload = self._shared.left_out(payload, names)
         if not self._beside:
             self._write(kind, payload, in_parts, began)
             self.world.meet()  # barrier: the other ranks wait here while rank 0 writes
@@ -403,7 +403,7 @@ def find_weights(path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
             check_zip(path)
         payload = torch.load(path, map_location="cpu", weights_only=True)
     if isinstance(payload, dict) and "ranks" in payload:  # a run's checkpoint
-        payload = with_frozen(payload, path)
+        payload = with_shared(payload, path)
     within = [payload.get(key) for key in ("ema", "model", "state_dict")] if isinstance(payload, dict) else []
     for state in (payload, *within):
         if isinstance(state, dict) and state and all(isinstance(v, torch.Tensor) for v in state.values()):

@@ -198,7 +198,7 @@ def resolved(project: Project, cfg: DictConfig, cwd: Path) -> DictConfig:
         for key in (one for pattern in project.paths for one in keys_like(copy, pattern)):
             if (value := OmegaConf.select(copy, key)) is not None:
                 OmegaConf.update(copy, key, absolute(plain(value, resolve=False), cwd))
-        project.settle(copy)
+        project.expand(copy)
         # through plain values, so that nodes that an interpolation refers to are copied, not shared
         return DictConfig(OmegaConf.to_container(copy, resolve=True))
     except Exception as error:

@@ -10,7 +10,7 @@ draw. With one rank, nothing of another is touched.
 Raised: ConfigError for options that do not go together or do not fit the machine.
 
     hardware, threads, precision    device, batch sizes, settings that follow from the machine
-    settling                what of them the model decides, and the run keeps
+    auto                    what of them the model decides, and the run keeps
     dynamo                  compiling
     captured                a step as one CUDA graph
     memory, page_locked     what a device has left; memory for copies that nothing waits for
@@ -26,6 +26,13 @@ from typing import TYPE_CHECKING
 from engine.pages import lazy
 
 if TYPE_CHECKING:
+    from engine.device.auto import (
+        LAUNCHES_BOUND_FLOP,
+        as_run_began,
+        began_precision,
+        resolve_auto,
+        resolve_auto_of_run,
+    )
     from engine.device.captured import Captured, check_optimizer_of_graph
     from engine.device.dynamo import CompiledChain, compile_blocks, compile_report, compiled, for_evaluation
     from engine.device.hardware import (
@@ -51,7 +58,6 @@ if TYPE_CHECKING:
         set_rng_row,
         set_rng_state,
     )
-    from engine.device.settling import LAUNCHES_BOUND_FLOP, as_run_began, began_precision, settle, settled
     from engine.device.skipping import (
         FUSED,
         all_of,

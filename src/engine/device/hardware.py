@@ -36,7 +36,7 @@ class Hardware:
     binding: str = ""  # the NUMA node that this process is bound to, for the log; empty: it is not
     devices: int = 1
     cuda_graph: bool = False
-    # precision is what the device can do at most, bf16 or fp32; engine.device.settling decides, and says why
+    # precision is what the device can do at most, bf16 or fp32; engine.device.auto decides, and says why
     precision_is_auto: bool = False
     precision_why: str = ""
 

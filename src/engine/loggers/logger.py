@@ -29,7 +29,7 @@ from engine.loggers.options import LoggerConfig
 from engine.loggers.tensorboard_log import TensorBoardThread
 from engine.loggers.wandb_log import WandbProcess
 from engine.project import Project
-from engine.runs import METRICS, read_status, settle_resume
+from engine.runs import METRICS, commit_resume, read_status
 
 log = logging.getLogger("engine")
 TRAIN_LOG = "train.log"
@@ -112,11 +112,11 @@ class RunLogger(Logger):
         return {key: value for key, value in self._latest.items() if key.startswith(prefix)}
 
     def _go_on(self) -> int:
-        """Returns metrics.jsonl's file descriptor; the first call makes a resume final (see settle_resume)."""
+        """Returns metrics.jsonl's file descriptor; the first call makes a resume final (see commit_resume)."""
         if self._file is None:
             cut_metrics(self._metrics, self._from_step, self._lines_before)
             self._file = os.open(self._metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-            settle_resume(self._directory)
+            commit_resume(self._directory)
             self._begin_wandb()
         return self._file
 

@@ -36,7 +36,7 @@ from engine.locks import Busy, Lock
 from engine.loggers.media import media_file, read_table
 from engine.loggers.wandb_log import FOLDER, SUMMARY, upload_command, wandb_arguments, wandb_reachable
 from engine.project import Project
-from engine.runs import FROZEN, METRICS, RESULT, STATUS, is_claimed
+from engine.runs import METRICS, RESULT, SHARED_WEIGHTS, STATUS, is_claimed
 
 POLL_S = 1.0  # between two looks at metrics.jsonl
 LIMIT_S = 900.0  # for what is left at a run's end; ./run sync sends the rest
@@ -242,8 +242,8 @@ def log_artifact(run: Any, result: dict[str, Any], path: Path) -> None:
     scores = {key: value for key, value in result.items() if "/" in key}
     artifact = wandb.Artifact(f"model-{run.id}", type="model", metadata={"step": result["best_step"], **scores})
     files = sorted(path.iterdir()) if path.is_dir() else [path]  # a folder: one file of each rank
-    frozen = path.with_name(FROZEN)  # what no step changes, engine.checkpoints.frozen
-    for file in [*files, *([frozen] if frozen.exists() else [])]:
+    shared = path.with_name(SHARED_WEIGHTS)  # what no step changes, engine.checkpoints.shared_weights
+    for file in [*files, *([shared] if shared.exists() else [])]:
         check_regular(file)
         artifact.add_file(str(file), name=str(file.relative_to(path.parent)), policy="immutable")
     logged = run.log_artifact(artifact, aliases=["best"])

@@ -5,7 +5,7 @@ Given: a checked config and the command's overrides. Returned: files that any la
 
 Promised: a directory with a config is complete. A process that is killed at any moment leaves no half-written file
 under a final name. A resume that fails before its first step leaves the directory as it was (`undo_resume`, until
-`settle_resume`). Of several failures the first is kept. A full disk never hides the error that ended a run.
+`commit_resume`). Of several failures the first is kept. A full disk never hides the error that ended a run.
 
 Raised: Claimed where another process holds the directory, ConfigError for what the user asked in vain, Damaged for a
 file that does not read, RunFailed for a directory that went away.
@@ -32,13 +32,14 @@ if TYPE_CHECKING:
         ENVIRONMENT,
         FAILURE,
         FAILURES,
-        FROZEN,
         METRICS,
         NOT_COMPUTED,
         RESULT,
+        SHARED_WEIGHTS,
         STATUS,
         checkpoint_files,
         claimed,
+        commit_resume,
         empty_directory,
         end_status,
         explained_error,
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
         read_status,
         record_failure,
         reopen_directory,
-        settle_resume,
         shown,
         step_of,
         undo_resume,

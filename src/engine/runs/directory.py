@@ -51,7 +51,7 @@ log = logging.getLogger("engine")
 
 ENVIRONMENT, DIFF = environment.FILE, environment.DIFF
 CLASSES = "classes.json"  # {field: names of its classes}, where the data set names them
-FROZEN = "frozen.pt"  # beside the checkpoints: weights that no step changes, engine.checkpoints.frozen
+SHARED_WEIGHTS = "frozen.pt"  # beside the checkpoints: weights that no step changes, engine.checkpoints.shared_weights
 STATUS, RESULT, FAILURE = "status.json", "result.json", "failure.json"
 REMOTE = "remote.json"
 METRICS, CHECKPOINTS, LOCK = "metrics.jsonl", "checkpoints", ".lock"
@@ -133,7 +133,8 @@ def new_wandb_id() -> str:
 
 
 def reopen_directory(project: Project, directory: Path, cfg: DictConfig, overrides: list[str]) -> None:
-    """Prepare a resume, perhaps with changed values or code. The old files are kept for `undo`, until `settle`."""
+    """Prepare a resume, perhaps with changed values or code. The old files are kept for `undo_resume`, until
+    `commit_resume`."""
     if not (directory / BEFORE).exists():  # else a resume was killed before its first step
         files = {name: read_file(directory / name) for name in UNDONE if (directory / name).exists()}
         temporary = directory / f"{BEFORE}.tmp"
@@ -196,10 +197,10 @@ def keep_versions(directory: Path, versions: dict[str, str]) -> None:
         write_json(directory / REMOTE, versions | began)
 
 
-def settle_resume(directory: Path) -> None:
-    """Make a resume final, after its first step: delete the copies that `undo` would restore."""
+def commit_resume(directory: Path) -> None:
+    """Make a resume final, after its first step: delete the copies that `undo_resume` would restore."""
     if (directory / BEFORE).exists():
-        (directory / BEFORE).rename(directory / f"{BEFORE}.tmp")  # renamed first, so that `undo` never uses half of it
+        (directory / BEFORE).rename(directory / f"{BEFORE}.tmp")  # renamed first, so that no undo uses half of it
         shutil.rmtree(directory / f"{BEFORE}.tmp", ignore_errors=True)
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from engine.world.collectives import World, gather_rows, on_host, to_host
     from engine.world.environment import place
     from engine.world.failures import recording
-    from engine.world.group import group_of_one, process_group
+    from engine.world.group import group_of_one, process_group, world_of_one
     from engine.world.launch import LIKELY, Ranks
     from engine.world.options import ProcessConfig
     from engine.world.rendezvous import meeting

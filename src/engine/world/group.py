@@ -54,6 +54,11 @@ def backend(device_type: str) -> str:
     return "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
 
 
+def world_of_one(device_type: str = "cpu") -> World:
+    """Return the world of this process by itself, without a process group. device_type: cpu, cuda or mps."""
+    return World(0, 1, 0, place.device(device_type))
+
+
 @contextmanager
 def group_of_one(world: World) -> Iterator[None]:
     """In this block one process can play a rank of `world` with trainer=ddp: DDP has its buckets, in a group of this

@@ -34,7 +34,7 @@ def pack(source: Source, out: str | Path, options: PackOptions, provenance: dict
     out, (k, n) = Path(out), options.shard
     out = out if n == 1 else out.with_name(f"{out.stem}.{k}-of-{n}{out.suffix}")
     with under_work(out, options.overwrite) as temp:
-        run = Run(source, temp, options, provenance)
+        run = PackRun(source, temp, options, provenance)
         pool = make_pool(source, temp, options.workers)
         try:
             run.write(pool)
@@ -49,7 +49,7 @@ def pack(source: Source, out: str | Path, options: PackOptions, provenance: dict
     return out
 
 
-class Run:
+class PackRun:
     """One pack, from the plan to a file that is whole and checked."""
 
     def __init__(self, source: Source, temp: Path, options: PackOptions, provenance: dict[str, Any]) -> None:

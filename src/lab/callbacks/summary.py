@@ -13,7 +13,7 @@ from engine.parallel import is_sharded
 from engine.profiling import summarize, summary_table
 from engine.schema import Count
 from lab.callbacks.base import Callback
-from lab.objective import Objective
+from lab.objective import LossModule
 from lab.rehearsal import as_before
 
 
@@ -29,7 +29,7 @@ class Summary(Callback):
         run = self.run
         if is_sharded(state.model):
             raise ConfigError("callback=summary: trainer=fsdp has cut the model over the ranks - use trainer=single")
-        whole, batch = Objective(state.model, state.task), run.first_batch()
+        whole, batch = LossModule(state.model, state.task), run.first_batch()
         samples = len(next(iter(batch.values())))
         rows, failed = [], False
         if run.world.is_main:
@@ -58,7 +58,7 @@ class Summary(Callback):
 
 
 def call(whole: nn.Module, batch: Any) -> None:
-    assert isinstance(whole, Objective)
+    assert isinstance(whole, LossModule)
     for name in whole.task.trained(whole.model):
         whole.name = name
         whole(batch)

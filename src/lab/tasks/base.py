@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from engine.errors import ConfigError
-from engine.world import World
+from engine.world import World, world_of_one
 
 Batch = dict[str, Tensor]
 Losses = Mapping[str, Tensor]  # name -> (B,), one value for each sample
@@ -22,7 +21,7 @@ class TaskRun:
     """What a task may ask of its run: self.run, from `initialize` and `attach` on. A trained model that is loaded
     (evaluate, predict, load_run) has its run's."""
 
-    world: World = field(default_factory=lambda: World(0, 1, 0, torch.device("cpu")))
+    world: World = field(default_factory=world_of_one)
     total_steps: int = 0  # of the whole run, where epochs are given too
     epoch_samples: int = 0  # rows of the training set; 0 for a stream
     seed: int = 0

@@ -24,7 +24,7 @@ from engine.locks import Busy, Lock
 from engine.project import Program
 from engine.runs import shown
 from engine.schema import plain, typed
-from multirun.code import settle_code
+from multirun.code import record_code
 from multirun.drive import Work, ahead, at_once, counted, opened, report, run_sweep, stop_here
 from multirun.ledger import SWEEP, Job, Ledger, NewJob
 from multirun.options import SearchConfig
@@ -88,7 +88,7 @@ def run_search(
             waiting = drive.left_over()
             say(f"{outlook(study, len(waiting))}\n  {shown(ledger.directory)}")
             to_run = bool(waiting) or study.has_room()
-            if to_run and (difference := settle_code(ledger)):
+            if to_run and (difference := record_code(ledger)):
                 say(difference)
             stopped = drive.run(launcher, sweep_options, waiting) if to_run else None
         except (StorageInternalError, SQLAlchemyError) as error:  # the database is unreachable or full

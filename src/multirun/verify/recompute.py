@@ -197,7 +197,7 @@ def as_begun(project: Program, run: Path, changes: list[dict[str, Any]]) -> Dict
 
 
 def prepare(project: Project, again: Path, cfg: DictConfig, began: dict[str, Any], root: Path) -> None:
-    """Write the second run's directory: the first one's config, precision and threads, as it has settled on them.
+    """Write the second run's directory: the first one's config, precision and threads, as it has resolved them.
 
     root: of the project that runs it. Which libraries other code has only its own process knows.
     """

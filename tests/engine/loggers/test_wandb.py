@@ -20,7 +20,7 @@ from engine.errors import ConfigError
 from engine.loggers import Audio, Histogram, RunLogger, Table, wandb_arguments, wandb_upload
 from engine.loggers.options import LoggerConfig
 from engine.loggers.wandb_upload import own_checkpoint
-from engine.runs import FROZEN
+from engine.runs import SHARED_WEIGHTS
 from engine.runs.directory import fill_directory, write_config, write_status
 from lab.program import PROGRAM
 
@@ -125,12 +125,12 @@ def test_each_line_is_sent_once_without_what_was_not_finite(
 def test_an_artifact_has_what_its_checkpoint_needs(tmp_path: Path) -> None:
     from engine.loggers.wandb_upload import log_artifact
 
-    for name in ("best_000000004.pt", FROZEN):
+    for name in ("best_000000004.pt", SHARED_WEIGHTS):
         (tmp_path / name).write_bytes(b"weights")
     logged: list[Any] = []
     run = SimpleNamespace(id="x", offline=True, log_artifact=lambda artifact, aliases: logged.append(artifact))
     log_artifact(run, {"best_step": 4}, tmp_path / "best_000000004.pt")
-    assert sorted(logged[0].manifest.entries) == ["best_000000004.pt", FROZEN]
+    assert sorted(logged[0].manifest.entries) == ["best_000000004.pt", SHARED_WEIGHTS]
 
 
 def begun(run: Path, *overrides: str) -> LoggerConfig:

@@ -18,7 +18,7 @@ import engine.parallel.ddp
 from engine.errors import ConfigError
 from engine.parallel.data_parallel import Replicas, split
 from lab.losses.cross_entropy import CrossEntropy
-from lab.objective import Objective
+from lab.objective import LossModule
 from lab.tasks.supervised import Supervised
 
 CPU = torch.device("cpu")
@@ -34,8 +34,8 @@ def test_losses_and_gradients_are_those_of_the_whole_batch(size: int, devices: i
     batch = {"x": torch.randn(size, 8), "y": torch.randint(4, (size,))}
     one, shared = net(), net()
     task = Supervised(CrossEntropy(label_smoothing=0.0), {})
-    expected, output = Objective(one, task)(batch)
-    losses, nothing = Replicas(Objective(shared, task), [CPU] * devices)(batch)
+    expected, output = LossModule(one, task)(batch)
+    losses, nothing = Replicas(LossModule(shared, task), [CPU] * devices)(batch)
     torch.testing.assert_close(losses, expected)
     assert output is nothing is None  # nothing in training reads it
     expected["loss"].mean().backward()

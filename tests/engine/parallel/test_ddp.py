@@ -14,7 +14,7 @@ import torch
 from conftest import QUICK, compose, last_checkpoint, metrics, result, start_run
 from torch import nn
 
-import lab.make
+import lab.experiment
 import lab.run
 from engine.errors import ConfigError
 from engine.parallel.ddp import with_sync_batchnorm
@@ -110,8 +110,8 @@ class Spare(nn.Module):
 
 
 def give_spare(monkeypatch: pytest.MonkeyPatch, late: bool = False) -> None:
-    original = lab.make.make_model
-    monkeypatch.setattr(lab.make, "make_model", lambda config: Spare(original(config), late))
+    original = lab.experiment.make_model
+    monkeypatch.setattr(lab.experiment, "make_model", lambda config: Spare(original(config), late))
 
 
 @pytest.mark.slow

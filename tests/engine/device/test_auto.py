@@ -14,7 +14,15 @@ from conftest import QUICK, assert_equal, last_checkpoint, metrics, result, star
 
 import lab.restore
 import lab.run
-from engine.device import Hardware, as_run_began, began_precision, resolve_hardware, settle, settled, settling
+from engine.device import (
+    Hardware,
+    as_run_began,
+    auto,
+    began_precision,
+    resolve_auto,
+    resolve_auto_of_run,
+    resolve_hardware,
+)
 from engine.device.threads import Threads
 from engine.world import World
 
@@ -24,7 +32,7 @@ GPU = Hardware("cuda", 1, "bf16", Threads(1, 1, "", auto=False), [64], 64, preci
 
 @pytest.fixture
 def arithmetic() -> Iterator[None]:
-    """What `settle` sets in the process is put back."""
+    """What `resolve_auto_of_run` sets in the process is put back."""
     precision, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
     yield
     torch.set_float32_matmul_precision(precision)
@@ -35,11 +43,11 @@ def arithmetic() -> Iterator[None]:
 def test_the_size_of_a_step_decides(ranks: int, micro: list[int]) -> None:
     """Of the whole step: what one rank computes in fp32, several do as well."""
     machine = replace(GPU, num_procs=ranks, micro_batch_sizes=micro)
-    limit = settling.LAUNCHES_BOUND_FLOP / 64
-    assert settled(machine, limit * 0.99).precision == "fp32"
-    assert settled(machine, limit * 1.01).precision == "bf16"
+    limit = auto.LAUNCHES_BOUND_FLOP / 64
+    assert resolve_auto(machine, limit * 0.99).precision == "fp32"
+    assert resolve_auto(machine, limit * 1.01).precision == "bf16"
     for asked in ("bf16", "fp16", "fp32"):
-        assert settled(replace(machine, precision=asked, precision_is_auto=False), 1.0).precision == asked
+        assert resolve_auto(replace(machine, precision=asked, precision_is_auto=False), 1.0).precision == asked
 
 
 @pytest.mark.usefixtures("arithmetic")
@@ -56,13 +64,17 @@ def test_the_size_of_a_step_decides(ranks: int, micro: list[int]) -> None:
 def test_a_run_keeps_its_precision(tmp_path: Path, recorded: str | None, begins: bool, flop: float, taken: str) -> None:
     file = tmp_path / "environment.json"
     file.write_text(json.dumps({"torch": "2"} | ({} if recorded is None else {"precision": recorded})))
-    assert settle(GPU, tmp_path, ALONE, flop, begins).precision == taken
+    assert resolve_auto_of_run(GPU, tmp_path, ALONE, flop, begins).precision == taken
     assert torch.get_float32_matmul_precision() == {"fp32": "highest", "bf16": "high"}[taken]
     assert torch.get_num_threads() == 1
     assert json.loads(file.read_text()) == {"torch": "2", "precision": taken}
     assert as_run_began(GPU, tmp_path).precision == taken
     asked = replace(GPU, precision="fp16", precision_is_auto=False)
-    assert as_run_began(asked, tmp_path).precision == settle(asked, tmp_path, ALONE, flop, begins).precision == "fp16"
+    assert (
+        as_run_began(asked, tmp_path).precision
+        == resolve_auto_of_run(asked, tmp_path, ALONE, flop, begins).precision
+        == "fp16"
+    )
 
 
 CPU = {"machine": {"cpu": "6502"}}
@@ -88,7 +100,7 @@ def test_a_run_keeps_its_precision_on_another_device(
     file.write_text(json.dumps(environment))
     machine = replace(GPU, precision=here)
     scored = as_run_began(machine, tmp_path)
-    resumed = settle(machine, tmp_path, ALONE, 1e12, begins=False)
+    resumed = resolve_auto_of_run(machine, tmp_path, ALONE, 1e12, begins=False)
     for found in (scored, resumed):
         assert (found.precision, found.precision_why) == (taken, said)
     assert json.loads(file.read_text())["precision"] == began_precision(environment)
@@ -111,7 +123,7 @@ def test_a_run_of_small_steps_is_one_in_fp32_and_stays_one(tmp_path: Path, monke
     assert "cpu, fp32 (a small step), threads: 1" in (small / "train.log").read_text()
     plain = start_run(tmp_path / "plain", *short, "trainer.max_steps=4", "hardware.precision=fp32")
     assert_equal(last_checkpoint(small)["model"], last_checkpoint(plain)["model"])
-    monkeypatch.setattr(settling, "LAUNCHES_BOUND_FLOP", 1.0)
+    monkeypatch.setattr(auto, "LAUNCHES_BOUND_FLOP", 1.0)
     large = start_run(tmp_path / "large", *short, "trainer.max_steps=4")
     half = start_run(tmp_path / "half", *short, "trainer.max_steps=4", "hardware.precision=bf16")
     assert_equal(last_checkpoint(large)["model"], last_checkpoint(half)["model"])

@@ -19,7 +19,7 @@ from engine.world import World
 LAUNCHES_BOUND_FLOP = 1e10
 
 
-def settled(machine: Hardware, flop: float) -> Hardware:
+def resolve_auto(machine: Hardware, flop: float) -> Hardware:
     """`machine` by the rule. flop: of a sample, as `rough_flop` has it."""
     micro = machine.micro_batch_sizes
     machine = replace(machine, threads=threads_for(machine.threads, flop * micro[0]))
@@ -29,7 +29,7 @@ def settled(machine: Hardware, flop: float) -> Hardware:
     return machine
 
 
-def settle(machine: Hardware, run_dir: Path, world: World, flop: float, begins: bool) -> Hardware:
+def resolve_auto_of_run(machine: Hardware, run_dir: Path, world: World, flop: float, begins: bool) -> Hardware:
     """`machine` by the rule or as the run began, set in this process and kept in run_dir. All ranks call this; rank 0
     decides. flop: of a sample. begins: False where the run goes on from a checkpoint."""
     if not (machine.threads.auto or machine.precision_is_auto):
@@ -42,7 +42,7 @@ def settle(machine: Hardware, run_dir: Path, world: World, flop: float, begins: 
     if world.is_main:
         environment = read_json(run_dir / ENVIRONMENT)
         known = environment if begins else environment | {"precision": began_precision(environment)}
-        ruled = settled(machine, flop)
+        ruled = resolve_auto(machine, flop)
         decided: dict[str, Any] = {"threads": asdict(ruled.threads)} if machine.threads.auto else {}
         decided |= {"precision": known.get("precision", ruled.precision)} if machine.precision_is_auto else {}
         if not decided.keys() <= environment.keys():

@@ -13,7 +13,7 @@ from test_checkpoint import MAIN, names, payload
 
 from engine.checkpoints import Checkpoints, find_weights, load_checkpoint
 from engine.errors import ConfigError
-from engine.runs import FROZEN
+from engine.runs import SHARED_WEIGHTS
 
 BASE = torch.arange(1000.0)
 
@@ -43,7 +43,7 @@ def without_names(held: dict[str, Any]) -> dict[str, Any]:
 def test_it_is_written_once_and_each_checkpoint_reads_whole(tmp_path: Path, beside: bool) -> None:
     given = [with_base(3, average=BASE.clone()), with_base(7, average=BASE.clone())]
     files = saved(tmp_path, *given, beside=beside)
-    assert names(tmp_path) == [FROZEN, *(file.name for file in files)]
+    assert names(tmp_path) == [SHARED_WEIGHTS, *(file.name for file in files)]
     for file, wanted in zip(files, given):
         assert_equal(load_checkpoint(file), without_names(wanted))
         held = torch.load(file, weights_only=True)
@@ -54,9 +54,9 @@ def test_it_is_written_once_and_each_checkpoint_reads_whole(tmp_path: Path, besi
 
 def test_a_process_that_goes_on_uses_the_file_that_is_there(tmp_path: Path) -> None:
     saved(tmp_path, with_base(3))
-    before = (tmp_path / FROZEN).stat()
+    before = (tmp_path / SHARED_WEIGHTS).stat()
     files = saved(tmp_path, with_base(7))
-    assert (tmp_path / FROZEN).stat().st_mtime_ns == before.st_mtime_ns
+    assert (tmp_path / SHARED_WEIGHTS).stat().st_mtime_ns == before.st_mtime_ns
     assert_equal([load_checkpoint(file) for file in files], [without_names(with_base(step)) for step in (3, 7)])
 
 
@@ -87,15 +87,17 @@ def test_without_its_file_a_checkpoint_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     saved(tmp_path / "other", with_base(3, BASE + 1))
     (file,) = saved(tmp_path, with_base(3))
-    beside = file.with_name(FROZEN)
+    beside = file.with_name(SHARED_WEIGHTS)
     whole = beside.read_bytes()
     beside.write_bytes(whole[:2000] + bytes([whole[2000] ^ 1]) + whole[2001:])
-    with pytest.raises(ConfigError, match=rf"{FROZEN} does not load: .*; put a copy of it there: all checkpoints"):
+    with pytest.raises(ConfigError, match=r"frozen.pt does not load: .*; put a copy of it there: all checkpoints"):
         Checkpoints(tmp_path).newest_valid(put_aside=True)
     assert file.exists(), "a whole checkpoint is not put aside"
-    beside.write_bytes((tmp_path / "other" / FROZEN).read_bytes())
-    with pytest.raises(ConfigError, match=rf"{FROZEN}: is not the file that {file.name} was saved with: another base$"):
+    beside.write_bytes((tmp_path / "other" / SHARED_WEIGHTS).read_bytes())
+    with pytest.raises(
+        ConfigError, match=rf"frozen.pt: is not the file that {file.name} was saved with: another base$"
+    ):
         load_checkpoint(file)
     beside.unlink()
-    with pytest.raises(ConfigError, match=rf"{FROZEN}: missing; {file.name} lacks the weights .* \./run export"):
+    with pytest.raises(ConfigError, match=rf"frozen.pt: missing; {file.name} lacks the weights .* \./run export"):
         find_weights(file)

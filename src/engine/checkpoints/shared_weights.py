@@ -1,4 +1,4 @@
-"""Weights that no step changes (LoRA's base, a frozen backbone): written once, and left out of each checkpoint.
+"""Weights that no step changes (LoRA's base, a frozen backbone): written once, for all checkpoints of a run.
 
     checkpoints/frozen.pt     {"weights": {name: tensor}, "sums": {name: checksum}}, before the first checkpoint
     last_000000100.pt         "frozen": {"model": {name: checksum}, "ema": {...}}: what its "model" and "ema" lack
@@ -20,18 +20,18 @@ from torch import Tensor
 from engine.checkpoints.intact import load_intact, reading
 from engine.errors import ConfigError, Damaged
 from engine.parallel import checksum
-from engine.runs import FROZEN
+from engine.runs import SHARED_WEIGHTS
 from engine.schema import misfits
 from engine.world import to_host
 
 WEIGHTS = ("model", "ema")
 
 
-class Frozen:
+class SharedWeights:
     """The weights that the checkpoints in `directory` have in common. save: writes a dict to a path, atomically."""
 
     def __init__(self, directory: Path, save: Callable[[dict[str, Any], Path], None]) -> None:
-        self._file, self._save = directory / FROZEN, save
+        self._file, self._save = directory / SHARED_WEIGHTS, save
         self._sums: dict[str, int] | None = None  # of what lies in the file
 
     def left_out(self, payload: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -45,22 +45,22 @@ class Frozen:
             self._save({"weights": weights, "sums": sums}, self._file)
             self._sums = sums
         parts: dict[str, Any] = {part: copy.copy(payload[part]) for part in WEIGHTS if payload[part]}
-        frozen: dict[str, dict[str, int]] = {}
+        shared: dict[str, dict[str, int]] = {}
         for part, state in parts.items():
             totals = _sums({name: state[name] for name in names if name in state})
-            frozen[part] = {name: total for name, total in totals.items() if self._sums.get(name) == total}
-            for name in frozen[part]:
+            shared[part] = {name: total for name, total in totals.items() if self._sums.get(name) == total}
+            for name in shared[part]:
                 del state[name]
-        return payload | parts | {"frozen": frozen}
+        return payload | parts | {"frozen": shared}
 
 
-def with_frozen(payload: dict[str, Any], path: Path) -> dict[str, Any]:
+def with_shared(payload: dict[str, Any], path: Path) -> dict[str, Any]:
     """The payload of the checkpoint `path`, with what was left out of it. ConfigError where the file beside it is
     missing, damaged or another run's: all checkpoints of the run need it."""
-    frozen = payload.pop("frozen", {})
-    if not frozen:
+    shared = payload.pop("frozen", {})
+    if not shared:
         return payload
-    file = path.with_name(FROZEN)
+    file = path.with_name(SHARED_WEIGHTS)
     try:
         held = _read(file)
     except FileNotFoundError:
@@ -68,7 +68,7 @@ def with_frozen(payload: dict[str, Any], path: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: missing; {path.name} lacks the weights that lie there - {remedy}") from None
     except Damaged as error:
         raise ConfigError(f"{error}; put a copy of it there: all checkpoints of its run need it") from error
-    for part, sums in frozen.items():
+    for part, sums in shared.items():
         if unlike := [name for name, total in sums.items() if held["sums"].get(name) != total]:
             raise ConfigError(f"{file}: is not the file that {path.name} was saved with: another {unlike[0]}")
         payload[part].update({name: held["weights"][name] for name in sums})
