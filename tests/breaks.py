@@ -206,7 +206,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     # ---- copies of data
     ("src/h5rows/packing/copying.py", "new.set_userblock(old.get_userblock())", "new.set_userblock(0)",
      "tests/h5rows/test_pack_copies.py::test_a_copy_is_deeply_equal"),
-    ("src/h5rows/packing/account.py", "return LEFT_OUT if self.lost else 0", "return 0",
+    ("src/h5rows/account.py", "return LEFT_OUT if self.lost else 0", "return 0",
      "tests/h5rows/test_pack_account.py::test_each_loss_is_counted_and_in_the_status"),
     ("src/h5rows/packing/repack.py", "if need > MOST_TIMES * size and need > MOST_BYTES:", "if False:",
      "tests/h5rows/test_pack_copies.py::test_a_copy_many_times_as_large_is_asked_for"),

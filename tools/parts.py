@@ -371,6 +371,9 @@ PARTS = {
             "src/h5.py",
             "src/h5rows/packing",
             "src/h5rows/importers",
+            "src/h5rows/account.py",
+            "src/h5rows/options.py",
+            "src/h5rows/source.py",
             "src/h5rows/functions.py",
             "src/h5rows/command.py",
             "src/h5rows/program.py",
@@ -402,9 +405,9 @@ PARTS = {
         ),
         {
             "src/h5rows/__init__.py": [
-                r"from h5rows\.(command|functions|packing|importers)",
-                r'^    "(command|functions|packing|importers)\b',
-                r"^    (functions, command|packing/|importers/) ",
+                r"from h5rows\.(command|functions|options|packing|importers)",
+                r'^    "(command|functions|options|packing|importers)\b',
+                r"^    (functions, command|options, account|source|packing/|importers/) ",
             ],
             "pyproject.toml": ["^lmdb = ", "^zarr = ", "^n5 = ", "^tfrecord = ", '^  "zarr>='],
             "run": ["^  h5 "],

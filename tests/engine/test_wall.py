@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from functools import cache
+from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType
@@ -152,6 +153,21 @@ def test_no_room_imports_a_later_one() -> None:
         if name.startswith(NOT_YOURS) and floor[room_of(module)] > floor[room_of(name)]
     ]
     assert wrong == []
+
+
+def test_the_folders_of_the_library_form_no_circle() -> None:
+    """Nor do the modules beside them: importers give to a writer that knows none of them."""
+
+    def place(module: str) -> str:
+        return ".".join(module.split(".")[:2])
+
+    graph: dict[str, set[str]] = {}
+    for name, wanted in imports().items():
+        if name.startswith("h5rows."):
+            graph.setdefault(place(name), set()).update(place(module) for module in wanted if "h5rows." in module)
+    for name, wanted in graph.items():
+        wanted.discard(name)
+    assert "h5rows.reading" in TopologicalSorter(graph).static_order()  # raises CycleError
 
 
 def test_rooms_are_imported_through_their_pages() -> None:

@@ -17,7 +17,7 @@ import torch
 from engine.errors import ConfigError
 from h5rows.importers import open_source
 from h5rows.importers.tfrecord import masked_crc32c
-from h5rows.packing.options import PackOptions
+from h5rows.options import PackOptions
 from h5rows.packing.write import pack
 from h5rows.program import calling
 

@@ -17,7 +17,7 @@ from test_pack_formats import npy, png, write_lmdb, write_tar
 
 from engine.errors import ConfigError
 from h5rows import PackOptions, open_source
-from h5rows.packing.account import LEFT_OUT, Account
+from h5rows.account import LEFT_OUT, Account
 from h5rows.packing.write import pack
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import h5rows
 from engine.errors import ConfigError
 from h5rows.importers import open_source
-from h5rows.packing.options import PackOptions
+from h5rows.options import PackOptions
 
 pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 few = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from h5rows.account import Account
 from h5rows.errors import ConfigError, first_line, printable
-from h5rows.importers.base import SPLIT_NAMES, ArraySource
 from h5rows.importers.folders import files_of
 from h5rows.importers.values import to_numpy
-from h5rows.packing.account import Account
-from h5rows.packing.options import PackOptions
+from h5rows.options import PackOptions
+from h5rows.source import SPLIT_NAMES, ArraySource
 
 MOST_COLUMNS = 16
 _SPLIT = "|".join(SPLIT_NAMES)

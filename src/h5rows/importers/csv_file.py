@@ -19,7 +19,7 @@ import numpy as np
 
 from h5rows.errors import ConfigError, need, printable
 from h5rows.importers.exact import narrowed
-from h5rows.packing.options import PackOptions
+from h5rows.options import PackOptions
 
 ZERO_FIRST = r"^[+-]?0[0-9]"  # a postal code, a key
 DIGITS = r"^[0-9]+$"

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from h5rows.account import Account
 from h5rows.errors import ConfigError
-from h5rows.importers.base import SPLIT_NAMES, Bad, Field, Rows, SampleSource, first_readable, ranges
 from h5rows.importers.folders import walk
 from h5rows.importers.images import SUFFIXES, ImageDecoder
 from h5rows.importers.values import read_npy, read_pth
-from h5rows.packing.account import Account
-from h5rows.packing.options import PackOptions
+from h5rows.options import PackOptions
+from h5rows.source import SPLIT_NAMES, Bad, Field, Rows, SampleSource, first_readable, ranges
 
 
 class FileSource(SampleSource):

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from h5rows.errors import ConfigError, first_line, need
-from h5rows.importers.base import BadSample, Field, bad
-from h5rows.packing.options import PackOptions
+from h5rows.options import PackOptions
+from h5rows.source import BadSample, Field, bad
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
 CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4, "P": 1, "I;16": 1}

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from h5rows.errors import ConfigError, need
-from h5rows.importers.base import Rows
 from h5rows.importers.csv_file import check_names, read_csv_files
 from h5rows.importers.exact import is_list, number_type
-from h5rows.packing.options import PackOptions
+from h5rows.options import PackOptions
+from h5rows.source import Rows
 
 
 class Groups:

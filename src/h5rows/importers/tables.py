@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from h5rows.account import Account
 from h5rows.errors import ConfigError
-from h5rows.importers.base import SPLIT_NAMES, Bad, BadSample, Field, Rows, SampleSource, Source, ranges
 from h5rows.importers.csv_file import is_number
 from h5rows.importers.exact import exact, is_list
 from h5rows.importers.files import FileSource
@@ -27,8 +27,8 @@ from h5rows.importers.images import ImageDecoder
 from h5rows.importers.table_groups import Groups
 from h5rows.importers.text import tokenizer_file
 from h5rows.importers.values import TEXT, decoder, field_of, files_by_split, guess
-from h5rows.packing.account import Account
-from h5rows.packing.options import FOR_CSV, PackOptions
+from h5rows.options import FOR_CSV, PackOptions
+from h5rows.source import SPLIT_NAMES, Bad, BadSample, Field, Rows, SampleSource, Source, ranges
 
 # numbers, dates, times, ranges, amounts; but digits alone, which a table says are texts, may be codes
 LIKE_NUMBERS = re.compile(

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from h5rows.errors import ConfigError, need
-from h5rows.importers.base import BadSample, ranges
 from h5rows.importers.values import ShardSource, files_by_split
-from h5rows.packing.options import PackOptions
+from h5rows.options import PackOptions
+from h5rows.source import BadSample, ranges
 
 
 def masked_crc32c(data: bytes) -> int:

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from h5rows.account import Account
 from h5rows.errors import ConfigError, first_line
-from h5rows.importers.base import SPLIT_NAMES, BadSample, Field, SampleSource, bad, first_readable
 from h5rows.importers.folders import check_inside, check_kind, files_of
 from h5rows.importers.images import ImageDecoder
-from h5rows.packing.account import Account
-from h5rows.packing.options import PackOptions
+from h5rows.options import PackOptions
+from h5rows.source import SPLIT_NAMES, BadSample, Field, SampleSource, bad, first_readable
 
 TEXT = {"encoding": "utf-8"}
 IMAGE_MAGIC = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"P5", b"P6")

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from h5rows.errors import ConfigError, printable
-from h5rows.importers.base import BadSample, ranges
 from h5rows.importers.images import SUFFIXES
 from h5rows.importers.values import ShardSource, files_by_split
-from h5rows.packing.options import PackOptions
+from h5rows.options import PackOptions
+from h5rows.source import BadSample, ranges
 
 KINDS = {"cls": "number", "npy": "npy", "pth": "pth", "pt": "pth", "txt": "text"}
 NAMES = {"cls": "label", **{suffix[1:]: "image" for suffix in SUFFIXES}}

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from h5rows.account import Account
 from h5rows.errors import ConfigError, machine_fault, on_one_line, printable
-from h5rows.packing.account import Account
 
 T = TypeVar("T")
 Rows = np.ndarray | range
