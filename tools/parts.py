@@ -409,7 +409,7 @@ PARTS = {
                 r'^    "(command|functions|options|packing|importers)\b',
                 r"^    (functions, command|options, account|source|packing/|importers/) ",
             ],
-            "pyproject.toml": ["^lmdb = ", "^zarr = ", "^n5 = ", "^tfrecord = ", '^  "zarr>='],
+            "pyproject.toml": ["^lmdb = ", "^zarr = ", "^n5 = ", "^tfrecord = ", "^text = ", '^  "zarr>='],
             "run": ["^  h5 "],
             "README.md": [r"outputs/digits-zstd\.h5"],
             "src/lab/project.py": ['"folder_classes": '],
