@@ -73,6 +73,8 @@ def one_line(what: object) -> Iterator[None]:
         yield
     except BrokenPipeError:
         raise
+    except BadSample as error:  # the whole source, not one sample among others
+        raise ConfigError(on_one_line(f"{error.name} {error.reason}")) from None
     except ConfigError as error:
         if str(error).isprintable():
             raise
