@@ -20,11 +20,10 @@ import numpy as np
 from h5rows.account import Account
 from h5rows.errors import ConfigError
 from h5rows.importers.csv_file import is_number
-from h5rows.importers.exact import exact, is_list
 from h5rows.importers.files import FileSource
 from h5rows.importers.folders import ALLOW, lies_in
 from h5rows.importers.images import ImageDecoder
-from h5rows.importers.table_groups import Groups
+from h5rows.importers.table_groups import Groups, exact, is_list
 from h5rows.importers.text import tokenizer_file
 from h5rows.importers.values import TEXT, decoder, field_of, files_by_split, guess
 from h5rows.options import FOR_CSV, PackOptions
