@@ -19,7 +19,7 @@ from h5rows.errors import ConfigError, first_line
 from h5rows.importers.folders import check_inside, check_kind, files_of
 from h5rows.importers.images import ImageDecoder
 from h5rows.options import PackOptions
-from h5rows.source import SPLIT_NAMES, BadSample, Field, SampleSource, bad, first_readable
+from h5rows.source import SPLIT_NAMES, BadSample, Field, SampleSource, bad, first_readable, ranges
 
 TEXT = {"encoding": "utf-8"}
 IMAGE_MAGIC = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"P5", b"P6")
@@ -215,9 +215,17 @@ class EncodedSource(SampleSource):
 
 
 class ShardSource(EncodedSource):
-    """Samples at known places of `files`."""
+    """Samples at known places of files of one kind, such as ".tar"."""
 
-    files: list[Path]
+    def __init__(self, path: Path, kind: str, options: PackOptions) -> None:
+        by_split = files_by_split(path, (kind,), options.external, self.account)
+        self.files = [file for files in by_split.values() for file in files]
+        counts = iter([self.index(number, file) for number, file in enumerate(self.files)])
+        self.splits = ranges({split: sum(next(counts) for _ in files) for split, files in by_split.items()})
+
+    def index(self, number: int, file: Path) -> int:
+        """Find the samples of files[number], and return how many there are."""
+        raise NotImplementedError
 
     def piece(self, number: int, offset: int, size: int) -> bytes:
         """Bytes of files[number], fewer where it has become shorter."""
