@@ -17,6 +17,8 @@ Imports numpy and h5py, torch where batches are made, and nothing of the program
     dataset, reading/     files -> batches         probe    what a file holds, asked without torch
     meaning/              what packed, turned and sparse values stand for; which fields x and y could be
     functions, command    what strangers call, and `python -m h5rows`
+    options, account      what pack and repack can be told; what was left out
+    source                what an importer gives to the writer
     packing/              the writer; other layouts, copies of all that a file holds, what a file is like
     importers/            a reader for each other format
 """
@@ -34,8 +36,8 @@ if TYPE_CHECKING:
     from h5rows.importers import open_source
     from h5rows.importers.files import FileSource
     from h5rows.meaning.choice import suggestion
+    from h5rows.options import PackOptions
     from h5rows.packing.inspect import proposal
-    from h5rows.packing.options import PackOptions
     from h5rows.probe import num_outputs, sample_shape
     from h5rows.reading.copies import files_of
     from h5rows.reading.fields import Fixed, open_field
@@ -54,8 +56,8 @@ MODULES = {
     "importers": "open_source",
     "importers.files": "FileSource",
     "meaning.choice": "suggestion",
+    "options": "PackOptions",
     "packing.inspect": "proposal",
-    "packing.options": "PackOptions",
     "probe": "num_outputs sample_shape",
     "reading.copies": "files_of",
     "reading.fields": "Fixed open_field",

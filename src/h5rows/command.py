@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(name, description=__doc__, formatter_class=raw)
     verbs = top.add_subparsers(dest="verb", required=True)
 
-    # no defaults here (SUPPRESS): those of packing/options.py hold; the help names them in brackets
+    # no defaults here (SUPPRESS): those of options.py hold; the help names them in brackets
     p = verbs.add_parser("pack", help="any known format into one .h5 file", argument_default=argparse.SUPPRESS)
     add = p.add_argument
     suffixes = ".npy .npz .pth .csv .tsv .parquet .txt .tar .tfrecord .lmdb .zarr .n5"

@@ -108,9 +108,18 @@ def pip_install(packages: str) -> str:
     return f"{sys.executable} -m pip install {packages}"
 
 
+# library -> the extra of this distribution that has it
+EXTRAS = {
+    "pillow": "images", "lmdb": "lmdb", "tensorstore": "zarr", "pyarrow": "tables", "google-crc32c": "tfrecord",
+    "tokenizers": "text", "fsspec": "remote", "hdf5plugin": "codecs", "lz4": "codecs", "zstandard": "codecs",
+    "blosc": "codecs",
+}  # fmt: skip
+
+
 def missing(what: str, library: str) -> str:
-    """The line for a library that is not there. what: the file or option that needs it."""
-    return f"{what} needs {library}, which is not installed - {pip_install(library)}"
+    """Return the line for a library that is not installed. what: the file or option that needs it."""
+    where = f"{library} (in the extra {EXTRAS[library]})"
+    return f"{what} needs {where}, which is not installed - {pip_install(library)}"
 
 
 def need(module: str, what: str, library: str) -> ModuleType:

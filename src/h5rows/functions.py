@@ -9,12 +9,12 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any, get_type_hints
 
+from h5rows.account import Account
 from h5rows.checks import check_options
 from h5rows.errors import ConfigError, printable
 from h5rows.importers import open_source
-from h5rows.packing.account import Account
+from h5rows.options import PackOptions, RepackOptions, above
 from h5rows.packing.inspect import inspect_file
-from h5rows.packing.options import PackOptions, RepackOptions, above
 from h5rows.packing.repack import repack_file
 from h5rows.packing.shards import pack_shards
 from h5rows.packing.write import pack as write

@@ -206,6 +206,21 @@ def test_no_room_imports_a_later_one() -> None:
     assert wrong == []
 
 
+def test_the_folders_of_the_library_form_no_circle() -> None:
+    """Nor do the modules beside them: importers give to a writer that knows none of them."""
+
+    def place(module: str) -> str:
+        return ".".join(module.split(".")[:2])
+
+    graph: dict[str, set[str]] = {}
+    for name, wanted in imports().items():
+        if name.startswith("h5rows."):
+            graph.setdefault(place(name), set()).update(place(module) for module in wanted if "h5rows." in module)
+    for name, wanted in graph.items():
+        wanted.discard(name)
+    assert "h5rows.reading" in TopologicalSorter(graph).static_order()  # raises CycleError
+
+
 def test_rooms_are_imported_through_their_pages() -> None:
     """`from engine.world import World`, not `from engine.world.collectives import World`, but inside of that room; and
     `from h5rows import Dataset`."""

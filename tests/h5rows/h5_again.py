@@ -13,8 +13,8 @@ from h5_truth import Truth, truth
 from h5_types import Draw
 
 from h5rows.errors import ConfigError
+from h5rows.options import RepackOptions
 from h5rows.packing.inspect import inspect_file
-from h5rows.packing.options import RepackOptions
 from h5rows.packing.repack import repack_file
 
 

@@ -22,8 +22,8 @@ import engine.errors
 from h5rows import PackOptions, probe, repack
 from h5rows.dataset import Dataset
 from h5rows.errors import ConfigError
+from h5rows.options import RepackOptions
 from h5rows.packing.inspect import inspect_file
-from h5rows.packing.options import RepackOptions
 from lab.datasets.tokens import TokenWindows
 
 ALL = {"all": {"group": "/"}}

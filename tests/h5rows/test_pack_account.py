@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from h5rows.packing.account import LEFT_OUT, MOST_NAMES, Account
+from h5rows.account import LEFT_OUT, MOST_NAMES, Account
 
 
 def account(held: int, taken: int, asked: int = 0, named: int = 0) -> Account:

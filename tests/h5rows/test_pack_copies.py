@@ -16,8 +16,8 @@ from conftest import ROOT
 from pack_typed import typed
 
 from h5rows import repack
+from h5rows.account import LEFT_OUT
 from h5rows.errors import ConfigError
-from h5rows.packing.account import LEFT_OUT
 
 ROWS = np.random.default_rng(0).normal(size=(700, 9)).astype(np.float32)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import io
+import re
 import struct
 import sys
 import tarfile
@@ -13,11 +15,12 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 
-from h5rows.errors import ConfigError
+from h5rows.errors import EXTRAS, ConfigError
 from h5rows.importers import open_source
 from h5rows.importers.tfrecord import masked_crc32c
-from h5rows.packing.options import PackOptions
+from h5rows.options import PackOptions
 from h5rows.packing.write import pack
 from h5rows.program import calling
 
@@ -434,5 +437,25 @@ def test_missing_libraries_are_named(tmp_path: Path, monkeypatch: Any, module: s
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"a,b\n1,2\n3,4\n5,6\n")
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ConfigError, match=rf"needs .*-m pip install {remedy}"):
+    with pytest.raises(ConfigError, match=rf"needs {remedy} \(in the extra \w+\).*-m pip install {remedy}"):
         run(path if path.parent == tmp_path else path.parent)
+
+
+@pytest.mark.parametrize("folder", [".", "tools/h5rows"])
+def test_each_library_is_in_the_extra_that_its_line_names(folder: str) -> None:
+    tomllib = pytest.importorskip("tomllib")
+    file = ROOT / folder / "pyproject.toml"
+    if not file.exists():
+        pytest.skip("a fork has not the shell of h5rows")
+    extras = tomllib.loads(file.read_text())["project"]["optional-dependencies"]
+    for library, extra in EXTRAS.items():
+        assert library in [re.split(r"[<>=]", wanted)[0] for wanted in extras[extra]], library
+    called = {
+        node.args[place].value
+        for path in (ROOT / "src/h5rows").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if (place := {"need": 2, "missing": 1}.get(node.func.id)) is not None
+        if isinstance(node.args[place], ast.Constant)
+    }
+    assert called <= set(EXTRAS)

@@ -14,9 +14,9 @@ from conftest import sample_of
 from test_pack_write import Numbers, arrays, options
 from writes import attempt
 
-from h5rows.importers.base import ArraySource
 from h5rows.locks import Busy, Lock
 from h5rows.packing.write import pack
+from h5rows.source import ArraySource
 
 COMMANDS: dict[str, Callable[[Path], Any]] = {
     "blocks": lambda out: pack(ArraySource({"": arrays(8)}), out, options(workers=1), {"command": "c"}),

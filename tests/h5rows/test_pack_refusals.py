@@ -18,7 +18,7 @@ from test_pack_formats import field, npy, png, record, write_tar
 
 from h5rows.errors import ConfigError
 from h5rows.importers import open_source
-from h5rows.packing.options import PackOptions
+from h5rows.options import PackOptions
 from h5rows.packing.write import pack
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import h5rows
 from h5rows.errors import ConfigError
 from h5rows.importers import open_source
-from h5rows.packing.options import PackOptions
+from h5rows.options import PackOptions
 
 pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 few = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -160,3 +160,28 @@ def test_each_of_the_columns_that_a_field_names_is_there(tmp_path: Path) -> None
     assert read(tmp_path / "a.csv", "age,wat*").shape == (1, 2)
     with pytest.raises(ConfigError, match=r"^--fields: .* has no column 'age,wat'; it has \['age', 'water'\]"):
         read(tmp_path / "a.csv", "age,wat")
+
+
+def test_the_first_cell_that_can_be_read_says_what_all_are_like(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    image.new("RGB", (4, 3)).save(tmp_path / "1.png")
+    (tmp_path / "0.png").write_bytes(b"damaged")
+    (tmp_path / "t.csv").write_text("file,words\n0.png,a\n1.png,bb\n")
+    cells = [b"damaged", (tmp_path / "1.png").read_bytes()]
+    pq.write_table(pa.table({"image": cells, "raw": [None, b"12"]}), tmp_path / "t.parquet")
+    how: dict[str, Any] = {"quiet": True, "on_error": "skip", "overwrite": True}
+    for name, options in {
+        "t.csv": {"file_column": "file", "kinds": {"words": "text"}},
+        "t.parquet": {"kinds": {"image": "image"}},
+    }.items():
+        h5rows.pack(tmp_path / name, out := tmp_path / "t.h5", **how, **options)
+        data = h5rows.open(str(out))
+        assert len(data) == 1
+        assert data[0]["image"].shape == (3, 3, 4)
+    assert data[0]["raw"] == 12
+
+
+def test_a_table_with_a_column_image_beside_the_one_of_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("file,image\n1.png,2\n")
+    with pytest.raises(ConfigError, match=r"--files file makes a field image, and .* has a column of that name"):
+        read(tmp_path / "t.csv", "image", file_column="file")

@@ -22,11 +22,11 @@ import h5rows
 from h5rows.command import run as run_command
 from h5rows.errors import ConfigError
 from h5rows.importers import open_source
-from h5rows.importers.base import ArraySource, BadSample, Field, Rows, SampleSource
 from h5rows.locks import Lock
+from h5rows.options import PackOptions
 from h5rows.packing.file import offsets
-from h5rows.packing.options import PackOptions
 from h5rows.packing.write import pack
+from h5rows.source import ArraySource, BadSample, Field, Rows, SampleSource
 
 H5 = ROOT / "src" / "h5.py"
 

@@ -363,7 +363,7 @@ def test_the_wheel_and_the_library_need_what_the_project_needs() -> None:
     assert named[0] == named[1]
     assert len(named[0]) > 5
     extras = [dict(re.findall(r"^(\w+) = (\[\".*\"\])", text, re.MULTILINE)) for text in (library, project)]
-    for name in ("codecs", "images", "lmdb", "zarr", "n5", "tables", "tfrecord", "remote"):
+    for name in ("codecs", "images", "lmdb", "zarr", "n5", "tables", "tfrecord", "text", "remote"):
         assert extras[0][name] == extras[1][name]
 
 

@@ -11,10 +11,10 @@ import h5py
 
 from h5rows.errors import ConfigError
 from h5rows.importers.arrays import MOST_COLUMNS
-from h5rows.importers.base import SPLIT_NAMES, Source, one_line
 from h5rows.importers.folders import check_kind, walk
 from h5rows.importers.values import WIDENED
-from h5rows.packing.options import FOR_FORMATS, PackOptions
+from h5rows.options import FOR_FORMATS, PackOptions
+from h5rows.source import SPLIT_NAMES, Source, one_line
 
 # format -> module and what opens it, (path, options) -> Source; suffixes of its files
 FORMATS = {

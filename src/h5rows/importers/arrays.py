@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from h5rows.errors import ConfigError, first_line, printable
-from h5rows.importers.base import SPLIT_NAMES, ArraySource
+from h5rows.account import Account
+from h5rows.errors import ConfigError, printable
 from h5rows.importers.folders import files_of
-from h5rows.importers.values import to_numpy
-from h5rows.packing.account import Account
-from h5rows.packing.options import PackOptions
+from h5rows.importers.values import explain, load_torch, read_npy, to_numpy
+from h5rows.options import PackOptions
+from h5rows.source import SPLIT_NAMES, ArraySource
 
 MOST_COLUMNS = 16
 _SPLIT = "|".join(SPLIT_NAMES)
@@ -57,7 +57,8 @@ def open_numpy(path: Path, options: PackOptions) -> ArraySource:
     if path.suffix.lower() == ".npz":
         arrays = read_npz(path, options.fields, account)
     else:
-        arrays = {str(f.relative_to(path).with_suffix("")) if path.is_dir() else f.stem: read_npy(f) for f in files}
+        names = [str(f.relative_to(path).with_suffix("")) if path.is_dir() else f.stem for f in files]
+        arrays = {name: read_npy(str(f), f, mapped=True) for name, f in zip(names, files, strict=True)}
     if not arrays:
         raise ConfigError(f"{path} holds no .npy files")
     for name, array in arrays.items():
@@ -78,13 +79,6 @@ def check_fields(arrays: Mapping[str, Any], path: Path, options: PackOptions) ->
     raise ConfigError(f"{what}; if each is a sample, {how}; if each is a field, name them with --fields")
 
 
-def read_npy(path: Path) -> np.ndarray:
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise ConfigError(f"{path} cannot be read as .npy: {explain(error)}") from None
-
-
 def read_npz(path: Path, wanted: Mapping[str, str], account: Account) -> dict[str, np.ndarray]:
     """wanted: those that --fields names, if it names members of this archive; none: all."""
     try:
@@ -102,24 +96,9 @@ def read_npz(path: Path, wanted: Mapping[str, str], account: Account) -> dict[st
         raise ConfigError(f"{path} cannot be read as .npz: {explain(error)}") from None
 
 
-def explain(error: Exception) -> str:
-    if "pickle" in str(error):
-        return "it holds Python objects, which could run code when read; save plain arrays"
-    return str(error)
-
-
 def open_torch(path: Path, options: PackOptions) -> ArraySource:
-    import torch
-
-    try:
-        loaded = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
-    except Exception as error:  # torch raises RuntimeError, UnpicklingError, EOFError ...
-        if "mmap can only be used" in str(error):
-            raise ConfigError(f"{path} is of the format before torch 1.6; load it and save it again") from None
-        what = f"cannot be read by torch.load(weights_only=True): {first_line(error)}; save plain tensors"
-        raise ConfigError(f"{path} {what}") from None
     account = Account()
-    values = flatten(loaded, path, account)
+    values = flatten(load_torch(str(path), path, mapped=True), path, account)
     if not values:
         named = next(iter(account.left.get("values", [])), "nothing")
         raise ConfigError(f"{path} holds no tensors with rows, only {printable(named)}")

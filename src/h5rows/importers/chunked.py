@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from h5rows.account import Account
 from h5rows.errors import ConfigError, need, printable
 from h5rows.importers.arrays import places_of, tables_of
-from h5rows.importers.base import SPLIT_NAMES, ArraySource
 from h5rows.importers.folders import walk
-from h5rows.packing.account import Account
-from h5rows.packing.options import PackOptions
+from h5rows.options import PackOptions
+from h5rows.source import SPLIT_NAMES, ArraySource
 
 METADATA = {"zarr.json", ".zarray", ".zgroup", ".zattrs", "attributes.json"}
 OWN = {"dimensions", "dataType", "blockSize", "compression", "compressionType", "n5"}  # keys of N5's attributes.json

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from h5rows.errors import ConfigError, need, printable
-from h5rows.importers.exact import narrowed
-from h5rows.packing.options import PackOptions
+from h5rows.options import PackOptions
 
 ZERO_FIRST = r"^[+-]?0[0-9]"  # a postal code, a key
 DIGITS = r"^[0-9]+$"
 WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
 WITH_COMMA = r"^[+-]?[\d.,]*\d[\d.,]*([eE][+-]?\d+)?$"  # 1,5 and 1.234,56 and 1,234.56
 TYPES = {"int": ("int64", "uint64"), "float": ("float64",)}  # by what --as says; the first that has all cells
+SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), 1 << 24  # float32 rounds numbers between these to 24 bits
 EMPTY = ("", "#n/a", "#na", "n/a", "na", "nan", "-nan", "null")  # in a column of numbers
 HEADER = "--header takes it for names, --no-header for a sample"
 
@@ -182,6 +182,19 @@ def check_digits(file: Path, name: str, cells: Any, floats: Any) -> Any:
             what = f"{file}: column {name!r}: no type holds {cell} and the other numbers exactly"
             raise ConfigError(f"{what}; --as {name}=text keeps it as it is written")
     return floats
+
+
+def narrowed(cells: Any) -> Any:
+    """An arrow array of float64 as float32, if that is written with the same digits: 0.1 is, 0.123456789 is not."""
+    import pyarrow as pa
+
+    values = cells.to_numpy(zero_copy_only=False)  # NaN where it is empty
+    with np.errstate(over="ignore"):
+        narrow = values.astype(np.float32)
+    size = np.abs(values)
+    written = pa.array(narrow).cast(pa.string()).cast(pa.float64()).to_numpy()
+    same = (narrow == values) | ((size >= SMALLEST) & (size < LARGEST) & (written == values)) | np.isnan(values)
+    return cells.cast(pa.float32()) if same.all() else cells
 
 
 def check_header(file: Path, table: Any, options: PackOptions) -> None:

@@ -7,10 +7,10 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from h5rows.account import Account
 from h5rows.errors import ConfigError, printable
-from h5rows.packing.account import Account
 
-REFUSE, ALLOW = "refuse", "allow"
+ALLOW = "allow"
 
 
 def walk(root: Path, external: str, hidden: bool = False) -> Iterator[tuple[str, list[str], list[str]]]:

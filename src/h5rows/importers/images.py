@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from h5rows.errors import ConfigError, first_line, need
-from h5rows.importers.base import BadSample, Field, bad
-from h5rows.packing.options import PackOptions
+from h5rows.options import PackOptions
+from h5rows.source import BadSample, Field, bad
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
-CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4, "P": 1, "I;16": 1}
 AUTO = "auto"
 COLOURS = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "YCbCr"}  # modes whose colours RGB has
 ORIENTATION = 0x0112  # the tag of EXIF; 1: upright
@@ -31,8 +30,6 @@ class ImageDecoder:
         self.palette: np.ndarray | None = None  # (n, 3) uint8, of the first image of mode P
         self.first: object = None
         need("PIL.Image", "reading images", "pillow")
-        if self.mode not in (AUTO, *CHANNELS):
-            raise ConfigError(f"--mode: {self.mode!r} is none of {', '.join(CHANNELS)}")
         if self.variable and self.size:
             raise ConfigError("--variable keeps each image's own size and --size makes them one: give one of the two")
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from h5rows.errors import ConfigError, need
-from h5rows.importers.base import BadSample, Field
 from h5rows.importers.folders import walk
 from h5rows.importers.values import TEXT, EncodedSource
-from h5rows.packing.options import PackOptions
+from h5rows.options import PackOptions
+from h5rows.source import BadSample, Field
 
 RESERVED = re.compile(rb"__.*__", re.DOTALL)
 COUNTS = re.compile(rb"num[-_ ]?samples|length|len|size|count", re.IGNORECASE)

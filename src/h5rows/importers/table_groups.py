@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from h5rows.errors import ConfigError, need
-from h5rows.importers.base import Rows
 from h5rows.importers.csv_file import check_names, read_csv_files
-from h5rows.importers.exact import is_list, number_type
-from h5rows.packing.options import PackOptions
+from h5rows.options import PackOptions
+from h5rows.source import Rows
 
 
 class Groups:
@@ -92,3 +92,31 @@ class Groups:
 def has_gaps(table: Any, columns: Sequence[str]) -> bool:
     cells = [table.column(c).combine_chunks() for c in columns]
     return any(c.null_count or (is_list(c.type) and c.flatten().null_count) for c in cells)
+
+
+def is_list(kind: Any) -> bool:
+    return str(kind).startswith(("list", "large_list", "fixed_size_list"))
+
+
+def number_type(kind: Any) -> np.dtype:
+    """NumPy's of an arrow type, or of the values of its lists; ValueError: it is none of numbers."""
+    import pyarrow.types as pt
+
+    inner = kind.value_type if is_list(kind) else kind
+    if not (pt.is_integer(inner) or pt.is_floating(inner) or pt.is_boolean(inner) or pt.is_null(inner)):
+        raise ValueError(f"is {kind}; numbers, strings and bytes are read")
+    return np.dtype(np.float32 if pt.is_null(inner) else inner.to_pandas_dtype())
+
+
+def exact(cells: Any, dtype: np.dtype | None) -> np.ndarray:
+    """An arrow array as this type, None: its own; NaN where it is empty. ValueError where a whole number might change,
+    which is from 2^24 or 2^53 on as float32 or float64."""
+    import pyarrow as pa
+
+    dtype = dtype or number_type(cells.type)
+    try:
+        return cells.cast(pa.from_numpy_dtype(dtype)).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    except pa.ArrowInvalid as error:
+        number = re.search(r"-?\d+", str(error))
+        lost = number[0] if number else "a number"
+        raise ValueError(f"{lost} would lose digits as {dtype}, the type of this field with all its cells") from None

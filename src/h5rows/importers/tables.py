@@ -17,18 +17,16 @@ from typing import Any
 
 import numpy as np
 
+from h5rows.account import Account
 from h5rows.errors import ConfigError
-from h5rows.importers.base import SPLIT_NAMES, Bad, BadSample, Field, Rows, SampleSource, Source, ranges
 from h5rows.importers.csv_file import is_number
-from h5rows.importers.exact import exact, is_list
-from h5rows.importers.files import FileSource
 from h5rows.importers.folders import ALLOW, lies_in
 from h5rows.importers.images import ImageDecoder
-from h5rows.importers.table_groups import Groups
+from h5rows.importers.table_groups import Groups, exact, is_list
 from h5rows.importers.text import tokenizer_file
-from h5rows.importers.values import TEXT, decoder, field_of, files_by_split, guess
-from h5rows.packing.account import Account
-from h5rows.packing.options import FOR_CSV, PackOptions
+from h5rows.importers.values import TEXT, Decode, decoder, field_of, files_by_split, guess
+from h5rows.options import FOR_CSV, PackOptions
+from h5rows.source import SPLIT_NAMES, Bad, BadSample, Field, Rows, SampleSource, first_readable, ranges
 
 # numbers, dates, times, ranges, amounts; but digits alone, which a table says are texts, may be codes
 LIKE_NUMBERS = re.compile(
@@ -44,7 +42,7 @@ class TableSource(SampleSource):
     remedy = "; --size makes images one size, --variable keeps each"
 
     def __init__(self, groups: Groups, splits: dict[str, Rows], options: PackOptions, where: Path) -> None:
-        self.groups, self.splits, self.where = groups, splits, where
+        self.groups, self.splits, self.options, self.where = groups, splits, options, where
         self.slow_random = len(groups) > 1
         self.fields: dict[str, Field] = {}
         self._columns: dict[str, list[str]] = {}
@@ -57,63 +55,88 @@ class TableSource(SampleSource):
                 raise ConfigError(
                     f"--empty {options.empty}: {where} is Parquet, which says itself what is empty; give nan"
                 )
-        names, known = groups.schema.names, set(groups.schema.names)
-        for wanted in options.fields or [n for n in names if n != "split"]:
-            found = [wanted] if wanted in known else self._named(wanted, names)
-            if not found:
-                raise ConfigError(f"--fields: {where} has no column {wanted!r}; it has {names}")
-            self._columns[wanted] = found
-            self.fields[wanted] = self._learn(wanted, found, options)
-        if unknown := sorted(set(options.kinds) - set(self.fields) - known):
+        names, files = groups.schema.names, options.file_column
+        usual = [name for name in names if name not in ("split", files)]
+        if files is not None:
+            usual.insert(0, "image")
+            if files not in names:
+                raise ConfigError(f"--files {files}: {where} has no such column; it has {names}")
+            if files != "image" and files in options.fields:
+                what = f"--fields {files}: of --files {files} comes the field image"
+                raise ConfigError(f"{what}; write image, or image=NAME")
+            if files != "image" and "image" in names:
+                raise ConfigError(
+                    f"--files {files} makes a field image, and {where} has a column of that name; rename it"
+                )
+        for wanted in options.fields or usual:
+            self._columns[wanted] = [files] if files and wanted == "image" else self._named(wanted)
+            self.fields[wanted] = self._learn(wanted, self._columns[wanted])
+        if unknown := sorted(set(options.kinds) - {*self.fields, *names}):
             raise ConfigError(f"--as: {where} has no column {unknown[0]!r}; it has {names}")
         self.groups.forget()
 
-    @staticmethod
-    def _named(wanted: str, names: Sequence[str]) -> list[str]:
-        """a,b and pixel*; a column whose own name holds such a sign is meant by it. None, where a part has none."""
+    def _named(self, wanted: str) -> list[str]:
+        """The columns of a field: one, a,b or pixel*; a column whose own name holds such a sign is meant by it."""
+        names = self.groups.schema.names
         found = [[part] if part in names else fnmatch.filter(names, part) for part in wanted.split(",")]
-        return [n for part in found for n in part] if all(found) else []
+        if wanted not in names and not all(found):
+            raise ConfigError(f"--fields: {self.where} has no column {wanted!r}; it has {names}")
+        return [wanted] if wanted in names else [n for part in found for n in part]
 
-    def _learn(self, name: str, columns: list[str], options: PackOptions) -> Field:
+    def _learn(self, name: str, columns: list[str]) -> Field:
         import pyarrow.types as pt
 
-        kind, given = self.groups.schema.field(columns[0]).type, options.kinds.get(name)
+        kind, given = self.groups.schema.field(columns[0]).type, self.options.kinds.get(name)
         if len(columns) > 1 and not (pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind)):
             raise ConfigError(f"--fields: {name!r} are {len(columns)} columns, and {columns[0]!r} holds no numbers")
+        if columns == [self.options.file_column]:
+            return self._learn_encoded(name, lambda _: NamedImages(self.options, self.where))
         if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_dictionary(kind):
             if given == "text":
                 self._decode[name] = utf8
                 return Field((None,), np.dtype(np.uint8), TEXT)
             if given == "tokens":
-                self._decode[name] = tokens = Tokens(options)
-                return Field((None,), tokens.dtype, {"tokenizer": options.tokenizer, "vocab_size": tokens.vocab_size})
-            found = self._distinct(columns[0])
-            if given is None and not pt.is_dictionary(kind):
-                self._check_classes(name, found - {None})
-            names = sorted(found - {None})
-            self._classes[name] = {value: k for k, value in enumerate(names)}
-            if None not in found:
-                return Field((), np.dtype(np.int64), {"classes": names})
-            self._classes[name][None] = MISSING_CLASS
-            return Field((), np.dtype(np.int64), {"classes": names, "missing_value": np.int64(MISSING_CLASS)})
-        first = self.groups.take(range(1), columns)
-        value = first.column(0)[0].as_py()
-        raw = value.get("bytes") if isinstance(value, dict) else value
-        if isinstance(raw, bytes):
-            self._decode[name] = decode = decoder(given or guess(raw, f"{self.where}: {name}"), options, name)
-            try:
-                return field_of(decode, decode(raw, name), options.variable, name)
-            except BadSample as error:
-                raise ConfigError(f"{self.where}: the first row says what all are like, but {error}") from None
-        if isinstance(value, dict):
-            raise ConfigError(f"{self.where}: column {name!r} holds records; choose other columns with --fields")
+                self._decode[name] = tokens = Tokens(self.options)
+                attrs = {"tokenizer": self.options.tokenizer, "vocab_size": tokens.vocab_size}
+                return Field((None,), tokens.dtype, attrs)
+            return self._learn_classes(name, columns[0], check=given is None and not pt.is_dictionary(kind))
+        if (
+            pt.is_binary(kind)
+            or pt.is_large_binary(kind)
+            or (pt.is_struct(kind) and kind.get_field_index("bytes") >= 0)
+        ):
+            what = f"{self.where}: {name}"
+            return self._learn_encoded(name, lambda raw: decoder(given or guess(raw, what), self.options, name))
         if given not in (None, "int", "float"):
             raise ConfigError(f"--as {name}={given}: {self.where} holds {kind} there, which is packed as it is")
+        first = self.groups.take(range(1), columns)
         size = self._numbers(first, range(1), columns, None).shape[1:]  # before: says what is no number
         dtype = self.groups.number_type(columns, self._nan)
-        return Field((None,) if options.variable and is_list(kind) and len(columns) == 1 else size, dtype)
+        return Field((None,) if self.options.variable and is_list(kind) and len(columns) == 1 else size, dtype)
 
-    def _distinct(self, column: str) -> set[str]:
+    def _learn_encoded(self, name: str, decoder_for: Callable[[Any], Decode]) -> Field:
+        """The field of cells that are decoded one by one. decoder_for: makes the decoder for the first that can be."""
+        columns = self._columns[name]
+
+        def learn(row: int) -> Field:
+            cell = self.groups.take(range(row, row + 1), columns).column(0)[0].as_py()
+            self._decode[name] = decode = decoder_for(self._raw(row, name, cell))
+            return field_of(decode, self._decoded(row, name, cell), self.options.variable, name)
+
+        return first_readable(self.groups.rows, learn, f"{self.where}: column {columns[0]!r}")
+
+    def _learn_classes(self, name: str, column: str, check: bool) -> Field:
+        found = self._distinct(column)
+        if check:
+            self._check_classes(name, found - {None})
+        names = sorted(found - {None})
+        self._classes[name] = {value: k for k, value in enumerate(names)}
+        if None not in found:
+            return Field((), np.dtype(np.int64), {"classes": names})
+        self._classes[name][None] = MISSING_CLASS
+        return Field((), np.dtype(np.int64), {"classes": names, "missing_value": np.int64(MISSING_CLASS)})
+
+    def _distinct(self, column: str) -> set[Any]:
         found: set[Any] = set()
         for g in range(len(self.groups)):
             found |= set(self.groups.table(g, [column]).column(column).unique().to_pylist())
@@ -201,11 +224,16 @@ class TableSource(SampleSource):
                 out[name] = values[keep]
         return out, bad
 
-    def _decoded(self, row: int, name: str, cell: Any) -> np.ndarray:
+    def _raw(self, row: int, name: str, cell: Any) -> Any:
+        """The bytes of a cell, or the name of a file."""
         raw = cell.get("bytes") if isinstance(cell, dict) else cell
         if raw is None:
             raise BadSample(f"{self.name_of(row)}: {name}", "is empty")
-        return self._decode[name](raw, f"{self.name_of(row)}: {name}")
+        return raw
+
+    def _decoded(self, row: int, name: str, cell: Any) -> np.ndarray:
+        made: np.ndarray = self._decode[name](self._raw(row, name, cell), f"{self.name_of(row)}: {name}")
+        return made
 
     def name_of(self, row: int) -> str:
         return f"{self.where}, row {row}"
@@ -213,6 +241,22 @@ class TableSource(SampleSource):
 
 def utf8(cell: str, name: object) -> np.ndarray:
     return np.frombuffer(cell.encode(), np.uint8)
+
+
+class NamedImages(ImageDecoder):
+    """The name of a file below the folder of a table -> its image."""
+
+    def __init__(self, options: PackOptions, table: Path) -> None:
+        super().__init__(options)
+        self.column, self.external = options.file_column, options.external
+        self.table, self.root = table, table if table.is_dir() else table.parent
+
+    def __call__(self, data: Any, name: object) -> np.ndarray:
+        path = os.path.join(self.root, str(data))
+        if self.external != ALLOW and not lies_in(path, os.path.realpath(self.root)):
+            problem = f"{self.table}: column {self.column!r} names {str(data)!r}, outside of {self.root}"
+            raise ConfigError(f"{problem}; --external allow reads what lies elsewhere")
+        return super().__call__(path, data)
 
 
 class Tokens:
@@ -230,7 +274,7 @@ class Tokens:
         return np.array(ids, self.dtype)
 
 
-def open_table(path: Path, options: PackOptions) -> Source:
+def open_table(path: Path, options: PackOptions) -> TableSource:
     account = Account()
     by_split = files_by_split(path, (".csv", ".tsv", ".parquet"), options.external, account)
     groups = Groups([f for files in by_split.values() for f in files], options)
@@ -240,8 +284,7 @@ def open_table(path: Path, options: PackOptions) -> Source:
     splits = ranges({split: sum(rows_of[f] for f in files) for split, files in by_split.items()})
     if "split" in groups.schema.names and list(splits) == [""]:
         splits = by_column(groups, path)
-    opener: Callable[..., Source] = image_list if options.file_column else TableSource
-    made = opener(groups, splits, options, path)
+    made = TableSource(groups, splits, options, path)
     made.account = account
     return made
 
@@ -252,31 +295,3 @@ def by_column(groups: Groups, path: Path) -> dict[str, Rows]:
         raise ConfigError(f"{path}: the column split holds {unknown[0]!r}; it may hold {sorted(SPLIT_NAMES)}")
     named = np.array([SPLIT_NAMES[c.lower()] for c in cells.tolist()])
     return {name: np.flatnonzero(named == name) for name in dict.fromkeys(named.tolist())}
-
-
-def image_list(groups: Groups, splits: dict[str, Rows], options: PackOptions, path: Path) -> FileSource:
-    """A table that names image files: the field `image`, and the other columns as targets."""
-    column = options.file_column or ""
-    if column not in groups.schema.names:
-        raise ConfigError(f"--files {column}: {path} has no such column; it has {groups.schema.names}")
-    if column in options.fields and column != "image":
-        raise ConfigError(f"--fields {column}: of --files {column} comes the field image; write image, or image=NAME")
-    rest = [n for n in groups.schema.names if n not in (column, "split")]
-    chosen = {n: n for n in options.fields if n != "image"} if options.fields else {n: n for n in rest}
-    whole = range(groups.rows)
-    targets: dict[str, tuple[np.ndarray, dict[str, Any]]] = {}
-    if chosen:
-        table = TableSource(groups, splits, PackOptions(**{**vars(options), "fields": chosen}), path)
-        if flat := [n for n, f in table.fields.items() if f.ragged]:
-            raise ConfigError(f"{path}: column {flat[0]!r} of different lengths cannot stand beside --files")
-        values, _ = table.read(whole, list(chosen))
-        targets = {n: (values[n], dict(table.fields[n].attrs)) for n in chosen}
-    files = [str(v) for v in groups.take(whole, [column]).column(column).to_pylist()]
-    root = path if path.is_dir() else path.parent
-    if options.external != ALLOW:
-        top = os.path.realpath(root)
-        if out := next((name for name in files if not lies_in(root / name, top)), None):
-            problem = f"{path}: column {column!r} names {out!r}, outside of {root}"
-            raise ConfigError(f"{problem}; --external allow reads what lies elsewhere")
-    decode = ImageDecoder(options)
-    return FileSource(root, files, splits, "image", decode, decode.field, targets)

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from h5rows.account import Account
 from h5rows.errors import ConfigError, need
-from h5rows.importers.base import ArraySource
 from h5rows.importers.values import files_by_split
-from h5rows.packing.account import Account
-from h5rows.packing.options import PackOptions
+from h5rows.options import PackOptions
+from h5rows.source import ArraySource
 
 PIECE = 1 << 24  # characters that a tokenizer gets at a time, cut at the end of a line
 

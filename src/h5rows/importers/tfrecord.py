@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from h5rows.errors import ConfigError, need
-from h5rows.importers.base import BadSample, ranges
-from h5rows.importers.values import ShardSource, files_by_split
-from h5rows.packing.options import PackOptions
+from h5rows.importers.values import ShardSource
+from h5rows.options import PackOptions
+from h5rows.source import BadSample
 
 
 def masked_crc32c(data: bytes) -> int:
@@ -120,17 +120,17 @@ def example(data: bytes) -> dict[str, Any]:
 
 class RecordSource(ShardSource):
     def __init__(self, path: Path, options: PackOptions) -> None:
-        by_split = files_by_split(path, (".tfrecord",), options.external, self.account)
-        self.files = [file for files in by_split.values() for file in files]
-        found = [np.array(list(frames(file)), np.int64).reshape(-1, 2) for file in self.files]
-        number = np.repeat(np.arange(len(found)), [len(f) for f in found])
-        self._records = np.column_stack([number, np.concatenate(found)])
-        counts = dict(zip(self.files, map(len, found), strict=True))
-        self.splits = ranges({split: sum(counts[f] for f in files) for split, files in by_split.items()})
+        self._found: list[np.ndarray] = []
+        super().__init__(path, ".tfrecord", options)
+        self._records, self._found = np.concatenate(self._found), []  # (file, offset, size) of each
         self._many: set[str] = set()  # features of more than one number, though the first record may hold just one
         if options.variable:
             self._many = self._of_many(set(options.fields))
         self.learn(len(self._records), options, path)
+
+    def index(self, number: int, file: Path) -> int:
+        self._found.append(np.array([(number, *frame) for frame in frames(file)], np.int64).reshape(-1, 3))
+        return len(self._found[-1])
 
     def _of_many(self, chosen: set[str]) -> set[str]:
         many, names = set(), set(chosen)

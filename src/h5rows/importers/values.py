@@ -7,18 +7,19 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from glob import escape, glob
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from h5rows.account import Account
 from h5rows.errors import ConfigError, first_line
-from h5rows.importers.base import SPLIT_NAMES, BadSample, Field, SampleSource, bad, first_readable
 from h5rows.importers.folders import check_inside, check_kind, files_of
 from h5rows.importers.images import ImageDecoder
-from h5rows.packing.account import Account
-from h5rows.packing.options import PackOptions
+from h5rows.options import PackOptions
+from h5rows.source import SPLIT_NAMES, BadSample, Field, SampleSource, bad, first_readable, ranges
 
 TEXT = {"encoding": "utf-8"}
 IMAGE_MAGIC = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"P5", b"P6")
@@ -53,43 +54,55 @@ def decoder(kind: str, options: PackOptions, name: str) -> Decode:
         return plain[kind]
     try:
         type_name, _, sides = kind.partition(":")
-        dtype, shape = np.dtype(type_name), tuple(int(s) for s in sides.split(",") if s)
+        return partial(read_raw, np.dtype(type_name), tuple(int(s) for s in sides.split(",") if s))
     except (TypeError, ValueError):
         what = f"--as {name}={kind}: give image, npy, pth, text, int, float"
         raise ConfigError(f"{what}, or a type and shape such as uint8:3,32,32") from None
-    return Raw(dtype, shape)
 
 
-class Raw:
+def read_raw(dtype: np.dtype, shape: tuple[int, ...], raw: bytes, name: object) -> np.ndarray:
     """Numbers as they lie in memory."""
-
-    def __init__(self, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-        self.dtype, self.shape = dtype, shape
-
-    def __call__(self, raw: bytes, name: object) -> np.ndarray:
-        size = int(np.prod(self.shape)) * self.dtype.itemsize
-        if len(raw) != size:
-            raise BadSample(name, f"has {len(raw)} bytes, {self.dtype}:{self.shape} takes {size}")
-        return np.frombuffer(raw, self.dtype).reshape(self.shape)
+    size = int(np.prod(shape)) * dtype.itemsize
+    if len(raw) != size:
+        raise BadSample(name, f"has {len(raw)} bytes, {dtype}:{shape} takes {size}")
+    return np.frombuffer(raw, dtype).reshape(shape)
 
 
-def read_npy(raw: bytes | str, name: object) -> np.ndarray:
-    """Of the bytes of a file, or of its path."""
+def read_npy(raw: bytes | str, name: object, mapped: bool = False) -> np.ndarray:
+    """Of the bytes of a file, or of its path, which may be mapped."""
     try:
-        return np.load(io.BytesIO(raw) if isinstance(raw, bytes) else raw, allow_pickle=False)
+        return np.load(
+            io.BytesIO(raw) if isinstance(raw, bytes) else raw, mmap_mode="r" if mapped else None, allow_pickle=False
+        )
     except (ValueError, OSError, EOFError) as error:
-        raise bad(name, error, f"cannot be read as .npy: {error}") from None
+        raise bad(name, error, f"cannot be read as .npy: {explain(error)}") from None
+
+
+def explain(error: Exception) -> str:
+    if "pickle" in str(error):
+        return "it holds Python objects, which could run code when read; save plain arrays"
+    return str(error)
+
+
+def load_torch(raw: bytes | str, name: object, mapped: bool = False) -> Any:
+    """What torch.save wrote; read with weights_only, which runs no code."""
+    import torch
+
+    file = io.BytesIO(raw) if isinstance(raw, bytes) else raw
+    try:
+        return torch.load(file, weights_only=True, map_location="cpu", mmap=mapped)
+    except Exception as error:  # torch raises RuntimeError, UnpicklingError, EOFError ...
+        if "mmap can only be used" in str(error):
+            raise BadSample(name, "is of the format before torch 1.6; load it and save it again") from None
+        why = f"cannot be read by torch.load(weights_only=True): {first_line(error)}; save plain tensors"
+        raise bad(name, error, why) from None
 
 
 def read_pth(raw: bytes | str, name: object) -> np.ndarray:
-    """A tensor written by torch.save; read with weights_only, which runs no code."""
+    """The only tensor in a file of torch.save."""
     import torch
 
-    try:
-        value = torch.load(io.BytesIO(raw) if isinstance(raw, bytes) else raw, weights_only=True, map_location="cpu")
-    except Exception as error:  # torch raises RuntimeError, UnpicklingError, EOFError ...
-        why = f"cannot be read by torch.load(weights_only=True): {first_line(error)}"
-        raise bad(name, error, why) from None
+    value = load_torch(raw, name)
     if not isinstance(value, torch.Tensor):
         raise BadSample(name, f"holds a {type(value).__name__}, not one tensor")
     try:
@@ -202,9 +215,17 @@ class EncodedSource(SampleSource):
 
 
 class ShardSource(EncodedSource):
-    """Samples at known places of `files`."""
+    """Samples at known places of files of one kind, such as ".tar"."""
 
-    files: list[Path]
+    def __init__(self, path: Path, kind: str, options: PackOptions) -> None:
+        by_split = files_by_split(path, (kind,), options.external, self.account)
+        self.files = [file for files in by_split.values() for file in files]
+        counts = iter([self.index(number, file) for number, file in enumerate(self.files)])
+        self.splits = ranges({split: sum(next(counts) for _ in files) for split, files in by_split.items()})
+
+    def index(self, number: int, file: Path) -> int:
+        """Find the samples of files[number], and return how many there are."""
+        raise NotImplementedError
 
     def piece(self, number: int, offset: int, size: int) -> bytes:
         """Bytes of files[number], fewer where it has become shorter."""

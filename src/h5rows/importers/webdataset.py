@@ -9,36 +9,31 @@ from typing import Any
 import numpy as np
 
 from h5rows.errors import ConfigError, printable
-from h5rows.importers.base import BadSample, ranges
 from h5rows.importers.images import SUFFIXES
-from h5rows.importers.values import ShardSource, files_by_split
-from h5rows.packing.options import PackOptions
+from h5rows.importers.values import ShardSource
+from h5rows.options import PackOptions
+from h5rows.source import BadSample
 
 KINDS = {"cls": "number", "npy": "npy", "pth": "pth", "pt": "pth", "txt": "text"}
 NAMES = {"cls": "label", **{suffix[1:]: "image" for suffix in SUFFIXES}}
 
 
 class TarSource(ShardSource):
-    """Samples by their place in the tars, found in one pass over the headers."""
+    """Samples by the places of their members in the tars, found in one pass over the headers."""
 
     def __init__(self, path: Path, options: PackOptions) -> None:
-        by_split = files_by_split(path, (".tar",), options.external, self.account)
-        self.files = [file for files in by_split.values() for file in files]
-        self._keys: list[str] = []
-        places: dict[str, list[tuple[int, int, int, int]]] = {}  # field -> (sample, file, offset, size)
-        sizes: dict[str, int] = {}
-        for split, files in by_split.items():
-            before = len(self._keys)
-            for file in files:
-                self._index(file, places)
-            sizes[split] = len(self._keys) - before
-        self.splits = ranges(sizes)
-        self._places = {name: self._table(found) for name, found in places.items()}
-        kinds = {NAMES.get(ext, ext): KINDS[ext] for ext in KINDS if NAMES.get(ext, ext) in places}
-        self.learn(len(self._keys), options, path, kinds)
+        self._keys: list[str] = []  # names of the samples
+        self._names: dict[str, int] = {}  # of the fields, to their numbers
+        self._found: list[tuple[int, int, int, int, int]] = []  # (sample, field, file, offset, size)
+        super().__init__(path, ".tar", options)
+        self._members = np.array(self._found, np.int64).reshape(-1, 5)
+        self._begins = np.searchsorted(self._members[:, 0], np.arange(len(self._keys) + 1))
+        self._fields, self._found = list(self._names), []
+        usual = {NAMES.get(ext, ext): kind for ext, kind in KINDS.items() if NAMES.get(ext, ext) in self._names}
+        self.learn(len(self._keys), options, path, usual)
 
-    def _index(self, file: Path, places: dict[str, list[tuple[int, int, int, int]]]) -> None:
-        number, last = self.files.index(file), None
+    def index(self, number: int, file: Path) -> int:
+        before, last, kinds = len(self._keys), "", set[str]()
         try:
             with tarfile.open(file, "r:") as tar:
                 for member in tar:
@@ -54,33 +49,26 @@ class TarSource(ShardSource):
                         continue
                     if (key := f"{folder}/{stem}") != last:
                         self._keys.append(f"{file.name}: {key.lstrip('/')}")
-                        last = key
-                    field = NAMES.get(ext.lower(), ext.lower())
-                    places.setdefault(field, []).append((len(self._keys) - 1, number, member.offset_data, member.size))
+                        last, kinds = key, set()
+                    if (field := NAMES.get(ext.lower(), ext.lower())) in kinds:
+                        raise ConfigError(f"{self._keys[-1]} has two members of one kind; give each a suffix")
+                    kinds.add(field)
+                    place = number, member.offset_data, member.size
+                    self._found.append((len(self._keys) - 1, self._names.setdefault(field, len(self._names)), *place))
                 check_end(file, tar.offset)  # type: ignore[attr-defined]
         except tarfile.TarError as error:
             cut = f"{file} is cut off ({error}); copy or write it again"
             plain = f"{file} is no plain tar ({error}); decompress it first if it is compressed"
             raise ConfigError(cut if "unexpected end" in str(error) else plain) from None
-
-    def _table(self, found: list[tuple[int, int, int, int]]) -> np.ndarray:
-        table = np.full((len(self._keys), 3), -1, np.int64)
-        entries = np.array(found, np.int64)
-        numbers, counts = np.unique(entries[:, 0], return_counts=True)
-        if (counts > 1).any():
-            raise ConfigError(f"{self._keys[numbers[counts.argmax()]]} has two members of one kind; give each a suffix")
-        table[entries[:, 0]] = entries[:, 1:]
-        return table
+        return len(self._keys) - before
 
     def name_of(self, row: int) -> str:
         return self._keys[row]
 
     def raw(self, row: int) -> dict[str, Any]:
         out = {}
-        for name, table in self._places.items():
-            number, offset, size = table[row].tolist()
-            if number < 0:
-                continue
+        for _, field, number, offset, size in self._members[self._begins[row] : self._begins[row + 1]].tolist():
+            name = self._fields[field]
             out[name] = self.piece(number, offset, size)
             if len(out[name]) < size:
                 raise BadSample(self.name_of(row), f"{name} is cut off: the tar has become shorter since it was opened")

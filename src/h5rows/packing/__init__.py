@@ -4,5 +4,4 @@ plan, write, pool, file                     the writer
 repack, scan                                other layouts
 survey, copying, values                     all of an HDF5 file, in another
 inspect                                     what a file holds
-account                                     what was left out
 """

@@ -13,11 +13,11 @@ import numpy as np
 from tqdm import tqdm
 
 from h5rows.errors import ConfigError, printable
-from h5rows.importers.base import Field, Rows, Source, select
+from h5rows.options import PackOptions
 from h5rows.packing.file import Column
-from h5rows.packing.options import PackOptions
 from h5rows.packing.pool import measure_rows
 from h5rows.reading.fields import is_readable
+from h5rows.source import Field, Rows, Source, select
 
 BLOCK_BYTES = 4 << 20  # what a worker writes at a time: bounds memory, and what a kill loses
 PROCESS_ROWS = 512  # and not more rows than this where each costs Python work: the bar moves, workers end together

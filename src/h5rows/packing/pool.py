@@ -17,8 +17,8 @@ import numpy as np
 from tqdm import tqdm
 
 from h5rows.errors import ConfigError
-from h5rows.importers.base import Bad, Rows, Source, one_line
 from h5rows.packing.file import pwrite_all
+from h5rows.source import Bad, Rows, Source, one_line
 
 tqdm.monitor_interval = 0  # no thread of tqdm's beside a fork
 

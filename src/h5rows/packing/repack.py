@@ -13,19 +13,19 @@ import h5py
 import numpy as np
 from tqdm import tqdm
 
+from h5rows.account import Account
 from h5rows.errors import ConfigError, clean
-from h5rows.importers.base import one_line
+from h5rows.options import RepackOptions
 from h5rows.packing import file as files
-from h5rows.packing.account import Account
 from h5rows.packing.copying import Copier, compare, creation, elsewhere, file_properties
 from h5rows.packing.file import PAGE, Column, Span, bytes_of, crc32, flushing, full_disk, in_words, under_work
-from h5rows.packing.options import RepackOptions
 from h5rows.packing.plan import BLOCK_BYTES
 from h5rows.packing.scan import Contents, as_numbers, scan
 from h5rows.packing.survey import NOTE, Survey, grows
 from h5rows.program import typed
 from h5rows.reading.filters import FLETCHER32, pipeline
 from h5rows.reading.opening import open_h5
+from h5rows.source import one_line
 
 MOST_TIMES, MOST_BYTES = 20, 1 << 30  # of the source's size, that a copy may have without being asked for
 VLEN_ROWS = 512  # samples of variable length that are read at a time

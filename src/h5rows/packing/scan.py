@@ -10,9 +10,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from h5rows.packing.account import Account
+from h5rows.account import Account
+from h5rows.options import RepackOptions
 from h5rows.packing.copying import by_blocks, elsewhere
-from h5rows.packing.options import RepackOptions
 from h5rows.packing.survey import DATASET, UNREADABLE, Survey, grows
 from h5rows.reading.external import check_external
 from h5rows.reading.filters import missing_filter

@@ -22,8 +22,8 @@ from typing import Any
 import h5py
 import numpy as np
 
+from h5rows.account import Account
 from h5rows.errors import ConfigError, first_line, need, pip_install
-from h5rows.packing.account import Account
 from h5rows.packing.file import flush
 from h5rows.program import calling
 from h5rows.reading.finding import stated_classes

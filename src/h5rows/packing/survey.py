@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import h5py
 from h5py import h5, h5a, h5d, h5g, h5l, h5o, h5p
 
+from h5rows.account import Account
 from h5rows.errors import ConfigError, first_line, machine_fault
-from h5rows.packing.account import Account
 
 GROUP, DATASET, TYPE = "groups", "datasets", "named types"
 UNREADABLE = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, MemoryError)

@@ -17,14 +17,14 @@ import h5py
 import numpy as np
 from tqdm import tqdm
 
+from h5rows.account import Account
 from h5rows.errors import ConfigError, printable
-from h5rows.importers.base import Source
-from h5rows.packing.account import Account
+from h5rows.options import PackOptions
 from h5rows.packing.file import Span, bytes_of, create, flushing, pwrite_all, under_work, verify
-from h5rows.packing.options import PackOptions
 from h5rows.packing.plan import Block, Part, columns, cut_blocks, measure, place_groups, plan_parts
 from h5rows.packing.pool import Task, in_flight, make_pool, write_rows
 from h5rows.program import calling, typed
+from h5rows.source import Source
 
 Skipped = tuple[Part, int, str]  # a sample that cannot be read: its part, its row there, its name and why
 

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from h5rows.account import Account
 from h5rows.errors import ConfigError, machine_fault, on_one_line, printable
-from h5rows.packing.account import Account
 
 T = TypeVar("T")
 Rows = np.ndarray | range
@@ -73,6 +73,8 @@ def one_line(what: object) -> Iterator[None]:
         yield
     except BrokenPipeError:
         raise
+    except BadSample as error:  # the whole source, not one sample among others
+        raise ConfigError(on_one_line(f"{error.name} {error.reason}")) from None
     except ConfigError as error:
         if str(error).isprintable():
             raise
