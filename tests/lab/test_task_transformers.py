@@ -224,9 +224,12 @@ def test_the_pages_commands_run(tmp_path: Path, home: Path) -> None:
 
     blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / "docs/hugging_face.md").read_text(), re.MULTILINE | re.DOTALL)
     commands = [shlex.split(line)[1:] for block in blocks for line in block.splitlines()]
-    assert [words[0] for words in commands] == ["h5", "train", "train", "train"]
-    for number, (script, *words) in enumerate(commands):
+    assert [words[0] for words in commands] == ["h5", "train", "train", "train", "train", "evaluate"]
+    for number, (script, *words) in enumerate(commands[:4]):
         more = ("logger=none", "hardware=cpu", f"hydra.run.dir={tmp_path}/{number}") if script == "train" else ()
         run(script, *words, *more)
     (tmp_path / "bert").rename(tmp_path / "moved")
-    run("evaluate", "1", "model.folder=moved", "--split", "val")
+    for script, *words in commands[4:]:
+        run(
+            script, *(word.replace("outputs/default/MY_RUN", "1").replace("/new/place/bert", "moved") for word in words)
+        )
