@@ -226,10 +226,8 @@ def test_the_pages_commands_run(tmp_path: Path, home: Path) -> None:
     commands = [shlex.split(line)[1:] for block in blocks for line in block.splitlines()]
     assert [words[0] for words in commands] == ["h5", "train", "train", "train", "train", "evaluate"]
     for number, (script, *words) in enumerate(commands[:4]):
-        more = ("logger=none", "hardware=cpu", f"hydra.run.dir={tmp_path}/{number}") if script == "train" else ()
-        run(script, *words, *more)
+        small = ("logger=none", "hardware=cpu", f"hydra.run.dir={tmp_path}/outputs/default/{number}")
+        run(script, *words, *(small if script == "train" else ()))
     (tmp_path / "bert").rename(tmp_path / "moved")
-    for script, *words in commands[4:]:
-        run(
-            script, *(word.replace("outputs/default/MY_RUN", "1").replace("/new/place/bert", "moved") for word in words)
-        )
+    for script, run_dir, _, *more in commands[4:]:
+        run(script, run_dir.replace("MY_RUN", "1"), "model.folder=moved", *more)
