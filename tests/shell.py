@@ -65,16 +65,21 @@ def environment_in(copy: Path, folder: Path) -> Iterator[Path]:
 def served(door: socket.socket, copy: Path) -> None:
     with contextlib.suppress(OSError):  # it has been closed
         while True:
-            with door.accept()[0] as channel:
-                streams = array.array("i", channel.recvmsg(1, socket.CMSG_SPACE(12))[1][0][2])
-                arguments, folder, given = json.loads(channel.makefile().read())
-                process = warm.Popen(
-                    [sys.executable, *arguments], cwd=folder, env=environment_of(copy, given),
-                    stdin=streams[0], stdout=streams[1], stderr=streams[2],
-                )  # fmt: skip
-                for fd in streams:
-                    os.close(fd)
-                channel.sendall(str(process.wait()).encode())
+            threading.Thread(target=serve, args=(door.accept()[0], copy), daemon=True).start()
+
+
+def serve(channel: socket.socket, copy: Path) -> None:
+    """One command, which may start others and wait for them."""
+    with channel:
+        streams = array.array("i", channel.recvmsg(1, socket.CMSG_SPACE(12))[1][0][2])
+        arguments, folder, given = json.loads(channel.makefile().read())
+        process = warm.Popen(
+            [sys.executable, *arguments], cwd=folder, env=environment_of(copy, given),
+            stdin=streams[0], stdout=streams[1], stderr=streams[2],
+        )  # fmt: skip
+        for fd in streams:
+            os.close(fd)
+        channel.sendall(str(process.wait()).encode())
 
 
 def environment_of(copy: Path, given: dict[str, str]) -> dict[str, str]:

@@ -61,10 +61,10 @@ def main() -> int:
         present = own_package(ROOT)
         package = args.package or present
         without = chosen([name for text in args.without for name in text.split(",") if name])
+        if not args.package and not without:
+            raise Mistake("give a package name, or --without and parts to leave out; --help has more")
         if args.package and os.environ.get("COPIER_OPERATION") != "update":  # else it has its name
             check_name(package, present)
-        elif not without:
-            raise Mistake("give a package name, or --without and parts to leave out; --help has more")
         check_folder(args.into or ROOT, keeps=args.into is not None)
         with tempfile.TemporaryDirectory() as folder:
             tree, names = Path(folder), tracked(ROOT)

@@ -1,5 +1,5 @@
-"""docs/: links resolve, commands and keys compose, messages and tests that are named exist, tutorials run as typed.
-conf/: the commands in comments compose."""
+"""docs/: links resolve, keys compose, messages and tests that are named exist, tutorials run as typed. conf/: the
+commands in comments compose. The commands of other pages: test_docs_run.py."""
 
 from __future__ import annotations
 
@@ -20,36 +20,16 @@ import pytest
 import yaml
 from conftest import ROOT, called, compose, sample_of, slow
 from fork import copy_of_the_project, run_python, with_fewer_digits
+from pages import DOCS, FENCE, OURS, README, WALKED, commands, is_run, prose
 from PIL import Image
 
-README = (ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else ""
-OURS = README.startswith("# Samebits\n") and (ROOT / "docs/index.md").exists()
 pytestmark = pytest.mark.skipif(not OURS, reason="of the template's docs; this project has some of its own")
 
-DOCS = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
 TOP = {path.name: path.read_text() for path in sorted(ROOT.glob("*.md"))}
-# typed from their beginning to their end
-WALKED = ("files.md", "my_data.md", "my_model.md", "my_method.md", "callbacks.md", "your_script.md")
-# run there
-OTHERS = {
-    "tasks.md": "test_task_docs.py", "paper.md": "test_paper.py", "hugging_face.md": "test_task_transformers.py",
-    "README.md": "test_readme.py",
-}  # fmt: skip
-# commands of others, and those whose program is not this machine's
-FOREIGN = (
-    "pip", "wandb", "status=$?", "if", "exit", "scontrol", "#SBATCH", "#!/bin/bash", "tensorboard", "mlflow",
-    "git", "copier", "pipx", "cd", "docker",
-)  # fmt: skip
-# a block, after the file that it is: (file or "", language, text)
-FENCE = re.compile(r"(?:`([\w/.]+)`:\n\n)?^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 OVERRIDE = r"'?[+~]?[\w/@.]+=\S+"
 SHOWN = {file for page in DOCS.values() for file, _, _ in FENCE.findall(page)}
 SHOWN.add("tests/lab/test_task_denoising.py")  # an indented block of tasks.md
-
-
-def prose(page: str) -> str:
-    return FENCE.sub(r"`\1`", page)
 
 
 def anchors(page: str) -> set[str]:
@@ -97,16 +77,6 @@ def test_the_site_builds(tmp_path: Path) -> None:
 
 
 # -- commands and keys -----------------------------------------------------------------------------------------------
-
-
-def commands(page: str) -> list[str]:
-    """Those of bash blocks and of indented ones, without comments and what stands before the program."""
-    blocks = [body for _, kind, body in FENCE.findall(page) if kind == "bash"]
-    blocks += re.findall(r"^    (?:\./run|python|pip|wandb) .*\n", prose(page), re.MULTILINE)
-    lines = [
-        re.sub(r"\s+#\s.*", "", line).strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()
-    ]
-    return [line for line in lines if line and not line.startswith("import ")]
 
 
 def script_of(words: list[str]) -> tuple[str, list[str]] | None:
@@ -188,7 +158,7 @@ def check_command(command: str, text: Path) -> None:
     words = shlex.split(command)
     found = script_of(words)
     if found is None:
-        assert words[0] in FOREIGN or (words[:2] == ["./run", "pip"]), command
+        assert not is_run(command), command
         return
     script, arguments = found
     if script in ("train", "tune"):
@@ -203,10 +173,11 @@ def check_command(command: str, text: Path) -> None:
         assert not [flag for flag in arguments if flag.startswith("--") and f'"{flag}"' not in source], command
 
 
-@pytest.mark.one_quick
-@pytest.mark.parametrize("name", sorted(set(DOCS) - set(WALKED) - set(OTHERS)))
-def test_commands_compose(name: str, text_file: Path) -> None:
-    for command in commands(DOCS[name]):
+def test_commands_that_cannot_run_here_compose(text_file: Path) -> None:
+    """All others run: test_docs_run.py."""
+    found = [command for page in DOCS.values() for command in commands(page) if not is_run(command)]
+    assert len(found) > 5
+    for command in found:
         check_command(command, text_file)
 
 

@@ -308,6 +308,23 @@ def test_pictures_are_drawn(sweep: Path, tmp_path: Path) -> None:
     assert (sweep / "report/curves.png").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize("scores", [[1.0, 2.0], [None, 2.0], [1.0, 2.0, None]])
+def test_a_line_is_drawn_for_each_of_few_jobs(scores: list[float | None]) -> None:
+    """Two lines, too: matplotlib would take two styles for one."""
+    pytest.importorskip("matplotlib", reason="extra `report`")
+    from matplotlib.collections import LineCollection
+
+    from multirun.report.parallel import parallel
+
+    columns = {"width": [16, 32, 64], "depth": [1, 2, 3]}
+    figure = parallel(made("few", columns, scores))
+    assert figure is not None
+    (lines,) = (drawn for drawn in figure.axes[0].collections if isinstance(drawn, LineCollection))
+    assert len(lines.get_segments()) == len(scores)
+    dashed = [pattern is not None for _, pattern in lines.get_linestyles()]
+    assert sum(dashed) == scores.count(None)
+
+
 FORMULAS = ["$HOME/x_$USER", "a$b^^c$", r"$\foo{$", r"$\beta$", "$x^2$", r"\$a$", "a_b^{", "$$", "#%&~{}"]
 
 

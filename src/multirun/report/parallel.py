@@ -37,7 +37,8 @@ def parallel(study: Study) -> Figure | None:
     drawn.sort(key=lambda pair: pair[0][:2])
     points = [[(x, y) for x, y in enumerate(line) if y is not None] for _, line in drawn]  # past axes of keys it lacks
     _, _, shades, widths, styles = zip(*(looks for looks, _ in drawn))
-    drawn_as: Any = {"colors": shades, "linewidths": widths, "linestyles": styles}
+    # a list: matplotlib takes a tuple of two styles for one, (offset, dashes)
+    drawn_as: Any = {"colors": shades, "linewidths": widths, "linestyles": list(styles)}
     axes.add_collection(LineCollection(points, alpha=0.85, zorder=2, **drawn_as))
     for x, (name, ticks) in enumerate(found.axes):
         _axis(axes, x, name, ticks)

@@ -410,3 +410,26 @@ def test_what_is_remote_is_told_of_in_the_order_of_its_use(
     assert not windows or "windows of 5 chunks" in loader.why
     jobs_ahead = 3 * 10
     assert table.most <= 10 + jobs_ahead + 10 + 50 // ranks
+
+
+def test_of_a_small_remote_set_an_epoch_is_told_ahead() -> None:
+    """And not all epochs that `ahead_bytes` would hold, whose rows take seconds to find."""
+
+    class Remote(Table):
+        ahead_bytes, kept_bytes, nbytes = 20_000 * 56, 40_000 * 56, 1000 * 56
+        told, most = 10, 0
+
+        def advise(self, rows: np.ndarray) -> None:
+            self.told += len(rows)
+
+        def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None) -> dict[str, Tensor]:
+            self.most = max(self.most, self.told - 10 * len(self.calls))
+            return super().gather(rows, out)
+
+    table = Remote(1000)
+    plan = TrainPlan(sequential(table, 0), 10, [10], 0, 1, 0)
+    with Loader(table, plan, CPU, num_workers=1, seed=0) as loader:
+        for _ in zip(range(300), loader, strict=False):
+            pass
+    jobs_ahead = 3 * 10
+    assert 500 < table.most <= 1000 + 10 + jobs_ahead

@@ -212,6 +212,7 @@ def _told(plan: Plan, dataset: Any, jobs: int) -> Callable[[int, int], range]:
     row_bytes = getattr(dataset, "nbytes", 0) / len(dataset) if is_ragged(dataset.spec) else sample_bytes(dataset.spec)
     own = ahead_bytes(dataset) / place.local_size  # the ranks of a host share what is kept
     ahead, told = int(own / max(1, row_bytes * len(part[0]))) + 1, 0
+    ahead = min(ahead, -(-len(dataset) // len(part[0])))  # of a small set of small rows that would be many epochs
     # Large steps make few requests, of neighbours. Larger ones left the network idle, once they had come, until the
     # next was due, and mixed up windows, as each shard's part of a step is asked for together.
     step = max(2, ahead // 8)
