@@ -5,6 +5,7 @@ path (a file, or shards) -> split (a group, some of its rows) -> fields -> gathe
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -81,7 +82,7 @@ class Dataset:
         entry = split_of({split: {"group": split}} if splits is None else splits, split)
         cache = ChunkCache(cache_mb << 20)
         named = {field: name for field, name in fields.items() if name is not None}
-        self._fields: dict[str, list[Field]] = {field: [] for field in named}  # field -> one reader for each shard
+        self._open: dict[str, list[Field]] | None = {field: [] for field in named}
         self.class_names: dict[str, list[str]] = {}  # of fields of which the file names the classes
         index: list[tuple[int, np.ndarray | range]] = []  # of each shard: its first row; the rows of it
         restricted, starts = False, [0]
@@ -147,6 +148,23 @@ class Dataset:
 
     def __len__(self) -> int:
         return self._size
+
+    @property
+    def _fields(self) -> dict[str, list[Field]]:
+        """Field -> one reader for each shard."""
+        if self._open is None:
+            raise ValueError(f"{self._files[0]} is closed: open it again")
+        return self._open
+
+    def close(self) -> None:
+        """Close the files of this data set, in this process. Batches stay; reading raises ValueError from now on."""
+        self._open, self._ranged = None, []
+
+    def __enter__(self) -> Dataset:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
     @property
     def nbytes(self) -> int:
@@ -281,20 +299,46 @@ class Dataset:
         values = np.concatenate([shard.column() for shard in self._fields[field]])
         return values if self._rows is None else values[self._rows]
 
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        """One sample, for PyTorch's DataLoader; of its own length where lengths differ."""
-        if isinstance(i, slice):
-            raise TypeError("data[i] is one sample; several: data.gather(numpy.arange(begin, end))")
-        return self.__getitems__([i])[0]
+    def __getitem__(self, index: Any) -> dict[str, Any]:
+        """Return one sample of its own length, or the batch of several rows, as `gather` does.
+
+        index: a row number gives a sample. A slice, a list, an array or a tensor (B,) of row numbers, or a mask (rows,)
+        of bool, gives a batch. Numbers below 0 count from the end. PyTorch's
+        `DataLoader(data, batch_size=None, sampler=BatchSampler(...))` asks for batches, which need no stacking.
+        """
+        if not isinstance(index, (slice, tuple)) and np.ndim(index) == 0:
+            return self.__getitems__([operator.index(index)])[0]
+        rows = self._chosen(index)
+        self.advise(rows)
+        return self.gather(rows)
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """The samples of a batch, read at once: a plain DataLoader asks for them, and stacks them."""
-        size = self._size
-        rows = np.fromiter((range(size)[i] for i in indices), np.int64, len(indices))
+        """Return the samples of a batch, read at once. PyTorch's `DataLoader(data, batch_size=...)` stacks them."""
+        rows = self._chosen(indices)
         self.advise(rows)
         batch = self.gather(rows)
         columns = [self._apart(batch, field) for field in self._fields]
         return [dict(zip(self._fields, sample, strict=True)) for sample in zip(*columns, strict=True)]
+
+    def _chosen(self, index: Any) -> np.ndarray:
+        """Row numbers (B,) from 0, as NumPy would choose them from all rows."""
+        if isinstance(index, slice):
+            return np.arange(*index.indices(self._size))
+        if isinstance(index, tuple):
+            raise TypeError(f"data[{index!r}]: give a row number, or a list of them, such as data[[0, 3]]")
+        rows = np.asarray(index)
+        if rows.dtype == bool and rows.ndim == 1:
+            if len(rows) != self._size:
+                raise IndexError(f"a mask of {len(rows)} rows for a split of {self._size}")
+            return np.flatnonzero(rows)
+        if rows.ndim != 1 or (rows.dtype.kind not in "iu" and len(rows)):
+            raise TypeError(
+                f"row numbers must be (B,) integers, or a mask of (rows,) bool, not {rows.shape} {rows.dtype}"
+            )
+        if len(rows) and (rows.min() < -self._size or rows.max() >= self._size):
+            raise IndexError(f"rows {rows.min()} to {rows.max()} of a split of {self._size}")
+        rows = rows.astype(np.int64, copy=False)
+        return np.where(rows < 0, rows + self._size, rows)
 
     def _apart(self, batch: dict[str, Any], field: str) -> Sequence[Any]:
         """The samples of one field, each of its own length."""

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 import h5rows
 
@@ -67,6 +67,99 @@ def test_samples_that_are_asked_for_together_are_those_asked_for_alone(photos: P
         data.__getitems__([0, 600])
     named_alike = h5rows.Dataset(str(photos), {"x": "image", "x_length": "label"}, "train")
     assert torch.equal(named_alike[3]["x"], data[3]["image"])
+
+
+WAYS: dict[str, Any] = {
+    "list": [5, 599, 5, -1, 0, -600],
+    "empty": [],
+    "range": range(590, 600),
+    "array": np.array([3, 1, 4], np.uint8),
+    "tensor": torch.tensor([-2, 7]),
+    "slice": slice(580, None, 3),
+    "backwards": slice(20, 4, -5),
+    "mask": np.arange(600) % 97 == 0,
+    "mask of torch": torch.arange(600) % 89 == 1,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_several_rows_are_a_batch_equal_to_h5py_s(photos: Path, way: str) -> None:
+    """In each way in which NumPy takes them; a field of samples of different length as `gather` gives it."""
+    index = WAYS[way]
+    data = h5rows.open(photos, split="train")
+    rows = np.arange(600)[np.asarray(index, dtype=int) if way == "empty" else index]
+    with h5py.File(photos) as file:
+        batch = data[index]
+        for field in ("image", "label", "packed"):
+            assert batch[field].numpy().tobytes() == file[f"train/{field}"][:][rows].tobytes()
+        assert batch["name"] == [f"photo {k}" for k in rows]
+        lengths = np.diff(file["train/ids/offsets"][:])[rows]
+        assert batch["ids_length"].tolist() == lengths.tolist()
+    assert batch.keys() == data.gather(rows).keys()
+
+
+@pytest.mark.parametrize(
+    ("index", "error"),
+    [
+        ([600], "rows 600 to 600 of a split of 600"),
+        ([-601, 3], "rows -601 to 3"),
+        (np.array([2**64 - 1], np.uint64), "of a split of 600"),
+        ([True, False], "a mask of 2 rows for a split of 600"),
+        ((0, 3), r"data\[\[0, 3\]\]"),
+        (np.zeros((2, 2), int), r"not \(2, 2\) int64"),
+        ([0.0, 3.0], r"not \(2,\) float64"),
+        (["image"], "integers"),
+        ("image", "integer"),
+        (1.0, "integer"),
+        (None, "integer"),
+        (600, "rows 600 to 600"),
+    ],
+)
+def test_what_are_no_row_numbers_is_refused(photos: Path, index: Any, error: str) -> None:
+    with pytest.raises((IndexError, TypeError), match=error):
+        h5rows.open(photos, split="train")[index]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_dataloader_of_batches_reads_and_stacks_nothing(photos: Path, num_workers: int) -> None:
+    """The batches are those of the same sampler over h5py, bit for bit."""
+    data = h5rows.Dataset(photos, {"x": "image", "z": "packed", "name": "name"}, "train")
+
+    def sampler() -> BatchSampler:
+        return BatchSampler(RandomSampler(data, generator=torch.Generator().manual_seed(3)), 64, drop_last=False)
+
+    loader = DataLoader(data, batch_size=None, sampler=sampler(), num_workers=num_workers)
+    with h5py.File(photos) as file:
+        images, packed = file["train/image"][:], file["train/packed"][:]
+    count = 0
+    for rows, batch in zip(sampler(), loader, strict=True):
+        assert batch["x"].numpy().tobytes() == images[rows].tobytes()
+        assert batch["z"].numpy().tobytes() == packed[rows].tobytes()
+        assert batch["name"] == [f"photo {k}" for k in rows]
+        count += len(rows)
+    assert count == 600
+
+
+def test_a_closed_data_set_has_no_file_open_and_reads_nothing(photos: Path) -> None:
+    def held() -> list[str]:
+        if sys.platform != "linux":
+            return ["unknown"]
+        links = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+        mapped = Path("/proc/self/maps").read_text().splitlines()
+        return [name for name in links + mapped if name.endswith(str(photos))]
+
+    with h5rows.open(photos, split="train") as data:
+        batch, alone = data[:3], data[3]
+        assert held()
+    assert held() in ([], ["unknown"])
+    assert (batch["label"].tolist(), int(alone["label"])) == ([0, 1, 2], 3)
+    for use in (lambda: data[0], lambda: data[[0]], lambda: data.gather(np.arange(2)), data.describe):
+        with pytest.raises(ValueError, match=r"photos\.h5 is closed"):
+            use()
+    assert len(data) == 600
+    with h5py.File(photos, "a") as file:  # a writer takes it
+        file["train/label"][0] = 7
+    assert h5rows.open(photos, split="train")[0]["label"] == 7
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
