@@ -402,9 +402,14 @@ PARTS = {
         ),
         {
             "src/h5rows/__init__.py": [
-                r"from h5rows\.(command|functions|packing|importers)",
-                r'^    "(command|functions|packing|importers)\b',
+                r"from h5rows\.functions",
+                r'^    "(functions|inspect|pack|repack|write)\b',
                 r"^    (functions, command|packing/|importers/) ",
+            ],
+            "src/h5rows/engines.py": [
+                r"from h5rows\.(command|packing|importers)",
+                r'^    "(command|packing|importers)\b',
+                r"^    (PackOptions, open_source, FileSource|run, proposal) ",
             ],
             "pyproject.toml": ["^lmdb = ", "^zarr = ", "^n5 = ", "^tfrecord = ", '^  "zarr>='],
             "run": ["^  h5 "],

@@ -4,7 +4,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from h5rows import ConfigError, first_line, plain_output, visible
+from h5rows import ConfigError
+from h5rows.engines import first_line, plain_output, visible
 
 # of the library below: one class for all mistakes of users, one way to print what may be a stranger's text
 __all__ = ["ConfigError", "first_line", "plain_output", "visible"]

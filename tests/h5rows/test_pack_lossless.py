@@ -16,7 +16,7 @@ from pack_typed import typed
 from test_pack_formats import npy, png, write_lmdb, write_tar
 
 from engine.errors import ConfigError
-from h5rows import PackOptions, open_source
+from h5rows.engines import PackOptions, open_source
 from h5rows.packing.account import LEFT_OUT, Account
 from h5rows.packing.write import pack
 

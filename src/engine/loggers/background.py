@@ -15,7 +15,7 @@ from engine.files import records
 from engine.loggers.media import Media
 from engine.project import Project
 from engine.runs import METRICS, shown
-from h5rows import first_line
+from h5rows.engines import first_line
 
 log = logging.getLogger("engine")
 FINISH_S = 60.0  # time for unsent data at the end
