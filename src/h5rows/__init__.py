@@ -31,7 +31,7 @@ from h5rows.pages import importer, names_in
 if TYPE_CHECKING:
     from h5rows.dataset import Dataset, open
     from h5rows.errors import ConfigError
-    from h5rows.functions import inspect, pack, repack
+    from h5rows.functions import inspect, pack, repack, write
 
 __version__ = "0.2.0"
 __all__ = [
@@ -41,11 +41,12 @@ __all__ = [
     "open",
     "pack",
     "repack",
+    "write",
 ]
 MODULES = {
     "dataset": "Dataset open",
     "errors": "ConfigError",
-    "functions": "inspect pack repack",
+    "functions": "inspect pack repack write",
 }
 NAMES = names_in(MODULES)
 __getattr__ = importer(__name__, NAMES)
