@@ -18,7 +18,6 @@ from h5rows.errors import ConfigError, printable
 from h5rows.importers import open_source
 from h5rows.importers.base import Source
 from h5rows.packing.account import Account
-from h5rows.packing.file import check_free
 from h5rows.packing.inspect import inspect_file
 from h5rows.packing.options import PackOptions, RepackOptions, above
 from h5rows.packing.repack import repack_file
@@ -73,11 +72,11 @@ def write(
         return SpooledSource(samples, variable, folder if folder.is_dir() else Path(tempfile.gettempdir()))
 
     options = {"split": split or {}, "shuffle": shuffle, "seed": seed, "overwrite": overwrite, "quiet": quiet}
-    return _packed(lambda _: source(), "samples", out, "", shards, append, options)
+    return _packed(lambda _: source, "samples", out, "", shards, append, options)
 
 
 def _packed(
-    opened: Callable[[PackOptions], Source],
+    opened: Callable[[PackOptions], Source | Callable[[], Source]],
     origin: str,
     out: str,
     command: str,
@@ -85,7 +84,7 @@ def _packed(
     append: bool,
     options: Mapping[str, Any],
 ) -> Account:
-    """opened: makes the source, when it is known that `out` may be written."""
+    """opened: gives the source for these options, or what gives the one source of all calls."""
     above(shards=shards)
     checked = PackOptions(**options)
 
@@ -95,7 +94,7 @@ def _packed(
             del record["created"]
         source = opened(packing)
         pack_source(source, file, packing, record)
-        return source.account
+        return (source if isinstance(source, Source) else source()).account
 
     if shards is not None or is_remote(out):
         own = {**options, "overwrite": True, "quiet": True}
@@ -106,8 +105,6 @@ def _packed(
         return pack_shards(make_share, out, shards or 1, append, checked.overwrite)
     if append:
         raise ConfigError("--append adds to a set of shards: give --shards N too")
-    if checked.shard == (0, 1):
-        check_free(Path(out), checked.overwrite)
     return make(out, checked)
 
 

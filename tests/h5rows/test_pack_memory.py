@@ -199,8 +199,8 @@ def test_a_file_that_is_there_is_kept_and_no_sample_is_asked_for(tmp_path: Path)
     assert h5rows.open(tmp_path / "s.h5")[:]["x"].tolist() == [0, 1, 2]
 
 
-def test_a_write_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
-    """While its samples are made: their values lie in files without names."""
+def test_a_write_that_is_killed_leaves_no_value_and_begins_anew(tmp_path: Path) -> None:
+    """While its samples are made: their values lie in files without names; of the lock, the next write takes it."""
     code = (
         "import os, signal, h5rows, numpy as np\n"
         "def samples():\n"
@@ -210,4 +210,6 @@ def test_a_write_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
     assert done.returncode == -9
-    assert os.listdir(tmp_path) == []
+    assert {file.name: file.stat().st_size for file in tmp_path.iterdir()} == {"s.h5.partial.lock": 0}
+    h5rows.write([{"x": 1}], tmp_path / "s.h5", quiet=True)
+    assert os.listdir(tmp_path) == ["s.h5"]

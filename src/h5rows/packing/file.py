@@ -69,10 +69,12 @@ def under_work(out: Path, overwrite: bool) -> Iterator[Path]:
     OUT.partial.lock is held meanwhile, so that no other pack writes it. What a killed pack has left is taken over."""
     temp, place = out.with_name(f"{out.name}.partial"), out.with_name(f"{out.name}.partial.lock")
     with written(out):
-        check_free(out, overwrite)
+        if not out.parent.is_dir():
+            raise ConfigError(f"{out.parent} is no folder; make it first")
         with locked(place):
             try:
-                check_free(out, overwrite)
+                if out.exists() and not overwrite:
+                    raise ConfigError(f"{out} exists; --overwrite replaces it")
                 with full_disk(out, temp):
                     yield temp
                     temp.replace(out)
@@ -81,14 +83,6 @@ def under_work(out: Path, overwrite: bool) -> Iterator[Path]:
             finally:
                 temp.unlink(missing_ok=True)
                 place.unlink(missing_ok=True)
-
-
-def check_free(out: Path, overwrite: bool) -> None:
-    """Raise ConfigError if no file may be made there."""
-    if not out.parent.is_dir():
-        raise ConfigError(f"{out.parent} is no folder; make it first")
-    if out.exists() and not overwrite:
-        raise ConfigError(f"{out} exists; --overwrite replaces it")
 
 
 @contextlib.contextmanager
