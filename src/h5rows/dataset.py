@@ -6,6 +6,7 @@ path (a file, or shards) -> split (a group, some of its rows) -> fields -> gathe
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -15,18 +16,20 @@ import torch
 from torch import Tensor
 
 from h5rows.checks import check_options
-from h5rows.errors import ConfigError
+from h5rows.errors import ConfigError, as_typed
+from h5rows.meaning.choice import choose
 from h5rows.meaning.opening import Opened, lost_share, parts_of
 from h5rows.reading.copies import files_of, open_file, ranged
 from h5rows.reading.external import items_below
 from h5rows.reading.fields import Field
 from h5rows.reading.finding import find
 from h5rows.reading.memory import afford
-from h5rows.reading.opening import groups_of, named, names_of, open_h5, split_of
+from h5rows.reading.opening import groups_of, named, names_of, split_of
 from h5rows.reading.raw import ChunkCache
 
 _Part = tuple[Any, np.ndarray, "np.ndarray | None"]  # a shard's reader, its rows, their places in the batch (None: all)
 _LOOKED_AT = 256 << 20  # bytes
+EXAMPLE = {"x": "image", "y": "label"}
 
 
 class Dataset:
@@ -78,7 +81,7 @@ class Dataset:
         if cache_mb < 0:
             raise ConfigError(f"data.cache_mb={cache_mb}: must be at least 0")
         if not isinstance(fields, Mapping):
-            raise ConfigError(f"data.fields={fields}: expected a mapping, such as {{x: image, y: label}}")
+            raise ConfigError(f"data.fields={fields}: expected a mapping, such as {as_typed(EXAMPLE)}")
         entry = split_of({split: {"group": split}} if splits is None else splits, split)
         cache = ChunkCache(cache_mb << 20)
         named = {field: name for field, name in fields.items() if name is not None}
@@ -87,7 +90,7 @@ class Dataset:
         index: list[tuple[int, np.ndarray | range]] = []  # of each shard: its first row; the rows of it
         restricted, starts = False, [0]
         if not named:
-            raise ConfigError("data.fields is empty: name at least one, such as {x: image}")
+            raise ConfigError(f"data.fields is empty: name at least one, such as {as_typed(EXAMPLE)}")
         self._files = files = files_of(path) if cache_gb is None else names_of(path)
         self._ranged = ranged(files, cache_gb, external)
         groups = [entry["group"]] if splits is None else groups_of(splits)
@@ -130,7 +133,10 @@ class Dataset:
             self._rows = share(self._rows, starts[-1], entry["rows"], f"{key}.rows", by, entry.get("seed") or 0, kinds)
         self._size = starts[-1] if self._rows is None else len(self._rows)
         if self._size == 0:
-            raise ConfigError(f"data.splits.{split} has no rows in {path}; set it to null if there is no such split")
+            if splits is None:
+                raise ConfigError(f"{path}: {split} has no rows to read")
+            what = f"data.splits.{split} has no rows in {path}"
+            raise ConfigError(f"{what}; set it to {as_typed(None)} if there is no such split")
         self._cache_bytes = cache.max_bytes
 
     def _common_length(self, path: str) -> int:
@@ -371,21 +377,56 @@ _HINTS = get_type_hints(Dataset.__init__)
 
 
 def open(
-    path: str | Sequence[str], fields: Mapping[str, str] | None = None, split: str = "/", **options: Any
+    path: str | os.PathLike[str] | Sequence[str],
+    fields: Mapping[str, str] | None = None,
+    split: str | None = None,
+    **options: Any,
 ) -> Dataset:
-    """A Dataset of these fields, or of all that have rows in the group `split`. options: further ones of Dataset."""
-    if fields is None:
-        with open_h5(files_of(path)[0]) as file:
-            below = {name.rpartition("/")[::2]: item for name, item in items_below(file)}
-            names = [name for (group, name), item in below.items() if group == split.strip("/") and _has_rows(item)]
-        fields = dict(zip(names, names, strict=True))
-    return Dataset(path, fields, split, **options)
+    """Open a file, or shards, for a plain PyTorch loop.
+
+    fields: name in the batch -> name in the file. None: all fields of the split's group under their own names, if they
+    have as many rows; otherwise `x` and `y`, as `inspect` finds them, with their meaning. split: the group, or a name
+    of `splits`; None: `train` if there is such a group, otherwise the root. options: of Dataset; `cache_mb` is 64, so
+    that a chunk of several rows is decoded once.
+    """
+    names = names_of(path)
+    options = {"cache_mb": 64, **options}
+    if fields is None or split is None:
+        with open_file(names[0], bool(options.get("swmr")), options.get("cache_gb")) as file:
+            if split is None:
+                there = options["splits"] if "splits" in options else _GROUPS & set(file)
+                split = "train" if "train" in there else "/"
+            if fields is None:
+                entry = split_of(options["splits"], split) if "splits" in options else {"group": split}
+                fields, meant = _found(file, entry["group"])
+                options = {**meant, **options}
+    return Dataset(names, fields, split, **options)
 
 
-def _has_rows(item: Any) -> bool:
-    if isinstance(item, h5py.Group):
-        return {"values", "offsets"} <= set(item)
-    return isinstance(item, h5py.Dataset) and bool(item.shape)
+_GROUPS = {"train"}
+
+
+def _found(file: h5py.File, group: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """-> (fields of a group, name in the batch -> name in the file; options of Dataset that they need)."""
+    below = {name.rpartition("/")[::2]: item for name, item in items_below(file)}
+    own = {name: _rows(item) for (above, name), item in below.items() if above == group.strip("/")}
+    rows = {name: count for name, count in own.items() if count is not None}
+    if len(set(rows.values())) == 1:
+        return {name: name for name in rows}, {}
+    choice = choose(file)
+    if choice is None:
+        what = f"have different numbers of rows: {rows}" if rows else "are none with rows"
+        raise ConfigError(f"{file.filename}: the fields of {group} {what}; name some: fields={as_typed({'x': 'NAME'})}")
+    settings = choice.settings
+    fields = {key.removeprefix("fields."): name for key, name in settings.items() if key.startswith("fields.") and name}
+    return fields, {"values": "meant", **({"masked": settings["masked"]} if "masked" in settings else {})}
+
+
+def _rows(item: Any) -> int | None:
+    """How many a field has; None: it is no field."""
+    if isinstance(item, h5py.Group) and {"values", "offsets"} <= set(item):
+        return len(item["offsets"]) - 1
+    return int(item.shape[0]) if isinstance(item, h5py.Dataset) and item.shape else None
 
 
 def _padded(field: str, samples: list[np.ndarray], shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Tensor]:

@@ -44,10 +44,49 @@ def test_open_finds_the_fields_of_a_group(photos: Path) -> None:
     assert sorted(data.spec) == ["ids", "image", "label", "name", "packed"]
     assert len(data) == 600
     assert sorted(h5rows.open(str(photos), {"x": "image"}, "test").spec) == ["x"]
-    with pytest.raises(h5rows.ConfigError, match="fields is empty"):
-        h5rows.open(str(photos))
+    assert sorted(h5rows.open(photos).spec) == sorted(data.spec)  # there is a train
+    assert len(h5rows.open(photos)) == 600
     with pytest.raises(h5rows.ConfigError, match=r"cache_mb=-1: must be at least 0"):
         h5rows.open(str(photos), split="test", cache_mb=-1)
+
+
+@pytest.fixture
+def storms(tmp_path: Path) -> Path:
+    """Fields of a stranger's, of different numbers of rows, below groups."""
+    with h5py.File(tmp_path / "storms.h5", "w") as file:
+        for name, rows in (("train", 30), ("val", 10)):
+            file[f"{name}/measured/images"] = np.arange(rows * 6.0).reshape(rows, 2, 3)
+            file[f"{name}/labels"] = np.arange(rows) % 3
+            file[f"{name}/time"] = np.arange(4)
+    return tmp_path / "storms.h5"
+
+
+def test_open_finds_x_and_y_as_inspect_does(storms: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(h5rows.ConfigError, "group", "")
+    for split, rows in (("train", 30), ("val", 10)):
+        data = h5rows.open(storms, split=split)
+        assert (len(data), sorted(data.spec)) == (rows, ["x", "y"])
+        with h5py.File(storms) as file:
+            assert np.array_equal(data[:]["x"], file[f"{split}/measured/images"])
+            assert np.array_equal(data[:]["y"], file[f"{split}/labels"])
+    assert len(h5rows.open(storms)) == 30
+    with h5py.File(storms, "w") as file:
+        file["a"], file["b"] = np.zeros(3), np.zeros((4, 2))
+    said = r"different numbers of rows: {'a': 3, 'b': 4}; name some: fields={'x'"
+    with pytest.raises(h5rows.ConfigError, match=said):
+        h5rows.open(storms)
+    with h5py.File(storms, "w") as file:
+        file.create_group("empty")
+    with pytest.raises(h5rows.ConfigError, match="the fields of /empty are none with rows; name some"):
+        h5rows.open(storms, split="/empty")
+
+
+def test_the_line_that_inspect_prints_reads_the_file(storms: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where a file has its splits as groups, too."""
+    h5rows.inspect(storms)
+    line = re.search(r"^  (h5rows\.open\(.*\))$", capsys.readouterr().out, re.MULTILINE)
+    data = eval(line[1], {"h5rows": h5rows})  # type: ignore[index]
+    assert (len(data), sorted(data.spec)) == (30, ["x", "y"])
 
 
 def test_samples_that_are_asked_for_together_are_those_asked_for_alone(photos: Path) -> None:
@@ -251,14 +290,20 @@ def test_messages_name_arguments_and_no_keys_of_a_config(photos: Path, monkeypat
         ({"splits": {"val": None}}, "splits has no"),
         ({"encoding": "nope"}, "encoding=nope"),
         ({"masked": {"z": 0}, "values": "meant"}, "masked has"),
+        ({"splits": {"test": None}}, "splits.test is "),
+        ({"split": "tests"}, "no group 'tests' ("),
+        ({"masked": 0, "values": "meant", "swmr": True}, "swmr="),
     ]
     for group in ("data.", ""):
         monkeypatch.setattr(h5rows.ConfigError, "group", group)
         for given, named in mistakes:
             with pytest.raises(h5rows.ConfigError) as refused:
                 h5rows.Dataset(**{"path": str(photos), "fields": {"x": "packed"}, "split": "test", **given})
-            assert group + named in str(refused.value)
-            assert ("data." in str(refused.value)) is bool(group)
+            said = str(refused.value)
+            assert (group if named[-1] != "(" else "") + named in said
+            assert ("data." in said) is bool(group)
+            words = ("null", "=true", "=false", "=meant", "{x: ")
+            assert group or not any(word in said for word in words), said
 
 
 def test_packing_imports_no_torch(tmp_path: Path) -> None:
