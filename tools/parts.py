@@ -396,6 +396,7 @@ PARTS = {
                     "test_the_functions_do_what_the_command_does",
                     "test_it_works_alone",
                     "test_the_readme_s_code_runs",
+                    "test_the_line_that_inspect_prints_reads_the_file",
                     "test_packing_imports_no_torch",
                 )
             ),

@@ -45,7 +45,7 @@ class Dataset:
     [0, 0.9] may be train and [0.9, 1] val); null if there is no such split. `by` of `rows`: random; blocks, in the
     file's order; or a dataset's name: rows with one value of it are in one split. `seed`: of another shuffling.
     swmr: the file is being written by a SWMR writer; the rows that are there now are read.
-    cache_mb: memory for decoded chunks, used where a compressed chunk holds several samples.
+    cache_mb: memory for decoded chunks, used where a compressed chunk holds several samples, or where all fit into it.
     external: refuse or allow datasets whose bytes lie in other files (h5rows.reading.external).
     values: stored: the file's numbers; meant: what its program means by them (h5rows.meaning): CF's packed data are
     unpacked, MATLAB's axes turned, sparse rows dense, categories named.

@@ -18,6 +18,7 @@ from conftest import ROOT
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 import h5rows
+from h5rows.reading import filters
 
 LIBRARY = ROOT / "src/h5rows"
 
@@ -199,6 +200,24 @@ def test_a_closed_data_set_has_no_file_open_and_reads_nothing(photos: Path) -> N
     with h5py.File(photos, "a") as file:  # a writer takes it
         file["train/label"][0] = 7
     assert h5rows.open(photos, split="train")[0]["label"] == 7
+
+
+@pytest.mark.parametrize(("cache_mb", "decoded"), [(None, 40), (0, 80)])
+def test_chunks_of_one_row_are_decoded_once_if_all_fit(
+    tmp_path: Path, monkeypatch: Any, cache_mb: Any, decoded: int
+) -> None:
+    """As HDF5 keeps those of a small set."""
+    values = np.random.default_rng(0).integers(0, 9, (40, 300))
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", data=values, chunks=(1, 300), compression="gzip")
+    data = h5rows.open(tmp_path / "a.h5", **({} if cache_mb is None else {"cache_mb": cache_mb}))
+    calls: list[int] = []
+    decode = filters.decode
+    monkeypatch.setattr(filters, "decode", lambda *given: (calls.append(1), decode(*given))[1])
+    for _epoch in range(2):
+        assert np.array_equal(data[:]["x"], values)
+    # those that were compared with h5py's when it was opened are kept, too
+    assert len(calls) in (range(decoded - 4, decoded + 1) if cache_mb is None else [decoded])
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
