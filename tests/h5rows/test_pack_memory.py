@@ -170,8 +170,9 @@ def test_unlike_samples_are_named_and_nothing_is_left(tmp_path: Path, given: Any
     ],
 )
 def test_options_are_checked(tmp_path: Path, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(h5rows.ConfigError, match=said):
+    with pytest.raises(h5rows.ConfigError, match=said) as caught:
         h5rows.write([{"x": 1}] * 10, tmp_path / "s.h5", **{"quiet": True, **options})
+    assert "--" not in str(caught.value)  # nobody typed a command
     assert os.listdir(tmp_path) == []
 
 
@@ -190,7 +191,7 @@ def test_a_file_that_is_there_is_kept_and_no_sample_is_asked_for(tmp_path: Path)
     asked = []
     given = (asked.append(k) or {"x": k} for k in range(3))
     (tmp_path / "s.h5").write_text("mine")
-    with pytest.raises(h5rows.ConfigError, match=r"s\.h5 exists"):
+    with pytest.raises(h5rows.ConfigError, match=r"s\.h5 exists; overwrite=True replaces it"):
         h5rows.write(given, tmp_path / "s.h5", quiet=True)
     with pytest.raises(h5rows.ConfigError, match="is no folder"):
         h5rows.write(given, tmp_path / "none/s.h5", quiet=True)
