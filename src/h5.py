@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from h5rows import is_remote, proposal, run
+from h5rows.engines import proposal, run
 from lab.project import train_on
 
 
@@ -32,9 +32,7 @@ def train_command(out: Path | str, paths: Sequence[str], sequences: Sequence[str
         else:
             command += [f"data.splits.{split}=null" for split in ("val", "test") if split not in groups]
         return f"train on it: {shlex.join(command)}"
-    if is_remote(str(out)):
-        return f"what trains on it: {shlex.join(['./run', 'h5', 'inspect', str(out)])}"
-    return "\n".join(proposal(str(out)))
+    return "\n".join(proposal(str(out))) or f"what trains on it: {shlex.join(['./run', 'h5', 'inspect', str(out)])}"
 
 
 if __name__ == "__main__":

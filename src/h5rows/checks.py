@@ -27,6 +27,9 @@ def fits(value: Any, hint: Any) -> bool:
         return any(value == one and type(value) is type(one) for one in inner)
     if origin is collections.abc.Mapping:
         return isinstance(value, Mapping) and all(fits(k, inner[0]) and fits(v, inner[1]) for k, v in value.items())
+    if origin is collections.abc.Sequence:
+        several = isinstance(value, collections.abc.Sequence) and not isinstance(value, (str, bytes))
+        return several and all(fits(one, inner[0]) for one in value)
     if origin is tuple:
         several = isinstance(value, collections.abc.Sequence) and not isinstance(value, (str, bytes))
         each = inner[:1] * len(value) if several and inner[-1] is ... else inner

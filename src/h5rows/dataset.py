@@ -5,6 +5,8 @@ path (a file, or shards) -> split (a group, some of its rows) -> fields -> gathe
 
 from __future__ import annotations
 
+import operator
+import os
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -14,18 +16,20 @@ import torch
 from torch import Tensor
 
 from h5rows.checks import check_options
-from h5rows.errors import ConfigError
+from h5rows.errors import ConfigError, as_typed
+from h5rows.meaning.choice import choose
 from h5rows.meaning.opening import Opened, lost_share, parts_of
 from h5rows.reading.copies import files_of, open_file, ranged
 from h5rows.reading.external import items_below
 from h5rows.reading.fields import Field
 from h5rows.reading.finding import find
 from h5rows.reading.memory import afford
-from h5rows.reading.opening import groups_of, named, names_of, open_h5, split_of
+from h5rows.reading.opening import groups_of, named, names_of, split_of
 from h5rows.reading.raw import ChunkCache
 
 _Part = tuple[Any, np.ndarray, "np.ndarray | None"]  # a shard's reader, its rows, their places in the batch (None: all)
 _LOOKED_AT = 256 << 20  # bytes
+EXAMPLE = {"x": "image", "y": "label"}
 
 
 class Dataset:
@@ -41,7 +45,7 @@ class Dataset:
     [0, 0.9] may be train and [0.9, 1] val); null if there is no such split. `by` of `rows`: random; blocks, in the
     file's order; or a dataset's name: rows with one value of it are in one split. `seed`: of another shuffling.
     swmr: the file is being written by a SWMR writer; the rows that are there now are read.
-    cache_mb: memory for decoded chunks, used where a compressed chunk holds several samples.
+    cache_mb: memory for decoded chunks, used where a compressed chunk holds several samples, or where all fit into it.
     external: refuse or allow datasets whose bytes lie in other files (h5rows.reading.external).
     values: stored: the file's numbers; meant: what its program means by them (h5rows.meaning): CF's packed data are
     unpacked, MATLAB's axes turned, sparse rows dense, categories named.
@@ -77,17 +81,17 @@ class Dataset:
         if cache_mb < 0:
             raise ConfigError(f"data.cache_mb={cache_mb}: must be at least 0")
         if not isinstance(fields, Mapping):
-            raise ConfigError(f"data.fields={fields}: expected a mapping, such as {{x: image, y: label}}")
+            raise ConfigError(f"data.fields={fields}: expected a mapping, such as {as_typed(EXAMPLE)}")
         entry = split_of({split: {"group": split}} if splits is None else splits, split)
         cache = ChunkCache(cache_mb << 20)
         named = {field: name for field, name in fields.items() if name is not None}
-        self._fields: dict[str, list[Field]] = {field: [] for field in named}  # field -> one reader for each shard
+        self._open: dict[str, list[Field]] | None = {field: [] for field in named}
         self.class_names: dict[str, list[str]] = {}  # of fields of which the file names the classes
         index: list[tuple[int, np.ndarray | range]] = []  # of each shard: its first row; the rows of it
         restricted, starts = False, [0]
         dropped, lacking = 0, ""
         if not named:
-            raise ConfigError("data.fields is empty: name at least one, such as {x: image}")
+            raise ConfigError(f"data.fields is empty: name at least one, such as {as_typed(EXAMPLE)}")
         self._files = files = files_of(path) if cache_gb is None else names_of(path)
         self._ranged = ranged(files, cache_gb, external)
         groups = [entry["group"]] if splits is None else groups_of(splits)
@@ -132,10 +136,12 @@ class Dataset:
             self._rows = share(self._rows, starts[-1], entry["rows"], f"{key}.rows", by, entry.get("seed") or 0, kinds)
         self._size = starts[-1] if self._rows is None else len(self._rows)
         if self._size == 0:
-            remedy = "set it to null if there is no such split"
+            remedy = f"set it to {as_typed(None)} if there is no such split"
             if dropped:
                 what = f"data.masked=drop leaves out {dropped:,} that lack a value of {lacking}"
                 remedy = f"{what}; a number or nan keeps them"
+            elif splits is None:
+                raise ConfigError(f"{path}: {split} has no rows to read")
             raise ConfigError(f"data.splits.{split} has no rows in {path}; {remedy}")
         self._cache_bytes = cache.max_bytes
 
@@ -154,6 +160,23 @@ class Dataset:
 
     def __len__(self) -> int:
         return self._size
+
+    @property
+    def _fields(self) -> dict[str, list[Field]]:
+        """Field -> one reader for each shard."""
+        if self._open is None:
+            raise ValueError(f"{self._files[0]} is closed: open it again")
+        return self._open
+
+    def close(self) -> None:
+        """Close the files of this data set, in this process. Batches stay; reading raises ValueError from now on."""
+        self._open, self._ranged = None, []
+
+    def __enter__(self) -> Dataset:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
     @property
     def nbytes(self) -> int:
@@ -288,20 +311,46 @@ class Dataset:
         values = np.concatenate([shard.column() for shard in self._fields[field]])
         return values if self._rows is None else values[self._rows]
 
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        """One sample, for PyTorch's DataLoader; of its own length where lengths differ."""
-        if isinstance(i, slice):
-            raise TypeError("data[i] is one sample; several: data.gather(numpy.arange(begin, end))")
-        return self.__getitems__([i])[0]
+    def __getitem__(self, index: Any) -> dict[str, Any]:
+        """Return one sample of its own length, or the batch of several rows, as `gather` does.
+
+        index: a row number gives a sample. A slice, a list, an array or a tensor (B,) of row numbers, or a mask (rows,)
+        of bool, gives a batch. Numbers below 0 count from the end. PyTorch's
+        `DataLoader(data, batch_size=None, sampler=BatchSampler(...))` asks for batches, which need no stacking.
+        """
+        if not isinstance(index, (slice, tuple)) and np.ndim(index) == 0:
+            return self.__getitems__([operator.index(index)])[0]
+        rows = self._chosen(index)
+        self.advise(rows)
+        return self.gather(rows)
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """The samples of a batch, read at once: a plain DataLoader asks for them, and stacks them."""
-        size = self._size
-        rows = np.fromiter((range(size)[i] for i in indices), np.int64, len(indices))
+        """Return the samples of a batch, read at once. PyTorch's `DataLoader(data, batch_size=...)` stacks them."""
+        rows = self._chosen(indices)
         self.advise(rows)
         batch = self.gather(rows)
         columns = [self._apart(batch, field) for field in self._fields]
         return [dict(zip(self._fields, sample, strict=True)) for sample in zip(*columns, strict=True)]
+
+    def _chosen(self, index: Any) -> np.ndarray:
+        """Row numbers (B,) from 0, as NumPy would choose them from all rows."""
+        if isinstance(index, slice):
+            return np.arange(*index.indices(self._size))
+        if isinstance(index, tuple):
+            raise TypeError(f"data[{index!r}]: give a row number, or a list of them, such as data[[0, 3]]")
+        rows = np.asarray(index)
+        if rows.dtype == bool and rows.ndim == 1:
+            if len(rows) != self._size:
+                raise IndexError(f"a mask of {len(rows)} rows for a split of {self._size}")
+            return np.flatnonzero(rows)
+        if rows.ndim != 1 or (rows.dtype.kind not in "iu" and len(rows)):
+            raise TypeError(
+                f"row numbers must be (B,) integers, or a mask of (rows,) bool, not {rows.shape} {rows.dtype}"
+            )
+        if len(rows) and (rows.min() < -self._size or rows.max() >= self._size):
+            raise IndexError(f"rows {rows.min()} to {rows.max()} of a split of {self._size}")
+        rows = rows.astype(np.int64, copy=False)
+        return np.where(rows < 0, rows + self._size, rows)
 
     def _apart(self, batch: dict[str, Any], field: str) -> Sequence[Any]:
         """The samples of one field, each of its own length."""
@@ -334,21 +383,56 @@ _HINTS = get_type_hints(Dataset.__init__)
 
 
 def open(
-    path: str | Sequence[str], fields: Mapping[str, str] | None = None, split: str = "/", **options: Any
+    path: str | os.PathLike[str] | Sequence[str],
+    fields: Mapping[str, str] | None = None,
+    split: str | None = None,
+    **options: Any,
 ) -> Dataset:
-    """A Dataset of these fields, or of all that have rows in the group `split`. options: further ones of Dataset."""
-    if fields is None:
-        with open_h5(files_of(path)[0]) as file:
-            below = {name.rpartition("/")[::2]: item for name, item in items_below(file)}
-            names = [name for (group, name), item in below.items() if group == split.strip("/") and _has_rows(item)]
-        fields = dict(zip(names, names, strict=True))
-    return Dataset(path, fields, split, **options)
+    """Open a file, or shards, for a plain PyTorch loop.
+
+    fields: name in the batch -> name in the file. None: all fields of the split's group under their own names, if they
+    have as many rows; otherwise `x` and `y`, as `inspect` finds them, with their meaning. split: the group, or a name
+    of `splits`; None: `train` if there is such a group, otherwise the root. options: of Dataset; `cache_mb` is 64, so
+    that a chunk of several rows is decoded once.
+    """
+    names = names_of(path)
+    options = {"cache_mb": 64, **options}
+    if fields is None or split is None:
+        with open_file(names[0], bool(options.get("swmr")), options.get("cache_gb")) as file:
+            if split is None:
+                there = options["splits"] if "splits" in options else _GROUPS & set(file)
+                split = "train" if "train" in there else "/"
+            if fields is None:
+                entry = split_of(options["splits"], split) if "splits" in options else {"group": split}
+                fields, meant = _found(file, entry["group"])
+                options = {**meant, **options}
+    return Dataset(names, fields, split, **options)
 
 
-def _has_rows(item: Any) -> bool:
-    if isinstance(item, h5py.Group):
-        return {"values", "offsets"} <= set(item)
-    return isinstance(item, h5py.Dataset) and bool(item.shape)
+_GROUPS = {"train"}
+
+
+def _found(file: h5py.File, group: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """-> (fields of a group, name in the batch -> name in the file; options of Dataset that they need)."""
+    below = {name.rpartition("/")[::2]: item for name, item in items_below(file)}
+    own = {name: _rows(item) for (above, name), item in below.items() if above == group.strip("/")}
+    rows = {name: count for name, count in own.items() if count is not None}
+    if len(set(rows.values())) == 1:
+        return {name: name for name in rows}, {}
+    choice = choose(file)
+    if choice is None:
+        what = f"have different numbers of rows: {rows}" if rows else "are none with rows"
+        raise ConfigError(f"{file.filename}: the fields of {group} {what}; name some: fields={as_typed({'x': 'NAME'})}")
+    settings = choice.settings
+    fields = {key.removeprefix("fields."): name for key, name in settings.items() if key.startswith("fields.") and name}
+    return fields, {"values": "meant", **({"masked": settings["masked"]} if "masked" in settings else {})}
+
+
+def _rows(item: Any) -> int | None:
+    """How many a field has; None: it is no field."""
+    if isinstance(item, h5py.Group) and {"values", "offsets"} <= set(item):
+        return len(item["offsets"]) - 1
+    return int(item.shape[0]) if isinstance(item, h5py.Dataset) and item.shape else None
 
 
 def _padded(field: str, samples: list[np.ndarray], shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Tensor]:

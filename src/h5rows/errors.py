@@ -5,25 +5,43 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 _KEY = re.compile(
     r"\bdata\.(?=(path|fields|splits?|split_by|masked|values|external|cache_[gm]b|swmr|encoding|input_shape|num_outputs)\b)"
 )
 
 
+# a value that a message gives to an argument, as a config has it
+_VALUE = re.compile(r"\b(data\.\w+=)(null|true|false|allow|drop|meant)\b")
+_IN_PYTHON = {"null": "None", "true": "True", "false": "False"}
+
+
 class ConfigError(ValueError):
     """A mistake of the user's: one line that names the key or file, the value and the remedy.
 
     Messages in the source name an argument as a config does, data.path. A program with a config sets `group` to what
-    stands before the argument there, "data."; without one the argument is named alone."""
+    stands before the argument there, "data."; without one the argument is named alone, and values are Python's."""
 
     group = ""
 
     def __init__(self, text: object = "") -> None:
-        super().__init__(_KEY.sub(ConfigError.group, str(text)))
+        said = str(text)
+        if not ConfigError.group:
+            said = _VALUE.sub(lambda found: found[1] + _IN_PYTHON.get(found[2], repr(found[2])), said)
+        super().__init__(_KEY.sub(ConfigError.group, said))
+
+
+def as_typed(value: Any) -> str:
+    """Return a value as the caller of this library writes it: YAML in a config, otherwise Python."""
+    if not ConfigError.group:
+        return repr(value)
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {as_typed(one)}' for key, one in value.items())}}}"
+    return "null" if value is None else str(value)
 
 
 _REMEDIES = {

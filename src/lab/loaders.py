@@ -63,7 +63,7 @@ def fetch_remote(data: Mapping[str, Any], between: Callable[[], object]) -> dict
         remote = "://" in str(node.get("path"))
         # others read addresses themselves
         if remote and getattr(locate(PROJECT, node["_target_"], "data"), "takes_remote", False):
-            from h5rows import fetch
+            from h5rows.engines import fetch
 
             with h5_mistakes():
                 versions |= fetch(node["path"], between, node.get("cache_gb"))

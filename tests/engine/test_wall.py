@@ -33,7 +33,7 @@ PAGES = {name: SRC / name.replace(".", "/") / "__init__.py" for name in FOLDERS}
 PAGES = {name: page for name, page in PAGES.items() if page.exists()}  # a fork may have no reports
 MAY_IMPORT = {"h5rows": ("h5rows",), "engine": ("engine",), "multirun": ("engine", "multirun")}
 NOT_YOURS = tuple(MAY_IMPORT)  # in a fork
-LIBRARY = SRC / "h5rows"  # below the engine, with one page
+LIBRARY = {"h5rows": "__init__.py", "h5rows.engines": "engines.py"}  # below the engine: page for all, for engines
 
 
 def modules() -> dict[str, Path]:
@@ -223,12 +223,12 @@ def test_the_folders_of_the_library_form_no_circle() -> None:
 
 def test_rooms_are_imported_through_their_pages() -> None:
     """`from engine.world import World`, not `from engine.world.collectives import World`, but inside of that room; and
-    `from h5rows import Dataset`."""
+    `from h5rows import Dataset` or `from h5rows.engines import open_h5`."""
     past = [
         f"{name} -> {module}"
         for name, wanted in imports().items()
         for module in wanted
-        if room_of(module) not in ("", module) and room_of(module) != room_of(name)
+        if room_of(module) not in ("", module) and room_of(module) != room_of(name) and module not in LIBRARY
     ]
     assert past == []
 
@@ -249,16 +249,26 @@ def test_a_page_holds_its_contract_and_names_that_exist() -> None:
                 assert defined.__module__ == module, f"{page}: {name} is defined in {defined.__module__}"
 
 
-def test_the_library_s_page_names_what_there_is() -> None:
-    """Its list and the imports for type checkers are one; importing it imports no library."""
-    import h5rows
-
-    for_checkers = names_of(LIBRARY / "__init__.py")
-    assert {name: f"h5rows.{module}" for name, module in h5rows.NAMES.items()} == for_checkers
-    for name, module in h5rows.NAMES.items():
-        defined = getattr(h5rows, name)
-        assert defined.__module__ == f"h5rows.{module}", name
+@pytest.mark.parametrize(("page", "most"), [("h5rows", 7), ("h5rows.engines", 20)])
+def test_the_library_s_pages_name_what_there_is(page: str, most: int) -> None:
+    """Their lists and the imports for type checkers are one, and short; no name is on both."""
+    here = import_module(page)
+    assert names_of(SRC / "h5rows" / LIBRARY[page]) == here.NAMES
+    assert len(here.NAMES) <= most
+    for name, module in here.NAMES.items():
+        defined = getattr(here, name)
+        assert defined.__module__ == module, name
         assert f"h5rows.{name}" not in MODULES
+    assert set(here.NAMES) <= set(dir(here))
+
+
+def test_a_stranger_sees_the_library_s_names() -> None:
+    """dir() and __all__, which type checkers read, have them; no program's name is among them."""
+    import h5rows
+    from h5rows import engines
+
+    assert {*h5rows.__all__} == {*h5rows.NAMES}
+    assert not {*h5rows.NAMES} & {*engines.NAMES}
     with pytest.raises(ImportError, match="cannot import name 'Roows' from 'h5rows'"):
         from h5rows import Roows  # type: ignore[attr-defined]  # noqa: F401
 
@@ -273,16 +283,17 @@ def test_all_that_a_page_shows_is_used_or_documented() -> None:
         for alias in node.names
     }
     docs = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
-    pages = {**PAGES, "h5rows": LIBRARY / "__init__.py"}
+    pages = {**PAGES, **{page: SRC / "h5rows" / file for page, file in LIBRARY.items()}}
     idle = {f"{page}.{name}" for page, path in pages.items() for name in names_of(path) if (page, name) not in used}
     assert {name for name in idle if name not in docs} == set()
 
 
 def test_importing_all_pages_imports_no_library() -> None:
     code = (
-        f"import sys, json; import {', '.join(PAGES)}, h5rows\n"
+        f"import sys, json; import {', '.join([*PAGES, *LIBRARY])}\n"
         "heavy = {'torch', 'h5py', 'wandb', 'numpy', 'hydra', 'omegaconf', 'optuna', 'matplotlib'}\n"
-        "inner = [name for name in sys.modules if name.startswith('h5rows.') and name != 'h5rows.errors' or "
+        "own = ('h5rows.errors', 'h5rows.pages', 'h5rows.engines')\n"
+        "inner = [name for name in sys.modules if name.startswith('h5rows.') and name not in own or "
         "name.startswith(('engine.', 'multirun.')) and name.count('.') > 1]\n"
         "print(json.dumps([sorted(heavy & set(sys.modules)), inner]))"
     )

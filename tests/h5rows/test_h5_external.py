@@ -19,8 +19,9 @@ from conftest import ROOT as PROJECT
 from h5_judge import in_a_fork
 
 import engine.errors
-from h5rows import PackOptions, probe, repack
+from h5rows import probe, repack
 from h5rows.dataset import Dataset
+from h5rows.engines import PackOptions
 from h5rows.errors import ConfigError
 from h5rows.options import RepackOptions
 from h5rows.packing.inspect import inspect_file

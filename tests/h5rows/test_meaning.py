@@ -20,6 +20,7 @@ from conftest import TRAIN, limit
 from netcdf import netcdf4
 
 import h5rows
+from h5rows import engines
 from h5rows.errors import ConfigError
 from h5rows.meaning.choice import choose
 from h5rows.meaning.kinds import kind_of
@@ -111,7 +112,7 @@ def made(kind: str, folder: Path) -> Path:
 
 
 def trains_on(path: Path) -> list[str]:
-    found = h5rows.suggestion(str(path))
+    found = engines.suggestion(str(path))
     assert found is not None
     return shlex.split(train_on(str(path), *found))
 
@@ -396,7 +397,7 @@ def test_categories(tmp_path: Path) -> None:
     data = h5rows.Dataset(path, {"y": "obs/all"}, values="meant")
     assert (data.class_names, data.column("y").tolist()) == ({"y": ["B", "NK", "T"]}, [0, 2, 1, 0])
     node = {"path": path, "fields": {"y": "obs/some"}, "splits": {"train": {"group": "/"}}, "values": "meant"}
-    assert h5rows.num_outputs({**node, "masked": "drop"}, "y") == 2
+    assert engines.num_outputs({**node, "masked": "drop"}, "y") == 2
     assert len(h5rows.Dataset(path, {"y": "obs/some"}, values="meant", masked="drop")) == 3
 
 
@@ -505,7 +506,7 @@ def test_distinct_values_are_classes(tmp_path: Path) -> None:
     def read(split: str, name: str, masked: Any = "nan") -> tuple[list[int], list[str]]:
         data = h5rows.Dataset(path, {"y": name}, split, splits, values="meant", masked=masked)
         node = {"path": path, "fields": {"y": name}, "splits": splits, "values": "meant", "masked": masked}
-        assert h5rows.num_outputs(node, "y") == len(data.class_names["y"])
+        assert engines.num_outputs(node, "y") == len(data.class_names["y"])
         return data.gather(np.arange(len(data)))["y"].tolist(), data.class_names["y"]
 
     assert read("train", "word@classes") == ([1, 0, 3], ["a", "b", "c", "d"])
@@ -627,7 +628,7 @@ def test_stored_nan_is_a_missing_value_where_it_is_asked_for(tmp_path: Path, kin
             file["x"], file["y"] = values, labels
             if kind == "netcdf":
                 file["x"].attrs["_FillValue"] = file["y"].attrs["_FillValue"] = 1e20
-    found = h5rows.suggestion(str(path))
+    found = engines.suggestion(str(path))
     assert found is not None
     assert found[0]["masked"] == {"x": 0, "y": "drop"}
     fields = {name: found[0][f"fields.{name}"] for name in "xy"}

@@ -15,8 +15,8 @@ import torch
 from pack_typed import typed
 from test_pack_formats import npy, png, write_lmdb, write_tar
 
-from h5rows import PackOptions, open_source
 from h5rows.account import LEFT_OUT, Account
+from h5rows.engines import PackOptions, open_source
 from h5rows.errors import ConfigError
 from h5rows.packing.write import pack
 

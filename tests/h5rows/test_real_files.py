@@ -24,6 +24,7 @@ from conftest import ROOT, TRAIN, limit
 from netcdf import netcdf4
 
 import h5rows
+from h5rows import engines
 from h5rows.packing.inspect import meaning_of
 from lab.project import train_on
 
@@ -81,7 +82,7 @@ def test_it_trains_at_the_first_try_or_says_why_not(
     tmp_path: Path, package: str, name: str, kind: str, expected: Any
 ) -> None:
     path = str(fetched(package) / name)
-    found = h5rows.suggestion(path)
+    found = engines.suggestion(path)
     if isinstance(expected, str):
         assert found is None
         with h5py.File(path) as file:

@@ -387,6 +387,26 @@ def test_a_wheel_holds_the_packages_as_they_are(with_few_tests: Path, tmp_path: 
 
 
 @pytest.mark.slow
+def test_the_library_s_wheel_runs_its_readme_alone(with_few_tests: Path, tmp_path: Path) -> None:
+    """The README that the wheel shows, with nothing else of this project."""
+    git(tmp_path, "clone", "-q", str(with_few_tests), "copy")
+    typed(tmp_path / "copy", f"{sys.executable} -m pip wheel -q --no-deps -w {tmp_path} ./tools/h5rows")
+    (wheel,) = tmp_path.glob("*.whl")
+    alone = tmp_path / "alone"
+    with zipfile.ZipFile(wheel) as held:
+        held.extractall(alone)
+    (shown,) = alone.glob("h5rows-*.dist-info/METADATA")
+    code = re.findall(r"```python\n(.*?)```", shown.read_text(), re.DOTALL)
+    (tmp_path / "readme.py").write_text(
+        f"import sys; sys.path.insert(0, {str(alone)!r})\n{code[0]}{code[1]}"
+        f"assert h5rows.__file__.startswith({str(alone)!r}), h5rows.__file__\n"
+        f"assert h5rows.__version__ == {wheel.name.split('-')[1]!r}\n"
+        "assert not {'lab', 'engine', 'multirun', 'hydra'} & set(sys.modules)\n"
+    )
+    typed(tmp_path, f"{sys.executable} readme.py")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "without",
     sample_of(["all"], ["all", "reports", "packing", "search", "benchmarks reports", "shakespeare container"]),

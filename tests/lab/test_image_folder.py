@@ -11,7 +11,7 @@ import pytest
 from conftest import compose, needs, result, start_run
 
 from engine.errors import ConfigError, RunFailed
-from h5rows import PackOptions, open_source
+from h5rows.engines import PackOptions, open_source
 from h5rows.packing.write import pack
 from lab.config import Config
 from lab.datasets.image_folder import ImageFolder

@@ -21,7 +21,7 @@ from h5rows.reading.external import external_files, items_below, link_of
 from h5rows.reading.filters import HDF5PLUGIN, filter_name, missing_filter, pipeline
 from h5rows.reading.layout import plan
 from h5rows.reading.listed import is_index
-from h5rows.reading.opening import names_of, open_h5
+from h5rows.reading.opening import is_remote, names_of, open_h5
 from h5rows.reading.texts import said_of
 
 COSTLY = 4.0  # bytes read for each byte wanted, from which on another layout is worth its while
@@ -89,7 +89,9 @@ def inspect_file(path: str) -> None:
 
 
 def proposal(path: str) -> list[str]:
-    """What `inspect` says of a file or index on this machine: what could be x and y, and what trains on it."""
+    """What `inspect` says of a file or index: what could be x and y, what trains on it. Of a remote one: nothing."""
+    if is_remote(path):
+        return []
     names = names_of(path)
     with open_h5(names[0]) as file:
         return meaning_of(file, path, len(names))[1:]

@@ -40,8 +40,16 @@ def pack_shards(make: Make, out: str, count: int, append: bool, overwrite: bool)
     """Write `count` shards and their index at `out`, an address or a folder. append: to the set that is there.
 
     Returns the account of the shard of which most was left out."""
-    place, name = Place(out), shown(out)
-    before = place.read_index()
+    place = Place(out)
+    try:
+        return _packed_at(place, make, out, count, append, overwrite)
+    except BaseException:
+        place.leave()
+        raise
+
+
+def _packed_at(place: Place, make: Make, out: str, count: int, append: bool, overwrite: bool) -> Account:
+    before, name = place.read_index(), shown(out)
     if before is not None and not (append or overwrite):
         raise ConfigError(f"{name}: a set is there; --append adds to it, --overwrite begins another")
     if before is None and append:
@@ -123,10 +131,12 @@ class Place:
         with self._asking():
             from fsspec.core import url_to_fs
 
+            self._is_new = False
             self._files, self._root = url_to_fs(self.out)
             with suppress(PermissionError):  # who may write below some prefix alone
                 if is_remote(self.out):
                     self._check_bucket(re.match(r"/*[^/]*", self._root)[0])  # type: ignore[index]
+                self._is_new = not self._files.exists(self._root)
                 self._files.makedirs(self._root, exist_ok=True)
 
     def _check_bucket(self, bucket: str) -> None:
@@ -165,6 +175,12 @@ class Place:
         with self._asking():
             self._whole(f"{self._root}/{INDEX}", lambda there: self._files.pipe_file(there, text))
         forget(f"{self.out if is_remote(self.out) else os.path.abspath(self.out)}/{INDEX}")
+
+    def leave(self) -> None:
+        """Remove the folder that was made for a set, if nothing came of it."""
+        if self._is_new and not is_remote(self.out):
+            with suppress(OSError):  # it holds shards, which the same command finds
+                self._files.rmdir(self._root)
 
     def remove_all_but(self, kept: set[str]) -> None:
         """Shards that no index names any more; who holds the index of before can no longer read them."""

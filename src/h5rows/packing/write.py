@@ -6,7 +6,7 @@ Killed at any moment, nothing has the final name, and the same command begins an
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
 from fnmatch import fnmatch
@@ -29,11 +29,15 @@ from h5rows.source import Source
 Skipped = tuple[Part, int, str]  # a sample that cannot be read: its part, its row there, its name and why
 
 
-def pack(source: Source, out: str | Path, options: PackOptions, provenance: dict[str, Any]) -> Path:
-    """Write the source's selected fields -> the path, with the shard in its name. provenance: root attributes."""
+def pack(
+    source: Source | Callable[[], Source], out: str | Path, options: PackOptions, provenance: dict[str, Any]
+) -> Path:
+    """Write the source's selected fields -> the path, with the shard in its name. source: or what makes it, once it is
+    known that `out` may be written. provenance: root attributes."""
     out, (k, n) = Path(out), options.shard
     out = out if n == 1 else out.with_name(f"{out.stem}.{k}-of-{n}{out.suffix}")
     with under_work(out, options.overwrite) as temp:
+        source = source if isinstance(source, Source) else source()
         run = PackRun(source, temp, options, provenance)
         pool = make_pool(source, temp, options.workers)
         try:

@@ -157,8 +157,19 @@ class Fixed(Field):
             self.reader.gather_into(rows, stored)
             out[slice(len(rows)) if at is None else at] = for_torch(stored, self._where)
 
-    def advise(self, rows: np.ndarray) -> None:
-        self.reader.advise(rows)
+    def advise(self, rows: np.ndarray, count: int = 1) -> None:
+        """count: rows that are read from each on, itself included."""
+        if isinstance(self.reader, (Mapped, Ranged)):
+            self.reader.advise(rows, count)
+        else:
+            self.reader.advise(rows)
+
+    @property
+    def mapped(self) -> np.ndarray | None:
+        """All rows in the file's type, not copied and read-only, until `check`; None: they are not contiguous."""
+        if isinstance(self.reader, Mapped) and self.reader.contiguous:
+            return self.reader.view(0, len(self))
+        return None
 
     def view(self, start: int, stop: int) -> np.ndarray:
         """Samples start..stop; not copied where they lie together in the file as a batch has them."""

@@ -9,7 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from h5rows.errors import ConfigError
+from h5rows.errors import ConfigError, as_typed
 from h5rows.reading import filters
 from h5rows.reading.external import check_external, check_links, items_below
 from h5rows.reading.opening import named, unreadable
@@ -72,7 +72,9 @@ def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tu
     except (KeyError, ValueError) as error:
         if "doesn't exist" not in str(error):
             raise unreadable(f"{file.filename}: the group {group} ({key})", error) from error
-        remedy = "data.splits.<split>.group says where a split lies, null that there is none"
+        remedy = f"data.splits.<split>.group says where a split lies, {as_typed(None)} that there is none"
+        if not key.startswith("data.splits") and not ConfigError.group:
+            remedy = "split= names another, or splits"
         what = f"{file.filename} has no group {group!r} ({key}); {_choices(file, group)}"
         raise ConfigError(f"{what}; {remedy}") from None
     if not isinstance(top, h5py.Group):

@@ -15,7 +15,7 @@ from weakref import WeakSet, WeakValueDictionary
 import h5py
 from h5py._objects import phil  # its lock: a second one, held while h5py waits for its own, could deadlock
 
-from h5rows.errors import ConfigError, machine_fault
+from h5rows.errors import ConfigError, as_typed, machine_fault
 from h5rows.reading.folders import is_remote
 from h5rows.reading.listed import is_index, listed
 
@@ -205,21 +205,25 @@ def unreadable(what: object, error: BaseException, done: str = "read") -> Config
 def split_of(splits: Mapping[str, Mapping[str, Any] | None], split: str) -> Mapping[str, Any]:
     """The entry of a split that is there and not null."""
     if not isinstance(splits, Mapping):
-        raise ConfigError(f"data.splits={splits}: expected a mapping, such as {{train: {{group: train}}, val: null}}")
+        example = as_typed({"train": {"group": "train"}, "val": None})
+        raise ConfigError(f"data.splits={splits}: expected a mapping, such as {example}")
     if split not in splits:
         raise ConfigError(f"data.splits has no {split!r}; it has {sorted(splits)}")
     entry = splits[split]
     if entry is None:
-        raise ConfigError(f"data.splits.{split} is null: there is none such; give a group, or shares of the rows")
+        raise ConfigError(
+            f"data.splits.{split} is {as_typed(None)}: there is none such; give a group, or shares of the rows"
+        )
     if not isinstance(entry, Mapping):
-        raise ConfigError(f"data.splits.{split}={entry}: expected a mapping, such as {{group: train}}, or null")
+        either = f"{as_typed({'group': 'train'})}, or {as_typed(None)}"
+        raise ConfigError(f"data.splits.{split}={entry}: expected a mapping, such as {either}")
     if unknown := sorted(set(entry) - {"group", "rows", "index", "by", "seed"}, key=str):
         raise ConfigError(f"data.splits.{split} has {unknown[0]!r}; it may have group, rows, index, by and seed")
     rows, index = entry.get("rows"), entry.get("index")
     if rows is not None and not (isinstance(rows, Sequence) and all(isinstance(r, (int, float)) for r in rows)):
-        raise ConfigError(f"data.splits.{split}.rows={rows}: must be two shares, such as [0, 0.9], or null")
+        raise ConfigError(f"data.splits.{split}.rows={rows}: must be two shares, such as [0, 0.9], or {as_typed(None)}")
     if index is not None and not isinstance(index, str):
-        raise ConfigError(f"data.splits.{split}.index={index}: expected the name of a dataset, or null")
+        raise ConfigError(f"data.splits.{split}.index={index}: expected the name of a dataset, or {as_typed(None)}")
     if "group" not in entry:
         raise ConfigError(f"data.splits.{split} names no group; '/' is the file's root")
     return entry

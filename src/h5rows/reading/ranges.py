@@ -35,7 +35,7 @@ from weakref import WeakValueDictionary, finalize
 import h5py
 import numpy as np
 
-from h5rows.errors import ConfigError
+from h5rows.errors import ConfigError, as_typed
 from h5rows.reading.folders import CACHE_DIR, cache_dir, shown
 from h5rows.reading.opening import named
 from h5rows.reading.remote import copy_of
@@ -437,7 +437,9 @@ def described(urls: Sequence[str], cache_gb: float) -> list[RangedFile]:
     from concurrent.futures import ThreadPoolExecutor
 
     if not isinstance(cache_gb, (int, float)) or not cache_gb >= LEAST_GB:
-        raise ConfigError(f"data.cache_gb={cache_gb}: must be a number from {LEAST_GB} on; null fetches whole files")
+        raise ConfigError(
+            f"data.cache_gb={cache_gb}: must be a number from {LEAST_GB} on; {as_typed(None)} fetches whole files"
+        )
     limit = int(cache_gb * 1e9)
 
     def asked(url: str) -> RangedFile:

@@ -99,6 +99,8 @@ class Chunks:
 
     def __init__(self, layout: Layout, cache: ChunkCache) -> None:
         self.layout, self._cache = layout, cache
+        # of chunks of one row none is asked for again before all others are: the cache holds all of them, or helps not
+        self._is_kept = layout.chunk[0] > 1 or layout.offset.size * layout.chunk_bytes <= cache.max_bytes
         self.file = raw_file(layout.path, layout.identity)
         grid = [-(-n // c) for n, c in zip(layout.shape[1:], layout.chunk[1:], strict=True)]
         # for each tile of a row: where it goes in the sample, and how much of it is inside
@@ -133,7 +135,7 @@ class Chunks:
 
     def _chunk(self, number: int, tile: int) -> np.ndarray:
         """Tile `tile` of row chunk `number`, decoded."""
-        if self.layout.chunk[0] == 1:
+        if not self._is_kept:
             return self._decode(number, tile)
         key = (self.layout.path, self.layout.name, number, tile)
         return self._cache.get(key, self.layout.chunk_bytes, lambda: self._decode(number, tile))

@@ -12,7 +12,7 @@ from engine.data import Draws
 from engine.errors import ConfigError
 from engine.files import replace_text
 from engine.schema import Count, NotNegativeInt, Positive
-from h5rows import files_of, open_h5
+from h5rows.engines import files_of, open_h5
 from lab.callbacks.base import Callback
 from lab.h5_errors import h5_methods
 from lab.state import averaged

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.schema import Count, NotNegativeInt
-from h5rows import ChunkCache, Fixed, Mapped, files_of, open_field, open_h5, split_of
+from h5rows.engines import ChunkCache, Fixed, files_of, open_field, open_h5, split_of
 from lab.h5_errors import h5_methods
 
 
@@ -92,8 +92,8 @@ class TokenWindows:
         tokens = tokens[: len(rows)]
         target = tokens.numpy()
         for shard, begin, at in self._places(rows):
-            if isinstance(shard.reader, Mapped) and shard.reader.contiguous:  # any integer dtype: the assignment casts
-                every = np.lib.stride_tricks.sliding_window_view(shard.reader.view(0, len(shard)), self._window + 1)
+            if (stream := shard.mapped) is not None:  # any integer dtype: the assignment casts
+                every = np.lib.stride_tricks.sliding_window_view(stream, self._window + 1)
                 target[at] = every[begin]
                 shard.check()
             else:
@@ -104,8 +104,7 @@ class TokenWindows:
     def advise(self, rows: np.ndarray) -> None:
         """Ask the kernel to read ahead these windows (madvise)."""
         for shard, begin, _ in self._places(rows):
-            if isinstance(shard.reader, Mapped):
-                shard.reader.advise(begin, self._window + 1)
+            shard.advise(begin, self._window + 1)
 
     def __getitem__(self, i: int) -> dict[str, Tensor]:
         batch = self.gather(np.asarray([range(self._size)[i]], dtype=np.int64))

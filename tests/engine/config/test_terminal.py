@@ -21,7 +21,7 @@ from test_untrusted import main, stranger  # noqa: F401 - a fixture
 from engine.checkpoints.checkpoint import save_checkpoint
 from engine.errors import plain_output, visible
 from engine.loggers.logger import log_to
-from h5rows import run as h5
+from h5rows.engines import run as h5
 
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b2J\rover\u202e"
 SHOWN = r"\x1b]0;title\x07\x1b[2J\x9b2J\rover\u202e"

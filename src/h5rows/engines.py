@@ -1,0 +1,58 @@
+"""What a program that is built on h5rows uses beside the seven names of its page: `from h5rows.engines import open_h5`.
+
+Given: the arguments of a data set as the program's config has them. Returned: what a model must know of a field before
+its data set is made, fields as rows of one dataset, the local copies of remote files, the command.
+
+Promised: no name here imports torch but `share`, so a program may ask while it composes its config. ConfigError names
+an argument as the program's user writes it: set `ConfigError.group = "data."` where the arguments are keys of `data`.
+
+    sample_shape, num_outputs, suggestion         of a file: a sample's shape, the outputs of a model, x and y
+    shares_of, split_of, share                    which rows a split has
+    files_of, open_h5, open_field, Fixed          files, and one field of them; ChunkCache: its decoded chunks
+    fetch                                         all remote files at once
+    PackOptions, open_source, FileSource          a source of samples as `pack` reads it
+    run, proposal                                 the command, and what it says of a packed file
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from h5rows.pages import importer, names_in
+
+if TYPE_CHECKING:
+    from h5rows.command import run
+    from h5rows.dataset import share
+    from h5rows.importers import open_source
+    from h5rows.importers.files import FileSource
+    from h5rows.meaning.choice import suggestion
+    from h5rows.options import PackOptions
+    from h5rows.packing.inspect import proposal
+    from h5rows.probe import num_outputs, sample_shape
+    from h5rows.reading.copies import files_of
+    from h5rows.reading.fields import Fixed, open_field
+    from h5rows.reading.opening import open_h5, shares_of, split_of
+    from h5rows.reading.raw import ChunkCache
+    from h5rows.reading.remote import fetch
+
+MODULES = {
+    "command": "run",
+    "dataset": "share",
+    "importers": "open_source",
+    "importers.files": "FileSource",
+    "meaning.choice": "suggestion",
+    "packing.inspect": "proposal",
+    "options": "PackOptions",
+    "probe": "num_outputs sample_shape",
+    "reading.copies": "files_of",
+    "reading.fields": "Fixed open_field",
+    "reading.opening": "open_h5 shares_of split_of",
+    "reading.raw": "ChunkCache",
+    "reading.remote": "fetch",
+}
+NAMES = names_in(MODULES)
+__getattr__ = importer(__name__, NAMES)
+
+
+def __dir__() -> list[str]:
+    return sorted(NAMES)
