@@ -59,7 +59,6 @@ TEMPLATE_ONLY = Part(
                 "test_all_that_a_page_shows_is_used_or_documented",
                 "MOST_LINES",
                 "test_to_read_the_loop_is_to_read_few_files",
-                "LEFT_OUT",
                 "test_no_files_and_no_folders_import_each_other",
             )
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 import traceback
@@ -135,7 +136,8 @@ def visible(text: str) -> str:
 
 def plain_output() -> None:
     """Make all that this process prints from here on `visible`: it may be a stranger's text, of a file or a config.
-    What is written with "\r" at its beginning still goes to the beginning of the line."""
+    What is written with "\r" at its beginning still goes to the beginning of the line. What the terminal cannot show,
+    as one of LC_ALL=C, is written as \\u6a21."""
 
     def cleaned(write: Callable[[str], int]) -> Callable[[str], int]:
         def plain(text: str) -> int:
@@ -146,6 +148,8 @@ def plain_output() -> None:
 
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and "write" not in vars(stream):
+            if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+                stream.reconfigure(errors="backslashreplace")
             stream.write = cleaned(stream.write)  # type: ignore[method-assign]
 
 

@@ -214,7 +214,7 @@ def test_without_the_libraries_h5py_reads(path: Path, monkeypatch: pytest.Monkey
         file.create_dataset("z", data=np.arange(200), chunks=(8,), **hdf5plugin.Zstd())
     monkeypatch.setattr(filters, "_load", lambda library: None)
     data = Dataset(str(path), {"z": "z", "c": "c"}, "all", ROOT)
-    assert "h5py (zstd needs zstandard, which is not installed" in data.describe()[0]
+    assert "h5py (zstd needs zstandard (in the extra codecs), which is not installed" in data.describe()[0]
     assert data.gather(np.arange(200))["z"].tolist() == list(range(200))
     assert "chunks (" in data.describe()[1]  # gzip is in Python itself
     assert data.gather(np.arange(200))["c"][:, 0].tolist() == list(range(200))

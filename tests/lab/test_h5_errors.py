@@ -19,6 +19,7 @@ from engine.config.saved import _moved_path
 from engine.data.loading.loader import Loader
 from engine.data.order import EvalPlan
 from engine.errors import ConfigError, mistakes_of, with_mistakes_of
+from h5rows import engines
 from lab.datasets.h5 import Dataset
 from lab.datasets.tokens import TokenWindows
 from lab.loaders import fetch_remote
@@ -80,7 +81,7 @@ def test_images_too(tmp_path: Path) -> None:
     from lab.datasets.image_folder import ImageFolder
 
     with pytest.raises(h5rows.ConfigError) as own:
-        h5rows.open_source(str(tmp_path), h5rows.PackOptions(format="images", size=(4, 4), quiet=True))
+        engines.open_source(str(tmp_path), engines.PackOptions(format="images", size=(4, 4), quiet=True))
     with pytest.raises(ConfigError) as error:
         ImageFolder(str(tmp_path), [4, 4], "none", 3, {}, "train")
     assert str(error.value) == str(own.value)

@@ -13,7 +13,7 @@ from engine.files import read_text, write_json
 from engine.runs import code_here, code_of, source, surroundings
 from engine.runs.directory import ENVIRONMENT
 from multirun import ray_cluster, slurm
-from multirun.code import settle_code
+from multirun.code import record_code
 from multirun.job_process import OUTPUT
 
 
@@ -36,9 +36,9 @@ def test_a_sweep_that_goes_on_with_another_library_names_it(tmp_path: Path, monk
         jobs.append(job)
     ledger: Any = SimpleNamespace(name="s", project=SimpleNamespace(root=tmp_path), jobs=jobs)
     began = code_here(tmp_path)
-    assert settle_code(ledger) == ""
+    assert record_code(ledger) == ""
     library(tmp_path / "site", "0.2.1")
-    assert settle_code(ledger) == (
+    assert record_code(ledger) == (
         f"sweep s goes on with other code (rows_of 0.2.0 -> 0.2.1): jobs 0, 2 with {began} ran before, now it is "
         f"{code_here(tmp_path)}. What has finished is kept; sweep=ANOTHER_NAME runs all with one code"
     )
