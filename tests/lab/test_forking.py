@@ -179,7 +179,7 @@ def test_a_fork_without_any_part(template: Path, parts: list[str], tools: Any, p
 
 def check_engine_and_name(made: dict[str, bytes], before: dict[str, bytes]) -> None:
     engine = {name for name in made if name.startswith(ENGINE)}
-    pages = {"src/h5rows/__init__.py", "src/multirun/__init__.py"}  # without what was left out
+    pages = {"src/h5rows/__init__.py", "src/h5rows/engines.py", "src/multirun/__init__.py"}  # without what was left out
     assert {name for name in engine if made[name] != before[name]} == pages
     assert len(engine) > 100
     for name in made.keys() - engine:
