@@ -353,6 +353,7 @@ PARTS = {
             "docs/assets/report.png",
             "docs/assets/paper.png",
             "tests/engine/loggers/test_wandb_sync.py",
+            "tests/engine/config/test_terminal.py::test_names_of_another_script_on_a_terminal_of_ascii",
             "tests/multirun/test_report.py",
             "tests/multirun/test_merge.py",
             "tests/multirun/test_compare.py",
@@ -377,6 +378,7 @@ PARTS = {
     "packing": Part(
         "`src/h5.py`, other formats -> HDF5; `data=image_folder`, which reads images the same way",
         (
+            "tests/engine/config/test_terminal.py::test_names_of_another_script_on_a_terminal_of_ascii",
             "src/h5.py",
             "src/h5rows/packing",
             "src/h5rows/importers",

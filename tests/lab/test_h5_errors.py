@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import compose, needs
+from conftest import compose
 
 import h5rows
 from engine.config import construct
@@ -45,19 +45,12 @@ def test_the_two_classes_are_unrelated() -> None:
     assert not issubclass(ConfigError, h5rows.ConfigError)
 
 
-def text_of(path: str) -> None:
-    from lab.callbacks.sample_text import SampleText
-
-    SampleText(path, "t", [4], "a", 3, 1.0, 0).on_start(None)
-
-
 USES: dict[str, Callable[[], Any]] = {
     "a data set": lambda: Dataset(GONE, {"x": "x"}),
     "a data set of the config": lambda: construct(
         PROGRAM, "data", {"_target_": "lab.datasets.h5.Dataset", "path": GONE, "fields": {"x": "x"}}, object
     ),
     "tokens": lambda: tokens_of(GONE),
-    "text": lambda: text_of(GONE),
     "shape": lambda: compose("data=h5", f"data.path={GONE}").data.input_shape,
     "outputs": lambda: compose("data=h5", f"data.path={GONE}", "data.input_shape=[3]").data.num_outputs,
     "shares": lambda: compose("data=h5", "data.split=80/x", "data.input_shape=[3]", "data.num_outputs=2"),
@@ -67,16 +60,19 @@ USES: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-TEXT = pytest.param("text", marks=needs("src/lab/callbacks/sample_text.py"))
-
-
-@pytest.mark.parametrize("use", [*(use for use in USES if use != "text"), TEXT])
+@pytest.mark.parametrize("use", USES)
 def test_each_use_of_h5rows_in_lab_ends_in_the_engine_s_error(use: str) -> None:
     with pytest.raises(ConfigError, match=r"^(data\.|/no/where\.h5|no://where)"):
         USES[use]()
 
 
-@needs("src/lab/datasets/image_folder.py")
+def test_a_text_too() -> None:
+    from lab.callbacks.sample_text import SampleText
+
+    with pytest.raises(ConfigError, match=r"^data\.path=/no/where\.h5"):
+        SampleText(GONE, "t", [4], "a", 3, 1.0, 0).on_start(None)
+
+
 def test_images_too(tmp_path: Path) -> None:
     from lab.datasets.image_folder import ImageFolder
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import QUICK, ROOT, called, needs
+from conftest import QUICK, ROOT, called
 from test_untrusted import main, stranger  # noqa: F401 - a fixture
 
 from engine.checkpoints.checkpoint import save_checkpoint
@@ -59,7 +59,6 @@ def test_what_a_terminal_cannot_show_is_escaped(
 
 
 @pytest.mark.slow
-@needs("src/h5.py", "src/verify.py", "src/report.py")
 def test_names_of_another_script_on_a_terminal_of_ascii(tmp_path: Path) -> None:
     """From the pack to the report, in the environment that ./run makes of LC_ALL=C."""
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "1", "PYTHONIOENCODING": "ascii"}
