@@ -12,6 +12,7 @@ USER $UID
 WORKDIR /home/me/project
 # what .venv depends on: made again only where one of these has changed. torch brings its CUDA libraries along
 COPY --chown=me pyproject.toml constraints.txt* README.md LICENSE* run ./
+COPY --chown=me packages packages
 RUN mkdir src outputs && PIP_NO_CACHE_DIR=1 ./run python --version \
   && echo "source ~/project/tools/complete.bash" >>~/.bashrc
 COPY --chown=me . .

@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1000, help="a multiple of 10")
     args, overrides = parser.parse_known_args()
 
-    from multirun import drive, plan
+    from samebits.sweeps import drive, plan
 
     def not_run(*_: Any) -> None:
         raise SystemExit(0)

@@ -22,10 +22,10 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
-from engine.parallel import FsdpConfig, global_norm, local_parts, on_shards, shard
-from engine.private import lean_step
-from engine.world import World
 from lab.models.gpt import GPT
+from samebits.parallel import FsdpConfig, global_norm, local_parts, on_shards, shard
+from samebits.private import lean_step
+from samebits.world import World
 
 RANKS = 8
 

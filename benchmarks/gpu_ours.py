@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
-import engine.interpreter  # noqa: F401 - first, as in train.py
+import _python  # noqa: F401 - first, as in train.py
 
 
 def main() -> int:

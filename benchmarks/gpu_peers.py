@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+import _python  # noqa: F401 - it finds the libraries
 
 
 def timed(step: Callable[[int], Tensor], given: dict[str, Any], samples: int) -> dict[str, Any]:

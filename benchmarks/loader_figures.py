@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from engine.data import Loader, TrainPlan, shuffled
 from h5rows import Dataset
+from samebits.data import Loader, TrainPlan, shuffled
 
 CPU = torch.device("cpu")
 LARGE, SMALL = (3, 224, 224), (3, 32, 32)

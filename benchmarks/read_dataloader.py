@@ -19,7 +19,7 @@ from read_common import images, interleaved, naive_loader, report
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 import h5rows
-from engine.data import Loader, TrainPlan, shuffled
+from samebits.data import Loader, TrainPlan, shuffled
 
 BATCH = 256
 KINDS: dict[str, dict[str, Any]] = {

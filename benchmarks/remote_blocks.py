@@ -152,10 +152,10 @@ def batches(
     if peer == "ours":
         import torch
 
-        from engine.data.loading.ring import Ring
-        from engine.data.order import TrainPlan
-        from engine.data.windows import chunk_windows
         from h5rows import Dataset
+        from samebits.data.loading.ring import Ring
+        from samebits.data.order import TrainPlan
+        from samebits.data.windows import chunk_windows
 
         if not made:
             made["data"] = data = Dataset([f"{url}/{name}" for name in names], {"x": "x"}, cache_gb=args.cache_gb)
@@ -214,7 +214,7 @@ def stacked(samples: list[dict[str, bytes]]) -> np.ndarray:
 def measure(peer: str, url: str, folder: Path, args: argparse.Namespace) -> None:
     """In a process of its own; prints one line of JSON."""
     noise, made = noise_of(args.row_bytes), {}
-    ours = ("engine.data.loading.ring", "engine.data.windows", "h5rows.dataset", "h5rows.reading.ranges")
+    ours = ("samebits.data.loading.ring", "samebits.data.windows", "h5rows.dataset", "h5rows.reading.ranges")
     for name in {"ours": ours, "mosaicml": ("streaming",)}.get(peer, (peer,)):
         import_module(name)
     told: dict[str, Any] = {"peer": peer, "share": [], "fetched": []}

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.data.windows import ChunkWindows
 from h5rows.reading.ranges import BLOCK, RUN, SEGMENT
+from samebits.data.windows import ChunkWindows
 
 TOTAL, PER_HOST, LOOKED_AT = 2 * 10**12, 512, 4
 

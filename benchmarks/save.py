@@ -66,8 +66,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=None, help="where to write (default: the temporary directory)")
     parser.add_argument("--file", type=Path, default=None, help="where to write the seconds as JSON, by way")
     args = parser.parse_args()
-    from engine.checkpoints import Checkpoints
-    from engine.world import World
+    from samebits.checkpoints import Checkpoints
+    from samebits.world import World
 
     torch.set_num_threads(1)  # where cores are shared, two threads wait for each other
     payload, matrix = state_of(args.mb), torch.randn(192, 192)

@@ -29,9 +29,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from startup import first_step
 
-from engine.checkpoints import checkpoint, intact
-from engine.data import TrainPlan, shuffled
-from engine.device import rng_row, set_rng_row
+from samebits.checkpoints import checkpoint, intact
+from samebits.data import TrainPlan, shuffled
+from samebits.device import rng_row, set_rng_row
 
 SAMPLES = 10**10
 SHARE = 32  # samples of a rank in a step

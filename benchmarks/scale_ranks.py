@@ -35,10 +35,10 @@ from torch._C._distributed_c10d import _create_work_from_future
 from torch.multiprocessing import start_processes
 
 import lab.loop
-from engine.world import StopRequest, World, group, store
-from engine.world.watch import Report
 from lab.notebook import compose
 from lab.program import start
+from samebits.world import StopRequest, World, group, store
+from samebits.world.watch import Report
 
 RANKS = (8, 128, 1024)
 RUN = (

@@ -19,8 +19,8 @@ from functools import lru_cache
 import numpy as np
 from scipy import stats
 
-from multirun.report.inference import against_best
-from multirun.report.maxt import LEVEL, Table, studentize
+from samebits.sweeps.report.inference import against_best
+from samebits.sweeps.report.maxt import LEVEL, Table, studentize
 
 ROWS, SEEDS = (2, 3, 5, 10, 20, 40), (3, 4, 5, 8, 12)
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]

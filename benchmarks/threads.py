@@ -41,9 +41,9 @@ CASES = {
 
 def flop(cfg: Any) -> tuple[float, float]:
     """(estimated, counted) of a micro-batch."""
-    from engine.device import rough_flop
     from lab.notebook import build
     from lab.profiling import flop_per_sample
+    from samebits.device import rough_flop
 
     parts = build(cfg)
     samples, batch = parts.machine.micro_batch_sizes[0], next(iter(parts.loaders["train"]))
@@ -58,9 +58,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the first case alone: whether it works")
     cases = [*CASES.items()][: 1 if parser.parse_args().quick else None]
 
-    from engine.host import in_a_child
     from lab.notebook import compose
     from lab.tune import measure_threads
+    from samebits.host import in_a_child
 
     with tempfile.TemporaryDirectory() as folder:
         file = f"{folder}/tokens.h5"

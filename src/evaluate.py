@@ -8,7 +8,7 @@ Overrides are values of the run's own config. Exit status: 0 done, 2 a mistake i
 
 from __future__ import annotations
 
-import engine.interpreter  # noqa: F401 - first
+import _python  # noqa: F401 - first
 
 # isort: split
 import argparse
@@ -23,8 +23,8 @@ def main() -> int:
     parser.add_argument("--split", default="test", help="train, val, test or what else the data config names")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_intermixed_args()
-    from engine.errors import ConfigError, RunFailed, plain_output
-    from engine.files import as_json
+    from samebits.errors import ConfigError, RunFailed, plain_output
+    from samebits.files import as_json
 
     plain_output()
     try:

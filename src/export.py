@@ -9,7 +9,7 @@ were evaluated: the moving average where the run kept one. Exit status: 0 done, 
 
 from __future__ import annotations
 
-import engine.interpreter  # noqa: F401 - first
+import _python  # noqa: F401 - first
 
 # isort: split
 import argparse
@@ -23,7 +23,7 @@ def main() -> int:
     parser.add_argument("file", type=Path, help="what to write, such as model.pt")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE where it exists")
     args = parser.parse_args()
-    from engine.errors import ConfigError, RunFailed, plain_output
+    from samebits.errors import ConfigError, RunFailed, plain_output
 
     plain_output()
     try:

@@ -11,7 +11,7 @@ was asked.
 
 from __future__ import annotations
 
-import engine.interpreter  # noqa: F401 - first
+import _python  # noqa: F401 - first
 
 # isort: split
 import argparse
@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("--procs", type=int, help="processes that share the samples; default: one for each GPU")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE where it exists")
     args = parser.parse_intermixed_args()
-    from engine.errors import ConfigError, RunFailed, plain_output
+    from samebits.errors import ConfigError, RunFailed, plain_output
 
     plain_output()
     overrides = [word for word in args.runs if "=" in word and not Path(word).exists()]

@@ -10,7 +10,7 @@ Exit status: 0 done, 2 a mistake in what was asked.
 
 from __future__ import annotations
 
-import engine.interpreter  # noqa: F401 - first
+import _python  # noqa: F401 - first
 
 # isort: split
 import argparse
@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from multirun.report import Ask, Objective
+    from samebits.sweeps.report import Ask, Objective
 
 
 def main() -> int:
     args = parser().parse_args()
-    from engine.errors import ConfigError, plain_output
+    from samebits.errors import ConfigError, plain_output
 
     plain_output()
     try:
@@ -58,9 +58,9 @@ def parser() -> argparse.ArgumentParser:
 
 def report(args: argparse.Namespace) -> None:
     """Write what is asked for and print what is best. Raises ConfigError."""
-    from engine.errors import ConfigError
     from lab.project import PROJECT
-    from multirun.report import (
+    from samebits.errors import ConfigError
+    from samebits.sweeps.report import (
         best_command,
         best_group,
         check_choice,
@@ -100,8 +100,8 @@ def report(args: argparse.Namespace) -> None:
 
 def asked(args: argparse.Namespace) -> Ask | None:
     """What is asked for of a paper's table; None: none is."""
-    from engine.errors import ConfigError
-    from multirun.report import Ask
+    from samebits.errors import ConfigError
+    from samebits.sweeps.report import Ask
 
     if args.per and args.show:
         return Ask(args.per, args.show, args.columns, args.percent, args.spread, args.against, tuple(args.inches))
@@ -111,8 +111,8 @@ def asked(args: argparse.Namespace) -> Ask | None:
 
 
 def objective(text: str) -> Objective:
-    from engine.errors import ConfigError
-    from multirun.report import Objective
+    from samebits.errors import ConfigError
+    from samebits.sweeps.report import Objective
 
     key, colon, mode = text.rpartition(":")
     if not colon or mode not in ("min", "max"):

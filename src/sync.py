@@ -9,7 +9,7 @@ Exit status: 0 all is there (or running), 1 something is not, 2 a mistake in wha
 
 from __future__ import annotations
 
-import engine.interpreter  # noqa: F401 - first
+import _python  # noqa: F401 - first
 
 # isort: split
 import argparse
@@ -33,10 +33,10 @@ def main() -> int:
     )
     parser.add_argument("--summary", action="store_true", help="only the summaries of sweeps")
     args = parser.parse_args()
-    from engine.errors import ConfigError, plain_output
-    from engine.loggers import auto_wandb_mode, sync_mlflow, wandb_reachable
     from lab.project import PROJECT
-    from multirun.report import SWEEP, logs_to_wandb, runs_below
+    from samebits.errors import ConfigError, plain_output
+    from samebits.loggers import auto_wandb_mode, sync_mlflow, wandb_reachable
+    from samebits.sweeps.report import SWEEP, logs_to_wandb, runs_below
 
     plain_output()
     folders = [path.absolute() for path in args.directories] or [PROJECT.root / "outputs"]
@@ -69,9 +69,9 @@ def main() -> int:
 
 def upload(runs: list[Path], anew: bool, folder: Path | None) -> int:
     """Returns the number of failed uploads. anew: all of each, under a new id."""
-    from engine.runs import is_claimed
     from lab.project import PROJECT
-    from multirun.report import upload_run, write_offline
+    from samebits.runs import is_claimed
+    from samebits.sweeps.report import upload_run, write_offline
 
     if folder is not None:
         return sum(attempt(run, partial(write_offline, PROJECT, run, folder)) for run in runs)
@@ -87,7 +87,7 @@ def upload(runs: list[Path], anew: bool, folder: Path | None) -> int:
 def summaries(sweeps: list[Path], mode: str | None, folder: Path | None) -> int:
     """Returns the number of failed uploads of sweep summaries."""
     from lab.project import PROJECT
-    from multirun.report import upload_summary
+    from samebits.sweeps.report import upload_summary
 
     return sum(attempt(sweep, partial(upload_summary, PROJECT, sweep, mode, folder)) for sweep in sweeps)
 

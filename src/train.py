@@ -10,12 +10,12 @@ torch is imported only after the config is resolved.
 
 from __future__ import annotations
 
-import engine.interpreter  # noqa: F401 - first
+import _python  # noqa: F401 - first
 
 # isort: split
 import sys
 
-from engine import early
+from samebits import early
 
 if __name__ == "__main__":
     early.prepare()  # before the imports, which take a while
@@ -29,12 +29,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from engine.config import agents_run, as_started, remove_if_empty, run_hydra
-from engine.errors import INTERRUPTED, MISTAKE, Cancelled, ConfigError, RunFailed, plain_output
-from engine.runs import choose_run
-from engine.schema import plain
-from engine.world import become_rank, meeting, place
 from lab.program import PROGRAM
+from samebits.config import agents_run, as_started, remove_if_empty, run_hydra
+from samebits.errors import INTERRUPTED, MISTAKE, Cancelled, ConfigError, RunFailed, plain_output
+from samebits.runs import choose_run
+from samebits.schema import plain
+from samebits.world import become_rank, meeting, place
 
 FINISHED, RUN_FAILED = 0, 1
 OF_A_MULTIRUN = ("sweep.", "hydra/launcher", "hydra/sweeper", "hydra.launcher.", "hydra.sweeper.", "hydra.sweep.")
@@ -83,11 +83,11 @@ def train(cfg: DictConfig) -> int:
     run_dir = Path(hydra.runtime.output_dir)
     overrides = [str(text) for text in plain(hydra.overrides.task, resolve=False)]  # optim.lr=${oc.env:LR} as typed
     if cfg.resume not in (None, "auto"):
-        overrides = [text.removeprefix("++") for text in overrides]  # engine.config.compose.for_a_run
+        overrides = [text.removeprefix("++") for text in overrides]  # samebits.config.compose.for_a_run
     multirun = hydra.mode == RunMode.MULTIRUN
     label = f"job {hydra.job.num} ({' '.join(overrides)}): " if multirun else ""
     if cfg.sweep.job is not None:
-        from multirun import run_job
+        from samebits.sweeps import run_job
 
         return run_job(PROGRAM, Path(cfg.sweep.job))
     try:

@@ -12,7 +12,7 @@ Exit status: 0 done, 1 a trial failed, 2 a mistake in the configuration.
 
 from __future__ import annotations
 
-import engine.interpreter  # noqa: F401 - first
+import _python  # noqa: F401 - first
 
 # isort: split
 import sys
@@ -22,10 +22,10 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from engine.config import as_started, remove_if_empty, resolved, run_hydra
-from engine.errors import ConfigError, RunFailed, plain_output
-from engine.schema import plain
 from lab.program import PROGRAM
+from samebits.config import as_started, remove_if_empty, resolved, run_hydra
+from samebits.errors import ConfigError, RunFailed, plain_output
+from samebits.schema import plain
 
 NAMES = ("micro_batch", "threads", "loader", "lr")  # in this order: each goes on with what was found before
 
@@ -70,11 +70,11 @@ def main() -> int:
 
 
 def tune(cfg: DictConfig, stages: list[str], folder: Path) -> None:
-    from engine.files import write_json
-    from engine.host import in_a_child
-    from engine.runs import shown
-    from engine.world import cluster_role
     from lab.config import check
+    from samebits.files import write_json
+    from samebits.host import in_a_child
+    from samebits.runs import shown
+    from samebits.world import cluster_role
 
     if cluster_role() is not None:
         raise ConfigError(
@@ -145,7 +145,7 @@ def draw(measured: Any, means: list[float], rate: float, file: Path) -> None:
     try:
         import matplotlib
     except ImportError:
-        from engine.extras import missing
+        from samebits.extras import missing
 
         print(f"{missing('lr.png', 'matplotlib', 'report')}; the figures are in tune.json")
         return

@@ -16,7 +16,7 @@ Exit status: 0 equal, 1 different or no weights compared, 2 a mistake in what wa
 
 from __future__ import annotations
 
-import engine.interpreter  # noqa: F401 - first
+import _python  # noqa: F401 - first
 
 # isort: split
 import argparse
@@ -45,9 +45,9 @@ def main() -> int:
     parser.add_argument("--rounding", type=float, help="largest relative difference; default: 0, or 0.01, see above")
     args = parser.parse_intermixed_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that temporary files are removed
-    from engine.errors import ConfigError, RunFailed, plain_output
     from lab.program import PROGRAM
-    from multirun.verify import verify
+    from samebits.errors import ConfigError, RunFailed, plain_output
+    from samebits.sweeps.verify import verify
 
     plain_output()
     try:

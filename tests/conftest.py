@@ -73,10 +73,14 @@ def import_tool(name: str) -> Any:
         sys.path.remove(str(ROOT / "tools"))
 
 
+LIBRARIES = sorted(ROOT.glob("packages/*/src"))
+
+
 def importing(*folders: Path) -> dict[str, str]:
-    """The environment of a process that finds modules in these folders too, before those where this one does."""
+    """The environment of a process that finds modules in these folders and the libraries, before those where this one
+    does."""
     others = filter(None, [os.environ.get("PYTHONPATH")])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, folders), *others])}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, (*folders, *LIBRARIES)), *others])}
 
 
 def gpu_environment() -> dict[str, str]:
@@ -211,8 +215,8 @@ def _composed(overrides: tuple[str, ...]) -> DictConfig:
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 
-    from engine.config.compose import initialize, register_resolvers
-    from multirun.plan import Composer
+    from samebits.config.compose import initialize, register_resolvers
+    from samebits.sweeps.plan import Composer
 
     register_resolvers(PROGRAM)
     with initialize(PROGRAM.conf):
@@ -231,8 +235,8 @@ def compose(*overrides: str, checked: bool = True) -> DictConfig:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf, open_dict
 
-    from engine.config.compose import quoted, resolved
     from lab.config import check
+    from samebits.config.compose import quoted, resolved
 
     cfg = _composed(tuple(quoted(PROGRAM, overrides)))
     OmegaConf.set_readonly(cfg.hydra, False)
@@ -331,7 +335,7 @@ def raise_at_step(patch: pytest.MonkeyPatch, step: int, error: BaseException | t
 
 def last_checkpoint(run_dir: Path) -> dict[str, Any]:
     """Whole, where it was written in parts."""
-    from engine.checkpoints import checkpoint
+    from samebits.checkpoints import checkpoint
 
     found = [path for path in (run_dir / "checkpoints").glob("last_*") if path.suffix in (".pt", ".dcp")]
     return checkpoint.load_checkpoint(max(found, key=lambda path: path.stem))
@@ -434,7 +438,7 @@ def processes_with(text: str) -> list[int]:
 @pytest.fixture(autouse=True)
 def _only_the_threads_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """pytest-xdist's own thread would have all ranks spawned, which is slow and loses what is patched."""
-    monkeypatch.setattr("engine.host.gpu.num_threads", lambda: 1)
+    monkeypatch.setattr("samebits.host.gpu.num_threads", lambda: 1)
 
 
 @pytest.fixture(autouse=True)
@@ -485,7 +489,7 @@ def held_command(step: int, until: Path) -> list[str]:
 
 def ctrl_c_twice(process: subprocess.Popen[str], answer: str, send: Callable[[int], object]) -> str:
     """Returns what it says. The second comes when the first was heard; again where both were taken for one."""
-    from engine.host import SAME_SIGNAL_S
+    from samebits.host import SAME_SIGNAL_S
 
     assert process.stderr is not None
     send(signal.SIGINT)

@@ -26,9 +26,9 @@ from torch import Tensor
 import lab.make
 import lab.run
 import train
-from engine import early
-from engine.data.stream import Stream
 from lab.callbacks.base import Callback
+from samebits import early
+from samebits.data.stream import Stream
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZE, HELD_AT = 64, 3
@@ -86,7 +86,7 @@ KINDS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "workers": (Items, ("data.num_workers=1",)),
     "collate": (Collated, ("data.num_workers=1",)),
     "threads": (Table, ("data.loader=threads", "data.num_workers=1")),
-    "stream": (Source, ("data.order._target_=engine.data.order.sequential",)),
+    "stream": (Source, ("data.order._target_=samebits.data.order.sequential",)),
 }
 
 

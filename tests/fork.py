@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-from conftest import ROOT, called
+from conftest import LIBRARIES, ROOT, called
 
 
 def copy_of_the_project(folder: Path) -> Path:
@@ -24,7 +24,10 @@ def copy_of_the_project(folder: Path) -> Path:
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
-    for cache in (ROOT / "src").rglob("__pycache__"):  # compiling them takes longer than most commands
+    code = (ROOT / "src", *LIBRARIES)
+    for cache in (
+        one for source in code for one in source.rglob("__pycache__")
+    ):  # compiling them takes longer than most commands
         shutil.copytree(cache, folder / cache.relative_to(ROOT), dirs_exist_ok=True)
     return folder
 

@@ -36,8 +36,8 @@ from omegaconf import OmegaConf
 
 import lab.descend
 import lab.loop
-from engine.checkpoints import checkpoint
-from engine.errors import RunFailed
+from samebits.checkpoints import checkpoint
+from samebits.errors import RunFailed
 
 SMALL = (
     "logger=none", "hardware=cpu", "hardware.num_threads=1", "trainer.max_epochs=null", "trainer.max_steps=12",

@@ -11,16 +11,16 @@ import torch
 from conftest import ROOT, compose, last_checkpoint
 from torch import Tensor, nn
 
-from engine.device.seed import seed_everything
 from lab.config import Config
 from lab.network import make_model
+from samebits.device.seed import seed_everything
 
 BATCH = 12
 # beside method.SMALL: a rate that stands still, no weight decay, no clipping
 PLAIN = (
     "optim=sgd", "optim.lr=0.1", "optim.momentum=0", "optim.nesterov=false", "optim.weight_decay=0",
     "optim/schedule=constant", "optim.schedule.warmup=0", "trainer.clip_norm=null", "trainer.max_steps=5",
-    "trainer.eval_every=null", "data.order._target_=engine.data.order.sequential",
+    "trainer.eval_every=null", "data.order._target_=samebits.data.order.sequential",
 )  # fmt: skip
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import RunFailed
-from engine.runs.directory import read_failure, record_failure
-from engine.world.group import process_group
-from engine.world.launch import Ranks
+from samebits.errors import RunFailed
+from samebits.runs.directory import read_failure, record_failure
+from samebits.world.group import process_group
+from samebits.world.launch import Ranks
 
 
 def on_ranks(work: Callable[..., None], folder: Path, ranks: int = 2) -> None:

@@ -21,6 +21,8 @@ from fork import copy_of_the_project, with_fewer_digits
 # asks `served` for a process, and ends as that one ends
 CLIENT = """#!{python} -SsE
 import array, json, os, socket, sys
+if sys.argv[1:4] == ["-m", "pip", "install"]:
+    sys.exit("this would install into the environment of the tests: is stamp_of what ./run writes?")
 channel = socket.socket(socket.AF_UNIX)
 channel.connect({address!r})
 fds = array.array("i", [0, 1, 2])
@@ -89,8 +91,9 @@ def environment_of(copy: Path, given: dict[str, str]) -> dict[str, str]:
 
 def stamp_of(folder: Path) -> str:
     """As ./run writes it."""
-    files = b"".join((folder / name).read_bytes() for name in ("pyproject.toml", "constraints.txt"))
-    return subprocess.run(["cksum"], input=files, capture_output=True, check=True).stdout.decode()
+    files = [folder / "pyproject.toml", *sorted(folder.glob("packages/*/pyproject.toml")), folder / "constraints.txt"]
+    text = b"".join(file.read_bytes() for file in files)
+    return subprocess.run(["cksum"], input=text, capture_output=True, check=True).stdout.decode()
 
 
 def executable(path: Path, script: str) -> None:

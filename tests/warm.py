@@ -36,8 +36,8 @@ IMPORTS = (
     "torch", "torch.distributed", "torch.optim",
     "lab.config", "lab.groups", "lab.loop",
     "lab.notebook", "lab.run", "lab.start",
-    "engine.config", "engine.device", "engine.world", "engine.runs", "engine.loggers", "multirun", "multirun.verify",
-    "h5rows.dataset",
+    "samebits.config", "samebits.device", "samebits.world", "samebits.runs", "samebits.loggers", "samebits.sweeps",
+    "samebits.sweeps.verify", "h5rows.dataset",
 )  # fmt: skip
 SHARDING = ("torch.distributed.fsdp", "torch.distributed.checkpoint")  # once a run with trainer=fsdp has begun
 OTHERS = (  # for a copy of the project, and its tests
@@ -52,6 +52,11 @@ BEGAN: dict[str, str] = {}  # what the tests began with, without what the one ha
 def is_project(folder: str) -> bool:
     """Whether it is src/ of the project, or of a copy of it."""
     return (Path(folder) / "train.py").exists()
+
+
+def code_of(root: Path) -> list[Path]:
+    """Where a project's modules are, and those of the libraries that it has with it."""
+    return [root / "src", *sorted(root.glob("packages/*/src"))]
 
 
 def is_for_copy(environment: dict[str, str]) -> bool:
@@ -111,7 +116,7 @@ def _started(for_copy: bool = False) -> _Warm:
 
 
 def _with_src(environment: dict[str, str]) -> dict[str, str]:
-    paths = [str(ROOT / "src"), *filter(None, [environment.get("PYTHONPATH")])]
+    paths = [*map(str, code_of(ROOT)), *filter(None, [environment.get("PYTHONPATH")])]
     return {**environment, "PYTHONPATH": os.pathsep.join(paths)}
 
 
@@ -255,6 +260,7 @@ def become(request: dict[str, Any], streams: list[int], set_by_imports: dict[str
     os.environ.clear()
     os.environ.update({**set_by_imports, **request["environment"]})
     folders = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    folders += [str(path) for folder in folders if is_project(folder) for path in code_of(Path(folder).parent)]
     command = request["command"]
     first = "" if command[0] in ("-c", "-m") else str(Path(command[0]).resolve().parent)
     sys.path[:1] = [first, *folders]
@@ -289,16 +295,16 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
     before = dict(os.environ)
-    from engine.private import set_death_signal
+    from samebits.private import set_death_signal
 
     set_death_signal(signal.SIGKILL)
     if for_copy := sys.argv[2] == "1":
-        for name in [name for name in sys.modules if name.partition(".")[0] == "engine"]:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "samebits"]:
             del sys.modules[name]
-        sys.path[1:] = [folder for folder in sys.path[1:] if not is_project(folder)]  # an editable installation too
+        ours = {str(path) for path in code_of(ROOT)}  # an editable installation's too
+        sys.path[1:] = [folder for folder in sys.path[1:] if folder not in ours]
     else:
-        sys.argv = [str(ROOT / "src/train.py")]  # where engine.interpreter looks for the project
-        import engine.interpreter  # noqa: F401
+        import _python  # noqa: F401
     import_all(OTHERS if for_copy else IMPORTS)
     request, streams = serve(channel)
     set_death_signal(0)

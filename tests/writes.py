@@ -28,7 +28,7 @@ from typing import Any
 from conftest import limit
 
 import h5rows
-from engine.errors import ConfigError
+from samebits.errors import ConfigError
 
 PATHS = {"os.rename": (0, 2), "os.remove": (0, 1), "os.rmdir": (0, 1), "os.mkdir": (0, 2), "os.link": (1, 3)}
 PROCESS = re.compile(rf"\.{re.escape(platform.node())}\.\d+$")

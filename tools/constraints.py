@@ -30,7 +30,7 @@ else:  # mypy and pytest bring it along
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = "constraints.txt"
-NOT_PINNED = ("lab-engine",)  # of a fork without src/engine: installed from the template's commit, by hand
+NOT_PINNED = ("samebits", "h5rows")  # installed from packages/; in a fork without it from the template, by hand
 HEAD = """\
 # The versions with which all tests passed, of all that the extra dev needs: what ./run installs, by pip or uv.
 # Without this file it takes what pyproject.toml allows. Written by tools/constraints.py.
@@ -38,16 +38,28 @@ HEAD = """\
 
 
 def required(project: dict[str, Any], extras: Iterable[str] = ("dev",)) -> Iterator[Requirement]:
-    """What the project and these extras ask for; an extra may name others, as in lab[all,zarr]."""
-    ahead, done = [None, *extras], set()
+    """What the project and these extras ask for, and in turn the extras and the libraries of packages/ that they name,
+    as in lab[all,zarr]."""
+    ours = {canonicalize_name(one["name"]): one for one in (project, *libraries())}
+    ahead: list[tuple[str, str | None]] = [(canonicalize_name(project["name"]), extra) for extra in (None, *extras)]
+    done: set[tuple[str, str | None]] = set()
     while ahead:
-        extra = ahead.pop()
-        done.add(extra)
-        for text in project["optional-dependencies"][extra] if extra else project["dependencies"]:
+        name, extra = ahead.pop()
+        if (name, extra) in done:
+            continue
+        done.add((name, extra))
+        for text in ours[name]["optional-dependencies"][extra] if extra else ours[name]["dependencies"]:
             requirement = Requirement(text)
-            if canonicalize_name(requirement.name) != canonicalize_name(project["name"]):
+            if (named := canonicalize_name(requirement.name)) in ours:
+                ahead += [(named, one) for one in (None, *requirement.extras)]
+            else:
                 yield requirement
-            ahead += [one for one in requirement.extras - done if one in project["optional-dependencies"]]
+
+
+def libraries() -> list[dict[str, Any]]:
+    """`project` of each pyproject.toml in packages/."""
+    files = sorted(ROOT.glob("packages/*/pyproject.toml"))
+    return [tomllib.loads(file.read_text(encoding="utf-8"))["project"] for file in files]
 
 
 def disagreements(project: dict[str, Any], constraints: str) -> list[str]:
@@ -88,7 +100,8 @@ def pinned(project: dict[str, Any]) -> str:
         marks = [f'python_version >= "{taken[0]}"'] if taken[0] != minors[0] else []
         marks += [f'python_version <= "{taken[-1]}"'] if taken[-1] != minors[-1] else []
         version = found.version.partition("+")[0]  # a build for the CPU, for CUDA
-        pins[canonicalize_name(name)] = f"{name}=={version}" + (f" ; {' and '.join(marks)}" if marks else "")
+        if name not in NOT_PINNED:
+            pins[canonicalize_name(name)] = f"{name}=={version}" + (f" ; {' and '.join(marks)}" if marks else "")
         for text in found.requires or []:
             inner = Requirement(text)
             if inner.marker is None or inner.marker.evaluate({"extra": extra}):

@@ -5,9 +5,8 @@
     ./run fork --without reports               # later, in a fork
     ./run fork mypackage --into ../my-project  # leaves this folder as it is; what copier runs
 
-Reads the files that git tracks. src/engine, src/h5rows and src/hydra_plugins are copied byte for byte, less the parts
-left out. Needs git, ruff and nothing else, so that it runs before an environment is made. parts.py lists what can be
-left out.
+Reads the files that git tracks. The libraries in packages/ are copied byte for byte, less the parts left out. Needs
+git, ruff and nothing else, so that it runs before an environment is made. parts.py lists what can be left out.
 
 Exit status: 0 done, 2 a mistake in what was asked; nothing was changed then.
 """
@@ -31,15 +30,15 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from parts import PACKAGES, PARTS, TEMPLATE_ONLY, Part
+from parts import PARTS, TEMPLATE_ONLY, Part
 from prune import bound_by, count_tests, prune_schema, prune_tests, without
 
 ROOT = Path(__file__).resolve().parents[1]
 OLD, LONGEST = "lab", 20
-ENGINE = tuple(f"src/{package}/" for package in (*PACKAGES, "hydra_plugins"))
+ENGINE = "packages/"
 README_INTRO = re.compile(r"\A.*?(?=^## )", re.DOTALL | re.MULTILINE)
 # Files that name the template's package and go on to: history, runs of older versions, the engine, and this.
-VERBATIM = (*ENGINE, "tests/runs/", "tools/", "docs/fork.md", "docs/remote.md", "CHANGELOG.md", "LICENSE")
+VERBATIM = (ENGINE, "tests/runs/", "tools/", "docs/fork.md", "docs/remote.md", "CHANGELOG.md", "LICENSE")
 SAVED_TARGET = r'(?![\w.]*": )'  # not the keys of `moved` in project.py: import paths that saved configs have
 ANSWERS = ".copier-answers.yml"
 
@@ -109,11 +108,13 @@ def next_commands(folder: Path, wheel: bool) -> list[str]:
         commit = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
         ).stdout
-        builds = subprocess.run(["git", "cat-file", "-e", "HEAD:tools/engine"], cwd=ROOT, stderr=subprocess.DEVNULL)
-        # a fork has no tools/engine
+        builds = subprocess.run(
+            ["git", "cat-file", "-e", "HEAD:packages/samebits"], cwd=ROOT, stderr=subprocess.DEVNULL
+        )
+        # a fork has no packages/samebits
         source = "ADDRESS-OF-THE-TEMPLATE" if builds.returncode else f"{ROOT.as_uri()}@{commit.strip()}"
-        requirement = shlex.quote(f"git+{source}#subdirectory=tools/engine")
-        commands += [f"./run pip install --no-deps {requirement}"]
+        wheels = [shlex.quote(f"git+{source}#subdirectory=packages/{name}") for name in ("h5rows", "samebits")]
+        commands += [f"./run pip install --no-deps {' '.join(wheels)}"]
     return [*commands, "./run train", "./run test"]
 
 
@@ -122,9 +123,9 @@ def next_commands(folder: Path, wheel: bool) -> list[str]:
 
 def own_package(root: Path) -> str:
     """The folder of src that hands the project to the engine."""
-    found = [path.parent.name for path in (root / "src").glob("*/project.py") if path.parent.name != "engine"]
+    found = [path.parent.name for path in (root / "src").glob("*/project.py")]
     if len(found) != 1:
-        raise Mistake(f"src: expected one package with a project.py beside engine, found {found or 'none'}")
+        raise Mistake(f"src: expected one package with a project.py, found {found or 'none'}")
     return found[0]
 
 
@@ -164,14 +165,12 @@ def check_name(name: str, present: str) -> None:
 
 def own_names() -> set[str]:
     """Top-level folders, and modules that commands and tests import by their bare name."""
-    files = [*ROOT.glob("src/*"), *ROOT.glob("tests/*"), *ROOT.glob("tools/*")]
+    files = [*ROOT.glob("src/*"), *ROOT.glob("packages/*"), *ROOT.glob("tests/*"), *ROOT.glob("tools/*")]
     return {path.stem for path in files} | {path.name for path in ROOT.iterdir() if path.is_dir()}
 
 
 def file_with_variable(name: str) -> str | None:
-    for path in (
-        ROOT / one for one in tracked(ROOT) if one.endswith(".py") and not one.startswith((*ENGINE, "tools/"))
-    ):
+    for path in (ROOT / one for one in tracked(ROOT) if one.endswith(".py") and not one.startswith((ENGINE, "tools/"))):
         if name in (text := path.read_text(encoding="utf-8")):
             for node in ast.walk(ast.parse(text)):
                 if name in (getattr(node, "id", None), getattr(node, "arg", None), getattr(node, "name", None)):
@@ -189,7 +188,7 @@ def required() -> set[str]:
     """Import names of what pyproject.toml names: its distributions, as far as these are spelled like their modules."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     named = {re.split(r"[-_]", found)[0] for found in re.findall(r'"([a-z0-9_-]+)>=', text)}
-    return named | set(re.findall(r'"([a-z0-9_]+)>=', text))
+    return named | set(re.findall(r'"([a-z0-9_]+)(?:>=|",)', text))
 
 
 def check_folder(folder: Path, keeps: bool) -> None:

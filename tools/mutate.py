@@ -51,16 +51,20 @@ TESTS = {
     "src/lab/logging.py": ("tests/lab/test_loop.py",),
     "src/lab/state.py": ("tests/lab/test_loop.py", "tests/lab/test_state.py"),
     "src/lab/optim.py": ("tests/lab/test_optim.py",),
-    "src/engine/device/seed.py": ("tests/engine/device/test_seed.py",),
-    "src/engine/data/order.py": (
+    "packages/samebits/src/samebits/device/seed.py": ("tests/engine/device/test_seed.py",),
+    "packages/samebits/src/samebits/data/order.py": (
         "tests/engine/data/test_order.py", "-k=not class and not chunks and not windows and not independent and not "
         "length and not equally and not place and not cost and not experiment",
     ),
-    "src/engine/data/loading/loader.py": ("tests/engine/data/test_loader.py", "-k=not process_with_a_ring"),
-    "src/engine/checkpoints/checkpoint.py": (
+    "packages/samebits/src/samebits/data/loading/loader.py": (
+        "tests/engine/data/test_loader.py", "-k=not process_with_a_ring",
+    ),
+    "packages/samebits/src/samebits/checkpoints/checkpoint.py": (
         "tests/engine/runs/test_checkpoint.py", "tests/engine/data/test_damage.py",
     ),
-    "src/multirun/ledger.py": ("tests/multirun/test_ledger.py", "tests/multirun/test_sweep_alike.py"),
+    "packages/samebits/src/samebits/sweeps/ledger.py": (
+        "tests/multirun/test_ledger.py", "tests/multirun/test_sweep_alike.py",
+    ),
 }  # fmt: skip
 LIMIT_S = 1500.0  # of the tests before anything is broken, on a machine that others use too
 
@@ -198,7 +202,9 @@ def breaks_in(table: str) -> list[Break]:
     """Those of a table of tests/breaks.py. A text that is not there exactly once is a mistake: the break is none."""
     found = []
     for file, old, new, tests, *unseen_as in runpy.run_path(str(ROOT / "tests/breaks.py"))[table.upper()]:
-        text = (ROOT / file).read_text(encoding="utf-8") if (ROOT / file).is_file() else ""
+        places = [ROOT / file, *ROOT.glob(f"packages/*/src/{file}")]
+        place = next((place for place in places if place.is_file()), None)
+        text = "" if place is None else place.read_text(encoding="utf-8")
         if (count := text.count(old)) != 1:
             raise Mistake(f"tests/breaks.py: {file} has {count} times, not once: {old}")
         source, line = text.replace(old, new), text[: text.index(old)].count("\n") + 1
@@ -207,7 +213,17 @@ def breaks_in(table: str) -> list[Break]:
         except SyntaxError as error:
             raise Mistake(f"tests/breaks.py: {file}: not Python with {new!r} for {old!r}: {error}") from None
         what = "  ->  ".join(" ".join(part.split()) for part in (old, new))
-        found.append(Break(file, line, what, source, (tests,) if isinstance(tests, str) else tests, *unseen_as))
+        assert place is not None
+        found.append(
+            Break(
+                str(place.relative_to(ROOT)),
+                line,
+                what,
+                source,
+                (tests,) if isinstance(tests, str) else tests,
+                *unseen_as,
+            )
+        )
     return found
 
 
@@ -230,7 +246,8 @@ def copied_project() -> Iterator[Path]:
                 shutil.copy2(ROOT / name, project / name)
         # by the source's bytes: two sources of one second and one size would be taken for the same
         by_bytes = py_compile.PycInvalidationMode.CHECKED_HASH
-        compileall.compile_dir(str(project / "src"), quiet=1, invalidation_mode=by_bytes)
+        for code in (project / "src", *project.glob("packages/*/src")):
+            compileall.compile_dir(str(code), quiet=1, invalidation_mode=by_bytes)
         yield project
     finally:
         end_all_in(project)
@@ -277,7 +294,7 @@ def run_tests(project: Path, arguments: Sequence[str], limit_s: float) -> str:
             os.chdir(project)
             out = os.open("mutant.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
             os.dup2(out, 1), os.dup2(out, 2)
-            sys.path[:0] = [str(project / "src"), str(project / "tests")]
+            sys.path[:0] = [str(project / "src"), str(project / "tests"), *map(str, project.glob("packages/*/src"))]
             import pytest
 
             options = ["-x", "-q", "--tb=short", "--assert=plain", "-p", "pytest_timeout", "--basetemp=basetemp"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-PACKAGES = ("engine", "multirun", "h5rows")  # of src/: not the fork's to edit
+PACKAGES = ("samebits", "h5rows")  # in packages/: not the fork's to edit
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,6 @@ TEMPLATE_ONLY = Part(
         "CITATION.cff",
         "copier.yml",
         "tools/copier",
-        "tools/engine",
-        "tools/h5rows",
         "tests/lab/test_docs*.py",
         "tests/pages.py",
         "tests/lab/test_benchmarks.py::test_each_script_runs_in_a_test",
@@ -315,8 +313,8 @@ PARTS = {
     "search": Part(
         "Optuna: `hydra/sweeper=optuna`, pruning",
         (
-            "src/multirun/search",
-            "src/hydra_plugins/engine_optuna",
+            "packages/samebits/src/samebits/sweeps/search",
+            "packages/samebits/src/hydra_plugins/samebits_optuna",
             "conf/hydra/sweeper/optuna.yaml",
             "conf/hydra/sweeper/sampler",
             "conf/hydra/sweeper/pruner",
@@ -328,7 +326,7 @@ PARTS = {
             "tests/engine/config/test_config.py::test_an_experiment_chooses_sweeper_and_launcher",
         ),
         {
-            "src/multirun/__init__.py": [r"from multirun\.search", r"^    search/ "],
+            "packages/samebits/src/samebits/sweeps/__init__.py": [r"from samebits\.sweeps\.search", r"^    search/ "],
             "src/lab/run.py": [r"import Pruning$", r"pruning = Pruning\.of"],
             "pyproject.toml": ["^optuna = "],
         },
@@ -345,7 +343,7 @@ PARTS = {
     "reports": Part(
         "reports of sweeps and runs, and uploading offline runs to W&B",
         (
-            "src/multirun/report",
+            "packages/samebits/src/samebits/sweeps/report",
             "src/report.py",
             "src/sync.py",
             "docs/report.md",
@@ -362,8 +360,8 @@ PARTS = {
             "tests/multirun/test_inference.py",
         ),
         {
-            "src/multirun/__init__.py": [r"^    report/ "],
-            "pyproject.toml": ["^report = ", r"^\[tool.setuptools.package-data\]", r"^\"multirun.report\" = "],
+            "packages/samebits/src/samebits/sweeps/__init__.py": [r"^    report/ "],
+            "pyproject.toml": ["^report = "],
             "run": ["^  report ", "^  sync "],
             "README.md": ["experiment=best_lr"],  # a report makes it
             "tests/engine/config/test_door.py": [r"main\(\"(report|sync)\.py"],
@@ -380,15 +378,15 @@ PARTS = {
         (
             "tests/engine/config/test_terminal.py::test_names_of_another_script_on_a_terminal_of_ascii",
             "src/h5.py",
-            "src/h5rows/packing",
-            "src/h5rows/importers",
-            "src/h5rows/account.py",
-            "src/h5rows/options.py",
-            "src/h5rows/source.py",
-            "src/h5rows/functions.py",
-            "src/h5rows/command.py",
-            "src/h5rows/program.py",
-            "src/h5rows/__main__.py",
+            "packages/h5rows/src/h5rows/packing",
+            "packages/h5rows/src/h5rows/importers",
+            "packages/h5rows/src/h5rows/account.py",
+            "packages/h5rows/src/h5rows/options.py",
+            "packages/h5rows/src/h5rows/source.py",
+            "packages/h5rows/src/h5rows/functions.py",
+            "packages/h5rows/src/h5rows/command.py",
+            "packages/h5rows/src/h5rows/program.py",
+            "packages/h5rows/src/h5rows/__main__.py",
             "src/lab/datasets/image_folder.py",
             "src/lab/project.py::folder_classes",
             "conf/data/image_folder.yaml",
@@ -416,12 +414,12 @@ PARTS = {
             ),
         ),
         {
-            "src/h5rows/__init__.py": [
+            "packages/h5rows/src/h5rows/__init__.py": [
                 r"from h5rows\.functions",
                 r'^    "(functions|inspect|pack|repack|write)\b',
                 r"^    (functions, command|options, account|source|packing/|importers/) ",
             ],
-            "src/h5rows/engines.py": [
+            "packages/h5rows/src/h5rows/engines.py": [
                 r"from h5rows\.(command|options|packing|importers)",
                 r'^    "(command|options|packing|importers)\b',
                 r"^    (PackOptions, open_source, FileSource|run, proposal) ",
@@ -451,10 +449,10 @@ PARTS = {
         kind="extra",
     ),
     "engine": Part(
-        "the folders `src/engine`, `src/multirun` and `src/h5rows`: the wheel `lab-engine` stands in for them",
+        "the libraries in `packages`, `samebits` and `h5rows`: their wheels stand in for them",
         (
-            *(f"src/{package}" for package in (*PACKAGES, "hydra_plugins")),
-            *(f"tests/{package}" for package in PACKAGES),
+            "packages",
+            *(f"tests/{folder}" for folder in ("engine", "multirun", "h5rows")),
             *(
                 f"tests/lab/test_readme.py::{name}"
                 for name in (
@@ -466,20 +464,16 @@ PARTS = {
             ),
         ),
         {
-            "pyproject.toml": [
-                r"^\[tool.setuptools.package-data\]",
-                r"^\"multirun.report\" = ",
-                '^"src/(engine|multirun|h5rows)/',
-            ],
-            "README.md": [r"^src/engine/ multirun/ h5rows/ "],
+            "pyproject.toml": ['^"packages/'],
+            "README.md": [r"^packages/ "],
+            "Dockerfile": ["^COPY .* packages packages"],
         },
         {
             "pyproject.toml": {
-                r", \"engine\*\", \"multirun\*\", \"h5rows\*\", \"hydra_plugins\*\"": "",
+                r", \"packages/h5rows/src\", \"packages/samebits/src\"": "",
                 r", \"tests/engine/data\", \"tests/h5rows\"": "",
-                r"^dependencies = \[": 'dependencies = [\n  "lab-engine>=0.2,<0.3", # see docs/fork.md',
+                r" # packages/samebits and packages/h5rows: .*$": " # docs/fork.md says where the two come from",
             },
-            "README.md": {r"\{lab,engine,multirun,h5rows\}": "lab"},
         },
         kind="extra",
     ),

@@ -20,7 +20,7 @@ from parts import PACKAGES
 @dataclass(frozen=True)
 class Statement:
     """One at the top of a module. uses: names that it reads, takes as fixtures, or imports within. chains: attributes
-    with what they are of, as in `engine.world.World`."""
+    with what they are of, as in `samebits.world.World`."""
 
     node: ast.stmt
     binds: frozenset[str]
@@ -40,6 +40,7 @@ def prune_tests(tree: Path, before: Path) -> None:
     while changed:
         changed = False
         names_of.cache_clear()
+        home.cache_clear()
         # fixtures of conftest.py, which a test names without importing them
         fixtures = (names_of(before, "conftest") or set()) - (names_of(tree, "conftest") or set())
         for path in sorted((tree / "tests").rglob("*.py")):
@@ -182,23 +183,30 @@ def chain_is_gone(tree: Path, before: Path, whole: dict[str, str], chain: str) -
 
 
 def gone(tree: Path, before: Path, module: str, name: str) -> bool:
-    """Whether the module, or the name in it, was there before and is not now. A package of src/ that has gone whole is
-    a library from now on: the wheel has all of it."""
+    """Whether the module, or the name in it, was there before and is not now. A package that has gone whole is a
+    library from now on: the wheel has all of it."""
     held = names_of(before, module)
     first = module.partition(".")[0]
     if held is None or (name and name not in held):
         return False
-    if (before / "src" / first).is_dir() and not (tree / "src" / first).is_dir():
+    if home(before, first) is not None and home(tree, first) is None:
         return False
     left = names_of(tree, module)
     return not left or bool(name and name not in left)
 
 
 @cache
+def home(tree: Path, package: str) -> Path | None:
+    """The folder of a package of src/ or of a library in packages/; None if there is none."""
+    places = [tree / "src", *sorted(tree.glob("packages/*/src"))]
+    return next((place / package for place in places if (place / package).is_dir()), None)
+
+
+@cache
 def names_of(tree: Path, module: str) -> set[str] | None:
     """What can be imported from a module of the project; None if it has no such module."""
     first, *inner = module.split(".")
-    place = (tree / "src").joinpath(first, *inner)
+    place = (home(tree, first) or tree / "src" / first).joinpath(*inner)
     files = [place.with_suffix(".py"), place / "__init__.py"]
     held = {path.stem for path in place.iterdir() if path.name != "__pycache__"} if place.is_dir() else set()
     if not inner:
@@ -212,7 +220,7 @@ def names_of(tree: Path, module: str) -> set[str] | None:
 
 @cache
 def bound(source: str) -> set[str]:
-    """Names that a module binds at its top, or lists on a page (engine.pages)."""
+    """Names that a module binds at its top, or lists on a page (samebits.pages)."""
     return {name for node in flat(parsed(source).body) for name in bound_by(node)} | {"__doc__"}
 
 

@@ -34,12 +34,12 @@ PACKAGE = next(path.parent.name for path in (ROOT / "src").glob("*/project.py") 
 from hydra.conf import HelpConf  # noqa: E402
 from prune import less, targets_of, written  # noqa: E402
 
-from engine.schema import DURATION, INTERVAL, Rule, describe, join, rule_of  # noqa: E402
-from multirun.options import PoolConfig, RayConfig, SearchConfig, SlurmConfig  # noqa: E402
+from samebits.schema import DURATION, INTERVAL, Rule, describe, join, rule_of  # noqa: E402
+from samebits.sweeps.options import PoolConfig, RayConfig, SearchConfig, SlurmConfig  # noqa: E402
 
 CONFIG = importlib.import_module(f"{PACKAGE}.config")
 PROJECT = importlib.import_module(f"{PACKAGE}.project").PROJECT
-OURS = (f"{PACKAGE}.", "engine.", "h5rows.", "hydra_plugins.")
+OURS = (f"{PACKAGE}.", "samebits.", "h5rows.", "hydra_plugins.")
 Schema = dict[str, Any]
 CONF, FILE = ROOT / "conf", "schema.json"
 NO_GROUP = ("wandb_sweep.yaml",)  # W&B's
@@ -51,7 +51,7 @@ FORMS = {"ep$": INTERVAL, "d]$": DURATION}  # by the end of the pattern
 PLACES = {
     "model": ("models",),
     "data": ("datasets",),
-    "data.order": ("engine.data.order", "engine.data.sampling", "engine.data.windows"),
+    "data.order": ("samebits.data.order", "samebits.data.sampling", "samebits.data.windows"),
     "data.transforms.*": ("transforms",),
     "task": ("tasks",),
     "task.criterion": ("losses",),
@@ -61,10 +61,10 @@ PLACES = {
     "callback.*": ("callbacks",),
 }
 PLUGINS = {  # their options are checked against these
-    "hydra_plugins.engine_sweep.PoolLauncher": PoolConfig,
-    "hydra_plugins.engine_slurm.SlurmLauncher": SlurmConfig,
-    "hydra_plugins.engine_ray.RayLauncher": RayConfig,
-    "hydra_plugins.engine_optuna.OptunaSweeper": SearchConfig,
+    "hydra_plugins.samebits_sweep.PoolLauncher": PoolConfig,
+    "hydra_plugins.samebits_slurm.SlurmLauncher": SlurmConfig,
+    "hydra_plugins.samebits_ray.RayLauncher": RayConfig,
+    "hydra_plugins.samebits_optuna.OptunaSweeper": SearchConfig,
 }
 NAMED: Schema = {"if": {"type": "object", "required": ["_target_"]}}
 SPECIAL: Schema = {

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from engine.device import Hardware, rng_row, set_rng_row
-from engine.world import World
 from lab.state import Run, TrainState, averaged
 from lab.tasks.base import Batch, Task
+from samebits.device import Hardware, rng_row, set_rng_row
+from samebits.world import World
 
 
 @contextmanager

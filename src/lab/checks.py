@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from engine.checkpoints import unregistered
-from engine.config import TRACEBACK
-from engine.errors import ConfigError, DataFailed, RunFailed, first_line, in_users_code
-from engine.parallel import is_sharded
-from engine.runs import shown
 from lab.transforms.spec import described, dtype_name
+from samebits.checkpoints import unregistered
+from samebits.config import TRACEBACK
+from samebits.errors import ConfigError, DataFailed, RunFailed, first_line, in_users_code
+from samebits.parallel import is_sharded
+from samebits.runs import shown
 
 CAST = "'+data.transforms.cast={_target_: lab.transforms.fields.Cast, field: %s}'"
 

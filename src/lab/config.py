@@ -10,17 +10,17 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from engine.config import HIDDEN, check_targets, complete, flat, locate
-from engine.device import HardwareConfig, check_options
-from engine.errors import ConfigError
-from engine.loggers import LoggerConfig, check_installed
-from engine.profiling import ProfilerConfig
-from engine.schema import below_outputs, did_you_mean, plain, regex, show, split_own, typed
-from engine.world import ProcessConfig
 from lab.groups import DataConfig, OptimConfig, RootConfig
 from lab.misfits import check_fit
 from lab.options import MonitorConfig, TrainerConfig
 from lab.project import PROJECT
+from samebits.config import HIDDEN, check_targets, complete, flat, locate
+from samebits.device import HardwareConfig, check_options
+from samebits.errors import ConfigError
+from samebits.loggers import LoggerConfig, check_installed
+from samebits.profiling import ProfilerConfig
+from samebits.schema import below_outputs, did_you_mean, plain, regex, show, split_own, typed
+from samebits.world import ProcessConfig
 
 # nodes to build; nodes of which every entry is built; keys beside a _target_ that are the run's, not the target's
 TARGETS = ("model", "data", "data.order", "optim", "optim.schedule", "task")

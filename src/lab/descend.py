@@ -22,8 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from engine.checkpoints import some_keys
-from engine.device import (
+from lab.options import TrainerConfig
+from lab.state import TrainState, may_skip
+from lab.tasks.base import Batch, Task, key_of_losses, overrides
+from samebits.checkpoints import some_keys
+from samebits.device import (
     Hardware,
     StepNumbers,
     all_of,
@@ -35,15 +38,12 @@ from engine.device import (
     update_average,
     update_scale,
 )
-from engine.errors import ConfigError
-from engine.parallel import global_norm, local_parts, name_unused, on_shards, without_sync
-from engine.per_sample import check_losses
-from engine.private import closure_step, lean_step
-from engine.profiling import writes_noticed
-from engine.world import World, to_host
-from lab.options import TrainerConfig
-from lab.state import TrainState, may_skip
-from lab.tasks.base import Batch, Task, key_of_losses, overrides
+from samebits.errors import ConfigError
+from samebits.parallel import global_norm, local_parts, name_unused, on_shards, without_sync
+from samebits.per_sample import check_losses
+from samebits.private import closure_step, lean_step
+from samebits.profiling import writes_noticed
+from samebits.world import World, to_host
 
 
 class Descend:

@@ -9,14 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.checkpoints import laid_out, weights_of
-from engine.data import Loader
-from engine.device import Hardware, compile_report, for_evaluation, rng_row, set_rng_row
-from engine.errors import ConfigError
-from engine.host import collect_garbage
-from engine.loggers import grid
-from engine.per_sample import check_per_sample, check_terms, first_samples
-from engine.world import Stopped, World, to_host
 from lab.average import evaluation_mode, scored_model
 from lab.callbacks.base import overriding
 from lab.checks import applied
@@ -25,6 +17,14 @@ from lab.objective import LossModule
 from lab.owed import out_of_patience
 from lab.state import Run, TrainState
 from lab.tasks.base import Batch, Task, key_of_losses
+from samebits.checkpoints import laid_out, weights_of
+from samebits.data import Loader
+from samebits.device import Hardware, compile_report, for_evaluation, rng_row, set_rng_row
+from samebits.errors import ConfigError
+from samebits.host import collect_garbage
+from samebits.loggers import grid
+from samebits.per_sample import check_per_sample, check_terms, first_samples
+from samebits.world import Stopped, World, to_host
 
 
 @torch.no_grad()

@@ -13,13 +13,6 @@ from typing import Any
 
 from torch import nn
 
-from engine.config import constructing
-from engine.data import Loader, Stream
-from engine.device import Hardware, WithBf16Weights, compiled, resolve_hardware, rough_flop, seed_everything
-from engine.errors import ConfigError
-from engine.loggers import Logger
-from engine.parallel import is_sharded, wrap_net
-from engine.world import World, place, world_of_one
 from lab.checks import check_holds_no_weights
 from lab.config import Config, set_processes
 from lab.descend import only
@@ -31,6 +24,13 @@ from lab.objective import LossModule
 from lab.project import PROJECT
 from lab.state import TrainState
 from lab.tasks.base import Batch, Task
+from samebits.config import constructing
+from samebits.data import Loader, Stream
+from samebits.device import Hardware, WithBf16Weights, compiled, resolve_hardware, rough_flop, seed_everything
+from samebits.errors import ConfigError
+from samebits.loggers import Logger
+from samebits.parallel import is_sharded, wrap_net
+from samebits.world import World, place, world_of_one
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import nn
 
-from engine.checkpoints import load_intact, load_weights, save_checkpoint
-from engine.config import construct
-from engine.errors import ConfigError
-from engine.schema import plain
 from lab.network import restore_model
 from lab.project import PROJECT
 from lab.tasks.base import Task
+from samebits.checkpoints import load_intact, load_weights, save_checkpoint
+from samebits.config import construct
+from samebits.errors import ConfigError
+from samebits.schema import plain
 
 FOLDER = "frozen"
 

@@ -2,7 +2,7 @@
 
 Their defaults are for saved configs that are older than a key; a new run takes its values from conf/, where every key
 must be given (a test keeps both equal). To add a value to a group, add a line here and one in its yaml. A node with a
-`_target_` is checked against that signature (engine.config.targets).
+`_target_` is checked against that signature (samebits.config.targets).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from engine.device import HardwareConfig
-from engine.loggers import LoggerConfig
-from engine.profiling import ProfilerConfig
-from engine.schema import Rule, option
-from engine.world import ProcessConfig
 from lab.options import RULES, MonitorConfig, TrainerConfig
-from multirun import SweepConfig
+from samebits.device import HardwareConfig
+from samebits.loggers import LoggerConfig
+from samebits.profiling import ProfilerConfig
+from samebits.schema import Rule, option
+from samebits.sweeps import SweepConfig
+from samebits.world import ProcessConfig
 
 
 @dataclass(frozen=True, kw_only=True)

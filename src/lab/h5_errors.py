@@ -5,8 +5,8 @@ Each module of lab that imports h5rows puts its use in a block `with h5_mistakes
 
 from functools import partial
 
-from engine.errors import mistakes_of, with_mistakes_of
 from h5rows import ConfigError
+from samebits.errors import mistakes_of, with_mistakes_of
 
 ConfigError.group = "data."  # where h5rows' arguments are in a config, for its messages
 

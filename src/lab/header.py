@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.config import load_flat, read_overrides
-from engine.data import Loader, Stream
-from engine.device import LAUNCHES_BOUND_FLOP, Hardware, HardwareConfig
-from engine.loggers import Logger
-from engine.parallel import class_name, describe_shards, is_sharded, padding_note
-from engine.runs import BEFORE, code_changes, codes_of
-from engine.schema import plain, show
 from lab.config import Config
 from lab.project import PROJECT
 from lab.state import Run
+from samebits.config import load_flat, read_overrides
+from samebits.data import Loader, Stream
+from samebits.device import LAUNCHES_BOUND_FLOP, Hardware, HardwareConfig
+from samebits.loggers import Logger
+from samebits.parallel import class_name, describe_shards, is_sharded, padding_note
+from samebits.runs import BEFORE, code_changes, codes_of
+from samebits.schema import plain, show
 
 SAID_ELSEWHERE = ("resume", "sweep", "logger")  # groups whose values are not what is trained
 

@@ -12,8 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.config import construct, constructing, locate, of_kind
-from engine.data import (
+from lab.config import Config
+from lab.groups import mixed_parts
+from lab.h5_errors import h5_mistakes
+from lab.options import TrainerConfig
+from lab.project import PROJECT
+from lab.tasks.base import Batch, Task
+from lab.transforms.fields import compose
+from lab.transforms.spec import described
+from samebits.config import construct, constructing, locate, of_kind
+from samebits.data import (
     EvalPlan,
     LanePlan,
     Loader,
@@ -30,18 +38,10 @@ from engine.data import (
     seed_of_split,
     seed_sample,
 )
-from engine.device import CompiledChain, Hardware
-from engine.errors import ConfigError
-from engine.host import cores_each, note_progress
-from engine.world import World, place
-from lab.config import Config
-from lab.groups import mixed_parts
-from lab.h5_errors import h5_mistakes
-from lab.options import TrainerConfig
-from lab.project import PROJECT
-from lab.tasks.base import Batch, Task
-from lab.transforms.fields import compose
-from lab.transforms.spec import described
+from samebits.device import CompiledChain, Hardware
+from samebits.errors import ConfigError
+from samebits.host import cores_each, note_progress
+from samebits.world import World, place
 
 
 def task_class(config: Config) -> type[Task]:
@@ -123,10 +123,10 @@ def unlike_splits(sets: Mapping[str, Any]) -> list[str]:
 def check_stream(config: Config) -> None:
     """Refuse data.order and epochs for a stream: it has neither an index nor a length."""
     trainer, order = config.trainer, config.data.order.get("_target_")
-    if order != "engine.data.order.sequential":
+    if order != "samebits.data.order.sequential":
         raise ConfigError(
             f"data.order: a stream comes in its own order, so not in that of {order} - use "
-            "data.order._target_=engine.data.order.sequential"
+            "data.order._target_=samebits.data.order.sequential"
         )
     keys = ("log_every", "eval_every", "save_every")
     wrong = [f"trainer.{key}={getattr(trainer, key)}" for key in keys if isinstance(getattr(trainer, key), str)]
@@ -170,7 +170,7 @@ def make_train_loader(
     if task_class(config).carries and not hasattr(order, "mark"):
         raise ConfigError(
             f"data.order: {task_class(config).__name__} carries states from row to row, and {node['_target_']} has no "
-            "lanes - use engine.data.order.lanes: docs/my_method.md, States that go on"
+            "lanes - use samebits.data.order.lanes: docs/my_method.md, States that go on"
         )
     batch_size = config.trainer.global_batch_size
     if task_class(config).carries and config.cfg.task.get("lanes", batch_size) != batch_size:
@@ -184,7 +184,7 @@ def make_train_loader(
 
 
 def samples_of_epoch(train: Loader, dataset: Any, trainer: TrainerConfig, step: int = 0, samples: int = 0) -> int:
-    """All of the training set, unless data.order leaves some out of each epoch (engine.data.order.epochs).
+    """All of the training set, unless data.order leaves some out of each epoch (samebits.data.order.epochs).
 
     step, samples: done before a resume."""
     count = getattr(train.plan, "epoch_samples", None)

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 import torch
 
-from engine.data import Clock
-from engine.device import compile_report
-from engine.errors import RunFailed
-from engine.parallel import local_parts
-from engine.world import to_host
 from lab.state import Run, TrainState, may_skip
+from samebits.data import Clock
+from samebits.device import compile_report
+from samebits.errors import RunFailed
+from samebits.parallel import local_parts
+from samebits.world import to_host
 
 WHY_LEFT_OUT = "the gradients of each, or their norm, were not finite numbers of float32"
 SMALLEST_SCALE = 1e-3  # fp16's loss scale begins at 65,536; each step with inf or NaN gradients halves it

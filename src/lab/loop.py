@@ -17,11 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from engine.data import Clock, Loader
-from engine.device import Hardware, StepNumbers, draw_nothing
-from engine.errors import ConfigError
-from engine.host import collect_garbage, no_garbage_collection
-from engine.world import World
 from lab.average import scored_model, training_mode
 from lab.callbacks.base import overriding
 from lab.descend import Descend
@@ -31,6 +26,11 @@ from lab.owed import due_after, ended, take_up
 from lab.state import Run, TrainState, on_all_ranks
 from lab.step_graph import as_graph
 from lab.tasks.base import Batch, overrides
+from samebits.data import Clock, Loader
+from samebits.device import Hardware, StepNumbers, draw_nothing
+from samebits.errors import ConfigError
+from samebits.host import collect_garbage, no_garbage_collection
+from samebits.world import World
 
 Validate = Callable[[TrainState], bool]  # lab.evaluation.validate, of a run and its sets
 

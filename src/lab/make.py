@@ -12,28 +12,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from engine.checkpoints import Optimizers
-from engine.config import construct, constructing, locate, of_kind
-from engine.data import Stream
-from engine.device import (
-    Hardware,
-    begin_momentum,
-    compile_blocks,
-    in_channels_last,
-    seed_everything,
-)
-from engine.errors import ConfigError, first_line
-from engine.loggers import Logger
-from engine.parallel import (
-    NeedsValues,
-    build_weightless,
-    checkpoint_activations,
-    find_blocks,
-    is_sharded,
-    shard,
-)
-from engine.schema import plain
-from engine.world import World
 from lab.callbacks.base import Callback
 from lab.callbacks.hooks import check_hooks
 from lab.config import Config
@@ -46,6 +24,28 @@ from lab.project import PROJECT
 from lab.schedules.constant import Constant
 from lab.state import TrainState, may_skip
 from lab.tasks.base import Task, TaskRun, overrides
+from samebits.checkpoints import Optimizers
+from samebits.config import construct, constructing, locate, of_kind
+from samebits.data import Stream
+from samebits.device import (
+    Hardware,
+    begin_momentum,
+    compile_blocks,
+    in_channels_last,
+    seed_everything,
+)
+from samebits.errors import ConfigError, first_line
+from samebits.loggers import Logger
+from samebits.parallel import (
+    NeedsValues,
+    build_weightless,
+    checkpoint_activations,
+    find_blocks,
+    is_sharded,
+    shard,
+)
+from samebits.schema import plain
+from samebits.world import World
 
 
 def make_callbacks(config: Config) -> list[Callback]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from engine.errors import ConfigError
-from engine.schema import NotNegative, Rule, check_limits
+from samebits.errors import ConfigError
+from samebits.schema import NotNegative, Rule, check_limits
 
 # limits of arguments that torch's optimizers share
 OPTIMIZER_LIMITS = {

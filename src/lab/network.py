@@ -10,13 +10,13 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from engine.checkpoints import find_checkpoint, load_weights, save_checkpoint, weights_of
-from engine.config import CONFIG, construct, read_config
-from engine.errors import ConfigError
-from engine.runs import has_key
-from engine.schema import check_resolved, no_such_key
 from lab.config import Config
 from lab.project import PROJECT
+from samebits.checkpoints import find_checkpoint, load_weights, save_checkpoint, weights_of
+from samebits.config import CONFIG, construct, read_config
+from samebits.errors import ConfigError
+from samebits.runs import has_key
+from samebits.schema import check_resolved, no_such_key
 
 
 def make_model(config: Config) -> nn.Module:

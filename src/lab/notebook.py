@@ -13,13 +13,6 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from engine.config import compose_here, remove_if_empty
-from engine.data import Loader
-from engine.device import Hardware, resolve_auto
-from engine.errors import ConfigError
-from engine.files import read_json, records
-from engine.runs import CLASSES, METRICS
-from engine.world import World
 from lab.config import Config, check
 from lab.experiment import Experiment, flop_of_sample, on_one_device
 from lab.loaders import make_transform
@@ -29,6 +22,13 @@ from lab.project import PROJECT
 from lab.restore import restore_task
 from lab.start import start
 from lab.tasks.base import Task
+from samebits.config import compose_here, remove_if_empty
+from samebits.data import Loader
+from samebits.device import Hardware, resolve_auto
+from samebits.errors import ConfigError
+from samebits.files import read_json, records
+from samebits.runs import CLASSES, METRICS
+from samebits.world import World
 
 
 def compose(overrides: Sequence[str] = ()) -> DictConfig:

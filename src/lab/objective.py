@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from engine.errors import ConfigError
 from lab.checks import explains_mistakes
 from lab.tasks.base import Batch, Task
+from samebits.errors import ConfigError
 
 
 @explains_mistakes

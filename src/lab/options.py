@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from engine.parallel import DDPConfig, FsdpConfig
-from engine.schema import Rule, option
+from samebits.parallel import DDPConfig, FsdpConfig
+from samebits.schema import Rule, option
 
 # Versions of the rules that decide a run's bits. A saved run keeps its own; one from before this key has 1.
 # 1: until 0.2

@@ -9,8 +9,8 @@ checkpoint holds. A run that was killed or stopped after any of its writes goes 
 
 from __future__ import annotations
 
-from engine.schema import passed
 from lab.state import Run, TrainState
+from samebits.schema import passed
 
 
 def due(step: int, every: float | None) -> bool:

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.data import Loader
-from engine.errors import ConfigError, RunFailed
-from engine.host import STOP_SIGNALS, count_gpus, temporary_folder
-from engine.predictions import Part, Spec, assemble, check_target
-from engine.world import Ranks, place, process_group, recording
 from lab.checks import predicted
 from lab.restore import Restored, restore
 from lab.run import collective_timeout_s
 from lab.start import first_failure
 from lab.tasks.base import Batch
+from samebits.data import Loader
+from samebits.errors import ConfigError, RunFailed
+from samebits.host import STOP_SIGNALS, count_gpus, temporary_folder
+from samebits.predictions import Part, Spec, assemble, check_target
+from samebits.world import Ranks, place, process_group, recording
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda output: output.softmax(-1),

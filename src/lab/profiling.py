@@ -9,12 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.data import Loader
-from engine.device import Hardware, rng_row, set_rng_row
-from engine.errors import first_line
-from engine.files import write_json
-from engine.loggers import Logger
-from engine.profiling import (
+from lab import descend, loop
+from lab.objective import LossModule
+from lab.state import Run
+from lab.tasks.base import Batch, Task
+from samebits.data import Loader
+from samebits.device import Hardware, rng_row, set_rng_row
+from samebits.errors import first_line
+from samebits.files import write_json
+from samebits.loggers import Logger
+from samebits.profiling import (
     Batches,
     ProfilerConfig,
     Timeline,
@@ -29,12 +33,8 @@ from engine.profiling import (
     table,
     wrapped,
 )
-from engine.runs import shown
-from engine.world import place
-from lab import descend, loop
-from lab.objective import LossModule
-from lab.state import Run
-from lab.tasks.base import Batch, Task
+from samebits.runs import shown
+from samebits.world import place
 
 # (where a function is called, its name) -> the part that it is; a new one that takes time gets its line here
 PARTS = {

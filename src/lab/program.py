@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engine.project import Program
 from lab.project import PROJECT
+from samebits.project import Program
 
 
 def check(cfg: Any) -> Any:

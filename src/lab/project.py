@@ -1,4 +1,4 @@
-"""What the engine is told of this project (engine.project): where its files are and what a yaml may name."""
+"""What the engine is told of this project (samebits.project): where its files are and what a yaml may name."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from engine.config import quote_value
-from engine.errors import ConfigError
-from engine.project import Project
 from lab.groups import DataConfig, OptimConfig, RootConfig, TaskConfig, mixed_parts
 from lab.h5_errors import h5_mistakes
+from samebits.config import quote_value
+from samebits.errors import ConfigError
+from samebits.project import Project
 
 WORDS = ("null", "true", "false", "nan", "inf")  # that Hydra does not read as text
 
@@ -137,15 +137,15 @@ PROJECT = Project(
     name=__name__,
     root=Path(__file__).resolve().parents[2],
     # What a yaml may name as _target_, so that somebody else's config cannot call arbitrary functions (torch.hub.load,
-    # os.system, engine.files.replace_text). To use another library, add its prefix here ("timm.*": the public classes
+    # os.system, samebits.files.replace_text). To use another library, add its prefix here ("timm.*": the public classes
     # and functions that it defines), or one full name ("transformers.AutoModel.from_pretrained").
     allowed=(
         "lab.models.*",
         "lab.datasets.*",
         "lab.transforms.*",
-        "engine.data.order.*",
-        "engine.data.sampling.*",
-        "engine.data.windows.*",
+        "samebits.data.order.*",
+        "samebits.data.sampling.*",
+        "samebits.data.windows.*",
         "lab.losses.*",
         "lab.metrics.*",
         "lab.tasks.*",
@@ -170,13 +170,16 @@ PROJECT = Project(
         "lab.data.h5.H5Dataset": "lab.datasets.h5.Dataset",
         "engine.data.h5.H5Dataset": "lab.datasets.h5.Dataset",
         "h5rows.dataset.Dataset": "lab.datasets.h5.Dataset",
+        "engine.data.order.": "samebits.data.order.",
+        "engine.data.windows.": "samebits.data.windows.",
+        "engine.data.sampling.": "samebits.data.sampling.",
         "lab.data.tokens.": "lab.datasets.tokens.",
         "lab.data.synthetic.": "lab.datasets.synthetic.",
         "lab.data.transforms.": "lab.transforms.fields.",
         "lab.data.mixup.": "lab.transforms.mixup.",
-        "lab.data.order.": "engine.data.order.",
-        "lab.data.windows.": "engine.data.windows.",
-        "lab.data.sampling.": "engine.data.sampling.",
+        "lab.data.order.": "samebits.data.order.",
+        "lab.data.windows.": "samebits.data.windows.",
+        "lab.data.sampling.": "samebits.data.sampling.",
         "lab.optim.ByShape": "lab.optimizers.by_shape.ByShape",
         "lab.optim.Constant": "lab.schedules.constant.Constant",
         "lab.optim.Linear": "lab.schedules.linear.Linear",

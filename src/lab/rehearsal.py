@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from engine.data import Loader
-from engine.device import rng_row, set_rng_row
-from engine.errors import ConfigError, RunFailed, one_line
-from engine.loggers import check_numbers
-from engine.world import World
 from lab.average import evaluation_mode
 from lab.callbacks.base import overriding
 from lab.checks import explained_mistake, noting, predicted
 from lab.evaluation import evaluate, monitored
 from lab.state import Run, TrainState
 from lab.tasks.base import Batch, overrides
+from samebits.data import Loader
+from samebits.device import rng_row, set_rng_row
+from samebits.errors import ConfigError, RunFailed, one_line
+from samebits.loggers import check_numbers
+from samebits.world import World
 
 
 def rehearse(state: TrainState, vals: Mapping[str, Loader], run: Run) -> None:

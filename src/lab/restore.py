@@ -9,10 +9,6 @@ from typing import Any
 
 from torch import nn
 
-from engine.checkpoints import load_weights
-from engine.device import as_run_began, compile_blocks, resolve_hardware
-from engine.errors import ConfigError
-from engine.world import process_group, world_of_one
 from lab.checks import check_holds_no_weights
 from lab.config import Config, check, set_processes
 from lab.evaluation import evaluate
@@ -22,6 +18,10 @@ from lab.loaders import make_dataset
 from lab.make import make_task, task_run
 from lab.network import restore_model
 from lab.tasks.base import Task
+from samebits.checkpoints import load_weights
+from samebits.device import as_run_began, compile_blocks, resolve_hardware
+from samebits.errors import ConfigError
+from samebits.world import process_group, world_of_one
 
 
 @dataclass(frozen=True)

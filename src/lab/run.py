@@ -16,20 +16,6 @@ from typing import Any
 
 from torch import nn
 
-from engine.checkpoints import BufferChecks, Checkpoints, error_line, laid_out, load_weights, unmapped, weights_of
-from engine.config import locate, read_config
-from engine.data import StatefulOrder, Stream, check_alike
-from engine.device import Hardware, resolve_auto_of_run, resolve_hardware
-from engine.errors import ConfigError, one_line
-from engine.files import write_json
-from engine.host import gpu_facts, machine_facts, machine_line
-from engine.loggers import WANDB, Logger, RunLogger, log_to, stopped_by_wandb
-from engine.parallel import Balance, with_sync_batchnorm
-from engine.private import skip_dynamo_import
-from engine.profiling import explained
-from engine.runs import CLASSES, RESULT, read_status, record_machine, record_start, shown, write_status
-from engine.schema import leaves, parse_interval, seconds
-from engine.world import Stopped, StopRequest, Watch, World, place, process_group, recording, stop_on_signals
 from lab.average import held_still
 from lab.callbacks.base import overriding
 from lab.config import Config
@@ -55,7 +41,21 @@ from lab.rehearsal import mistakes_before_training, rehearse
 from lab.schedules.plateau import Plateau
 from lab.state import Every, Run, TrainState
 from lab.transforms.fields import KEPT
-from multirun import Pruning
+from samebits.checkpoints import BufferChecks, Checkpoints, error_line, laid_out, load_weights, unmapped, weights_of
+from samebits.config import locate, read_config
+from samebits.data import StatefulOrder, Stream, check_alike
+from samebits.device import Hardware, resolve_auto_of_run, resolve_hardware
+from samebits.errors import ConfigError, one_line
+from samebits.files import write_json
+from samebits.host import gpu_facts, machine_facts, machine_line
+from samebits.loggers import WANDB, Logger, RunLogger, log_to, stopped_by_wandb
+from samebits.parallel import Balance, with_sync_batchnorm
+from samebits.private import skip_dynamo_import
+from samebits.profiling import explained
+from samebits.runs import CLASSES, RESULT, read_status, record_machine, record_start, shown, write_status
+from samebits.schema import leaves, parse_interval, seconds
+from samebits.sweeps import Pruning
+from samebits.world import Stopped, StopRequest, Watch, World, place, process_group, recording, stop_on_signals
 
 
 def run(run_dir: Path, began: float | None = None) -> None:

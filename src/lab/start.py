@@ -11,12 +11,16 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from engine import early
-from engine.config import TRACEBACK, read_config
-from engine.device import count_processes
-from engine.errors import PREEMPTED, Cancelled, ConfigError, RunFailed, one_line
-from engine.loggers import WANDB
-from engine.runs import (
+from lab.config import Config
+from lab.loaders import fetch_remote
+from lab.project import PROJECT
+from lab.run import run
+from samebits import early
+from samebits.config import TRACEBACK, read_config
+from samebits.device import count_processes
+from samebits.errors import PREEMPTED, Cancelled, ConfigError, RunFailed, one_line
+from samebits.loggers import WANDB
+from samebits.runs import (
     CHECKPOINTS,
     FAILURE,
     FAILURES,
@@ -42,12 +46,8 @@ from engine.runs import (
     step_of,
     undo_resume,
 )
-from engine.schema import plain, seconds
-from engine.world import Ranks, Watch, cluster_role, meeting, place, recording
-from lab.config import Config
-from lab.loaders import fetch_remote
-from lab.project import PROJECT
-from lab.run import run
+from samebits.schema import plain, seconds
+from samebits.world import Ranks, Watch, cluster_role, meeting, place, recording
 
 
 def start(config: Config, run_dir: Path, overrides: list[str], own_process: bool, leave: Collection[str] = ()) -> None:

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from engine.checkpoints import BufferChecks, Checkpoints, Optimizers
-from engine.data import Loader, StatefulOrder, Stream, changeable_order
-from engine.device import Hardware, order_as_weights, rng_row, set_rng_row, set_rng_state
-from engine.errors import ConfigError
-from engine.loggers import Logger
-from engine.parallel import Balance, Replicas, numbers_in
-from engine.profiling import Work
-from engine.world import StopRequest, Watch, World
 from lab.callbacks.base import overriding
 from lab.options import RULES, MonitorConfig, TrainerConfig
 from lab.tasks.base import Batch, Task
+from samebits.checkpoints import BufferChecks, Checkpoints, Optimizers
+from samebits.data import Loader, StatefulOrder, Stream, changeable_order
+from samebits.device import Hardware, order_as_weights, rng_row, set_rng_row, set_rng_state
+from samebits.errors import ConfigError
+from samebits.loggers import Logger
+from samebits.parallel import Balance, Replicas, numbers_in
+from samebits.profiling import Work
+from samebits.world import StopRequest, Watch, World
 
 # loaded by the caller of `load`: earlier, or with better error messages
 LOADED = ("model", "task", "ema", "source", "order")
@@ -133,7 +133,7 @@ def totals_of(rank: Any, payload: dict[str, Any]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Every:
-    """Intervals in optimizer steps, which need not be whole (engine.schema.passed); None: never."""
+    """Intervals in optimizer steps, which need not be whole (samebits.schema.passed); None: never."""
 
     log: float | None
     eval: float | None

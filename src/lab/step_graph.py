@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from engine.device import Captured, check_optimizer_of_graph, says_no_draws
-from engine.errors import ConfigError
 from lab.state import Run, TrainState
 from lab.tasks.base import Batch, overrides
+from samebits.device import Captured, check_optimizer_of_graph, says_no_draws
+from samebits.errors import ConfigError
 
 TrainStep = Callable[..., dict[str, Tensor]]  # lab.loop.train_step
 

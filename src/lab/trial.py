@@ -15,12 +15,6 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from engine.config import flat
-from engine.data import Loader
-from engine.device import Hardware, resolve_auto
-from engine.parallel import peak_memory
-from engine.schema import parse_interval, plain
-from engine.world import World
 from lab.average import training_mode
 from lab.config import Config
 from lab.evaluation import evaluate
@@ -29,7 +23,13 @@ from lab.loaders import samples_of_epoch
 from lab.loop import train_step
 from lab.make import count_steps, make_callbacks
 from lab.state import TrainState
-from multirun import Trial
+from samebits.config import flat
+from samebits.data import Loader
+from samebits.device import Hardware, resolve_auto
+from samebits.parallel import peak_memory
+from samebits.schema import parse_interval, plain
+from samebits.sweeps import Trial
+from samebits.world import World
 
 TIMED_STEPS = 3
 # Leaves of the config that change neither the time nor the memory of a step or an evaluation: names, seeds, rates,

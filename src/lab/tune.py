@@ -1,7 +1,7 @@
 """Values found by trying: the largest micro-batch, loader, threads, learning rate. src/tune.py shows them.
 
-Each works in a process of its own (engine.host.child) on one device, and changes nothing of the run. The first two have
-one rank's share of the batch and the whole model; there is no other rank that could wait.
+Each works in a process of its own (samebits.host.child) on one device, and changes nothing of the run. The first two
+have one rank's share of the batch and the whole model; there is no other rank that could wait.
 """
 
 from __future__ import annotations
@@ -21,14 +21,6 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from engine.data import loader_speeds
-from engine.device import Hardware, HardwareConfig, choose_device, count_processes
-from engine.errors import ConfigError
-from engine.host import cores_each, in_a_child, threads_each
-from engine.private import skip_dynamo_import
-from engine.profiling import is_out_of_memory, limit_memory
-from engine.schema import typed
-from engine.world import group_of_one, place
 from lab.average import training_mode
 from lab.config import Config
 from lab.evaluation import evaluate
@@ -40,6 +32,14 @@ from lab.optim import Schedule
 from lab.options import TrainerConfig
 from lab.state import TrainState
 from lab.trial import step_s
+from samebits.data import loader_speeds
+from samebits.device import Hardware, HardwareConfig, choose_device, count_processes
+from samebits.errors import ConfigError
+from samebits.host import cores_each, in_a_child, threads_each
+from samebits.private import skip_dynamo_import
+from samebits.profiling import is_out_of_memory, limit_memory
+from samebits.schema import typed
+from samebits.world import group_of_one, place
 
 LR_RATES = [1e-6 * 10 ** (i / 20) for i in range(141)]  # to 10
 LR_SMOOTH, LR_DIVERGED = 0.9, 3.0

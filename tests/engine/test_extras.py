@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from engine.errors import ConfigError
-from engine.extras import check_installed, need
+from samebits.errors import ConfigError
+from samebits.extras import check_installed, need
 
 
 def test_a_library_is_installed_by_the_pip_of_this_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,6 +36,6 @@ def test_what_a_library_itself_lacks_is_not_taken_for_the_library(
 
 
 def test_the_way_to_install_is_worked_out_in_one_place() -> None:
-    folders = [ROOT / "src/engine", ROOT / "src/hydra_plugins"]
+    folders = [ROOT / "packages/samebits/src/samebits", ROOT / "packages/samebits/src/hydra_plugins"]
     found = {path.name for folder in folders for path in folder.rglob("*.py") if "pip install" in path.read_text()}
-    assert found == {"extras.py", "interpreter.py"}  # the latter: where the project's own packages are not there
+    assert found == {"extras.py"}

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from engine import locks
-from engine.errors import Claimed, ConfigError
-from engine.runs import directory
 from lab.program import PROGRAM
-from multirun.ledger import Ledger
-from multirun.search.drive import driving
+from samebits import locks
+from samebits.errors import Claimed, ConfigError
+from samebits.runs import directory
+from samebits.sweeps.ledger import Ledger
+from samebits.sweeps.search.drive import driving
 
 
 def lacking(number: int) -> Callable[..., Any]:

@@ -19,13 +19,13 @@ import warm
 from conftest import QUICK, ROOT, importing, metrics, result
 from fork import copy_of_the_project, run_python
 
-from engine.config import absolute, compose_here, locate, portable, quote_value, read_config
-from engine.config.compose import _composed, resolved
-from engine.errors import ConfigError
-from engine.project import Project
-from engine.runs import write_config
-from engine.world.watch import Watch, in_debugger
 from lab.program import PROGRAM
+from samebits.config import absolute, compose_here, locate, portable, quote_value, read_config
+from samebits.config.compose import _composed, resolved
+from samebits.errors import ConfigError
+from samebits.project import Project
+from samebits.runs import write_config
+from samebits.world.watch import Watch, in_debugger
 
 GIVEN = [text for text in QUICK if text != "trainer.max_epochs=null"]
 

@@ -1,4 +1,5 @@
-"""What docstrings and comments of src name is there: files by their name, functions of the engine by `name(`."""
+"""What docstrings and comments of src and the libraries name is there: files by their name, functions of samebits by
+`name(`."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import LIBRARIES, ROOT
 
-SRC = ROOT / "src"
-FILES = sorted(SRC.rglob("*.py"))
-ROOMS = sorted({str(path.parent.relative_to(SRC)) for path in FILES if path.is_relative_to(SRC / "engine")})
+FILES = sorted(path for source in (ROOT / "src", *LIBRARIES) for path in source.rglob("*.py"))
+SRC = ROOT / "packages/samebits/src"
+ROOMS = sorted({str(path.parent.relative_to(SRC)) for path in FILES if path.is_relative_to(SRC / "samebits")})
 # of mathematics, of W&B's and Hydra's syntax, of user code in an example
 NOT_OURS = {"P", "tan", "trigamma", "choice", "interval", "shuffle", "glob", "tag", "DataLoader", "GPT"}
 
@@ -49,7 +50,7 @@ def functions_named(text: str) -> list[str]:
 
 @pytest.mark.slow
 def test_files_that_are_named_are_there() -> None:
-    there = [f"/{path.relative_to(ROOT)}" for top in ("src", "tests", "tools", "benchmarks") for path in
+    there = [f"/{path.relative_to(ROOT)}" for top in ("src", "packages", "tests", "tools", "benchmarks") for path in
              (ROOT / top).rglob("*.py")]  # fmt: skip
     named = {(str(path), name) for path in FILES for text in prose(path) for name in files_named(text)}
     assert len(named) > 30

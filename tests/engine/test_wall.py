@@ -1,4 +1,4 @@
-"""Four packages, walls, and rooms in layers: who imports whom, and that all are imported through their pages."""
+"""Three packages, walls, and rooms in layers: who imports whom, and that all are imported through their pages."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ from types import FunctionType
 from typing import get_origin, get_type_hints
 
 import pytest
-from conftest import ROOT
+from conftest import LIBRARIES, ROOT
 
 import lab
-from engine.pages import names_of
-from engine.parallel.options import Strategy
 from lab.groups import RootConfig
 from lab.options import TrainerConfig
+from samebits.pages import names_of
+from samebits.parallel.options import Strategy
 
 SRC = ROOT / "src"
 # each imports only those before it; below them the engine's single modules (errors, files, locks, ...)
 ROOMS = ("host", "config", "runs", "loggers", "world", "parallel", "device", "checkpoints", "data", "profiling")
-FOLDERS = (*(f"engine.{room}" for room in ROOMS), "multirun.report", "multirun", "multirun.verify")
-PAGES = {name: SRC / name.replace(".", "/") / "__init__.py" for name in FOLDERS}
+FOLDERS = (*ROOMS, "sweeps.report", "sweeps", "sweeps.verify")
+SAMEBITS = ROOT / "packages/samebits/src/samebits"
+PAGES = {f"samebits.{name}": SAMEBITS / name.replace(".", "/") / "__init__.py" for name in FOLDERS}
 PAGES = {name: page for name, page in PAGES.items() if page.exists()}  # a fork may have no reports
-MAY_IMPORT = {"h5rows": ("h5rows",), "engine": ("engine",), "multirun": ("engine", "multirun")}
-NOT_YOURS = tuple(MAY_IMPORT)  # in a fork
-LIBRARY = {"h5rows": "__init__.py", "h5rows.engines": "engines.py"}  # below the engine: page for all, for engines
+NOT_YOURS = ("h5rows", "samebits")  # in a fork; neither imports the other
+H5ROWS = ROOT / "packages/h5rows/src/h5rows"
+LIBRARY = {"h5rows": "__init__.py", "h5rows.engines": "engines.py"}  # page for all, for engines
 
 
 def modules() -> dict[str, Path]:
-    """{module: file} of src: a page is the module `engine.<room>`, `multirun`, ..."""
-    names = {path: ".".join(path.relative_to(SRC).with_suffix("").parts) for path in sorted(SRC.rglob("*.py"))}
+    """{module: file} of src/ and the libraries: a page is the module `samebits.<room>`, ..."""
+    found = {path: source for source in (SRC, *LIBRARIES) for path in sorted(source.rglob("*.py"))}
+    names = {path: ".".join(path.relative_to(source).with_suffix("").parts) for path, source in found.items()}
     return {name.removesuffix(".__init__"): path for path, name in names.items()}
 
 
@@ -68,11 +70,12 @@ def map_of(page: Path) -> Iterator[str]:
 @pytest.mark.parametrize("package", NOT_YOURS)
 def test_maps_show_what_there_is(package: str) -> None:
     """Those of a package and of its folders name only what is there; the package's names all its folders."""
-    for page in sorted((SRC / package).glob("**/__init__.py")):
+    folder = MODULES[package].parent
+    for page in sorted(folder.glob("**/__init__.py")):
         for name in map_of(page):
             assert [*page.parent.glob(name), *page.parent.glob(f"{name}.py")], f"{page}: {name}"
-    folders = {path.parent.name for path in (SRC / package).glob("*/__init__.py")}
-    assert folders <= {name.strip("/") for name in map_of(SRC / package / "__init__.py")}
+    folders = {path.parent.name for path in folder.glob("*/__init__.py")}
+    assert folders <= {name.strip("/") for name in map_of(folder / "__init__.py")}
 
 
 @cache
@@ -81,21 +84,30 @@ def imports() -> dict[str, set[str]]:
 
 
 def room_of(module: str) -> str:
-    """engine.parallel of engine.parallel.ddp; h5rows, multirun of what is in them; "" where it is in no room."""
-    first, room = module.partition(".")[0], ".".join(module.split(".")[:2])
-    return room if room in PAGES else first if first in ("h5rows", "multirun") else ""
+    """samebits.parallel of samebits.parallel.ddp; h5rows of what is in it; "" where it is in no room."""
+    names = module.split(".")
+    rooms = (".".join(names[:depth]) for depth in (3, 2))
+    return next((room for room in rooms if room in PAGES), "h5rows" if names[0] == "h5rows" else "")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("package", NOT_YOURS)
 def test_a_package_imports_only_those_below_it(package: str) -> None:
-    """The engine and h5rows know nothing of each other, so that each can be used without the other."""
-    ours = {path.stem for path in SRC.iterdir()} - {*MAY_IMPORT[package]}  # lab and the commands too
+    """The libraries know nothing of each other, so that each can be used without the other."""
+    ours = {path.stem for path in SRC.iterdir()} | {*NOT_YOURS} - {package}  # lab and the commands too
     assert {"lab", "train"} < ours
     inside = {name: wanted for name, wanted in imports().items() if name.partition(".")[0] == package}
     assert len(inside) > 10  # a fork may have no packing, no reports
     for name, wanted in inside.items():
         assert not {module.partition(".")[0] for module in wanted} & ours, name
+
+
+@pytest.mark.slow
+def test_one_run_knows_nothing_of_many() -> None:
+    above = "samebits.sweeps"
+    for name, wanted in imports().items():
+        if name.startswith("samebits.") and not name.startswith(above):
+            assert not [module for module in wanted if module.startswith(above)], name
 
 
 def test_lab_translates_the_errors_of_h5rows_where_it_uses_it() -> None:
@@ -153,8 +165,8 @@ def test_the_engine_names_no_package_of_the_project() -> None:
 
 @pytest.mark.slow
 def test_the_engine_names_no_file_class_or_key_of_the_project() -> None:
-    """They may be renamed. It knows the groups whose options it defines (engine/*/options.py), `data`, of its own data
-    sets, and of `trainer` what engine.parallel and engine.device read."""
+    """They may be renamed. It knows the groups whose options it defines (samebits/*/options.py), `data`, of its own
+    data sets, and of `trainer` what samebits.parallel and samebits.device read."""
     files = {path.stem for path in (SRC / "lab").rglob("*.py")} - {path.stem for path in engine_files()}
     words_of_hydra = {"Config"}
     classes = classes_of((SRC / "lab").rglob("*.py")) - classes_of(engine_files()) - words_of_hydra
@@ -172,7 +184,7 @@ def test_the_engine_names_no_file_class_or_key_of_the_project() -> None:
 
 def texts_of_the_engine() -> Iterator[tuple[Path, str]]:
     """(file, text) of each string in its code, but not of docstrings."""
-    for path in [*engine_files(), *(SRC / "hydra_plugins").rglob("*.py")]:
+    for path in engine_files():
         tree = ast.parse(path.read_text())
         prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
@@ -181,7 +193,8 @@ def texts_of_the_engine() -> Iterator[tuple[Path, str]]:
 
 
 def engine_files() -> list[Path]:
-    return [path for folder in ("engine", "multirun") for path in (SRC / folder).rglob("*.py")]
+    """Those of samebits, and its plugins of Hydra."""
+    return sorted(SAMEBITS.parent.rglob("*.py"))
 
 
 def classes_of(files: Iterable[Path]) -> set[str]:
@@ -191,8 +204,8 @@ def classes_of(files: Iterable[Path]) -> set[str]:
 
 def test_no_room_imports_a_later_one() -> None:
     """So there are no circles. Every folder must stand in the list; single modules import no room."""
-    folders = {path.parent.name for path in (SRC / "engine").glob("*/__init__.py")}
-    assert folders == set(ROOMS)
+    folders = {path.parent.name for path in SAMEBITS.glob("*/__init__.py")}
+    assert folders == {*ROOMS, "sweeps"}
     floor = {"": -1, "h5rows": -1, **{page: i for i, page in enumerate(PAGES)}}
     wrong = [
         f"{name} -> {module}"
@@ -219,8 +232,8 @@ def test_the_folders_of_the_library_form_no_circle() -> None:
 
 
 def test_rooms_are_imported_through_their_pages() -> None:
-    """`from engine.world import World`, not `from engine.world.collectives import World`, but inside of that room; and
-    `from h5rows import Dataset` or `from h5rows.engines import open_h5`."""
+    """`from samebits.world import World`, not `from samebits.world.collectives import World`, but inside of that room;
+    and `from h5rows import Dataset` or `from h5rows.engines import open_h5`."""
     past = [
         f"{name} -> {module}"
         for name, wanted in imports().items()
@@ -250,7 +263,7 @@ def test_a_page_holds_its_contract_and_names_that_exist() -> None:
 def test_the_library_s_pages_name_what_there_is(page: str, most: int) -> None:
     """Their lists and the imports for type checkers are one, and short; no name is on both."""
     here = import_module(page)
-    assert names_of(SRC / "h5rows" / LIBRARY[page]) == here.NAMES
+    assert names_of(H5ROWS / LIBRARY[page]) == here.NAMES
     assert len(here.NAMES) <= most
     for name, module in here.NAMES.items():
         defined = getattr(here, name)
@@ -274,13 +287,13 @@ def test_a_stranger_sees_the_library_s_names() -> None:
 def test_all_that_a_page_shows_is_used_or_documented() -> None:
     used = {
         (str(node.module), alias.name)
-        for path in [*SRC.rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+        for path in [*MODULES.values(), *(ROOT / "benchmarks").glob("*.py")]
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
     docs = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
-    pages = {**PAGES, **{page: SRC / "h5rows" / file for page, file in LIBRARY.items()}}
+    pages = {**PAGES, **{page: H5ROWS / file for page, file in LIBRARY.items()}}
     idle = {f"{page}.{name}" for page, path in pages.items() for name in names_of(path) if (page, name) not in used}
     assert {name for name in idle if name not in docs} == set()
 
@@ -291,7 +304,7 @@ def test_importing_all_pages_imports_no_library() -> None:
         "heavy = {'torch', 'h5py', 'wandb', 'numpy', 'hydra', 'omegaconf', 'optuna', 'matplotlib'}\n"
         "own = ('h5rows.errors', 'h5rows.pages', 'h5rows.engines')\n"
         "inner = [name for name in sys.modules if name.startswith('h5rows.') and name not in own or "
-        "name.startswith(('engine.', 'multirun.')) and name.count('.') > 1]\n"
+        f"name.startswith('samebits.') and name.count('.') > 1 and name not in {[*PAGES]}]\n"
         "print(json.dumps([sorted(heavy & set(sys.modules)), inner]))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=SRC, capture_output=True, text=True, check=True)
@@ -299,8 +312,8 @@ def test_importing_all_pages_imports_no_library() -> None:
 
 
 def test_a_name_that_a_page_lacks_is_named() -> None:
-    with pytest.raises(ImportError, match=r"cannot import name 'Wurld' from 'engine\.world'"):
-        from engine.world import Wurld  # type: ignore[attr-defined]  # noqa: F401
+    with pytest.raises(ImportError, match=r"cannot import name 'Wurld' from 'samebits\.world'"):
+        from samebits.world import Wurld  # type: ignore[attr-defined]  # noqa: F401
 
 
 @pytest.mark.parametrize("line", ["from a import b as c", "import a", "x = 1"])

@@ -17,7 +17,7 @@ import warm
 from conftest import QUICK, TRAIN, assert_equal, last_checkpoint, limit, metrics, slow, start_run, status
 from conftest import ROOT as PROJECT
 
-import engine.errors
+import samebits.errors
 from h5rows.dataset import Dataset
 from h5rows.errors import ConfigError
 from lab.datasets.tokens import TokenWindows
@@ -145,7 +145,7 @@ def test_a_stream_that_is_cut(tmp_path: Path) -> None:
     path = write(tmp_path / "f.h5")
     data = TokenWindows(str(path), {"x": "m"}, ROOT, "all", window=3, stride=1)
     os.utime(path, ns=(0, 1))
-    with pytest.raises(engine.errors.ConfigError, match=r"f.h5 was changed"):
+    with pytest.raises(samebits.errors.ConfigError, match=r"f.h5 was changed"):
         data.gather(np.arange(4))
 
 

@@ -18,7 +18,7 @@ from conftest import QUICK, TRAIN, assert_equal, last_checkpoint, limit, metrics
 from conftest import ROOT as PROJECT
 from h5_judge import in_a_fork
 
-import engine.errors
+import samebits.errors
 from h5rows import probe, repack
 from h5rows.dataset import Dataset
 from h5rows.engines import PackOptions
@@ -127,7 +127,7 @@ def test_other_files_are_refused_or_read_by_hdf5(way: str, home: Path, monkeypat
         lambda: TokenWindows(str(path), {"x": "x"}, ALL, "all", window=4, stride=1),
         lambda: probe.num_outputs({"path": str(path), "fields": {"x": "x"}, "splits": ALL}, "x"),
     )[: 1 if "group" in way else None]:
-        with pytest.raises((ConfigError, engine.errors.ConfigError), match=rf"f\.h5: .*{said}"):
+        with pytest.raises((ConfigError, samebits.errors.ConfigError), match=rf"f\.h5: .*{said}"):
             use()
     data = Dataset(str(path), {"x": "x"}, "all", ALL, external="allow")
     with h5py.File(path) as file:

@@ -11,10 +11,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-import engine.errors
-from engine.config.compose import register_resolver
-from engine.data.loading.loader import Loader
-from engine.data.order import EvalPlan
+import samebits.errors
 from h5rows import probe
 from h5rows.dataset import Dataset
 from h5rows.errors import ConfigError
@@ -22,6 +19,9 @@ from h5rows.probe import num_outputs, sample_shape
 from lab.datasets.tokens import NextToken, TokenWindows
 from lab.losses.cross_entropy import CrossEntropy
 from lab.metrics.accuracy import Accuracy
+from samebits.config.compose import register_resolver
+from samebits.data.loading.loader import Loader
+from samebits.data.order import EvalPlan
 
 ROOT = {"all": {"group": "/"}}
 WORDS = ["", "a", "größer", "日本語", "x" * 300, "naïve"]
@@ -154,7 +154,7 @@ def test_token_windows(options: dict[str, Any], stride: int, tmp_path: Path) -> 
     assert torch.equal(shifted["x"][:, 1:], shifted["y"][:, :-1])
     assert np.array_equal(data[len(data) - 1]["tokens"].numpy(), windows[-1])
     data.advise(rows)
-    with pytest.raises(engine.errors.ConfigError, match=r"data.window=9999.*longest stream has 500"):
+    with pytest.raises(samebits.errors.ConfigError, match=r"data.window=9999.*longest stream has 500"):
         TokenWindows(paths, {"tokens": "t"}, ROOT, "all", window=9999, stride=1)
 
 

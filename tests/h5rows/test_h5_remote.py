@@ -27,8 +27,6 @@ from fsspec.asyn import AsyncFileSystem
 from http_files import SMALL, Server, serving
 from writes import attempt, mark
 
-from engine.host import heartbeat
-from engine.world.watch import Watch
 from h5rows import probe
 from h5rows.dataset import Dataset
 from h5rows.errors import ConfigError
@@ -38,6 +36,8 @@ from lab import load_run
 from lab.datasets.tokens import TokenWindows
 from lab.loaders import fetch_remote
 from lab.program import start
+from samebits.host import heartbeat
+from samebits.world.watch import Watch
 
 ALL = {"all": {"group": "/"}}
 DIGITS = (ROOT / "data" / "digits.h5").read_bytes()

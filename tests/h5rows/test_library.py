@@ -20,7 +20,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 import h5rows
 from h5rows.reading import filters
 
-LIBRARY = ROOT / "src/h5rows"
+LIBRARY = ROOT / "packages/h5rows/src/h5rows"
 
 
 @pytest.fixture
@@ -289,7 +289,7 @@ def test_it_works_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_readme_s_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "table.csv").write_text("x,y\n" + "1,2\n" * 20)
-    code = "".join(re.findall(r"```python\n(.*?)```", (LIBRARY / "README.md").read_text(), re.DOTALL))
+    code = "".join(re.findall(r"```python\n(.*?)```", (ROOT / "packages/h5rows/README.md").read_text(), re.DOTALL))
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
     exec(code, namespace)

@@ -11,8 +11,8 @@ from conftest import ROOT, last_checkpoint, result, start_run
 from method import SMALL, WAYS, assert_undisturbed, broken_off, values
 
 import lab
-from engine.errors import ConfigError
 from lab.callbacks.active_learning import Labelled
+from samebits.errors import ConfigError
 
 POOL = (
     *SMALL, "experiment=active_learning", "model.hidden=[16]", "data.order.begin=16",
@@ -68,7 +68,7 @@ def test_killed_behind_a_label_it_is_undisturbed(
 
 @pytest.mark.slow
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
-    unsaved = ("data.order._target_=engine.data.order.sequential", "~data.order.begin")
+    unsaved = ("data.order._target_=samebits.data.order.sequential", "~data.order.begin")
     for more, message in (
         (("data.order.begin=2000",), "data.order.begin=2000: the training split holds 1297 samples"),
         (unsaved, "has no state that could change"),

@@ -21,18 +21,18 @@ from torch.utils.data import Dataset
 import lab.losses.cross_entropy
 import lab.metrics.accuracy
 import lab.models.mlp
-from engine.checkpoints import BufferChecks
-from engine.data import check_indexed
-from engine.device import resolve_hardware
-from engine.errors import ConfigError, RunFailed
-from engine.per_sample import check_per_sample, first_samples
-from engine.runs import read_failure
-from engine.world import Ranks
 from lab.checks import check_criterion
 from lab.config import Config
 from lab.objective import forward_loss
 from lab.tasks.base import Task
 from lab.tasks.supervised import Supervised
+from samebits.checkpoints import BufferChecks
+from samebits.data import check_indexed
+from samebits.device import resolve_hardware
+from samebits.errors import ConfigError, RunFailed
+from samebits.per_sample import check_per_sample, first_samples
+from samebits.runs import read_failure
+from samebits.world import Ranks
 
 CrossEntropy, Accuracy, MLP = lab.losses.cross_entropy.CrossEntropy, lab.metrics.accuracy.Accuracy, lab.models.mlp.MLP
 SHORT = (*QUICK, "trainer.max_steps=2", "trainer.log_every=1", "trainer.eval_every=2", "hardware.micro_batch_size=33")

@@ -26,13 +26,13 @@ from conftest import (
 )
 from torch import nn
 
-import engine.device.dynamo as dynamo
-from engine.data import EvalPlan
-from engine.errors import ConfigError
+import samebits.device.dynamo as dynamo
 from lab.restore import score_checkpoint
 from lab.transforms.fields import ChannelsFirst, Cutout, Normalize, RandomCrop, RandomErase, RandomFlip, ToFloat
 from lab.transforms.fields import compose as chain
 from lab.transforms.mixup import Mixup
+from samebits.data import EvalPlan
+from samebits.errors import ConfigError
 
 real = torch.compile
 

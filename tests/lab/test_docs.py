@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 import pytest
 import yaml
-from conftest import ROOT, called, compose, sample_of, slow
+from conftest import LIBRARIES, ROOT, called, compose, sample_of, slow
 from fork import copy_of_the_project, run_python, with_fewer_digits
 from pages import DOCS, FENCE, OURS, README, WALKED, commands, is_run, prose
 from PIL import Image
@@ -55,7 +55,7 @@ def test_links_resolve(name: str) -> None:
 @pytest.mark.parametrize("name", [*TOP, *DOCS])
 def test_files_that_are_named_exist(name: str) -> None:
     page = re.sub(r"https?://\S+", "", (TOP | DOCS)[name])
-    for path in re.findall(r"`((?:src|conf|tests|benchmarks|data|docs|notebooks|tools)/[\w./-]+)`", page):
+    for path in re.findall(r"`((?:src|packages|conf|tests|benchmarks|data|docs|notebooks|tools)/[\w./-]+)`", page):
         assert (ROOT / path).exists() or path in SHOWN or re.search(r"\bx[._/]|/x\b|_x\b", path), path
 
 
@@ -168,8 +168,8 @@ def check_command(command: str, text: Path) -> None:
     elif script == "python":
         assert arguments[0] == "-m" or (ROOT / arguments[0]).exists(), command
     elif script != "pip":
-        options = "h5rows/command" if script == "h5" else script
-        source = (ROOT / f"src/{options}.py").read_text()
+        options = "packages/h5rows/src/h5rows/command.py" if script == "h5" else f"src/{script}.py"
+        source = (ROOT / options).read_text()
         assert not [flag for flag in arguments if flag.startswith("--") and f'"{flag}"' not in source], command
 
 
@@ -211,7 +211,7 @@ def test_commands_are_typed_in_one_way() -> None:
         "`python tools/fork.py`",
     ):
         assert BY_PYTHON.search(said), said
-    folders = ("docs", "conf", "src", "tools", "benchmarks", "notebooks")
+    folders = ("docs", "conf", "src", "packages", "tools", "benchmarks", "notebooks")
     files = [
         path
         for name in folders
@@ -257,9 +257,9 @@ def test_keys_in_tables_compose(name: str, column: int, text_file: Path) -> None
 
 @cache
 def texts() -> str:
-    """All strings of src/, with {} for what is put in."""
+    """All strings of src/ and the libraries, with {} for what is put in."""
     found = []
-    for path in (ROOT / "src").rglob("*.py"):
+    for path in (path for source in (ROOT / "src", *LIBRARIES) for path in source.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.append(node.value)

@@ -15,13 +15,13 @@ import torch
 from conftest import QUICK, ROOT, metrics, result, start_run, values
 from torch.nn import functional as F
 
-from engine.data import TrainPlan
-from engine.data.order import epochs
-from engine.errors import ConfigError
+from samebits.data import TrainPlan
+from samebits.data.order import epochs
+from samebits.errors import ConfigError
 
 WALLS = (
     *QUICK, "trainer.max_epochs=3", "trainer.global_batch_size=300", "trainer.log_every=1ep", "trainer.eval_every=1ep",
-    "trainer.save_every=1ep", "data.order._target_=engine.data.order.epochs", "+data.order.batch_size=300",
+    "trainer.save_every=1ep", "data.order._target_=samebits.data.order.epochs", "+data.order.batch_size=300",
 )  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def test_an_epoch_is_a_whole_number_of_steps(tmp_path: Path, monkeypatch: pytest
 
 SMALLER = (
     *method.SMALL, *plain.PLAIN, "model.hidden=[8]", "trainer.max_steps=null", "trainer.max_epochs=2",
-    "trainer.global_batch_size=300", "trainer.log_every=1", "data.order._target_=engine.data.order.epochs",
+    "trainer.global_batch_size=300", "trainer.log_every=1", "data.order._target_=samebits.data.order.epochs",
     "+data.order.drop_last=false", "trainer.eval_every=1ep", "trainer.save_every=3", "seed=3",
 )  # fmt: skip
 

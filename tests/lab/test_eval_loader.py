@@ -11,12 +11,12 @@ import pytest
 import torch
 from conftest import QUICK, ROOT, compose
 
-from engine.data import Loader
-from engine.device import resolve_hardware
-from engine.world import World
 from lab.config import Config
 from lab.loaders import make_dataset, make_eval_loader, make_train_loader
 from lab.tasks.supervised import Supervised
+from samebits.data import Loader
+from samebits.device import resolve_hardware
+from samebits.world import World
 
 
 def loader_of(rank: int, ranks: int, eval_batch_size: int, *overrides: str) -> tuple[Loader, Config]:

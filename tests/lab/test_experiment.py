@@ -8,10 +8,10 @@ import pytest
 import torch
 from conftest import QUICK, assert_equal, compose
 
-from engine.schema import plain
 from lab.config import Config
 from lab.experiment import Data, Experiment, on_one_device
 from lab.tasks.base import Batch
+from samebits.schema import plain
 
 ONE = ("trainer.max_steps=2", "trainer.global_batch_size=12", "trainer.ema_decay=0.9")
 SHARED = {

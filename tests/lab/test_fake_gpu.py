@@ -24,15 +24,15 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.torch_version import TorchVersion
 
 import lab.loop as loop
-from engine.device import Hardware
-from engine.device.threads import Threads
-from engine.world import World
 from lab import loaders
 from lab.config import Config
 from lab.evaluation import evaluate
 from lab.experiment import Experiment
 from lab.logging import log_train
 from lab.state import TrainState, averaged
+from samebits.device import Hardware
+from samebits.device.threads import Threads
+from samebits.world import World
 
 # fake_gpu uses names of torch that are private; with these versions it was seen to work
 pytestmark = pytest.mark.skipif(torch.__version__ < TorchVersion("2.11"), reason="needs torch 2.11")
@@ -249,8 +249,8 @@ def test_a_task_waits_for_nothing(task: str) -> None:
 @pytest.mark.usefixtures("files")
 def test_text_is_sampled_on_the_device() -> None:
     """With one wait at its end, and operations that hardware.deterministic=true allows."""
-    from engine.data import Draws
     from lab.callbacks.sample_text import SampleText
+    from samebits.data import Draws
 
     with training(*GPT) as run:
         callback = object.__new__(SampleText)

@@ -10,9 +10,9 @@ import pytest
 from conftest import QUICK, assert_equal, last_checkpoint, needs, result, start_run
 from method import go_on
 
-from engine.errors import ConfigError
 from lab.callbacks import confusion, curves
 from lab.callbacks.curves import panels_of
+from samebits.errors import ConfigError
 
 pytestmark = needs("conf/callback/curves.yaml", "conf/callback/confusion.yaml", "conf/task/classification.yaml")
 Image = pytest.importorskip("PIL.Image")

@@ -24,7 +24,8 @@ from shell import bare_python, environment_in, shell
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 GIT = ("git", "-c", "user.name=me", "-c", "user.email=me@example.org", "-c", "commit.gpgsign=false")
-ENGINE = ("src/engine/", "src/multirun/", "src/h5rows/", "src/hydra_plugins/")
+ENGINE = "packages/"
+LIBRARIES = ("h5rows", "samebits", "hydra_plugins")
 SMALL = ("logger=none", "hardware=cpu", "model.hidden=[8]", "trainer.max_epochs=null", "trainer.eval_every=4")
 
 
@@ -79,7 +80,10 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def engine(folder: Path) -> dict[str, bytes]:
-    return {f"src/{name}": data for name, data in files(folder).items() if f"src/{name}".startswith(ENGINE)}
+    """{module's file: bytes} of the libraries, of a project or where they are installed."""
+    sources = [*folder.glob("packages/*/src")] or [folder]
+    found = {name: data for source in sources for name, data in files(source).items()}
+    return {name: data for name, data in found.items() if name.split("/")[0] in LIBRARIES}
 
 
 # -- what is asked ---------------------------------------------------------------------------------------------------
@@ -90,7 +94,8 @@ def engine(folder: Path) -> dict[str, bytes]:
     [
         ("class", "is a keyword"), ("match", "is a keyword"), ("Mine", "expected a"), ("my-own", "expected a"),
         ("json", "Python's own library"), ("torch", "installed or required"), ("omegaconf", "installed or required"),
-        ("engine", "already"), ("train", "already"), ("conf", "already"), ("conftest", "already"),
+        ("samebits", "installed or required"), ("packages", "already"), ("train", "already"), ("conf", "already"),
+        ("conftest", "already"),
         ("lab", "the template's own"), ("model", "is a variable"), ("a" * 21, "more than 20"),
     ],
 )  # fmt: skip
@@ -102,7 +107,7 @@ def test_names_that_would_clash_are_refused(tools: Any, name: str, reason: str) 
 def test_a_name_of_an_uninstalled_requirement_is_refused(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """copier runs with a Python of its own, where nothing of ours is installed."""
     monkeypatch.setattr(tools, "find_spec", lambda name: None)
-    for name in ("numpy", "hydra"):
+    for name in ("numpy", "hydra", "samebits", "h5rows"):
         with pytest.raises(tools.Mistake, match="installed or required"):
             tools.check_name(name, "lab")
     tools.check_name("fold_it", "lab")
@@ -133,10 +138,12 @@ def prune(tools: Any) -> Any:
 
 def check_imports(tree: Path, prune: Any) -> None:
     """All that src/ imports of the project is there, in functions too."""
-    asks = [("drive.py", "multirun.report")]  # whether it is there
-    own = {path.stem for path in (tree / "src").iterdir()}
+    asks = [("drive.py", "samebits.sweeps.report")]  # whether it is there
+    sources = [tree / "src", *tree.glob("packages/*/src")]
+    own = {path.stem for source in sources for path in source.iterdir()}
     prune.names_of.cache_clear()
-    for path in (tree / "src").rglob("*.py"):
+    prune.home.cache_clear()
+    for path in (path for source in sources for path in source.rglob("*.py")):
         for module, wanted, _ in prune.imports(path.read_text()):
             if module.partition(".")[0] in own and (path.name, module) not in asks:
                 held = prune.names_of(tree, module)
@@ -179,7 +186,11 @@ def test_a_fork_without_any_part(template: Path, parts: list[str], tools: Any, p
 
 def check_engine_and_name(made: dict[str, bytes], before: dict[str, bytes]) -> None:
     engine = {name for name in made if name.startswith(ENGINE)}
-    pages = {"src/h5rows/__init__.py", "src/h5rows/engines.py", "src/multirun/__init__.py"}  # without what was left out
+    pages = {
+        "packages/h5rows/src/h5rows/__init__.py",
+        "packages/h5rows/src/h5rows/engines.py",
+        "packages/samebits/src/samebits/sweeps/__init__.py",
+    }  # without what was left out
     assert {name for name in engine if made[name] != before[name]} == pages
     assert len(engine) > 100
     for name in made.keys() - engine:
@@ -199,7 +210,7 @@ def check_trace(made: dict[str, bytes], before: set[str], tools: Any) -> None:
     gone = (deleted | {"benchmarks", "notebooks"}) - {Path(name).stem for name in made}
     assert {"byol", "autoencoder", "cifar10_fast", "sample_text", "tour", "benchmarks"} < gone
     named = re.compile(rf"(?<![\w-])({'|'.join(gone)})(?![\w-])")
-    kept = ("tools/", "docs/fork.md", "CHANGELOG.md", *tools.ENGINE)  # say what there is to leave out; are untouched
+    kept = ("tools/", "docs/fork.md", "CHANGELOG.md", tools.ENGINE)  # say what there is to leave out; are untouched
     for name, data in made.items():
         if name.startswith(kept) or b"\0" in data:
             continue
@@ -227,8 +238,8 @@ def strings(text: str) -> list[str]:
 
 USES = """
 from conftest import start
-import engine.parallel.balance as balance, helper, lab.loop as loop, pytest
-from engine.world import World
+import samebits.parallel.balance as balance, helper, lab.loop as loop, pytest
+from samebits.world import World
 from lab import tasks, state
 from lab.loop import fit
 class Own: pass
@@ -253,8 +264,8 @@ TESTS_OF = {  # of what stays, or never was; of what goes
 
 def test_tests_of_what_has_gone_go_and_no_others(prune: Any, tmp_path: Path) -> None:
     files = {
-        "src/engine/world/__init__.py": "World = 1",
-        "src/engine/parallel/balance.py": "anything = 1",
+        "packages/samebits/src/samebits/world/__init__.py": "World = 1",
+        "packages/samebits/src/samebits/parallel/balance.py": "anything = 1",
         "src/lab/__init__.py": "",
         "src/lab/loop.py": "def fit(): pass\ndef descend(): pass",
         "src/lab/state.py": "def load(): pass",
@@ -279,7 +290,7 @@ def test_tests_of_what_has_gone_go_and_no_others(prune: Any, tmp_path: Path) -> 
             (tmp_path / tree / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / tree / name).write_text(text)
     before, after = tmp_path / "before", tmp_path / "after"
-    shutil.rmtree(after / "src/engine")  # a wheel has it
+    shutil.rmtree(after / "packages/samebits/src/samebits")  # a wheel has it
     for name in ("lab/gone.py", "lab/state.py", "lab/tasks/gan.py"):
         (after / "src" / name).unlink()
     (after / "src/lab/loop.py").write_text("def fit(): pass")
@@ -350,21 +361,25 @@ def test_licences(tools: Any, tmp_path: Path, terms: str) -> None:
     assert ("license" in project, (tmp_path / "LICENSE").exists()) == (terms == "MIT", terms == "MIT")
     if terms == "MIT":
         assert '\nCopyright (c) A "B" C\n' in (tmp_path / "LICENSE").read_text()
-    assert (ROOT / "src/engine/LICENSE").exists()  # the engine's stays
+    assert (ROOT / "packages/samebits/LICENSE").exists()  # the engine's stays
 
 
 def test_the_wheel_and_the_library_need_what_the_project_needs() -> None:
-    """But for comments; the wheel without the extras."""
-    project, wheel, library = (
-        (ROOT / name / "pyproject.toml").read_text() for name in (".", "tools/engine", "tools/h5rows")
+    """Of a distribution that several need, the same versions; the project has each extra of theirs by its name."""
+    texts = [(ROOT / name / "pyproject.toml").read_text() for name in (".", "packages/samebits", "packages/h5rows")]
+    asked: dict[str, set[str]] = {}
+    for text in texts:
+        for name, versions in re.findall(r'"([A-Za-z0-9-]+)([<>=][^";]*)"', text):
+            asked.setdefault(name, set()).add(versions)
+    asked["torch"] -= {">=2.8"}  # h5rows takes any torch from then on
+    assert {name: versions for name, versions in asked.items() if len(versions) > 1} == {}
+    project, *libraries = (
+        dict(re.findall(r"^(\w+) = (\[\".*\"\])", text.partition("[project.optional-dependencies]")[2], re.MULTILINE))
+        for text in (text.partition("\n[tool.")[0] for text in texts)
     )
-    needs = [re.search(r"^dependencies = \[(.*?)\]", text, re.MULTILINE | re.DOTALL) for text in (project, wheel)]
-    named = [re.findall(r'"([a-z0-9-]+[<>=][^"]*)"', found[1]) for found in needs]  # type: ignore[index]
-    assert named[0] == named[1]
-    assert len(named[0]) > 5
-    extras = [dict(re.findall(r"^(\w+) = (\[\".*\"\])", text, re.MULTILINE)) for text in (library, project)]
-    for name in ("codecs", "images", "lmdb", "zarr", "n5", "tables", "tfrecord", "text", "remote"):
-        assert extras[0][name] == extras[1][name]
+    for library, extras in zip(("samebits", "h5rows"), libraries):
+        for extra in extras.keys() - {"torch"}:
+            assert f'"{library}[{extra}]"' in project[extra]
 
 
 @pytest.mark.slow
@@ -372,25 +387,26 @@ def test_a_wheel_holds_the_packages_as_they_are(with_few_tests: Path, tmp_path: 
     """With the marks of typed packages, and no module of a wheel that was built before."""
     copy = tmp_path / "copy"
     git(tmp_path, "clone", "-q", str(with_few_tests), "copy")
-    for distribution, packages in (("engine", ("engine", "multirun", "h5rows")), ("h5rows", ("h5rows",))):
-        module = copy / "src" / packages[0] / "locks.py"
+    for distribution, packages in (("samebits", ("samebits", "hydra_plugins")), ("h5rows", ("h5rows",))):
+        source = copy / "packages" / distribution / "src"
+        module = source / packages[0] / "locks.py"
         for _again in range(2):
             module = module.rename(module.with_name(f"{module.stem}_.py"))
-            typed(copy, f"{sys.executable} -m pip wheel -q --no-deps -w {tmp_path} ./tools/{distribution}")
+            typed(copy, f"{sys.executable} -m pip wheel -q --no-deps -w {tmp_path} ./packages/{distribution}")
             (wheel,) = tmp_path.glob("*.whl")
             with zipfile.ZipFile(wheel) as held:
                 names = {name for name in held.namelist() if name.split("/")[0] in packages}
             wheel.unlink()
-            own = [path for package in packages for path in (copy / "src" / package).rglob("*") if path.is_file()]
-            assert names == {path.relative_to(copy / "src").as_posix() for path in own}
-            assert {f"{package}/py.typed" for package in packages} <= names
+            own = [path for package in packages for path in (source / package).rglob("*") if path.is_file()]
+            assert names == {path.relative_to(source).as_posix() for path in own}
+            assert f"{distribution}/py.typed" in names
 
 
 @pytest.mark.slow
 def test_the_library_s_wheel_runs_its_readme_alone(with_few_tests: Path, tmp_path: Path) -> None:
     """The README that the wheel shows, with nothing else of this project."""
     git(tmp_path, "clone", "-q", str(with_few_tests), "copy")
-    typed(tmp_path / "copy", f"{sys.executable} -m pip wheel -q --no-deps -w {tmp_path} ./tools/h5rows")
+    typed(tmp_path / "copy", f"{sys.executable} -m pip wheel -q --no-deps -w {tmp_path} ./packages/h5rows")
     (wheel,) = tmp_path.glob("*.whl")
     alone = tmp_path / "alone"
     with zipfile.ZipFile(wheel) as held:
@@ -490,13 +506,13 @@ def check_another_engine(folder: Path, site: Path, train_it: str) -> None:
         said = typed(folder, again + more)
         assert "a: 2 steps again, equal bit for bit" in said
         assert "surroundings differ" not in said
-    change(site / "engine/__init__.py", '__version__ = "', '__version__ = "9.')
+    change(site / "samebits/__init__.py", '__version__ = "', '__version__ = "9.')
     for more in ("", " --commit own"):
         said = typed(folder, again + more)
         assert "a: 2 steps again, equal bit for bit" in said
-        assert re.search(r"^  surroundings differ: engine ([\d.]+) -> 9\.\1$", said, re.MULTILINE)
-        assert re.search(r"^  code: .* libraries .*installed.*: engine ([\d.]+) -> 9\.\1$", said, re.MULTILINE)
-    change(site / "engine/__init__.py", '__version__ = "9.', '__version__ = "')
+        assert re.search(r"^  surroundings differ: samebits ([\d.]+) -> 9\.\1$", said, re.MULTILINE)
+        assert re.search(r"^  code: .* libraries .*installed.*: samebits ([\d.]+) -> 9\.\1$", said, re.MULTILINE)
+    change(site / "samebits/__init__.py", '__version__ = "9.', '__version__ = "')
 
 
 @pytest.mark.slow
@@ -523,7 +539,7 @@ def test_the_tests_of_a_small_fork_pass(template: Path, tools: Any, tmp_path: Pa
     assert (train_it, test_it) == ("./run train", "./run test")
     for command in commands:
         typed(tmp_path, command)
-    assert engine(own) == engine(template / "src")
+    assert engine(own) == engine(template)
     typed(tmp_path, ".ci/python -m mypy", 300)
     typed(tmp_path, f"{train_it} -m {' '.join(SMALL)} trainer.max_steps=2 seed=1,2 sweep=two")
     assert len(list((tmp_path / "outputs/default/sweeps/two").glob("seed-*/result.json"))) == 2
@@ -568,7 +584,7 @@ def test_a_later_version_goes_into_an_edited_fork(with_few_tests: Path, tmp_path
 
     # and the template: one line that the fork has changed too
     change(theirs / "conf/optim/adamw.yaml", "lr: 1e-3", "lr: 3e-3")
-    change(theirs / "src/engine/__init__.py", "__version__ =", "NEWER = True\n__version__ =")
+    change(theirs / "packages/samebits/src/samebits/__init__.py", "__version__ =", "NEWER = True\n__version__ =")
     change(theirs / "src/lab/loop.py", '"""The training loop.', '"""The newer loop.')
     (theirs / "src/lab/models/newer.py").write_text("from lab.models.mlp import MLP\n\nNewer = MLP\n")
     (theirs / "src/lab/tasks/gan.py").write_text('"""Newer, too."""\n')
@@ -585,8 +601,8 @@ def test_a_later_version_goes_into_an_edited_fork(with_few_tests: Path, tmp_path
     (mine / "conf/optim/adamw.yaml").write_text(both.sub(r"\1\n", conflict))
     commit(mine)
 
-    assert engine(mine / "src") == engine(theirs / "src")
-    assert b"NEWER" in files(mine)["src/engine/__init__.py"]
+    assert engine(mine) == engine(theirs)
+    assert b"NEWER" in files(mine)["packages/samebits/src/samebits/__init__.py"]
     merged = {"loop.py": "The newer loop", "models/newer.py": "fold_it.models", "models/mlp.py": "OURS"}
     for name, text in merged.items():
         assert text in (mine / "src/fold_it" / name).read_text()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import ROOT, TRAIN, assert_equal, gpu_environment, last_checkpoint, limit, metrics, result
 
-from engine.checkpoints import load_checkpoint
+from samebits.checkpoints import load_checkpoint
 
 pytestmark = pytest.mark.gpu
 COMMON = ("logger=none", "hardware=gpu", "model=resnet", "model.width=8", "trainer.max_epochs=null")
@@ -71,8 +71,8 @@ SLOW_GPU = """
 import sys, torch
 sys.path[:0] = sys.argv[1:]
 import test_side_stream as cases
-from engine.data.loading.loader import Loader
-from engine.data.order import TrainPlan, shuffled
+from samebits.data.loading.loader import Loader
+from samebits.data.order import TrainPlan, shuffled
 
 device = torch.device("cuda", 0)
 for name, (dataset, kind, num_workers) in cases.CASES.items():
@@ -174,7 +174,7 @@ def test_compiled_steps_agree_in_half_precision(tmp_path: Path, precision: str, 
 
 TRANSFORMS_ON_GPU = """
 import torch
-from engine.device.dynamo import CompiledChain
+from samebits.device.dynamo import CompiledChain
 from lab.transforms.fields import ChannelsFirst, Cutout, Normalize, RandomCrop, RandomErase, RandomFlip, ToFloat
 from lab.transforms.fields import compose
 from lab.transforms.augment import TrivialAugment
@@ -274,7 +274,7 @@ def test_the_largest_micro_batch_fits(tmp_path: Path) -> None:
 # two ranks that share the first GPU, by gloo: NCCL refuses that
 ONE_GPU = """
 import sys
-import engine.device.hardware as hardware, engine.world.environment as environment, engine.world.group as group
+import samebits.device.hardware as hardware, samebits.world.environment as environment, samebits.world.group as group
 environment.count_gpus = hardware.count_gpus = lambda: 2
 environment.gpu_index = lambda rank, count: 0
 group.backend = lambda kind: "gloo"

@@ -17,19 +17,19 @@ from conftest import QUICK, assert_equal, compose, last_checkpoint, metrics, nee
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import engine.device.captured as captured
 import lab.callbacks.curves
 import lab.header
 import lab.run
 import lab.tasks.supervised
-from engine.device import Hardware, HardwareConfig, resolve_hardware
-from engine.device.threads import Threads
-from engine.errors import ConfigError
-from engine.profiling import Work
-from engine.world import World
+import samebits.device.captured as captured
 from lab.callbacks.base import Callback
 from lab.config import Config
 from lab.tasks.supervised import Supervised
+from samebits.device import Hardware, HardwareConfig, resolve_hardware
+from samebits.device.threads import Threads
+from samebits.errors import ConfigError
+from samebits.profiling import Work
+from samebits.world import World
 
 SMALL = (*QUICK[:3], "trainer.max_epochs=null", "trainer.max_steps=12", "trainer.global_batch_size=24",
          "trainer.log_every=4", "trainer.eval_every=6", "trainer.save_every=6", "model.hidden=[16]")  # fmt: skip

@@ -14,16 +14,16 @@ import torch
 from conftest import compose
 
 import h5rows
-from engine.config import construct
-from engine.config.saved import _moved_path
-from engine.data.loading.loader import Loader
-from engine.data.order import EvalPlan
-from engine.errors import ConfigError, mistakes_of, with_mistakes_of
 from h5rows import engines
 from lab.datasets.h5 import Dataset
 from lab.datasets.tokens import TokenWindows
 from lab.loaders import fetch_remote
 from lab.program import PROGRAM
+from samebits.config import construct
+from samebits.config.saved import _moved_path
+from samebits.data.loading.loader import Loader
+from samebits.data.order import EvalPlan
+from samebits.errors import ConfigError, mistakes_of, with_mistakes_of
 
 ROWS = 64
 GONE = "/no/where.h5"

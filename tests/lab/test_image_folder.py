@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from conftest import compose, needs, result, start_run
 
-from engine.errors import ConfigError, RunFailed
 from h5rows.engines import PackOptions, open_source
 from h5rows.packing.write import pack
 from lab.config import Config
 from lab.datasets.image_folder import ImageFolder
 from lab.loaders import make_dataset
+from samebits.errors import ConfigError, RunFailed
 
 pytestmark = needs("conf/experiment/image_folder.yaml", "conf/model/resnet.yaml")
 Image = pytest.importorskip("PIL.Image")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import QUICK, result, start_run
 
-from engine.errors import RunFailed
 from lab.callbacks.base import Callback
+from samebits.errors import RunFailed
 
 RUN = (*QUICK, "trainer.max_steps=8", "trainer.save_every=2")
 

@@ -24,11 +24,6 @@ import lab.evaluation as evaluation
 import lab.logging as logging
 import lab.loop as loop
 import lab.owed as owed
-from engine.checkpoints import Optimizers
-from engine.device import Hardware
-from engine.device.threads import Threads
-from engine.errors import ConfigError, RunFailed
-from engine.world import Stopped, World
 from lab.average import evaluation_mode
 from lab.callbacks.base import Callback
 from lab.objective import LossModule
@@ -38,6 +33,11 @@ from lab.schedules.constant import Constant
 from lab.state import Every, Run, TrainState
 from lab.tasks.base import Task
 from lab.tasks.supervised import Supervised
+from samebits.checkpoints import Optimizers
+from samebits.device import Hardware
+from samebits.device.threads import Threads
+from samebits.errors import ConfigError, RunFailed
+from samebits.world import Stopped, World
 
 CPU = torch.device("cpu")
 ONE = World(0, 1, 0, CPU)

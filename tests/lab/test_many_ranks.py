@@ -10,7 +10,7 @@ from conftest import ROOT, start_run
 sys.path.append(str(ROOT / "benchmarks"))
 from scale_ranks import Message, listened
 
-from engine.parallel.balance import COLUMNS
+from samebits.parallel.balance import COLUMNS
 
 FEW, MANY = 8, 1024
 TABLE = 4 * COLUMNS  # bytes of a rank in the table of who waits for whom, which is summed at each log

@@ -16,13 +16,13 @@ from method import WAYS, scores, values
 from ranks import on_ranks
 from torch import Tensor
 
-from engine.errors import ConfigError
-from engine.world import World
 from lab.metrics.auroc import AUROC
 from lab.metrics.base import as_metric
 from lab.metrics.confusion import ConfusionMatrix, MacroF1, MeanIoU
 from lab.program import PROGRAM
-from multirun.search.objectives import choose
+from samebits.errors import ConfigError
+from samebits.sweeps.search.objectives import choose
+from samebits.world import World
 
 ONE = World(0, 1, 0, torch.device("cpu"))
 

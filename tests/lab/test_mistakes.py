@@ -23,13 +23,13 @@ import pytest
 from conftest import NEEDS_GPT, QUICK, ROOT, TRAIN, called, compose, importing, needs, processes_with, start_run
 
 import train
-from engine.config import constructing
-from engine.errors import ConfigError, RunFailed
-from engine.extras import missing
-from engine.schema import TYPED, WHICH_GPUS
 from lab.config import check
 from lab.options import TrainerConfig
 from lab.program import PROGRAM
+from samebits.config import constructing
+from samebits.errors import ConfigError, RunFailed
+from samebits.extras import missing
+from samebits.schema import TYPED, WHICH_GPUS
 
 Call = Callable[..., tuple[int, list[str]]]
 
@@ -611,6 +611,6 @@ def test_what_is_changed_for_hydra_does_not_reach_a_sweep(call: Call, monkeypatc
     def sweep(*rest: Any) -> None:
         seen.append((os.environ.get("HYDRA_FULL_ERROR"), argparse.ArgumentParser.parse_args.__module__))
 
-    monkeypatch.setattr("multirun.drive.sweep", sweep)
+    monkeypatch.setattr("samebits.sweeps.drive.sweep", sweep)
     assert call("-m", "seed=3,4") == (0, [])
     assert seen == [(None, "argparse")]

@@ -13,13 +13,13 @@ from conftest import compose
 from torch import Tensor
 
 import lab
-from engine.data import TrainPlan
-from engine.errors import ConfigError
 from lab.datasets.mixed import Mixed, in_shares
 from lab.datasets.shares import deal
 from lab.transforms.parts import PartTransforms
+from samebits.data import TrainPlan
+from samebits.errors import ConfigError
 
-SHUFFLED = {"_target_": "engine.data.order.shuffled", "_partial_": True}
+SHUFFLED = {"_target_": "samebits.data.order.shuffled", "_partial_": True}
 SIZES = {"a": 30, "b": 70, "c": 11}
 ALL = {"train": "all", "val": "all", "test": "all"}
 

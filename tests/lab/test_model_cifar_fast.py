@@ -14,10 +14,10 @@ import yaml
 from conftest import QUICK, ROOT, assert_equal, last_checkpoint, needs, result, start_run, values
 from torch import nn
 
-from engine.errors import ConfigError
 from lab.models.cifar_fast import CifarFast
 from lab.tasks.whitened import Whitened
 from lab.transforms.alternating_flip import AlternatingFlip
+from samebits.errors import ConfigError
 
 pytestmark = needs("conf/experiment/cifar10_fast.yaml")
 

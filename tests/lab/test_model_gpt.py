@@ -16,9 +16,9 @@ import warm
 from conftest import NEEDS_GPT, ROOT, assert_equal, compose, last_checkpoint, metrics, needs, result, start_run
 from torch.nn import functional as F
 
-from engine.data import Draws
-from engine.errors import ConfigError
 from lab.losses.next_token import NextToken, Unprojected, _InPieces
+from samebits.data import Draws
+from samebits.errors import ConfigError
 
 pytestmark = NEEDS_GPT
 MODEL = ("model=gpt", "model.width=16", "model.layers=1", "model.heads=2")

@@ -13,8 +13,8 @@ import pytest
 from conftest import last_checkpoint, needs, result, start_run
 from torch import nn
 
-from engine.errors import ConfigError
 from lab.models.vision import vision_model
+from samebits.errors import ConfigError
 
 pytestmark = needs("conf/model/vision.yaml", "conf/experiment/imagenet.yaml")
 

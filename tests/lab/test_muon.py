@@ -23,11 +23,11 @@ from optimizers import optimizer_of
 from torch import nn
 
 import lab.descend
-from engine.errors import ConfigError
 from lab.config import Config
 from lab.optim import Schedule
 from lab.optimizers import muon
 from lab.schedules.cosine import Cosine
+from samebits.errors import ConfigError
 
 pytestmark = needs("conf/optim/muon.yaml")
 

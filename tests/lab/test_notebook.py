@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 
 import lab
 import lab.loop
-from engine.errors import ConfigError
+from samebits.errors import ConfigError
 
 SHORT = ["logger=none", "hardware=cpu", "trainer.max_steps=6", "trainer.max_epochs=null", "trainer.eval_every=3"]
 NOTEBOOK = ROOT / "notebooks/tour.ipynb"

@@ -19,11 +19,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 import lab.optim
 import lab.schedules.cosine
 import lab.tasks.supervised
-from engine.checkpoints import Optimizers, load_checkpoint
-from engine.config import locate
-from engine.config.saved import updated
-from engine.errors import ConfigError
-from engine.private import lean_step
 from lab.config import Config
 from lab.make import make_optimizer
 from lab.optim import Schedule, check_optimizer, stretched, trainable
@@ -34,6 +29,11 @@ from lab.schedules.cosine import Cosine
 from lab.schedules.linear import Linear
 from lab.schedules.step import Step
 from lab.tasks.supervised import Supervised
+from samebits.checkpoints import Optimizers, load_checkpoint
+from samebits.config import locate
+from samebits.config.saved import updated
+from samebits.errors import ConfigError
+from samebits.private import lean_step
 
 
 def small() -> nn.Module:

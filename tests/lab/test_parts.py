@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.errors import ConfigError
 from lab.datasets.synthetic import Synthetic
 from lab.losses.cross_entropy import CrossEntropy
 from lab.losses.squared_error import SquaredError
@@ -25,6 +24,7 @@ from lab.metrics.absolute_error import AbsoluteError
 from lab.metrics.accuracy import Accuracy
 from lab.models.mlp import MLP
 from lab.models.resnet import ResNet
+from samebits.errors import ConfigError
 
 DIGITS = ROOT / "data" / "digits.h5"
 C = 7

@@ -13,9 +13,9 @@ from conftest import QUICK, compose, last_checkpoint, needs, start_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import ConfigError
 from lab.optim import Schedule
 from lab.schedules.plateau import Plateau
+from samebits.errors import ConfigError
 
 pytestmark = needs("conf/optim/schedule/plateau.yaml")
 # no score is better than the first by so much: the rate falls at the second and the third evaluation

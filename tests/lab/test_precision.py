@@ -10,9 +10,9 @@ import torch
 from conftest import NEEDS_GPT, QUICK, compose, last_checkpoint, metrics, slow, start_run
 from torch import nn
 
-from engine.device import WithBf16Weights
-from engine.errors import ConfigError
-from engine.parallel import checkpoint_activations, find_blocks
+from samebits.device import WithBf16Weights
+from samebits.errors import ConfigError
+from samebits.parallel import checkpoint_activations, find_blocks
 
 BF16 = "hardware.precision=bf16-weights"
 SHORT = (*QUICK, "trainer.max_steps=40", "trainer.log_every=1", "trainer.eval_every=20", "trainer.global_batch_size=60")
@@ -119,7 +119,7 @@ def test_the_order_of_attention_kernels(order: list[str]) -> None:
     """All stay allowed, the first ones named go first, and it is torch's own again after that. A CPU has its own."""
     from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
 
-    from engine.device.hardware import prefer_attention
+    from samebits.device.hardware import prefer_attention
 
     def now() -> list[Any]:
         return _cur_sdpa_kernel_backends(with_priority=True)

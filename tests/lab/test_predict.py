@@ -13,12 +13,12 @@ import pytest
 import torch
 from conftest import ROOT, called, limit, processes_with, start_run, wait_for
 
-from engine.config import construct
 from lab import load_run
 from lab.config import Config
 from lab.loaders import make_dataset
 from lab.program import PROGRAM
 from lab.transforms.fields import compose as transformed
+from samebits.config import construct
 
 QUICK = ("logger=none", "hardware=cpu", "trainer.max_steps=8", "trainer.max_epochs=null", "trainer.eval_every=4")
 

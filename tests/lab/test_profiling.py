@@ -27,11 +27,6 @@ from torch import Tensor, nn
 
 import lab.run
 import lab.tasks.supervised
-from engine.device import Hardware
-from engine.device.threads import Threads
-from engine.errors import RunFailed
-from engine.loggers import Logger
-from engine.profiling import memory, trace
 from lab import profiling
 from lab.callbacks.base import Callback
 from lab.config import Config
@@ -39,6 +34,11 @@ from lab.make import make_task
 from lab.network import make_model
 from lab.profiling import flop_per_sample, work_of
 from lab.tasks.supervised import Supervised
+from samebits.device import Hardware
+from samebits.device.threads import Threads
+from samebits.errors import RunFailed
+from samebits.loggers import Logger
+from samebits.profiling import memory, trace
 
 SHORT = (*QUICK, "trainer.max_steps=24", "trainer.eval_every=12", "trainer.log_every=4", "trainer.save_every=12")
 
@@ -90,7 +90,7 @@ def test_the_parts_of_the_loop_add_up_to_its_time(tmp_path: Path, use: Callable[
 
 @pytest.mark.slow
 def test_slow_data_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.data.loading.resident import Resident
+    from samebits.data.loading.resident import Resident
 
     stream = Resident.stream
 

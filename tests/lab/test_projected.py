@@ -14,9 +14,9 @@ from conftest import last_checkpoint, needs, slow, start_run
 from torch import Tensor, nn
 
 import lab.tasks.supervised
-from engine.checkpoints import load_checkpoint
 from lab import load_run
 from lab.tasks.supervised import Supervised
+from samebits.checkpoints import load_checkpoint
 
 
 class Pruned(Supervised):

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.errors import ConfigError, RunFailed
 from lab.tasks.supervised import Supervised
+from samebits.errors import ConfigError, RunFailed
 
 SMALL = (*method.SMALL, "model.hidden=[16]")
 

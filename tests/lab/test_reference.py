@@ -13,11 +13,11 @@ from conftest import QUICK, ROOT, compose, last_checkpoint, metrics, result, sta
 from torch import nn
 from torch.nn import functional as F
 
-from engine.data.permutation import Permutation
-from engine.device import seed_everything
 from lab.config import Config
 from lab.network import make_model
 from lab.restore import score_checkpoint
+from samebits.data.permutation import Permutation
+from samebits.device import seed_everything
 
 STEPS, BATCH, LOG, EVAL, WARMUP = 45, 33, 10, 15, 0.2  # 45 x 33 samples cross the end of an epoch of 1,297
 COMMON = (

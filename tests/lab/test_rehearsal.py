@@ -13,7 +13,7 @@ from conftest import QUICK, assert_equal, go_on, last_checkpoint, start_run, val
 
 import lab.rehearsal
 import lab.run
-from engine.errors import ConfigError, RunFailed
+from samebits.errors import ConfigError, RunFailed
 
 OWN = """
 import random

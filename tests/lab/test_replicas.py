@@ -21,9 +21,6 @@ import lab.objective
 import lab.optimizers.base
 import lab.schedules.constant
 import lab.tasks.supervised
-from engine.checkpoints import Optimizers
-from engine.errors import RunFailed
-from engine.parallel import checksum, local_parts, replicas
 from lab.loop import may_draw
 from lab.optim import Schedule
 from lab.restore import score_checkpoint
@@ -31,6 +28,9 @@ from lab.schedules.constant import Constant
 from lab.state import TrainState, on_all_ranks
 from lab.tasks.base import Batch, Descend, Task
 from lab.tasks.supervised import Supervised
+from samebits.checkpoints import Optimizers
+from samebits.errors import RunFailed
+from samebits.parallel import checksum, local_parts, replicas
 
 
 class Noisy(torch.optim.AdamW):

@@ -19,10 +19,10 @@ from conftest import QUICK, last_checkpoint, start_run
 from omegaconf import OmegaConf
 from sweeps import call
 
-from engine.errors import ConfigError
-from engine.runs import choose_run
 from lab.optim import check_optimizer
 from lab.program import PROGRAM
+from samebits.errors import ConfigError
+from samebits.runs import choose_run
 
 RUN = (*QUICK, "trainer.max_steps=8", "trainer.eval_every=2", "trainer.save_every=4", "trainer.log_every=1")
 

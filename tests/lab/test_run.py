@@ -35,11 +35,11 @@ from conftest import (
 from omegaconf import OmegaConf
 from torch import Tensor
 
-import engine
 import lab.loop
 import lab.objective
-from engine.errors import ConfigError, RunFailed
+import samebits
 from lab import load_run
+from samebits.errors import ConfigError, RunFailed
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 SHORT = (*QUICK, "trainer.max_steps=4")
@@ -63,7 +63,7 @@ def test_a_run_is_one_directory(train_command: Command, tmp_path: Path) -> None:
     assert "${" not in (tmp_path / "runs/a/config.yaml").read_text().replace("${root:}/", "")
     environment = json.loads((tmp_path / "runs/a/environment.json").read_text())
     assert environment["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
-    assert environment["packages"]["engine"] == engine.__version__
+    assert environment["packages"]["samebits"] == samebits.__version__
     again = train_command(*SHORT, "hydra.run.dir=runs/a", code=2)
     assert again.stderr.startswith("error: hydra.run.dir=") and "resume=auto" in again.stderr  # noqa: PT018
     assert again.stderr.count("\n") == 1
@@ -221,7 +221,7 @@ def test_a_best_checkpoint_that_has_gone_is_forgotten(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.checkpoints import checkpoint
+    from samebits.checkpoints import checkpoint
 
     original = torch.save
 
@@ -240,7 +240,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pyt
 
 
 def test_two_processes_never_share_a_directory(tmp_path: Path) -> None:
-    from engine.runs import claimed
+    from samebits.runs import claimed
 
     with claimed(tmp_path / "run"), pytest.raises(ConfigError, match="another process is running there"):
         start_run(tmp_path / "run", *SHORT)

@@ -10,14 +10,18 @@ from conftest import assert_equal, compose, last_checkpoint, metrics, start_run
 from method import SMALL
 from omegaconf import OmegaConf
 
-from engine.config import complete, read_config
-from engine.errors import ConfigError
-from engine.runs import choose_run
 from lab.config import Config, check
 from lab.program import PROGRAM
+from samebits.config import complete, read_config
+from samebits.errors import ConfigError
+from samebits.runs import choose_run
 
 FLIP = "+data.transforms.flip={_target_:lab.transforms.fields.RandomFlip,field:x,dim:-1"
-WINDOWS = ("data.order._target_=engine.data.windows.chunk_windows", "+data.order.window=4", "+data.order.chunk_rows=3")
+WINDOWS = (
+    "data.order._target_=samebits.data.windows.chunk_windows",
+    "+data.order.window=4",
+    "+data.order.chunk_rows=3",
+)
 SIZE = "+data.order.batch_size"
 RUN = (*SMALL, "data=synthetic", "data.shape=[1,6,6]", "data.size=48", "data.num_classes=3", "model.hidden=[8]",
        "seed=3", "trainer.global_batch_size=6", "trainer.max_steps=4")  # fmt: skip

@@ -12,10 +12,10 @@ import pytest
 from conftest import QUICK, result, start_run
 from sweeps import call
 
-import engine.loggers.logger
-from engine.files import read_json, write_json
+import samebits.loggers.logger
 from lab.header import node_text
 from lab.metrics.accuracy import Accuracy
+from samebits.files import read_json, write_json
 
 RUN = (*QUICK, "trainer.max_steps=8", "trainer.eval_every=2", "trainer.save_every=4", "trainer.log_every=4")
 
@@ -72,7 +72,7 @@ def test_a_line_now_and_then_says_how_far_a_run_is_that_has_no_terminal(
 ) -> None:
     start_run(tmp_path / "one", *RUN)
     assert "s each" not in capfd.readouterr().err  # of a short run nothing
-    monkeypatch.setattr(engine.loggers.logger, "PROGRESS_S", 0.0)
+    monkeypatch.setattr(samebits.loggers.logger, "PROGRESS_S", 0.0)
     start_run(tmp_path / "two", *RUN)
     shown = capfd.readouterr().err
     assert re.search(r"\nstep 1 of 8, \d\S* s each\n", shown)

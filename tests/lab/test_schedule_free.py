@@ -10,8 +10,8 @@ import torch
 from conftest import assert_equal, compose, last_checkpoint, needs, start_run
 from optimizers import gradients, optimizer_of, small
 
-from engine.errors import ConfigError
 from lab import build, load_run
+from samebits.errors import ConfigError
 
 pytestmark = needs("conf/optim/schedule_free.yaml")
 INNER = ("optim=schedule_free", "optim.beta=0.8", "optim.weight_decay=0")

@@ -66,7 +66,7 @@ MISTAKES = {
         { _target_: lab.models.mlp.MLP, dropout: 1.5 }""",
     "data": """
         { _target_: lab.datasets.h5.Dataset, pth: x.h5 }
-        order: { _target_: engine.data.order.first, _partial_: true, cout: 64 }
+        order: { _target_: samebits.data.order.first, _partial_: true, cout: 64 }
         transforms: { flip: { _target_: lab.transforms.fields.RandomFlip, dim: x } }
         transforms: { flip: { _target_: lab.transforms.fields.RandomFilp } }""",
     "optim": """
@@ -84,7 +84,7 @@ MISTAKES = {
         _target_: lab.schedules.cosine.Cosin
         { _target_: lab.schedules.cosine.Cosine, warmup: 5 }""",
     "hydra.launcher": """
-        { _target_: hydra_plugins.engine_sweep.PoolLauncher, jobs: 2 }""",
+        { _target_: hydra_plugins.samebits_sweep.PoolLauncher, jobs: 2 }""",
     "experiment": """
         modle: {}
         defaults: [override /modle: resnet]

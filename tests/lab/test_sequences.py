@@ -10,9 +10,9 @@ import pytest
 import torch
 from conftest import QUICK, needs, result, start_run
 
-from engine.errors import ConfigError
 from lab.datasets.tokens import NextToken, PaddedNextToken
 from lab.losses.next_token import NextToken as Loss
+from samebits.errors import ConfigError
 
 GPT = pytest.importorskip("lab.models.gpt").GPT
 NUMBERS = torch.arange(3)

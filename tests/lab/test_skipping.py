@@ -17,11 +17,11 @@ from method import SMALL, WAYS, Killed, Promises, assert_undisturbed, broken_off
 import lab.descend
 import lab.loop
 import lab.losses.cross_entropy
-from engine.checkpoints import save_checkpoint
-from engine.device import takes_found_inf, unless
-from engine.errors import RunFailed
 from lab.tasks.base import Task
 from lab.tasks.supervised import Supervised
+from samebits.checkpoints import save_checkpoint
+from samebits.device import takes_found_inf, unless
+from samebits.errors import RunFailed
 
 MODES = {"fp32": (), "skip": ("trainer.non_finite=skip",),
          "fp16, skip": ("hardware.precision=fp16", "trainer.non_finite=skip")}  # fmt: skip

@@ -12,7 +12,7 @@ from conftest import needs, start_run
 from optimizers import assert_moves_as, optimizer_of, small
 from torch import Tensor
 
-from engine.errors import ConfigError, RunFailed
+from samebits.errors import ConfigError, RunFailed
 
 pytestmark = needs("conf/optim/soap.yaml")
 

@@ -15,12 +15,12 @@ from conftest import NEEDS_GPT, QUICK, compose, last_checkpoint, result, start_r
 from method import SMALL, assert_undisturbed, broken_off, go_on, scores
 from omegaconf import OmegaConf
 
-from engine.errors import ConfigError
 from lab.program import PROGRAM
 from lab.restore import score_checkpoint
-from multirun.report.curves import keys_of
-from multirun.search.methods import Methods
-from multirun.search.objectives import Objective, choose
+from samebits.errors import ConfigError
+from samebits.sweeps.report.curves import keys_of
+from samebits.sweeps.search.methods import Methods
+from samebits.sweeps.search.objectives import Objective, choose
 
 HARD = ("+data.splits.val_hard={group: test, rows: [0,0.4]}", "+data.splits.test_more.group=val")
 RUN = (*QUICK, *HARD, "trainer.max_steps=12", "trainer.eval_every=3", "trainer.save_every=4")

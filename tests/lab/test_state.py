@@ -10,12 +10,12 @@ import pytest
 import torch
 from conftest import QUICK, assert_equal, compose, old_rng_state
 
-from engine.device import resolve_hardware, seed_everything
-from engine.world import World
 from lab.config import Config
 from lab.make import make_state, make_task
 from lab.network import make_model
 from lab.state import TrainState, averaged
+from samebits.device import resolve_hardware, seed_everything
+from samebits.world import World
 
 CPU = torch.device("cpu")
 VALUES = {

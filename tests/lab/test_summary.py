@@ -11,8 +11,8 @@ import torch
 from conftest import QUICK, assert_equal, last_checkpoint, metrics, needs, slow, start_run
 from torch import Tensor, nn
 
-from engine.errors import ConfigError
-from engine.profiling import summarize, summary_table
+from samebits.errors import ConfigError
+from samebits.profiling import summarize, summary_table
 
 pytestmark = needs("conf/callback/summary.yaml")
 SHORT = (*QUICK, "trainer.max_steps=3", "trainer.log_every=1", "trainer.global_batch_size=12", "model.dropout=0.3")

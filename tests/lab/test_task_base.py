@@ -11,10 +11,10 @@ from method import SMALL
 from torch import nn
 
 import lab.tasks.supervised
-from engine.errors import ConfigError
 from lab import build
 from lab.restore import restore, score_checkpoint
 from lab.tasks.supervised import Supervised
+from samebits.errors import ConfigError
 
 
 class Bank(Supervised):

@@ -15,15 +15,15 @@ from ranks import on_ranks
 from torch import nn
 from torch.nn import functional as F
 
-import engine.device.hardware
-import engine.parallel.ddp
-from engine.checkpoints import load_checkpoint
-from engine.errors import ConfigError, RunFailed
-from engine.host import in_a_child
-from engine.world import World, gather_rows
+import samebits.device.hardware
+import samebits.parallel.ddp
 from lab import tune
 from lab.restore import score_checkpoint
 from lab.tasks.contrastive import Contrastive
+from samebits.checkpoints import load_checkpoint
+from samebits.errors import ConfigError, RunFailed
+from samebits.host import in_a_child
+from samebits.world import World, gather_rows
 
 RUN = (
     "task=contrastive", "model.num_outputs=32", "model.hidden=[32]", "task.projector.hidden=[32]",
@@ -83,7 +83,7 @@ def test_two_ranks_are_tried_and_counted_with_the_whole_batch(tmp_path: Path, mo
     assert counted[0] == pytest.approx(counted[1])
 
 
-# ---- engine.world.gather_rows
+# ---- samebits.world.gather_rows
 
 
 def test_gathered_rows_have_gradients(tmp_path: Path) -> None:
@@ -124,8 +124,8 @@ def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         (("trainer=dp", "hardware.device=auto"), "trainer=dp: Contrastive compares the samples of a whole batch"),
     ):
         if "trainer=dp" in overrides:  # of devices that are the CPU
-            monkeypatch.setattr(engine.device.hardware, "choose_device", lambda hardware: "cpu")
-            for module in (engine.parallel.ddp, engine.device.hardware):
+            monkeypatch.setattr(samebits.device.hardware, "choose_device", lambda hardware: "cpu")
+            for module in (samebits.parallel.ddp, samebits.device.hardware):
                 monkeypatch.setattr(module, "gpus", lambda: [torch.device("cpu")] * 2)
         with pytest.raises(ConfigError, match=re.escape(line)):
             start_run(tmp_path / "run", *method.SMALL, *RUN, *overrides)

@@ -11,10 +11,10 @@ import torch
 from conftest import needs, start_run
 from torch import Tensor, nn
 
-from engine.errors import ConfigError
 from lab import load_run
 from lab.tasks.base import TaskRun
 from lab.tasks.ddpm import DDPM, noise_added
+from samebits.errors import ConfigError
 
 pytestmark = needs("data/digits.h5")
 RUN = ("task=ddpm", "model.input_shape=[11,8,8]", "model.num_outputs=64", "model.hidden=[256]", "task.steps=20",

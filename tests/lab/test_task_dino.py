@@ -14,9 +14,9 @@ from conftest import compose, last_checkpoint, needs, start_run
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.errors import ConfigError
 from lab import build
 from lab.tasks.dino import DINO, Head
+from samebits.errors import ConfigError
 
 pytestmark = needs("data/digits.h5")
 RUN = ("task=dino", "model.num_outputs=16", "model.hidden=[32]", "task.head.hidden=32", "task.head.size=64",

@@ -11,8 +11,8 @@ import torch
 from conftest import last_checkpoint, needs, raise_at_step, start_run
 from torch.nn import functional as F
 
-from engine.errors import ConfigError, RunFailed
 from lab.restore import restore, score_checkpoint
+from samebits.errors import ConfigError, RunFailed
 
 TRAINED = ("model.hidden=[24]", "optim.lr=3e-2", "trainer.max_steps=50", "trainer.eval_every=null")
 pytestmark = needs("data/digits.h5")

@@ -15,11 +15,11 @@ import torch
 from conftest import assert_equal, compose, last_checkpoint, start_run
 from torch import Tensor, nn
 
-from engine.errors import ConfigError
 from lab import build
 from lab.models.gpt import GPT
 from lab.models.lora import with_adapters
 from lab.restore import restore
+from samebits.errors import ConfigError
 
 SIZES = {"width": 16, "heads": 2, "layers": 1}
 NAMES = ("chosen", "chosen_mask", "rejected", "rejected_mask")

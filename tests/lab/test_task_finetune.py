@@ -11,13 +11,13 @@ import torch
 from conftest import QUICK, assert_equal, compose, last_checkpoint, needs, result, start_run
 from torch import nn
 
-from engine.checkpoints import find_checkpoint, weights_of
-from engine.errors import ConfigError, Damaged
 from lab.config import Config
 from lab.losses.cross_entropy import CrossEntropy
 from lab.network import export, make_model
 from lab.restore import score_checkpoint
 from lab.tasks.finetune import Finetune
+from samebits.checkpoints import find_checkpoint, weights_of
+from samebits.errors import ConfigError, Damaged
 
 pytestmark = needs("conf/task/finetune.yaml", "src/lab/tasks/finetune.py")
 NET = (*(o for o in QUICK if not o.startswith("model.")), "model=resnet", "model.width=4", "model.blocks=[1,1]")

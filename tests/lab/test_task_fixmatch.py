@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from engine.errors import ConfigError
 from lab.tasks.fixmatch import FixMatch
+from samebits.errors import ConfigError
 
 
 class TestFixMatch(method.Shipped):

@@ -12,8 +12,8 @@ import pytest
 import torch
 from conftest import assert_equal, last_checkpoint, metrics, needs, start_run
 
-from engine.checkpoints import load_checkpoint
-from engine.errors import ConfigError
+from samebits.checkpoints import load_checkpoint
+from samebits.errors import ConfigError
 
 # eps: the gradient of the critic's last bias is zero but for rounding, by which Adam would divide
 RUN = (

@@ -11,7 +11,7 @@ import torch
 from conftest import metrics, needs, start_run
 from torch.nn import functional as F
 
-from engine.errors import ConfigError
+from samebits.errors import ConfigError
 
 pytestmark = needs("data/digits.h5")
 RUN = ("task=lbfgs", "optim=lbfgs", "model.hidden=[32]", "trainer.clip_norm=null")

@@ -12,8 +12,8 @@ from conftest import last_checkpoint, metrics, needs, start_run
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.errors import ConfigError
 from lab.tasks.pcgrad import Grouped, PCGrad, without_conflicts
+from samebits.errors import ConfigError
 
 pytestmark = needs("data/digits.h5")
 RUN = ("task=pcgrad", "model.hidden=[32]", "optim.lr=3e-3")

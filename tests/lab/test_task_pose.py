@@ -13,8 +13,8 @@ import yaml
 from conftest import ROOT, start_run
 from torch import Tensor, nn
 
-from engine.errors import ConfigError
 from lab.tasks.pose import Pose, reprojection
+from samebits.errors import ConfigError
 
 BONES = yaml.safe_load((ROOT / "conf/task/pose.yaml").read_text())["bones"]
 FACTORS = {"position": 1.0, "bones": 0.5, "reprojection": 0.1}

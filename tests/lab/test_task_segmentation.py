@@ -12,10 +12,10 @@ import torch
 from conftest import needs, start_run
 from torch.nn import functional as F
 
-from engine.errors import ConfigError
 from lab.losses.pixel_cross_entropy import PixelCrossEntropy
 from lab.models.unet import UNet
 from lab.transforms.label_map import LabelMap
+from samebits.errors import ConfigError
 
 pytestmark = needs("data/digits.h5", "conf/experiment/segmentation.yaml")
 RUN = ("experiment=segmentation", "trainer.max_eval_batches=2", "model.levels=2", "model.width=8")

@@ -16,7 +16,7 @@ from conftest import assert_equal, last_checkpoint, needs, raise_at_step, start_
 from omegaconf import OmegaConf
 from torch.nn import functional as F
 
-from engine.errors import ConfigError, RunFailed
+from samebits.errors import ConfigError, RunFailed
 
 pytestmark = needs("conf/experiment/streaming.yaml", "conf/data/tokens.yaml")
 WINDOW, LANES, LENGTH = 8, 12, 7  # a lane's rows: a run of 12 steps wraps
@@ -173,7 +173,7 @@ def test_a_lane_that_is_not_finite_begins_anew() -> None:
 @pytest.mark.slow
 def test_what_does_not_fit_is_one_line(tmp_path: Path, path: Path) -> None:
     for override, line in (
-        ("data.order._target_=engine.data.order.overfit +data.order.count=24 ~data.order.lanes", "has no lanes"),
+        ("data.order._target_=samebits.data.order.overfit +data.order.count=24 ~data.order.lanes", "has no lanes"),
         ("task.lanes=6", r"task\.lanes=6: must be trainer\.global_batch_size=12"),
         ("data.stride=1", r"data\.stride: lanes need rows that continue each other"),
         ("data.order.lanes=6", r"data\.order\.lanes=6: .*trainer\.global_batch_size=12"),

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, update_bn
 
-from engine.errors import ConfigError
 from lab import load_run
 from lab.network import export
 from lab.restore import score_checkpoint
 from lab.state import averaged
+from samebits.errors import ConfigError
 
 pytestmark = needs("data/digits.h5")
 RESNET = ("task=swa", "model=resnet", "model.width=4", "model.blocks=[1]", "task.statistics=1000",

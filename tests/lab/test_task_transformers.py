@@ -15,7 +15,7 @@ import pytest
 import torch
 from conftest import ROOT, called, compose, importing, last_checkpoint, needs, start_run
 
-from engine.errors import ConfigError
+from samebits.errors import ConfigError
 
 pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")

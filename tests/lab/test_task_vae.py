@@ -12,8 +12,8 @@ from conftest import needs, result, start_run
 from torch import nn
 from torch.nn import functional as F
 
-from engine.errors import ConfigError
 from lab.tasks.vae import VAE, divergence
+from samebits.errors import ConfigError
 
 pytestmark = needs("data/digits.h5", "conf/model/autoencoder.yaml")
 RUN = ("task=vae", "model=autoencoder", "model.modules.encoder.hidden=[64]", "model.modules.decoder.hidden=[64]",

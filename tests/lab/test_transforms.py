@@ -9,8 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.data import Draws
-from engine.errors import ConfigError
 from lab.transforms.fields import (
     Cast,
     ChannelsFirst,
@@ -23,6 +21,8 @@ from lab.transforms.fields import (
     compose,
 )
 from lab.transforms.mixup import Mixup
+from samebits.data import Draws
+from samebits.errors import ConfigError
 
 RANDOM: dict[str, Callable[[int], object]] = {
     "flip": lambda seed: RandomFlip("x", -1, seed),

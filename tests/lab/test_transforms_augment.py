@@ -12,9 +12,9 @@ from test_transforms import batch_of
 from test_transforms import test_bitwise_the_same_for_any_split as check_bits
 from torch import Tensor
 
-import engine.device.dynamo as dynamo
-from engine.errors import ConfigError
+import samebits.device.dynamo as dynamo
 from lab.transforms.augment import BY_LEVEL, KINDS, SIGNED, TrivialAugment
+from samebits.errors import ConfigError
 
 SHARED = {"brightness": "Brightness", "color": "Color", "contrast": "Contrast", "sharpness": "Sharpness"}
 

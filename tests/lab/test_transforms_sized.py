@@ -14,10 +14,10 @@ from test_transforms import test_bitwise_the_same_for_any_split as check_bits
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.errors import ConfigError
 from lab.transforms.color import ColorJitter
 from lab.transforms.fields import RandomCrop
 from lab.transforms.sized import CenterCrop, RandomResizedCrop, Resize
+from samebits.errors import ConfigError
 
 LIKE_INCEPTION = ([0.08, 1.0], [3 / 4, 4 / 3])
 

@@ -10,9 +10,9 @@ from conftest import QUICK, compose
 from omegaconf import DictConfig, OmegaConf
 
 import lab.trial
-from engine.config import flat
-from engine.schema import plain
 from lab.trial import shape_of, try_out
+from samebits.config import flat
+from samebits.schema import plain
 
 # what may differ between jobs that are timed once
 SAME = {

@@ -18,13 +18,13 @@ from conftest import QUICK, ROOT, called, compose, limit, metrics, result, start
 from omegaconf import OmegaConf
 
 import lab.descend
-from engine.errors import ConfigError
-from engine.host import cores, in_a_child
-from engine.profiling import memory
 from lab import tune
 from lab.config import Config
 from lab.experiment import Experiment
 from lab.state import TrainState
+from samebits.errors import ConfigError
+from samebits.host import cores, in_a_child
+from samebits.profiling import memory
 
 TUNE = [sys.executable, str(ROOT / "src/tune.py")]
 MB = 1_000_000

@@ -15,11 +15,11 @@ from conftest import QUICK, assert_equal, compose, import_once, metrics, result,
 from writes import Attempt, attempt
 
 import lab.loop
-from engine.checkpoints import load_checkpoint
-from engine.errors import PREEMPTED
-from engine.runs import choose_run, directory
 from lab.callbacks.base import Callback
 from lab.program import PROGRAM, start
+from samebits.checkpoints import load_checkpoint
+from samebits.errors import PREEMPTED
+from samebits.runs import choose_run, directory
 
 RUN = (
     *QUICK, "trainer.max_steps=12", "trainer.log_every=2", "trainer.eval_every=4", "trainer.save_every=3",

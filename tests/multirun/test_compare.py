@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from test_report import made
 
-from multirun.report.analyse import best_group, groups
-from multirun.report.compare import Comparison, comparisons
-from multirun.report.facts import facts
-from multirun.report.page import data
-from multirun.report.read import Study
-from multirun.report.sheet import latex_table, tex
-from multirun.report.text import markdown
+from samebits.sweeps.report.analyse import best_group, groups
+from samebits.sweeps.report.compare import Comparison, comparisons
+from samebits.sweeps.report.facts import facts
+from samebits.sweeps.report.page import data
+from samebits.sweeps.report.read import Study
+from samebits.sweeps.report.sheet import latex_table, tex
+from samebits.sweeps.report.text import markdown
 
 
 def two(a: list[float], b: list[float], shared: bool = True) -> Study:

@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf, open_dict
 
-from engine.config import resolved
-from engine.config.compose import initialize, register_resolver, register_resolvers
-from engine.runs.directory import to_yaml
-from engine.schema import plain
 from lab.program import PROGRAM
-from multirun.plan import Composer
+from samebits.config import resolved
+from samebits.config.compose import initialize, register_resolver, register_resolvers
+from samebits.runs.directory import to_yaml
+from samebits.schema import plain
+from samebits.sweeps.plan import Composer
 
 CONF = {
     "train": """

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from conftest import sample_of
 
-from multirun.report.inference import Difference, against_best, t_quantile, t_tail
-from multirun.report.maxt import Table, studentize
+from samebits.sweeps.report.inference import Difference, against_best, t_quantile, t_tail
+from samebits.sweeps.report.maxt import Table, studentize
 
 # 97.5 % quantiles of Student's t (any textbook's table)
 T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 11: 2.201, 30: 2.042, 100: 1.984}

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from conftest import ROOT, in_a_terminal, limit, wait_for
 from hydra.plugins.launcher import Launcher
+from hydra_plugins.samebits_ray import RayLauncher
+from hydra_plugins.samebits_slurm import SlurmLauncher
+from hydra_plugins.samebits_sweep import PoolLauncher
 
-from engine.errors import ConfigError
-from hydra_plugins.engine_ray import RayLauncher
-from hydra_plugins.engine_slurm import SlurmLauncher
-from hydra_plugins.engine_sweep import PoolLauncher
-from multirun.launching import Launch
+from samebits.errors import ConfigError
+from samebits.sweeps.launching import Launch
 
 
 class Kept(Launch):

@@ -11,11 +11,11 @@ import pytest
 from omegaconf import OmegaConf
 from writes import attempt
 
-from engine.errors import ConfigError
-from engine.runs import directory
 from lab.program import PROGRAM
-from multirun.identity import digest, values_of
-from multirun.ledger import Job, Ledger, NewJob, differing, is_due
+from samebits.errors import ConfigError
+from samebits.runs import directory
+from samebits.sweeps.identity import digest, values_of
+from samebits.sweeps.ledger import Job, Ledger, NewJob, differing, is_due
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,10 @@ from conftest import QUICK, ROOT, result
 from fork import copy_of_the_project, run_undrawn
 
 from lab.program import PROGRAM
-from multirun.report import Objective, groups
-from multirun.report.analyse import difference
-from multirun.report.read import Job, Study, differing
-from multirun.report.study import read_study, same_data
+from samebits.sweeps.report import Objective, groups
+from samebits.sweeps.report.analyse import difference
+from samebits.sweeps.report.read import Job, Study, differing
+from samebits.sweeps.report.study import read_study, same_data
 
 LOSS = Objective("val/loss", "min")
 SWEEP = ("-m", *QUICK, "trainer.max_steps=4", "trainer.log_every=2", "optim=sgd", "hydra.sweep.dir=outputs/lr")

@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 from conftest import QUICK, start_run, status
 
-from engine.errors import ConfigError
-from engine.runs import write_status
 from lab.program import PROGRAM
-from multirun.options import SearchConfig
+from samebits.errors import ConfigError
+from samebits.runs import write_status
+from samebits.sweeps.options import SearchConfig
 
 optuna = pytest.importorskip("optuna", reason="needs the extra optuna")
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution  # noqa: E402
 
-from multirun.search.methods import Methods  # noqa: E402
-from multirun.search.objectives import Objective, choose, read  # noqa: E402
-from multirun.search.space import parse  # noqa: E402
-from multirun.search.storage import open_study  # noqa: E402
-from multirun.search.study import Search  # noqa: E402
+from samebits.sweeps.search.methods import Methods  # noqa: E402
+from samebits.sweeps.search.objectives import Objective, choose, read  # noqa: E402
+from samebits.sweeps.search.space import parse  # noqa: E402
+from samebits.sweeps.search.storage import open_study  # noqa: E402
+from samebits.sweeps.search.study import Search  # noqa: E402
 
 LOSS = [Objective("val/loss", "min")]
 

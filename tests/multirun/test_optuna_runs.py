@@ -15,8 +15,8 @@ import warm
 from conftest import QUICK, TRAIN, called, limit, processes_with, result, slow, status, wait_for
 from sweeps import book, call, ended_at, environment, faulty_command, job_dirs, results, states
 
-from engine.extras import missing
-from engine.runs import checkpoint_files
+from samebits.extras import missing
+from samebits.runs import checkpoint_files
 
 optuna = pytest.importorskip("optuna", reason="needs the extra optuna")
 

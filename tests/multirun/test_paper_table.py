@@ -20,13 +20,13 @@ import numpy as np
 import pytest
 from conftest import ROOT, called
 
-from engine.errors import ConfigError
-from multirun.report import write_study
-from multirun.report.against import lines
-from multirun.report.read import Job, Objective, Study
-from multirun.report.sheet import latex_table, page_table, rounded
-from multirun.report.table import Ask, Table, table
-from multirun.report.table_text import paper_csv, paper_markdown, paper_sheet
+from samebits.errors import ConfigError
+from samebits.sweeps.report import write_study
+from samebits.sweeps.report.against import lines
+from samebits.sweeps.report.read import Job, Objective, Study
+from samebits.sweeps.report.sheet import latex_table, page_table, rounded
+from samebits.sweeps.report.table import Ask, Table, table
+from samebits.sweeps.report.table_text import paper_csv, paper_markdown, paper_sheet
 
 VAL = Objective("val/accuracy", "max")
 ASK = Ask(["model"], ["test/accuracy", "test/loss"])
@@ -273,7 +273,7 @@ def test_curves_stand_where_their_samples_hours_and_flop_are() -> None:
 @pytest.mark.slow
 def test_figures_have_the_asked_width_and_embedded_truetype(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from multirun.report.figures import draw_paper
+    from samebits.sweeps.report.figures import draw_paper
 
     given = small({"a": [0.8, 0.9, 0.7], "b": [0.5, 0.6, 0.7]})
     jobs = tuple(replace(j, curves={"val/accuracy": [(1, 0.5), (2, 0.6)]}) for j in given.jobs)

@@ -23,20 +23,20 @@ import pytest
 import yaml
 from conftest import QUICK, ROOT, TRAIN, called, compose, result
 
-from engine.errors import ConfigError
-from engine.extras import missing
-from engine.runs.directory import claimed, write_json
 from lab.program import PROGRAM
-from multirun.report import Objective, best_group, groups, read_study, save_best, write, write_study
-from multirun.report.axes import axis
-from multirun.report.best import override_list
-from multirun.report.curves import band
-from multirun.report.facts import COMPARED, facts
-from multirun.report.importance import importance
-from multirun.report.page import data, page
-from multirun.report.read import Job, Study
-from multirun.report.table import Ask
-from multirun.report.text import markdown
+from samebits.errors import ConfigError
+from samebits.extras import missing
+from samebits.runs.directory import claimed, write_json
+from samebits.sweeps.report import Objective, best_group, groups, read_study, save_best, write, write_study
+from samebits.sweeps.report.axes import axis
+from samebits.sweeps.report.best import override_list
+from samebits.sweeps.report.curves import band
+from samebits.sweeps.report.facts import COMPARED, facts
+from samebits.sweeps.report.importance import importance
+from samebits.sweeps.report.page import data, page
+from samebits.sweeps.report.read import Job, Study
+from samebits.sweeps.report.table import Ask
+from samebits.sweeps.report.text import markdown
 
 REPORT = [sys.executable, str(ROOT / "src" / "report.py")]
 LOSS = Objective("val/loss", "min")
@@ -314,7 +314,7 @@ def test_a_line_is_drawn_for_each_of_few_jobs(scores: list[float | None]) -> Non
     pytest.importorskip("matplotlib", reason="extra `report`")
     from matplotlib.collections import LineCollection
 
-    from multirun.report.parallel import parallel
+    from samebits.sweeps.report.parallel import parallel
 
     columns = {"width": [16, 32, 64], "depth": [1, 2, 3]}
     figure = parallel(made("few", columns, scores))
@@ -545,7 +545,7 @@ def test_the_page_of_a_search_has_its_history_and_a_contour_of_two_keys(tmp_path
     }
     scores = [float((7 * i) % 19) for i in range(19)]
     study = replace(made("s", columns, [*scores, None], folder=tmp_path), is_search=True)
-    web = ROOT / "src/multirun/report/web"
+    web = ROOT / "packages/samebits/src/samebits/sweeps/report/web"
     helpers = (web / "scores.js").read_text().partition("function scoreTraces")[0]
     parts = [f"const D = {json.dumps(data(facts(study)))};", PRELUDE, helpers, (web / "search.js").read_text(), LOOK]
     (tmp_path / "page.js").write_text("\n".join(parts).replace('"use strict";', ""))

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from engine.errors import RunFailed
-from multirun import slurm
+from samebits.errors import RunFailed
+from samebits.sweeps import slurm
 
 
 def a_batch() -> slurm.Batch:

@@ -12,7 +12,7 @@ from conftest import ROOT, TRAIN, called, metrics, needs, processes_with, slow, 
 from sweeps import SWEEP, book, call, call_faulty, ended_at, job_dirs, results, states
 
 from lab.program import PROGRAM
-from multirun.identity import canonical, digest, directory_name, values_of
+from samebits.sweeps.identity import canonical, digest, directory_name, values_of
 
 
 @pytest.mark.slow

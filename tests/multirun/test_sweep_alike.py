@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from conftest import QUICK
 
-from engine.config import JobConfig, dependents, unswept
-from engine.config.compose import initialize, register_resolvers
-from engine.runs import directory, environment
 from lab.program import PROGRAM
-from multirun import drive
-from multirun.report import best_group, groups, read_study
-from multirun.report.best import override_list
-from multirun.report.facts import facts
-from multirun.report.page import data
-from multirun.report.text import groups_csv, jobs_csv, markdown
+from samebits.config import JobConfig, dependents, unswept
+from samebits.config.compose import initialize, register_resolvers
+from samebits.runs import directory, environment
+from samebits.sweeps import drive
+from samebits.sweeps.report import best_group, groups, read_study
+from samebits.sweeps.report.best import override_list
+from samebits.sweeps.report.facts import facts
+from samebits.sweeps.report.page import data
+from samebits.sweeps.report.text import groups_csv, jobs_csv, markdown
 
 Command = Callable[..., str]
 TINY = (*QUICK, "trainer.max_steps=6")

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from engine.files import read_text, write_json
-from engine.runs import code_here, code_of, source, surroundings
-from engine.runs.directory import ENVIRONMENT
-from multirun import ray_cluster, slurm
-from multirun.code import record_code
-from multirun.job_process import OUTPUT
+from samebits.files import read_text, write_json
+from samebits.runs import code_here, code_of, source, surroundings
+from samebits.runs.directory import ENVIRONMENT
+from samebits.sweeps import ray_cluster, slurm
+from samebits.sweeps.code import record_code
+from samebits.sweeps.job_process import OUTPUT
 
 
 def library(folder: Path, version: str) -> Path:

@@ -8,14 +8,14 @@ import pytest
 from omegaconf import OmegaConf
 from sweeps import SWEEP, call_faulty, states
 
-from engine.errors import ConfigError
-from engine.host.cpu import cores
 from lab.program import PROGRAM
-from multirun import pool
-from multirun.drive import Work
-from multirun.lease import Leases
-from multirun.ledger import Job, Ledger
-from multirun.options import PoolConfig, SweepConfig
+from samebits.errors import ConfigError
+from samebits.host.cpu import cores
+from samebits.sweeps import pool
+from samebits.sweeps.drive import Work
+from samebits.sweeps.lease import Leases
+from samebits.sweeps.ledger import Job, Ledger
+from samebits.sweeps.options import PoolConfig, SweepConfig
 
 
 def job(folder: Path, name: str, strategy: str = "single", num_procs: int | str = "auto", device: str = "auto") -> Path:
@@ -88,7 +88,7 @@ def test_cores_are_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_is_left_of_a_command_changes_no_jobs_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the last job of a sweep that was stopped would round in another way than the others."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr("multirun.lease.cores", lambda: 16)
+    monkeypatch.setattr("samebits.sweeps.lease.cores", lambda: 16)
     seen = []
     monkeypatch.setattr(pool.Pool, "run", lambda self: seen.append(self._leases.take(PROGRAM, tmp_path).cores))
     jobs = [Job(number, (), tmp_path) for number in range(3)]

@@ -25,12 +25,12 @@ from fork import copy_of_the_project, run_python
 from omegaconf import OmegaConf
 
 import verify
-from engine.config import read_config
-from engine.errors import ConfigError
-from engine.runs import directory, environment, source
-from engine.runs.environment import code_of
 from lab.program import PROGRAM, start
-from multirun.verify import compare, recompute
+from samebits.config import read_config
+from samebits.errors import ConfigError
+from samebits.runs import directory, environment, source
+from samebits.runs.environment import code_of
+from samebits.sweeps.verify import compare, recompute
 
 RUN = (*QUICK, "trainer.max_steps=24", "trainer.log_every=4", "trainer.eval_every=6", "trainer.save_every=10")
 
@@ -118,10 +118,10 @@ def test_packages_of_other_versions_are_named() -> None:
     began: dict[str, Any] = {
         "packages": {"engine": "0.1", "torch": "1", "h5py": "3.0", "numpy": "1", "gone": "1.0", "same": "1"}
     }
-    now: dict[str, Any] = {"packages": {"engine": "0.2", "torch": "2", "h5py": "3.0", "same": "1"}}
-    assert recompute.other_packages(began, now) == ["package engine 0.1 -> 0.2", "package gone 1.0 -> unknown"]
+    now: dict[str, Any] = {"packages": {"samebits": "0.2", "torch": "2", "h5py": "3.0", "same": "1"}}
+    assert recompute.other_packages(began, now) == ["package samebits 0.1 -> 0.2", "package gone 1.0 -> unknown"]
     for one in (began, now):
-        one["libraries"] = {"engine": {}}  # is said with the surroundings
+        one["libraries"] = {"samebits": {}}  # is said with the surroundings
     assert recompute.other_packages(began, now) == ["package gone 1.0 -> unknown"]
 
 
@@ -240,6 +240,7 @@ def test_a_resume_with_other_code_is_recorded(copied: Path, monkeypatch: pytest.
     began = str(code_of(copied))
     monkeypatch.setattr(environment, "_asked", lambda *_: None)
     monkeypatch.setattr(environment, "source_of", lambda _: "other")
+    monkeypatch.setattr(environment, "libraries_of", lambda _: {})
     for _ in range(2):
         directory.reopen_directory(PROGRAM, copied, read_config(PROGRAM, copied), [])
     (change,) = json.loads((copied / "environment.json").read_text())["changes"]
@@ -273,12 +274,12 @@ def test_the_second_run_has_the_firsts_ranks_but_no_time_limit_and_no_logger(tmp
     assert recompute.settings(PROGRAM, cfg, {}, 4, 7, PROGRAM.root) == wanted
     few_gpus = recompute.settings(PROGRAM, cfg, {"machine": {"gpus": ["H100"] * 4}}, 4, 7, PROGRAM.root)
     assert few_gpus == wanted[:3], "there are fewer GPUs here"
-    (tmp_path / "src/engine/ranks").mkdir(parents=True)  # of an older version
-    (tmp_path / "src/engine/ranks/stop.py").write_text('AT_STEP = "trainer.stop_at_step"')
+    (tmp_path / "packages/samebits/src/samebits/ranks").mkdir(parents=True)  # of an older version
+    (tmp_path / "packages/samebits/src/samebits/ranks/stop.py").write_text('AT_STEP = "trainer.stop_at_step"')
     assert recompute.as_called(PROGRAM, "process.stop_at_step", tmp_path) == "trainer.stop_at_step"
 
 
-EVIL = {"_target_": "engine.host.programs.git", "_args_": ["/", "-c", "alias.x=!touch pwned", "x"]}
+EVIL = {"_target_": "samebits.host.programs.git", "_args_": ["/", "-c", "alias.x=!touch pwned", "x"]}
 
 
 CHANGES: list[Callable[[dict[str, Any], dict[str, Any]], None]] = [
@@ -569,7 +570,12 @@ def test_another_library_is_a_difference_that_allows_no_rounding(
 
 
 @pytest.mark.parametrize(
-    ("name", "called"), [("src/engine", None), ("src/engine/world", "b.at"), ("packages/x/src/samebits/world", "b.at")]
+    ("name", "called"),
+    [
+        ("packages/samebits/src/samebits", None),
+        ("packages/samebits/src/samebits/world", "b.at"),
+        ("packages/x/src/samebits/world", "b.at"),
+    ],
 )
 def test_a_key_is_called_as_the_engine_that_runs_calls_it(
     tmp_path: Path, name: str, called: str | None, monkeypatch: pytest.MonkeyPatch

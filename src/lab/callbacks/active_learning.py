@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.data import Draws
-from engine.errors import ConfigError
-from engine.schema import Count
 from lab.callbacks.base import Callback
 from lab.rows import by_row
 from lab.tasks.base import Batch
+from samebits.data import Draws
+from samebits.errors import ConfigError
+from samebits.schema import Count
 
 
 class Labelled:

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import ConfigError
-from engine.extras import check_installed
-from engine.files import read_json
-from engine.runs import CLASSES
-from engine.schema import did_you_mean
 from lab.callbacks.base import Callback
 from lab.metrics.confusion import ConfusionMatrix
+from samebits.errors import ConfigError
+from samebits.extras import check_installed
+from samebits.files import read_json
+from samebits.runs import CLASSES
+from samebits.schema import did_you_mean
 
 MOST_NUMBERS = 20  # classes up to which the cells hold their counts
 

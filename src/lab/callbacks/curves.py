@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from engine.extras import check_installed
-from engine.files import records, replacing
-from engine.runs import METRICS
 from lab.callbacks.base import Callback
+from samebits.extras import check_installed
+from samebits.files import records, replacing
+from samebits.runs import METRICS
 
 POINTS = 40  # a curve of more is drawn faintly, and its running median over about 1/20 of them beside it
 ASIDE = ("epoch", "skipped_steps")  # values of training that are no curve to look at

@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Iterable
 from typing import Any
 
-from engine.errors import ConfigError
-from engine.schema import did_you_mean
 from lab.callbacks.base import Callback
+from samebits.errors import ConfigError
+from samebits.schema import did_you_mean
 
 HOOKS = ("on_", "before_")  # how the names of Callback's methods begin
 

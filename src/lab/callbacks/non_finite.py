@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.errors import RunFailed
-from engine.parallel import local_parts
 from lab.callbacks.base import Callback
+from samebits.errors import RunFailed
+from samebits.parallel import local_parts
 
 
 class NonFiniteWatch(Callback):

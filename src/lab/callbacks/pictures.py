@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from engine.errors import ConfigError
-from engine.extras import check_installed
-from engine.files import read_json
-from engine.runs import CLASSES
-from engine.schema import Count
 from lab.callbacks.base import Callback
 from lab.evaluation import samples_of
 from lab.tasks.base import overrides
+from samebits.errors import ConfigError
+from samebits.extras import check_installed
+from samebits.files import read_json
+from samebits.runs import CLASSES
+from samebits.schema import Count
 
 
 class Pictures(Callback):

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.data import Draws
-from engine.errors import ConfigError
-from engine.files import replace_text
-from engine.schema import Count, NotNegativeInt, Positive
 from h5rows.engines import files_of, open_h5
 from lab.callbacks.base import Callback
 from lab.h5_errors import h5_methods
 from lab.state import averaged
+from samebits.data import Draws
+from samebits.errors import ConfigError
+from samebits.files import replace_text
+from samebits.schema import Count, NotNegativeInt, Positive
 
 SHARES = 2**30  # parts that a probability of 1 is divided into
 

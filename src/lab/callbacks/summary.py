@@ -6,15 +6,15 @@ from typing import Any
 
 from torch import nn
 
-from engine.device import rng_row, set_rng_row
-from engine.errors import ConfigError
-from engine.files import replace_text
-from engine.parallel import is_sharded
-from engine.profiling import summarize, summary_table
-from engine.schema import Count
 from lab.callbacks.base import Callback
 from lab.objective import LossModule
 from lab.rehearsal import as_before
+from samebits.device import rng_row, set_rng_row
+from samebits.errors import ConfigError
+from samebits.files import replace_text
+from samebits.parallel import is_sharded
+from samebits.profiling import summarize, summary_table
+from samebits.schema import Count
 
 
 class Summary(Callback):

@@ -7,8 +7,8 @@ from collections import Counter
 from contextlib import ExitStack
 from typing import Any
 
-from engine.profiling import waits_noticed
 from lab.callbacks.base import Callback
+from samebits.profiling import waits_noticed
 
 
 class NameWaits(Callback):
@@ -27,7 +27,7 @@ class NameWaits(Callback):
 
     def _note(self, what: str, file: str, line: int) -> None:
         stack = traceback.walk_stack(None)
-        if not any("/engine/data/" in frame.f_code.co_filename for frame, _ in stack):
+        if not any("/samebits/data/" in frame.f_code.co_filename for frame, _ in stack):
             self.found[file, line, what] += 1
 
     def on_end(self, state: Any, scores: dict[str, float]) -> None:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from engine.errors import ConfigError, RunFailed
-from engine.schema import Count, Share
 from lab.h5_errors import h5_methods, h5_mistakes
+from samebits.errors import ConfigError, RunFailed
+from samebits.schema import Count, Share
 
 if TYPE_CHECKING:
     from h5rows.engines import FileSource

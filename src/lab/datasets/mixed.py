@@ -21,14 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.config import construct, constructing
-from engine.data import check_indexed, is_stream
-from engine.errors import ConfigError
 from lab.config import OWN_KEYS
 from lab.datasets.shares import InShares, stages_of
 from lab.project import PROJECT
 from lab.transforms.parts import PartTransforms, filling
 from lab.transforms.spec import described
+from samebits.config import construct, constructing
+from samebits.data import check_indexed, is_stream
+from samebits.errors import ConfigError
 
 SET = "set"
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -143,7 +143,7 @@ class Mixed:
 def in_shares(dataset: Any, seed: int) -> InShares:
     """The order of data=mixed: of each part its share of any batch, and each part in its own order."""
     if not isinstance(dataset, Mixed):
-        raise ConfigError("data.order: in_shares is of the parts of data=mixed - use engine.data.order.shuffled")
+        raise ConfigError("data.order: in_shares is of the parts of data=mixed - use samebits.data.order.shuffled")
     stages = stages_of(dataset.weights, dataset.names)
     orders = []
     for name, part in dataset.parts.items():

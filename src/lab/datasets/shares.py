@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import ConfigError
+from samebits.errors import ConfigError
 
 MOST = 2**31  # of the sum of a stage's weights, as whole numbers
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.errors import ConfigError
-from engine.schema import Count
+from samebits.errors import ConfigError
+from samebits.schema import Count
 
 SPLITS = ("train", "val", "test")
 SEPARATION = 6.0  # distance of a class mean from the origin, in standard deviations of the noise

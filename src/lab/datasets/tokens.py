@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.errors import ConfigError
-from engine.schema import Count, NotNegativeInt
 from h5rows.engines import ChunkCache, Fixed, files_of, open_field, open_h5, split_of
 from lab.h5_errors import h5_methods
+from samebits.errors import ConfigError
+from samebits.schema import Count, NotNegativeInt
 
 
 @h5_methods

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.errors import ConfigError
-from engine.schema import Share
+from samebits.errors import ConfigError
+from samebits.schema import Share
 
 
 class CrossEntropy:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.errors import ConfigError
+from samebits.errors import ConfigError
 
 PIECES = 16
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.errors import ConfigError
+from samebits.errors import ConfigError
 
 
 class PixelCrossEntropy:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from engine.errors import ConfigError
+from samebits.errors import ConfigError
 
 
 class Accuracy:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from engine.errors import ConfigError
-from engine.schema import Count
-from engine.world import World, on_host
+from samebits.errors import ConfigError
+from samebits.schema import Count
+from samebits.world import World, on_host
 
 
 class AUROC:

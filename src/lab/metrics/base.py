@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.world import World, on_host
+from samebits.world import World, on_host
 
 Score = float | Mapping[str, float]  # several are logged as val/<metric>/<name>
 

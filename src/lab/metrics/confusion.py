@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.errors import ConfigError
-from engine.files import replace_text
-from engine.schema import Count
 from lab.metrics.base import Score, SummedMetric
+from samebits.errors import ConfigError
+from samebits.files import replace_text
+from samebits.schema import Count
 
 
 class Confusion(SummedMetric):

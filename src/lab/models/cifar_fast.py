@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.errors import ConfigError
-from engine.schema import Count, Positive
+from samebits.errors import ConfigError
+from samebits.schema import Count, Positive
 
 
 class MatrixConv(nn.Module):

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.errors import ConfigError
-from engine.schema import Count, NotNegativeInt, Share
 from lab.losses.next_token import Unprojected
+from samebits.errors import ConfigError
+from samebits.schema import Count, NotNegativeInt, Share
 
 
 class Block(nn.Module):

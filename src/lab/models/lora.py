@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.checkpoints import some_keys
-from engine.errors import ConfigError
-from engine.schema import Count, Positive, regex
+from samebits.checkpoints import some_keys
+from samebits.errors import ConfigError
+from samebits.schema import Count, Positive, regex
 
 
 class Adapted(nn.Linear):

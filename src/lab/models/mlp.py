@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from engine.errors import ConfigError
-from engine.schema import Count, Share
+from samebits.errors import ConfigError
+from samebits.schema import Count, Share
 
 
 class MLP(nn.Sequential):

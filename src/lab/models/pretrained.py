@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.errors import ConfigError
-from engine.extras import need
-from engine.schema import Count, Positive, Share, regex
+from samebits.errors import ConfigError
+from samebits.extras import need
+from samebits.schema import Count, Positive, Share, regex
 
 # Classes that a folder's own Python files may define: such code runs as this user, so no config can allow it.
 REMOTE_CODE_ALLOWED: tuple[str, ...] = ()

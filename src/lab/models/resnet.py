@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.errors import ConfigError
-from engine.schema import Count, Share
+from samebits.errors import ConfigError
+from samebits.schema import Count, Share
 
 LARGEST_FIRST_STAGE = 64  # pixels of the shorter side
 

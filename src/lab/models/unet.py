@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from engine.errors import ConfigError
-from engine.schema import Count
+from samebits.errors import ConfigError
+from samebits.schema import Count
 
 
 def convolutions(channels_in: int, channels_out: int) -> nn.Sequential:

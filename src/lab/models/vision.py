@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from torch import nn
 
-from engine.errors import ConfigError
-from engine.extras import need
-from engine.schema import Count, did_you_mean
+from samebits.errors import ConfigError
+from samebits.extras import need
+from samebits.schema import Count, did_you_mean
 
 
 def vision_model(

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from engine.device import takes_found_inf
-from engine.errors import ConfigError
-from engine.schema import NotNegative, regex
 from lab.optimizers.base import Groups, Wrapper, build, groups_of
+from samebits.device import takes_found_inf
+from samebits.errors import ConfigError
+from samebits.schema import NotNegative, regex
 
 
 class ByShape(Wrapper):

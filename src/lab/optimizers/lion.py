@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from engine.device import unless
-from engine.parallel import local_parts
-from engine.schema import NotNegative, Share
 from lab.optimizers.base import loss_of, moved_by, state_of
+from samebits.device import unless
+from samebits.parallel import local_parts
+from samebits.schema import NotNegative, Share
 
 
 class Lion(Optimizer):

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from engine.parallel import local_parts
-from engine.schema import Count, NotNegative, Share
 from lab.optimizers.base import Wrapper, build, groups_of
+from samebits.parallel import local_parts
+from samebits.schema import Count, NotNegative, Share
 
 
 class Lookahead(Wrapper):

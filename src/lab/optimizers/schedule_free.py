@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from engine.errors import ConfigError
-from engine.schema import NotNegative, Share
 from lab.optimizers.base import Wrapper, build, groups_of
+from samebits.errors import ConfigError
+from samebits.schema import NotNegative, Share
 
 
 class ScheduleFree(Wrapper):

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from engine.errors import ConfigError
-from engine.parallel import is_part
-from engine.schema import Count, NotNegative, Positive, Share
 from lab.optimizers.base import loss_of, moved_by
+from samebits.errors import ConfigError
+from samebits.parallel import is_part
+from samebits.schema import Count, NotNegative, Positive, Share
 
 Bases = list[Tensor | None]  # of each dimension
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from engine.schema import Share
 from lab.schedules.constant import Constant
+from samebits.schema import Share
 
 
 @dataclass(frozen=True)

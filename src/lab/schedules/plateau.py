@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
-from engine.schema import Count, NotNegative, Rule, Share
 from lab.schedules.constant import Constant
+from samebits.schema import Count, NotNegative, Rule, Share
 
 
 class Plateau:

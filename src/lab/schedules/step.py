@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from engine.schema import Positive, Rule, Share  # noqa: F401 - Share: of a field of Constant
 from lab.schedules.constant import Constant
+from samebits.schema import Positive, Rule, Share  # noqa: F401 - Share: of a field of Constant
 
 # a share also where the number of steps is not known before the data is
 Milestone = Annotated[float, Rule(at_least=0, at_most=1, says="a share of all steps: epoch 10 of 20 is 0.5")]

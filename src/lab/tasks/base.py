@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from engine.errors import ConfigError
-from engine.world import World, world_of_one
+from samebits.errors import ConfigError
+from samebits.world import World, world_of_one
 
 Batch = dict[str, Tensor]
 Losses = Mapping[str, Tensor]  # name -> (B,), one value for each sample
@@ -52,7 +52,7 @@ class Task(nn.Module):
     A task is a module. Its parameters and buffers (a teacher, a temperature, a critic, a queue) are on the device, and
     saved and restored with the model. Parameters that require a gradient are trained, alike on all ranks.
     Random numbers: torch's generators differ by rank in `losses`, and draw the same on all ranks in `updated`, and in
-    `train_step` after a descend; they are restored at a resume. engine.data.Draws(seed,
+    `train_step` after a descend; they are restored at a resume. samebits.data.Draws(seed,
     stream), indexed by batch["number"], gives the same for any number of ranks and micro-batches (set `numbered`).
     """
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.schema import Share
 from lab.tasks.base import Batch, Losses, Metric, Task
 from lab.transforms.fields import Transform
 from lab.transforms.views import Views
+from samebits.schema import Share
 
 
 class BYOL(Task):

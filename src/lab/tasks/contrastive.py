@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.schema import Positive
-from engine.world import gather_rows
 from lab.tasks.base import Batch, Losses, Metric, Task
 from lab.transforms.fields import Transform
 from lab.transforms.views import Views
+from samebits.schema import Positive
+from samebits.world import gather_rows
 
 
 class Contrastive(Task):

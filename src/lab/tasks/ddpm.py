@@ -8,10 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from engine.data import Draws
-from engine.errors import ConfigError
-from engine.schema import Count
 from lab.tasks.base import Batch, Losses, Task
+from samebits.data import Draws
+from samebits.errors import ConfigError
+from samebits.schema import Count
 
 
 class DDPM(Task):

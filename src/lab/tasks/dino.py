@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.errors import ConfigError
-from engine.schema import Count, Positive, Share
 from lab.tasks.base import Batch, Descend, Losses, Metric, Task
 from lab.transforms.fields import Transform
 from lab.transforms.views import Views
+from samebits.errors import ConfigError
+from samebits.schema import Count, Positive, Share
 
 
 class Head(nn.Module):

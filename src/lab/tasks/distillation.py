@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from engine.schema import Positive, Share
 from lab.losses.cross_entropy import CrossEntropy
 from lab.tasks.base import Batch, Losses, Metric, Task
+from samebits.schema import Positive, Share
 
 
 class Distillation(Task):

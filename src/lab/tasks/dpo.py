@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.checkpoints import find_weights, load_fitting, some_keys
-from engine.errors import ConfigError
-from engine.schema import Positive
 from lab.losses.next_token import token_losses
 from lab.tasks.base import Batch, Losses, Metric, Task
+from samebits.checkpoints import find_weights, load_fitting, some_keys
+from samebits.errors import ConfigError
+from samebits.schema import Positive
 
 
 class DPO(Task):

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from engine.checkpoints import find_weights, load_fitting, some_keys
-from engine.errors import ConfigError
-from engine.schema import regex
 from lab.tasks.base import Batch, Metric
 from lab.tasks.supervised import Supervised
+from samebits.checkpoints import find_weights, load_fitting, some_keys
+from samebits.errors import ConfigError
+from samebits.schema import regex
 
 
 class Finetune(Supervised):

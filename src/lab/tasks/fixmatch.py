@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from engine.errors import ConfigError
-from engine.schema import NotNegative, NotNegativeInt, Positive, Share
 from lab.tasks.base import Batch, Losses, Metric, Task
+from samebits.errors import ConfigError
+from samebits.schema import NotNegative, NotNegativeInt, Positive, Share
 
 
 class FixMatch(Task):

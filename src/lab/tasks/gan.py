@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.data import Draws
-from engine.errors import ConfigError
-from engine.loggers import grid
-from engine.schema import Count, NotNegative
 from lab.tasks.base import Batch, Descend, Losses, Metric, Task
+from samebits.data import Draws
+from samebits.errors import ConfigError
+from samebits.loggers import grid
+from samebits.schema import Count, NotNegative
 
 
 class WGAN(Task):

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.errors import ConfigError
-from engine.parallel import global_dot, local_parts
 from lab.checks import applied, check_criterion
 from lab.tasks.base import Batch, Descend, Losses, Metric, Task
+from samebits.errors import ConfigError
+from samebits.parallel import global_dot, local_parts
 
 
 class PCGrad(Task):

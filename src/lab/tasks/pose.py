@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import vector_norm
 
-from engine.errors import ConfigError
-from engine.schema import NotNegative
 from lab.tasks.base import Batch, Losses, Metric, Task
+from samebits.errors import ConfigError
+from samebits.schema import NotNegative
 
 
 class Pose(Task):

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.parallel import global_norm, local_parts
-from engine.schema import Positive
 from lab.tasks.base import Batch, Descend, Metric
 from lab.tasks.supervised import Supervised
+from samebits.parallel import global_norm, local_parts
+from samebits.schema import Positive
 
 
 class SAM(Supervised):

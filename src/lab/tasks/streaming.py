@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.errors import ConfigError
-from engine.schema import Count
-from engine.world import World, gather_rows
 from lab.tasks.base import Batch, Metric
 from lab.tasks.supervised import Supervised
+from samebits.errors import ConfigError
+from samebits.schema import Count
+from samebits.world import World, gather_rows
 
 States = Mapping[str, Tensor]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine.schema import Count, Share
 from lab.tasks.base import Batch, Metric
 from lab.tasks.supervised import Supervised
+from samebits.schema import Count, Share
 
 
 class SWA(Supervised):

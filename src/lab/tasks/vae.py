@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.data import Draws
-from engine.errors import ConfigError
-from engine.loggers import grid
-from engine.schema import NotNegative
 from lab.tasks.base import Batch, Losses, Task
+from samebits.data import Draws
+from samebits.errors import ConfigError
+from samebits.loggers import grid
+from samebits.schema import NotNegative
 
 
 class VAE(Task):

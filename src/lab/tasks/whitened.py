@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.errors import ConfigError
-from engine.schema import Count
 from lab.tasks.base import Batch, Metric
 from lab.tasks.supervised import Supervised
+from samebits.errors import ConfigError
+from samebits.schema import Count
 
 
 class Whitened(Supervised):

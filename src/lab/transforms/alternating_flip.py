@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.data import Draws
-from engine.schema import Count
 from lab.transforms.fields import _PerField
+from samebits.data import Draws
+from samebits.schema import Count
 
 
 class AlternatingFlip(_PerField):

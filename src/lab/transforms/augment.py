@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.data import Draws
-from engine.errors import ConfigError
 from lab.transforms.fields import OnDevices, _PerField
+from samebits.data import Draws
+from samebits.errors import ConfigError
 
 LEVELS = 31
 BY_LEVEL: dict[str, Callable[[Tensor], Tensor]] = {  # of a level between 0 and 1

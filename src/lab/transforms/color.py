@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.data import Draws
-from engine.errors import ConfigError
-from engine.schema import NotNegative
 from lab.transforms.fields import _PerField
+from samebits.data import Draws
+from samebits.errors import ConfigError
+from samebits.schema import NotNegative
 
 GREY = (0.299, 0.587, 0.114)  # of red, green, blue: ITU-R BT.601
 

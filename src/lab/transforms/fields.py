@@ -15,10 +15,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from engine.data import Draws
-from engine.errors import ConfigError
-from engine.schema import Count, NotNegativeInt, Positive, Share
 from lab.transforms.spec import dtype_name
+from samebits.data import Draws
+from samebits.errors import ConfigError
+from samebits.schema import Count, NotNegativeInt, Positive, Share
 
 Batch = dict[str, Tensor]
 Transform = Callable[[Batch, Tensor], Batch]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.errors import ConfigError
-from engine.schema import Share
 from lab.transforms.fields import Batch
+from samebits.errors import ConfigError
+from samebits.schema import Share
 
 
 class LabelMap:

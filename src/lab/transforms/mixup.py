@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.data import Draws
-from engine.errors import ConfigError
-from engine.schema import Count, Positive
 from lab.transforms.fields import Batch, OnDevices
+from samebits.data import Draws
+from samebits.errors import ConfigError
+from samebits.schema import Count, Positive
 
 
 class Mixup:

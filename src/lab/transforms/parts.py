@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.errors import ConfigError
 from lab.transforms.fields import Batch, Transform, compose
 from lab.transforms.spec import described
+from samebits.errors import ConfigError
 
 
 def filling(dtype: torch.dtype) -> int | float | bool:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.data import Draws
-from engine.errors import ConfigError
-from engine.schema import Count, Positive, Share
 from lab.transforms.fields import _PerField
+from samebits.data import Draws
+from samebits.errors import ConfigError
+from samebits.schema import Count, Positive, Share
 
 TRIES = 10  # parts that are drawn for each image; the first one that lies within it is taken
 

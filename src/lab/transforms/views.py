@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from engine.errors import ConfigError
-from engine.schema import Count
 from lab.transforms.fields import Batch, Transform, compose
+from samebits.errors import ConfigError
+from samebits.schema import Count
 
 
 class Views:

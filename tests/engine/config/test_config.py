@@ -20,15 +20,15 @@ import numpy as np
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from engine.config.compose import composed, initialize, missing_keys, resolved
-from engine.config.targets import build_target, check_targets
-from engine.errors import ConfigError
-from engine.schema import Rule, option, parse_interval, passed, split_own, typed
 from lab.config import Config, check
 from lab.groups import OptimConfig
 from lab.make import make_task
 from lab.options import TrainerConfig
 from lab.program import PROGRAM
+from samebits.config.compose import composed, initialize, missing_keys, resolved
+from samebits.config.targets import build_target, check_targets
+from samebits.errors import ConfigError
+from samebits.schema import Rule, option, parse_interval, passed, split_own, typed
 
 OPTIONS = sorted(
     f"{path.parent.relative_to(PROGRAM.conf)}={path.stem}"
@@ -357,7 +357,7 @@ NET = "lab.models.zoo.good.Net"
         ({"_target_": NET, "width": 3, "shape": 3}, "model.shape: expected a list, each item an integer, got 3"),
         ({"_target_": "os.system"},
          "model._target_: os.system is not allowed (lab.models.*, lab.datasets.*, lab.transforms.*, "
-         "engine.data.order.*, engine.data.sampling.*, engine.data.windows.*, lab.losses.*, lab.metrics.*, lab.tasks.*, lab.callbacks.*, "
+         "samebits.data.order.*, samebits.data.sampling.*, samebits.data.windows.*, lab.losses.*, lab.metrics.*, lab.tasks.*, lab.callbacks.*, "
          "lab.optimizers.*, lab.schedules.*, torch.nn.*, torch.optim.*, torchmetrics.*) - "
          "add its library to `allowed` in src/lab/project.py"),
         # as in a yaml that was written before the fork
@@ -417,10 +417,10 @@ def test_showing_help_and_config_imports_no_heavy_library(arguments: list[str], 
 @pytest.mark.parametrize(
     ("arguments", "sweeper", "launcher"),
     [
-        (["experiment=digits"], "engine_sweep.LedgerSweeper", 1),
-        (["experiment=mine"], "engine_optuna.OptunaSweeper", "auto"),
-        (["hydra/sweeper=ledger", "experiment=mine"], "engine_sweep.LedgerSweeper", "auto"),  # the command line wins
-        (["experiment=mine", "hydra/launcher=one", "hydra/sweeper/sampler=random"], "engine_optuna.OptunaSweeper", 1),
+        (["experiment=digits"], "samebits_sweep.LedgerSweeper", 1),
+        (["experiment=mine"], "samebits_optuna.OptunaSweeper", "auto"),
+        (["hydra/sweeper=ledger", "experiment=mine"], "samebits_sweep.LedgerSweeper", "auto"),  # the command line wins
+        (["experiment=mine", "hydra/launcher=one", "hydra/sweeper/sampler=random"], "samebits_optuna.OptunaSweeper", 1),
     ],
 )
 def test_an_experiment_chooses_sweeper_and_launcher(

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from conftest import QUICK, compose
 
-from engine.config import read_config, read_overrides, redacted, restored
-from engine.errors import ConfigError
-from engine.loggers import wandb_arguments
-from engine.runs.directory import fill_directory
 from lab.config import check
 from lab.program import PROGRAM
+from samebits.config import read_config, read_overrides, redacted, restored
+from samebits.errors import ConfigError
+from samebits.loggers import wandb_arguments
+from samebits.runs.directory import fill_directory
 
 RUN = (*(text for text in QUICK if not text.startswith("logger=")), "trainer.max_steps=12")
 SECRET = "geh@im:x"

@@ -19,13 +19,13 @@ from conftest import QUICK, start_run
 from omegaconf import OmegaConf
 from test_untrusted import main
 
-from engine.config.saved import enter, load_plain, read_config, saved_config
-from engine.errors import ConfigError
-from engine.files import LARGEST, LONGEST_LINE, read_file, read_json, records
 from lab import load_run
 from lab.program import PROGRAM
-from multirun.ledger import Ledger
-from multirun.report.read import runs_below
+from samebits.config.saved import enter, load_plain, read_config, saved_config
+from samebits.errors import ConfigError
+from samebits.files import LARGEST, LONGEST_LINE, read_file, read_json, records
+from samebits.sweeps.ledger import Ledger
+from samebits.sweeps.report.read import runs_below
 
 OUTSIDE = Path(__file__)
 NESTED = 9  # levels of aliases, each of ten of the level before

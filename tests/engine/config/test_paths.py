@@ -12,10 +12,10 @@ import pytest
 import yaml
 from conftest import ROOT, compose
 
-from engine.config import load_flat, portable, read_config
-from engine.config.paths import writer
-from engine.runs import write_config
 from lab.program import PROGRAM
+from samebits.config import load_flat, portable, read_config
+from samebits.config.paths import writer
+from samebits.runs import write_config
 
 
 @pytest.fixture

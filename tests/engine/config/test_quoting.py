@@ -10,7 +10,7 @@ from hydra.core.override_parser.types import QuotedString
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import written
+from samebits.config import written
 
 NAMES = st.text("abcxyz_", min_size=1, max_size=5).map("k".__add__)
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.text("a\\'")

@@ -18,10 +18,10 @@ import yaml
 from conftest import QUICK, ROOT, called
 from test_untrusted import main, stranger  # noqa: F401 - a fixture
 
-from engine.checkpoints.checkpoint import save_checkpoint
-from engine.errors import plain_output, visible
-from engine.loggers.logger import log_to
 from h5rows.engines import run as h5
+from samebits.checkpoints.checkpoint import save_checkpoint
+from samebits.errors import plain_output, visible
+from samebits.loggers.logger import log_to
 
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b2J\rover\u202e"
 SHOWN = r"\x1b]0;title\x07\x1b[2J\x9b2J\rover\u202e"
@@ -80,7 +80,7 @@ def test_names_of_another_script_on_a_terminal_of_ascii(tmp_path: Path) -> None:
 
 def test_a_line_of_the_log_steers_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with log_to(tmp_path):
-        logging.getLogger("engine").warning("two\nlines, %s", EVIL)
+        logging.getLogger("samebits").warning("two\nlines, %s", EVIL)
     assert capsys.readouterr().err == f"two\nlines, {SHOWN}\n"
     assert (tmp_path / "train.log").read_text().endswith(f"two\nlines, {SHOWN}\n")
 

@@ -17,9 +17,9 @@ import torch
 from conftest import QUICK, ROOT, start_run
 from test_untrusted import main
 
-from engine.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from engine.errors import Damaged
-from engine.files import KINDS, read_json
+from samebits.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from samebits.errors import Damaged
+from samebits.files import KINDS, read_json
 
 OTHERS: dict[str, Any] = {
     "null": None, "list": [], "nested": [[1]], "dict": {}, "deep": {"a": {"b": [1]}}, "text": "x", "number": 7,

@@ -31,24 +31,24 @@ import yaml
 from conftest import QUICK, ROOT, compose
 from omegaconf import OmegaConf
 
-from engine.checkpoints import shards
-from engine.checkpoints.checkpoint import save_checkpoint
-from engine.config.saved import checked_yaml, enter, load_sections, read_config, read_overrides
-from engine.config.targets import build_target, locate
-from engine.errors import ConfigError
-from engine.loggers import media
-from engine.loggers.logger import log_to
-from engine.loggers.media import Audio, Histogram, Table
-from engine.loggers.wandb_upload import log_artifact, own_checkpoint, shown
-from engine.runs.directory import claimed, fill_directory, replace_text
 from lab import load_run
 from lab.config import check
 from lab.program import PROGRAM
-from multirun.ledger import Ledger
-from multirun.report.facts import facts
-from multirun.report.study import read_study
-from multirun.report.text import groups_csv, jobs_csv, markdown
-from multirun.search.methods import ALLOWED
+from samebits.checkpoints import shards
+from samebits.checkpoints.checkpoint import save_checkpoint
+from samebits.config.saved import checked_yaml, enter, load_sections, read_config, read_overrides
+from samebits.config.targets import build_target, locate
+from samebits.errors import ConfigError
+from samebits.loggers import media
+from samebits.loggers.logger import log_to
+from samebits.loggers.media import Audio, Histogram, Table
+from samebits.loggers.wandb_upload import log_artifact, own_checkpoint, shown
+from samebits.runs.directory import claimed, fill_directory, replace_text
+from samebits.sweeps.ledger import Ledger
+from samebits.sweeps.report.facts import facts
+from samebits.sweeps.report.study import read_study
+from samebits.sweeps.report.text import groups_csv, jobs_csv, markdown
+from samebits.sweeps.search.methods import ALLOWED
 
 MLP = {"_target_": "lab.models.mlp.MLP", "input_shape": [1, 8, 8], "num_outputs": 10, "hidden": [16], "dropout": 0.0}
 
@@ -95,7 +95,7 @@ def test_nothing_but_components_can_be_named(allowed: tuple[str, ...]) -> None:
             assert not any(part.startswith("_") for part in path.split(".")), path
             assert inspect.isclass(target) or inspect.isfunction(target), path
             assert f"{target.__module__}.".startswith(homes), path
-            assert not target.__module__.startswith("engine.data.loading"), path
+            assert not target.__module__.startswith("samebits.data.loading"), path
             if inspect.isfunction(target) and not path.startswith("lab.models."):
                 with pytest.raises(ConfigError, match="is a function"):
                     build_target(PROGRAM, {"_target_": path}, "x", allowed)
@@ -110,20 +110,20 @@ def test_nothing_but_components_can_be_named(allowed: tuple[str, ...]) -> None:
 
 def attacks(folder: Path) -> dict[str, dict[str, Any]]:
     """Nodes that would make the file `folder`/pwned, or remove `folder`/kept/stuck."""
-    pwned, path = str(folder / "pwned"), {"_target_": "engine.runs.directory.Path", "_args_": [str(folder / "pwned")]}
+    pwned, path = str(folder / "pwned"), {"_target_": "samebits.runs.directory.Path", "_args_": [str(folder / "pwned")]}
     system = {"_target_": "os.system", "_args_": [f"touch {pwned}"]}
     return {
         "hub": {"_target_": "torch.hub.load", "repo_or_dir": str(folder / "code"), "source": "local", "model": "x"},
-        "git alias": {"_target_": "engine.host.programs.git", "_args_": ["/", "-c", f"alias.x=!touch {pwned}", "x"]},
-        "write": {"_target_": "engine.runs.directory.replace_text", "path": path, "text": "x"},
-        "write json": {"_target_": "engine.runs.directory.write_json", "path": path, "value": 1},
+        "git alias": {"_target_": "samebits.host.programs.git", "_args_": ["/", "-c", f"alias.x=!touch {pwned}", "x"]},
+        "write": {"_target_": "samebits.runs.directory.replace_text", "path": path, "text": "x"},
+        "write json": {"_target_": "samebits.runs.directory.write_json", "path": path, "value": 1},
         "delete": {
-            "_target_": "engine.runs.directory.forget_failure",
-            "directory": {"_target_": "engine.runs.directory.Path", "_args_": [str(folder / "kept")]},
+            "_target_": "samebits.runs.directory.forget_failure",
+            "directory": {"_target_": "samebits.runs.directory.Path", "_args_": [str(folder / "kept")]},
         },
         "path": path,
         "path of a component": {**path, "_target_": "h5rows.reading.opening.Path"},
-        "job": {"_target_": "multirun.job.run_job", "directory": path},
+        "job": {"_target_": "samebits.sweeps.job.run_job", "directory": path},
         "system": system,
         "partial": {**system, "_partial_": True},
         "exec": {"_target_": "builtins.exec", "_args_": [f"open({pwned!r}, 'w')"]},
@@ -137,8 +137,8 @@ def attacks(folder: Path) -> dict[str, dict[str, Any]]:
         "through a module": {**system, "_target_": "lab.datasets.h5.h5rows.dataset.h5py.os.system"},
         "a method": {"_target_": "lab.models.mlp.MLP.load_state_dict", "_args_": [1, 2]},
         "a function of torch": {"_target_": "torch.nn.functional.relu", "_args_": [1]},
-        "machinery": {"_target_": "engine.data.loading.loader.Loader"},
-        "a function of ours": {"_target_": "engine.data.sampling.column", "_args_": [MLP, "x"]},
+        "machinery": {"_target_": "samebits.data.loading.loader.Loader"},
+        "a function of ours": {"_target_": "samebits.data.sampling.column", "_args_": [MLP, "x"]},
     }
 
 

@@ -9,8 +9,8 @@ import pytest
 from conftest import ROOT, compose, sample_of
 from omegaconf import OmegaConf
 
-from engine.errors import ConfigError
 from lab.config import check
+from samebits.errors import ConfigError
 
 WRONG = (None, 3, [1], "x", {"a": 1})
 GROUPS = ("data", "model", "task", "optim", "callback")

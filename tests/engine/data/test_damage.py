@@ -14,9 +14,9 @@ import pytest
 import torch
 from conftest import ROOT, assert_equal
 
-from engine.checkpoints import checkpoint, shards
-from engine.errors import Damaged
-from engine.world.collectives import World
+from samebits.checkpoints import checkpoint, shards
+from samebits.errors import Damaged
+from samebits.world.collectives import World
 
 RUNS = ROOT / "tests" / "runs"
 
@@ -110,11 +110,11 @@ def test_the_newest_that_is_whole_counts(tmp_path: Path, suffix: str, caplog: py
     (tmp_path / "best_000000021.pt").mkdir()
     for name in ("last_final.pt", "best_.pt", "last_5.damaged", "best_model.dcp"):
         (tmp_path / name).write_bytes(b"mine")
-    with caplog.at_level(logging.WARNING, "engine"):
+    with caplog.at_level(logging.WARNING, "samebits"):
         found = checkpoint.Checkpoints(tmp_path).newest_valid()
     assert found is not None
     assert found[0] == good
-    said = [record.getMessage() for record in caplog.records if record.name == "engine"]
+    said = [record.getMessage() for record in caplog.records if record.name == "samebits"]
     assert len(said) == 3 + len(FOREIGN)
     assert all(line.startswith(f"skipping damaged checkpoint: {tmp_path}") and "\n" not in line for line in said)
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.data.lanes import LanePlan, Lanes
-from engine.data.order import Repeated, TrainPlan, lanes, overfit
-from engine.errors import ConfigError
+from samebits.data.lanes import LanePlan, Lanes
+from samebits.data.order import Repeated, TrainPlan, lanes, overfit
+from samebits.errors import ConfigError
 
 
 def test_rows_continue_from_step_to_step() -> None:

@@ -16,14 +16,14 @@ import torch
 from conftest import ROOT, called, slow, wait_for
 from torch import Tensor
 
-from engine.data.loading import choose, slots
-from engine.data.loading import loader as loader_module
-from engine.data.loading.loader import Loader, remedy, starvation
-from engine.data.order import EvalPlan, TrainPlan, sequential, shuffled
-from engine.data.stream import Stream
-from engine.data.windows import chunk_windows
-from engine.errors import ConfigError, DataFailed
-from engine.world import place
+from samebits.data.loading import choose, slots
+from samebits.data.loading import loader as loader_module
+from samebits.data.loading.loader import Loader, remedy, starvation
+from samebits.data.order import EvalPlan, TrainPlan, sequential, shuffled
+from samebits.data.stream import Stream
+from samebits.data.windows import chunk_windows
+from samebits.errors import ConfigError, DataFailed
+from samebits.world import place
 
 CPU = torch.device("cpu")
 
@@ -287,8 +287,8 @@ SCRIPT = """
 import numpy, os, signal, sys, threading, time, torch
 sys.path[:0] = {tests!r}
 from test_loader import CPU, Table, endless
-from engine.data.loading.loader import Loader
-from engine.world import place
+from samebits.data.loading.loader import Loader
+from samebits.world import place
 class Slow(Table):
     def gather(self, rows, out):
         time.sleep({sleep})

@@ -18,14 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from engine.data import windows
-from engine.data.order import EvalPlan, TrainPlan, first, overfit, sequential, shuffled, spread
-from engine.data.order import epochs as whole_batches
-from engine.data.permutation import hashed
-from engine.data.sampling import class_balanced, length_buckets, weighted
-from engine.data.windows import ChunkWindows, chunk_windows
-from engine.errors import ConfigError
 from h5rows.dataset import Dataset
+from samebits.data import windows
+from samebits.data.order import EvalPlan, TrainPlan, first, overfit, sequential, shuffled, spread
+from samebits.data.order import epochs as whole_batches
+from samebits.data.permutation import hashed
+from samebits.data.sampling import class_balanced, length_buckets, weighted
+from samebits.data.windows import ChunkWindows, chunk_windows
+from samebits.errors import ConfigError
 
 
 class Table:

@@ -11,10 +11,10 @@ import torch
 from fake_cuda import FakeCuda
 from torch import Tensor
 
-from engine.data.loading import ring, waits
-from engine.data.loading.loader import Loader
-from engine.data.loading.side_stream import SideStream
-from engine.data.order import TrainPlan, shuffled
+from samebits.data.loading import ring, waits
+from samebits.data.loading.loader import Loader
+from samebits.data.loading.side_stream import SideStream
+from samebits.data.order import TrainPlan, shuffled
 
 CPU = torch.device("cpu")
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.data import EvalPlan, Loader, StatefulOrder, Stream, TrainPlan, has_state
-from engine.data.order import sequential
-from engine.errors import ConfigError
+from samebits.data import EvalPlan, Loader, StatefulOrder, Stream, TrainPlan, has_state
+from samebits.data.order import sequential
+from samebits.errors import ConfigError
 
 CPU, SIZE, BATCH = torch.device("cpu"), 1000, 10
 GIVEN: Any = {"seed": 0, "rows": True, "transform": lambda batch, numbers: {**batch, "number": numbers}}

@@ -13,16 +13,16 @@ from conftest import QUICK, assert_equal, last_checkpoint, metrics, raise_at_ste
 from torch.utils.data import IterableDataset
 
 import lab.loaders
-from engine.data.loading.samples import check_indexed
-from engine.data.stream import Stream, is_stream
-from engine.errors import ConfigError
+from samebits.data.loading.samples import check_indexed
+from samebits.data.stream import Stream, is_stream
+from samebits.errors import ConfigError
 
 MODEL = [override for override in QUICK if override.startswith(("model", "optim", "logger", "hardware"))]
 COMMON = (
     *MODEL, "data=synthetic", "data.shape=[6]", "data.num_classes=3", "trainer.global_batch_size=12",
     "trainer.max_steps=9", "trainer.log_every=3", "trainer.eval_every=4", "trainer.save_every=2",
     "trainer.max_eval_batches=2",
-    "data.order._target_=engine.data.order.sequential",
+    "data.order._target_=samebits.data.order.sequential",
 )  # fmt: skip
 
 
@@ -147,7 +147,7 @@ def test_a_stopped_run_goes_on_exactly(
     [
         ("trainer.max_steps=null", "trainer.max_steps=null: a stream has no length, so no epochs - give steps"),
         ("trainer.save_every=0.5ep", "trainer.save_every=0.5ep: a stream has no length"),
-        ("data.order._target_=engine.data.order.shuffled", "data.order: a stream comes in its own order"),
+        ("data.order._target_=samebits.data.order.shuffled", "data.order: a stream comes in its own order"),
         ("trainer.max_eval_batches=null", "data: Numbers is a stream, for val too: trainer.max_eval_batches says"),
         ("data.num_workers=2", "data.num_workers=2: a stream is read in this process"),
         ("data.loader=threads", "data.loader=threads needs a dataset with `spec` and `gather`"),

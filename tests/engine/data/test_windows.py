@@ -8,9 +8,9 @@ import random
 import numpy as np
 import pytest
 
-from engine.data import permutation
-from engine.data.order import TrainPlan
-from engine.data.windows import ChunkWindows
+from samebits.data import permutation
+from samebits.data.order import TrainPlan
+from samebits.data.windows import ChunkWindows
 
 
 def test_the_samples_are_those_of_the_first_version() -> None:

@@ -14,7 +14,7 @@ from conftest import QUICK, assert_equal, last_checkpoint, metrics, result, star
 
 import lab.restore
 import lab.run
-from engine.device import (
+from samebits.device import (
     Hardware,
     as_run_began,
     auto,
@@ -23,8 +23,8 @@ from engine.device import (
     resolve_auto_of_run,
     resolve_hardware,
 )
-from engine.device.threads import Threads
-from engine.world import World
+from samebits.device.threads import Threads
+from samebits.world import World
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
 GPU = Hardware("cuda", 1, "bf16", Threads(1, 1, "", auto=False), [64], 64, precision_is_auto=True)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import old_rng_state
 
-from engine.device.seed import StepNumbers, make_deterministic, rng_row, seed_everything, set_rng_row, set_rng_state
+from samebits.device.seed import StepNumbers, make_deterministic, rng_row, seed_everything, set_rng_row, set_rng_state
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.host import cpu, numa
+from samebits.host import cpu, numa
 
 PCI = "0000:3b:00.0"
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from engine.host import in_a_child, temporary_folder
+from samebits.host import in_a_child, temporary_folder
 
 
 def interrupted_at(line: int, folder: Path) -> bool:

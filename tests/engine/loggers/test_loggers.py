@@ -17,14 +17,14 @@ import pytest
 import torch
 from conftest import QUICK, TRAIN, called, compose, kill_at, metrics, start_run
 
-from engine.errors import ConfigError
-from engine.extras import missing
-from engine.loggers.logger import RunLogger
-from engine.loggers.media import Audio, Histogram, Table, grid, save
-from engine.loggers.mlflow_log import MLflowThread, name_there, sync_mlflow
-from engine.loggers.options import LoggerConfig, MLflowConfig
-from engine.runs.directory import write_config
 from lab.program import PROGRAM
+from samebits.errors import ConfigError
+from samebits.extras import missing
+from samebits.loggers.logger import RunLogger
+from samebits.loggers.media import Audio, Histogram, Table, grid, save
+from samebits.loggers.mlflow_log import MLflowThread, name_there, sync_mlflow
+from samebits.loggers.options import LoggerConfig, MLflowConfig
+from samebits.runs.directory import write_config
 
 RUN = (*(text for text in QUICK if not text.startswith("logger=")), "trainer.max_steps=12", "trainer.log_every=2",
        "trainer.eval_every=4", "trainer.save_every=4")  # fmt: skip
@@ -148,7 +148,11 @@ def test_a_resume_drops_what_was_logged_after_its_checkpoint(tmp_path: Path) -> 
         ("../out", "text", "a name is made of letters"),
         ("a b", "text", "a name is made of letters"),
         ("x", np.zeros((2, 2), np.int64), r"int64 \(2, 2\) is no picture"),
-        ("x", np.zeros(5, np.uint8), r"uint8 \(5,\) is no picture: .* a Histogram, Audio or Table of engine\.loggers"),
+        (
+            "x",
+            np.zeros(5, np.uint8),
+            r"uint8 \(5,\) is no picture: .* a Histogram, Audio or Table of samebits\.loggers",
+        ),
         ("x", Audio(np.zeros((1, 2, 3)), 8000), r"samples have the shape \(1, 2, 3\)"),
     ],
 )
@@ -231,7 +235,7 @@ def test_what_mlflow_refuses_or_misses_costs_nothing_else(
     client = Refusing({count + 1 for count in away})  # the first call sends the config
     monkeypatch.setattr(mlflow.tracking, "MlflowClient", lambda tracking_uri: client)
     monkeypatch.setattr(MLflowThread, "_new_run", lambda _: "x")
-    monkeypatch.setattr(logging.getLogger("engine"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("samebits"), "propagate", True)
     write_config(PROGRAM, tmp_path, compose(*RUN, "logger=mlflow", "logger.mlflow.tracking_uri=http://x"))
     names = ("val/acc@5", "val/acc%5", "val/acc_5", "val//x", "/val/x", "val/../x", "val/" + "x" * 300, "val/\u00e9")
     values = [{name: step + i / 8 for i, name in enumerate(names)} | {"val/bad": 13.0} for step in range(4)]

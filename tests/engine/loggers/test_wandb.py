@@ -16,13 +16,13 @@ import pytest
 from conftest import QUICK, compose, metrics, processes_with, status, wait_for
 from wandb_server import KEY, Server, serving
 
-from engine.errors import ConfigError
-from engine.loggers import Audio, Histogram, RunLogger, Table, wandb_arguments, wandb_upload
-from engine.loggers.options import LoggerConfig
-from engine.loggers.wandb_upload import own_checkpoint
-from engine.runs import SHARED_WEIGHTS
-from engine.runs.directory import fill_directory, write_config, write_status
 from lab.program import PROGRAM
+from samebits.errors import ConfigError
+from samebits.loggers import Audio, Histogram, RunLogger, Table, wandb_arguments, wandb_upload
+from samebits.loggers.options import LoggerConfig
+from samebits.loggers.wandb_upload import own_checkpoint
+from samebits.runs import SHARED_WEIGHTS
+from samebits.runs.directory import fill_directory, write_config, write_status
 
 RUN = tuple(o for o in QUICK if not o.startswith("logger"))
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -123,7 +123,7 @@ def test_each_line_is_sent_once_without_what_was_not_finite(
 
 @pytest.mark.slow
 def test_an_artifact_has_what_its_checkpoint_needs(tmp_path: Path) -> None:
-    from engine.loggers.wandb_upload import log_artifact
+    from samebits.loggers.wandb_upload import log_artifact
 
     for name in ("best_000000004.pt", SHARED_WEIGHTS):
         (tmp_path / name).write_bytes(b"weights")
@@ -175,7 +175,7 @@ def test_each_kind_of_media_reaches_wandb(tmp_path: Path, server: Server, monkey
 
 
 def test_a_key_is_found_where_wandb_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.loggers.wandb_log import _server, auto_wandb_mode
+    from samebits.loggers.wandb_log import _server, auto_wandb_mode
 
     for name in ("MODE", "API_KEY", "BASE_URL", "IDENTITY_TOKEN_FILE"):
         monkeypatch.delenv(f"WANDB_{name}", raising=False)
@@ -209,7 +209,7 @@ def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch
 
 
 def test_wandb_offline_and_its_variables_are_obeyed_the_config_first(plain: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from engine.loggers.wandb_log import choose_wandb_mode
+    from samebits.loggers.wandb_log import choose_wandb_mode
 
     auto, online = LoggerConfig(), LoggerConfig(mode="online")
     assert choose_wandb_mode(auto) == "online"

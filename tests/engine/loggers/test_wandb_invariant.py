@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 from test_wandb import assert_holds, begun
 from wandb_server import Server
 
-from engine.files import write_json
-from engine.loggers import RunLogger, wandb_upload
-from engine.loggers.options import LoggerConfig
-from engine.loggers.wandb_log import wandb_arguments
-from engine.loggers.wandb_upload import Feed, upload
-from engine.runs.directory import write_status
 from lab.program import PROGRAM
+from samebits.files import write_json
+from samebits.loggers import RunLogger, wandb_upload
+from samebits.loggers.options import LoggerConfig
+from samebits.loggers.wandb_log import wandb_arguments
+from samebits.loggers.wandb_upload import Feed, upload
+from samebits.runs.directory import write_status
 
 LAST = 20  # step at which the run finishes; a line every 2 steps, two and a text every 4, where it is saved, too
 ENDS = ("preempted", "interrupted", "failed", "kill")

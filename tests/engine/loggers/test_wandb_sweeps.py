@@ -19,13 +19,13 @@ from conftest import QUICK, ROOT, TRAIN, called, limit, metrics, processes_with,
 from omegaconf import OmegaConf
 from wandb_sweeps import SweepServer, serving_sweep
 
-from engine.config.compose import composed
-from engine.config.wandb_agent import from_agent, run_folder
-from engine.errors import ConfigError
-from engine.loggers.wandb_stop import stopped_by_wandb
-from engine.runs import checkpoint_files, write_status
 from lab.program import PROGRAM
 from lab.start import end_as_stopped
+from samebits.config.compose import composed
+from samebits.config.wandb_agent import from_agent, run_folder
+from samebits.errors import ConfigError
+from samebits.loggers.wandb_stop import stopped_by_wandb
+from samebits.runs import checkpoint_files, write_status
 
 RUN = [o for o in QUICK if not o.startswith(("logger", "model"))]
 EVERY = ["trainer.log_every=50", "trainer.eval_every=100", "trainer.save_every=100"]

@@ -35,14 +35,14 @@ from conftest import (
 from test_wandb import RUN, assert_holds, no_process_left, online
 from wandb_server import Server, serving
 
-from engine.config.wandb_agent import from_agent
-from engine.errors import RunFailed
-from engine.locks import Lock
-from engine.loggers import wandb_upload
-from engine.loggers.wandb_log import run_name
-from engine.loggers.wandb_upload import sending
-from engine.runs.directory import claimed, write_json
 from lab.program import PROGRAM
+from samebits.config.wandb_agent import from_agent
+from samebits.errors import RunFailed
+from samebits.locks import Lock
+from samebits.loggers import wandb_upload
+from samebits.loggers.wandb_log import run_name
+from samebits.loggers.wandb_upload import sending
+from samebits.runs.directory import claimed, write_json
 
 SYNC = [sys.executable, str(ROOT / "src" / "sync.py")]
 STEPS = ("trainer.log_every=2", "trainer.eval_every=4", "trainer.save_every=4")
@@ -138,7 +138,7 @@ def test_only_a_run_s_own_sender_is_asked_to_end(tmp_path: Path, monkeypatch: py
     """Whatever number a file of the run's directory names; and only once."""
     monkeypatch.setattr(wandb_upload, "PATIENCE_S", 0.3)
     (tmp_path / "wandb").mkdir()
-    holder, code = tmp_path / "wandb/.sending.json", "import time; time.sleep(60)  # engine.loggers.wandb_upload"
+    holder, code = tmp_path / "wandb/.sending.json", "import time; time.sleep(60)  # samebits.loggers.wandb_upload"
     with contextlib.ExitStack() as stack:
         stack.enter_context(Lock(tmp_path / "wandb/.sending"))
 
@@ -358,7 +358,7 @@ def test_every_value_of_the_agent_arrives(
     from omegaconf import OmegaConf
     from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
 
-    from engine.config.compose import composed
+    from samebits.config.compose import composed
 
     made = create_sweep_command_args({"args": {k: {"value": v} for k, v in values.items()}})["args_no_hyphens"]
     assert from_agent(PROGRAM, made) == made  # not an agent's run: nothing is touched

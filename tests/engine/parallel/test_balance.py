@@ -18,14 +18,14 @@ from conftest import QUICK, ROOT, metrics, result, start_run, status
 from omegaconf import OmegaConf
 from torch import nn
 
-import engine.parallel.balance
 import lab.descend
 import lab.objective
-from engine.loggers import Logger
-from engine.parallel.balance import figures, max_over_mean, straggler, unequal
-from engine.world import World
+import samebits.parallel.balance
 from lab.datasets.synthetic import Synthetic
 from lab.tasks.supervised import Supervised
+from samebits.loggers import Logger
+from samebits.parallel.balance import figures, max_over_mean, straggler, unequal
+from samebits.world import World
 
 SLOW_S = 0.06
 RUN = (
@@ -47,7 +47,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(engine.parallel.balance.HostClock, "now", staticmethod(made.perf_counter))
+    monkeypatch.setattr(samebits.parallel.balance.HostClock, "now", staticmethod(made.perf_counter))
     return made
 
 
@@ -95,7 +95,7 @@ def test_a_slow_rank_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], clock: Clock, cause: str
 ) -> None:
     CAUSES[cause](monkeypatch, clock)
-    monkeypatch.setattr(engine.parallel.balance, "NAME_AFTER_S", 0.3)
+    monkeypatch.setattr(samebits.parallel.balance, "NAME_AFTER_S", 0.3)
     run = start_run(
         tmp_path / "run", *RUN, "hardware.num_procs=2", "data.loader=workers", "data.num_workers=0",
         "process.straggler_share=1.5", "hardware.micro_batch_size=16",
@@ -130,7 +130,7 @@ def test_equal_ranks_are_not_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], clock: Clock
 ) -> None:
     slow_model(monkeypatch, clock, ranks="012")
-    monkeypatch.setattr(engine.parallel.balance, "NAME_AFTER_S", 0.1)
+    monkeypatch.setattr(samebits.parallel.balance, "NAME_AFTER_S", 0.1)
     run = start_run(
         tmp_path / "run", *RUN, "hardware.num_procs=3", "process.straggler_share=0.1",
         "trainer.global_batch_size=66",
@@ -150,7 +150,7 @@ def test_marks_that_the_device_has_yet_to_pass_are_read_at_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on CUDA, where reading them earlier would wait for the device."""
-    original = engine.parallel.balance.HostClock.seconds
+    original = samebits.parallel.balance.HostClock.seconds
 
     def seconds(self: Any, start: float, end: float) -> float:
         callers = [frame.name for frame in traceback.extract_stack()]
@@ -158,8 +158,8 @@ def test_marks_that_the_device_has_yet_to_pass_are_read_at_the_log(
         assert "step" not in callers
         return original(self, start, end)
 
-    monkeypatch.setattr(engine.parallel.balance.HostClock, "passed", lambda self, mark: False)
-    monkeypatch.setattr(engine.parallel.balance.HostClock, "seconds", seconds)
+    monkeypatch.setattr(samebits.parallel.balance.HostClock, "passed", lambda self, mark: False)
+    monkeypatch.setattr(samebits.parallel.balance.HostClock, "seconds", seconds)
     run = start_run(tmp_path / "run", *RUN, "hardware.num_procs=2")
     assert all(rank["step_time_ms"] > 0 for rank in result(run)["balance"]["ranks"])
 
@@ -167,7 +167,7 @@ def test_marks_that_the_device_has_yet_to_pass_are_read_at_the_log(
 def test_figures_are_those_since_the_last_log() -> None:
     """Whatever the loader has waited before; and the wait for other ranks is not a rank's own work."""
     loader = SimpleNamespace(wait_s=7.0)
-    balance = engine.parallel.balance.Balance(
+    balance = samebits.parallel.balance.Balance(
         nn.Linear(1, 1), World(0, 1, 0, torch.device("cpu")), loader, Logger(), None
     )
     step = balance.timed(dict)
@@ -224,7 +224,7 @@ def test_a_task_may_take_gradients_by_the_weights_in_every_step(
 
 
 def test_debug_fast_takes_more_steps_than_any_part_warms_up_for() -> None:
-    source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    source = "\n".join(path.read_text() for path in (ROOT / "packages/samebits/src").rglob("*.py"))
     phases = [int(steps) for steps in re.findall(r"^WARM_UP\w* = (\d+)", source, re.MULTILINE)]
     assert phases
     assert OmegaConf.load(ROOT / "conf/debug/fast.yaml").trainer.max_steps > max(phases) + 1

@@ -13,13 +13,13 @@ import torch
 from conftest import QUICK, compose, last_checkpoint, limit, result, start_run, values
 from torch import Tensor, nn
 
-import engine.device.hardware
-import engine.parallel.ddp
-from engine.errors import ConfigError
-from engine.parallel.data_parallel import Replicas, split
+import samebits.device.hardware
+import samebits.parallel.ddp
 from lab.losses.cross_entropy import CrossEntropy
 from lab.objective import LossModule
 from lab.tasks.supervised import Supervised
+from samebits.errors import ConfigError
+from samebits.parallel.data_parallel import Replicas, split
 
 CPU = torch.device("cpu")
 
@@ -73,10 +73,10 @@ def test_devices_work_at_the_same_time_under_the_loops_settings() -> None:
 
 @pytest.mark.slow
 def test_a_run_learns_what_one_device_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.device.hardware, "choose_device", lambda hardware: "cpu")
+    monkeypatch.setattr(samebits.device.hardware, "choose_device", lambda hardware: "cpu")
     common = (*QUICK, "trainer.max_steps=12", "trainer.log_every=1", "hardware.device=auto")
     one = start_run(tmp_path / "one", *common)
-    for module in (engine.parallel.ddp, engine.device.hardware):
+    for module in (samebits.parallel.ddp, samebits.device.hardware):
         monkeypatch.setattr(module, "gpus", lambda: [CPU] * 3)
     more = (*common, "trainer=dp", "hardware.micro_batch_size=8")  # 64 samples: 3 passes of up to 3 x 8
     run = start_run(tmp_path / "dp", *more)

@@ -16,10 +16,10 @@ from torch import nn
 
 import lab.experiment
 import lab.run
-from engine.errors import ConfigError
-from engine.parallel.ddp import with_sync_batchnorm
 from lab.models.mlp import MLP
 from lab.restore import score_checkpoint
+from samebits.errors import ConfigError
+from samebits.parallel.ddp import with_sync_batchnorm
 
 RUN = (*QUICK, "trainer.max_steps=8", "trainer.log_every=2", "trainer.eval_every=null", "trainer.save_every=null")
 DDP = (*RUN, "trainer=ddp", "hardware.num_procs=2")

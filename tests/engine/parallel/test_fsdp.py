@@ -43,13 +43,13 @@ from torch import nn
 
 import lab.objective
 import lab.run
-from engine.checkpoints import checkpoint, shards
-from engine.checkpoints.intact import file_sum
-from engine.errors import ConfigError, Damaged, RunFailed
-from engine.parallel.fsdp import _without_sync
 from lab import load_run
 from lab.callbacks.base import Callback
 from lab.models.mlp import MLP
+from samebits.checkpoints import checkpoint, shards
+from samebits.checkpoints.intact import file_sum
+from samebits.errors import ConfigError, Damaged, RunFailed
+from samebits.parallel.fsdp import _without_sync
 
 FSDP = ("trainer=fsdp", "hardware.num_procs=2")
 PLAIN = [o for o in QUICK if not o.startswith("model.")]
@@ -88,8 +88,8 @@ def cut_at(run_dir: Path, step: int) -> None:
 
 
 def fsdp_config(**values: Any) -> Any:
-    from engine.parallel import FsdpConfig
-    from engine.schema import typed
+    from samebits.parallel import FsdpConfig
+    from samebits.schema import typed
 
     return typed(FsdpConfig, OmegaConf.to_container(compose("trainer=fsdp").trainer.fsdp) | values, "trainer.fsdp")
 
@@ -178,12 +178,12 @@ def test_each_rank_holds_its_share(tmp_path: Path) -> None:
     """Half the weights, the gradients, the average and the optimizer's state, and all of them again after a forward."""
 
     def work(world: Any, folder: Path) -> None:
-        from engine.device.hardware import resolve_hardware
-        from engine.parallel.fsdp import local_share
         from lab.config import Config
         from lab.descend import update
         from lab.make import make_state, make_task
         from lab.network import make_model
+        from samebits.device.hardware import resolve_hardware
+        from samebits.parallel.fsdp import local_share
 
         cfg = compose(*QUICK, *FSDP, "trainer.max_steps=1", "model.hidden=[32,32]", "trainer.ema_decay=0.9")
         config = Config.of(cfg)
@@ -215,8 +215,8 @@ def test_shards_are_clipped_as_the_whole(tmp_path: Path) -> None:
     """In two copies. Some ranks hold unequal parts of a weight, or none. All ranks have the same bits of the norm."""
 
     def work(world: Any, folder: Path) -> None:
-        from engine.parallel.fsdp import shard
         from lab.descend import clip
+        from samebits.parallel.fsdp import shard
 
         torch.manual_seed(0)
         whole, parts = (nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 1)) for _ in range(2))
@@ -260,8 +260,8 @@ def test_fused_kernels_are_given_the_shards(tmp_path: Path) -> None:
         from torch.distributed.tensor import DTensor
         from torch.utils._python_dispatch import TorchDispatchMode
 
-        from engine.parallel.fsdp import on_shards, shard
-        from engine.private import lean_step
+        from samebits.parallel.fsdp import on_shards, shard
+        from samebits.private import lean_step
 
         class Spy(TorchDispatchMode):
             def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -563,7 +563,7 @@ def test_what_an_optimizer_cannot_do_with_shards_is_told_by_what_it_can_do_with_
     error: Exception, broken: bool
 ) -> None:
     """Whatever torch raises for an operation that has no sharded form; its own mistakes stay what they are."""
-    from engine.parallel.fsdp import on_shards
+    from samebits.parallel.fsdp import on_shards
 
     class Refusing(torch.optim.SGD):
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -598,8 +598,8 @@ def test_tied_weights_cannot_be_wrapped(tmp_path: Path, tokens: Path) -> None:
     ],
 )
 def test_modules_by_class_and_name(patterns: str | list[str], names: list[str]) -> None:
-    from engine.parallel.blocks import find_blocks
     from lab.models.gpt import GPT
+    from samebits.parallel.blocks import find_blocks
 
     assert list(find_blocks(GPT([8], 11, width=16, heads=2, layers=2, dropout=0.0), patterns, "key")) == names
 
@@ -622,7 +622,7 @@ def test_a_block_is_gathered_while_the_one_before_computes(tmp_path: Path) -> No
     def work(world: Any, folder: Path) -> None:
         from torch.utils._python_dispatch import TorchDispatchMode
 
-        from engine.parallel.fsdp import shard
+        from samebits.parallel.fsdp import shard
 
         class Count(TorchDispatchMode):
             def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -674,8 +674,8 @@ def test_a_compiled_block_is_one_graph(tmp_path: Path, monkeypatch: pytest.Monke
     def work(world: Any, folder: Path) -> None:
         from torch._dynamo.utils import counters
 
-        from engine.parallel.fsdp import shard
         from lab.models.gpt import GPT
+        from samebits.parallel.fsdp import shard
 
         model = GPT([8], 11, width=16, heads=2, layers=3, dropout=0.1)
         shard(model, fsdp_config(), "bf16", world, compiled=True)
@@ -695,7 +695,7 @@ def test_a_compiled_block_is_one_graph(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.slow
 def test_a_block_that_is_no_graph_is_named(tmp_path: Path) -> None:
     def work(world: Any, folder: Path) -> None:
-        from engine.parallel.fsdp import shard
+        from samebits.parallel.fsdp import shard
 
         class Breaks(nn.Linear):
             def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from engine.parallel.blocks import _policy, checkpoint_activations, find_blocks
+from samebits.parallel.blocks import _policy, checkpoint_activations, find_blocks
 
 
 class Attention(nn.Module):

@@ -14,7 +14,7 @@ from conftest import NEEDS_GPT, QUICK, compose
 from ranks import on_ranks
 from torch import nn
 
-from engine.parallel import NeedsValues, build_weightless
+from samebits.parallel import NeedsValues, build_weightless
 
 
 class Net(nn.Module):
@@ -120,7 +120,7 @@ def test_shards_are_those_of_rank_0(tmp_path: Path, ranks: int, replicas: int) -
     def work(world: Any, folder: Path) -> None:
         from test_fsdp import fsdp_config
 
-        from engine.parallel import shard
+        from samebits.parallel import shard
 
         torch.manual_seed(3)
         plain = Net()
@@ -141,11 +141,11 @@ def test_shards_are_those_of_rank_0(tmp_path: Path, ranks: int, replicas: int) -
 @pytest.mark.slow
 def test_all_ranks_go_on_with_the_random_numbers_of_a_plain_build(tmp_path: Path) -> None:
     def work(world: Any, folder: Path) -> None:
-        from engine.device import seed_everything
-        from engine.loggers import Logger
         from lab.config import Config
         from lab.make import make_model_of_rank
         from lab.network import make_model
+        from samebits.device import seed_everything
+        from samebits.loggers import Logger
 
         config = Config.of(compose(*QUICK, "trainer=fsdp", "hardware.num_procs=2", "trainer.max_steps=1"))
         drawn = []
@@ -166,7 +166,7 @@ def test_a_rank_needs_memory_for_its_shards(tmp_path: Path) -> None:
     def work(world: Any, folder: Path) -> None:
         from test_fsdp import fsdp_config
 
-        from engine.parallel import shard
+        from samebits.parallel import shard
 
         def peak_mb() -> float:
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

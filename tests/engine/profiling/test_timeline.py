@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from engine.device.hardware import Hardware
-from engine.device.threads import Threads
-from engine.profiling import report
-from engine.profiling import timeline as module
-from engine.profiling.report import PARTS, bound, table
-from engine.profiling.timeline import Figures, Timeline
-from engine.profiling.work import peak_tflops
+from samebits.device.hardware import Hardware
+from samebits.device.threads import Threads
+from samebits.profiling import report
+from samebits.profiling import timeline as module
+from samebits.profiling.report import PARTS, bound, table
+from samebits.profiling.timeline import Figures, Timeline
+from samebits.profiling.work import peak_tflops
 
 
 class Device:

@@ -12,7 +12,7 @@ import waits
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from engine.profiling.waits import waits_noticed
+from samebits.profiling.waits import waits_noticed
 
 x, y = torch.rand(6), torch.tensor([0, 1, 1, 2])
 m = torch.rand(4, 4)

@@ -14,11 +14,11 @@ import torch
 from conftest import QUICK, assert_equal, go_on, limit, metrics, result, start_run
 from torch import nn
 
-from engine.checkpoints import checkpoint
-from engine.checkpoints.background import Background
-from engine.checkpoints.checkpoint import Checkpoints, load_checkpoint
-from engine.errors import RunFailed
-from engine.world.collectives import World
+from samebits.checkpoints import checkpoint
+from samebits.checkpoints.background import Background
+from samebits.checkpoints.checkpoint import Checkpoints, load_checkpoint
+from samebits.errors import RunFailed
+from samebits.world.collectives import World
 
 MAIN = World(0, 1, 0, torch.device("cpu"))
 SAVE = torch.save
@@ -194,7 +194,7 @@ def test_a_run_that_fails_completes_what_it_writes(
             threading.Timer(0.2, gate.open.set).start()
             raise ZeroDivisionError
         assert names(folder) == left
-    assert [record.getMessage().split(": ")[1] for record in caplog.records if record.name == "engine"] == [
+    assert [record.getMessage().split(": ")[1] for record in caplog.records if record.name == "samebits"] == [
         "No space left on device; those written before are whole"
     ]
 

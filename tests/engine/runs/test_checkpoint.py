@@ -16,8 +16,8 @@ import torch
 from conftest import assert_equal
 from torch import nn
 
-from engine.checkpoints import checkpoint, shards
-from engine.checkpoints.checkpoint import (
+from samebits.checkpoints import checkpoint, shards
+from samebits.checkpoints.checkpoint import (
     Checkpoints,
     find_checkpoint,
     load_checkpoint,
@@ -27,8 +27,8 @@ from engine.checkpoints.checkpoint import (
     unmapped,
     weights_of,
 )
-from engine.errors import ConfigError, Damaged, RunFailed
-from engine.world.collectives import World
+from samebits.errors import ConfigError, Damaged, RunFailed
+from samebits.world.collectives import World
 
 CPU = torch.device("cpu")
 MAIN, OTHER = World(0, 1, 0, CPU), World(1, 2, 1, CPU)
@@ -338,13 +338,13 @@ def test_an_optimizer_that_was_loaded_holds_no_file(tmp_path: Path) -> None:
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    lines = [record.getMessage() for record in caplog.records if record.name == "engine"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "samebits"]
     caplog.clear()
     return lines
 
 
 def test_the_newest_that_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "engine")
+    caplog.set_level(logging.WARNING, "samebits")
     for world in (None, MAIN):
         assert Checkpoints(tmp_path, world).newest_valid() is None
     for name, step in (("last", 2), ("best", 4), ("last", 3)):

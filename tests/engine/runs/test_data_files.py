@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.runs.data_files import BLOCK, BLOCKS, fingerprints, is_same
 from lab.program import PROGRAM
+from samebits.runs.data_files import BLOCK, BLOCKS, fingerprints, is_same
 
 
 def of(*paths: Path | str) -> dict[str, object]:

@@ -15,15 +15,15 @@ import yaml
 from conftest import ROOT, compose, last_checkpoint, result, status
 from omegaconf import OmegaConf
 
-from engine.config import saved
-from engine.config.saved import read_config
-from engine.errors import ConfigError
-from engine.schema import plain, split_own
 from lab import groups, load_run, options
 from lab.config import check
 from lab.network import change_value, export
 from lab.program import PROGRAM, start
 from lab.restore import score_checkpoint
+from samebits.config import saved
+from samebits.config.saved import read_config
+from samebits.errors import ConfigError
+from samebits.schema import plain, split_own
 
 RUNS = ROOT / "tests" / "runs"
 KINDS = ("whole", "sharded", "undecayed")
@@ -134,7 +134,7 @@ def test_missing_and_gone_keys_are_named_in_a_line(
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(more))
     assert plain(read_config(PROGRAM, tmp_path)) == values
     read_config(PROGRAM, tmp_path)
-    lines = [record.getMessage() for record in caplog.records if record.name == "engine"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "samebits"]
     assert lines == [
         f"{tmp_path}/config.yaml: keys that are younger than this run, with their defaults: sweep, "
         "process.straggler_share=0.2, data.num_workers='auto'",

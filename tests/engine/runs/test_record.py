@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.files import write_json
-from engine.runs import environment
-from engine.runs.environment import FILE, Code, code_here, code_of, source_of, surroundings
+from samebits.files import write_json
+from samebits.runs import environment
+from samebits.runs.environment import FILE, Code, code_here, code_of, source_of, surroundings
 
 SETTINGS = {
     "none": "",
@@ -185,7 +185,7 @@ def too_slow(project: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (project / "git").write_text("#!/bin/sh\nexec sleep 60\n")
     (project / "git").chmod(0o755)
     monkeypatch.setenv("PATH", f"{project}:{os.environ['PATH']}")
-    monkeypatch.setattr("engine.host.programs.LIMIT_S", 0.2)
+    monkeypatch.setattr("samebits.host.programs.LIMIT_S", 0.2)
     return "git gave no answer within"
 
 

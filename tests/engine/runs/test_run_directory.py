@@ -18,14 +18,14 @@ from omegaconf import OmegaConf
 
 import lab.evaluation
 import lab.loop
-from engine.errors import ConfigError, RunFailed
-from engine.files import as_json
-from engine.runs import directory, environment
-from engine.runs.resume import check_followers, choose_run
 from lab.make import count_steps
 from lab.options import TrainerConfig
 from lab.program import PROGRAM, start
 from lab.start import newest_checkpoint
+from samebits.errors import ConfigError, RunFailed
+from samebits.files import as_json
+from samebits.runs import directory, environment
+from samebits.runs.resume import check_followers, choose_run
 
 SHORT = (*QUICK, "trainer.max_steps=6", "trainer.log_every=2", "trainer.eval_every=3", "trainer.save_every=3")
 LOGS = ("train.log", ".lock")
@@ -150,7 +150,7 @@ def test_bad_lines_of_the_metrics_are_left_out(run: Path) -> None:
     assert {line["step"] for line in metrics(run)[len(before) :]} == {8}, (
         "a line that the run did not log is no part of it"
     )
-    from multirun.report.read import read_job
+    from samebits.sweeps.report.read import read_job
 
     assert read_job(PROGRAM, run, 0, ()).status == "finished"
 

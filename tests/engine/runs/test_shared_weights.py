@@ -11,9 +11,9 @@ import torch
 from conftest import assert_equal
 from test_checkpoint import MAIN, names, payload
 
-from engine.checkpoints import Checkpoints, find_weights, load_checkpoint
-from engine.errors import ConfigError
-from engine.runs import SHARED_WEIGHTS
+from samebits.checkpoints import Checkpoints, find_weights, load_checkpoint
+from samebits.errors import ConfigError
+from samebits.runs import SHARED_WEIGHTS
 
 BASE = torch.arange(1000.0)
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from engine.files import write_json
-from engine.loggers import upload_environment
-from engine.runs import Code, by_code, code_changes, code_of, codes_of, directory, environment, source, use_code
-from engine.runs.environment import FILE, code_here, surroundings
-from engine.runs.source import code_folders, libraries_of, library_changes, python_path
+from samebits.files import write_json
+from samebits.loggers import upload_environment
+from samebits.runs import Code, by_code, code_changes, code_of, codes_of, directory, environment, source, use_code
+from samebits.runs.environment import FILE, code_here, surroundings
+from samebits.runs.source import code_folders, libraries_of, library_changes, python_path
 
 PAGE = '"""A library."""\n__version__ = "0.2.0"\n'
 FILES = {

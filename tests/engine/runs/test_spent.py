@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from conftest import QUICK, compose, result, start_run, status
 
-from engine.runs import spent
-from engine.runs.directory import write_json
+from samebits.runs import spent
+from samebits.runs.directory import write_json
 
 SHORT = (*QUICK, "trainer.max_steps=4", "trainer.log_every=2")
 

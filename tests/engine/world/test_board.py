@@ -15,12 +15,12 @@ import pytest
 from conftest import ROOT, free_port, limit, wait_for
 from ranks import on_ranks
 
-from engine.runs import read_failure
-from engine.world import timer, watch
-from engine.world.board import FAILED, STUCK, Board, tell_failed
-from engine.world.collectives import World
-from engine.world.environment import rank_environment
-from engine.world.watch import Watch
+from samebits.runs import read_failure
+from samebits.world import timer, watch
+from samebits.world.board import FAILED, STUCK, Board, tell_failed
+from samebits.world.collectives import World
+from samebits.world.environment import rank_environment
+from samebits.world.watch import Watch
 
 
 def test_a_failure_is_heard_by_all_but_the_one_that_failed(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_late_answer_counts_at_the_next_call() -> None:
 
 HOLDER = """
 import sys, time
-from engine.world.store import store
+from samebits.world.store import store
 store()
 print("holds", flush=True)
 time.sleep(1000)

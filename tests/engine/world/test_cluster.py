@@ -14,11 +14,11 @@ import torch
 import warm
 from conftest import QUICK, TRAIN, assert_equal, called, free_port, last_checkpoint, limit, result
 
-from engine.errors import ConfigError
-from engine.world import environment, rendezvous, store
-from engine.world.cluster import ClusterRole, become_rank, cluster_role, first_host, gpu_index, tasks_per_node
-from engine.world.environment import place
-from engine.world.rendezvous import meeting
+from samebits.errors import ConfigError
+from samebits.world import environment, rendezvous, store
+from samebits.world.cluster import ClusterRole, become_rank, cluster_role, first_host, gpu_index, tasks_per_node
+from samebits.world.environment import place
+from samebits.world.rendezvous import meeting
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NNODES": "2"}
 STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_NODEID": "1"}
@@ -207,7 +207,7 @@ def test_a_follower_names_the_address_where_nobody_is(monkeypatch: pytest.Monkey
 
 
 def test_interface_towards(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.world.cluster import interface_towards
+    from samebits.world.cluster import interface_towards
 
     assert interface_towards("127.0.0.1") is None, "the others cannot reach a loopback"
     assert interface_towards("no.such.name.invalid") is None

@@ -11,7 +11,7 @@ from conftest import slow
 from ranks import on_ranks
 from torch import nn
 
-from engine.world.collectives import World
+from samebits.world.collectives import World
 
 ONE = World(0, 1, 0, torch.device("cpu"))
 

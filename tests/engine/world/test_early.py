@@ -25,7 +25,7 @@ from conftest import (
     wait_for,
 )
 
-from engine.host.signals import heeded_signals
+from samebits.host.signals import heeded_signals
 
 ENDLESS = (*QUICK, "trainer.max_steps=1000000", "trainer.eval_every=null", "trainer.save_every=20")
 
@@ -96,7 +96,9 @@ def test_nohup_is_respected() -> None:
 
 
 def test_the_module_that_comes_first_is_light() -> None:
-    code = "import sys, engine.early; print([m for m in ('torch', 'hydra', 'omegaconf', 'numpy') if m in sys.modules])"
+    code = (
+        "import sys, samebits.early; print([m for m in ('torch', 'hydra', 'omegaconf', 'numpy') if m in sys.modules])"
+    )
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     assert subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stdout == "[]\n"
 

@@ -19,11 +19,11 @@ from conftest import QUICK, ROOT, at_once, called, importing, limit, processes_w
 from sweeps import SWEEP, call_faulty, job_dirs, states
 
 import lab.objective
-from engine.errors import RunFailed
-from engine.world.watch import HELD
 from lab.callbacks.base import Callback
 from lab.program import PROGRAM
-from multirun.report.read import read_job
+from samebits.errors import RunFailed
+from samebits.sweeps.report.read import read_job
+from samebits.world.watch import HELD
 
 TIMEOUT_S = round(2 * slowdown())
 STEPS = (*QUICK, "trainer.max_steps=8", "trainer.log_every=2", f"process.timeout={TIMEOUT_S}")
@@ -99,7 +99,7 @@ def test_a_fork_of_a_process_with_a_timer_ends() -> None:
     """It has the timer's lock, but not its thread, and Python waits for that at its end."""
     code = """
 import os, sys
-from engine.world.timer import disarm, rearm
+from samebits.world.timer import disarm, rearm
 rearm(1000)
 pid = os.fork()
 if not pid:

@@ -123,8 +123,8 @@ def pods(
 SOON = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "src")!r})
-import engine.world.rendezvous, train
-engine.world.rendezvous.VISIBLE_S = 2.0  # a shared file system may show a new file late
+import samebits.world.rendezvous, train
+samebits.world.rendezvous.VISIBLE_S = 2.0  # a shared file system may show a new file late
 sys.exit(train.main())
 """
 

@@ -48,15 +48,15 @@ from conftest import (
     wait_for,
 )
 
-import engine.checkpoints.checkpoint
-import engine.world.collectives
-import engine.world.launch
-import engine.world.watch
 import lab.loop
 import lab.objective
-from engine.errors import RunFailed
-from engine.world.watch import Report, verdict
+import samebits.checkpoints.checkpoint
+import samebits.world.collectives
+import samebits.world.launch
+import samebits.world.watch
 from lab.state import TrainState
+from samebits.errors import RunFailed
+from samebits.world.watch import Report, verdict
 
 TIMEOUT_S = round(3 * slowdown())  # that a rank may stand still where nothing is wrong
 COMMON = (
@@ -146,7 +146,7 @@ def put_fault(monkeypatch: pytest.MonkeyPatch, place: str, rank: int, fault: str
                 strike(fault)
             original(payload, file, **kwargs)
 
-        monkeypatch.setattr(engine.checkpoints.checkpoint.torch, "save", half)
+        monkeypatch.setattr(samebits.checkpoints.checkpoint.torch, "save", half)
     else:
         on_call(monkeypatch, TrainState, "rank_row", rank, 4, fault)
 
@@ -337,10 +337,10 @@ def test_a_requeued_command_ends_like_the_undisturbed_run(tmp_path: Path) -> Non
 def test_one_process_that_hangs_is_ended(tmp_path: Path) -> None:
     """It has no parent to say so, and W&B hears of it."""
     code = (
-        "import sys, time, lab.loop, engine.loggers.logger, train\n"
+        "import sys, time, lab.loop, samebits.loggers.logger, train\n"
         "def hang(*rest):\n    time.sleep(1000)\n"
         "def finish(self, ended, *rest):\n    print('W&B finishes with', ended, flush=True)\n"
-        "lab.loop.score, engine.loggers.logger.WandbProcess.finish = hang, finish\n"
+        "lab.loop.score, samebits.loggers.logger.WandbProcess.finish = hang, finish\n"
         "sys.exit(train.main())"
     )
     overrides = [o for o in COMMON if not o.startswith(("logger", "process.timeout"))]
@@ -392,7 +392,7 @@ def test_native_code_that_holds_the_interpreter_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Neither its watch nor a signal's handler can run there; the kernel's signal shows where it stands."""
-    monkeypatch.setattr(engine.world.launch, "LAST_S", 2.0)
+    monkeypatch.setattr(samebits.world.launch, "LAST_S", 2.0)
     on_call(monkeypatch, lab.objective, "forward_loss", 1, 7, "native")
     faulthandler.disable()  # pytest's, which would keep what the run's own says
     with pytest.raises(RunFailed, match=r"rank 1 hung.*native code holds its interpreter"):

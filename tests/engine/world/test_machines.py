@@ -12,14 +12,14 @@ import torch
 from conftest import QUICK, start_run
 from torch import nn
 
-from engine.data.loading.choose import kind_of
-from engine.data.order import EvalPlan
-from engine.device import as_run_began, resolve_hardware, threads
-from engine.host import available_memory
-from engine.host import cpu as cores
-from engine.host.memory import memory
 from lab.groups import HardwareConfig
 from lab.options import TrainerConfig
+from samebits.data.loading.choose import kind_of
+from samebits.data.order import EvalPlan
+from samebits.device import as_run_began, resolve_hardware, threads
+from samebits.host import available_memory
+from samebits.host import cpu as cores
+from samebits.host.memory import memory
 
 V2 = "26 1 0:24 {root} {mount} rw shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = "32 31 0:29 {root} {mount} rw,relatime - cgroup cgroup rw,cpu,cpuacct\n"
@@ -138,7 +138,7 @@ def test_what_is_free_in_a_full_page_cache_decides_no_loader(monkeypatch: pytest
     monkeypatch.setattr(os, "sysconf", lambda name: 1 if name == "SC_AVPHYS_PAGES" else real(name))
     data, cpu = Mapped(), torch.device("cpu")
     assert kind_of(data, EvalPlan(len(data), 8, 0, 1), cpu, "auto")[0] == "device"
-    monkeypatch.setattr("engine.device.memory.available_memory", lambda: 10 * data.nbytes - 10)
+    monkeypatch.setattr("samebits.device.memory.available_memory", lambda: 10 * data.nbytes - 10)
     assert kind_of(data, EvalPlan(len(data), 8, 0, 1), cpu, "auto")[0] == "threads"
 
 

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 from conftest import QUICK, ROOT, compose, free_port, limit, processes_with, status
 
-from engine.runs.directory import fill_directory, read_failure
 from lab.program import PROGRAM
+from samebits.runs.directory import fill_directory, read_failure
 
 # a command that says after 0.2 s what it waits for, and waits for at most argv[1] seconds
 COMMAND = f"""
 import sys; sys.path.insert(0, {str(ROOT / "src")!r})
-from engine import early
+from samebits import early
 early.prepare()
-from engine.world import rendezvous
+from samebits.world import rendezvous
 rendezvous.SAY_S, rendezvous.START_TIMEOUT_S = 0.2, float(sys.argv.pop(1))
 import train
 train.leave(train.main())

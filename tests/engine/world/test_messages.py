@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, free_port
 
-from engine.world.cluster import ClusterRole, listener
-from engine.world.collectives import _bytes
+from samebits.world.cluster import ClusterRole, listener
+from samebits.world.collectives import _bytes
 
 
 @pytest.mark.parametrize("value", [print, object(), {1, 2}, b"x", Path("/a")])
@@ -47,7 +47,7 @@ def test_the_store_listens_at_the_address_that_was_asked_for() -> None:
 def test_rank_0_hands_its_socket_to_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch.distributed as dist
 
-    from engine.world import store
+    from samebits.world import store
 
     port, made = free_port(), []
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():

@@ -20,16 +20,16 @@ import yaml
 from conftest import QUICK, ROOT, compose, free_port, limit, result, start_run
 from torch import nn
 
-import engine.world.launch
-from engine.device import dynamo, free_memory, hardware
-from engine.device.options import HardwareConfig
-from engine.errors import ConfigError
-from engine.host import gpu as cuda
-from engine.schema import typed
-from engine.world import cluster, group
-from engine.world.cluster import ClusterRole, cluster_role
+import samebits.world.launch
 from lab.options import TrainerConfig
-from multirun.lease import visible_gpus
+from samebits.device import dynamo, free_memory, hardware
+from samebits.device.options import HardwareConfig
+from samebits.errors import ConfigError
+from samebits.host import gpu as cuda
+from samebits.schema import typed
+from samebits.sweeps.lease import visible_gpus
+from samebits.world import cluster, group
+from samebits.world.cluster import ClusterRole, cluster_role
 
 LINUX_ONLY = [
     "sched_getaffinity", "sched_setaffinity", "sched_setscheduler", "SCHED_BATCH", "memfd_create", "posix_fadvise",
@@ -53,7 +53,7 @@ def test_a_run_needs_no_name_that_linux_alone_has(tmp_path: Path, monkeypatch: p
     assert free_memory(torch.device("cpu")) > 0
     run = start_run(tmp_path / "run", *QUICK, "trainer.max_steps=2")
     assert result(run)["step"] == 2
-    with engine.world.launch.store_file(forked=True) as path:
+    with samebits.world.launch.store_file(forked=True) as path:
         assert not path.startswith("/proc")
 
 
@@ -102,8 +102,8 @@ def test_no_file_asks_cuda_how_many_gpus_there_are() -> None:
     for file in (ROOT / "src").rglob("*.py"):
         if file.name != "gpu.py":
             found = re.search(r"cuda\.(device_count|is_available)\(", file.read_text())
-            assert found is None, f"{file}: {found and found.group()} - use engine.host.gpu.count_gpus()"
-            assert '"fork" if sys.platform' not in file.read_text(), f"{file}: use engine.host.gpu.start_method()"
+            assert found is None, f"{file}: {found and found.group()} - use samebits.host.gpu.count_gpus()"
+            assert '"fork" if sys.platform' not in file.read_text(), f"{file}: use samebits.host.gpu.start_method()"
 
 
 def test_processes_are_spawned_where_cuda_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def test_gloo_and_nccl_use_one_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 MEET = """
 import torch
-from engine.world.group import process_group
+from samebits.world.group import process_group
 with process_group("cpu", 60.0) as here:
     print(here.all_sum(torch.ones(1)).item())
 """

@@ -16,9 +16,9 @@ import pytest
 from conftest import limit
 from ranks import on_ranks
 
-from engine.world import stop
-from engine.world.collectives import World
-from engine.world.stop import CAUSES, Messages, StopRequest
+from samebits.world import stop
+from samebits.world.collectives import World
+from samebits.world.stop import CAUSES, Messages, StopRequest
 
 
 class Net(Messages):

@@ -1,0 +1,197 @@
+"""Writing beside the loop: the state is copied in host memory, and one thread writes the copy while training goes on.
+
+    main thread   copy, ready = copies.of(payload)    one memcpy, into memory that is reused from save to save
+    thread        serialise, checksum, fsync, rename, delete what is outdated
+
+A thread, as a process with threads or a CUDA context cannot be forked. It holds the GIL while the structure of the
+payload is pickled; writing, checksums and fsync release it.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samebits.device import lock_pages, unlock_pages
+from samebits.errors import RunFailed, first_line
+from samebits.parallel import is_part
+
+ALIGNED = 64  # bytes: where each storage's copy begins
+
+
+class Copies:
+    """Copies of payloads in host memory, which the next copy reuses: a page-locked piece for tensors of a GPU, another
+    for all others."""
+
+    def __init__(self) -> None:
+        self._memory: dict[bool, Tensor] = {}  # whether it is page-locked -> uint8
+        self._locking = Background()
+
+    def prepare(self, payload: Any) -> None:
+        """Begin to page-lock, in a thread, what a copy of this payload will need."""
+        size = bytes_of(payload)[True]
+        if size:
+            self._locking.start(lambda: self._room(True, size))
+
+    @torch.no_grad()
+    def of(self, payload: Any) -> tuple[Any, Callable[[], None]]:
+        """Returns (a copy of the payload, a function that waits until the device has filled it). The one before is
+        overwritten. Tensors that share memory share it in the copy too, so torch.save writes the same bytes."""
+        self._locking.wait()
+        for locked, size in bytes_of(payload).items():
+            self._room(locked, size)
+        copier = Copier(self._memory)
+        content = copier.copy_value(payload)
+        return content, copier.fill()
+
+    def _room(self, locked: bool, size: int) -> None:
+        held = self._memory.get(locked)
+        if held is not None and held.numel() >= size:
+            return
+        try:
+            if held is not None and locked:
+                unlock_pages(self._memory.pop(locked))
+            self._memory[locked] = new = torch.empty(size, dtype=torch.uint8)
+            if locked and size:
+                lock_pages(new)
+        except RuntimeError as error:
+            raise RunFailed(
+                f"process.save_async=true: {first_line(error)}, for the copy of a checkpoint - "
+                "process.save_async=false saves without one"
+            ) from error
+
+
+def bytes_of(payload: Any) -> dict[bool, int]:
+    """{whether they are to be page-locked: bytes} of a payload's storages, each once."""
+    seen: set[tuple[torch.device, int]] = set()
+    total = {True: 0, False: 0}
+    for storage in _storages(payload):
+        key = (storage.device, storage.data_ptr())
+        if key not in seen:
+            seen.add(key)
+            total[storage.device.type == "cuda"] += _rounded(storage.nbytes())
+    return total
+
+
+def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
+    if _is_plain(value):
+        yield (value.to_local() if is_part(value) else value).untyped_storage()
+    elif isinstance(value, dict) or type(value) in (list, tuple):
+        for held in value.values() if isinstance(value, dict) else value:
+            yield from _storages(held)
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // ALIGNED) * ALIGNED
+
+
+class Copier:
+    """Makes one copy of a payload in `memory`: first the tensors, then `fill` copies each storage once."""
+
+    def __init__(self, memory: dict[bool, Tensor]) -> None:
+        self._memory = memory
+        self._used = {True: 0, False: 0}
+        self._copies: dict[tuple[torch.device, int], Tensor] = {}  # storage's address -> its copy, uint8
+        self._pairs: list[tuple[Tensor, Tensor]] = []  # (copy, what is to be copied there), uint8
+
+    def copy_value(self, value: Any) -> Any:
+        if _is_plain(value):
+            return self.copy_tensor(value)
+        if isinstance(value, dict):
+            new = copy.copy(value)  # of the same class; a model's state dict has attributes
+            new.update((key, self.copy_value(held)) for key, held in value.items())
+            return new
+        if type(value) in (list, tuple):
+            return type(value)(map(self.copy_value, value))
+        return copy.deepcopy(value)
+
+    def copy_tensor(self, value: Tensor) -> Tensor:
+        if is_part(value):
+            shard = torch.empty_like(value, device="cpu")  # memory that is never touched takes none
+            shard._local_tensor = self.copy_tensor(value.to_local())  # type: ignore[attr-defined]
+            return shard
+        storage = value.untyped_storage()
+        if not storage.nbytes():
+            return torch.empty_like(value, device="cpu")
+        key = (value.device, storage.data_ptr())
+        if key not in self._copies:
+            locked, size = value.device.type == "cuda", storage.nbytes()
+            memory, at = (
+                self._memory[locked].numpy(),
+                self._used[locked],
+            )  # a storage of its own, so that it is saved alone
+            self._copies[key] = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=at)
+            self._used[locked] += _rounded(size)
+            source = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
+            self._pairs.append((self._copies[key], source))
+        own = torch.empty(0, dtype=value.dtype)
+        return own.set_(self._copies[key].untyped_storage(), value.storage_offset(), value.size(), value.stride())
+
+    def fill(self) -> Callable[[], None]:
+        """Copy the storages. Returns a function that waits for those of a GPU."""
+        for target, source in self._pairs:
+            if source.device.type == "cpu":
+                target.numpy()[:] = source.numpy()  # memcpy; torch's threads are slow where they share their cores
+            else:
+                target.copy_(source, non_blocking=source.is_cuda)
+        if not any(source.is_cuda for _, source in self._pairs):
+            return lambda: None
+        copied = torch.cuda.Event()
+        copied.record()  # type: ignore[no-untyped-call]
+        return copied.synchronize
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a tensor is fully described by its storage, offset, shape and strides."""
+    kind = type(value) in (Tensor, torch.nn.Parameter) or (isinstance(value, Tensor) and is_part(value))
+    return kind and value.layout == torch.strided and not (value.is_quantized or value.is_conj() or value.is_neg())
+
+
+class Work(threading.Thread):
+    """awaited: the main thread waits for this thread, which the hang watchdog (samebits.world.watch) shows then."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(name="saving")  # not a daemon: Python ends no process in the middle of a collective
+        self._work, self.awaited = work, False
+        self._gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            if self._gpu is not None:  # a thread begins with GPU 0, where each rank would take memory for itself
+                torch.cuda.set_device(self._gpu)
+            self._work()
+        except BaseException as error:
+            self.error = error
+
+
+class Background:
+    """Does one piece of work at a time in a thread. `check` and `wait` raise its error in the main thread."""
+
+    def __init__(self) -> None:
+        self._thread: Work | None = None
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Waits for the work before, if that is not done."""
+        self.wait()
+        self._thread = Work(work)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise the error of work that has failed; does not wait."""
+        if self._thread is not None and not self._thread.is_alive():
+            self.wait()
+
+    def wait(self) -> None:
+        if self._thread is None:
+            return
+        self._thread.awaited = True
+        self._thread.join()
+        error, self._thread = self._thread.error, None
+        if error is not None:
+            raise error

@@ -1,0 +1,411 @@
+"""Checkpoints: written to a temporary name and renamed; checked, and loaded with weights_only=True.
+
+A checkpoint is one file, or for a sharded model a directory (shards.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+import zipfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from samebits.checkpoints import shards
+from samebits.checkpoints.background import Background, Copies
+from samebits.checkpoints.intact import WHOLE, Share, check_zip, load_intact, reading
+from samebits.checkpoints.shared_weights import WEIGHTS, SharedWeights, with_shared
+from samebits.config import CONFIG, enter
+from samebits.errors import ConfigError, Damaged, RunFailed
+from samebits.files import sync_folder
+from samebits.parallel import is_part
+from samebits.runs import CHECKPOINT, checkpoint_files, step_of
+from samebits.schema import misfits
+from samebits.world import World
+
+log = logging.getLogger("samebits")
+KEEP_LAST = 2  # the newest may turn out damaged
+Weights = dict[str, torch.Tensor]
+# keys and types in checkpoints of all versions, and those that later versions added, which may be missing
+KEYS = {
+    "model": Weights, "ema": Weights | None, "optimizer": dict, "schedule": dict[str, Any], "step": int,
+    "samples": int, "best": list[tuple[Real, float]], "stale": int, "logged_step": int, "scored_step": int,
+    "ranks": list[dict[str, Any]] | torch.Tensor,
+}  # fmt: skip
+LATER = {
+    "task": Weights, "scaler": dict[str, Any] | None, "trained": list[str], "monitor": list[str],
+    "source": dict[str, Any] | None, "best_score": Real | None, "counts": dict[str, int],
+    "total_types": dict[str, str], "logged_lines": int, "owes": list[str], "ended": str, "total_steps": int,
+    "epoch_samples": int, "skipped_steps": int, "rules": int, "frozen": dict[str, dict[str, Real]],
+}  # fmt: skip
+INNER: dict[str, dict[str, Any]] = {  # what is in some of them
+    "optimizer": {"state": dict[Any, dict[Any, Any]], "param_groups": list[dict[str, Any]]},
+    "schedule": {"last_lr": float, "total_steps": int, "updates": int, "factor": dict[str, Any]},
+    "source": {"next": int},
+}
+
+
+def save_checkpoint(payload: dict[str, Any], path: Path) -> None:
+    """Atomic: if the process is killed at any moment, `path` is the old file or the complete new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.unlink(missing_ok=True)  # left by a killed process
+        with open(temporary, "xb") as file:
+            torch.save(payload, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        cause = _disk_error(error)
+        if cause is not None and not isinstance(cause, FileNotFoundError):  # else the directory was removed
+            raise RunFailed(f"{path} could not be written: {cause.strerror}; those written before are whole") from error
+        raise
+
+
+def _disk_error(error: BaseException | None) -> OSError | None:
+    """Returns the OSError (full disk) behind an error of torch.save's zip writer; None if there is none."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__context__
+    return error
+
+
+def load_checkpoint(path: Path, parts: Collection[str] = shards.PARTS) -> dict[str, Any]:
+    """Returns the payload, on the CPU. Raises Damaged. parts: what to load of a sharded checkpoint."""
+    if not path.is_dir():
+        return peek(path)
+    with reading(path):
+        payload = shards.load(path, parts)
+        check_content(payload)
+    return payload
+
+
+def peek(path: Path, share: Share = WHOLE) -> dict[str, Any]:
+    """Returns the payload; of a sharded checkpoint its `head`, without tensors (shards.laid_out). Raises Damaged.
+
+    share: (rank, ranks) if several ranks check the same checkpoint, each its part of the files or records.
+    """
+    with reading(path):
+        if path.is_dir():
+            payload = shards.head(path, share)
+            check_content({"model": {}, "ema": None, **payload})
+            return payload
+        payload = load_intact(path, share)
+        check_content(payload)
+    return with_shared(payload, path)
+
+
+def unmapped(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Returns an optimizer's state dict for an optimizer on `device`. What load_state_dict takes as it is, all on a CPU
+    and single numbers elsewhere, is copied: it would keep the file mapped, so on the disk, when it is deleted."""
+
+    def own(value: Any) -> Any:
+        taken = isinstance(value, torch.Tensor) and (device.type == "cpu" or not value.dim())
+        return value.clone() if taken else value
+
+    kept = {number: {key: own(value) for key, value in held.items()} for number, held in state["state"].items()}
+    return state | {"state": kept}
+
+
+def check_content(payload: Any) -> None:
+    """Raise a ValueError if the payload lacks a key of a run's checkpoint or has another type for it."""
+    if not isinstance(payload, dict):
+        raise ValueError(f"it is no checkpoint of a run but holds a {type(payload).__name__}")
+    wrong = [key for key in KEYS if key not in payload] + misfits(payload, KEYS | LATER)
+    for key, kinds in INNER.items():
+        if key not in wrong and (held := payload.get(key)) and misfits(held, kinds):
+            wrong.append(key)
+    if isinstance(ranks := payload.get("ranks"), torch.Tensor) and (ranks.dim(), ranks.dtype) != (2, torch.uint8):
+        wrong.append("ranks")
+    if not all(payload.get(part) for part in payload.get("frozen", ())):
+        wrong.append("frozen")
+    types: dict[str, str] = payload.get("total_types", {})
+    counts: dict[str, int] = payload.get("counts", types)
+    known = all(isinstance(getattr(torch, str(kind), None), torch.dtype) for kind in types.values())
+    if not known or not types.keys() <= counts.keys():
+        wrong.append("total_types")
+    if wrong:
+        raise ValueError(f"it is no checkpoint of a run: missing or of another kind in it: {some_keys(wrong)}")
+
+
+def weights_of(payload: dict[str, Any]) -> dict[str, Any]:
+    """Returns the state dict to evaluate: the EMA's if the run kept one, else the model's."""
+    return payload["ema"] or payload["model"]
+
+
+def load_weights(model: nn.Module, state: dict[str, Any], source: str, what: str = "model") -> None:
+    """Load `state` or raise a ConfigError that says which keys and shapes differ."""
+    own = model.state_dict()
+    shapes = [
+        f"{k}: {tuple(state[k].shape)} in the checkpoint, {tuple(own[k].shape)} in the {what}"
+        for k in own
+        if k in state and state[k].shape != own[k].shape
+    ]
+    parts = {
+        "missing in the checkpoint": [k for k in own if k not in state],
+        f"not in the {what}": [k for k in state if k not in own],
+        "of another shape": shapes,
+    }
+    wrong = "; ".join(f"{what}: {some_keys(keys)}" for what, keys in parts.items() if keys)
+    if wrong:
+        raise ConfigError(
+            f"{source} does not fit the {what}: {wrong}; use the model and data settings it was trained with"
+        )
+    model.load_state_dict(state)
+
+
+def load_fitting(model: nn.Module, state: Mapping[str, torch.Tensor], source: object) -> str:
+    """Load the entries of `state` that fit the model by name and shape. Returns a report of a few lines; ConfigError if
+    no parameter fits."""
+    own = model.state_dict()
+    fits = {name: value for name, value in state.items() if name in own and value.shape == own[name].shape}
+    if not any(name in fits for name, _ in model.named_parameters()):
+        raise ConfigError(
+            f"{source}: none of its weights fits the model: it has {some_keys(list(state))}, "
+            f"the model {some_keys(list(own))}"
+        )
+    model.load_state_dict(fits, strict=False)
+    others = [name for name in own if name in state and name not in fits]
+    parts = {
+        "of another shape, not taken": [f"{k} {tuple(state[k].shape)}, here {tuple(own[k].shape)}" for k in others],
+        "not in the file": [name for name in own if name not in state],
+        "not in the model": [name for name in state if name not in own],
+    }
+    lines = [f"{len(fits)} of the model's {len(own)} weights and buffers are those of {source}"]
+    return "\n  ".join([*lines, *(f"{what}: {some_keys(names)}" for what, names in parts.items() if names)])
+
+
+def some_keys(keys: list[str], limit: int = 4) -> str:
+    return ", ".join(keys[:limit]) + (f" and {len(keys) - limit} more" if len(keys) > limit else "") or "none"
+
+
+class Checkpoints:
+    """The checkpoints of one run: two last_<step> and keep_best best_<step>, each a .pt file or a .dcp directory.
+
+    world: the ranks of the run that writes here; None for read-only use. beside: a save returns once the payload is
+    copied, and a thread writes the copy; the next save, and `wait`, wait for it. saved: called with the seconds that a
+    save took, when it is durable.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        world: World | None = None,
+        beside: bool = False,
+        saved: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        self.directory, self.world = directory, world
+        self._leads = world is None or world.is_main
+        self._beside, self._saved = beside, saved
+        self._copies, self._background, self._prepared = Copies(), Background(), False
+        self._shared = SharedWeights(directory, save_checkpoint)
+
+    def save_last(self, payload: dict[str, Any]) -> None:
+        """All ranks call this. A sharded payload is written by all ranks, any other by rank 0. payload["frozen"]: names
+        in "model" of what is not trained, which is written once (shared_weights.py)."""
+        self._save("last", payload)
+
+    def save_best(self, payload: dict[str, Any]) -> None:
+        """Save, and delete the best_ checkpoints that are not in payload["best"], a list of [score, step]."""
+        self._save("best", payload)
+
+    def _save(self, kind: str, payload: dict[str, Any]) -> None:
+        assert self.world is not None
+        began = time.monotonic()
+        in_parts = any(is_part(value) for value in payload["model"].values())
+        payload = dict(payload)
+        names = payload.pop("frozen", ())
+        if names and not in_parts and self.world.is_main:
+            payload = self._shared.left_out(payload, names)
+        if not self._beside:
+            self._write(kind, payload, in_parts, began)
+            self.world.meet()  # barrier: the other ranks wait here while rank 0 writes
+        elif in_parts or self.world.is_main:
+            self._background.wait()  # it writes the copy that is overwritten now
+            group = self.world.thread_group() if in_parts else None
+            copy, ready = self._copies.of(payload)
+
+            def work() -> None:
+                ready()
+                self._write(kind, copy, in_parts, began, group)
+
+            self._background.start(work)
+
+    def _write(self, kind: str, payload: dict[str, Any], in_parts: bool, began: float, group: Any = None) -> None:
+        """Write the checkpoint; when it is durable, delete the outdated ones. group: the ranks' process group."""
+        assert self.world is not None
+        path = self._path(kind, payload["step"], shards.SUFFIX if in_parts else ".pt")
+        if in_parts:
+            shards.save(payload, path, self.world, save_checkpoint, group)
+        elif self.world.is_main:
+            save_checkpoint(payload, path)
+        self._delete_outdated(kind, payload["best"])
+        self._saved(time.monotonic() - began)
+
+    def _delete_outdated(self, kind: str, best: Sequence[list[float]]) -> None:
+        files, kept = self._files(kind), {int(step) for _, step in best}
+        outdated = files[KEEP_LAST:] if kind == "last" else [file for file in files if step_of(file) not in kept]
+        for old in outdated if self._leads else ():
+            shards.delete(old) if old.is_dir() else old.unlink(missing_ok=True)
+
+    def check(self, payload: Callable[[], dict[str, Any]] | None = None) -> None:
+        """Raise the error of a save that has failed beside the loop; does not wait. payload: of the state as it is: the
+        first call begins to make room for copies of it."""
+        self._background.check()
+        if payload is not None and self._beside and not self._prepared:
+            self._prepared, held = True, payload()
+            if self._leads or any(is_part(value) for value in held["model"].values()):
+                left_out = set(held.pop("frozen", ()))
+                held["model"] = {name: value for name, value in held["model"].items() if name not in left_out}
+                self._copies.prepare(held)
+
+    def wait(self, best: Sequence[list[float]] = ()) -> None:
+        """Wait until the last save is durable, on all ranks; all ranks call this. best: the state's; what a save would
+        have deleted is deleted, as its process may have been killed before it came to that."""
+        assert self.world is not None
+        self._background.wait()
+        self._delete_outdated("last", best)
+        if best:  # none: perhaps those of another monitor are there, until there is one of this
+            self._delete_outdated("best", best)
+        self.world.meet()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """The run has failed: what is being written is completed all the same."""
+        try:
+            self._background.wait()
+        except Exception as own:
+            if error is None:
+                raise
+            if isinstance(own, RunFailed):  # others follow from the failure, such as a lost connection
+                log.warning("%s", own)
+
+    def best_path(self, entry: list[float]) -> Path:
+        """Returns the path of the best checkpoint [score, step]."""
+        paths = [self._path("best", int(entry[1]), suffix) for suffix in (".pt", shards.SUFFIX)]
+        return next((path for path in paths if path.exists()), paths[0])
+
+    def load_best(self, best: list[list[float]]) -> tuple[list[float], dict[str, Any]] | None:
+        """Returns the first entry [score, step] whose checkpoint loads, and its payload (see peek); warns of damaged or
+        missing ones. All ranks call this with the same list."""
+        for entry in best:
+            try:
+                return entry, self._peek(self.best_path(entry))
+            except Damaged as error:
+                if self._leads:
+                    log.warning("passing over: %s", error)
+        return None
+
+    def _peek(self, path: Path) -> dict[str, Any]:
+        """Returns the payload (see peek). Each rank checks its share of the file; if one finds damage, all raise."""
+        if self.world is None:
+            return peek(path)
+        payload, wrong = {}, None
+        try:
+            payload = peek(path, (self.world.rank, self.world.size))
+        except Damaged as error:
+            wrong = str(error)
+        wrong = self.world.share(next((found for found in self.world.gather(wrong) if found), None))
+        if wrong is not None:
+            raise Damaged(wrong)
+        return payload
+
+    def newest_valid(self, put_aside: bool = False) -> tuple[Path, dict[str, Any]] | None:
+        """Returns the newest checkpoint that loads, and its payload (see peek); None if there are no checkpoints. Warns
+        of damaged ones. All ranks call this.
+
+        put_aside: rename damaged ones to .damaged, so that they no longer count as kept, and delete what killed
+        processes left half written; only for the run itself.
+        ConfigError if there are checkpoints and none loads: the user decides whether to begin anew.
+        """
+        if put_aside and self._leads:
+            remove_leftovers(self.directory)
+        files = self.files()[::-1]
+        if self.world is not None:
+            files = [self.directory / name for name in self.world.share([file.name for file in files])]
+        damaged: list[Path] = []
+        for path in files:
+            try:
+                payload = self._peek(path)
+            except Damaged as error:
+                damaged.append(path)
+                if self._leads:
+                    log.warning("skipping damaged checkpoint: %s", error)
+                continue
+            for one in damaged if put_aside and self._leads else ():
+                one.rename(one.with_suffix(".damaged"))
+            return path, payload
+        if files:
+            raise ConfigError(
+                f"{self.directory}: none of its {len(files)} checkpoints loads; move them away to begin anew"
+            )
+        return None
+
+    def files(self) -> list[Path]:
+        """All checkpoints of this run, oldest first."""
+        return checkpoint_files(self.directory)
+
+    def _path(self, kind: str, step: int, suffix: str) -> Path:
+        return self.directory / f"{kind}_{step:09d}{suffix}"
+
+    def _files(self, kind: str) -> list[Path]:
+        """Newest first."""
+        return [path for path in reversed(self.files()) if path.name.startswith(kind)]
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Delete what a killed process was writing or deleting (shards.py)."""
+    for left in directory.glob(".*"):
+        if left.suffix in (".tmp", ".old") and CHECKPOINT.fullmatch(left.stem.removeprefix(".")):
+            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
+
+
+def find_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
+    """path: a checkpoint or a run directory (its best one, else its newest valid one). Returns (checkpoint, payload
+    with the weights)."""
+    if path.is_file() or path.suffix == shards.SUFFIX:
+        above = path.absolute().parents[1]
+        enter(above if (above / CONFIG).exists() else path)
+        return path, load_checkpoint(path, WEIGHTS)
+    checkpoints = Checkpoints(path / "checkpoints")
+    if not checkpoints.directory.is_dir():
+        raise ConfigError(f"{path} is neither a checkpoint nor a run directory with checkpoints")
+    enter(path if (path / CONFIG).exists() else checkpoints.directory)
+    newest = checkpoints.newest_valid()
+    if newest is None:
+        raise ConfigError(f"{checkpoints.directory} holds no checkpoint")
+    best = checkpoints.load_best(newest[1]["best"])
+    file, payload = (checkpoints.best_path(best[0]), best[1]) if best else newest
+    return file, load_checkpoint(file, WEIGHTS) if "shards" in payload else payload
+
+
+def find_weights(path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+    """Returns (file, state dict). path: as of `find_checkpoint`, or a file with a state dict that any program saved."""
+    if not path.exists():
+        raise ConfigError(f"{path}: no such run directory, checkpoint or file with weights")
+    if path.is_dir():
+        file, payload = find_checkpoint(path)
+        return file, weights_of(payload)
+    if not path.is_file():
+        raise ConfigError(f"{path}: is neither a run directory nor a file")
+    with reading(path):
+        if zipfile.is_zipfile(path):  # torch < 1.6 wrote no zip files
+            check_zip(path)
+        payload = torch.load(path, map_location="cpu", weights_only=True)
+    if isinstance(payload, dict) and "ranks" in payload:  # a run's checkpoint
+        payload = with_shared(payload, path)
+    within = [payload.get(key) for key in ("ema", "model", "state_dict")] if isinstance(payload, dict) else []
+    for state in (payload, *within):
+        if isinstance(state, dict) and state and all(isinstance(v, torch.Tensor) for v in state.values()):
+            return path, state
+    raise Damaged(f"{path} does not load: it holds no weights: no state dict, and none under 'model' or 'state_dict'")

@@ -1,0 +1,142 @@
+"""Finds config differences between a sweep's jobs that were not swept. Imports neither Hydra nor torch.
+
+A default in conf/ may be edited between two commands of a sweep. Jobs of both may then have the same overrides but
+different configs, so they are no repetitions: the differing keys are shown, and the report groups jobs by them too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from samebits.config.paths import portable, writer
+from samebits.config.saved import CONFIG, load_plain, load_sections, updated
+from samebits.project import Project
+from samebits.schema import join
+
+NEVER_COMPARED = ("hydra", "sweep", "resume")
+JOBS_OWN = "hydra"  # key in `follows` for values that come from the job's number, directory or time
+_ABSENT = object()
+_current: set[tuple[Any, ...]] = set()  # project, keys and targets of configs that this version has written
+
+
+def flat(node: Any, key: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}, "c": [1]} -> {"a.b": 1, "c": [1]}; an empty mapping is a value."""
+    if isinstance(node, dict) and (node or not key):
+        return {k: v for name, value in node.items() for k, v in flat(value, join(key, str(name))).items()}
+    return {key: node}
+
+
+def load_flat(project: Project, directory: Path) -> dict[str, Any]:
+    """A run's config, {dotted key: value}, as this version would have saved it: with keys that are younger than the
+    run, and paths relative to the project that wrote it. Empty where there is none. To compare runs."""
+    whole = load_plain(directory / CONFIG, dict, load_sections)
+    values = flat(whole)
+    kind = (project.name, *(f"{key}={value}" if key.endswith("_target_") else key for key, value in values.items()))
+    if values and kind not in _current:
+        of_now = updated(project, whole)[0]
+        if of_now == whole:
+            _current.add(kind)  # the jobs of a sweep are of few kinds, and bringing one up to date takes a while
+        values = flat(of_now)
+    values = portable(project.root, values)
+    texts = (one for value in values.values() for one in (value if isinstance(value, list) else [value]))
+    elsewhere = any(isinstance(text, str) and os.path.isabs(text) for text in texts)
+    return portable(was, values) if elsewhere and (was := writer(directory)) else values
+
+
+def is_seed(key: str) -> bool:
+    return key.rpartition(".")[2] == "seed"
+
+
+@dataclass(frozen=True)
+class JobConfig:
+    """What is compared of a job. values: {dotted key: value}, none where it is not written yet. name: its folder's."""
+
+    values: Mapping[str, Any]
+    overrides: Sequence[str]
+    name: str
+
+    def value(self, key: str) -> Any:
+        return _without(self.values.get(key, _ABSENT), self.name)
+
+
+def unswept(
+    project: Project, jobs: Sequence[JobConfig], swept: Collection[str], follows: Mapping[str, Collection[str]]
+) -> list[str]:
+    """The dotted keys in which jobs differ although they were not swept.
+
+    follows: {swept key: keys that interpolate it}. Seeds, names and the groups Project.beside are not compared. A key
+    that a swept group's option may have set (keys below the group; any key, for an experiment) is compared only among
+    jobs with the same option.
+    """
+    jobs = [job for job in jobs if job.values]
+    keys = dict.fromkeys(key for job in jobs for key in job.values)
+    groups = [key for key in swept if key not in keys]
+    explained = {*swept, *(key for of in (*swept, JOBS_OWN) for key in follows.get(of, ()))} - {*groups}
+    left_out = (*project.beside, "name", *NEVER_COMPARED)
+    compared = [key for key in keys if key.split(".")[0] not in left_out and not is_seed(key)]
+    compared = [key for key in compared if not any(_within(key, one) for one in explained)]
+    return [key for key in compared if _differs(key, jobs, [one for one in groups if _owns(one, key, keys)])]
+
+
+def _differs(key: str, jobs: Sequence[JobConfig], owners: Sequence[str]) -> bool:
+    """Whether two jobs with the same options of `owners`, the swept groups that may have set the key, have different
+    values of it."""
+    if all(job.values.get(key, _ABSENT) == jobs[0].values.get(key, _ABSENT) for job in jobs):
+        return False  # nearly always
+    first: dict[tuple[str | None, ...], Any] = {}  # options -> the value of the first job that has them
+    for job in jobs:
+        options, value = tuple(_choice(job.overrides, group) for group in owners), job.value(key)
+        if first.setdefault(options, value) != value:
+            return True
+    return False
+
+
+def dependents(project: Project, raw: Mapping[str, Any], key: str) -> list[str]:
+    """The keys of an unresolved config that interpolate `key`, directly or through other keys."""
+    texts = {name: str(value) for name, value in raw.items() if "${" in str(value)}
+    found = {key}
+    reads = {name for name, text in texts.items() if any(f"${{{one}:" in text for one in project.resolvers)}
+
+    def follows(name: str, key: str) -> bool:
+        return _refers(texts[name], key) or (name in reads and _within(key, name.rpartition(".")[0]))  # its group
+
+    while more := {name for name in texts if name not in found and any(follows(name, one) for one in found)}:
+        found |= more
+    return sorted(found - {key})
+
+
+def _refers(text: str, key: str) -> bool:
+    if key == JOBS_OWN:
+        return re.search(r"\$\{(hydra|now|suffix):", text) is not None
+    for dots, name in re.findall(r"\$\{(\.*)([A-Za-z_][\w./]*)", text):
+        if _within(name, key) or _within(key, name) or (dots and f".{key}".endswith(f".{name}")):
+            return True
+    return False
+
+
+def _within(key: str, above: str) -> bool:
+    """Whether a dotted key is `above` or below it. above: as in an override (~key, group@package, a/b)."""
+    return f"{key}.".startswith(above.lstrip("~").partition("@")[0].replace("/", ".") + ".")
+
+
+def _owns(group: str, key: str, keys: Iterable[str]) -> bool:
+    """Whether a group's option may have set `key`: a key below the group, or any key (an experiment)."""
+    somewhere = group.startswith("~") or any(_within(one, group) for one in keys)
+    return _within(key, group) or "@" in group or not somewhere
+
+
+def _choice(overrides: Sequence[str], key: str) -> str | None:
+    found = (text.partition("=") for text in reversed(overrides))
+    return next((value.strip("'\"") for name, _, value in found if name.lstrip("+") == key), None)
+
+
+def _without(value: Any, name: str) -> Any:
+    """A path within the job's own directory, made relative to it: such paths are no difference between jobs."""
+    if isinstance(value, str) and name and name in value:
+        return value.partition(name)[2]
+    return [_without(one, name) for one in value] if isinstance(value, list) else value

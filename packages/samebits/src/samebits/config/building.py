@@ -1,0 +1,97 @@
+"""Build the object that a node names; an error in its class becomes one line with key, values, file and line."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from samebits.config.targets import below, build_target
+from samebits.errors import ConfigError, RunFailed, users_frames
+from samebits.project import Project
+from samebits.schema import join, show
+
+TRACEBACK = "LAB_TRACEBACK"  # with this variable the command shows the traceback too
+LONGEST = 300  # characters of a message, or of the values, that are shown
+
+
+def construct(project: Project, key: str, node: Mapping[str, Any], kind: type | None = None, **arguments: Any) -> Any:
+    """Returns the object that `node` names, built from its keywords and `arguments`. key: the node's key in the config.
+
+    kind: the class that it must be an instance of; None: any callable.
+    """
+    with constructing(project, key, node):
+        built = build_target(project, node, key, **arguments)
+    return of_kind(key, node, built, kind)
+
+
+def of_kind(key: str, node: Mapping[str, Any], built: Any, kind: type | None) -> Any:
+    """Returns `built` if it is an instance of `kind` (None: callable); else ConfigError."""
+    if not (callable(built) if kind is None else isinstance(built, kind)):
+        wanted = "something to be called" if kind is None else f"a {kind.__module__}.{kind.__qualname__}"
+        raise ConfigError(
+            f"{join(key, '_target_')}: expected {wanted}, and {node['_target_']} gives {article(type(built).__name__)}"
+        )
+    return built
+
+
+@contextlib.contextmanager
+def constructing(project: Project, key: str, node: Mapping[str, Any]) -> Iterator[None]:
+    """In this block an error of the node's target becomes a ConfigError, unless the machine caused it (no memory)."""
+    try:
+        yield
+    except (ConfigError, RunFailed):
+        raise
+    except Exception as error:
+        if _of_the_machine(error):
+            raise
+        raise ConfigError(refusal(project, key, node, error)) from error
+
+
+def refusal(project: Project, key: str, node: Mapping[str, Any], error: Exception) -> str:
+    """model.dropout=1.5: lab.models.mlp.MLP cannot be built: <its message> (ValueError, file, line)"""
+    said = _short(" ".join(str(error).split()))
+    values = {name: value for name, value in node.items() if not name.startswith("_")}
+    named = [name for name in values if re.search(rf"\b{re.escape(name)}\b", said)]
+    if len(named) == 1:  # the message names the wrong value
+        head, given = f"{join(key, named[0])}={show(values[named[0]])}", ""
+    else:
+        head = key
+        given = _short(", ".join(f"{name}={show(value)}" for name, value in values.items()))
+        given = f" with {given}" if given else ""
+    target = str(node.get("_target_"))
+    place = ", ".join([type(error).__name__, *_place(project, target, error)])
+    return f"{head}: {target} cannot be built{given}: {said or 'no message'} ({place}; {TRACEBACK}=1 has more)"
+
+
+def article(name: str) -> str:
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+def _of_the_machine(error: Exception) -> bool:
+    """Whether the cause is the machine (no memory, failing disk or network), so that the config may be right."""
+    mistakes = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, FileExistsError)
+    memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
+    return memory or (isinstance(error, OSError) and not isinstance(error, mistakes))
+
+
+def _place(project: Project, target: str, error: Exception) -> list[str]:
+    """Returns [file, line] of the last frame outside of libraries, else of the last; [] if the call itself failed."""
+    frames = list(traceback.extract_tb(error.__traceback__))
+    begin = max((i + 1 for i, frame in enumerate(frames) if "hydra" in Path(frame.filename).parts), default=len(frames))
+    with contextlib.suppress(Exception):  # a target without a source file, or without a frame
+        own = inspect.getsourcefile(getattr(sys.modules[target.rpartition(".")[0]], target.rpartition(".")[2]))
+        begin = next(i for i, frame in enumerate(frames) if frame.filename == own)
+    inner = frames[begin:]
+    for last in (users_frames(inner) or inner)[-1:]:
+        return [below(project.root, last.filename), f"line {last.lineno}"]
+    return []
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

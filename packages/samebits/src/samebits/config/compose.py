@@ -1,0 +1,247 @@
+"""From the command line to a plain, resolved config, through Hydra 1.3 or 1.4. Imports neither torch nor h5py.
+
+argv -> Hydra composes -> job(cfg) -> resolved(project, cfg): no interpolation left, paths absolute
+  \\-> any mistake: a ConfigError of one line
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hydra
+from hydra._internal.utils import _run_hydra, get_args_parser
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+
+from samebits.config import yamls
+from samebits.config.messages import check_arguments, explain
+from samebits.config.wandb_agent import from_agent, run_folder
+from samebits.errors import ConfigError
+from samebits.project import Project
+from samebits.schema import MISSING, below_outputs, plain, walk
+
+_FULL_ERROR = "HYDRA_FULL_ERROR"  # unless it is 1, Hydra prints errors and exits instead of raising
+_typed: list[str | None] = []  # values of _FULL_ERROR before each nested _full_error, the user's first
+_HYDRA_14 = "execution_whitelist" in inspect.signature(hydra.main).parameters
+# 2.3 has a register_resolver, too: an older one, without a cache
+_OMEGACONF_24 = "use_cache" in inspect.signature(OmegaConf.register_resolver).parameters
+register_resolver: Callable[..., None] = (
+    OmegaConf.register_resolver if _OMEGACONF_24 else OmegaConf.register_new_resolver
+)
+
+
+def register_resolvers(project: Project) -> None:
+    """${root:} the project's folder; ${suffix:} six random hex digits, the same in all of a config; ${sweep_name:name}
+    the name, or the time if null; ${below_outputs:name} the name, checked; ${run_folder:name} the name, or the ids of
+    W&B's agent; ${variable:NAME,other} an environment variable, or other where it is not set or empty;
+    ${variable_list:NAME} its parts between commas; and those of the project."""
+
+    def sweep_name(name: str | None) -> str:
+        return name or f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(3)}"
+
+    def variable_list(name: str) -> list[str]:
+        return [part.strip() for part in os.environ.get(name, "").split(",") if part.strip()]
+
+    register_resolver("variable", lambda name, other: os.environ.get(name) or other, replace=True)
+    register_resolver("variable_list", variable_list, replace=True)
+    register_resolver("root", lambda: str(project.root), replace=True)
+    register_resolver("suffix", lambda: secrets.token_hex(3), use_cache=True, replace=True)
+    register_resolver("sweep_name", sweep_name, use_cache=True, replace=True)
+    register_resolver("below_outputs", below_outputs, replace=True)  # before Hydra makes the run's folder
+    register_resolver("run_folder", run_folder, replace=True)
+    for name, resolver in project.resolvers.items():
+        register_resolver(name, resolver, replace=True)
+
+
+def run_hydra(project: Project, job: Callable[[DictConfig], Any]) -> None:
+    """Compose from sys.argv and call `job` for each config. Raises ConfigError, and what `job` raises. Our
+    plugins of Hydra (hydra_plugins), which run sweeps, find the project at the function that Hydra hands them.
+
+    Hydra raises errors where HYDRA_FULL_ERROR is 1: jobs and sweeps are enclosed by `as_started`, which undoes that.
+    """
+    check_arguments(project.root, sys.argv[1:])
+    yamls.check_primary(sys.argv[1:], project.conf)
+    yamls.check_bare(sys.argv[1:], project.conf)
+    register_resolvers(project)
+
+    def task(cfg: DictConfig) -> Any:
+        return job(cfg)
+
+    task.project = project  # type: ignore[attr-defined]
+    shown = os.environ.get(_FULL_ERROR)
+    arguments = quoted(project, from_agent(project, sys.argv[1:]))
+    # what hydra.main does, with arguments that are not sys.argv's: overrides on both sides of -m, as 1.4 takes them
+    parser: Any = get_args_parser()
+    parser.error = _refuse
+    args = parser.parse_intermixed_args(for_a_run(project, arguments))
+    if args.experimental_rerun is not None:
+        raise ConfigError("--experimental-rerun: would unpickle a file - a run's directory goes on with resume=...")
+    # 1.4 wants an allowlist, and no version_base (see initialize)
+    options: dict[str, Any] = {"execution_whitelist": project.allowed} if _HYDRA_14 else {"version_base": None}
+
+    @hydra.main(config_path=str(project.conf), config_name="train", **options)
+    def run(args: Any) -> None:  # called with an argument, hydra.main parses none
+        _run_hydra(args, parser, task_function=task, config_path=str(project.conf), config_name="train")
+
+    try:
+        with _full_error("1"):
+            run(args)  # type: ignore[call-arg]
+    except Exception as error:
+        if shown == "1" or (line := explain(project, error, sys.argv[1:], composed)) is None:
+            raise
+        raise ConfigError(line if for_a_run(project, arguments) == arguments else line.replace("++", "")) from error
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ConfigError(f"{message} - values are given as key=value, without dashes; see --help")
+
+
+@contextlib.contextmanager
+def _full_error(value: str | None) -> Iterator[None]:
+    before = os.environ.get(_FULL_ERROR)
+    _set(_FULL_ERROR, value)
+    _typed.append(before)
+    try:
+        yield
+    finally:
+        _typed.pop()
+        _set(_FULL_ERROR, before)
+
+
+def as_started() -> contextlib.AbstractContextManager[None]:
+    """Within run_hydra: in this block HYDRA_FULL_ERROR is as the user set it, also for processes started in it."""
+    return _full_error(_typed[0]) if _typed else contextlib.nullcontext()
+
+
+def quoted(project: Project, arguments: Sequence[str]) -> list[str]:
+    """debug=nan -> debug='nan', as Hydra reads a bare nan as a number and refuses it as an option's name; sweep=lr ->
+    sweep.name='lr'."""
+
+    def one(argument: str) -> str:
+        if argument.startswith("sweep=") and not argument.startswith("sweep={"):
+            return f"sweep.name='{argument.removeprefix('sweep=')}'"
+        group, _, name = argument.partition("=")
+        reads_as_value = name.lower() in ("nan", "inf", "null", "true", "false") or name.isdecimal()
+        return f"{group}='{name}'" if reads_as_value and (project.conf / group / f"{name}.yaml").is_file() else argument
+
+    return [one(argument) for argument in arguments]
+
+
+def for_a_run(project: Project, arguments: Sequence[str]) -> list[str]:
+    """With resume=RUN, key=value -> ++key=value: whether there is such a key says the run's config, not what conf/
+    composes by default. (samebits.runs.resume takes the value and leaves out the rest.)"""
+    keys = [argument.partition("=")[0] for argument in arguments]
+    if "resume" not in keys or {"resume=auto", "resume=null", "-m", "--multirun"} & set(arguments):
+        return [*arguments]
+    plainly = re.compile(r"[\w.]+")  # no group, nothing added or deleted, no option
+
+    def one(key: str, argument: str) -> str:
+        chooses = (project.conf / key).is_dir() and not argument.startswith(f"{key}={{")
+        is_value = "=" in argument and plainly.fullmatch(key) and not chooses
+        return f"++{argument}" if is_value and key != "resume" and not key.startswith("hydra.") else argument
+
+    return [*map(one, keys, arguments)]
+
+
+def composed(project: Project, overrides: Sequence[str]) -> dict[str, Any]:
+    """Returns the whole config for these overrides, `hydra` included, with unresolved interpolations."""
+    return OmegaConf.to_container(_composed(project, overrides, with_hydra=True), resolve=False)  # type: ignore[return-value]
+
+
+def initialize(conf: Path) -> contextlib.AbstractContextManager[Any]:
+    """Within it Hydra composes from this folder. 1.4 warns of the version_base that 1.3 wants."""
+    options: dict[str, Any] = {} if _HYDRA_14 else {"version_base": None}
+    return hydra.initialize_config_dir(str(conf), **options)
+
+
+def _composed(project: Project, overrides: Sequence[str], with_hydra: bool) -> DictConfig:
+    register_resolvers(project)
+    at_work = GlobalHydra.instance()
+    outer, at_work.hydra = at_work.hydra, None  # a sweep's Hydra, if a job has a mistake
+    try:
+        with initialize(project.conf):
+            return hydra.compose("train", quoted(project, overrides), return_hydra_config=with_hydra)
+    finally:
+        at_work.hydra = outer
+
+
+def compose_here(project: Project, overrides: Sequence[str], cwd: Path) -> DictConfig:
+    """Returns the resolved config for these overrides, without a command line: for a notebook or a script."""
+    yamls.check_bare(overrides, project.conf)
+    try:
+        cfg = _composed(project, overrides, with_hydra=False)
+    except Exception as error:
+        if (line := explain(project, error, overrides, composed)) is None:
+            raise
+        raise ConfigError(line) from error
+    return resolved(project, cfg, cwd)
+
+
+def resolved(project: Project, cfg: DictConfig, cwd: Path) -> DictConfig:
+    """Returns a copy with resolved interpolations and paths (data.path, resume, ...) made absolute from `cwd`."""
+    register_resolvers(project)  # another project may have registered its own since this config was composed
+    for key in missing_keys(OmegaConf.to_container(cfg, resolve=False)):
+        raise ConfigError(f"{key}: a value is missing here (???) - give one, {key}=...")
+    copy = cfg.copy()
+    OmegaConf.set_struct(copy, False)
+    OmegaConf.set_readonly(copy, False)
+    try:
+        for key in (one for pattern in project.paths for one in keys_like(copy, pattern)):
+            if (value := OmegaConf.select(copy, key)) is not None:
+                OmegaConf.update(copy, key, absolute(plain(value, resolve=False), cwd))
+        project.expand(copy)
+        # through plain values, so that nodes that an interpolation refers to are copied, not shared
+        return DictConfig(OmegaConf.to_container(copy, resolve=True))
+    except Exception as error:
+        if (line := explain(project, error, [], composed)) is None:
+            raise
+        raise ConfigError(line) from error
+
+
+def keys_like(cfg: DictConfig, pattern: str) -> list[str]:
+    """data.parts.*.path -> that key of each part that is there; a key without * is itself."""
+    above, star, below = pattern.partition(".*")
+    if not star:
+        return [pattern]
+    node = OmegaConf.select(cfg, above)
+    return [f"{above}.{name!s}{below}" for name in node] if isinstance(node, DictConfig) else []
+
+
+def missing_keys(node: Any, key: str = "") -> list[str]:
+    return [at for at, value in walk(node, key) if value == MISSING]
+
+
+def remove_if_empty(root: Path, folder: Path) -> None:
+    """Remove a run's folder, which Hydra makes before any check, and its parents below outputs/, where empty."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+        outputs = root / "outputs"
+        for parent in folder.parents:
+            if outputs not in parent.parents:
+                break
+            parent.rmdir()
+
+
+def absolute(value: Any, cwd: Path) -> Any:
+    """Returns a path, or a list of paths, made absolute from `cwd`; URLs and `auto` are not changed."""
+    if isinstance(value, list):
+        return [absolute(item, cwd) for item in value]
+    if not isinstance(value, str) or value == "auto" or "://" in value:
+        return value
+    return os.path.normpath(cwd / Path(value).expanduser())
+
+
+def _set(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

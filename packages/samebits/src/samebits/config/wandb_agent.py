@@ -1,0 +1,114 @@
+"""Translate the command line of a W&B sweep's agent (conf/wandb_sweep.yaml) into Hydra's syntax.
+
+The agent writes values as Python's str() does: nested parameters as {'lr': 0.1}, null as None, a list as ['a', 'b'],
+text without quotes. A run that W&B has queued again gets all of its config as arguments, with a key _wandb
+(github.com/wandb/wandb/issues/9143); the overrides that it began with are in it. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from samebits.config.alike import flat
+from samebits.config.saved import override_of_now
+from samebits.errors import ConfigError
+from samebits.project import Project
+
+
+def agents_run() -> tuple[str, str] | None:
+    """Returns W&B's ids of (sweep, run) if its agent started this process."""
+    sweep, run = os.environ.get("WANDB_SWEEP_ID"), os.environ.get("WANDB_RUN_ID")
+    return (sweep, run) if sweep and run else None
+
+
+def run_folder(otherwise: str) -> str:
+    """Returns a run's folder below its name's: of a run of the agent's always the same, so that it is found again."""
+    if (ids := agents_run()) is None:
+        return otherwise
+    for name, value in zip(("WANDB_SWEEP_ID", "WANDB_RUN_ID"), ids):
+        if not re.fullmatch(r"\w[\w.-]*", value):
+            raise ConfigError(f"{name}={value}: not an id of W&B's, after which the run's folder could be named")
+    return "/".join(ids)
+
+
+def from_agent(project: Project, arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments in Hydra's syntax, with resume=auto; unchanged if the agent did not start this process."""
+    if not os.environ.get("WANDB_SWEEP_ID"):
+        return list(arguments)
+    if (began_with := _recorded(project, arguments)) is not None:
+        plain = (text for text in arguments if text.startswith(("hydra", "-")))
+        translated = [*plain, *(text for text in began_with if not text.startswith("resume="))]
+    else:
+        translated = [override for argument in arguments for override in _translated(argument)]
+    multirun = {"-m", "--multirun"} & set(translated)
+    if agents_run() is None or multirun or any(text.startswith("resume=") for text in translated):
+        return translated
+    return [*translated, "resume=auto"]
+
+
+def handed_out_again(project: Project) -> bool:
+    """Whether W&B's agent has started this process for a run that was begun before."""
+    return agents_run() is not None and _recorded(project, sys.argv[1:]) is not None
+
+
+def _recorded(project: Project, arguments: Sequence[str]) -> list[str] | None:
+    """The overrides in a run's whole config, as samebits.loggers.wandb_log gives it to W&B:
+    run={'overrides': [...]}."""
+    for argument in arguments:
+        if argument.startswith("run={"):
+            known = ast.literal_eval(argument.removeprefix("run="))["overrides"]
+            return [override_of_now(project, one) for one in known]
+    return None
+
+
+def _translated(argument: str) -> Iterator[str]:
+    """optim={'lr': 0.1, 'betas': [0.9, 0.99]} -> optim.lr=0.1 optim.betas=[0.9,0.99]"""
+    key, equals, text = argument.partition("=")
+    if not equals or key.startswith("-"):
+        yield argument
+        return
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
+    if value is None or isinstance(value, (bool, list, tuple, dict)):
+        yield from (f"{name}={written(one)}" for name, one in flat(value, key).items() if one != {})
+    else:
+        yield argument if _one_value(argument) else f"{key}={quote_value(text)}"
+
+
+def written(value: Any) -> str:
+    """Returns a plain value in Hydra's syntax."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(written, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{name}:{written(inner)}" for name, inner in value.items()) + "}"
+    return repr(value) if isinstance(value, (int, float)) else quote_value(value)
+
+
+def quote_value(text: str) -> str:
+    """As a string for Hydra's grammar, whatever is in it."""
+    # backslashes count as such, but for a run of them before a quote
+    escaped = re.sub(r"(\\+)(?=\Z|')", r"\1\1", text).replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _one_value(argument: str) -> bool:
+    """Whether Hydra reads it as one value: "a,b" is a sweep, "a: {" a syntax error."""
+    # imported here, as a report needs the rest of this file and no Hydra
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        return not OverridesParser.create().parse_override(argument).is_sweep_override()
+    except HydraException:
+        return False

@@ -1,0 +1,206 @@
+"""Read the config's yaml files without Hydra, to explain why Hydra cannot compose them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf.errors import GrammarParseError
+from omegaconf.grammar_parser import parse
+
+from samebits.errors import ConfigError
+from samebits.schema import at, join, show
+
+DIRECTORY_OPTIONS, NAME_OPTIONS = ("--config-dir", "-cd"), ("--config-name", "-cn")
+
+
+def option_value(argv: Sequence[str], names: Sequence[str]) -> str | None:
+    """Returns the value of a command line option, given as `-cn VALUE` or `--config-name=VALUE`."""
+    for index, argument in enumerate(argv):
+        name, equals, value = argument.partition("=")
+        if name in names:
+            return value if equals else next(iter(argv[index + 1 :]), None)
+    return None
+
+
+def folders(argv: Sequence[str], conf: Path) -> list[Path]:
+    more = option_value(argv, DIRECTORY_OPTIONS)
+    return [conf, *([Path(more)] if more else [])]
+
+
+def read(name: str, argv: Sequence[str], conf: Path) -> tuple[Path, Any] | None:
+    """Returns (file, content) of group/option; None if there is no such file or it is not valid yaml."""
+    for folder in folders(argv, conf):
+        file = folder / f"{name}.yaml"
+        try:
+            return file, yaml.safe_load(file.read_text())
+        except (OSError, UnicodeDecodeError, yaml.YAMLError):
+            continue
+    return None
+
+
+def chosen(argv: Sequence[str]) -> list[str]:
+    """model=mlp -> model/mlp; logger=[wandb,mlflow], and a sweep model=mlp,gpt -> each"""
+    pairs = (argument.lstrip("+").partition("=") for argument in argv if not argument.startswith(("-", "~")))
+    return [
+        f"{group.partition('@')[0]}/{option.strip()}"
+        for group, equals, options in pairs
+        if equals
+        for option in options.strip("[]").split(",")
+        if option.strip()
+    ]
+
+
+def options(group: str, argv: Sequence[str], conf: Path) -> list[str]:
+    return sorted({path.stem for folder in folders(argv, conf) for path in (folder / group).glob("*.yaml")})
+
+
+def included(name: str, content: Any) -> Iterator[str]:
+    """Yields the files that a defaults list includes, as group/option; `override` entries include none."""
+    entries = content.get("defaults") if isinstance(content, Mapping) else None
+    group = name.rpartition("/")[0]
+    for entry in entries if isinstance(entries, list) else ():
+        pairs = entry.items() if isinstance(entry, Mapping) else [("", entry)]
+        for key, option in pairs:
+            key = str(key).removeprefix("optional ").partition("@")[0]
+            if key.startswith("override ") or not isinstance(option, str) or option == "_self_":
+                continue
+            path = f"{key}/{option.partition('@')[0]}" if key else option.partition("@")[0]
+            yield path.lstrip("/") if path.startswith("/") or not group else f"{group}/{path}"
+
+
+def composed(argv: Sequence[str], conf: Path) -> Iterator[tuple[str, Path, Any]]:
+    """Yields (group/option, file, content) of each yaml that is composed, as far as it can be read."""
+    todo, seen = ["train", *chosen(argv)], set()
+    while todo:
+        name = todo.pop()
+        if name in seen or (found := read(name, argv, conf)) is None:
+            continue
+        seen.add(name)
+        yield name, *found
+        todo += included(name, found[1])
+
+
+def no_interpolation(argv: Sequence[str], conf: Path) -> str | None:
+    """Returns the line for the first composed value whose ${...} cannot be parsed; None if there is none."""
+    for _, file, content in composed(argv, conf):
+        for key, value in values(content):
+            try:
+                parse(value)
+            except GrammarParseError:
+                return f"{file}: {key}: {value} - no valid interpolation; another key's value is ${{group.key}}"
+    return None
+
+
+def values(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yields (dotted key, text) of all texts in nested mappings and lists that hold an interpolation."""
+    if isinstance(node, str) and "${" in node:
+        yield key, node
+    pairs = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
+    for name, value in pairs:
+        yield from values(value, join(key, str(name)))
+
+
+def not_utf8(argv: Sequence[str], conf: Path) -> str | None:
+    """Returns the line for the first yaml that is no text, those that are composed first; None if all are."""
+    names = [*chosen(argv), *(more for name, _, content in composed(argv, conf) for more in included(name, content))]
+    first = [folder / f"{name}.yaml" for folder in folders(argv, conf) for name in names]
+    every = (file for folder in folders(argv, conf) for file in sorted(folder.rglob("*.yaml")))
+    for file in (*filter(Path.is_file, first), *every):
+        try:
+            file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            return f"{file}: not valid yaml: byte {error.start} is not UTF-8 - save it as UTF-8"
+    return None
+
+
+def chosen_twice(group: str, argv: Sequence[str], conf: Path) -> str:
+    """Returns the line for a group that the list of defaults of train.yaml and something else choose."""
+    if any(argument.partition("=")[0] == f"+{group}" for argument in argv):
+        return f"{group}: chosen already, so + cannot add it - write {group}=..., without the +"
+    for name, file, content in composed(argv, conf):
+        again = [path for path in included(name, content) if path.rpartition("/")[0] == group]
+        if again and name != "train":
+            option = again[0].rpartition("/")[2]
+            return f"{file}: {group}: chosen already - write `override /{group}: {option}` in its list of defaults"
+    return f"{group}: chosen twice in the lists of defaults - write `override /{group}: ...` in the second one"
+
+
+def check_bare(argv: Sequence[str], conf: Path) -> None:
+    """ConfigError if a yaml that is composed holds no keys, or gives a group a bare value, logger: none. Hydra would
+    replace the whole group by that text, and a later yaml the text by a mapping of what it alone sets."""
+    groups = [path.relative_to(conf).parts for path in sorted(conf.rglob("*")) if any(path.glob("*.yaml"))]
+    groups = [group for group in groups if group[0] != "hydra"]
+    for name, file, content in composed(argv, conf):
+        if (text := file.read_text()).startswith("\ufeff") and "@package" in text:
+            raise ConfigError(
+                f"{file}: begins with a byte order mark, so Hydra does not see its '# @package' - save it as UTF-8 "
+                "without one (BOM)"
+            )
+        for key, value in dotted(content, package(file, name)):
+            *outer, last = key.split(".")
+            shown = "".join(f"{part}: {{" for part in outer) + f"{last}: {show(value)}" + "}" * len(outer)
+            raise ConfigError(f"{file}: {key}: yaml takes dots as a part of the name - write {shown}")
+        if content is not None and not isinstance(content, Mapping):
+            kind = "a list" if isinstance(content, list) else f"the single value {content!r}"
+            raise ConfigError(f"{file}: holds {kind}; a config holds keys and values, trainer: {{max_steps: 3}}")
+        for group in groups if content is not None else ():
+            if (keys := below(package(file, name), group)) is None:
+                continue
+            node: Any = content
+            for part in keys:
+                node = node.get(part, {}) if isinstance(node, Mapping) else {}
+            if not isinstance(node, Mapping) and "${" not in str(node):
+                text = "null" if node is None else str(node)
+                there = options("/".join(group), argv, conf)
+                option = text if text in there else there[0] if len(there) == 1 else f"one of {', '.join(there)}"
+                change = "" if name == "train" else "override /"
+                raise ConfigError(
+                    f"{file}: {'.'.join(keys)}: {text} - a group is chosen in the list of defaults, "
+                    f"`defaults: - {change}{'/'.join(group)}: {option}`"
+                )
+
+
+def dotted(content: Any, package: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """Yields (key, value) of keys with dots that are meant as keys of the config: of a group, or above one. Deeper ones
+    may be names of parameters, as those of optim.lr_factors."""
+    for name, value in content.items() if isinstance(content, Mapping) else ():
+        if re.fullmatch(r"[a-z]\w*(\.\w+)+", str(name)):
+            yield str(name), value
+        if not package:
+            yield from dotted(value, (str(name),))
+
+
+def package(file: Path, name: str) -> tuple[str, ...]:
+    """The keys below which a file's content stands: those of its group, unless its first lines say # @package."""
+    stated = re.search(r"^#\s*@package\s+(\S+)", file.read_text(), re.MULTILINE)
+    text = stated[1] if stated else "_group_"
+    text = text.replace("_group_", ".".join(Path(name).parent.parts)).replace("_global_", "")
+    return tuple(part for part in text.split(".") if part)
+
+
+def below(package: tuple[str, ...], group: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The keys of a group within a file of this package; None if the group is not below it."""
+    return group[len(package) :] or None if group[: len(package)] == package else None
+
+
+def option_with(key: str, argv: Sequence[str], conf: Path) -> str | None:
+    """trainer.fsdp -> trainer=fsdp: the group's option whose file has a mapping at this key."""
+    group, *inner = key.split(".")
+    for option in options(group, argv, conf):
+        found = read(f"{group}/{option}", argv, conf)
+        if isinstance(at(found and found[1], inner), Mapping):
+            return f"{group}={option}"
+    return None
+
+
+def check_primary(argv: Sequence[str], conf: Path) -> None:
+    """ConfigError if --config-name names a yaml without defaults (wandb_sweep), which is not the config of a run."""
+    name = option_value(argv, NAME_OPTIONS)
+    found = read(name.removesuffix(".yaml"), argv, conf) if name else None
+    if found is not None and not {"defaults", "trainer"} & set(found[1] if isinstance(found[1], Mapping) else ()):
+        remedy = "begin it with `defaults: [train, _self_]`"
+        raise ConfigError(f"--config-name {name}: {found[0]} is no config of a run - {remedy}")

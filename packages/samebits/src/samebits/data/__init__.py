@@ -1,0 +1,38 @@
+"""Which sample when, and how batches reach the loop.
+
+Given: a data set (`__len__` and `__getitem__`, or `gather`, or a `Stream`), the seed, the device. Returned: a
+`Loader` of micro-batches, dict[str, Tensor], on the device; `Clock` measures how long the loop waited for them.
+
+Promised: the global batch of a step depends on the seed and the step alone, for any number of ranks, workers and
+micro-batches; an evaluation counts each sample once. Random numbers of a sample (`Draws`) depend on (seed, epoch,
+sample). No process or thread stays once a loader is closed.
+
+Raised: DataFailed for what a data set's own code raises, and for workers that died; it names data set, rows and split.
+
+    order, sampling, windows, lanes, permutation    row numbers of each step (an order is named by data.order._target_)
+    stateful           orders with a state that training changes
+    loading/           the Loader: threads, workers, a set on the device; samples/s, waiting for data
+    stream, spec       sources without a length; what a batch is made of
+    counter            random numbers by sample
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from samebits.pages import lazy
+
+if TYPE_CHECKING:
+    from samebits.data.counter import Draws
+    from samebits.data.lanes import LanePlan
+    from samebits.data.loading.alike import check_alike
+    from samebits.data.loading.choose import loader_speeds
+    from samebits.data.loading.clock import Clock
+    from samebits.data.loading.loader import Loader, Transform, remedy
+    from samebits.data.loading.samples import check_indexed, own_random_numbers, seed_of_split, seed_sample
+    from samebits.data.loading.slots import hand_over
+    from samebits.data.order import EvalPlan, Plan, Repeated, TrainPlan, shuffled
+    from samebits.data.stateful import StatefulOrder, changeable_order, has_state
+    from samebits.data.stream import Stream, is_stream
+else:
+    __getattr__ = lazy(__name__, __file__)

@@ -1,0 +1,170 @@
+"""How a Loader delivers: what `auto` decides, from what is measured, in one sentence."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from samebits.data.loading.samples import ahead_bytes
+from samebits.data.order import Plan
+from samebits.data.spec import empty_batch, is_ragged, sample_bytes
+from samebits.device import free_memory
+from samebits.errors import ConfigError
+from samebits.files import in_words
+
+KINDS = ("auto", "threads", "workers", "device")
+
+_RESIDENT_BYTES = 1 << 30  # larger sets are not loaded as a whole unless asked for: that would delay the start
+_RESIDENT_BATCH_BYTES = 1 << 20  # on a CPU, larger batches are better gathered beside the step, by threads
+_TRIAL_S = 0.02
+MORE, STREAM = "more gain nothing", "a stream is read in this process"  # in `why`
+_GAIN = 1.1  # more workers must be so much faster to be worth their memory
+_WAITING = 8  # workers for each core, where samples wait for a disk or a network rather than compute ...
+_MOST_WAITING, _MOST_THREADS = 64, 16  # ... but no more than these
+
+
+def is_batch_dataset(dataset: Any) -> bool:
+    return hasattr(dataset, "spec") and hasattr(dataset, "gather")
+
+
+def kind_of(dataset: Any, plan: Plan, device: torch.device, kind: str) -> tuple[str, str]:
+    """(threads, workers or device; why)."""
+    if kind not in KINDS:
+        raise ConfigError(f"data.loader={kind!r} is unknown; use one of {', '.join(KINDS)}")
+    if not is_batch_dataset(dataset):
+        if kind in ("threads", "device"):
+            raise ConfigError(
+                f"data.loader={kind} needs a dataset with `spec` and `gather`; {type(dataset).__name__} has only "
+                "__getitem__: use data.loader=workers"
+            )
+        return "workers", "workers: the dataset works sample by sample in Python"
+    if kind != "auto":
+        if kind == "device" and is_ragged(dataset.spec):
+            raise ConfigError("data.loader=device needs samples of one shape; use data.loader=threads")
+        return kind, f"{kind}: as data.loader says"
+    return _for_batch_dataset(dataset, plan, device)
+
+
+def _for_batch_dataset(dataset: Any, plan: Plan, device: torch.device) -> tuple[str, str]:
+    if is_ragged(dataset.spec):
+        return "threads", "threads: samples vary in length"
+    if ahead_bytes(dataset):
+        return "threads", "remote: what is needed is fetched meanwhile"
+    row_bytes = sample_bytes(dataset.spec)
+    nbytes = row_bytes * len(dataset)
+    stored = getattr(dataset, "nbytes", nbytes)
+    if nbytes > 2 * stored:
+        return "threads", f"threads: its samples overlap, {in_words(stored)} would become {in_words(nbytes)}"
+    limit = min(_RESIDENT_BYTES, free_memory(device) // 10)
+    part = plan(0)
+    batch_bytes = row_bytes * len(part[0]) if part else 0
+    if nbytes > limit:
+        most = f"the {in_words(limit)} that may be held on {device}"
+        return "threads", f"threads: the set of {in_words(nbytes)} is over {most}"
+    if device.type == "cpu" and batch_bytes > _RESIDENT_BATCH_BYTES:
+        return "threads", f"threads: batches of {in_words(batch_bytes)} are gathered beside the step"
+    where = "in RAM" if device.type == "cpu" else f"on {device}"
+    return "device", f"device: the whole set, {in_words(nbytes)}, is held {where}"
+
+
+def num_threads(dataset: Any, plan: Plan, num_workers: int | str, cores: int) -> tuple[int, str]:
+    """(threads of the ring, why): as given, or measured by gathering the plan's first batches for a moment.
+
+    cores: that this process may keep busy."""
+    if isinstance(num_workers, int):
+        return max(1, num_workers), f"{max(1, num_workers)} threads, as data.num_workers says"
+    if (first := plan(0)) is None:
+        return 1, "1 thread, as there is nothing to read"
+    if ahead_bytes(dataset):
+        return 2, "2 threads, which wait for the network"
+    most = _MOST_THREADS
+    if not is_ragged(dataset.spec):  # each has buffers of its own
+        most = max(4, min(most, free_memory(torch.device("cpu")) // 10 // (sample_bytes(dataset.spec) * len(first[1]))))
+    # from two on: while one waits to hand its batch over, another gathers
+    numbers = [count for count in counts(cores) if min(2, cores) <= count <= most]
+    rates = doubling(lambda count: _rate(dataset, plan, count), numbers)
+    best = min(count for count, rate in rates.items() if rate >= 0.9 * max(rates.values()))
+    measured = [f"{n} thread{'s' * (n > 1)} {rate:,.0f} samples/s" for n, rate in rates.items()]
+    return best, f"{best} thread{'s' * (best > 1)}{enough(best, rates)}; measured: {', '.join(measured)}"
+
+
+def counts(cores: int) -> list[int]:
+    """Return the numbers of workers or threads to try: 1, 2, 4, ..., cores, then twice, four times as many."""
+    tried = [1 << i for i in range(cores.bit_length()) if 3 << i <= 2 * cores]  # the next one is much more than these
+    most = max(cores, min(_WAITING * cores, _MOST_WAITING))
+    return tried + [cores << i for i in range(most.bit_length()) if cores << i <= most and cores << i not in tried]
+
+
+def enough(chosen: int, rates: dict[int, float]) -> str:
+    """Return what `why` says where more than the chosen number were tried."""
+    return f"; {MORE}" if chosen < max(rates, default=0) else ""
+
+
+def doubling(rate: Callable[[int], float], numbers: Sequence[int]) -> dict[int, float]:
+    """Return {number: rate(number)}, until more gain less than a tenth, or cannot be started."""
+    rates: dict[int, float] = {}
+    for i, number in enumerate(numbers):
+        try:
+            rates[number] = rate(number)
+        except (OSError, ConfigError):  # no more memory, shared memory, processes or files
+            if not rates:
+                raise
+            break
+        if i and rates[number] < _GAIN * rates[numbers[i - 1]]:
+            break
+    return rates
+
+
+def _rate(dataset: Any, plan: Plan, count: int) -> float:
+    """Samples per second that `count` threads gather together, each into a buffer that it has used before."""
+    first = plan(0)
+    assert first is not None
+    outs = [None if is_ragged(dataset.spec) else empty_batch(dataset.spec, len(first[1])) for _ in range(count)]
+    for out in outs:
+        dataset.gather(first[1], out)
+
+    rates: list[float] = []
+    errors: list[BaseException] = []
+
+    def work(k: int) -> None:
+        out, gathered, began = outs[k], 0, time.perf_counter()
+        try:
+            while time.perf_counter() < began + _TRIAL_S:
+                _, rows = plan(k) or first
+                dataset.gather(rows, None if out is None else {f: value[: len(rows)] for f, value in out.items()})
+                k, gathered = k + count, gathered + len(rows)
+            rates.append(gathered / (time.perf_counter() - began))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(k,), daemon=True) for k in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return sum(rates)
+
+
+def loader_speeds(
+    dataset: Any, cores: int, given: int | str, speed: Callable[[str, int], float]
+) -> dict[tuple[str, int], float]:
+    """Return {(data.loader, data.num_workers): speed} of the ways in which this data set can be delivered; of workers,
+    as many as make it faster, and the number that is given. 0 workers: this process."""
+    batches = is_batch_dataset(dataset)
+    found = {}
+    if not batches or not is_ragged(dataset.spec):
+        way = ("device", 0) if batches else ("workers", 0)
+        found[way] = speed(*way)
+    for kind in ("threads", "workers") if batches else ("workers",):
+        rates = doubling(partial(speed, kind), counts(cores))
+        if isinstance(given, int) and given > 0 and given not in rates:
+            rates[given] = speed(kind, given)
+        found |= {(kind, count): rate for count, rate in sorted(rates.items())}
+    return found

@@ -1,0 +1,106 @@
+"""How many workers a map-style dataset gets, measured, and which kind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from samebits.data.loading import choose
+from samebits.data.loading.samples import InProcess, Samples, own_random_numbers
+from samebits.data.loading.workers import Workers
+from samebits.data.order import Plan
+from samebits.data.spec import empty_batch
+
+_HAND_OVER_S = 0.0003  # a batch that takes less to make is not worth sending to another process
+_JOB_S = 0.01  # of the batches of a trial: small parts of real ones, so that a trial is short
+_TRIAL_S = 0.15
+
+
+def open_workers(
+    samples: Samples, plan: Plan, device: torch.device, num_workers: int | str, start_method: str | None, cores: int
+) -> tuple[Any, str]:
+    """(the source of batches, why so many workers); num_workers: auto tries 1, 2, 4, ..., as long as more are
+    faster."""
+    part = plan(0)
+    if part is None or num_workers == 0:
+        return InProcess(samples, device), "in this process" + (", as data.num_workers says" if part else "")
+    collates = samples.has("collate")
+
+    def make(count: int, where: torch.device) -> Any:
+        return Workers(samples, where, count, spec, getattr(plan, "max_rows", len(part[0])), start_method)
+
+    with own_random_numbers():
+        spec = None if collates else samples.spec_of(int(part[0][0]), int(part[1][0]))
+        way = "whole batches, for the dataset's own collate" if collates else "shared slots"
+        if isinstance(num_workers, int):
+            return make(num_workers, device), f"{num_workers} workers, as data.num_workers says ({way})"
+        sample_s = _sample_s(samples, part)
+    batch_s = sample_s * len(part[0])
+    if batch_s < _HAND_OVER_S:
+        why = f"in this process: a batch takes only {batch_s * 1e3:.2g} ms (measured)"
+        return InProcess(samples, device), why
+    trial = _trial_plan(plan, max(1, min(len(part[0]), int(_JOB_S / sample_s))))
+    count, rates = _best(lambda n: make(n, torch.device("cpu")), trial, cores)
+    measured = ", ".join(f"{n} worker{'s' * (n > 1)} {rate:,.0f}" for n, rate in rates.items())
+    why = f"{count} worker{'s' * (count > 1)} on {cores} core{'s' * (cores > 1)} ({way}){choose.enough(count, rates)}"
+    return make(count, device), f"{why}; measured samples/s: {measured}"
+
+
+def _sample_s(samples: Samples, part: tuple[np.ndarray, np.ndarray]) -> float:
+    """Seconds that one sample takes in this process."""
+    if samples.has("gather"):
+        out = empty_batch(samples.spec, len(part[1]))
+        began = time.perf_counter()
+        samples.gather(part[1], out)
+        return (time.perf_counter() - began) / len(part[1])
+    began, done = time.perf_counter(), 0
+    for number, row in zip(part[0].tolist(), part[1].tolist(), strict=True):
+        samples.sample(number, row)
+        done += 1
+        if time.perf_counter() - began > _TRIAL_S:
+            break
+    return (time.perf_counter() - began) / done
+
+
+def _trial_plan(plan: Plan, rows: int) -> Plan:
+    """The plan's batches cut to their first `rows` rows, endless."""
+
+    def trial(k: int) -> tuple[np.ndarray, np.ndarray] | None:
+        numbers, of = plan(k) or plan(0)  # type: ignore[misc]
+        return numbers[:rows], of[:rows]
+
+    return trial
+
+
+def _best(make: Callable[[int], Any], plan: Plan, cores: int) -> tuple[int, dict[int, float]]:
+    """The fewest workers that are nearly as fast as any number tried, and samples/s by number."""
+
+    def rate(count: int) -> float:
+        source = make(count)
+        try:
+            return _rate(source, plan, skip=2 * count)
+        finally:
+            source.close()
+
+    rates = choose.doubling(rate, choose.counts(cores))
+    *before, last = rates
+    gained = not before or rates[last] >= choose._GAIN * rates[before[-1]]
+    return last if gained else before[-1], rates
+
+
+def _rate(source: Any, plan: Plan, skip: int) -> float:
+    """Samples per second, without the start and without the `skip` batches that were made meanwhile."""
+    stream, done, began = source.stream(plan), 0, 0.0
+    for i, (_, numbers) in enumerate(stream):
+        if i == skip:
+            began = time.perf_counter()
+        elif i > skip:
+            done += len(numbers)
+            if i >= 3 * skip and time.perf_counter() - began > _TRIAL_S:
+                break
+    stream.close()
+    return done / (time.perf_counter() - began)

@@ -1,0 +1,209 @@
+"""What `auto` means on this machine, and the settings that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from samebits.device.options import HardwareConfig
+from samebits.device.seed import make_deterministic
+from samebits.device.threads import Threads, decide_threads
+from samebits.errors import ConfigError
+from samebits.host import bind_to_gpus, count_gpus, hide_gpus, pci_address
+from samebits.parallel import ONE_PROCESS, Strategy, check_share, gpus
+from samebits.world import ClusterRole, cluster_role, place
+
+AUTOCAST = {"bf16": torch.bfloat16, "bf16-weights": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The group hardware with every `auto` resolved. micro_batch_sizes: samples of each micro-batch of one optimizer
+    step on one rank. devices: of this process; more than one with trainer=dp."""
+
+    device: str
+    num_procs: int
+    precision: str
+    threads: Threads
+    micro_batch_sizes: list[int]
+    eval_batch_size: int
+    compile: str | None = None  # torch.compile's mode
+    binding: str = ""  # the NUMA node that this process is bound to, for the log; empty: it is not
+    devices: int = 1
+    cuda_graph: bool = False
+    # precision is what the device can do at most, bf16 or fp32; samebits.device.auto decides, and says why
+    precision_is_auto: bool = False
+    precision_why: str = ""
+
+    def apply(self, config: HardwareConfig) -> None:
+        """Set torch's global switches; each process calls this."""
+        self.set_arithmetic()
+        torch.backends.cudnn.benchmark = config.cudnn_benchmark is not False
+        torch.autograd.set_detect_anomaly(config.detect_anomaly)
+        prefer_attention(config.attention)
+        if config.deterministic:
+            make_deterministic()
+
+    def set_arithmetic(self) -> None:
+        torch.set_num_threads(self.threads.count)
+        torch.set_float32_matmul_precision("highest" if self.precision == "fp32" else "high")
+        torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The forward pass's context: torch.autocast for bf16 and fp16, else none."""
+        dtype = AUTOCAST.get(self.precision)
+        return nullcontext() if dtype is None else torch.autocast(self.device, dtype)
+
+    def make_scaler(self) -> torch.amp.GradScaler | None:
+        """A GradScaler for fp16, whose gradients underflow without loss scaling; None for other precisions."""
+        return torch.amp.GradScaler(self.device) if self.precision == "fp16" else None
+
+
+def resolve_hardware(hardware: HardwareConfig, trainer: Strategy) -> Hardware:
+    """Resolve every `auto`, in a process that will train: this may initialize CUDA."""
+    device, num_procs = choose_device(hardware), count_processes(hardware, trainer)
+    share = check_share(trainer.global_batch_size, num_procs)
+    devices = len(gpus()) if trainer.strategy == "dp" else 1  # GPUs of this process
+    asked = hardware.micro_batch_size
+    size = asked if isinstance(asked, int) else share  # auto, before a run has found it: as null
+    parts = -(-share // min(size * devices, share))
+    if parts > 1 and trainer.ddp.static_graph:
+        raise ConfigError(
+            "trainer.ddp.static_graph=true: torch fails where gradients are accumulated, and "
+            f"hardware.micro_batch_size={hardware.micro_batch_size} makes {parts} micro-batches of a rank's {share} "
+            "samples - leave one of them out"
+        )
+    micro = [share // parts + (i < share % parts) for i in range(parts)]  # sizes differ by at most one
+    if hardware.device == "cpu":
+        hide_gpus()
+    if hardware.cuda_graph and device != "cuda":
+        raise ConfigError(f"hardware.cuda_graph=true: a GPU's, and this run is on {device} - leave it false")
+    if device == "cuda":
+        torch.cuda.set_device(place.gpu())  # first: any other CUDA query would open a context on GPU 0 in each rank
+    used = gpus() if trainer.strategy == "dp" else [torch.device("cuda", place.gpu())] if device == "cuda" else []
+    binding = bind_to_gpus(map(pci_address, used)) if used and hardware.numa_binding else ""  # before threads start
+    half = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    precision, auto = hardware.precision, hardware.precision == "auto"
+    if auto:
+        precision = "bf16" if half else "fp32"
+    threads = decide_threads(hardware.num_threads, device, hardware.deterministic, place.local_size)
+    eval_batch_size = hardware.eval_batch_size or -(-micro[0] // devices)
+    mode = "default" if hardware.compile is True else hardware.compile or None
+    graph = hardware.cuda_graph
+    return Hardware(device, num_procs, precision, threads, micro, eval_batch_size, mode, binding, devices, graph, auto)
+
+
+def choose_device(hardware: HardwareConfig) -> str:
+    """cpu, cuda or mps; ConfigError for a device that this machine lacks. Does not initialize CUDA."""
+    has: dict[str, Callable[[], bool]] = {
+        "cuda": lambda: count_gpus() > 0,
+        "mps": torch.backends.mps.is_available,
+        "cpu": lambda: True,
+    }
+    if hardware.device == "auto":
+        return next(device for device, is_there in has.items() if is_there())
+    if not has[hardware.device]():
+        raise ConfigError(
+            f"hardware.device={hardware.device}: this machine has none, or this build of torch cannot use it; "
+            "hardware=auto takes what there is"
+        )
+    return hardware.device
+
+
+def count_processes(hardware: HardwareConfig, trainer: Strategy) -> int:
+    """World size of this run. Does not initialize CUDA, so the ranks can be forked afterwards."""
+    device, started = choose_device(hardware), place.size
+    if started is not None:
+        if trainer.strategy in ONE_PROCESS and started > 1:
+            raise ConfigError(
+                f"trainer.strategy={trainer.strategy}, but {started} processes were started: add trainer=ddp"
+            )
+        if hardware.num_procs not in ("auto", place.local_size):
+            raise ConfigError(
+                f"hardware.num_procs={hardware.num_procs}, but {place.local_size} were started on this host: "
+                "leave it auto"
+            )
+        return started
+    here = cluster_role()
+    if here is not None:
+        return here.count * _processes_of_host(hardware, trainer, device, here)
+    if trainer.strategy in ONE_PROCESS:
+        return 1
+    return _processes_here(hardware, device, on_cpu=2)
+
+
+def _processes_of_host(hardware: HardwareConfig, trainer: Strategy, device: str, here: ClusterRole) -> int:
+    """Ranks that one of several hosts starts. auto on a CPU is one: who wants two starts two pods or tasks."""
+    if trainer.strategy in ONE_PROCESS:
+        raise ConfigError(f"trainer.strategy={trainer.strategy}, but {here.count} hosts were started: add trainer=ddp")
+    if here.local_count is None:
+        return _processes_here(hardware, device, on_cpu=1)
+    if hardware.num_procs not in ("auto", here.local_count):
+        raise ConfigError(
+            f"hardware.num_procs={hardware.num_procs}, but PET_NPROC_PER_NODE={here.local_count}: leave it auto"
+        )
+    return here.local_count
+
+
+def _processes_here(hardware: HardwareConfig, device: str, on_cpu: int) -> int:
+    gpus = count_gpus()
+    if hardware.num_procs == "auto":
+        return {"cuda": gpus, "mps": 1}.get(device, on_cpu)
+    if device == "cuda" and int(hardware.num_procs) > gpus:
+        raise ConfigError(
+            f"hardware.num_procs={hardware.num_procs}: each process needs a GPU of its own (NCCL takes no two on one), "
+            f"and this machine shows {gpus} - use fewer, or hardware=cpu"
+        )
+    return int(hardware.num_procs)
+
+
+_attention = ExitStack()  # holds sdpa_kernel open: a context that is dropped would restore torch's order
+
+
+def prefer_attention(kernels: Sequence[str]) -> None:
+    """Have scaled_dot_product_attention try these kernels first, in the whole process; the others stay allowed.
+
+    Set once and not in the model's forward: sdpa_kernel costs 80 us a call. A CPU has one order of its own.
+    """
+    _attention.close()
+    if kernels:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        own = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION,
+               "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}  # fmt: skip
+        order = [own[name] for name in dict.fromkeys([*kernels, *own])]
+        _attention.enter_context(sdpa_kernel(order, set_priority=True))
+
+
+def update_scale(scaler: torch.amp.GradScaler, non_finite: torch.Tensor) -> None:
+    """After a step: raise the loss scale, or lower it where non_finite, 0-d, is 1. Nothing waits for the device.
+
+    The scaler looks for inf in gradients: here it finds it in that of a parameter made for this."""
+    flag = torch.nn.Parameter(torch.zeros((), device=non_finite.device))
+    flag.grad = torch.where(non_finite > 0, torch.inf, 0.0)
+    scaler.unscale_(torch.optim.SGD([flag]))
+    scaler.update()
+
+
+def in_channels_last(module: nn.Module | None) -> int:
+    """Weights and buffers of four dimensions (convolutions of images) in the memory order (out, H, W, in), in place.
+    Returns how many there are."""
+    own = () if module is None else (*module.parameters(), *module.buffers())
+    images = [tensor for tensor in own if tensor.dim() == 4]
+    for tensor in images:
+        tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+    return len(images)
+
+
+def order_as_weights(optimizer: torch.optim.Optimizer) -> None:
+    """What the optimizer holds for each weight in the weight's memory order. load_state_dict keeps the checkpoint's,
+    which a resume with another channels_last changes, and fused kernels go through both as one row of numbers."""
+    for weight, held in optimizer.state.items():
+        for name, value in held.items():
+            if isinstance(value, Tensor) and value.shape == weight.shape and value.stride() != weight.stride():
+                held[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)

@@ -1,0 +1,159 @@
+"""What a run computes on: for environment.json, and one line for its first screen. Importing this imports no torch."""
+
+from __future__ import annotations
+
+import csv
+import os
+import platform
+import re
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samebits.host.cpu import cores
+from samebits.host.gpu import count_gpus, held_beside_torch, pci_address
+from samebits.host.memory import memory
+from samebits.host.programs import NoAnswer, answer_of
+
+if TYPE_CHECKING:
+    import torch
+
+SMI = ["nvidia-smi", "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv,noheader,nounits"]
+SMI_S = 5.0
+MUCH = 1 << 30  # bytes that are held beside torch: above this, their holders are asked for
+SAME = ("gpus", "cpu", "capability", "torch", "cuda", "cudnn")  # what rounding depends on
+ONE_LINE = 120  # characters; a longer machine_line has two
+
+
+def machine_facts(device: torch.device, ranks: Sequence[dict[str, Any] | None] = ()) -> dict[str, Any]:
+    """Facts of the machine and of this process, at a run's start. Sizes in bytes. ranks: gpu_facts of each rank."""
+    import torch
+
+    found: dict[str, Any] = {
+        "cpu": cpu_model(),
+        "capability": torch.backends.cpu.get_cpu_capability(),  # the vector instructions that torch uses
+        "cores": cores(),
+        "memory": memory(),
+        "threads": torch.get_num_threads(),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    if device.type == "cuda":
+        found |= of_gpus(device, [gpu for gpu in ranks if gpu] or [gpu_facts(device)])
+    return found
+
+
+def gpu_facts(device: torch.device) -> dict[str, Any] | None:
+    """Of this process's GPU; None: it has none."""
+    import torch
+
+    if device.type != "cuda":
+        return None
+    own: Any = torch.cuda.get_device_properties(device)
+    beside = held_beside_torch(device)
+    uuid = str(getattr(own, "uuid", ""))
+    return {
+        "name": own.name,
+        "uuid": uuid,
+        "pci": pci_address(device),
+        "memory": own.total_memory,
+        "held_beside": beside,  # of it the context of this process
+        "holders": holders(uuid) if beside > MUCH else [],
+    }
+
+
+def of_gpus(device: torch.device, ranks: list[Any]) -> dict[str, Any]:
+    import torch
+
+    return {
+        "gpus": [torch.cuda.get_device_name(index) for index in range(count_gpus())],
+        "gpu": ranks[0],
+        **({"gpus_of_ranks": ranks} if len(ranks) > 1 else {}),
+        "driver": driver(),
+        "cuda": torch.version.cuda or torch.version.hip,
+        "cudnn": torch.backends.cudnn.version(),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None,
+    }
+
+
+def cpu_model(info: Path = Path("/proc/cpuinfo")) -> str:
+    return _found(r"^model name\s*: (.+)$", info) or platform.processor() or platform.machine()
+
+
+def driver(version: Path = Path("/proc/driver/nvidia/version")) -> str | None:
+    """The version of NVIDIA's driver."""
+    return _found(r"Kernel Module.*?\s(\d{3,}\.[\d.]+)", version)
+
+
+def _found(pattern: str, file: Path) -> str | None:
+    with suppress(OSError):
+        if found := re.search(pattern, file.read_text(), re.MULTILINE):
+            return found[1].strip()
+    return None
+
+
+def holders(uuid: str) -> list[dict[str, Any]]:
+    """Other processes with memory of this GPU, as far as they can be seen (not from most containers)."""
+    try:
+        said = answer_of(SMI, limit_s=SMI_S).decode(errors="replace")
+    except NoAnswer:  # the line then says how much is held, not by whom
+        return []
+    rows = [[value.strip() for value in row] for row in csv.reader(said.splitlines())]
+    return [
+        {"pid": int(pid), "process": name, "memory": int(used) << 20}
+        for own, pid, name, used in (row for row in rows if len(row) == 4)
+        if own.removeprefix("GPU-") == uuid.removeprefix("GPU-")
+        and pid != str(os.getpid())
+        and pid.isdecimal()
+        and used.isdecimal()
+    ]
+
+
+def machine_line(found: dict[str, Any]) -> str:
+    """For the first screen: one line, or two long ones."""
+    size = f", {found['memory'] / 1e9:,.0f} GB" if found["memory"] else ""
+    hardware = [f"{found['cpu']}, {found['cores']} cores{size}"]
+    versions = [f"Python {found['python']}, torch {found['torch']}"]
+    if "gpu" in found:
+        gpus = found.get("gpus_of_ranks", [found["gpu"]])
+        kinds = Counter(f"{gpu['name']}, {gpu['memory'] / 1e9:,.0f} GB" for gpu in gpus)
+        text = " + ".join(f"{count} x {kind}" if len(gpus) > 1 else kind for kind, count in kinds.items())
+        held = [
+            (f"rank {rank}: " if len(gpus) > 1 else "") + held_by_others(gpu)
+            for rank, gpu in enumerate(gpus)
+            if gpu["held_beside"] > MUCH
+        ]
+        hardware.insert(0, f"{text} ({'; '.join(held)})" if held else text)
+        libraries = {"driver": found["driver"], "CUDA": found["cuda"], "cuDNN": cudnn(found), "NCCL": found["nccl"]}
+        versions.append(", ".join(f"{name} {version}" for name, version in libraries.items() if version))
+    line = "; ".join([*hardware, *versions])
+    return line if len(line) <= ONE_LINE else f"{'; '.join(hardware)}\n{'; '.join(versions)}"
+
+
+def held_by_others(gpu: dict[str, Any]) -> str:
+    who = ", ".join(f"{h['process']} {h['pid']}" for h in gpu["holders"])
+    return f"{gpu['held_beside'] / 1e9:.1f} GB held by others{who and ': ' + who}"
+
+
+def cudnn(found: dict[str, Any]) -> str | None:
+    """91002 -> 9.10.2; 8902 -> 8.9.2."""
+    if not (number := found["cudnn"]):
+        return None
+    major = 10_000 if number >= 90_000 else 1000
+    return f"{number // major}.{number % major // 100}.{number % 100}"
+
+
+def machine_changes(began: dict[str, Any], found: dict[str, Any]) -> str:
+    """In what this machine differs from the one on which a run began, where that may change rounding; else empty."""
+    unlike = [key for key in SAME if key in began and began[key] != found.get(key)]
+    return ", ".join(f"{key} {shown(began[key])} -> {shown(found.get(key))}" for key in unlike)
+
+
+def shown(value: Any) -> str:
+    if isinstance(value, list):  # GPUs
+        counts = Counter(map(str, value))
+        return " + ".join(f"{count} x {name}" for name, count in counts.items())
+    return "none" if value is None else str(value)

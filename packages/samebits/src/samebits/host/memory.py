@@ -1,0 +1,53 @@
+"""The host's memory: how much there is, and how much of it this process may still take."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+from samebits.host.cgroups import levels_of
+
+PROC = Path("/proc")
+_FILES = {  # limit, use; in the statistics, the files' pages
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
+    2: ("memory.max", "memory.current", ("active_file", "inactive_file")),
+}
+
+
+def memory() -> int | None:
+    """Return the bytes that the host has; None on a system that does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+    except (ValueError, OSError):
+        return None
+
+
+def available_memory(proc: Path = PROC) -> int:
+    """Return the bytes that this process may still take: what the kernel calls available, within the limits of its
+    cgroups. The page cache counts as available, because it gives way: how full it is must decide nothing.
+
+    On a system that knows no more than the whole (macOS), half of it."""
+    try:
+        left = [_kilobytes(proc / "meminfo", "MemAvailable")]
+    except OSError:
+        left = [(memory() or 0) // 2]
+    for version, folder in levels_of("memory", proc / "self"):
+        limit, use, of_files = _FILES[version]
+        try:
+            most, used = (int((folder / name).read_text()) for name in (limit, use))
+            pages = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):  # the root has no such files, and "max" is no limit
+            continue
+        left.append(most - used + sum(int(pages.get(name, 0)) for name in of_files))
+    return max(0, min(left))
+
+
+def private_memory(proc: Path = PROC) -> int:
+    """Return the bytes of this process's own memory that it may write to: what RLIMIT_DATA limits. Linux only."""
+    return _kilobytes(proc / "self/status", "VmData")
+
+
+def _kilobytes(file: Path, name: str) -> int:
+    line = next(line for line in file.read_text().splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024

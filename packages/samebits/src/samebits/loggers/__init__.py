@@ -1,0 +1,49 @@
+"""What a run logs, and where to: its directory, the screen, TensorBoard, MLflow, W&B. Imports no torch.
+
+Given: the group `logger`, values, pictures and tables by the number of the step. Returned: a `Logger`.
+
+Promised: `Logger` is the null object, `RunLogger` writes metrics.jsonl, train.log, media, the progress bar and, from
+threads and a process, TensorBoard, MLflow and W&B, which neither delay nor end a run. What W&B did not get is sent
+later from the run's directory, once.
+
+Raised: ConfigError for what the user asked in vain.
+
+    logger, media             logged values, pictures
+    background, *_log         threads for TensorBoard and MLflow; what W&B is told
+    wandb_upload, wandb_stop  the process that sends a run to W&B; a run that was stopped there
+    options, installed        what a user may set; whether its libraries are there
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from samebits.pages import lazy
+
+if TYPE_CHECKING:
+    from samebits.loggers.installed import check_installed
+    from samebits.loggers.logger import Logger, RunLogger, check_numbers, log_to
+    from samebits.loggers.media import Audio, Histogram, Table, grid
+    from samebits.loggers.mlflow_log import sync_mlflow
+    from samebits.loggers.options import LoggerConfig
+    from samebits.loggers.wandb_log import (
+        auto_wandb_mode,
+        choose_wandb_mode,
+        sync_command,
+        upload_command,
+        upload_environment,
+        wandb_arguments,
+        wandb_reachable,
+    )
+    from samebits.loggers.wandb_stop import WANDB, stopped_by_wandb
+    from samebits.loggers.wandb_upload import (
+        Feed,
+        begin_wandb,
+        confirmed,
+        finish_wandb,
+        send_wandb,
+        sender_of,
+        status_of,
+    )
+else:
+    __getattr__ = lazy(__name__, __file__)

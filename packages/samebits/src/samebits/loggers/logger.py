@@ -1,0 +1,285 @@
+"""Logging: metrics.jsonl (the complete record), W&B, TensorBoard, MLflow (copies), the terminal (the latest values).
+
+All calls of one of these libraries are made in order by a thread of its own (samebits.loggers.background); those of
+wandb by a process.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from samebits.errors import ConfigError, visible
+from samebits.files import as_json, no_links, read_file, records, replace_text
+from samebits.loggers.background import Background
+from samebits.loggers.media import save
+from samebits.loggers.mlflow_log import MLflowThread
+from samebits.loggers.options import LoggerConfig
+from samebits.loggers.tensorboard_log import TensorBoardThread
+from samebits.loggers.wandb_log import WandbProcess
+from samebits.project import Project
+from samebits.runs import METRICS, commit_resume, read_status
+
+log = logging.getLogger("samebits")
+TRAIN_LOG = "train.log"
+PROGRESS_S = 60.0  # where there is no bar, a line says so often how far the run is
+GIVE_UP_S = 5.0  # time to send data when a run hangs
+
+
+class Logger:
+    """The null logger of the ranks that are not the main one."""
+
+    lines = 0  # of metrics.jsonl, so far
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Log {name: value} for one optimizer step."""
+
+    def say(self, text: str) -> None:
+        """A line for the user and train.log."""
+
+    def warn(self, text: str) -> None: ...
+
+    def show(self, step: int, name: str, value: Any) -> None:
+        """Log a picture, a figure, a text, a Histogram, Audio or Table (samebits.loggers), also as a file of the run:
+        media/<name>/<step>.png and so on."""
+
+    def summary(self, values: dict[str, Any]) -> None:
+        """Values of the whole run (W&B's summary)."""
+
+    def result(self, result: dict[str, Any]) -> None:
+        """Final values, as in result.json; for a stopped run those it has."""
+
+    def latest(self, prefix: str) -> dict[str, float]:
+        """Returns the last logged values of keys that begin with `prefix`, before a resume included."""
+        return {}
+
+    def begin(self, step: int, total_steps: int) -> None:
+        """Called when training begins, after workers are forked: starts W&B's and others' threads, and a bar."""
+
+    def progress(self, step: int) -> None:
+        """Called after each step."""
+
+    def end_bar(self) -> None: ...
+
+    def give_up(self) -> None:
+        """End the copies (W&B, ...) as failed; called by the hang watchdog's thread before it ends the process."""
+
+    def __enter__(self) -> Logger:
+        return self
+
+    def __exit__(self, kind: Any, *error: object) -> None:
+        """Ends the copies as status.json says or, where an exception passes, as failed."""
+
+
+class RunLogger(Logger):
+    """Rank 0's logger. from_step, lines: the checkpoint's step and the lines logged before it was saved; those after
+    are deleted once the resumed run has made a step. most_s: limit for the copies at the end."""
+
+    def __init__(
+        self,
+        project: Project,
+        directory: Path,
+        config: LoggerConfig,
+        from_step: int,
+        most_s: float,
+        lines: int | None = None,
+    ) -> None:
+        self._project = project
+        self._metrics, self._from_step, self._lines_before = directory / METRICS, from_step, lines
+        self._file: int | None = None
+        self._copies: list[Background | WandbProcess] = []
+        self._directory, self._config, self._most_s = directory, config, most_s
+        self._bar: Any = None
+        self._total_steps, self._began, self._said = 0, (0, 0.0), math.inf  # `begin` sets them
+        self._latest: dict[str, float] = {}
+        kept = kept_lines(self._metrics, from_step, lines)
+        self.lines = len(kept)
+        for _, record in kept:
+            self._latest |= {key: value for key, value in record.items() if "/" in key and value is not None}
+
+    def latest(self, prefix: str) -> dict[str, float]:
+        return {key: value for key, value in self._latest.items() if key.startswith(prefix)}
+
+    def _go_on(self) -> int:
+        """Returns metrics.jsonl's file descriptor; the first call makes a resume final (see commit_resume)."""
+        if self._file is None:
+            cut_metrics(self._metrics, self._from_step, self._lines_before)
+            self._file = os.open(self._metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            commit_resume(self._directory)
+            self._begin_wandb()
+        return self._file
+
+    def _begin_wandb(self) -> None:
+        if self._config.kind == "wandb" and not any(isinstance(copy, WandbProcess) for copy in self._copies):
+            self._copies.append(WandbProcess(self._project, self._directory, self._config))
+
+    def begin(self, step: int, total_steps: int) -> None:
+        if not self._metrics.exists():  # else once a resume has taken its lines back: W&B cannot
+            self._begin_wandb()
+        own = self._project, self._directory, self._from_step, self._most_s
+        if self._config.tensorboard:
+            self._copies.append(TensorBoardThread(*own))
+        if self._config.mlflow is not None:
+            self._copies.append(MLflowThread(self._config.mlflow, *own))
+        self._total_steps, self._began, self._said = total_steps, (step, time.monotonic()), time.monotonic()
+        if sys.stderr.isatty():
+            self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        check_numbers(values)
+        self._write(step, values)
+        for copy in self._copies:
+            copy.log(step, values)
+        self._latest |= values
+        if self._bar is not None:
+            self._bar.set_postfix(self._shown(), refresh=False)
+        log.debug("step %d: %s", step, ", ".join(f"{k} {v:.6g}" for k, v in values.items()))
+
+    def _shown(self) -> dict[str, str]:
+        wanted = [k for k in self._latest if k == "train/loss" or (k.startswith("val") and k.count("/") == 1)]
+        return {k: f"{self._latest[k]:.4g}" for k in wanted}
+
+    def _write(self, step: int, values: dict[str, Any]) -> None:
+        line = as_json({"step": step, "time": time.time(), **values}).encode() + b"\n"
+        try:
+            if os.write(self._go_on(), line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            error.filename = str(self._metrics)
+            raise
+        self.lines += 1
+
+    def progress(self, step: int) -> None:
+        self._go_on()
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
+        elif time.monotonic() - self._said > PROGRESS_S:
+            self._said = time.monotonic()
+            began, at = self._began
+            each_s = (self._said - at) / max(step - began, 1)
+            values = ", ".join([f"{key} {value}" for key, value in self._shown().items()])
+            self.say(f"step {step:,} of {self._total_steps:,}, {each_s:.3g} s each{values and f'; {values}'}")
+
+    def say(self, text: str) -> None:
+        self._aside(logging.INFO, text)
+
+    def warn(self, text: str) -> None:
+        self._aside(logging.WARNING, text)
+
+    def _aside(self, level: int, text: str) -> None:
+        if self._bar is None:
+            log.log(level, text)
+            return
+        with tqdm.external_write_mode():
+            log.log(level, text)
+
+    def show(self, step: int, name: str, value: Any) -> None:
+        media = save(self._directory, step, name, value)
+        self._write(step, {"media": {name: media.kind}})
+        for copy in self._copies:
+            copy.show(step, name, media)
+
+    def summary(self, values: dict[str, Any]) -> None:
+        for copy in self._copies:
+            copy.summary(values)
+
+    def result(self, result: dict[str, Any]) -> None:
+        self.summary({f"final/{key}": value for key, value in result.items() if "/" in key})
+
+    def end_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def give_up(self) -> None:
+        for copy in self._copies:
+            copy.finish("failed", GIVE_UP_S)
+
+    def __exit__(self, kind: Any, *error: object) -> None:
+        self.end_bar()
+        if self._file is not None:
+            os.close(self._file)
+        failed = "interrupted" if kind is KeyboardInterrupt else "failed"
+        for copy in self._copies:
+            copy.finish(str(read_status(self._directory).get("status")) if kind is None else failed)
+
+
+def check_numbers(values: dict[str, float]) -> None:
+    """ConfigError if one of them is not a number."""
+    for key, value in values.items():
+        if not isinstance(value, (int, float)):
+            raise ConfigError(
+                f"log({key!r}): expected a number, got {type(value).__name__} - of a tensor or array give .item(); "
+                "run.logger.show takes pictures, tables and texts"
+            )
+
+
+class _File(logging.FileHandler):
+    """Handler of train.log. On a full disk it prints one error, and the run goes on without it."""
+
+    _lost = False
+
+    def _open(self) -> Any:
+        return open(self.baseFilename, "a", opener=no_links)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not self._lost:
+            self._lost = True
+            print(f"{self.baseFilename} cannot be written: {sys.exc_info()[1]}", file=sys.stderr)
+
+    def close(self) -> None:
+        with suppress(OSError):  # close() tries to flush what could not be written
+            super().close()
+
+
+class _Visible(logging.Formatter):
+    """A line may have a stranger's text, of a checkpoint or a config."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
+@contextmanager
+def log_to(directory: Path) -> Iterator[None]:
+    """In this block, log DEBUG and above to train.log, INFO and above to stderr."""
+    path = directory / TRAIN_LOG
+    log.setLevel(logging.DEBUG)
+    log.propagate = False
+    screen, file = logging.StreamHandler(sys.stderr), _File(path)
+    screen.setLevel(logging.INFO)
+    screen.setFormatter(_Visible("%(message)s"))
+    file.setFormatter(_Visible("%(asctime)s %(levelname)s %(message)s"))
+    for handler in (screen, file):
+        log.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in (screen, file):
+            log.removeHandler(handler)
+            handler.close()
+
+
+def kept_lines(path: Path, from_step: int, lines: int | None) -> list[tuple[str, dict[str, Any]]]:
+    """The lines that were logged before a checkpoint of step `from_step` was saved. lines: their number, which older
+    checkpoints lack: a step's evaluation may come after its checkpoint, if a signal has put it off."""
+    if lines is not None:
+        return list(itertools.islice(records(path), lines))
+    return [(line, record) for line, record in records(path) if record["step"] <= from_step]
+
+
+def cut_metrics(path: Path, from_step: int, lines: int | None) -> None:
+    """Delete the other lines: the run resumes from there and will log them again."""
+    kept = "".join(line for line, _ in kept_lines(path, from_step, lines))
+    if path.exists() and read_file(path) != kept.encode():
+        replace_text(path, kept)

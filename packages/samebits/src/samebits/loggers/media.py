@@ -1,0 +1,164 @@
+"""Pictures, figures, histograms, audio, text and tables that a run logs: each is a file of the run first.
+
+media/<name>/<step>.png .csv .wav .txt, and a line of metrics.jsonl: {"step": ..., "media": {name: kind}}
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import wave
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from samebits.errors import ConfigError, Damaged
+from samebits.extras import need
+from samebits.files import read_text, replacing
+
+FOLDER = "media"
+SUFFIXES = {"image": ".png", "histogram": ".csv", "table": ".csv", "audio": ".wav", "text": ".txt"}  # by kind
+NAME = re.compile(r"[\w.-]+(/[\w.-]+)*")
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """values: of any shape."""
+
+    values: Any
+    bins: int = 64
+
+
+@dataclass(frozen=True)
+class Audio:
+    """samples: (T,) or (T, channels), floats in [-1, 1]; rate: samples per second."""
+
+    samples: Any
+    rate: int
+
+
+@dataclass(frozen=True)
+class Table:
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Media:
+    """What a logging library is given. kind: image, histogram, audio, text or table. path: the run's file of it."""
+
+    kind: str
+    path: Path
+    content: Any = field(repr=False)
+
+
+def grid(images: Any, columns: int = 8) -> Any:
+    """images: a tensor (N, C, H, W), C 1 or 3 -> (C, rows * H, columns * W); places without an image are 0."""
+    if images.ndim != 4 or images.shape[1] not in (1, 3):
+        raise ConfigError(f"grid: needs images (N, 1 or 3, H, W), not {tuple(images.shape)}")
+    n, c, h, w = images.shape
+    rows = -(-n // columns)
+    places = images.new_zeros(rows * columns, c, h, w)
+    places[:n] = images
+    return places.view(rows, columns, c, h, w).permute(2, 0, 3, 1, 4).reshape(c, rows * h, columns * w)
+
+
+def save(run_dir: Path, step: int, name: str, value: Any) -> Media:
+    """Write `value` into the run directory.
+
+    value: a matplotlib figure; an image, (H, W), (H, W, 3) or (3, H, W), uint8 or floats in [0, 1], an array or a
+    tensor; a text; a Histogram, an Audio or a Table. Raises ConfigError for anything else.
+    """
+    if not NAME.fullmatch(name) or ".." in name:
+        raise ConfigError(f"show({name!r}): a name is made of letters, digits, - _ . and /, such as val/samples")
+    kind, text = "image", None
+    content: Any = None
+    if isinstance(value, str):
+        kind, text, content = "text", value, value
+    elif isinstance(value, Table):
+        kind, text, content = "table", _csv([list(value.columns), *value.rows]), value
+    elif isinstance(value, Histogram):
+        values = _array(value.values).ravel()
+        counts, edges = np.histogram(values[np.isfinite(values)], value.bins)
+        rows = [["from", "to", "count"], *zip(edges[:-1].tolist(), edges[1:].tolist(), counts.tolist())]
+        kind, text, content = "histogram", _csv(rows), (counts, edges)
+    elif isinstance(value, Audio):
+        kind, content = "audio", value
+    path = media_file(run_dir, step, name, kind)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        if text is not None:
+            file.write(text.encode())
+        elif isinstance(value, Audio):
+            _write_wav(file, value)
+        elif hasattr(value, "savefig"):
+            value.savefig(file, format="png", dpi=120, bbox_inches="tight")
+        else:
+            _write_png(file, _array(value), name)
+    return Media(kind, path, content)
+
+
+def media_file(run_dir: Path, step: int, name: str, kind: str) -> Path:
+    """Where `save` wrote it. Raises Damaged for a name that it cannot have had: metrics.jsonl may be a stranger's."""
+    if not NAME.fullmatch(name) or ".." in name or kind not in SUFFIXES:
+        raise Damaged(f"{run_dir}: no picture of a run: {name!r}, {kind!r}")
+    return run_dir / FOLDER / name / f"{step:08d}{SUFFIXES[kind]}"
+
+
+def read_table(path: Path) -> tuple[list[str], list[list[Any]]]:
+    """(heads, rows) of a table or histogram; numbers are numbers again."""
+    heads, *rows = csv.reader(io.StringIO(read_text(path)))
+    return heads, [[_number(cell) for cell in row] for row in rows]
+
+
+def _number(text: str) -> Any:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def _array(value: Any) -> np.ndarray:
+    """A tensor on any device, or anything that NumPy takes."""
+    if hasattr(value, "detach"):
+        value = value.detach().float().cpu() if value.is_floating_point() else value.detach().cpu()
+    return np.asarray(value)
+
+
+def _csv(rows: Sequence[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _write_png(file: BinaryIO, image: np.ndarray, name: str) -> None:
+    Image = need("PIL.Image", f"show({name!r}): writing a picture", "pillow", "images")
+    given = f"{image.dtype} {image.shape}"
+    if image.ndim == 3 and image.shape[0] in (1, 3) and image.shape[2] not in (1, 3):
+        image = image.transpose(1, 2, 0)
+    if image.ndim == 3 and image.shape[2] == 1:
+        image = image[..., 0]
+    if image.dtype.kind == "f":
+        image = (np.nan_to_num(image).clip(0, 1) * 255).round().astype(np.uint8)
+    if image.dtype != np.uint8 or not (image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)):
+        raise ConfigError(
+            f"show({name!r}): {given} is no picture: give (H, W), (H, W, 3) or (3, H, W) of uint8 or floats in [0, 1], "
+            "a matplotlib figure, a text, or a Histogram, Audio or Table of samebits.loggers"
+        )
+    Image.fromarray(image).save(file, "PNG")
+
+
+def _write_wav(target: BinaryIO, audio: Audio) -> None:
+    samples = _array(audio.samples)
+    if samples.ndim not in (1, 2):
+        raise ConfigError(f"Audio: samples have the shape {samples.shape}; give (T,) or (T, channels)")
+    with wave.open(target, "wb") as file:
+        file.setnchannels(1 if samples.ndim == 1 else samples.shape[1])
+        file.setsampwidth(2)
+        file.setframerate(audio.rate)
+        file.writeframes((np.nan_to_num(samples).clip(-1, 1) * 32767).astype("<i2").tobytes())

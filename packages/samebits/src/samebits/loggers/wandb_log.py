@@ -1,0 +1,211 @@
+"""Weights & Biases: a run's name and arguments there, and the process that sends it. Imports no wandb."""
+
+from __future__ import annotations
+
+import configparser
+import logging
+import netrc
+import os
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from omegaconf import OmegaConf
+
+from samebits.config import read_config, read_overrides, redacted
+from samebits.errors import ConfigError
+from samebits.files import no_links, read_json, write_json
+from samebits.loggers.media import Media
+from samebits.loggers.options import LoggerConfig
+from samebits.project import Project
+from samebits.runs import ENVIRONMENT, python_path, read_status, shown
+from samebits.schema import typed
+
+log = logging.getLogger("samebits")
+FOLDER, OUTPUT, SUMMARY = "wandb", "upload.log", "summary.json"  # wandb's and its process's own lines; whole-run values
+MODES = {"online": "online", "run": "online", "shared": "online", "offline": "offline", "dryrun": "offline",
+         "disabled": "disabled"}  # fmt: skip
+END_S = 5.0  # that a run alone waits at its end
+
+
+def wandb_arguments(project: Project, run_dir: Path) -> tuple[LoggerConfig, dict[str, Any]]:
+    """Returns (logger config, arguments of wandb.init) of a run, read from its directory.
+
+    A sweep's job gets the sweep's name as its group, and a name made of its overrides.
+    """
+    config = cast("dict[str, Any]", redacted(OmegaConf.to_container(read_config(project, run_dir))))
+    status = read_status(run_dir)
+    logger = typed(LoggerConfig, config["logger"], "logger")
+    about = {"directory": str(run_dir), **read_json(run_dir / ENVIRONMENT)}
+    about["overrides"] = read_overrides(project, run_dir)
+    names = ("project", "entity", "group", "job_type", "tags")
+    arguments: dict[str, Any] = {key: getattr(logger, key) for key in names}
+    if sweep := status.get("sweep"):
+        about["sweep"] = sweep
+        arguments["group"] = logger.group or sweep["sweep"]
+    arguments |= {
+        "id": status["wandb_id"],
+        "name": logger.run_name or run_name(project, run_dir),
+        "config": {**config, "run": about},
+    }
+    return logger, arguments
+
+
+def run_name(project: Project, run_dir: Path) -> str:
+    """Returns a sweep job's overrides (ours or W&B's sweep), such as lr=0.003 seed=1; else the directory's name."""
+    sweep = read_json(run_dir.parent / "sweep.json")
+    overrides = next((job["overrides"] for job in sweep.get("jobs", ()) if job["key"] == run_dir.name), None)
+    if overrides is not None:
+        swept = set(sweep.get("swept") or ())
+        overrides = [o for o in overrides if o.partition("=")[0].lstrip("+~") in swept]
+    elif os.environ.get("WANDB_SWEEP_ID"):
+        overrides = [o for o in read_overrides(project, run_dir) if not o.startswith("resume=")]
+    if not overrides:
+        return run_dir.name
+    lasts = [o.partition("=")[0].split(".")[-1] for o in overrides]
+    short = [o.split(".", o.partition("=")[0].count("."))[-1] for o in overrides]
+    name = " ".join(s if lasts.count(last) == 1 else o for o, s, last in zip(overrides, short, lasts))
+    return name if len(name) <= 128 else name[-128:].partition(" ")[2] or name[:128]  # an agent's values come last
+
+
+class WandbProcess:
+    """One W&B run, sent by a process of its own (samebits.loggers.wandb_upload), which reads what the run writes.
+
+    Training makes no call of wandb, and the run ends without waiting for the network: the process sends the rest. A
+    pipe tells it the run's end, also where the run is killed. Has the methods of a Background.
+    """
+
+    def __init__(self, project: Project, run_dir: Path, config: LoggerConfig) -> None:
+        self._project, self._directory = project, run_dir
+        self._process: subprocess.Popen[str] | None = None
+        self._told = False
+        (run_dir / FOLDER).mkdir(exist_ok=True)
+        if choose_wandb_mode(config) == "online":
+            self._start()
+
+    def _start(self) -> None:
+        command = upload_command(self._project, self._directory, "live", str(os.getpid()))
+        with open(self._directory / FOLDER / OUTPUT, "a", opener=no_links) as output:
+            self._process = subprocess.Popen(
+                command, env=upload_environment(self._project.root),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, text=True, start_new_session=True,
+            )  # fmt: skip
+        threading.Thread(target=self._listen, args=(self._process,), name="W&B", daemon=True).start()
+
+    def _listen(self, process: subprocess.Popen[str]) -> None:
+        """Say what the process says: one line when the server cannot be reached."""
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._told = True
+            log.warning("W&B: %s; what it lacks is sent later, or by: %s", line.strip(), sync_command(self._directory))
+
+    def log(self, step: int, values: dict[str, float]) -> None: ...
+
+    def show(self, step: int, name: str, media: Media) -> None: ...
+
+    def summary(self, values: dict[str, Any]) -> None:
+        path = self._directory / FOLDER / SUMMARY
+        write_json(path, read_json(path) | values)
+
+    def finish(self, status: str, limit_s: float | None = None) -> None:
+        """Tell the process how the run ended. A run alone gives it a moment, as a container or a job of SLURM ends with
+        the run; a sweep's job none."""
+        if self._process is None:
+            return
+        if self._process.poll():  # killed: by another one all is sent
+            self._start()
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.write(status)
+            self._process.stdin.close()
+        if "sweep" not in read_status(self._directory):
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(min(END_S, limit_s or END_S))
+            if self._process.poll() is None and not self._told:
+                log.info("W&B: the rest is sent by a process of its own, or by: %s", sync_command(self._directory))
+        self._process.returncode = self._process.returncode or 0  # else Python warns that it still runs
+
+
+def upload_command(project: Project, run_dir: Path, how: str, *more: str) -> list[str]:
+    """See samebits.loggers.wandb_upload."""
+    code = f"from {project.name} import PROJECT; from samebits.loggers.wandb_upload import command; command(PROJECT)"
+    return [sys.executable, "-c", code, str(run_dir.absolute()), how, *more]
+
+
+def upload_environment(root: Path) -> dict[str, str]:
+    """Finds the project and the engine; WANDB_MODE has been obeyed already."""
+    return {**os.environ, "PYTHONPATH": python_path(root), "WANDB_MODE": "online"}
+
+
+def sync_command(path: Path) -> str:
+    return f"./run sync {shown(path)}"
+
+
+def choose_wandb_mode(config: LoggerConfig) -> str:
+    return auto_wandb_mode() if config.mode == "auto" else config.mode
+
+
+def auto_wandb_mode() -> str:
+    """Returns online, offline or disabled: WANDB_MODE if set; else what `wandb offline` has written; else online if
+    there is an API key or an identity token, else offline. Raises ConfigError for a mode that W&B does not have."""
+    found = os.environ.get("WANDB_MODE"), _setting("mode")
+    for mode, where in zip(found, ("WANDB_MODE", "mode in wandb/settings")):
+        if mode and mode.lower() not in MODES:
+            raise ConfigError(f"{where}: must be one of {', '.join(MODES)}, got {mode}")
+        if mode:
+            return MODES[mode.lower()]
+    return "online" if os.environ.get("WANDB_IDENTITY_TOKEN_FILE") or wandb_key() else "offline"
+
+
+def wandb_key() -> str | None:
+    """Returns the API key from WANDB_API_KEY, `wandb login` or .netrc."""
+    if known := os.environ.get("WANDB_API_KEY") or _setting("api_key"):
+        return known
+    own = [Path(os.environ["NETRC"])] if os.environ.get("NETRC") else [Path("~/.netrc"), Path("~/_netrc")]
+    for path in own:
+        try:
+            hosts = netrc.netrc(path.expanduser())
+        except (OSError, netrc.NetrcParseError):
+            continue
+        for name in (urlsplit(wandb_url()).netloc, _server()[0]):
+            if found := hosts.authenticators(name):
+                return found[2]
+    return None
+
+
+def _setting(name: str) -> str | None:
+    """Returns a value from this folder's settings file, which `wandb offline` writes, else from the user's, which
+    `wandb login` writes."""
+    here = Path(os.environ.get("WANDB_DIR") or ".").expanduser()
+    here /= ".wandb" if (here / ".wandb").exists() else "wandb"
+    user = Path(os.environ.get("WANDB_CONFIG_DIR", "~/.config/wandb")).expanduser()
+    known = configparser.ConfigParser(interpolation=None)
+    for folder in (user, here):  # the later one wins
+        with suppress(configparser.Error, UnicodeDecodeError):
+            known.read(folder / "settings")
+    return known.get("default", name, fallback=None)
+
+
+def wandb_url() -> str:
+    return os.environ.get("WANDB_BASE_URL") or _setting("base_url") or "https://api.wandb.ai"
+
+
+def _server() -> tuple[str, int]:
+    url = urlsplit(wandb_url())
+    return url.hostname or "", url.port or (80 if url.scheme == "http" else 443)
+
+
+def wandb_reachable(timeout_s: float) -> bool:
+    """Whether the server accepts a connection: without a network wandb.init tries for far longer than its timeout."""
+    if os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):
+        return True
+    try:
+        socket.create_connection(_server(), timeout=timeout_s).close()
+    except OSError:
+        return False
+    return True

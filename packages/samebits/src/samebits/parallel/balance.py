@@ -1,0 +1,232 @@
+"""Balance of the ranks: peak memory, own work per step (s) and data wait per step (s) of each rank.
+
+All ranks go at the pace of the slowest, so the time of a whole step is the same on all. Own work is the step's time
+without the wait: from the end of its own backward pass to the end of the all-reduce, a rank waits for the others.
+
+    |---- data, forward, backward ----| own part done |---- waiting ----| averaged |---- clip, update ----|
+                  own work                                                                own work
+
+A hook of each parameter says when it has its gradient, and the last one's call counts; the train step says when the
+backward pass has returned, which in DDP waits for the all-reduce. Timestamps are the host's clock on a CPU and CUDA
+events on a GPU, which are read at a log, as the host runs ahead of the device.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from samebits.clocks import DeviceClock, HostClock
+from samebits.host import memory_of_process
+from samebits.loggers import Logger
+from samebits.parallel.ddp import unwrapped
+from samebits.world import World
+
+WARM_UP = 3  # the first steps allocate, choose kernels and build buckets
+ALL_UNTIL, THEN_EVERY = 64, 8  # measure each step until the 64th, then each eighth, as timestamps cost time
+NAME_AFTER_S = 2.0  # seconds of measured work before a straggler is named: less is noise
+LISTED = 8  # up to so many ranks the final lines list each one, above it the extremes
+ALIKE = 0.1  # ranks within this share of the mean are alike
+COLUMNS = 5  # of a rank's row: memory in bytes, own work in s, steps it was measured in, data wait in s, steps
+Values = dict[str, torch.Tensor]  # what a step returns
+UNITS = {  # factor, unit, words
+    "memory": (1e-6, "MB", "{} of memory at most"),
+    "step_time": (1e3, "ms", "{} of work a step"),
+    "data_wait": (1e3, "ms", "{} of waiting for data a step"),
+}
+
+
+class WaitsForData(Protocol):
+    """A loader. wait_s: seconds that training has waited for its batches."""
+
+    @property
+    def wait_s(self) -> float: ...
+
+
+class Balance:
+    """Of a run with several ranks: `timed` measures its steps, `table` and `read` share the figures at each log.
+
+    straggler_share: warn about a rank slower than the others' mean by more than this share (0.2: 20 %); None: never.
+
+    FSDP and SyncBatchNorm wait for other ranks throughout the step, so a rank's own work cannot be told apart: then
+    step_time is left out.
+    """
+
+    def __init__(
+        self, net: nn.Module, world: World, train: WaitsForData, logger: Logger, straggler_share: float | None
+    ) -> None:
+        self._world, self._train, self._logger, self._share = world, train, logger, straggler_share
+        self._clock = DeviceClock(world.device) if world.device.type == "cuda" else HostClock()
+        waits_once = not any(isinstance(module, nn.SyncBatchNorm) for module in net.modules())
+        self._measures = unwrapped(net) is not None and waits_once
+        self._own_part_done: Any = None  # timestamp of the last backward pass of this rank
+        self._waits: list[Any] = []  # timestamps of this step: before and after each wait
+        self._pending: deque[tuple[Any, Any, list[Any]]] = deque()  # timestamps of steps still on the device
+        self._steps = 0
+        self._since_log = [0.0, 0.0, train.wait_s, 0.0]  # own work, steps measured, train.wait_s then, steps then
+        self._totals = [[0.0] * COLUMNS for _ in range(world.size)]
+        self._named = False
+        self._net = net
+
+    # ---- timestamps within a step
+
+    def timed(self, train_step: Callable[..., Values]) -> Callable[..., Values]:
+        """Returns the function that calls train_step, and measures some of the calls. train_step takes, as its last and
+        optional argument, a function to call after each backward pass that averages gradients."""
+
+        def step(*args: Any) -> Values:
+            done, self._steps = self._steps, self._steps + 1
+            due = done % THEN_EVERY == 0 if done >= ALL_UNTIL else done >= WARM_UP
+            return self._measured(train_step, *args) if due and self._measures else train_step(*args)
+
+        return step
+
+    def _measured(self, train_step: Callable[..., Values], *args: Any) -> Values:
+        self._waits, self._own_part_done, start = [], None, self._clock.now()
+        # Only in the steps that are measured: autograd calls a hook of each parameter in Python. Not torch's
+        # register_multi_grad_hook: with it torch.autograd.grad by these parameters, in a task's losses, raises.
+        trained = [p for p in self._net.parameters() if p.requires_grad]
+        hooks = [p.register_post_accumulate_grad_hook(self._computed) for p in trained]
+        try:
+            values = train_step(*args, self._averaged)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if self._waits:
+            self._pending.append((start, self._clock.now(), self._waits))
+            while self._pending and self._clock.passed(self._pending[0][1]):
+                self._add(*self._pending.popleft())
+        return values
+
+    def _computed(self, parameter: torch.Tensor) -> None:
+        self._own_part_done = self._clock.now()
+
+    def _averaged(self) -> None:
+        if self._own_part_done is not None:
+            self._waits += [self._own_part_done, self._clock.now()]
+            self._own_part_done = None
+
+    def _add(self, start: Any, end: Any, waits: list[Any]) -> None:
+        waited = sum(self._clock.seconds(before, after) for before, after in zip(waits[::2], waits[1::2]))
+        self._since_log[0] += self._clock.seconds(start, end) - waited
+        self._since_log[1] += 1
+
+    # ---- reports
+
+    def row(self) -> list[float]:
+        """This rank's values since the last log, (COLUMNS,)."""
+        while self._pending:
+            self._add(*self._pending.popleft())
+        own_s, measured, wait_then, steps_then = self._since_log
+        wait_s = self._train.wait_s
+        self._since_log = [0.0, 0.0, wait_s, self._steps]
+        return [peak_memory(self._world.device), own_s, measured, wait_s - wait_then, self._steps - steps_then]
+
+    def table(self) -> torch.Tensor:
+        """(ranks * COLUMNS,) on the device, zero but for the row of this rank: `read` takes its sum over the ranks."""
+        table = torch.zeros(self._world.size, COLUMNS)
+        table[self._world.rank] = torch.tensor(self.row())
+        return table.flatten().to(self._world.device)
+
+    def read(self, summed: Sequence[float], step: int) -> dict[str, float]:
+        """Returns max / mean over the ranks of each figure since the last log. Names a straggler, once."""
+        rows = [summed[i : i + COLUMNS] for i in range(0, len(summed), COLUMNS)]
+        for total, (memory, *sums) in zip(self._totals, rows):
+            total[:] = [max(total[0], memory), *(a + b for a, b in zip(total[1:], sums))]
+        if not self._named:
+            self._name_straggler(f"step {step}: ")
+        return {f"balance/{name}": max_over_mean(found) for name, found in figures(rows).items()}
+
+    def report(self) -> dict[str, Any]:
+        """Log memory, own work and data wait of each rank over this process; return them for result.json."""
+        found = figures(self._totals)
+        if not self._steps:  # resumed after its last step: an earlier process has logged the figures
+            logged = self._logger.latest("balance/")
+            return {"balance": {key.partition("/")[2]: value for key, value in logged.items()}} if logged else {}
+        ratios = {name: max_over_mean(values) for name, values in found.items()}
+        ranks: list[dict[str, float]] = [{} for _ in range(self._world.size)]
+        for name, values in found.items():
+            factor, unit, _ = UNITS[name]
+            for rank, value in zip(ranks, values):
+                rank[f"{name}_{unit.lower()}"] = round(value * factor, 4)
+        for line in unequal(found):
+            self._logger.say(line)
+        self._name_straggler("")
+        self._logger.summary({f"balance/{name}": value for name, value in ratios.items()})
+        return {"balance": {**ratios, "ranks": ranks}}
+
+    def _name_straggler(self, prefix: str) -> None:
+        found = figures(self._totals)
+        own = found.get("step_time", [])
+        rank = straggler(own, self._share)
+        if rank is None or self._totals[rank][1] < NAME_AFTER_S:
+            return
+        self._named = True
+        late = own[rank] - mean_of_others(own, rank)
+        waits = found["data_wait"][rank] - mean_of_others(found["data_wait"], rank)
+        cause = "its data come late" if waits > late / 2 else "look at its transforms, its batches and its machine"
+        self._logger.warn(
+            f"{prefix}rank {rank} holds the others up: its own work takes {own[rank] * 1e3:.3g} ms a step, theirs "
+            f"{mean_of_others(own, rank) * 1e3:.3g} ms; {cause}"
+        )
+
+
+def peak_memory(device: torch.device) -> float:
+    """Peak memory in bytes of this process: on its CUDA device, else in RAM."""
+    if device.type == "cuda":
+        return float(memory_of_process(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1.0 if sys.platform == "darwin" else 1024.0)
+
+
+def figures(rows: Sequence[Sequence[float]]) -> dict[str, list[float]]:
+    """memory (bytes), step_time, data_wait (s per step), each (ranks,); a figure that some rank lacks is left out."""
+    found = {"memory": [row[0] for row in rows]}
+    if all(row[2] for row in rows):
+        found["step_time"] = [row[1] / row[2] for row in rows]
+    if all(row[4] for row in rows):
+        found["data_wait"] = [row[3] / row[4] for row in rows]
+    return found
+
+
+def max_over_mean(values: Sequence[float]) -> float:
+    """Returns max / mean; 1.0: all are equal."""
+    mean = sum(values) / len(values)
+    return max(values) / mean if mean else 1.0
+
+
+def mean_of_others(values: Sequence[float], rank: int) -> float:
+    return (sum(values) - values[rank]) / (len(values) - 1)
+
+
+def straggler(own: Sequence[float], share: float | None) -> int | None:
+    """The rank whose own work takes longest, if that is more than `share` above the mean of the others."""
+    if share is None or len(own) < 2:
+        return None
+    slowest = max(range(len(own)), key=own.__getitem__)
+    return slowest if own[slowest] > (1 + share) * mean_of_others(own, slowest) else None
+
+
+def unequal(found: dict[str, list[float]]) -> list[str]:
+    """A line for each rank where memory, work or waiting are not the same for all to a tenth; none where they are.
+    Above LISTED ranks those with the least and the most of something."""
+    limits = {name: ALIKE * sum(values) / len(values) for name, values in found.items()}
+    limits["data_wait"] = limits.get("step_time", 0.0)  # of a wait that is no tenth of the work nobody need know
+    if all(max(values) - min(values) <= limits[name] for name, values in found.items()):
+        return []
+    ranks: Sequence[int] = range(len(found["memory"]))
+    if len(ranks) > LISTED:
+        ranks = sorted({pick(ranks, key=values.__getitem__) for values in found.values() for pick in (min, max)})
+    lines = []
+    for rank in ranks:
+        parts = []
+        for name, values in found.items():
+            factor, unit, words = UNITS[name]
+            parts.append(words.format(f"{values[rank] * factor:.3g} {unit}"))
+        lines.append(f"rank {rank}: {', '.join(parts)}")
+    return lines

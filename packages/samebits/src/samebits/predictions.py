@@ -1,0 +1,160 @@
+"""Write arrays of predictions, one row for each sample, from several ranks into one file, in the order of the samples.
+
+Each rank appends its batches to a `Part`; `assemble` merges the parts into .h5, .npz or .parquet. The .h5 file is one
+that data=h5 reads: contiguous datasets, one row for each sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from samebits.errors import ConfigError, RunFailed
+from samebits.extras import check_installed
+
+FORMATS = (".h5", ".hdf5", ".npz", ".parquet")
+ROW = "row"  # (N,) int64: the sample's row in the split
+Spec = dict[str, tuple[tuple[int, ...], str]]  # {field: (shape, dtype)}
+BLOCK = 1 << 24  # bytes of the largest field that are merged at once
+
+
+class Part:
+    """What one rank predicts, in a file of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = h5py.File(path, "w")
+
+    def append(self, rows: np.ndarray, fields: Mapping[str, Any]) -> None:
+        """rows: (B,) int64, rising from call to call. fields: {name: array (B, ...) or list of B texts}."""
+        for name, values in {ROW: rows, **fields}.items():
+            array = np.asarray(values, dtype=object) if isinstance(values, list) else np.asarray(values)
+            if array.ndim == 0 or len(array) != len(rows):
+                raise ConfigError(
+                    f"{name}: predictions have the shape {array.shape} for {len(rows)} samples; the first axis must be "
+                    "the samples"
+                )
+            if name not in self._file:
+                kind: Any = h5py.string_dtype() if array.dtype == object else array.dtype
+                shape = array.shape[1:]
+                self._file.create_dataset(name, (0, *shape), kind, maxshape=(None, *shape))
+            held = self._file[name]
+            if held.shape[1:] != array.shape[1:]:
+                raise ConfigError(
+                    f"{name}: predictions have the shape {array.shape[1:]} for a sample here and {held.shape[1:]} "
+                    "before; a file of predictions needs one shape for all samples"
+                )
+            size = len(held)
+            held.resize(size + len(array), axis=0)
+            held[size:] = array
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def check_target(path: Path, overwrite: bool) -> None:
+    if path.suffix not in FORMATS:
+        raise ConfigError(f"--out {path}: the file's ending says its format; known are {', '.join(FORMATS)}")
+    if path.is_dir() or not path.parent.is_dir():
+        raise ConfigError(f"--out {path}: must be a file in a folder that exists")
+    if path.exists() and not overwrite:
+        raise ConfigError(f"--out {path}: exists; add --overwrite to replace it")
+    if path.suffix == ".parquet":
+        check_installed("pyarrow", f"--out {path}", "tables")
+
+
+def assemble(parts: Sequence[Path], target: Path, attributes: Mapping[str, Any]) -> Spec:
+    """Merge the ranks' parts into `target`, whose rows 0, 1, 2, ... are those of the split. Atomic.
+
+    attributes: of the file, where the format has any. Returns {field: (shape, dtype)}.
+    """
+    temporary = target.with_name(f".{target.name}.tmp")
+    files = [h5py.File(part, "r") for part in parts]
+    try:
+        held = [file for file in files if ROW in file]  # a rank without a sample has written nothing
+        spec = {
+            name: ((sum(len(file[name]) for file in held), *first.shape[1:]), _kind(first))
+            for name, first in (held[0].items() if held else ())
+        }
+        write = {".npz": _write_npz, ".parquet": _write_parquet}.get(target.suffix, _write_h5)
+        write(temporary, spec, _blocks(held, spec), attributes)
+        temporary.replace(target)
+    except OSError as error:
+        raise RunFailed(f"{target} could not be written: {error.strerror or error}") from error
+    finally:
+        for file in files:
+            file.close()
+        temporary.unlink(missing_ok=True)
+    return spec
+
+
+def _kind(dataset: h5py.Dataset) -> str:
+    return "text" if h5py.check_string_dtype(dataset.dtype) else str(dataset.dtype)
+
+
+def _blocks(files: list[h5py.File], spec: Spec) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """(first row, {field: rows in order}). Each part holds every len(files)-th row, so equal pieces of the parts are a
+    range of rows."""
+    widest = max((int(np.prod(shape[1:])) * 8 for shape, _ in spec.values()), default=8)
+    size = max(1, BLOCK // (widest * max(1, len(files))))
+    begin = 0
+    for at in range(0, max((len(file[ROW]) for file in files), default=0), size):
+        rows = np.concatenate([file[ROW][at : at + size] for file in files])
+        order = np.argsort(rows, kind="stable")
+        if not np.array_equal(rows[order], np.arange(begin, begin + len(rows))):
+            raise AssertionError(f"rows {begin} to {begin + len(rows)} were not each predicted once")
+        block = {}
+        for name, (_, kind) in spec.items():
+            pieces = [(file[name].asstr() if kind == "text" else file[name])[at : at + size] for file in files]
+            block[name] = np.concatenate(pieces)[order]
+        yield begin, block
+        begin += len(rows)
+
+
+def _write_h5(path: Path, spec: Spec, blocks: Iterator[Any], attributes: Mapping[str, Any]) -> None:
+    with h5py.File(path, "w") as file:
+        for name, (shape, kind) in spec.items():
+            file.create_dataset(name, shape, h5py.string_dtype() if kind == "text" else kind)
+        for begin, block in blocks:
+            for name, array in block.items():
+                file[name][begin : begin + len(array)] = array
+        for name, value in attributes.items():
+            file.attrs[name] = value
+
+
+def _write_npz(path: Path, spec: Spec, blocks: Iterator[Any], attributes: Mapping[str, Any]) -> None:
+    arrays = {name: np.empty(shape, object if kind == "text" else kind) for name, (shape, kind) in spec.items()}
+    for begin, block in blocks:
+        for name, array in block.items():
+            arrays[name][begin : begin + len(array)] = array
+    texts = {name: array.astype(str) for name, array in arrays.items() if array.dtype == object}
+    with open(path, "wb") as file:  # savez would add .npz to a path
+        np.savez(file, **(arrays | texts))  # type: ignore[arg-type]
+
+
+def _write_parquet(path: Path, spec: Spec, blocks: Iterator[Any], attributes: Mapping[str, Any]) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    def column(array: np.ndarray) -> Any:
+        """(N, a, b) becomes lists of a lists of b values."""
+        values = pa.array(array.ravel())
+        for size in reversed(array.shape[1:]):
+            values = pa.FixedSizeListArray.from_arrays(values, size)
+        return values
+
+    text = {name: str(value) for name, value in attributes.items()}
+    writer = None
+    try:
+        for _, block in blocks:
+            table = pa.table({name: column(array) for name, array in block.items()}).replace_schema_metadata(text)
+            writer = writer or parquet.ParquetWriter(path, table.schema)
+            writer.write_table(table)
+        if writer is None:
+            parquet.write_table(pa.table({ROW: pa.array([], pa.int64())}), path)
+    finally:
+        if writer is not None:
+            writer.close()

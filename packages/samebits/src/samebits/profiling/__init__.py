@@ -1,0 +1,31 @@
+"""Where a run's time goes, how fast it is, and what to change. (Importing it imports no torch.)
+
+Given: the objects of the loop, a device, a directory to write to. Promised: where nothing is asked for, nothing is
+wrapped, so nothing is paid; the device is never waited for at a step; times are those of the device, which a GPU's
+host runs ahead of.
+
+    timeline    spans on the device's clock, added up by part       report    the table, and what bounds the run
+    trace       torch.profiler: a chrome trace, a kernel table      memory    what to change where memory is full
+    work        tokens and FLOP of a sample, peak FLOP/s            options   the group `profiler`
+    summary     a table of modules: shapes, parameters, FLOP        waits     what asks the device for a value
+    writes      what writes to given tensors
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from samebits.pages import lazy
+
+if TYPE_CHECKING:
+    from samebits.profiling.memory import explained, is_out_of_memory, limit_memory
+    from samebits.profiling.options import ProfilerConfig
+    from samebits.profiling.report import as_dict, bound, table
+    from samebits.profiling.summary import summarize, summary_table
+    from samebits.profiling.timeline import Batches, Timeline, wrapped
+    from samebits.profiling.trace import Trace, dump_memory
+    from samebits.profiling.waits import waits_noticed
+    from samebits.profiling.work import Work, count_flop, peak_tflops
+    from samebits.profiling.writes import writes_noticed
+else:
+    __getattr__ = lazy(__name__, __file__)

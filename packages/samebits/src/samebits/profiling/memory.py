@@ -1,0 +1,77 @@
+"""Where memory is full: one line that says what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from samebits.device import Hardware, free_memory
+from samebits.errors import OutOfMemory, first_line
+from samebits.host import count_gpus, private_memory
+
+USED = 0.9  # share of the free memory that a trial may take: fragments, other data, libraries
+# no classes of their own: messages where the CPU's allocator gets nothing, of MPS, cuDNN and cuBLAS
+TELLING = ("can't allocate memory", "out of memory", "not enough memory", "alloc_failed")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    if isinstance(error, RuntimeError) and any(text in str(error).lower() for text in TELLING):
+        return True
+    return error.__cause__ is not None and is_out_of_memory(error.__cause__)  # what could not be built says so
+
+
+def limit_memory(device: torch.device, processes: int) -> None:
+    """Let allocations of this process fail beyond its part of what is free now, as they would where none is left.
+
+    processes: of the run on this machine. They share the host's memory, or have the first so many GPUs, one each: the
+    fullest of these decides."""
+    if device.type == "cuda":
+        used = range(min(processes, count_gpus()))
+        free = min(free_memory(torch.device("cuda", index)) for index in used)
+        whole = torch.cuda.mem_get_info(device)[1]
+        torch.cuda.set_per_process_memory_fraction(min(1.0, USED * free / whole), device)
+        return
+    import resource
+
+    # RLIMIT_DATA counts private memory that the process may write to
+    limit = private_memory() + int(USED * free_memory(device) / processes)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
+@contextmanager
+def explained(
+    machine: Hardware, where: Callable[[], str], snapshot: Callable[[], str | None] = lambda: None
+) -> Iterator[None]:
+    """In this block an error of full memory becomes an OutOfMemory that names the key to change.
+
+    where: what the rank does, "training, at step 12". snapshot: writes the memory's history; where it lies, if it does.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OutOfMemory) or not is_out_of_memory(error):
+            raise
+        place, written = where(), snapshot()
+        text = f"out of memory ({place}; {first_line(error)}): {advice(machine, place.startswith('evaluating'))}"
+        raise OutOfMemory(text + (f"; what held it: {written}" if written else "")) from error
+
+
+def advice(machine: Hardware, evaluating: bool) -> str:
+    if evaluating and machine.eval_batch_size > 1:
+        size = machine.eval_batch_size
+        return f"evaluation has {size} samples at once - hardware.eval_batch_size={max(1, size // 2)}"
+    size = -(-max(machine.micro_batch_sizes) // machine.devices)
+    if size > 1:
+        auto = " (auto finds the largest)" if machine.devices == 1 else ""  # refused with trainer=dp
+        return (
+            f"a micro-batch has {size} samples - hardware.micro_batch_size={size // 2} computes the same step in "
+            f"smaller parts{auto}, hardware.activation_checkpointing=auto keeps less of each"
+        )
+    return (
+        "hardware.micro_batch_size is 1 already - hardware.activation_checkpointing=auto, trainer=fsdp on more ranks, "
+        "or a smaller model"
+    )

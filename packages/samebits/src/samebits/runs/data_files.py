@@ -1,0 +1,92 @@
+"""Fingerprints of the files that a config names: data are known again wherever they lie. No torch, no h5py.
+
+Of each file its size and BLOCKS blocks, evenly spread from its first byte to its last, are hashed: all of a small file,
+half a megabyte of a large one, whatever its format. Not seen: bytes between the blocks of a large file that are changed
+in place; the files of a folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from samebits.config import flat, portable
+from samebits.errors import Damaged
+from samebits.files import read_json, write_json
+from samebits.runs.environment import FILE
+from samebits.schema import plain
+
+BLOCKS, BLOCK = 32, 1 << 14  # of one file; of several together as many, two of each at least
+OTHER_GROUPS = ("logger", "profiler", "resume", "sweep", "hydra", "name")
+log = logging.getLogger("samebits")
+
+
+def fingerprints(root: Path, cfg: Any) -> dict[str, dict[str, Any]]:
+    """{key: {path, bytes, digest}} of the values that name local files, by absolute paths, patterns or lists of them.
+    cfg: a run's, resolved."""
+    values = {key: value for key, value in flat(plain(cfg)).items() if key.split(".")[0] not in OTHER_GROUPS}
+    found = {key: _files(value) for key, value in values.items()}
+    return {key: {"path": portable(root, values[key]), **_hashed(files)} for key, files in found.items() if files}
+
+
+def files_of(run_dir: Path) -> dict[str, dict[str, Any]]:
+    """The fingerprints of what a run began with; {} where it is older than they are. Damaged: of another form."""
+    found = read_json(run_dir / FILE).get("files", {})
+    if not isinstance(found, dict) or not all(isinstance(one, dict) and "digest" in one for one in found.values()):
+        raise Damaged(f"{run_dir / FILE}: damaged, its files are not as a run records them")
+    return found
+
+
+def keep_files(root: Path, run_dir: Path, cfg: DictConfig, begins: bool) -> list[str]:
+    """Record the files in environment.json. Returns a line for each that lies elsewhere than when the run began, with
+    the same content; warns of one that is another. begins: the run has no step yet."""
+    began, now = files_of(run_dir), fingerprints(root, cfg)
+    if begins:
+        write_json(run_dir / FILE, read_json(run_dir / FILE) | {"files": now})
+        return []
+    for key, found in now.items():
+        if key in began and not is_same(began[key], found):
+            log.warning("%s: %s", key, other_data(began[key], found))
+    moved = {key: one for key, one in now.items() if key in began and one["path"] != began[key]["path"]}
+    return [f"{k}={o['path']}: the same data as {began[k]['path']}" for k, o in moved.items() if is_same(began[k], o)]
+
+
+def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return (one.get("bytes"), one["digest"]) == (other.get("bytes"), other["digest"])
+
+
+def other_data(began: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    return (
+        f"{now.get('path')} ({now.get('bytes'):,} bytes) holds other data than the run began with "
+        f"({began.get('path')}, {began.get('bytes'):,} bytes)"
+    )
+
+
+def _files(value: Any) -> list[str]:
+    """The files that a value names, in their order; [] if any part of it is something else."""
+    names = value if isinstance(value, list) else [value]
+    if not all(isinstance(name, str) and os.path.isabs(name) for name in names):
+        return []
+    files = [file for name in names for file in ([name] if os.path.lexists(name) else sorted(glob(name)))]
+    return files if all(map(os.path.isfile, files)) else []
+
+
+def _hashed(files: list[str]) -> dict[str, Any]:
+    digest, size, blocks = hashlib.sha256(), 0, max(2, BLOCKS // len(files))
+    for name in files:
+        with open(name, "rb") as file:
+            own = os.fstat(file.fileno()).st_size
+            digest.update(f"{own}\n".encode())
+            spread = [max(0, own - BLOCK) * i // (blocks - 1) for i in range(blocks)]
+            for start in range(0, own, BLOCK) if own <= blocks * BLOCK else spread:
+                file.seek(start)
+                digest.update(file.read(BLOCK))
+        size += own
+    return {"bytes": size, "digest": digest.hexdigest()[:32]}

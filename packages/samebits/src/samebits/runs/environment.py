@@ -1,0 +1,323 @@
+"""What a run records beside its config: versions, machine, git commit, uncommitted changes. Imports no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from samebits import __version__
+from samebits.config import redacted
+from samebits.errors import Damaged
+from samebits.files import read_file, read_json, replace_text, write_json
+from samebits.host import GIT_DIFF, NoAnswer, git, machine_changes, temporary_folder
+from samebits.runs.source import VENDORED, Library, is_vendored, libraries_of, library_changes, source_of
+from samebits.schema import holds
+
+log = logging.getLogger("samebits")
+FILE, DIFF = "environment.json", "uncommitted.diff"
+MOST_OF_ONE, MOST_OF_ALL = 1 << 20, 8 << 20  # bytes of a new or binary file, and of all, in uncommitted.diff
+# src/ and packages/*/src, of a project that may lie in a folder of its repository
+BELOW_SRC = re.compile(r'^(diff --git "?a/|# (new|changed), not in this patch: )([^\n]*?/)?src/', re.MULTILINE)
+PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "h5py", "wandb")
+OF_RECORD = re.compile(r"^(\w+)(?=/|\.py,)", re.MULTILINE)  # modules among the files that a distribution has installed
+# the fields of a Code in environment.json, in older versions and in this one
+RECORDED = tuple[str | None, str | None, str] | tuple[str | None, str | None, str, dict[str, Library] | None]
+
+
+class Surroundings(NamedTuple):
+    """environment: for environment.json. diff: for uncommitted.diff, whose bytes os.fsencode gives; new files too."""
+
+    environment: dict[str, Any]
+    diff: str
+
+
+def surroundings(root: Path) -> Surroundings:
+    known = environment(root)
+    if known["git_commit"] is None:
+        return Surroundings(known, "")
+    try:
+        return Surroundings(known, uncommitted(root))
+    except NoAnswer as error:
+        _say(f"{DIFF}: not written, so what is not committed cannot be restored later: {error}")
+        return Surroundings(known, "")
+
+
+class Code(NamedTuple):
+    """The code that a run ran with. commit: None if git did not say. source: a digest of the files below src/; None:
+    not known, and equal to no other. changes: a short name of the project's files that are not the commit's; empty:
+    they are. libraries: see samebits.runs.source; None: not recorded, as by older versions."""
+
+    commit: str | None
+    source: str | None
+    changes: str
+    libraries: Mapping[str, Library] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Code) and self.source is not None and self.key == other.key
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self.source)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What is equal if the code is, unless its source is not known. Libraries that were not recorded equal none
+        outside of src/: with an equal src/, those that a project has there now were there then."""
+        digests = [f"{name} {library.get('source')}" for name, library in sorted((self.libraries or {}).items())]
+        return (str(self.source), *digests)
+
+    @property
+    def short(self) -> str:
+        """Seven digits that differ if the code does; empty: its source is not known."""
+        if self.source is None:
+            return ""
+        first, *libraries = self.key
+        return (hashlib.sha256(repr(self.key).encode()).hexdigest() if libraries else first)[:7]
+
+    @property
+    def of_project(self) -> Code:
+        """Without the libraries that lie elsewhere: what a commit and its changes determine."""
+        own = {name: library for name, library in (self.libraries or {}).items() if is_vendored(library)}
+        return self._replace(libraries=own)
+
+    def __str__(self) -> str:
+        if self.commit is None:
+            text = "no commit" + (f", files {self.changes}" if self.changes else "")
+        else:
+            text = f"commit {self.commit[:7]}" + (f" with changes {self.changes}" if self.changes else "")
+        if self.libraries is None:
+            return f"{text} [libraries not recorded]"
+        elsewhere = {name: one for name, one in self.libraries.items() if not is_vendored(one)}
+        named = [[name, one.get("version"), str(one.get("source"))[:7]] for name, one in elsewhere.items()]
+        listed = ", ".join(" ".join(filter(None, words)) for words in named)
+        return f"{text} [{listed}]" if listed else text
+
+
+def code_changes(was: Code, now: Code) -> list[str]:
+    """Return in what two codes differ, in words: src/, and each library; src/ does where it is not known."""
+    same = was.source is not None and was.source == now.source
+    return [*([] if same else ["src/"]), *library_changes(was.libraries, now.libraries)]
+
+
+def code_of(run_dir: Path) -> Code:
+    diff = run_dir / DIFF
+    return _code(read_json(run_dir / FILE), os.fsdecode(read_file(diff)) if diff.exists() else "")
+
+
+def codes_of(run_dir: Path) -> list[Code]:
+    """With which it began, and those with which it was resumed."""
+    return [code_of(run_dir), *(Code(*change["code"]) for change in changes_of(run_dir) if "code" in change)]
+
+
+def changes_of(run_dir: Path) -> list[dict[str, Any]]:
+    """What resumes have changed, as directory.keep_changes records it. Damaged where it is of another form."""
+    changes, whole = read_json(run_dir / FILE).get("changes", []), {"was": {}, "code": [None, None, ""]}
+
+    def is_one(change: Any) -> bool:
+        one = whole | change if isinstance(change, dict) else {}
+        kinds = all(isinstance(one.get(key), kind) for key, kind in (("after", int), ("was", dict), ("code", list)))
+        return kinds and holds(one["code"], RECORDED)
+
+    if not isinstance(changes, list) or not all(map(is_one, changes)):
+        raise Damaged(f"{run_dir / FILE}: damaged, its changes are not as a run records them")
+    return changes
+
+
+def use_code(run_dir: Path, known: Surroundings) -> None:
+    """The run, which has no step that counts, begins with the present code."""
+    own = {key: known.environment[key] for key in ("git_commit", "git_dirty", "source", "libraries")}
+    write_json(run_dir / FILE, read_json(run_dir / FILE) | own)
+    replace_text(run_dir / DIFF, os.fsencode(known.diff)) if known.diff else (run_dir / DIFF).unlink(missing_ok=True)
+
+
+def code_here(root: Path, known: Surroundings | None = None) -> Code:
+    """Of the files as they are now."""
+    return _code(*(known or surroundings(root)))
+
+
+def _code(facts: dict[str, Any], diff: str) -> Code:
+    known = (facts.get(key) for key in ("git_commit", "source"))
+    commit, source = (value if isinstance(value, str) else None for value in known)
+    changed = BELOW_SRC.search(diff)
+    if source is None and commit is not None:  # of a run that an older version began
+        source = hashlib.sha256(commit.encode() + os.fsencode(diff if changed else "")).hexdigest()
+    code = Code(commit, source, "", facts.get("libraries"))
+    return code._replace(changes=code.of_project.short) if changed or commit is None else code
+
+
+def uncommitted(root: Path) -> str:
+    """Return a patch from the commit to the files as they are, new ones included, and names of those left out: large
+    binary ones and, of the new ones, large, binary and hidden ones (.env may hold secrets). Raises NoAnswer."""
+    prefix, top = (Path(os.fsdecode(git(root, "rev-parse", word)).removesuffix("\n")) for word in WHERE)
+    new, left_out, room = [], [], MOST_OF_ALL
+    for name in _new_names(root):
+        size = _text_size(root, root / name)
+        if size is None or size > room:
+            left_out.append(("new", str(prefix / name)))
+            continue
+        room -= size
+        new.append(name)
+    with temporary_folder("git-") as folder:
+        index = folder / "index"  # a copy, to which the new files are added
+        own = root / os.fsdecode(git(root, "rev-parse", "--git-path", "index")).removesuffix("\n")
+        if own.exists():
+            shutil.copy2(own, index)  # with its time, by which git finds edits of the second of the commit
+        listed = b"\0".join(os.fsencode(name) for name in new)
+        git(root, "update-index", "--add", "--info-only", "-z", "--stdin", stdin=listed, index=index)
+        for line in git(root, *GIT_DIFF, "--numstat", "-z", "HEAD", index=index).split(b"\0"):
+            name = os.fsdecode(line.removeprefix(b"-\t-\t"))
+            if line.startswith(b"-\t-\t") and _largest(top, name) > MOST_OF_ONE:
+                left_out.append(("changed", name))
+        but = [f":(top,exclude,literal){name}" for kind, name in left_out if kind == "changed"]
+        patch = git(root, *GIT_DIFF, "HEAD", "--", ":/", *but, index=index)
+    if patch:
+        try:
+            git(top, "apply", "--check", "--reverse", "-", stdin=patch)
+        except NoAnswer as error:
+            _say(f"{DIFF}: cannot be applied, so what is not committed cannot be restored later: {error}")
+    names = (f"# {kind}, not in this patch: {_printed(name)}\n" for kind, name in left_out)
+    return os.fsdecode(patch) + "".join(names)
+
+
+WHERE = ("--show-prefix", "--show-toplevel")
+CODE = ("src", f":(glob){VENDORED}/*/src/**")  # for git; see code_folders
+
+
+def _new_names(root: Path) -> list[str]:
+    """Return the files that are not in git, but for those to be ignored; in folders of code the project's own rules
+    count, not its user's. Says which files git was told not to look at."""
+    found = b""
+    for which in (["--exclude-standard"], ["--exclude-per-directory=.gitignore", "--", *CODE]):
+        found += git(root, "ls-files", "--others", "-z", *which)
+    tags = git(root, "ls-files", "-v", "-z", "--", *CODE).split(b"\0")
+    hidden = [os.fsdecode(tag[2:]) for tag in tags if tag[:1].islower() or tag[:1] == b"S"]
+    if hidden := [name for name in hidden if (root / name).exists()]:
+        how = "git update-index --no-assume-unchanged --no-skip-worktree"
+        _say(f"{DIFF}: lacks edits of {hidden[0]} (of {len(hidden)} files), as git was told to ignore them; {how} FILE")
+    return [os.fsdecode(name) for name in dict.fromkeys(found.split(b"\0")) if name]
+
+
+def _largest(top: Path, name: str) -> int:
+    """Bytes of a file, as it is or as it was committed."""
+    was = 0
+    with suppress(NoAnswer):  # a new one
+        was = int(git(top, "cat-file", "-s", f"HEAD:{name}"))
+    return max(was, (top / name).lstat().st_size if os.path.lexists(top / name) else 0)
+
+
+def _printed(name: str) -> str:
+    return name if name.isprintable() else repr(name)
+
+
+@cache
+def _say(line: str) -> None:
+    """Warn, once in a process."""
+    log.warning(line)
+
+
+def _text_size(root: Path, file: Path) -> int | None:
+    """Returns the bytes of a text file; None for a hidden, binary or large file or a symbolic link."""
+    hidden = any(part.startswith(".") for part in file.relative_to(root).parts)
+    try:
+        if hidden or file.is_symlink() or not file.is_file() or file.stat().st_size > MOST_OF_ONE:
+            return None
+        content = file.read_bytes()
+        content.decode()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return None if b"\0" in content else len(content)
+
+
+def environment(root: Path) -> dict[str, Any]:
+    # a project may have the engine from a wheel
+    versions = {"samebits": __version__, **{name: version_of(name) for name in PACKAGES}}
+    commit = _asked(root, "log", "-1", "--format=%H")
+    status = _asked(root, "status", "--porcelain", "--untracked-files=normal", "--ignore-submodules=none")
+    return {
+        "command": redacted(sys.argv),
+        "cwd": os.getcwd(),
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "packages": versions,
+        "git_commit": commit and commit.decode().strip(),
+        "git_dirty": None if status is None else bool(status.strip()),
+        "source": source_of(root),
+        "libraries": libraries_of(root),
+        "slurm_job": os.environ.get("SLURM_JOB_ID"),
+    }
+
+
+def version_of(package: str) -> str:
+    """unknown: a vendored or path-installed package has no metadata."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def record_machine(run_dir: Path, found: dict[str, Any]) -> str:
+    """Keep what a run began on in environment.json, and which packages it has imported. found:
+    samebits.host.machine_facts. Returns in what this machine differs from it, where that may change rounding; else
+    empty."""
+    known = read_json(run_dir / FILE)
+    if "machine" in known:
+        return machine_changes(known["machine"], found)
+    packages = known.get("packages", {}) | imported_packages()
+    write_json(run_dir / FILE, known | {"packages": packages, "machine": found})
+    return ""
+
+
+def imported_packages() -> dict[str, str]:
+    """Return {name: version} of the installed packages that this process has imported. Of a name that lies on the path
+    twice (setuptools appends its own copies) the first counts, as for `import`."""
+    roots = {name.partition(".")[0] for name in sys.modules}
+    found: dict[str, str] = {}
+    for one in metadata.distributions():  # metadata.packages_distributions takes 0.1 s more
+        listed = one.read_text("top_level.txt")
+        names = listed.split() if listed else OF_RECORD.findall(one.read_text("RECORD") or "")
+        if not roots.isdisjoint(names):
+            found.setdefault(one.name, one.version)
+    return dict(sorted(found.items()))
+
+
+def _asked(root: Path, *arguments: str) -> bytes | None:
+    """What git says; None, and a line with its reason, if it says nothing."""
+    try:
+        return git(root, *arguments)
+    except NoAnswer as error:
+        _say(f"git does not say which code this is, so {FILE} has null for it: {error}")
+        return None
+
+
+def by_code(found: Iterable[tuple[int, Code]]) -> str:
+    """[(0, a), (1, a), (2, b)] -> "jobs 0, 1 with commit 1234567, job 2 with commit 89abcde"."""
+    jobs: dict[tuple[str, ...], tuple[Code, list[int]]] = {}
+    for number, code in found:
+        jobs.setdefault(code.key if code.source else (str(code),), (code, []))[1].append(number)
+    return ", ".join(f"job{'s' * (len(n) > 1)} {ranges(n)} with {code}" for code, n in jobs.values())
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """[0, 1, 2, 5] -> "0 to 2, 5"."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(f"{part[0]} to {part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts)

@@ -1,0 +1,214 @@
+"""Decide whether a command begins a new run or resumes one. Imports no torch."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from samebits.config import (
+    absolute,
+    agents_run,
+    composed,
+    flat,
+    handed_out_again,
+    quote_value,
+    read_config,
+    read_overrides,
+    resolved,
+)
+from samebits.errors import ConfigError
+from samebits.project import Project
+from samebits.runs.directory import BEFORE, CONFIG, check_free, claimed, holds_run, read_status, shown, undo_resume
+from samebits.schema import no_such_key, plain, show
+
+log = logging.getLogger("samebits")
+LOGGER = "logger"
+CHOICE = re.compile(r"(?P<group>\w+(/\w+)*)=(?P<options>[\w-]+|\[[\w-]+(,[\w-]+)*\])")
+
+
+def choose_run(
+    project: Project, cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path
+) -> tuple[DictConfig, Path]:
+    """Returns (resolved config, directory) of the run to begin or resume. cfg: as composed. run_dir: for a new run.
+
+    A resumed run keeps its saved config, even if conf/ has changed, except for the command's overrides; with
+    resume=auto only for overrides that the run was not given before. Its logger is the present config's: a stranger's
+    run would send this user's passwords, or what is trained, to an address of its own.
+    """
+    resume = cfg.resume
+    directory = run_dir if resume in (None, "auto") else Path(absolute(resume, cwd))
+    if resume is None and holds_run(directory):
+        raise ConfigError(
+            f"hydra.run.dir={directory}: it holds a run; add resume=auto to go on with it, or choose another"
+        )
+    if resume not in (None, "auto") and not holds_run(directory):
+        raise ConfigError(
+            f"resume={directory}: no run directory (it has no {CONFIG}); give the one that a run has printed"
+        )
+    if (directory / BEFORE).exists():
+        with claimed(directory):  # left by a resume that was killed before its first step
+            undo_resume(directory)
+    if not holds_run(directory):
+        check_free(directory)
+        if handed_out_again(project):
+            log.warning("W&B hands this run out again, but %s is not here: it begins anew", shown(directory))
+        new = resolved(project, cfg, cwd)
+        new.resume = None
+        return new, directory
+    saved = read_config(project, directory)
+    typed = read_overrides(project, directory)
+    ids = agents_run() if resume == "auto" else None
+    if ids:
+        check_id(directory, ids[1])
+    given, changed, before = set(typed), [], flat(plain(saved))
+    for override in overrides:
+        key = override.partition("=")[0]
+        # the same command with resume=auto is often repeated: overrides it had before are no change
+        repeated = override in given and (resume in (None, "auto") or (project.conf / key).is_dir())
+        if not repeated and key != "resume" and not key.startswith("hydra."):
+            for each in leaves_of(override):
+                if ids:
+                    check_same(project, saved, cfg, each, ids[1], directory)
+                change_value(project, saved, cfg, each, override, directory)
+                changed.append(each)
+    check_followers(project, saved, before, typed, changed)
+    saved.logger = own_logger(project, saved, cfg, typed, overrides)
+    if "path" in saved.data:
+        saved.data.path = absolute(plain(saved.data.path), cwd)
+    return saved, directory
+
+
+def own_logger(
+    project: Project, saved: DictConfig, cfg: DictConfig, typed: Sequence[str], overrides: Sequence[str]
+) -> dict[str, Any]:
+    """Returns the group `logger` as conf/ and this command have it, for the run's name and the options that the run has
+    chosen from conf/ (logger=none, an experiment). Says in one line what the run had otherwise.
+
+    cfg: as this command has composed it. typed: the run's overrides; their values are not taken. overrides: this
+    command's.
+    """
+    if any(override.partition("=")[0] == LOGGER and not is_choice(project, override) for override in overrides):
+        return OmegaConf.to_container(cfg[LOGGER], resolve=True)  # type: ignore[return-value] # of --config-dir
+    tops = {o: o.lstrip("+~").split("=")[0].split(".")[0] for o in overrides}
+    given = [o for o, top in tops.items() if top in (LOGGER, "name") or is_choice(project, o)]
+    keys = {override.partition("=")[0] for override in given}
+    kept = [override for override in typed if is_choice(project, override) and override.partition("=")[0] not in keys]
+    kept += [] if "name" in keys else [f"name={quote_value(str(saved.name))}"]
+    whole = DictConfig({key: node for key, node in composed(project, [*kept, *given]).items() if key != "hydra"})
+    logger: dict[str, Any] = OmegaConf.to_container(whole[LOGGER], resolve=True)  # type: ignore[assignment]
+    was, now = flat(plain(saved[LOGGER])), flat(logger)
+    unlike = [
+        f"{LOGGER}.{key}={show(now.get(key))} ({show(value)} in the run)"
+        for key, value in was.items()
+        if now.get(key) != value and not any(f"{LOGGER}.{key}".startswith(k) for k in keys)
+    ]
+    if unlike:
+        log.warning("a resume logs where this command says: %s; give a value to keep it", ", ".join(unlike))
+    return logger
+
+
+def is_choice(project: Project, override: str) -> bool:
+    """Whether it chooses options of a group that are there in conf/, by name: logger=[wandb,mlflow]."""
+    found = CHOICE.fullmatch(override)
+    return (
+        found is not None
+        and not found["group"].startswith("hydra")
+        and all(
+            (project.conf / found["group"] / f"{name}.yaml").is_file()
+            for name in found["options"].strip("[]").split(",")
+        )
+    )
+
+
+def leaves_of(override: str) -> list[str]:
+    """The keys that an override gives values to: its own, or those in its mapping, a={b: 1}: all others of a stay."""
+    parsed = OverridesParser.create().parse_override(override)
+    if parsed.is_sweep_override() or parsed.is_delete() or not isinstance(parsed.value(), dict):
+        return [override.partition("=")[0]]
+    return list(flat({parsed.key_or_group: parsed.value()}))
+
+
+def change_value(
+    project: Project, saved: DictConfig, cfg: DictConfig, key: str, override: str, directory: Path
+) -> None:
+    """Copy the value that `override` has set in `cfg` into a run's saved config."""
+    key = key.removeprefix("+")
+    if key in project.beside:
+        OmegaConf.update(saved, key, OmegaConf.to_container(cfg[key], resolve=True), merge=False)
+    elif key.startswith("~") or (project.conf / key.partition("@")[0]).is_dir():
+        raise ConfigError(
+            f"{override}: the run in {directory} keeps its groups; what can be changed when it goes on are values "
+            f"(process.timeout=20m) and the groups {', '.join(project.beside)} - for another run leave out resume"
+        )
+    elif has_key(saved, key) or has_key(saved, override.partition("=")[0]) or adds(saved, override):
+        OmegaConf.update(saved, key, OmegaConf.select(cfg, key), force_add=True)
+    else:
+        parent = OmegaConf.select(saved, key.rpartition(".")[0]) if "." in key else saved
+        line = no_such_key(key, list(map(str, parent or ())), moved=project.moved_keys)
+        raise ConfigError(f"{line}, in the config of the run in {directory}")
+
+
+def check_id(directory: Path, wandb_id: str) -> None:
+    """ConfigError if the sweep's command has one directory for all runs, and it holds another run than this one."""
+    if (other := read_status(directory).get("wandb_id")) != wandb_id:
+        raise ConfigError(
+            f"hydra.run.dir={directory}: it holds W&B's run {other}, not {wandb_id}; leave it out of the sweep's "
+            "command, or end it with /${oc.env:WANDB_RUN_ID}"
+        )
+
+
+def check_same(project: Project, saved: DictConfig, cfg: DictConfig, key: str, wandb_id: str, directory: Path) -> None:
+    """ConfigError if a run of W&B's sweep would go on with another value: its server takes the scores as those of the
+    values that it chose when the run began."""
+    was, now = (OmegaConf.select(one, key.lstrip("+~")) for one in (saved, cfg))
+    if not (project.conf / key).is_dir() and key.split(".")[0] not in project.beside and was != now:
+        raise ConfigError(
+            f"{key}={show(plain(now))}: W&B's run {wandb_id} has {show(plain(was))}, and goes on with what it began "
+            f"with; move {shown(directory)} away to begin it anew"
+        )
+
+
+def adds(saved: DictConfig, override: str) -> bool:
+    """Whether it adds a key to a node of the run's config; whether that takes it says the check of the whole."""
+    parent = override.partition("=")[0].rpartition(".")[0]
+    return override.startswith("+") and isinstance(OmegaConf.select(saved, parent.removeprefix("+")), DictConfig)
+
+
+def check_followers(
+    project: Project, saved: DictConfig, before: dict[str, Any], typed: list[str], changed: list[str]
+) -> None:
+    """ConfigError if a value that was interpolated from a changed one (data.order.batch_size from
+    trainer.global_batch_size) would keep its old value, as saved configs are resolved: it must be given too.
+    Of a run that was saved when yamls still gave what the run gives today (Project.asked), too. before: its values.
+    typed: the run's overrides, to find interpolations in conf/; if they no longer compose, nothing is checked."""
+    if all(key.split(".")[0] in project.beside for key in changed):
+        return
+    try:
+        left_out = (*project.beside, "hydra")
+        raw = flat({name: node for name, node in composed(project, typed).items() if name not in left_out})
+    except (ConfigError, HydraException, OmegaConfBaseException):
+        return
+    for key in changed:
+        new = plain(OmegaConf.select(saved, key))
+        names = {name for name, given in project.asked.items() if given == key}
+        own = [at for at in before if at.rpartition(".")[2] in names and at not in raw]
+        older = [at for at in own if before[at] == before.get(key)]
+        for at in [*(at for at, text in raw.items() if text == f"${{{key}}}"), *older]:
+            follows = at not in changed and has_key(saved, at)
+            if follows and plain(OmegaConf.select(saved, at)) != new:
+                raise ConfigError(f"{key}={show(new)}: {at} follows from it; give it too: {at}={show(new)}")
+
+
+def has_key(cfg: DictConfig, key: str) -> bool:
+    """Whether the key exists, null or not, or is an argument of a `_target_`, which may be newer than the run."""
+    parent, _, name = key.rpartition(".")
+    node = OmegaConf.select(cfg, parent) if parent else cfg
+    return isinstance(node, DictConfig) and (name in node or "_target_" in node)

@@ -1,0 +1,149 @@
+"""The files that are a run's code: src/, the packages in packages/*/src, and libraries that lie elsewhere. Imports no
+torch.
+
+    root/src                  the project's own, by `source_of`
+    root/packages/NAME/src    vendored: in the project's repository
+    elsewhere                 a wheel in site-packages, an editable installation, a folder of PYTHONPATH
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+
+# import names of the libraries that a project may have in packages/ or installed, each with its own plugins of Hydra,
+# hydra_plugins/NAME_*
+LIBRARIES = ("samebits", "h5rows")
+VENDORED = "packages"
+MOST_OF_SOURCE = 64 << 20  # bytes of a file of code that is read to compare it
+NOT_SOURCE = re.compile(r"(^|/)(\.[^/]*|__pycache__|[^/]*\.egg-info)(/|$)")
+VERSION = re.compile(r"""^__version__ *= *["']([^"']+)["']""", re.MULTILINE)
+
+Library = dict[str, str | None]  # version: None, if there is none. source: digest of its files. place: their folder
+
+
+def code_folders(root: Path) -> list[Path]:
+    """Return the folders of a project from which modules are imported: src/, and packages/*/src where it has them."""
+    return [root / "src", *sorted(path for path in root.glob(f"{VENDORED}/*/src") if path.is_dir())]
+
+
+def python_path(root: Path) -> str:
+    """Return PYTHONPATH for a process that is to import a project's modules: its folders, then what is there now."""
+    return os.pathsep.join([*map(str, code_folders(root)), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def source_of(root: Path) -> str:
+    """Return a digest of the files below src/ as they are, whatever git knows of them."""
+    return _digest(root / "src", (root / "src").rglob("*"))
+
+
+def libraries_of(root: Path, first: Sequence[Path] = ()) -> dict[str, Library]:
+    """Return {name: Library} of the packages in packages/ and of the LIBRARIES that lie neither there nor in src/.
+
+    A digest is of the files as they are, so that a wheel, an editable installation and a vendored copy of the same
+    files are the same code, and an edit of an installed file is not. A process of the project searches src/, then the
+    folders `first`, then what this process searches.
+    """
+    folders = code_folders(root)
+    found: dict[str, Library] = {}
+    for folder in folders[1:]:
+        name, files = folder.parent.name, [*folder.rglob("*")]
+        found[name] = {
+            "version": _version(name, sorted(folder.glob("*/__init__.py"))),
+            "source": _digest(folder, files),
+            "place": folder.relative_to(root).as_posix(),
+        }
+    own = {folder.resolve() for folder in folders}
+    for name in LIBRARIES:
+        elsewhere = _folder_of(name, [folders[0], *first])
+        if elsewhere is None or elsewhere.resolve() in own:
+            continue
+        tops = [elsewhere / name, *elsewhere.glob(f"hydra_plugins/{name}_*")]
+        found[name] = {
+            "version": _version(name, [elsewhere / name / "__init__.py"]),
+            "source": _digest(elsewhere, (path for top in tops for path in top.rglob("*"))),
+            "place": str(elsewhere),
+        }
+    return found
+
+
+def is_vendored(library: Library) -> bool:
+    return str(library.get("place")).startswith(f"{VENDORED}/")
+
+
+def has_own_engine(root: Path) -> bool:
+    """Whether the engine that this process runs lies in the project's folders; else it is installed."""
+    return Path(__file__).resolve().parents[2] in {folder.resolve() for folder in code_folders(root)}
+
+
+def library_changes(was: Mapping[str, Library] | None, now: Mapping[str, Library] | None) -> list[str]:
+    """Return in what two sets of libraries differ, in words, one entry for each. None: they were not recorded, which
+    equals none outside of src/ and nothing else."""
+    if was is None or now is None:
+        texts = ["not recorded" if one is None else _listed(one) for one in (was, now)]
+        return [f"libraries {' -> '.join(texts)}"] if was or now else []
+    both = [(name, was.get(name), now.get(name)) for name in sorted({*was, *now})]
+    return [_change(name, one, other) for name, one, other in both if _content_of(one) != _content_of(other)]
+
+
+def _change(name: str, was: Library | None, now: Library | None) -> str:
+    versions = [_version_text(library) for library in (was, now)]
+    if versions[0] != versions[1]:
+        return f"{name} {' -> '.join(versions)}"
+    return f"{name} {versions[0]}: another content of the same version"
+
+
+def _content_of(library: Library | None) -> str | None:
+    return None if library is None else library.get("source")
+
+
+def _version_text(library: Library | None) -> str:
+    return "none" if library is None else library.get("version") or "(no version)"
+
+
+def _listed(libraries: Mapping[str, Library]) -> str:
+    return ", ".join(f"{name} {_version_text(library)}" for name, library in libraries.items()) or "none"
+
+
+def _folder_of(name: str, first: Sequence[Path]) -> Path | None:
+    """The folder in which a package lies that is or would be imported."""
+    spec = PathFinder.find_spec(name, [str(folder) for folder in first])
+    if spec is None or spec.origin is None:  # none, or a folder without __init__.py, which comes after all others
+        spec = find_spec(name)
+    page = None if spec is None or spec.origin is None else Path(spec.origin)
+    return page.parents[1] if page is not None and page.stem == "__init__" else None
+
+
+def _version(name: str, pages: Iterable[Path]) -> str | None:
+    """What a package says in its __init__.py, as an editable installation's metadata may be old; else its metadata."""
+    for page in pages:
+        if page.is_file() and (said := VERSION.search(page.read_text(errors="replace"))):
+            return said[1]
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _digest(folder: Path, paths: Iterable[Path]) -> str:
+    """Of the files among the paths, with their names below the folder."""
+    total = hashlib.sha256()
+    for name, file in sorted((path.relative_to(folder).as_posix(), path) for path in paths):
+        if NOT_SOURCE.search(name) or not (file.is_symlink() or file.is_file()):
+            continue
+        total.update(os.fsencode(f"{name}\0"))
+        total.update(hashlib.sha256(_content(file)).digest())
+    return total.hexdigest()
+
+
+def _content(file: Path) -> bytes:
+    if file.is_symlink():
+        return os.fsencode(os.readlink(file))
+    found = file.stat()
+    return repr((found.st_size, found.st_mtime_ns)).encode() if found.st_size > MOST_OF_SOURCE else file.read_bytes()

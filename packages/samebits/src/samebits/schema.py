@@ -1,0 +1,420 @@
+"""Dataclasses as schemas of plain config nodes: unknown, missing and mistyped keys become one readable line.
+
+A schema is a frozen dataclass. Limits and options of a field are a `Rule`: `Annotated[int, Rule(at_least=1)]`. Defaults
+are for saved configs older than the field (`completed`); `typed` requires every key.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING as MISSING_DEFAULT
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from difflib import get_close_matches
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from omegaconf import OmegaConf
+
+from samebits.errors import ConfigError
+
+T = TypeVar("T")
+MISSING = "???"
+DURATION = "seconds (90) or a time with its unit (90s, 30m, 12h, 1.5d) or null"
+INTERVAL = "steps (50) or epochs (1ep, 0.5ep) or null"
+# what people of other frameworks type as the last part of a key -> the answer
+WHICH_GPUS = "CUDA_VISIBLE_DEVICES=0,1 ./run ... says which GPUs, trainer=ddp hardware.num_procs=2 how many"
+TYPED = {
+    **dict.fromkeys(("devices", "device_ids", "gpus", "gpu", "gpu_ids", "gpu_id"), WHICH_GPUS),
+    "accelerator": "hardware=gpu or hardware=cpu says where",
+    "batch_size": "trainer.global_batch_size is the number of samples of a step, over all processes",
+    "pin_memory": "batches always go through pinned (page-locked) memory, leave it out",
+    "persistent_workers": "workers always live as long as the run, leave it out",
+    "prefetch_factor": "batches are always fetched ahead, leave it out",
+    "empty_cache": "training never empties the cache, leave it out; hardware.micro_batch_size=auto saves memory",
+}
+_WORDS = {int: "an integer", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Restricts a field beyond its type. words: allowed texts. at_least to below: limits of numbers. interval: 1ep is
+    allowed, duration: 30m is."""
+
+    words: tuple[str, ...] = ()
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    interval: bool = False
+    duration: bool = False
+    says: str = ""  # what a number means, or what else to do, at the end of a message
+
+    def limits(self) -> list[tuple[str, float, Callable[[float, float], bool]]]:
+        rows = [
+            (">=", self.at_least, operator.ge),
+            (">", self.above, operator.gt),
+            ("<=", self.at_most, operator.le),
+            ("<", self.below, operator.lt),
+        ]
+        return [(sign, limit, holds) for sign, limit, holds in rows if limit is not None]
+
+
+# for the arguments of what a config builds: `def __init__(self, width: Count, dropout: Share)`
+Count = Annotated[int, Rule(at_least=1)]
+Share = Annotated[float, Rule(at_least=0, at_most=1)]
+Positive = Annotated[float, Rule(above=0)]
+NotNegative = Annotated[float, Rule(at_least=0)]
+NotNegativeInt = Annotated[int, Rule(at_least=0)]
+
+
+def rule_of(mark: Any) -> Rule | None:
+    """A Rule in an Annotated; a library that does not import the engine writes {"at_least": 0} in its place."""
+    return Rule(**mark) if isinstance(mark, dict) else mark if isinstance(mark, Rule) else None
+
+
+def option(*words: str) -> Rule:
+    return Rule(words=words)
+
+
+@cache
+def hints_of(what: Any, with_rules: bool = False) -> dict[str, Any]:
+    """get_type_hints, once for each class or function: it evaluates the annotations' text."""
+    return get_type_hints(what, include_extras=with_rules)
+
+
+def typed(cls: type[T], node: Any, key: str = "", moved: Mapping[str, str] = types.MappingProxyType({})) -> T:
+    """Returns `node`, a mapping of plain values at `key` (empty: the root), as an instance of `cls`, or ConfigError.
+    moved: {key of older versions: now}, for its message."""
+    values = plain(node)
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{key}: expected a mapping, got {show(values)}")
+    schema = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    for name in values:
+        if name not in schema:
+            raise ConfigError(no_such_key(join(key, str(name)), schema, () if key else leaves(values), moved))
+    for name in schema:
+        if name not in values:
+            raise ConfigError(f"{join(key, name)}: this key is missing - give it a value, {join(key, name)}=...")
+    hints = hints_of(cls, True)  # type: ignore[arg-type]
+    return cls(**{name: _value(values[name], hints[name], join(key, name), moved) for name in schema})
+
+
+def completed(cls: type[Any], values: Mapping[str, Any], key: str = "") -> tuple[dict[str, Any], list[str], list[str]]:
+    """Update a mapping that an older version wrote. Returns (the mapping with defaults for missing keys and without
+    unknown keys, "key=value" of the missing ones, the unknown keys). `typed` reports missing keys without a default."""
+    known = {f.name: f for f in fields(cls)}
+    whole, filled = dict(values), []
+    gone = [join(key, str(name)) for name in values if name not in known]
+    for name, hint in hints_of(cls).items():  # type: ignore[arg-type]
+        at, own = join(key, name), known[name]
+        if name not in values:
+            make: Any = own.default_factory
+            value = make() if callable(make) else own.default
+            if value is MISSING_DEFAULT:
+                continue
+            whole[name] = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+            filled.append(at if isinstance(whole[name], dict) else f"{at}={show(whole[name])}")
+            continue
+        inner = next((member for member in (hint, *get_args(hint)) if is_dataclass(member)), None)
+        if inner is not None and isinstance(values[name], Mapping):
+            whole[name], more, lost = completed(inner, values[name], at)  # type: ignore[arg-type]
+            filled, gone = filled + more, gone + lost
+    return {name: value for name, value in whole.items() if name in known}, filled, gone
+
+
+def split_own(node: Any, cls: type[T], key: str) -> tuple[T, dict[str, Any]]:
+    """Split a node that mixes the run's own keys with a `_target_` and its arguments. Returns (own keys, the rest)."""
+    values = plain(node)
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{key}: expected a mapping, got {show(values)}")
+    own = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    rest = {name: value for name, value in values.items() if name not in own}
+    return typed(cls, {name: value for name, value in values.items() if name in own}, key), rest
+
+
+def plain(node: Any, resolve: bool = True) -> Any:
+    """Returns the node as dicts, lists and scalars. resolve: resolve interpolations."""
+    return OmegaConf.to_container(node, resolve=resolve) if OmegaConf.is_config(node) else node
+
+
+def check_resolved(node: Any, key: str = "") -> None:
+    """Raise a ConfigError on the first text or key of a plain node with an interpolation (${...})."""
+    for at, value in walk(node, key):
+        for text in (value, at):
+            if isinstance(text, str) and "${" in text:
+                raise ConfigError(
+                    f"{at}: {show(text)} is an interpolation, and values are resolved here - write the value itself"
+                )
+
+
+def walk(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of a plain node and of all below it, outer ones first."""
+    yield key, node
+    pairs = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, (list, tuple)) else ()
+    for name, value in pairs:
+        yield from walk(value, join(key, str(name)))
+
+
+def at(node: Any, keys: Iterable[str | int]) -> Any:
+    """The value at these keys, one below the other; None where there is none."""
+    for key in keys:
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node
+
+
+def below_outputs(name: Any) -> str:
+    """Returns a run's `name` if it is a valid folder below outputs/; else ConfigError. 2024 is one, too."""
+    name = fits(name, str)[1] if fits(name, str)[0] else name
+    if not isinstance(name, str) or not name.strip() or ".." in name.split("/") or name.startswith(("/", "~")):
+        raise ConfigError(f"name: must be a folder below outputs/, got {show(name)}")
+    return name
+
+
+def regex(text: Any, key: str) -> re.Pattern[str]:
+    """Returns the compiled regular expression; ConfigError if it is invalid. key: for the message."""
+    try:
+        return re.compile(text)
+    except (re.error, TypeError) as error:
+        raise ConfigError(f"{key}: {show(text)} is no regular expression: {error}") from None
+
+
+def leaves(node: Any, key: str = "") -> list[str]:
+    """Returns the dotted keys of all values in nested mappings, such as optim.lr; top-level values are left out."""
+    if not isinstance(node, Mapping):
+        return [key] if "." in key else []
+    return [leaf for name, value in node.items() for leaf in leaves(value, join(key, str(name)))]
+
+
+def join(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+def show(value: Any) -> str:
+    """A value as it is written in yaml, with quotes around text."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return "a mapping" if isinstance(value, Mapping) else repr(value)
+
+
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Returns the valid name most similar to `name`; None if none is similar enough."""
+    matches = get_close_matches(name, [str(n) for n in names], n=1, cutoff=cutoff)
+    return matches[0] if matches else None
+
+
+def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
+    match = nearest(name, names)
+    return f" - did you mean {join(prefix, match)}?" if match else ""
+
+
+def no_such_key(
+    key: str,
+    siblings: Iterable[str],
+    elsewhere: Sequence[str] = (),
+    moved: Mapping[str, str] = types.MappingProxyType({}),
+) -> str:
+    """Returns the message for an unknown key. elsewhere: dotted keys of the whole config, to suggest from. moved: {key
+    of older versions: now}."""
+    prefix, _, name = key.rpartition(".")
+    siblings = [str(s) for s in siblings if not str(s).startswith("_")]  # no _target_
+    elsewhere = [k for k in elsewhere if not k.rpartition(".")[2].startswith("_")]
+    same = [k for k in elsewhere if k.rpartition(".")[2] == name]
+    if now := moved.get(key):
+        hint = f" - it is {now} now"
+    elif name in TYPED:
+        hint = f" - {TYPED[name]}"
+    elif len(same) == 1:
+        hint = f" - did you mean {same[0]}?"
+    elif not (hint := did_you_mean(name, siblings, prefix)) and elsewhere:
+        # batch_size: suggest trainer.global_batch_size; names of one or two letters would match too many
+        alike = [k for k in elsewhere if len(name) > 2 and name in k.rpartition(".")[2]]
+        if not alike and (match := nearest(name, [k.rpartition(".")[2] for k in elsewhere], cutoff=0.75)):
+            alike = [k for k in elsewhere if k.rpartition(".")[2] == match]
+        hint = f" - did you mean {' or '.join(alike[:3])}?" if alike else ""
+    return f"{key}: no such key{hint} ({prefix or 'the config'} has: {', '.join(siblings)})"
+
+
+def fits(value: Any, hint: Any, exact: bool = False) -> tuple[bool, Any]:
+    """Returns (whether a plain value is of the type `hint`, the value converted to it).
+
+    exact=False: 1e5 fits an integer and 7 a text, as yaml reads them as float and int.
+    """
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return next((found for m in args if (found := fits(value, m, exact))[0]), (False, None))
+    if origin is Literal:
+        return any(value == word and type(value) is type(word) for word in args), value
+    if is_dataclass(hint) or (origin or hint) in (dict, Mapping):
+        return isinstance(value, Mapping), value
+    if (origin or hint) in (list, tuple, Sequence):
+        return _fits_items(value, origin or hint, args, exact)
+    if isinstance(value, bool) or hint is bool:
+        return isinstance(value, bool) and hint is bool, value
+    if hint is int:
+        whole = isinstance(value, int) or (not exact and isinstance(value, float) and value.is_integer())
+        return whole, int(value) if whole else None
+    if hint is float:
+        number = isinstance(value, (int, float)) and (exact or math.isfinite(value))
+        return number, float(value) if number else None
+    if hint is str:
+        return isinstance(value, str) or (not exact and isinstance(value, int)), str(value)
+    return hint is Any or isinstance(value, hint), value
+
+
+def _fits_items(value: Any, kind: Any, args: tuple[Any, ...], exact: bool) -> tuple[bool, Any]:
+    if not isinstance(value, (list, tuple)):
+        return False, None
+    fixed = kind is tuple and args and args[-1] is not Ellipsis
+    hints = args if fixed else (args[0] if args else Any,) * len(value)
+    if len(hints) != len(value):
+        return False, None
+    items = [fits(item, hint, exact) for item, hint in zip(value, hints, strict=True)]
+    return all(good for good, _ in items), [out for _, out in items]
+
+
+def holds(value: Any, hint: Any) -> bool:
+    """Whether a value of a file that a program has written is of the type `hint`, and so is all that it holds. Nothing
+    is converted: integers are from 0 to what 64 bits hold, numbers are finite."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(holds(value, member) for member in args)
+    if origin is dict:
+        return isinstance(value, dict) and all(holds(k, args[0]) and holds(v, args[1]) for k, v in value.items())
+    if origin is list:
+        return isinstance(value, (list, tuple)) and all(holds(item, args[0]) for item in value)
+    if origin is tuple:
+        same = isinstance(value, (list, tuple)) and len(value) == len(args)
+        return same and all(map(holds, value, args))
+    if hint in (int, float):
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        number = hint is float and isinstance(value, float) and math.isfinite(value)
+        return number or (whole and 0 <= value < 1 << 63)
+    return hint is Any or isinstance(value, hint)
+
+
+def misfits(content: Mapping[str, Any], kinds: Mapping[str, Any]) -> list[str]:
+    """The names of what is of another type in it. kinds: {name: type}; others may be there, and any may be missing."""
+    return [name for name, kind in kinds.items() if name in content and not holds(content[name], kind)]
+
+
+def describe(hint: Any, words: Sequence[str] = ()) -> str:
+    """Returns a type in words, for messages. words: the texts that are allowed."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        rules = [rule for mark in args[1:] if (rule := rule_of(mark)) is not None]
+        limits = " and".join(f" {sign} {limit:g}" for rule in rules for sign, limit, _ in rule.limits())
+        return describe(args[0], words) + limits + "".join(_says(rule) for rule in rules)
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe(member, words) for member in args)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, args))}"
+    if is_dataclass(hint) or (origin or hint) in (dict, Mapping):
+        return "a mapping"
+    if (origin or hint) in (list, tuple, Sequence):
+        if kind := [a for a in args if a is not Ellipsis]:
+            size = f" of {len(kind)}" if origin is tuple and len(kind) == len(args) else ""
+            return f"a list{size}, each item {describe(kind[0])}"
+        return "a list"
+    if hint is str and words:
+        return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
+    return _WORDS.get(origin or hint, getattr(hint, "__name__", str(hint)))
+
+
+def _value(value: Any, hint: Any, key: str, moved: Mapping[str, str]) -> Any:
+    rule = Rule()
+    if get_origin(hint) is Annotated:
+        hint, rule = get_args(hint)
+    if value == MISSING:
+        raise ConfigError(f"{key}: a value is missing here (???) - give one, {key}=...")
+    good, out = fits(value, hint)
+    closed = rule.words and (not good or isinstance(out, str)) and out not in rule.words
+    if closed and (len(rule.words) > 1 and isinstance(value, str)):
+        # a field may be true or false, too
+        options = (*(("true", "false") if bool in (hint, *get_args(hint)) else ()), *rule.words)
+        near = did_you_mean(str(value), options)
+        raise ConfigError(f"{key}: no option {show(value)}{near} (options: {', '.join(options)}){_says(rule)}")
+    if closed or not good:
+        wanted = INTERVAL if rule.interval else DURATION if rule.duration else describe(hint, rule.words)
+        raise ConfigError(f"{key}: expected {wanted}, got {show(value)}{_says(rule)}")
+    for member in get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,):
+        if is_dataclass(member) and out is not None:
+            return typed(member, value, key, moved)  # type: ignore[arg-type]
+    if isinstance(out, str) and rule.interval:
+        check_interval(out, key)
+    if isinstance(out, str) and rule.duration:
+        seconds(out, key)
+    check_limits(out, Annotated[hint, rule], key)
+    return out
+
+
+def check_limits(value: Any, hint: Any, key: str) -> None:
+    """Check numbers, also those in lists, against the Rules in the annotation `hint`."""
+    if get_origin(hint) is Annotated:
+        hint, *marks = get_args(hint)
+        for mark in marks:
+            if (rule := rule_of(mark)) is not None:
+                _check_number(value, rule, key)
+    if get_origin(hint) in (Union, types.UnionType):
+        for member in get_args(hint):
+            check_limits(value, member, key)
+    elif get_args(hint) and isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            members = [arg for arg in get_args(hint) if arg is not Ellipsis]
+            check_limits(item, members[min(index, len(members) - 1)], f"{key}[{index}]")
+
+
+def _check_number(value: Any, rule: Rule, key: str) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return
+    for sign, limit, holds in rule.limits():
+        if not holds(value, limit):
+            shown = f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
+            raise ConfigError(f"{key}: must be {sign} {shown}, got {show(value)}{_says(rule)}")
+    if rule.limits() and not math.isfinite(value):
+        raise ConfigError(f"{key}: must be finite, got {show(value)}")
+
+
+def _says(rule: Rule) -> str:
+    return f"; {rule.says}" if rule.says else ""
+
+
+def check_interval(text: str, key: str) -> float:
+    """'0.5ep' -> 0.5"""
+    try:
+        epochs = float(text[:-2]) if text.endswith("ep") else math.nan
+    except ValueError:
+        epochs = math.nan
+    if not (math.isfinite(epochs) and epochs > 0):
+        raise ConfigError(f"{key}: expected {INTERVAL}, got {show(text)}")
+    return epochs
+
+
+def seconds(value: float | str | None, key: str = "duration") -> float | None:
+    """Returns seconds: 90 -> 90, '1.5h' -> 5400.0; None (no limit) -> None."""
+    if not isinstance(value, str):
+        return value
+    try:
+        found = float(value[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[value[-1:]]
+    except (KeyError, ValueError):
+        found = math.nan
+    if not (math.isfinite(found) and found > 0):
+        raise ConfigError(f"{key}: expected {DURATION}, got {show(value)}")
+    return found
+
+
+def parse_interval(value: int | str | None, steps_per_epoch: float, key: str = "interval") -> float | None:
+    """Returns an interval in optimizer steps, at least 1; None: never. value: steps, or epochs as 1ep, 0.5ep, whose
+    interval need not be whole."""
+    if value is None or isinstance(value, int):
+        return value
+    return max(1, check_interval(value, key) * steps_per_epoch)
+
+
+def passed(step: int, every: float) -> int:
+    """Returns how many intervals have ended by this step: the k-th ends at k * every steps, rounded."""
+    count = int((step + 1) // every)
+    return count - (round(count * every) > step)

@@ -1,0 +1,35 @@
+"""The code of a sweep's jobs: it may be edited between two commands of a sweep, or while it runs."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from samebits.errors import Claimed
+from samebits.runs import Code, by_code, claimed, code_changes, code_here, codes_of, surroundings, use_code
+
+if TYPE_CHECKING:
+    from samebits.sweeps.ledger import Ledger
+
+
+def record_code(ledger: Ledger) -> str:
+    """Before jobs run: those that are queued get the present code on record. Returns a line if others ran with
+    another; else empty."""
+    known = surroundings(ledger.project.root)
+    here = code_here(ledger.project.root, known)
+    found: list[tuple[int, Code]] = []
+    for job in ledger.jobs:
+        if (own := codes_of(job.directory)[-1]) == here:
+            continue
+        if job.state() != "queued":
+            found.append((job.number, own))
+            continue
+        with suppress(Claimed), claimed(job.directory):  # else another process runs it now
+            use_code(job.directory, known)
+    if not found:
+        return ""
+    changed = dict.fromkeys(line for _, own in found for line in code_changes(own, here))
+    return (
+        f"sweep {ledger.name} goes on with other code ({', '.join(changed)}): {by_code(found)} ran before, now it is "
+        f"{here}. What has finished is kept; sweep=ANOTHER_NAME runs all with one code"
+    )

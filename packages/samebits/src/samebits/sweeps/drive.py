@@ -1,0 +1,194 @@
+"""Runs a sweep from its due jobs to its exit status, with any launcher and any sweeper."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.plugins.launcher import Launcher
+from omegaconf import DictConfig
+
+from samebits.config import read_config
+from samebits.errors import PREEMPTED, ConfigError, RunFailed
+from samebits.project import Program
+from samebits.runs import shown
+from samebits.schema import plain, typed
+from samebits.sweeps import plan
+from samebits.sweeps.code import record_code
+from samebits.sweeps.ledger import Job, Ledger, NewJob, differing
+from samebits.sweeps.options import SweepConfig
+from samebits.sweeps.progress import say
+from samebits.sweeps.screen import label, table
+from samebits.world import meeting
+
+HYDRAS_SUBDIR = "${hydra.job.num}"  # Hydra's default; only its basic sweeper uses it
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a launcher is given. jobs: those to run, drawn lazily when one can start. total: all jobs of the command,
+    as far as known. on_end(job): called in this process after each job."""
+
+    ledger: Ledger
+    jobs: Iterable[Job]
+    total: Sequence[Job]
+    options: SweepConfig
+    on_end: Callable[[Job], object] = lambda job: None
+
+
+def sweep(
+    project: Program, master: DictConfig, loader: ConfigLoader, launcher: Launcher, arguments: Sequence[str]
+) -> None:
+    """Run every combination of the values in `arguments` that has not ended. master: the command's whole config.
+
+    Raises ConfigError before anything is written, later what `conclude` raises.
+    """
+    options, ledger = opened(project, master)
+    swept = [*ledger.swept, *plan.swept_keys(arguments)]
+    composer = plan.Composer(project, loader, master, Path(master.hydra.runtime.cwd), ledger.directory, swept)
+    combinations = plan.expand(project, arguments, loader, ledger.swept, composer.cwd)
+    new = plan.compose(ledger, combinations, composer)
+    if options.preflight:
+        say(tried(ledger, combinations, new, swept, options.retry_failed, launcher))
+    if difference := plan.unlike(ledger, ledger.jobs, list(new.values()), composer):
+        say(difference)
+    jobs = plan.write(ledger, combinations, new, arguments, composer.follows)
+    due = ledger.due(jobs, options.retry_failed)
+    chosen = {job.key for job in due}
+    plan.adapt(ledger, [c for c, job in zip(combinations, jobs) if job.key in chosen], due, composer)
+    say(f"sweep {ledger.name}: {outlook(ledger, jobs, due)}\n  {shown(ledger.directory)}")
+    if due and (difference := record_code(ledger)):
+        say(difference)
+    stopped = run_sweep(launcher, Work(ledger, due, jobs, options)) if due else None
+    conclude(ledger, jobs, stopped, changed=bool(due))
+
+
+def opened(project: Program, master: DictConfig) -> tuple[SweepConfig, Ledger]:
+    """The checked options and the ledger of a command's sweep. Raises ConfigError for options that do not fit."""
+    if meeting.followers():
+        raise ConfigError(
+            "-m under torchrun or srun: start a sweep with the plain command; its jobs start their own processes"
+        )
+    if plain(master.resume) not in (None, "auto"):
+        raise ConfigError("resume: a run's own; a sweep goes on by its name - leave resume out, give sweep=NAME again")
+    given = {override.partition("=")[0]: override for override in plain(master.hydra.overrides.hydra, resolve=False)}
+    if "hydra.run.dir" in given and "hydra.sweep.dir" not in given:
+        raise ConfigError(f"{given['hydra.run.dir']}: has no effect on a sweep's jobs - leave it out, give sweep=NAME")
+    subdir = plain(master.hydra.sweep, resolve=False)["subdir"]
+    if subdir != HYDRAS_SUBDIR:
+        raise ConfigError(
+            f"hydra.sweep.subdir={subdir}: has no effect, a job's directory is named by its values - leave it out; "
+            "hydra.sweep.dir says where the sweep lies"
+        )
+    options = typed(SweepConfig, master.sweep, "sweep")
+    if options.name is not None and not re.fullmatch(r"[\w+-][\w.+-]*", options.name):
+        raise ConfigError(f"sweep={options.name}: the name of a folder, of letters, digits and . _ + -")
+    return options, Ledger(project, Path(master.hydra.sweep.dir).absolute())
+
+
+def tried(
+    ledger: Ledger,
+    combinations: Sequence[plan.Combination],
+    new: Mapping[int, NewJob],
+    swept: Sequence[str],
+    retry_failed: bool,
+    launcher: Launcher,
+) -> str:
+    """The preflight's table for all jobs that are to run, known and new; nothing is written."""
+    from samebits.sweeps.preflight import Candidate, preflight
+
+    known = [job for c in combinations if (job := ledger.find(c.values)) is not None]
+    candidates = [
+        Candidate(job.number, label(job, ledger), read_config(ledger.project, job.directory))
+        for job in ledger.due(known, retry_failed)
+    ]
+    for number, one in enumerate(new.values(), start=len(ledger.jobs)):
+        candidates.append(Candidate(number, differing(one.overrides, swept), DictConfig(one.cfg)))
+    if not candidates:
+        return "preflight: no job is to run"
+    return preflight(ledger.project, candidates, at_once(launcher, len(candidates)))
+
+
+def at_once(launcher: Launcher, num_jobs: int) -> int:
+    """How many of the jobs the launcher runs at once; 1 where it does not say."""
+    return int(launcher.at_once(num_jobs)) if hasattr(launcher, "at_once") else 1
+
+
+def outlook(ledger: Ledger, jobs: Sequence[Job], due: Sequence[Job]) -> str:
+    """The line before the start: numbers of jobs, to run and ended before."""
+    chosen = {job.key for job in due}
+    others = [job.state() for job in jobs if job.key not in chosen]
+    parts = ahead(f"{len(jobs)} jobs", len(due), sum(job.state() != "queued" for job in due), others)
+    if more := len(ledger.jobs) - len(jobs):
+        parts.append(f"{more} more of other commands")
+    return ", ".join(parts)
+
+
+def ahead(total: str, to_run: int, go_on: int, before: Sequence[str]) -> list[str]:
+    """before: the states of those that have ended."""
+    parts = [total, f"{to_run} to run" + (f" ({go_on} go on)" if go_on else "")]
+    return [*parts, *(f"{before.count(state)} {state} before" for state in dict.fromkeys(before))]
+
+
+def run_sweep(launcher: Launcher, work: Work) -> signal.Signals | None:
+    """Run the work's jobs to their ends. Returns the signal that stopped them early; None: none did.
+
+    A launcher of this project has `run_jobs(work)`. Any other Hydra launcher is given the run directories as overrides;
+    train.py reads sweep.job first, and ignores the rest of the config that such a launcher composes.
+    """
+    if hasattr(launcher, "run_jobs"):
+        return launcher.run_jobs(work)
+    jobs = list(work.jobs)
+    try:
+        launcher.launch([[f"sweep.job='{job.directory}'", f"hydra.sweep.subdir='{job.key}'"] for job in jobs], 0)
+    except Exception as error:  # some raise for a job that was lost; each job's state is in its directory
+        say(f"hydra/launcher: {type(error).__name__}: {error}")
+    for job in jobs:
+        work.on_end(job)
+    return None
+
+
+def conclude(ledger: Ledger, jobs: Sequence[Job], stopped: signal.Signals | None, changed: bool = True) -> None:
+    """Print the table, write the report. Raises KeyboardInterrupt (Ctrl-C), RunFailed (failed jobs) or SystemExit(75)
+    (stopped early) according to the sweep's end. changed: whether any job has run since the last report.
+    """
+    states = [job.state() for job in jobs]
+    say(f"\n{table(ledger, jobs)}\n\nsweep {ledger.name}: {counted(states)}")
+    report(ledger, changed)
+    stop_here(ledger, stopped, unfinished=stopped is not None)
+    if failed := states.count("failed"):
+        retry = f"add sweep={ledger.name} sweep.retry_failed=true to run them again"
+        raise RunFailed(f"{failed} of {len(states)} jobs failed; {retry}")
+    stop_here(ledger, None, bool({"preempted", "interrupted", "queued", "running"} & set(states)))
+
+
+def stop_here(ledger: Ledger, stopped: signal.Signals | None, unfinished: bool) -> None:
+    """Raise KeyboardInterrupt after Ctrl-C, SystemExit(75) if the sweep is unfinished; say how to go on."""
+    again = f"the same command with sweep={ledger.name} goes on"
+    if stopped == signal.SIGINT:
+        say(f"stopped by Ctrl-C; {again}")
+        raise KeyboardInterrupt
+    if unfinished:
+        say(f"stopped before its end; {again}")
+        raise SystemExit(PREEMPTED)
+
+
+def report(ledger: Ledger, changed: bool) -> None:
+    if find_spec("samebits.sweeps.report") is None:  # the project has left reports out (tools/fork.py)
+        return
+    if changed or not (ledger.directory / "report.md").exists():
+        from samebits.sweeps.report import write
+
+        write(ledger.project, ledger.directory)
+    for name in ("report.md", "report.html"):
+        if (path := ledger.directory / name).exists():
+            say(f"  {shown(path)}")
+
+
+def counted(states: Sequence[str]) -> str:
+    return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))

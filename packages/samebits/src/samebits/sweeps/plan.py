@@ -1,0 +1,274 @@
+"""From a command line to jobs: expanded, composed, checked, and only then written. Imports no torch by itself.
+
+    overrides -> all combinations -> jobs the ledger has, as they are, and new jobs, composed and checked
+
+A mistake in one job stops the sweep before anything is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from samebits import early
+from samebits.config import (
+    JOBS_OWN,
+    NEVER_COMPARED,
+    JobConfig,
+    composed,
+    dependents,
+    explain,
+    flat,
+    load_flat,
+    portable,
+    read_config,
+    redacted,
+    resolved,
+    unswept,
+)
+from samebits.errors import Claimed, ConfigError
+from samebits.project import Program, Project
+from samebits.runs import change_value, claimed, write_config
+from samebits.schema import MISSING, plain, show
+from samebits.sweeps.difference import First
+from samebits.sweeps.identity import counts, differing_keys, digest, directory_name, keyed
+from samebits.sweeps.ledger import Job, Ledger, NewJob, differing
+from samebits.sweeps.progress import counted, say
+
+MAX_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One job of the command. values: its identity (identity.values_of)."""
+
+    overrides: tuple[str, ...]
+    values: dict[str, Any]
+
+
+class Composer:
+    """Composes the configs of jobs. master: the whole command's config, `hydra` included. swept: keys that an error
+    message shows. follows: {overridden key: keys that interpolate it}, of all jobs composed so far."""
+
+    def __init__(
+        self,
+        project: Program,
+        loader: ConfigLoader,
+        master: DictConfig,
+        cwd: Path,
+        sweep_dir: Path,
+        swept: Collection[str] = (),
+    ) -> None:
+        self.project = project
+        self.loader, self.master, self.cwd, self.sweep_dir, self.swept = loader, master, cwd, sweep_dir, swept
+        self.follows: dict[str, set[str]] = {}
+        self._bases: dict[tuple[str, ...], DictConfig] = {}
+        self._firsts: dict[tuple[str, ...], First] = {}
+        self._parsed: dict[str, tuple[Override, bool]] = {}  # and whether it only sets a plain value
+
+    def job(self, number: int, key: str, overrides: Sequence[str]) -> dict[str, Any]:
+        """The job's config, resolved and checked, as plain values; a ConfigError names the job's number."""
+        try:
+            new = self.config(number, key, overrides)
+            new["resume"], new["sweep"]["name"] = None, self.sweep_dir.name
+            self.project.check(new)
+            return new
+        except Exception as error:
+            if (line := explain(self.project, error, overrides, composed)) is None:
+                raise
+            shown = differing(overrides, self.swept) or " ".join(overrides)
+            raise ConfigError(f"job {number} ({shown}): {line}") from error
+
+    def config(self, number: int, key: str, overrides: Sequence[str]) -> dict[str, Any]:
+        """The job's config, resolved, as plain values: what Hydra composes. Of jobs that differ in plain values alone
+        the first is composed, the others are made by their difference to it where that is certain."""
+        kind, values = self._kind(overrides)
+        first = self._firsts.get(kind)
+        if first is not None and (new := first.changed({v.key_or_group: v.value() for v in values})) is not None:
+            return new
+        cfg = self._composed(overrides)
+        OmegaConf.set_readonly(cfg.hydra, False)  # Hydra 1.4 makes it read-only
+        with open_dict(cfg):  # for users' ${hydra:...} interpolations
+            cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
+            cfg.hydra.runtime.output_dir = str(self.sweep_dir / key)
+        HydraConfig.instance().set_config(cfg)
+        with open_dict(cfg):
+            del cfg["hydra"]
+        new = plain(resolved(self.project, cfg, self.cwd))
+        if first is None:
+            self._firsts[kind] = First(self.project, cfg, new, [value.key_or_group for value in values], self.cwd)
+        return new
+
+    def _kind(self, overrides: Sequence[str]) -> tuple[tuple[str, ...], list[Override]]:
+        """(the overrides without values that are plain: what those have in common that are composed once; the plain
+        values)."""
+        for text in overrides:
+            if text not in self._parsed:
+                override = OverridesParser.create().parse_override(text)
+                self._parsed[text] = override, self._is_value(override)
+        parsed = {text: self._parsed[text] for text in overrides}
+        keys = [override.key_or_group for override, _ in parsed.values()]
+        values = {
+            text: override
+            for text, (override, is_value) in parsed.items()
+            if is_value and sum(_touch(override.key_or_group, key) for key in keys) == 1
+        }
+        kind = tuple(values[text].key_or_group if text in values else text for text in parsed)
+        return kind, list(values.values())
+
+    def _composed(self, overrides: Sequence[str]) -> DictConfig:
+        """The config as Hydra composes it, not resolved. Jobs that differ only in plain values share one composition,
+        into which the values are set as Hydra does."""
+        kind, values = self._kind(overrides)
+        base = self._bases.get(kind)
+        if base is None:
+            base = self._bases[kind] = self.loader.load_sweep_config(self.master, list(overrides))
+            without_hydra = OmegaConf.masked_copy(base, [str(key) for key in base if key != "hydra"])
+            raw = flat(OmegaConf.to_container(without_hydra, resolve=False))
+            keys = [self._parsed[text][0].key_or_group for text in overrides]
+            for key in (*keys, JOBS_OWN):  # also keys not swept now: another command may give another value
+                self.follows.setdefault(key, set()).update(dependents(self.project, raw, key))
+        cfg = copy.deepcopy(base)
+        for override in values:
+            OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True)
+        return cfg
+
+    def _is_value(self, override: Override) -> bool:
+        """Whether the override only sets a plain value: it chooses no option, and adds, deletes or merges no key."""
+        key = override.key_or_group
+        if override.type is not OverrideType.CHANGE or key not in self.swept or override.package is not None:
+            return False
+        # what cannot be resolved yet, such as the classes of a file that is not named, is composed
+        node = OmegaConf.select(self.master, key, default=MISSING, throw_on_resolution_failure=False)
+        return node != MISSING and not isinstance(node, DictConfig) and not isinstance(override.value(), dict)
+
+
+def _touch(one: str, other: str) -> bool:
+    """Whether two keys are the same or one is below the other."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
+def expand(
+    project: Project, arguments: Sequence[str], loader: ConfigLoader, known: Sequence[str], cwd: Path
+) -> list[Combination]:
+    """All combinations of the values, the last key varying fastest, without duplicates. known: keys swept before."""
+    parser = OverridesParser.create(config_loader=loader)
+    choices: dict[str, list[str]] = {}
+    for override in parser.parse_overrides(list(arguments)):
+        key = override.get_key_element()
+        if key.lstrip("+~").partition(".")[0] not in NEVER_COMPARED:
+            choices[key] = _alternatives(override)
+        elif override.is_sweep_override():
+            raise ConfigError(f"{override.input_line}: a sweep has one value of this; write text with commas in quotes")
+    swept = {key.lstrip("+") for key, texts in choices.items() if len(texts) > 1} | set(known)
+    parsed = {text: parser.parse_override(text) for texts in choices.values() for text in texts}
+    told = {text: keyed(project, override, cwd) for text, override in parsed.items()}
+    found: list[Combination] = []
+    seen: set[str] = set()
+    total = 0
+    for texts in itertools.product(*choices.values()):
+        total += 1
+        values = {key: value for key, value in (told[text] for text in texts) if counts(project, key, swept)}
+        if (identity := digest(values)) not in seen:
+            seen.add(identity)
+            found.append(Combination(texts, values))
+    if total > len(found):
+        say(f"{total - len(found)} of {total} combinations are the same as another, and run once")
+    return found
+
+
+def swept_keys(arguments: Sequence[str]) -> list[str]:
+    """The keys with several values, as typed."""
+    parsed = OverridesParser.create().parse_overrides(list(arguments))
+    return [o.get_key_element().lstrip("+") for o in parsed if o.is_sweep_override()]
+
+
+def _alternatives(override: Override) -> list[str]:
+    """One override per value of a sweep override: a=1,2 -> [a=1, a=2]."""
+    if not override.is_sweep_override():
+        return [str(override.input_line)]
+    if not override.is_discrete_sweep():
+        raise ConfigError(
+            f"{override.input_line}: an interval has no end of values; give some (1e-3,3e-3), or search it with "
+            "hydra/sweeper=optuna"
+        )
+    texts = [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+    if not texts:
+        raise ConfigError(f"{override.input_line}: no value; there is nothing to run")
+    return texts
+
+
+def compose(ledger: Ledger, combinations: Sequence[Combination], composer: Composer) -> dict[int, NewJob]:
+    """{index in combinations: new job} for those that the ledger lacks; a mistake in any is a ConfigError."""
+    number, found = len(ledger.jobs), {}
+    for index, combination in enumerate(counted(combinations, "composing")):
+        early.leave_if_asked()
+        if ledger.find(combination.values) is None:
+            cfg = composer.job(number, directory_name(combination.values, composer.swept), combination.overrides)
+            found[index] = NewJob(tuple(redacted(list(combination.overrides))), cfg, combination.values)
+            number += 1
+    return found
+
+
+def unlike(ledger: Ledger, before: Sequence[Job], new: Sequence[NewJob], composer: Composer) -> str:
+    """A message if new jobs differ from earlier ones in keys that were not overridden, as after an edit of conf/; else
+    "". The report uses the same rule (samebits.config.alike)."""
+    if not before or not new:
+        return ""
+    known = [JobConfig(load_flat(ledger.project, j.directory), j.overrides, j.key) for j in before]
+    names = [j.key or directory_name(j.values, composer.swept) for j in new]
+    added = [JobConfig(flat(portable(ledger.project.root, j.cfg)), j.overrides, name) for j, name in zip(new, names)]
+    given = differing_keys(ledger.project, [before[0].overrides, *(one.overrides for one in new)])
+    swept = {*ledger.swept, *composer.swept, *given}
+    keys = unswept(ledger.project, [*known, *added], swept, {**ledger.follows, **composer.follows})
+    if not keys:
+        return ""
+    changes = []
+    for key in keys[:MAX_SHOWN]:
+        was, now = ({show(j.values[key]): None for j in jobs if key in j.values} for jobs in (known, added))
+        changes.append(f"{key} {'/'.join(list(was)[:3]) or 'none'} -> {'/'.join(list(now)[:3]) or 'none'}")
+    more = f", and {len(keys) - MAX_SHOWN} more keys" if len(keys) > MAX_SHOWN else ""
+    return (
+        f"sweep {ledger.name}: new jobs differ from those before in what was not swept (conf/ was edited?): "
+        f"{', '.join(changes)}{more}\n  the report sets them apart; else give sweep=ANOTHER_NAME, or the key itself"
+    )
+
+
+def write(
+    ledger: Ledger, combinations: Sequence[Combination], new: Mapping[int, NewJob], command: Sequence[str],
+    follows: Mapping[str, Collection[str]],
+) -> list[Job]:  # fmt: skip
+    """Write the `new` jobs. Returns all jobs of this command, in its order. follows: Composer's."""
+    if new:
+        monitor = next(iter(new.values())).cfg["monitor"]
+        objectives = ledger.objectives or [{"key": str(monitor["key"]), "mode": str(monitor["mode"])}]
+        ledger.add(new.values(), command, swept_keys(command), objectives, follows)
+    return [job for combination in combinations if (job := ledger.find(combination.values)) is not None]
+
+
+def adapt(ledger: Ledger, combinations: Sequence[Combination], jobs: Sequence[Job], composer: Composer) -> None:
+    """Update saved configs of known jobs in the groups Project.beside alone, which do not change what is computed:
+    values that this command gives, and the command that wrote the job did not, replace the saved ones."""
+    for combination, job in zip(combinations, jobs):
+        keys = {text: text.partition("=")[0] for text in combination.overrides if text not in job.overrides}
+        given = {text: key for text, key in keys.items() if re.split(r"[./@]", key)[0] in ledger.project.beside}
+        if not given:
+            continue
+        cfg = DictConfig(composer.job(job.number, job.key, combination.overrides))
+        with contextlib.suppress(Claimed), claimed(job.directory):
+            saved = read_config(ledger.project, job.directory)
+            for text, key in given.items():
+                change_value(ledger.project, saved, cfg, key, text, job.directory)
+            write_config(ledger.project, job.directory, saved)

@@ -1,0 +1,171 @@
+"""Several jobs at once on this machine, each in a process group of its own, forked from a parent that has imported
+torch once, made no CUDA call and started no thread.
+
+    jobs -> lease GPUs and cores -> fork -> samebits.sweeps.job.run_job(directory) -> its state -> the next
+
+The job's process, not the parent, holds the lock of its run directory, and the kernel releases it when the job ends.
+When the parent dies, the kernel kills the jobs, and a job's death kills its ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from typing import TYPE_CHECKING, Any
+
+from samebits.errors import Claimed, ConfigError, RankLost
+from samebits.host import Hearts, abort_hung, held_signals, start_method
+from samebits.runs import claimed, record_failure
+from samebits.sweeps.job import ELSEWHERE
+from samebits.sweeps.job_process import FAULT, death, job_main, record_unexplained
+from samebits.sweeps.launching import Launch
+from samebits.sweeps.lease import Lease, Leases
+from samebits.sweeps.ledger import Job, is_due
+from samebits.sweeps.options import PoolConfig
+
+if TYPE_CHECKING:
+    from samebits.sweeps.drive import Work
+
+TICK_S = 0.5
+
+
+@dataclass(frozen=True)
+class Running:
+    job: Job
+    process: Any
+    lease: Lease
+    hearts: Hearts
+    began: float
+    hung: list[str] = field(default_factory=list)  # the reason, if it was ended as hung
+
+
+class Pool(Launch):
+    """Also waits for the jobs that another process runs, which works on the same sweep."""
+
+    def __init__(self, work: Work, leases: Leases) -> None:
+        super().__init__(work, leases.at_once)
+        self._leases = leases
+        self._running: dict[int, Running] = {}
+        self._elsewhere: dict[str, tuple[Job, float]] = {}  # run by another process; unclaimed since (monotonic)
+
+    def _run(self) -> None:
+        waiting: list[Job] = []
+        source = iter(self._work.jobs)
+        try:
+            while True:
+                self._look_elsewhere(waiting)
+                self._fill(waiting, source)
+                if not self._running and (self._ending or not (waiting or self._elsewhere)):
+                    return
+                if not self._running:
+                    time.sleep(TICK_S)
+                self._end_hung()
+                for sentinel in connection.wait(list(self._running), TICK_S):
+                    self._ended(self._running.pop(sentinel))  # type: ignore
+        finally:
+            self._kill()  # some are left only after an exception
+
+    def _fill(self, waiting: list[Job], source: Iterator[Job]) -> None:
+        """Start jobs while there is room."""
+        while not self._ending:
+            if not waiting:
+                if len(self._running) >= self._leases.at_once or (job := next(source, None)) is None:
+                    return
+                waiting.append(job)
+            job = waiting[0]
+            if job.claimed():
+                self._elsewhere[job.key] = job, float("inf")
+            elif not is_due(job.state(), self._work.options.retry_failed):  # another process has run it meanwhile
+                self._tell(job, None)
+            elif not self._begin(job):
+                return
+            waiting.pop(0)
+
+    def _begin(self, job: Job) -> bool:
+        """Start the job. False: no GPU or slot is free for it yet; True: it has started, or its failure is recorded."""
+        try:
+            lease = self._leases.take(self._work.ledger.project, job.directory)
+        except ConfigError as error:  # more GPUs than there are
+            with contextlib.suppress(Claimed), claimed(job.directory):
+                record_failure(job.directory, 0, error, first=True)
+            self._tell(job, 0.0)
+            return True
+        if lease is None:
+            return False
+        self._screen.start(job)
+        context: Any = multiprocessing.get_context(start_method())
+        hearts = Hearts(context, 1)
+        quiet = self._leases.at_once > 1
+        arguments = (self._work.ledger.project, job.directory, lease.environment(), quiet, os.getpid(), hearts.shared)
+        with held_signals():  # no signal arrives before the job is in _running and has its own handlers
+            if self._ending:
+                self._leases.give_back(lease)
+                return False
+            process = context.Process(target=job_main, args=arguments)
+            process.start()
+            self._running[process.sentinel] = Running(job, process, lease, hearts, time.monotonic())
+        return True
+
+    def _end_hung(self) -> None:
+        """End jobs that are stopped, or whose native code holds the GIL; other hangs end through their own watchdog."""
+        for running in self._running.values():
+            if running.hearts.overdue() and running.process.is_alive():
+                running.hung.append(f"the job hung: {running.hearts.why(0, running.process.pid)}")
+                abort_hung(running.process)  # its stack goes to its FAULT file
+
+    def _ended(self, running: Running) -> None:
+        running.process.join()
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # ranks and workers of a job that was killed
+            os.killpg(running.process.pid, signal.SIGKILL)
+        self._leases.give_back(running.lease)
+        job, code = running.job, running.process.exitcode
+        if code == ELSEWHERE:
+            self._elsewhere[job.key] = job, float("inf")
+            return
+        asked = self._stopped or (signal.SIGTERM if self._ending else None)
+        hung = RankLost(running.hung[0]) if running.hung else None
+        record_unexplained(job, hung or death(code), None if code == 0 or hung else asked)
+        fault = job.directory / FAULT
+        if fault.exists() and not fault.stat().st_size:
+            fault.unlink()
+        self._tell(job, time.monotonic() - running.began)
+
+    def _look_elsewhere(self, waiting: list[Job]) -> None:
+        """Check jobs that another process runs: count those that ended, take over those whose process is gone."""
+        now = time.monotonic()
+        for key, (job, alone_since) in list(self._elsewhere.items()):
+            if job.claimed():
+                self._elsewhere[key] = job, float("inf")
+            elif not is_due(job.state(), retry_failed=False):
+                del self._elsewhere[key]
+                self._tell(job, None)
+            elif now - min(alone_since, now) > 2 * TICK_S:  # its process had time to record its end
+                del self._elsewhere[key]
+                waiting.append(job)
+            else:
+                self._elsewhere[key] = job, min(alone_since, now)
+
+    def _end(self, number: signal.Signals) -> None:
+        for running in self._running.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(running.process.pid, number)
+
+    def _kill(self) -> None:
+        for running in self._running.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.process.pid, signal.SIGKILL)
+
+
+def run_in_pool(work: Work, config: PoolConfig) -> signal.Signals | None:
+    """The local launcher: Launch.run."""
+    import torch  # noqa: F401 - once, for all jobs
+
+    # all jobs of the command, also those that have ended: what is left to do must not change a job's cores, by which
+    # it rounds
+    return Pool(work, Leases(config.jobs_at_once, config.gpus_per_job, len(work.total))).run()

@@ -1,0 +1,151 @@
+"""Ray launcher: each of a sweep's jobs is a task of a Ray cluster, and a process of its own on the node that takes it.
+
+    jobs -> Ray's queue -> a node: ./run train sweep.job=DIRECTORY -> status.json -> the next
+
+Ray runs a task again whose node was lost, and the job goes on from its last checkpoint. If this process ends, its tasks
+end too; the same command later goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samebits.config import quote_value
+from samebits.errors import ConfigError, first_line
+from samebits.host import die_with, limited_to
+from samebits.runs import python_path
+from samebits.sweeps.job import ELSEWHERE
+from samebits.sweeps.job_process import OUTPUT, death, record_unexplained
+from samebits.sweeps.launching import Launch
+from samebits.sweeps.ledger import Job
+from samebits.sweeps.options import RayConfig
+
+if TYPE_CHECKING:
+    from samebits.sweeps.drive import Work
+
+TICK_S = 0.3
+LAST_LIFE_S = 20.0  # for so long a job's former process may still hold its lock after its node was lost
+PASSED_ON = ("WANDB_", "MLFLOW_", "ADDRESS_")  # a node has the environment of its `ray start`, not of this command
+
+
+def run_directory(root: Path, directory: str, environment: dict[str, str]) -> int:
+    """The task. Returns the exit status of the job's process; ray.cancel (KeyboardInterrupt) has it save and end."""
+    command = [sys.executable, str(root / "src/train.py"), f"sweep.job={quote_value(directory)}"]
+    environment = {**os.environ, "PYTHONPATH": python_path(root), **environment}
+    until = time.monotonic() + LAST_LIFE_S
+    code = ELSEWHERE
+    while code == ELSEWHERE and time.monotonic() < until:
+        with open(Path(directory) / OUTPUT, "a") as output:
+            process = subprocess.Popen(
+                command, env=environment, stdout=output, stderr=output, start_new_session=True,
+                preexec_fn=partial(die_with, os.getpid()),
+            )  # fmt: skip
+        try:
+            while process.poll() is None:  # ray.cancel does not interrupt a wait
+                time.sleep(TICK_S)
+            code = process.returncode
+        except KeyboardInterrupt:
+            process.terminate()
+            return process.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # ranks and workers of a job that was killed
+                os.killpg(process.pid, signal.SIGKILL)
+    return code
+
+
+class Tasks(Launch):
+    """The jobs in Ray's queue and running."""
+
+    def __init__(self, work: Work, config: RayConfig) -> None:
+        import ray
+
+        super().__init__(work, config.jobs_at_once)
+        self._config = config
+        self._running: dict[Any, tuple[Job, float]] = {}
+        self._asked: dict[Any, bool] = {}  # tasks that were cancelled; True: by force
+        self._killing = False
+        gpus = config.gpus_per_job
+        gpus = float(bool(ray.cluster_resources().get("GPU"))) if gpus == "auto" else float(gpus)
+        # max_calls: a worker in which a job was cancelled is not used again
+        task: Any = ray.remote(max_calls=1, max_retries=config.max_retries)
+        wanted = {"num_cpus": config.cpus_per_job, "num_gpus": gpus, "resources": dict(config.resources)}
+        self._task = task(run_directory).options(**wanted)
+        self._environment = {key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)}
+        self._environment |= limited_to(config.cpus_per_job)
+
+    def _start(self, job: Job) -> Any:
+        return self._task.remote(self._work.ledger.project.root, str(job.directory), self._environment)
+
+    def _run(self) -> None:
+        import ray
+
+        source = iter(self._work.jobs)
+        while True:
+            while not self._ending and len(self._running) < self._config.jobs_at_once:
+                if (job := next(source, None)) is None:
+                    break
+                self._running[self._start(job)] = job, time.monotonic()
+            if not self._running:
+                return
+            for done in ray.wait(list(self._running), timeout=TICK_S)[0]:
+                self._ended(done, *self._running.pop(done))
+            if self._ending:
+                self._cancel()
+
+    def _ended(self, done: Any, job: Job, began: float) -> None:
+        import ray
+
+        try:
+            code = ray.get(done)
+        except (ray.exceptions.TaskCancelledError, KeyboardInterrupt):
+            code = 0  # never began
+        except ray.exceptions.RayError as error:  # node lost, max_retries used up: the next start goes on
+            self._screen.say(f"job {job.number}: {first_line(error)}")
+            code = ELSEWHERE
+        if code not in (0, ELSEWHERE):
+            record_unexplained(job, death(code), signal.SIGTERM if self._ending else None)
+        self._tell(job, time.monotonic() - began, "lost" if job.state() == "running" else None)
+
+    def _cancel(self) -> None:
+        import ray
+
+        for task in self._running:
+            if self._asked.get(task) != self._killing:  # once: a second KeyboardInterrupt would disturb the saving
+                self._asked[task] = self._killing
+                ray.cancel(task, force=self._killing)
+
+    def _end(self, number: signal.Signals) -> None:
+        """The loop cancels them: no call of Ray within another."""
+
+    def _kill(self) -> None:
+        self._killing = True
+
+
+def run_on_ray(work: Work, config: RayConfig) -> signal.Signals | None:
+    """The launcher: Launch.run."""
+    import ray
+
+    address = config.address or os.environ.get("RAY_ADDRESS")
+    try:
+        if found := re.fullmatch(r"([^/]+):(\d+)", address or ""):  # Ray itself tries for minutes
+            socket.create_connection((found[1].strip("[]"), int(found[2])), 10).close()
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, ValueError, RuntimeError) as error:  # OSError: ConnectionError too
+        raise ConfigError(
+            f"hydra.launcher.address={address}: {first_line(error)} - `ray status` on its head shows the cluster"
+        ) from None
+    try:
+        return Tasks(work, config).run()
+    finally:
+        ray.shutdown()  # ends what an exception has left

@@ -1,0 +1,158 @@
+"""The best configuration for reuse: as a list of overrides, and as an experiment yaml that gives the same config."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from samebits.config import flat, is_seed, portable, written
+from samebits.errors import ConfigError
+from samebits.project import Project
+from samebits.runs import NOT_COMPUTED, shown
+from samebits.sweeps.report.analyse import Group, caution, show
+from samebits.sweeps.report.read import CONFIG, Job, Study
+from samebits.sweeps.report.study import CONTENT
+
+NOT_PART = (*NOT_COMPUTED, "hydra", "experiment", "debug")
+SEAL = "# written by src/report.py --save-best, which replaces this file while nobody edits it;"
+MACHINE = "hardware"  # group for where a run runs; part of the best config only if it was swept
+
+
+def override_list(group: Group) -> list[str]:
+    """Overrides that reproduce this configuration on the command line: its jobs', without seed, logger and sweep."""
+    overrides = group.jobs[0].overrides
+    tops = {o: re.split(r"[./@]", _key(o))[0] for o in overrides}
+    kept = [o for o, top in tops.items() if top not in (*NOT_COMPUTED, "hydra") and not is_seed(_key(o))]
+    silent = {k: v.partition(CONTENT)[0] if isinstance(v, str) else v for k, v in group.unswept.items()}
+    return [*kept, *(f"{key}={written(value)}" for key, value in silent.items())]
+
+
+def best_command(group: Group) -> str:
+    return shlex.join(["./run", "train", *override_list(group)])
+
+
+def save_best(project: Project, study: Study, group: Group, overwrite: bool = False) -> Path:
+    """Write conf/experiment/best_<name>.yaml: experiment=best_<name> alone gives the config of the group's run.
+
+    It holds the resolved values that differ from the default config, without seed and logger. Raises ConfigError if no
+    yaml can express the config, or if a file exists that was written for another sweep or edited since.
+    """
+    job = group.jobs[0]
+    left_out = NOT_PART if any(key.split(".")[0] == MACHINE for key in group.values) else (*NOT_PART, MACHINE)
+    name = "best_" + re.sub(r"\W+", "_", study.name).strip("_")
+    path = project.conf / "experiment" / f"{name}.yaml"
+    choices, base_choices = _choices(project, list(job.overrides)), _choices(project, [])
+    chosen = {g: o for g, o in choices.items() if o != base_choices.get(g) and g.split("/")[0] not in left_out}
+    if lost := [g for g, o in chosen.items() if o is None]:
+        raise ConfigError(f"{job.path}: {lost[0]}=null cannot be written into an experiment; use the list of overrides")
+    base = _resolved(project, [*(f"{g}={o}" for g, o in chosen.items()), *_seeds(job)])
+    swept = [key.split(".") for key in group.values]
+    values = portable(project.root, _difference(_part(base, left_out), _part(_whole(project, job), left_out), swept))
+    dumped = yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=110) if values else ""
+    defaults = ["defaults:", *(f"  - override /{g}: {option}" for g, option in chosen.items()), ""] if chosen else []
+    body = "\n".join([_header(study, group, name), *defaults, dumped]).rstrip()
+    text = _sealed(project.root, study, body)
+    before = path.read_text() if path.exists() else None
+    made = before is None or before == _sealed(project.root, study, before.rpartition(f"\n{SEAL}")[0])
+    if not made and not overwrite:
+        raise ConfigError(
+            f"{shown(path)}: is there, and --save-best of this sweep has not written it as it is - "
+            "move it away, or add --overwrite"
+        )
+    path.write_text(text)
+    try:
+        again = _resolved(project, [f"experiment={name}", *_seeds(job)])
+        _verify(project, again, job, left_out)
+    except Exception:
+        path.unlink() if before is None else path.write_text(before)
+        raise
+    return path
+
+
+def _sealed(root: Path, study: Study, body: str) -> str:
+    """`body` with a last line that marks it as ours: a digest of the sweep's path and of `body`."""
+    place = os.path.relpath(study.jobs[0].path.parent, root)  # relative: the same in a copy of the project
+    digest = hashlib.sha256(f"{place}\n{body}".encode()).hexdigest()[:16]
+    return f"{body}\n{SEAL} {digest}\n"
+
+
+def _header(study: Study, group: Group, name: str) -> str:
+    lines = ["# @package _global_", f"# ./run train experiment={name}"]
+    lines.append(f"# The best of the sweep {study.name}: {group.label}")
+    if said := caution(study.objectives):
+        lines.append(f"# {said}")
+    for objective in study.objectives:
+        mean, std, n = group.mean(objective), group.std(objective), len(group.scores(objective))
+        spread = f" +- {show(std)}" if std is not None else ""
+        lines.append(f"# {objective.key} {show(mean)}" + (f"{spread}, mean of {n} seeds" if n > 1 else ""))
+    return "\n".join(lines)
+
+
+def _verify(project: Project, again: dict[str, Any], job: Job, left_out: Sequence[str]) -> None:
+    wanted, got = (flat(_part(cfg, left_out)) for cfg in (_whole(project, job), again))
+    absent = object()
+    for key in [*wanted, *got]:
+        if wanted.get(key, absent) != got.get(key, absent):
+            raise ConfigError(
+                f"{job.path / CONFIG}: {key} cannot be reproduced by an experiment yaml (a deletion, or conf/ has "
+                "changed since); use the list of overrides"
+            )
+
+
+def _difference(base: Any, wanted: dict[str, Any], always: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """The values of `wanted` that differ from `base`; values at the key paths `always` even if they are equal."""
+    out: dict[str, Any] = {}
+    for key, value in wanted.items():
+        below = [path[1:] for path in always if path[0] == key]
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            if inner := _difference(base[key], value, [path for path in below if path]):
+                out[key] = inner
+        elif [] in below or key not in base or base[key] != value or type(base[key]) is not type(value):
+            out[key] = value
+    return out
+
+
+def _choices(project: Project, overrides: list[str]) -> dict[str, Any]:
+    """{group: option} that these overrides choose."""
+    from samebits.config import composed
+
+    found = composed(project, [o for o in overrides if not _key(o).startswith("hydra.")])["hydra"]["runtime"]["choices"]
+    return {group: option for group, option in found.items() if not group.startswith("hydra/")}
+
+
+def _resolved(project: Project, overrides: list[str]) -> dict[str, Any]:
+    from omegaconf import DictConfig, OmegaConf
+
+    from samebits.config import composed, resolved
+
+    cfg = composed(project, overrides)
+    cfg.pop("hydra")
+    return cast("dict[str, Any]", OmegaConf.to_container(resolved(project, DictConfig(cfg), Path.cwd())))
+
+
+def _whole(project: Project, job: Job) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    from samebits.config import read_config
+
+    return cast("dict[str, Any]", OmegaConf.to_container(read_config(project, job.path)))
+
+
+def _part(cfg: dict[str, Any], left_out: Sequence[str]) -> dict[str, Any]:
+    return {key: value for key, value in cfg.items() if key not in left_out}
+
+
+def _seeds(job: Job) -> list[str]:
+    """Override for the run's seed, so that values derived from the seed do not count as differences."""
+    return [f"seed={job.config['seed']}"] if "seed" in job.config else []
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")

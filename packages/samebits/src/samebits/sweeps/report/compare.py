@@ -1,0 +1,50 @@
+"""Is a difference between two configurations more than their seeds? Each configuration of a study against the best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from samebits.config import is_seed
+from samebits.sweeps.report.analyse import Group, best_group, groups
+from samebits.sweeps.report.inference import Difference, Scores, against_best
+from samebits.sweeps.report.read import Objective, Study
+
+
+@dataclass(frozen=True)
+class Comparison(Difference):
+    group: Group
+    best: Group
+
+
+Compared = Mapping[str, Sequence[Comparison]]  # by an objective's key
+
+
+def comparisons(study: Study) -> Compared:
+    """Each group with at least two scores against the best one, for each objective where there are two such groups."""
+    found = {objective.key: _against_best(study, objective) for objective in study.objectives}
+    return {key: rows for key, rows in found.items() if rows}
+
+
+def _against_best(study: Study, objective: Objective) -> list[Comparison]:
+    ranked = [group for group in groups(study, objective) if len(group.scores(objective)) > 1]
+    if not ranked:
+        return []
+    first = best_group(study, objective)
+    best = next((i for i, group in enumerate(ranked) if group is first), 0)
+    could_be_best = None if study.is_sweep else range(len(ranked))  # a sweep's best has the most scores
+    rows = [scores_by_seed(study, group, objective) for group in ranked]
+    found = against_best(rows, objective.mode, best, could_be_best)
+    return [Comparison(**vars(each), group=g, best=ranked[best]) for g, each in zip(ranked, found) if each]
+
+
+def scores_by_seed(study: Study, group: Group, objective: Objective) -> Scores:
+    """{values of the swept seeds: score}. Keys of the group's own, which pair with nothing, where no seed was swept or
+    two scores have the same."""
+    keys = [key for key in study.swept if is_seed(key)]
+    scored = [(job, score) for job in group.jobs if (score := job.score(objective)) is not None]
+    found: dict[object, float] = {}
+    for job, score in scored:
+        found.setdefault(repr([study.value(job, key) for key in keys]), score)
+    scores = group.scores(objective)
+    return found if keys and len(found) == len(scores) else {(group.label, i): s for i, s in enumerate(scores)}

@@ -1,0 +1,237 @@
+"""What a report of a study says, made once: report.md, table.tex and the page only format it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from samebits.config import is_seed
+from samebits.sweeps.report.analyse import (
+    Group,
+    best_group,
+    caution,
+    config_keys,
+    counts,
+    difference,
+    groups,
+    is_number,
+    other_code,
+    pareto,
+    short_names,
+    show,
+    value_text,
+)
+from samebits.sweeps.report.best import best_command
+from samebits.sweeps.report.compare import Comparison, comparisons
+from samebits.sweeps.report.importance import Importance, importance
+from samebits.sweeps.report.read import Job, Objective, Study
+from samebits.sweeps.report.sheet import MARKS, TOO_FEW, Cell, Score, Sheet, plus_minus
+
+NOT_SWEPT = "Jobs differ in what was not swept"
+OTHER_CODE = "Jobs ran with different code"
+NOT_SWEPT_NOTE = (
+    "These jobs do not repeat one configuration: conf/ was edited between two commands of the sweep, or a job's "
+    "config.yaml. The keys are columns here, and jobs are averaged only where they agree in them."
+)
+COMPARED = (
+    "configuration",
+    "difference",
+    "effect size",
+    "95 % interval",
+    "p",
+    "n",
+    "verdict",
+    "seeds needed",
+)  # columns
+WITHOUT_SCORE = ("failures", "pruned, unfinished")  # columns: numbers of jobs
+MAX_COLUMNS = 8  # most runs whose configs stand beside each other
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best group for one objective. note: another with a better mean of fewer seeds; "": there is none."""
+
+    key: str
+    label: str
+    score: str
+    n: int
+    command: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    lines: Sequence[str] = ()
+    sheet: Sheet | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """groups, jobs: a row for each group, best first, and for each job, in the order of the study. unlike: what sets
+    jobs apart that was not swept. comparisons: each group against the best. front: the labels of the groups that no
+    other beats in all objectives, with several. differences: of the configs of runs."""
+
+    study: Study
+    summary: str
+    unlike: Sequence[Section]
+    best: Sequence[Best]
+    groups: Sheet
+    jobs: Sheet
+    comparisons: Sequence[Section]
+    front: Sequence[str]
+    importance: Importance | None
+    differences: Section | None
+
+
+def facts(study: Study) -> Facts:
+    compared = comparisons(study)
+    return Facts(
+        study,
+        _summary(study),
+        list(_unlike(study)),
+        list(_best(study)),
+        group_sheet(study, compared),
+        _job_sheet(study),
+        [_comparison(key, rows) for key, rows in compared.items()],
+        [group.label for group in pareto(study)] if len(study.objectives) > 1 else [],
+        importance(study),
+        None if study.is_sweep else _differences(study),
+    )
+
+
+def score_text(group: Group, objective: Objective) -> str:
+    mean = group.mean(objective)
+    return "-" if mean is None else plus_minus(mean, group.std(objective))
+
+
+def _summary(study: Study) -> str:
+    found = ", ".join(f"{number} {status}" for status, number in counts(study).items())
+    what = "; ".join(f"{o.key} ({'less' if o.mode == 'min' else 'more'} is better)" for o in study.objectives)
+    return f"{len(study.jobs)} jobs: {found}. Score: {what}, of result.json; ± is the standard deviation over seeds."
+
+
+def _unlike(study: Study) -> Iterable[Section]:
+    if keys := difference(study):
+        yield Section(NOT_SWEPT, (f"{keys}.", NOT_SWEPT_NOTE))
+    if code := other_code(study):
+        yield Section(OTHER_CODE, (f"{code}.",))
+
+
+def _best(study: Study) -> Iterable[Best]:
+    for objective in study.objectives:
+        if best := best_group(study, objective):
+            n, first = len(best.scores(objective)), groups(study, objective)[0]
+            note = ""
+            if first.values != best.values and first.mean(objective) is not None:
+                better, had = score_text(first, objective), len(first.scores(objective))
+                note = f"{first.label} has a better mean, {better}, but of {had} of {n} seeds only."
+            yield Best(objective.key, best.label, score_text(best, objective), n, best_command(best), note)
+
+
+def group_sheet(study: Study, compared: Mapping[str, Sequence[Comparison]]) -> Sheet:
+    """Means over seeds, the best in bold; marked where a configuration is not told from the best, or was not tested."""
+    keys = config_keys(study) if study.is_sweep else ()  # runs to compare may differ in dozens
+    verdicts = {(each.group.label, key): each.verdict for key, found in compared.items() for each in found}
+    best = {(found.label, o.key) for o in study.objectives if (found := best_group(study, o)) is not None}
+
+    def score(group: Group, objective: Objective) -> Score:
+        which = group.label, objective.key
+        scores = group.scores(objective)
+        verdict = verdicts.get(which, TOO_FEW) if scores and which not in best else ""
+        return Score(scores, group.std(objective), which in best, verdict)
+
+    rows: list[list[Cell | Score]] = []
+    for group in groups(study):
+        n, failed = len(group.scores(study.objective)), len(group.failures(study.objective))
+        left = len(group.jobs) - n - failed
+        rows.append([
+            *(_value(study, group.jobs[0], keys) if study.is_sweep else [Cell(group.label)]),
+            *(score(group, o) for o in study.objectives),
+            *(Cell(str(number or shown), number) for number, shown in ((n, 0), (failed, ""), (left, ""))),
+        ])  # fmt: skip
+    names = [short_names(keys)[key] for key in keys] if study.is_sweep else ["run"]
+    head = [*names, *(o.key for o in study.objectives), "n", *WITHOUT_SCORE]
+    warning = caution(study.objectives)
+    scores = [each for row in rows for each in row if isinstance(each, Score)]
+    notes = [*([warning] if warning else []), *score_notes("sd", scores)]
+    return Sheet(head, rows, len(names), notes=notes).without_empty(*WITHOUT_SCORE)
+
+
+SPREADS = {
+    "sd": "standard deviation over seeds (n - 1)",
+    "se": "standard error of the mean over seeds",
+    "interval": "half of the mean's 95 % interval over seeds (Student's t)",
+}
+
+
+def score_notes(spread: str, scores: Iterable[Score]) -> list[str]:
+    """What ± and the marks of these scores mean. spread: one of SPREADS."""
+    scored = [score for score in scores if score.values]
+    marks = {score.mark for score in scored}
+    lone = any(score.error is None for score in scored)
+    return [
+        f"shown: mean over n seeds ± {SPREADS[spread]}",
+        *(["without ±: too few seeds for it"] if lone else []),
+        *(f"{mark} {said}" for mark, said in MARKS.items() if mark in marks),
+    ]
+
+
+def _value(study: Study, job: Job, keys: Sequence[str]) -> list[Cell]:
+    values = [(value_text(study, job, key), study.value(job, key)) for key in keys]
+    return [Cell(text, value if is_number(value) else None) for text, value in values]
+
+
+def _job_sheet(study: Study) -> Sheet:
+    keys = study.swept if study.is_sweep else [key for key in study.swept if is_seed(key)]
+
+    def score(job: Job, objective: Objective) -> Cell:
+        found, so_far = job.score(objective), job.so_far(objective)
+        if found is None and so_far is not None:
+            return Cell(f"({show(so_far)} so far)", so_far)
+        return Cell("-" if found is None else show(found), found)
+
+    def number(value: Any) -> Cell:
+        return Cell(show(value), value) if is_number(value) else Cell("-")
+
+    rows = [
+        [
+            number(job.number), *_value(study, job, keys), Cell(job.status), *(score(job, o) for o in study.objectives),
+            number(job.step), number(job.result.get("seconds")), Cell(job.key, is_code=True),
+        ]
+        for job in study.jobs
+    ]  # fmt: skip
+    names = short_names(keys)
+    scores = [o.key for o in study.objectives]
+    return Sheet(["job", *(names[key] for key in keys), "status", *scores, "step", "seconds", "directory"], rows)
+
+
+def _comparison(key: str, compared: Sequence[Comparison]) -> Section:
+    note = (
+        f"Against {compared[0].best.label}, which has the best mean. Effect size: the difference in standard "
+        "deviations, of the pairs of one seed (d_z, Cohen 1988) or, where seeds differ, of the runs (g, Hedges 1981). "
+        "Interval: Student's t of the pairs (else Welch's), wider because the best was chosen by these scores. "
+        'p: corrected for all rows and that choice (max-T, step-down, normal scores): any false "differs" in this '
+        "table has a chance of 5 %. Seeds needed: to find such a difference in 80 % of such tables."
+    )
+
+    def row(each: Comparison) -> list[Cell]:
+        size = "-" if each.effect is None else f"{each.effect_name} {each.effect:+.2g}"
+        interval = "none below 3 seeds" if each.low is None else f"{each.low:+.3g} to {each.high:+.3g}"
+        p = "-" if each.p is None else f"{each.p:.2g}" if each.p >= 1e-4 else "below 0.0001"
+        return [
+            Cell(each.group.label), Cell(f"{each.difference:+.3g}", each.difference), Cell(size, each.effect),
+            Cell(interval, each.low), Cell(p, each.p), Cell(f"{each.n} {'pairs' if each.paired else 'each'}", each.n),
+            Cell(each.verdict), Cell("-" if each.needed is None else str(each.needed), each.needed),
+        ]  # fmt: skip
+
+    return Section(f"More than seeds? {key}", (note,), Sheet(COMPARED, [row(each) for each in compared]))
+
+
+def _differences(study: Study) -> Section:
+    shown = study.jobs[:MAX_COLUMNS]
+    rows = [[Cell(key, is_code=True), *(Cell(show(job.config.get(key))) for job in shown)] for key in study.swept]
+    more = len(study.jobs) - len(shown)
+    left = (f"{more} more runs are in report.csv.",) if more else ()
+    return Section("Differences of the configs", left, Sheet(["", *(job.key for job in shown)], rows))

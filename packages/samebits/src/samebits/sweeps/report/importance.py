@@ -1,0 +1,60 @@
+"""Importance of each swept key by Optuna's PED-ANOVA (Watanabe et al. 2023): how differently its values are spread
+among the best tenth and among all jobs. It sees each key alone, no interactions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from samebits.sweeps.report.analyse import config_keys, numbers
+from samebits.sweeps.report.axes import is_log
+from samebits.sweeps.report.read import Study
+
+MIN_JOBS = 20  # of fewer, a tenth is one
+METHOD = "PED-ANOVA of Optuna: how differently a value is spread among the best tenth and among all"
+
+
+@dataclass(frozen=True)
+class Importance:
+    shares: dict[str, float]  # key -> 0..1, the largest first
+    note: str  # a sentence for the reader
+
+
+def importance(study: Study) -> Importance | None:
+    """Of the first objective. None: Optuna is not installed, fewer than MIN_JOBS scores, or fewer than two keys that
+    vary. A key that some jobs lack counts among those that have it."""
+    rows = [(job, score) for job in study.jobs if (score := job.score(study.objective)) is not None]
+    keys = config_keys(study)
+    params = [{key: study.value(job, key) for key in keys if not study.lacks(job, key)} for job, _ in rows]
+    columns = {key: [one[key] for one in params if key in one] for key in keys}
+    columns = {key: values for key, values in columns.items() if len(set(map(repr, values))) > 1}
+    if len(rows) < MIN_JOBS or len(columns) < 2:
+        return None
+    try:
+        import optuna
+    except ImportError:
+        return None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    kinds = {key: _distribution(values, key in study.log_keys) for key, values in columns.items()}
+    numeric = {key for key, kind in kinds.items() if isinstance(kind, optuna.distributions.FloatDistribution)}
+    memory = optuna.create_study(direction="minimize" if study.objective.mode == "min" else "maximize")
+    for one, (_, score) in zip(params, rows, strict=True):
+        mine = {key: kind for key, kind in kinds.items() if key in one}  # Optuna takes the others for inactive
+        given = {key: float(one[key]) if key in numeric else repr(one[key]) for key in mine}
+        memory.add_trial(optuna.trial.create_trial(params=given, distributions=mine, value=score))
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+    found = optuna.importance.get_param_importances(memory, evaluator=evaluator)
+    shares = {key: float(found.get(key, 0.0)) for key in columns}
+    some = [key for key, values in columns.items() if len(values) < len(rows)]
+    note = f"{METHOD}; {len(rows)} jobs" + (f"; {', '.join(some)}: of the jobs that have it" if some else "")
+    return Importance(dict(sorted(shares.items(), key=lambda item: -item[1])), note)
+
+
+def _distribution(values: Sequence[Any], log: bool) -> Any:
+    import optuna
+
+    known = numbers(values)
+    if known is None or len(known) < len(values):
+        return optuna.distributions.CategoricalDistribution(sorted({repr(value) for value in values}))
+    return optuna.distributions.FloatDistribution(min(known), max(known), log=is_log(known, log))

@@ -1,0 +1,204 @@
+"""What scores over seeds let one say: intervals, effect sizes, rows that differ from a table's best. NumPy alone."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from statistics import NormalDist, fmean, stdev, variance
+from typing import Any
+
+import numpy as np
+
+from samebits.sweeps.report.maxt import LEAST, LEVEL, Table, studentize, t_of
+
+POWER = 0.8
+BEST_FIRST = np.zeros(1, int)
+MOST_NEEDED = 100_000
+
+Scores = Mapping[Any, float]  # seed -> score
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A row against the best one.
+
+    difference: its mean minus the best's, over the pairs if paired. low, high: 95 % interval; so many of the rows'
+    intervals hold the truth, the choice of the best allowed for. p: the chance of any row so far from the best if none
+    differs. n: pairs, or the smaller number of seeds. effect: the difference in standard deviations: of the pairs'
+    differences, d_z (Cohen 1988), or of the runs, g (Hedges 1981). needed: seeds of each row with which a difference
+    of this size is found in 80 % of such tables. None: too few seeds; effect: fewer than two, or all equal.
+    """
+
+    difference: float
+    low: float | None
+    high: float | None
+    p: float | None
+    paired: bool
+    n: int
+    effect: float | None
+    needed: int | None
+
+    @property
+    def effect_name(self) -> str:
+        return "d_z" if self.paired else "g"
+
+    @property
+    def verdict(self) -> str:
+        if self.p is None:
+            return "too few seeds"
+        return "differs" if self.p < LEVEL else "not told from seeds"
+
+
+def mean_interval(scores: Sequence[float], level: float = 1 - LEVEL) -> tuple[float, float] | None:
+    """Student's t interval of the mean; None below LEAST scores."""
+    if len(scores) < LEAST:
+        return None
+    half = t_quantile(level, len(scores) - 1) * stdev(scores) / math.sqrt(len(scores))
+    return fmean(scores) - half, fmean(scores) + half
+
+
+def against_best(
+    rows: Sequence[Scores], mode: str, best: int | None = None, candidates: Sequence[int] | None = None
+) -> list[Difference | None]:
+    """Each row against the best one; None for the best itself and for rows without a score.
+
+    Rows are paired where they share LEAST seeds, else compared by Welch's t. mode: min or max. candidates: rows that
+    could have been the best (default: those with the most scores); best: the one that is (default: the best mean among
+    them). ValueError: another mode, or a best that is no candidate or has no score.
+    """
+    if mode not in ("min", "max"):
+        raise ValueError(f"mode={mode!r}: neither min nor max")
+    sign = 1.0 if mode == "min" else -1.0
+    means = {i: sign * fmean(row.values()) for i, row in enumerate(rows) if row}
+    if candidates is None:
+        candidates = [i for i in means if len(rows[i]) == max(map(len, rows))]
+    if best is None:
+        best = min((i for i in candidates if i in means), key=means.__getitem__, default=None)
+        if best is None:
+            return [None] * len(rows)
+    if best not in candidates or best not in means:
+        raise ValueError(f"best={best}: no candidate, or a row without a score")
+    order = [best, *(i for i in sorted(means, key=means.__getitem__) if i != best and len(rows[i]) >= LEAST)]
+    known: dict[int, Difference] = {}
+    if len(rows[best]) >= LEAST and len(order) > 1:
+        known = dict(zip(order[1:], _tested([rows[i] for i in order], np.isin(order, candidates), sign)))
+    others = {i: known.get(i) or _too_few(rows[best], rows[i]) for i in means if i != best}
+    return [others.get(i) for i in range(len(rows))]
+
+
+def effect(best: Scores, row: Scores) -> float | None:
+    """The difference in standard deviations: d_z of the pairs or Hedges' g; None: too few scores, or all equal."""
+    pairs = _pairs(best, row)
+    if len(pairs) >= LEAST:
+        spread = stdev(pairs)
+        return fmean(pairs) / spread if spread else None
+    one, two = list(best.values()), list(row.values())
+    df = len(one) + len(two) - 2
+    if min(len(one), len(two)) < 2:
+        return None
+    pooled = math.sqrt(((len(one) - 1) * variance(one) + (len(two) - 1) * variance(two)) / df)
+    return (fmean(two) - fmean(one)) / pooled * (1 - 3 / (4 * df - 1)) if pooled else None
+
+
+def _pairs(best: Scores, row: Scores) -> list[float]:
+    return [row[seed] - best[seed] for seed in best if seed in row]
+
+
+def _too_few(best: Scores, row: Scores) -> Difference:
+    difference, n = fmean(row.values()) - fmean(best.values()), min(len(best), len(row))
+    return Difference(difference, None, None, None, False, n, effect(best, row), None)
+
+
+def _tested(rows: Sequence[Scores], candidates: np.ndarray, sign: float) -> list[Difference]:
+    """All but the first of `rows`, which is the best, against it."""
+    x, table = _matrix(rows, candidates)
+    p, left = _step_down(sign * x, table)
+    found = studentize(sign * x[None], table, BEST_FIRST)
+    could_be_best = table.candidates & np.isin(np.arange(len(rows)), left)
+    error, df = np.sqrt(found.variance / found.n)[0], found.df[0]
+    if len(rows) == 2 and table.paired.all():
+        half = error * t_quantile(1 - LEVEL, int(df[1]))
+    else:
+        half = error * t_of(replace(table, candidates=could_be_best).null().typical, df)
+    critical = table.null().critical
+    differences = []
+    for i, row in enumerate(rows[1:], 1):
+        difference, paired = sign * float(found.difference[0, i]), bool(table.paired[0, i])
+        n = int(table.together[0, i]) if paired else min(len(rows[0]), len(row))
+        low, high = difference - float(half[i]), difference + float(half[i])
+        needed = _needed(difference, float(found.variance[0, i]), float(df[i]) / (n - 1), critical)
+        differences.append(Difference(difference, low, high, float(p[i]), paired, n, effect(rows[0], row), needed))
+    return differences
+
+
+def _step_down(x: np.ndarray, table: Table) -> tuple[np.ndarray, np.ndarray]:
+    """(p of each row, the rows not told from the first): rows that differ are left out of the next round, which so has
+    fewer to correct for (Romano and Wolf 2005)."""
+    p, left = np.ones(len(x)), np.arange(len(x))
+    while len(left) > 1:
+        part = table.part(left)
+        found = studentize(x[None, left], part, BEST_FIRST)
+        if len(left) == 2 and part.paired.all():  # the t test, without drawing
+            t = float(t_of(found.statistic[0, 1], found.df[0, 1]))
+            p[left[1]] = t_tail(t, int(found.df[0, 1]))
+        else:
+            p[left] = part.null().p(found.statistic[0])
+        differs = (p[left] < LEVEL) & (left > 0)
+        left = left[~differs]
+        if not differs.any():
+            break
+    return p, left
+
+
+def _matrix(rows: Sequence[Scores], candidates: np.ndarray) -> tuple[np.ndarray, Table]:
+    """(scores (k, S), which there are): seeds of several rows first, in one column each; the others moved together."""
+    counted = Counter(seed for row in rows for seed in row)
+    place = {seed: column for column, seed in enumerate(seed for seed, times in counted.items() if times > 1)}
+    own = [[score for seed, score in row.items() if seed not in place] for row in rows]
+    x = np.full((len(rows), len(place) + max(map(len, own))), np.nan)
+    for i, row in enumerate(rows):
+        for seed, score in row.items():
+            if seed in place:
+                x[i, place[seed]] = score
+        x[i, len(place) : len(place) + len(own[i])] = own[i]
+    mask = np.isfinite(x)
+    return np.where(mask, x, 0.0), Table(mask, len(place), candidates)
+
+
+def _needed(difference: float, variance: float, df_per_seed: float, critical: float) -> int | None:
+    """Seeds with which t is above the critical value in POWER of tables. None: no difference, or MOST_NEEDED."""
+    found = NormalDist().inv_cdf(POWER)
+    n = LEAST
+    while n < MOST_NEEDED:
+        df = np.array((n - 1) * df_per_seed)
+        wanted = (float(t_of(critical, df)) + float(t_of(found, df))) ** 2 * variance
+        if n * difference**2 >= wanted:
+            return n
+        n = max(n + 1, min(MOST_NEEDED, int(n * 1.02)))
+    return None
+
+
+@lru_cache(4096)
+def t_quantile(level: float, df: int) -> float:
+    """t with P(|T| <= t) = level."""
+    low, high = 0.0, 1.0
+    while t_tail(high, df) > 1 - level:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_tail(middle, df) > 1 - level else (low, middle)
+    return high
+
+
+def t_tail(t: float, df: int) -> float:
+    """P(|T| > t). With T = sqrt(df) tan(a), the density of a is proportional to cos(a)^(df - 1)."""
+    nodes, weights = np.polynomial.legendre.leggauss(64)
+
+    def integral(start: float) -> float:
+        half = (math.pi / 2 - start) / 2
+        return half * float(weights @ np.cos(start + half * (nodes + 1)) ** (df - 1))
+
+    return integral(math.atan(t / math.sqrt(df))) / integral(0.0)

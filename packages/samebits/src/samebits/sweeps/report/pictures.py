@@ -1,0 +1,219 @@
+"""The pictures of report.md, with matplotlib: curves, scores, parallel coordinates, importance, objectives."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogFormatter, LogFormatterSciNotation, NullLocator
+
+from samebits.files import make_folder, replacing
+from samebits.sweeps.report.analyse import Group, groups, is_failure, pareto, show
+from samebits.sweeps.report.axes import MAX_AXES, Axis, score_axis, wants_log
+from samebits.sweeps.report.axes import axes as axes_of
+from samebits.sweeps.report.curves import band, curve_scale, values_of
+from samebits.sweeps.report.importance import Importance
+from samebits.sweeps.report.parallel import parallel
+from samebits.sweeps.report.read import Job, Objective, Study
+from samebits.sweeps.report.style import CATEGORICAL, FAILED, FAINT, MARKERS, MAX_COLORED, shortened
+
+RC: dict[Any, Any] = {
+    "font.size": 9, "axes.titlesize": 10, "axes.titleweight": "bold", "axes.spines.top": False,
+    "axes.spines.right": False, "axes.grid": True, "grid.color": "#E6E8EB", "grid.linewidth": 0.7,
+    "axes.axisbelow": True, "legend.frameon": False, "figure.facecolor": "white", "axes.edgecolor": "#8A9199",
+    "xtick.color": "#3B424A", "ytick.color": "#3B424A", "pdf.fonttype": 42,  # TrueType: journals refuse Type 3
+    "text.parse_math": False, "text.usetex": False,  # $ is a character of values, not the beginning of a formula
+}  # fmt: skip
+MAX_LABEL = 44
+
+
+def draw(study: Study, importance: Importance | None, folder: Path) -> list[Path]:
+    """Draw each picture for which the jobs have data into `folder`. Returns the files."""
+    make_folder(folder)
+    ranked = groups(study)
+    with matplotlib.rc_context(RC):
+        figures = {
+            "curves": _curves(study, ranked),
+            "scores": _scores(study),
+            "objectives": _objectives(study, ranked),
+            "parallel": parallel(study),
+            "importance": _importance(importance),
+        }
+        files = []
+        for name, figure in figures.items():
+            for ending in (".png", ".pdf"):  # pdf: for a paper
+                path = folder / f"{name}{ending}"
+                path.unlink(missing_ok=True)  # an earlier report may have drawn it
+                if figure is not None:
+                    save(figure, path, dpi=130)
+            if figure is not None:
+                files.append(folder / f"{name}.png")
+    return files
+
+
+def save(figure: Figure, path: Path, **options: Any) -> None:
+    """Write a figure under RC, as which text is no formula: the labels of logarithmic axes are 1e-03 and the like."""
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        if isinstance(axis.get_major_formatter(), LogFormatterSciNotation):
+            axis.set_major_formatter(LogFormatter())
+        if isinstance(axis.get_minor_formatter(), LogFormatterSciNotation):
+            axis.set_minor_formatter(LogFormatter())
+    with replacing(path) as file:
+        figure.savefig(file, format=path.suffix[1:], **options)
+
+
+def _curves(study: Study, ranked: Sequence[Group]) -> Figure | None:
+    """The score and the training loss against the step; bands over seeds, failed jobs dashed up to a cross."""
+    objective = study.objective.key
+    logged = {key for job in study.jobs for key in job.curves}
+    keys = [key for key in (objective, "train/loss" if objective != "train/loss" else "val/loss") if key in logged]
+    if not keys:
+        return None
+    figure = Figure(figsize=(5.2 * len(keys), 3.6), layout="constrained")
+    for axes, key in zip(figure.subplots(1, len(keys), squeeze=False)[0], keys):
+        for rank, group in reversed(list(enumerate(ranked[:MAX_COLORED]))):
+            _group_curve(axes, group, rank, key)
+        bands = [found for group in ranked[MAX_COLORED:] if (found := band(group.jobs, key))]
+        faint = LineCollection([list(zip(b.steps, b.mean)) for b in bands], colors=FAINT, linewidths=0.7, zorder=1)
+        axes.add_collection(faint)
+        for job in (job for job in study.jobs if job.died and job.curves.get(key)):
+            steps, values = zip(*job.curves[key])
+            axes.plot(steps, values, "--", color=FAILED, lw=0.9, alpha=0.8, zorder=3)
+            axes.plot(steps[-1], values[-1], "x", color=FAILED, ms=6, zorder=4)
+        axes.autoscale_view()
+        scale = curve_scale([values_of(group.jobs, key) for group in ranked])
+        axes.set(xlabel="step", title=key, yscale="log" if scale.log else "linear")
+        if scale.limits:
+            axes.set_ylim(top=scale.limits[1])
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    if failed := [job for job in study.jobs if job.died]:
+        without = sum(not job.curves.get(keys[0]) for job in failed)
+        handles.insert(0, figure.axes[0].plot([], [], "x--", color=FAILED, lw=0.9, ms=6)[0])
+        labels.insert(0, f"{len(failed)} failed" + (f", {without} before the first score" if without else ""))
+    if len(ranked) > MAX_COLORED:
+        handles.insert(0, figure.axes[0].plot([], [], color=FAINT, lw=1)[0])
+        labels.insert(0, f"{len(ranked) - MAX_COLORED} others")
+    longest = max(map(len, labels), default=1)
+    columns = max(1, min(len(labels), round(len(keys) * 78 / (longest + 8))))
+    figure.legend(handles[::-1], labels[::-1], loc="outside lower center", ncols=columns, fontsize=8)
+    return figure
+
+
+def _group_curve(axes: Axes, group: Group, rank: int, key: str) -> None:
+    if (found := band(group.jobs, key)) is None:
+        return
+    color = CATEGORICAL[rank]
+    look: dict[str, Any] = {"lw": 1.6, "label": shortened(group.label, MAX_LABEL)}
+    if len(found.steps) < 12:
+        look |= {"marker": MARKERS[rank], "ms": 3.5}
+    axes.plot(found.steps, found.mean, color=color, **look)
+    if found.seeds > 1:
+        axes.fill_between(found.steps, found.low, found.high, color=color, alpha=0.18, lw=0)
+
+
+def _scores(study: Study) -> Figure | None:
+    """Score against each swept key: one dot per job, lines through the means. With two swept keys, the colour shows
+    the other key's value."""
+    found, scored = axes_of(study)[:MAX_AXES], score_axis(study)
+    if not found or not scored.values:
+        return None
+    columns = min(len(found), 4)
+    rows = -(-len(found) // columns)
+    figure = Figure(figsize=(max(3.4 * columns, 4.8), 3.3 * rows), layout="constrained")
+    places = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    places[0][0].set_yscale(scored.kind)
+    for i, (panel, axis) in enumerate(zip(places.flat, found)):
+        other = found[1 - i] if len(found) == 2 else None
+        _score_panel(panel, study, axis, other if other and len(other.values) <= MAX_COLORED else None)
+    for panel in list(places.flat)[len(found) :]:
+        panel.set_axis_off()
+    for row in places:
+        row[0].set_ylabel(study.objective.key)
+    return figure
+
+
+def _score_panel(panel: Axes, study: Study, axis: Axis, split: Axis | None) -> None:
+    """split: the jobs of each of its values get a colour and a shape."""
+    panel.set_xscale("log" if axis.kind == "log" else "linear")
+    if axis.named:
+        panel.xaxis.set_minor_locator(NullLocator())
+        texts = [show(value) for value in axis.values]
+        panel.set_xticks([axis.place(value) or 0.0 for value in axis.values], [shortened(text, 16) for text in texts])
+        if sum(map(len, texts)) > 30:
+            panel.tick_params("x", rotation=30)
+    placed = [(x, job) for job in study.jobs if (x := axis.place(study.value(job, axis.key))) is not None]
+    for i, option in enumerate(split.values if split else [None]):
+        jobs = [(x, j) for x, j in placed if not split or repr(study.value(j, split.key)) == repr(option)]
+        _score_line(panel, study.objective, jobs, i, show(option) if split else "mean")
+    if failed := [(x, 1.04) for x, job in placed if is_failure(job, study.objective)]:
+        above = panel.get_xaxis_transform()
+        panel.plot(*zip(*failed), "x", color=FAILED, ms=5.5, clip_on=False, transform=above, label="failed")
+    if panel.get_legend_handles_labels()[0]:
+        title = {"title": split.key, "title_fontsize": 8} if split else {}
+        panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4, **title)
+    panel.set_title(axis.key, pad=16)
+
+
+def _score_line(panel: Axes, objective: Objective, jobs: Sequence[tuple[float, Job]], i: int, name: str) -> None:
+    """jobs: (x, job). A dot for each score, hollow where it is what a job has reached so far; a line through the mean
+    at each x. One artist for all dots: with one for each of 5,000 jobs a picture takes seconds."""
+    scored = [(x, score) for x, job in jobs if (score := job.score(objective)) is not None]
+    reached = [(x, job.provisional(objective)) for x, job in jobs if job.score(objective) is None]
+    unfinished = [(x, score) for x, score in reached if score is not None]
+    by_place: dict[float, list[float]] = {}
+    for x, score in scored:
+        by_place.setdefault(x, []).append(score)
+    if scored:
+        panel.plot(*zip(*scored), MARKERS[i], color=CATEGORICAL[i], ms=4.5, alpha=0.55, mew=0)
+    if unfinished:
+        label = "" if "pruned, unfinished" in panel.get_legend_handles_labels()[1] else "pruned, unfinished"
+        look: dict[str, Any] = {"color": FAINT, "ms": 4, "mfc": "none", "mew": 0.8, "zorder": 1.5, "label": label}
+        panel.plot(*zip(*unfinished), MARKERS[i], **look)
+    if 1 < len(by_place) <= 12 and any(len(found) > 1 for found in by_place.values()):
+        xs = sorted(by_place)
+        means = [statistics.fmean(by_place[x]) for x in xs]
+        panel.plot(xs, means, f"-{MARKERS[i]}", color=CATEGORICAL[i], ms=3, lw=1.2, label=name)
+
+
+def _objectives(study: Study, ranked: Sequence[Group]) -> Figure | None:
+    """The first two objectives against each other, with the Pareto front."""
+    if len(study.objectives) < 2:
+        return None
+    a, b = study.objectives[:2]
+    points = [(g, x, y) for g in ranked if (x := g.mean(a)) is not None and (y := g.mean(b)) is not None]
+    if not points:
+        return None
+    figure = Figure(figsize=(4.8, 3.8), layout="constrained")
+    axes = figure.subplots()
+    front = {group.label for group in pareto(study)}
+    best = sorted((x, y) for group, x, y in points if group.label in front)
+    rest = [(x, y) for group, x, y in points if group.label not in front]
+    axes.plot([x for x, _ in rest], [y for _, y in rest], "o", color=FAINT, ms=5, label="beaten in both")
+    axes.plot(*zip(*best), "D-", color=CATEGORICAL[0], ms=5, lw=1, label="not beaten")
+    if wants_log([x for _, x, _ in points]):
+        axes.set_xscale("log")
+    if wants_log([y for _, _, y in points]):
+        axes.set_yscale("log")
+    axes.set(xlabel=f"{a.key} ({a.mode})", ylabel=f"{b.key} ({b.mode})", title="Objectives")
+    axes.legend(fontsize=8)
+    return figure
+
+
+def _importance(found: Importance | None) -> Figure | None:
+    if found is None:
+        return None
+    figure = Figure(figsize=(5.2, 0.9 + 0.34 * len(found.shares)), layout="constrained")
+    axes = figure.subplots()
+    names = list(found.shares)[::-1]
+    bars = axes.barh(names, [found.shares[name] for name in names], color=CATEGORICAL[0], height=0.62)
+    axes.bar_label(bars, [f"{found.shares[name]:.0%}" for name in names], padding=3, fontsize=8)
+    axes.set(xlim=(0, 1.08), title="Importance")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0%}"))
+    axes.grid(False, axis="y")
+    return figure

@@ -1,0 +1,191 @@
+"""A table of a report, made once, and its writers: Markdown, LaTeX, data of the page. csv has columns of its own."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from samebits.sweeps.report.analyse import show
+from samebits.sweeps.report.escape import cell, code, text
+
+SMALL, LARGE = -4, 6  # powers of ten of means and errors that are written without an exponent
+TOO_FEW = "too few seeds"
+MAX_ROWS = 200  # most rows of a table in Markdown; the csv and the page have all
+MARKS = {"†": "not told from the best by its seeds", "‡": "too few seeds to tell it from the best"}
+IN_TEX = {"±": r"$\pm$", "†": r"$^\dagger$", "‡": r"$^\ddagger$"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """value: what the page sorts by."""
+
+    text: str
+    value: Any = None
+    is_code: bool = False
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score over its seeds. error: what stands after ±, None where n is too small for it. verdict: against the best
+    of its column, as Comparison.verdict; "" for the best itself. factor: 100 for a percentage."""
+
+    values: Sequence[float]
+    error: float | None
+    best: bool = False
+    verdict: str = ""
+    factor: float = 1.0
+    note: str = ""  # " (n = 2)"
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.values) if self.values else None
+
+    @property
+    def mark(self) -> str:
+        """Of a score that may be the best one's equal."""
+        tied = self.verdict not in ("", "differs")
+        return "" if not tied else "‡" if self.verdict == TOO_FEW else "†"
+
+    @property
+    def number(self) -> str:
+        return "-" if self.mean is None else plus_minus(*self._shown)
+
+    @property
+    def _shown(self) -> tuple[float, float | None]:
+        return (self.mean or 0.0) * self.factor, self.error and self.error * self.factor
+
+    @property
+    def tex(self) -> str:
+        if self.mean is None:
+            return "--"
+        number = tex_plus_minus(*self._shown)
+        number = rf"\mathbf{{{number}}}" if self.best else number
+        return f"${number}{IN_TEX.get(self.mark, '').strip('$')}$" + tex(self.note)
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """rows: as many cells as `head`; the first `labels` are names. spans: a heading above every so many of the columns
+    between the labels and the last one, which in `head` begin with it."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[Cell | Score]]
+    labels: int = 1
+    spans: Sequence[str] = ()
+    notes: Sequence[str] = ()  # lines beneath
+
+    def without(self, *headings: str) -> Sheet:
+        """Leave columns out; one of these headings that is not there is none."""
+        kept = [i for i, heading in enumerate(self.head) if i < self.labels or heading not in headings]
+        return replace(self, head=[self.head[i] for i in kept], rows=[[row[i] for i in kept] for row in self.rows])
+
+    def without_empty(self, *headings: str) -> Sheet:
+        """Leave out those of these columns in which no row says anything."""
+        said = {self.head[i] for row in self.rows for i, each in enumerate(row) if isinstance(each, Score) or each.text}
+        return self.without(*(heading for heading in headings if heading not in said))
+
+
+def markdown_table(sheet: Sheet) -> str:
+    """Without the notes."""
+
+    def shown(each: Cell | Score) -> str:
+        if isinstance(each, Score):
+            number = each.number + each.mark
+            return (f"**{number}**" if each.best else number) + each.note
+        # no code span with a pipe: some readers end the cell there, escaped or not
+        return code(each.text) if each.is_code and "|" not in each.text else text(each.text)
+
+    lines = [map(text, sheet.head), ["---"] * len(sheet.head), *(map(shown, row) for row in sheet.rows[:MAX_ROWS])]
+    more = len(sheet.rows) - MAX_ROWS
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + (
+        f"\n\n{more} more rows are in the csv." if more > 0 else ""
+    )
+
+
+def latex_table(sheet: Sheet, warning: str | None = None) -> str:
+    """booktabs; the notes stand beneath, in a minipage: for a table environment, or anywhere. warning: a comment."""
+    labels, wide = sheet.labels, len(sheet.head) - sheet.labels
+    heads, above = list(sheet.head), []
+    if sheet.spans:
+        width = (wide - 1) // len(sheet.spans)
+        heads[labels:-1] = [h.removeprefix(f"{sheet.spans[i // width]} ") for i, h in enumerate(heads[labels:-1])]
+        spans = " & ".join(rf"\multicolumn{{{width}}}{{c}}{{{tex(span)}}}" for span in sheet.spans)
+        begins = [labels + 1 + i * width for i in range(len(sheet.spans))]
+        rules = " ".join(rf"\cmidrule(lr){{{begin}-{begin + width - 1}}}" for begin in begins)
+        above = [" & " * labels + spans + r" & \\", rules]
+    rows = [[each.tex if isinstance(each, Score) else tex(each.text) for each in row] for row in sheet.rows]
+    beneath = " \\\\\n".join(map(tex, sheet.notes))
+    return "\n".join([
+        "% \\usepackage{booktabs}", *([f"% {warning}"] if warning else []),
+        rf"\begin{{tabular}}{{{'l' * labels}{'r' * wide}}}", r"\toprule", *above, _tex_row(map(tex, heads)),
+        r"\midrule", *map(_tex_row, rows), r"\bottomrule", r"\end{tabular}",
+        r"\par\smallskip", r"\begin{minipage}{\linewidth}\footnotesize\raggedright", beneath, r"\end{minipage}",
+    ]) + "\n"  # fmt: skip
+
+
+def _tex_row(cells: Iterable[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def tex(value: str) -> str:
+    """Plain text for LaTeX."""
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | IN_TEX
+    return "".join(special.get(c, f"\\{c}" if c in "&%$#_{}" else c) for c in value)
+
+
+def page_table(sheet: Sheet) -> dict[str, Any]:
+    """As JSON types. rows: of {text, value, best}; what is left out is null."""
+
+    def shown(each: Cell | Score) -> dict[str, Any]:
+        if isinstance(each, Score):
+            return {"text": each.number + each.mark + each.note, "value": each.mean, "best": each.best}
+        return {"text": each.text, "value": each.text if each.value is None else each.value}
+
+    rows = [[shown(each) for each in row] for row in sheet.rows]
+    return {"head": list(sheet.head), "rows": rows, "notes": list(sheet.notes)}
+
+
+def csv_text(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerows([cell(value) for value in row] for row in [head, *rows])
+    return out.getvalue()
+
+
+# ---- a mean and its error with the digits that the error leaves
+
+
+def rounded(mean: float, error: float | None) -> tuple[str, str | None, int]:
+    """(mean, error, n) as text, both to be multiplied by 10^n: 83.47, 3.28 -> ("83.5", "3.3", 0).
+
+    The error has two digits where they are at most 35, else one, the mean as many places (Particle Data Group, Review
+    of Particle Physics, 5.3). Without an error, or where it is 0, the mean has four digits.
+    """
+    if error is None or error == 0:
+        return show(mean), error if error is None else "0", 0
+    power = math.floor(math.log10(max(abs(mean), error)))
+    power = 0 if SMALL < power < LARGE else power
+    mean, error = mean / 10.0**power, error / 10.0**power
+    exponent = math.floor(math.log10(error))
+    places = (1 if error / 10.0**exponent < 3.55 else 0) - exponent
+    mean, error = round(mean, places), round(error, places)
+    shown = max(places, 0)
+    return f"{mean + 0.0:.{shown}f}", f"{error:.{shown}f}", power
+
+
+def plus_minus(mean: float, error: float | None) -> str:
+    mean_text, error_text, power = rounded(mean, error)
+    plain = mean_text if error_text is None else f"{mean_text} ± {error_text}"
+    return f"({plain})e{power}" if power else plain
+
+
+def tex_plus_minus(mean: float, error: float | None) -> str:
+    r"""For LaTeX's math mode: 83.5 \pm 3.3."""
+    mean_text, error_text, power = rounded(mean, error)
+    plain = mean_text if error_text is None else rf"{mean_text} \pm {error_text}"
+    return rf"({plain}) \times 10^{{{power}}}" if power else plain

@@ -1,0 +1,251 @@
+"""A search from start to end: trials are drawn, run as jobs of a sweep, and reported to the study as they end.
+
+unfinished trials of an earlier start -> reported, if their run has ended since; else resumed
+while there is room: ask -> compose, check, write the run directory -> launch -> tell
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.plugins.launcher import Launcher
+from omegaconf import DictConfig
+
+from samebits.config import NEVER_COMPARED, one_line, remove_if_empty
+from samebits.errors import ConfigError, RunFailed
+from samebits.files import write_json
+from samebits.locks import Busy, Lock
+from samebits.project import Program
+from samebits.runs import shown
+from samebits.schema import plain, typed
+from samebits.sweeps.code import record_code
+from samebits.sweeps.drive import Work, ahead, at_once, counted, opened, report, run_sweep, stop_here
+from samebits.sweeps.ledger import SWEEP, Job, Ledger, NewJob
+from samebits.sweeps.options import SearchConfig
+from samebits.sweeps.plan import Combination, Composer, adapt, unlike
+from samebits.sweeps.preflight import Candidate, preflight
+from samebits.sweeps.progress import say
+from samebits.sweeps.screen import table
+from samebits.sweeps.search import objectives as objective_values
+from samebits.sweeps.search.methods import Methods
+from samebits.sweeps.search.pruning import TRIAL
+from samebits.sweeps.search.space import Space, parse
+from samebits.sweeps.search.storage import quiet
+from samebits.sweeps.search.study import WHY, Search
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial, Trial
+
+LOCK, TRIAL_KEY = ".search.lock", "trial_"
+OUTCOME = {"finished": "complete", "pruned": "pruned", "failed": "fail"}  # a run's status -> its trial's state
+BEST_AT_MOST = 10  # trials of a Pareto front that are printed
+
+
+def run_search(
+    project: Program,
+    master: DictConfig,
+    loader: ConfigLoader,
+    launcher: Launcher,
+    arguments: Sequence[str],
+    options: Mapping[str, Any],
+) -> None:
+    """Run trials until hydra.sweeper.n_trials have ended, including those of earlier starts.
+
+    master: the command's whole config. options: hydra.sweeper. Raises ConfigError before anything is written, later
+    what `conclude` raises.
+    """
+    quiet()
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    sweep_options, ledger = opened(project, master)
+    config = typed(SearchConfig, {k: plain(v) for k, v in options.items()}, "hydra.sweeper")
+    own = [text for text in arguments if text.lstrip("+~").partition("=")[0].partition(".")[0] not in NEVER_COMPARED]
+    space = parse([*(f"{k}={v}" for k, v in (config.params or {}).items()), *own], loader)
+    composer = Composer(project, loader, master, Path(master.hydra.runtime.cwd), ledger.directory, space.keys)
+    methods = Methods(project, config, space)
+    if any(not job.key.startswith(TRIAL_KEY) for job in ledger.jobs):
+        raise ConfigError(f"sweep={ledger.name}: holds a sweep, not a search - give the search another name")
+    corners = corners_of(space, composer, all_of_them=sweep_options.preflight or not ledger.jobs)
+    base = plain(corners[0].cfg)
+    objectives = objective_values.choose(project, config.objectives, base)
+    methods.check_pruning(objectives, base)
+    if sweep_options.preflight:
+        tried = preflight(project, corners, at_once(launcher, methods.limit))
+        say(f"every choice and both ends of every range, one after the other:\n{tried}")
+    with driving(project.root, ledger.directory):
+        try:
+            study = Search(config, space, methods, objectives, f"{base['name']}/{ledger.name}", ledger.directory)
+            if sweep_options.retry_failed:
+                study.retry_failed()
+            drive = Drive(study, ledger, composer, list(space.typed.values()))
+            waiting = drive.left_over()
+            say(f"{outlook(study, len(waiting))}\n  {shown(ledger.directory)}")
+            to_run = bool(waiting) or study.has_room()
+            if to_run and (difference := record_code(ledger)):
+                say(difference)
+            stopped = drive.run(launcher, sweep_options, waiting) if to_run else None
+        except (StorageInternalError, SQLAlchemyError) as error:  # the database is unreachable or full
+            cause = error.__cause__ or error  # of Optuna's own: what the database said
+            reason = one_line(getattr(cause, "orig", None) or cause)
+            raise RunFailed(
+                f"hydra.sweeper.storage: {reason}; once that is mended, the same command goes on"
+            ) from error
+        conclude(study, ledger, stopped, changed=to_run)
+
+
+def corners_of(space: Space, composer: Composer, all_of_them: bool) -> list[Candidate]:
+    """Checked configs that cover every choice and both ends of every range; only the first one without all_of_them."""
+    found = []
+    for n, values in enumerate(islice(space.corners(), None if all_of_them else 1)):
+        cfg = DictConfig(composer.job(n, trial_key(n), space.overrides(values)))
+        found.append(Candidate(n, " ".join(space.drawn(values)), cfg))
+    return found
+
+
+class Drive:
+    """Hands trials to a launcher one by one. command: the overrides as typed."""
+
+    def __init__(self, study: Search, ledger: Ledger, composer: Composer, command: Sequence[str]) -> None:
+        self.study, self.ledger, self.composer, self.command = study, ledger, composer, command
+        self._said: set[str] = set()
+
+    def left_over(self) -> list[Trial]:
+        """Trials of an earlier start that must be resumed; those that have ended since are reported to the study."""
+        return [trial for trial in self.study.running() if not self._ended(self._job(trial.number))]
+
+    def run(self, launcher: Launcher, options: Any, waiting: list[Trial]) -> signal.Signals | None:
+        """Run the trials to the end of the search. Returns the signal that stopped it early; None: none did."""
+        total = [self._job(number) for number in range(self.study.expected())]
+        jobs = self._jobs(waiting)
+        if hasattr(launcher, "run_jobs"):
+            return run_sweep(launcher, Work(self.ledger, jobs, total, options, self._ended))
+        # other launchers take a batch, and return only when its last job has ended
+        while batch := list(islice(jobs, self.study.config.n_jobs or 1)):
+            run_sweep(launcher, Work(self.ledger, batch, total, options, self._ended))
+        return None
+
+    def _jobs(self, waiting: list[Trial]) -> Iterator[Job]:
+        """Draws each trial only when it can start, so that the sampler knows all results until then."""
+        while waiting or self.study.has_room():
+            job = self._written(waiting.pop(0) if waiting else self.study.ask())
+            if job is not None:
+                yield job
+
+    def _written(self, trial: Trial) -> Job | None:
+        """The trial's job, its run directory written unless an earlier start did; None: its config has a mistake."""
+        overrides, key = self.study.space.overrides(trial.params), trial_key(trial.number)
+        try:
+            job = self.ledger.named(key)
+            if job is not None:
+                adapt(self.ledger, [Combination(tuple(overrides), {})], [job], self.composer)
+            else:
+                cfg = self.composer.job(trial.number, key, overrides)
+                job = self._add(NewJob(overrides, cfg, {}, key, {"trial": trial.number}))
+        except ConfigError as error:  # two values that do not fit together
+            say(f"error: {error}")
+            self.study.tell(trial.number, "fail", why=str(error))
+            return None
+        write_json(job.directory / TRIAL, self.study.facts(trial))
+        trial.set_user_attr("directory", str(job.directory))  # for dashboards
+        return job
+
+    def _add(self, new: NewJob) -> Job:
+        difference = unlike(self.ledger, self.ledger.jobs[:1], [new], self.composer)
+        if difference and difference not in self._said:
+            self._said.add(difference)
+            say(difference)
+        objectives = [{"key": o.key, "mode": o.mode} for o in self.study.objectives]
+        return self.ledger.add([new], self.command, self.study.space.keys, objectives, self.composer.follows)[0]
+
+    def _ended(self, job: Job) -> bool:
+        """Report a trial's state and scores to the study. Returns whether it has ended."""
+        number, state, study = int(job.key.removeprefix(TRIAL_KEY)), job.state(), self.study
+        if state not in OUTCOME:
+            return False
+        if len(study.objectives) == 1:
+            study.report(number, objective_values.evaluations(job.directory, study.objectives[0]))
+        values: Sequence[float] = ()
+        why = ""
+        if state == "finished":
+            values, why = objective_values.read(job.result(), study.objectives)
+        elif state == "failed":
+            why = str(job.status().get("error", ""))
+        study.tell(number, "fail" if why else OUTCOME[state], values, why)
+        return True
+
+    def _job(self, number: int) -> Job:
+        key = trial_key(number)
+        return self.ledger.named(key) or Job(number, (), self.ledger.directory / key)
+
+
+def trial_key(number: int) -> str:
+    """The name of a trial's directory: by number, as equal parameters may be tried twice."""
+    return f"{TRIAL_KEY}{number:04d}"
+
+
+@contextmanager
+def driving(root: Path, sweep_dir: Path) -> Iterator[None]:
+    """Lock: one process drives a search at a time; the kernel releases it even if the process is killed."""
+    sweep_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = Lock(sweep_dir / LOCK)
+    except Busy as busy:
+        raise ConfigError(
+            f"sweep={sweep_dir.name}: another process drives this search; wait or stop it "
+            f"(hydra.sweeper.n_jobs=2 runs two trials at once){busy}"
+        ) from None
+    with lock:
+        try:
+            yield
+        except ConfigError:
+            if not (sweep_dir / SWEEP).exists():  # nothing has begun
+                with suppress(OSError):
+                    (sweep_dir / LOCK).unlink()
+                    remove_if_empty(root, sweep_dir)
+            raise
+
+
+# ---- messages
+def outlook(study: Search, num_left_over: int) -> str:
+    """The line before the start: numbers of trials, to run and ended before."""
+    states = _states(study.ended())
+    to_run = max(0, study.methods.limit - len(states))
+    parts = ahead(f"{study.methods.limit} trials", to_run, num_left_over, states)
+    return f"search {study.sweep_dir.name}: {', '.join(parts)}"
+
+
+def _states(trials: Sequence[FrozenTrial]) -> list[str]:
+    return [{"FAIL": "failed"}.get(trial.state.name, trial.state.name.lower()) for trial in trials]
+
+
+def conclude(study: Search, ledger: Ledger, stopped: signal.Signals | None, changed: bool) -> None:
+    """Print the table and the best trials, write the report. Raises KeyboardInterrupt (Ctrl-C), SystemExit(75) (stopped
+    early) or RunFailed (no trial gave a score; some may fail). changed: whether any trial has run."""
+    trials, best = study.trials(), study.best_trials()
+    states = _states(trials)
+    if ledger.jobs:
+        say(f"\n{table(ledger, ledger.jobs)}")
+    say(f"\nsearch {ledger.name}: {counted(states)}")
+    explained = {job.status().get("sweep", {}).get("trial") for job in ledger.jobs if job.state() == "failed"}
+    for trial in trials:
+        if (why := trial.user_attrs.get(WHY)) and trial.number not in explained:  # by the table
+            say(f"  trial {trial.number} failed: {why.splitlines()[0]}")
+    if len(study.objectives) > 1 and best:
+        first = f", the first {BEST_AT_MOST} of {len(best)}" if len(best) > BEST_AT_MOST else ""
+        say(f"best, no other is better in every objective{first}:")
+    for trial in best[:BEST_AT_MOST]:
+        scores = ", ".join(f"{o.key} {value:.4g}" for o, value in zip(study.objectives, trial.values))
+        line = f"trial {trial.number}, {scores}:  {' '.join(study.space.drawn(trial.params))}"
+        say(f"best: {line}" if len(study.objectives) == 1 else f"  {line}")
+    if ledger.jobs:
+        report(ledger, changed)
+    stop_here(ledger, stopped, len(study.ended()) < study.methods.limit)
+    if "complete" not in states:
+        raise RunFailed(f"none of {len(states)} trials gave a score")

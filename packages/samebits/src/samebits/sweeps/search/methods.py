@@ -1,0 +1,94 @@
+"""The sampler and the pruner of a search: which ones a config may name, and how they are built."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from samebits.config import build_target, check_targets, locate, one_line
+from samebits.errors import ConfigError
+from samebits.extras import check_installed
+from samebits.project import Project
+from samebits.sweeps.options import SearchConfig
+from samebits.sweeps.search.objectives import Objective
+from samebits.sweeps.search.pruning import PRUNERS_ALLOWED
+from samebits.sweeps.search.space import Space
+
+ALLOWED = ("optuna.samplers.*", *PRUNERS_ALLOWED)
+EXHAUSTIVE = ("BruteForceSampler", "GridSampler")
+# a quasi-random sequence is fixed by the seed, the position in it by the storage: one seed for all trials
+ONE_SEED = ("QMCSampler",)
+NEEDS = {"CmaEsSampler": "cmaes", "QMCSampler": "scipy", "GPSampler": "scipy"}  # imported only when they draw
+SAMPLER, PRUNER = "hydra.sweeper.sampler", "hydra.sweeper.pruner"
+
+
+class Methods:
+    """Checks the config of sampler and pruner (ConfigError for the first mistake). Opens no storage, writes nothing.
+
+    limit: number of trials at which the search ends.
+    """
+
+    def __init__(self, project: Project, config: SearchConfig, space: Space) -> None:
+        self.project, self._config = project, config
+        if not space.swept:
+            raise ConfigError(
+                "hydra/sweeper=optuna: there is nothing to search - give a key an interval, a range or a choice, "
+                "'KEY=tag(log,interval(1e-4,1e-1))'"
+            )
+        self._kind = str(config.sampler.get("_target_")).rpartition(".")[2]
+        sampler = locate(project, config.sampler.get("_target_"), SAMPLER, ALLOWED)
+        self._seeded = "seed" in inspect.signature(sampler).parameters
+        nodes = {"hydra": {"sweeper": {"sampler": config.sampler, "pruner": config.pruner}}}
+        given = {SAMPLER: ("seed",)} if self._seeded else {}
+        check_targets(project, nodes, (SAMPLER, PRUNER), (), {}, given, allowed=ALLOWED)
+        if package := NEEDS.get(self._kind):
+            check_installed(package, f"hydra/sweeper/sampler: {self._kind}", "optuna")
+        for key, node, make in (
+            (SAMPLER, config.sampler, lambda: self.sampler(0)),
+            (PRUNER, config.pruner, self.pruner),
+        ):
+            try:
+                make()
+            except (ImportError, ValueError, TypeError) as error:
+                raise ConfigError(f"{key}: {node['_target_']} does not accept this: {one_line(error)}") from None
+        self.prunes = not config.pruner["_target_"].endswith(".NopPruner")
+        self.limit = config.n_trials
+        if self._kind in EXHAUSTIVE:
+            self.limit = sum(1 for _ in islice(space.combinations(), config.n_trials))
+
+    def check_pruning(self, objectives: Sequence[Objective], cfg: Mapping[str, Any]) -> None:
+        """ConfigError if this search cannot prune. cfg: a trial's whole config, as plain dicts."""
+        if not self.prunes:
+            return
+        if len(objectives) > 1:
+            raise ConfigError("hydra/sweeper/pruner: a search with several objectives cannot prune - use none")
+        if not objectives[0].key.startswith("val"):  # val, val_hard, ...: the splits scored during training
+            raise ConfigError(
+                f"hydra/sweeper/pruner: {objectives[0].key} is known at a run's end only - use none, or a val/ score "
+                "as the objective"
+            )
+        if cfg["trainer"]["eval_every"] is None:
+            raise ConfigError(
+                "hydra/sweeper/pruner: prunes after evaluations, but trainer.eval_every is null - give it "
+                "(trainer.eval_every=20), or use none"
+            )
+
+    def pruner(self) -> Any:
+        return build_target(self.project, self._config.pruner, PRUNER, ALLOWED)
+
+    def sampler(self, number: int) -> Any:
+        """The sampler that draws trial `number`."""
+        import numpy as np
+
+        if self._kind == "GPSampler":
+            import torch
+
+            torch.set_num_threads(1)  # jobs are forked from this process; a forked pool of OpenMP threads hangs
+        if not self._seeded:
+            return build_target(self.project, self._config.sampler, SAMPLER, ALLOWED)
+        seed = self._config.seed
+        if self._kind not in ONE_SEED:
+            seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+        return build_target(self.project, self._config.sampler, SAMPLER, ALLOWED, seed=seed)

@@ -1,0 +1,372 @@
+"""Start a run again, from its own directory's config and its own code, and compare."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from samebits.checkpoints import Checkpoints
+from samebits.config import CONFIG, check_saved, current, localized, quote_value, read_config, saved_config
+from samebits.device import began_precision
+from samebits.errors import PREEMPTED, ConfigError, RunFailed
+from samebits.files import read_file, read_json, records, replace_text, write_json
+from samebits.host import NoAnswer, count_gpus, git, machine_changes, temporary_folder
+from samebits.loggers import LoggerConfig
+from samebits.parallel import ONE_PROCESS
+from samebits.project import Program, Project
+from samebits.runs import (
+    CHECKPOINTS,
+    DIFF,
+    ENVIRONMENT,
+    METRICS,
+    RESULT,
+    Code,
+    changes_of,
+    code_folders,
+    code_here,
+    code_of,
+    files_of,
+    fill_directory,
+    has_own_engine,
+    holds_run,
+    is_claimed,
+    is_same,
+    is_vendored,
+    libraries_of,
+    library_changes,
+    other_data,
+    python_path,
+    read_status,
+    shown,
+    source_of,
+    step_of,
+    version_of,
+)
+from samebits.schema import plain
+from samebits.sweeps.verify.compare import Part, compare_checkpoints, compare_metrics, compare_scores
+from samebits.world import AT_STEP, MAX_TIME, place
+
+HERE, OWN = "here", "own"  # code of the second run: the files as they are, the run's commit
+ROUNDING = 1e-2  # relative, where the surroundings round in another way
+ROUNDS = ("torch", "numpy")  # packages that decide about rounding
+ENGINES = ("samebits", "engine")  # names of the package that has world/stop.py, in any version
+RENAMED = {"engine": "samebits"}  # packages that older versions record by another name
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """unlike: in what the surroundings differ so that bits may. hints: what else may explain a difference."""
+
+    steps: int
+    code: str
+    rounding: float
+    unlike: list[str]
+    parts: list[Part]
+    hints: list[str]
+
+    @property
+    def weights(self) -> bool:
+        """Whether any weights were compared."""
+        return any(part.counted and part.name.startswith(f"{CHECKPOINTS}/") for part in self.parts)
+
+    @property
+    def equal(self) -> bool:
+        return self.weights and not any(part.difference for part in self.parts)
+
+
+def verify(
+    project: Program,
+    run: Path,
+    steps: int | None = None,
+    commit: str = HERE,
+    out: Path | None = None,
+    rounding: float | None = None,
+    overrides: Sequence[str] = (),
+    diff: bool = False,
+) -> Verdict:
+    """Compare the first `steps` steps of a run, None: all it made, with a second run in `out`, None: a temporary one.
+    It goes on to the next step at which the run has saved its weights.
+
+    commit: the code of the second run; HERE: the files as they are; OWN: the run's commit. diff: OWN, and the run's
+    uncommitted.diff. The run may be a stranger's, so neither is taken without being asked for. rounding: largest
+    relative difference; None: 0, and ROUNDING where the surroundings differ. overrides: key=value, as for a resume.
+    """
+    if place.size is not None:
+        raise ConfigError("verify.py starts its processes by itself: not by torchrun or srun")
+    if rounding is not None and not 0 <= rounding < 1:
+        raise ConfigError(f"--rounding {rounding}: a relative difference, from 0 to below 1")
+    if not holds_run(run):
+        raise ConfigError(f"{run}: no run directory (it has no config.yaml); give the one that a run has printed")
+    if is_claimed(run):
+        raise ConfigError(f"{run}: is still running; wait or stop it")
+    cfg, began = read_config(project, run), read_json(run / ENVIRONMENT)
+    found = Checkpoints(run / CHECKPOINTS)
+    with_weights = [step_of(file) for file in found.files()]
+    saved = [*(record["step"] for _, record in records(run / METRICS)), *with_weights]
+    if not with_weights:
+        raise ConfigError(f"{run}: has saved no checkpoint, so no weights can be compared; resume it until it has")
+    last = max(saved) if steps is None else steps
+    if not min(saved) <= last <= max(saved):
+        raise ConfigError(
+            f"--steps {last}: {run} has logged and saved from step {min(saved):,} to {max(saved):,}; give a step "
+            "between these, or leave --steps out"
+        )
+    changes = [change for change in changes_of(run) if change["after"]]
+    hints = undo_changes(project.root, cfg, changes)
+    unchanged = changes[0]["after"] if changes else max(saved)
+    if last > unchanged:
+        last = unchanged
+    else:
+        hints = []
+    if steps is not None and (later := [step for step in with_weights if last <= step <= unchanged]):
+        last = min(later)
+        if last > steps:
+            line = f"--steps {steps}: goes on to step {last:,}, where the run saved its weights, to compare them too"
+            print(line, file=sys.stderr, flush=True)
+    newest = found.newest_valid()
+    ranks = len(newest[1]["ranks"]) if newest else None
+    at_end = last == max(saved) and bool(read_json(run / RESULT))
+    with ExitStack() as stack:
+        if out is None:
+            again = stack.enter_context(temporary_folder("verify-")) / "run"
+        else:
+            again = out.absolute()
+            if again.exists():
+                raise ConfigError(f"--out {out}: exists; give a directory that does not")
+        config = as_begun(project, run, changes)
+        root, code = stack.enter_context(code_for(project, run, commit, diff))
+        prepare(project, again, config, began, root)
+        own = settings(project, cfg, began, ranks, None if at_end else last, root)
+        start(project, run, again, root, [*own, *overrides])
+        cfg = read_config(project, again)  # with the overrides
+        now = read_json(again / ENVIRONMENT)
+        unlike = surroundings_differ(began, now, cfg, ranks, again)
+        if rounding is None:
+            rounding = ROUNDING if unlike else 0.0
+        unlike += library_changes(began.get("libraries"), now.get("libraries"))  # is code, and allows no rounding
+        parts = [compare_metrics(run, again, last, at_end, rounding)]
+        parts += compare_checkpoints(run, again, last, rounding)
+        if at_end:
+            parts.append(compare_scores(run, again, rounding))
+        hints += other_packages(began, now)
+        hints += other_files(project, run, again, cfg)  # `again` is removed after this block
+    return Verdict(last, code, rounding, unlike, parts, hints)
+
+
+def start(project: Project, run: Path, again: Path, root: Path, overrides: Sequence[str]) -> None:
+    """The second run, from start to end, by the project in `root`."""
+    command = [str(root / "src/train.py"), "resume=auto", f"hydra.run.dir={quote_value(str(again))}", *overrides]
+    # other code has its own packages/, which come before installed ones
+    env = {**os.environ} | ({} if root == project.root else {"PYTHONPATH": python_path(root)})
+    status = subprocess.run([sys.executable, *command], env=env, check=False).returncode
+    if status == 130:
+        raise KeyboardInterrupt
+    if status == 2:
+        raise ConfigError(f"{run}: cannot be started again, see above")
+    if status == PREEMPTED and (signal := read_status(again).get("signal")) not in called(project, AT_STEP):
+        raise RunFailed(f"{run}: started again it was stopped by {signal}")
+    if status not in (0, PREEMPTED) and read_status(run).get("status") != "failed":
+        raise RunFailed(f"{run}: started again it failed, see above")
+
+
+def as_begun(project: Program, run: Path, changes: list[dict[str, Any]]) -> DictConfig:
+    """The run's config as it is, for its own version of the code, with the values from before any resume.
+
+    ConfigError where the present code would not run it, or would not build a target anywhere in it: older code may have
+    a weaker check, and reads keys that the present one leaves out.
+    """
+    cfg = saved_config(project, run)
+    assert isinstance(cfg, DictConfig)  # read_config has checked it
+    undo_changes(project.root, cfg, changes)
+    check_saved(project, cfg)
+    whole = current(project, cfg, run / CONFIG)
+    whole.logger = asdict(LoggerConfig(kind="none"))  # as the second run's, whose library need not be there
+    project.check(whole)
+    return cfg
+
+
+def prepare(project: Project, again: Path, cfg: DictConfig, began: dict[str, Any], root: Path) -> None:
+    """Write the second run's directory: the first one's config, precision and threads, as it has resolved them.
+
+    root: of the project that runs it. Which libraries other code has only its own process knows.
+    """
+    again.mkdir(parents=True)
+    fill_directory(project, again, cfg, [])
+    replace_text(again / CONFIG, OmegaConf.to_yaml(cfg))  # its paths as they are: other code lies in another folder
+    decided = {"precision": began_precision(began)} | ({"threads": began["threads"]} if "threads" in began else {})
+    unknown = {} if root == project.root else {"libraries": None}
+    write_json(again / ENVIRONMENT, read_json(again / ENVIRONMENT) | decided | unknown)
+
+
+def settings(
+    project: Project, cfg: DictConfig, began: dict[str, Any], ranks: int | None, stop: int | None, root: Path
+) -> list[str]:
+    """Overrides of the second run. cfg: the first one's config. ranks: of the first, None: not known. root: of the
+    project that runs it: a version without AT_STEP goes on to its end."""
+    own = ["logger=none"]
+    if stop is not None and (key := as_called(project, AT_STEP, root)):
+        own.append(f"{key}={stop}")
+    # the first may have had several such
+    if cfg.process.max_time is not None and (key := as_called(project, MAX_TIME, root)):
+        own.append(f"{key}=null")
+    auto = cfg.trainer.strategy not in ONE_PROCESS and cfg.hardware.num_procs == "auto"
+    if ranks and auto and ("gpus" not in began.get("machine", {}) or count_gpus() >= ranks):
+        own.append(f"hardware.num_procs={ranks}")
+    return own
+
+
+def called(project: Project, key: str) -> list[str]:
+    """The names that a key of the config has and had."""
+    return [key, *(old for old, new in project.moved_keys.items() if new == key)]
+
+
+def as_called(project: Project, key: str, root: Path) -> str | None:
+    """A key of samebits.world.stop, which was in engine.ranks, as that version of the project calls it; None where it
+    has none. A project without an engine of its own runs the one that is installed, which is this one."""
+    own = [engine for folder in code_folders(root) for name in ENGINES if (engine := folder / name).is_dir()]
+    if not own and not has_own_engine(project.root):
+        return key
+    files = [engine / room / "stop.py" for engine in own for room in ("world", "ranks")]
+    text = "".join(file.read_text() for file in files if file.exists())
+    return next((name for name in called(project, key) if name in text), None)
+
+
+def undo_changes(root: Path, cfg: DictConfig, changes: list[dict[str, Any]]) -> list[str]:
+    """Put back, in place, the values that resumes have changed. Returns what was changed, in words."""
+    said = []
+    for change in reversed(changes):
+        was = change.get("was", {})
+        values = [f"{key} {value} -> {plain(OmegaConf.select(cfg, key))}" for key, value in was.items()]
+        values += [f"code -> {Code(*change['code'])}"] if "code" in change else []
+        said.append(f"compared up to step {change['after']:,}, after which a resume changed {', '.join(values)}")
+        for key, value in was.items():
+            try:
+                OmegaConf.update(cfg, key, localized(root, value))
+            except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
+                raise ConfigError(
+                    f"{ENVIRONMENT}: what a resume changed, {key}, cannot be put back ({error})"
+                ) from None
+    return said[::-1]
+
+
+@contextmanager
+def code_for(project: Project, run: Path, commit: str, diff: bool) -> Iterator[tuple[Path, str]]:
+    """(project folder, what code it holds): the present files, or a worktree that is removed after the block."""
+    if diff and commit not in (HERE, OWN):
+        raise ConfigError(f"--diff --commit {commit}: the run's changes fit its own commit alone; give one of the two")
+    own, present = code_of(run), code_here(project.root)
+    if commit == HERE and not diff:
+        if own == present:
+            yield project.root, "the present files"
+            return
+        taken = f"which {'--diff' if own.changes else f'--commit {OWN}'} takes"
+        if own.of_project == present.of_project:
+            taken = f"as other libraries are installed: {', '.join(library_changes(own.libraries, present.libraries))}"
+        line = f"the present files ({present}), not the run's ({own}), {taken}"
+        print(f"code: {line}", file=sys.stderr, flush=True)
+        yield project.root, line
+        return
+    if own.commit is None and (diff or commit == OWN):
+        raise ConfigError(f"{run}: has no commit recorded; leave out --commit {OWN} and --diff")
+    wanted = str(own.commit) if diff or commit == OWN else commit
+    patch = read_file(run / DIFF) if diff and (run / DIFF).exists() else b""
+    whole = f"--commit {OWN} goes without it, --commit {HERE} takes the present files"
+    is_clean = not patch and read_json(run / ENVIRONMENT).get("git_dirty") is False
+    if diff and not is_clean and not re.search(b"^diff --git ", patch, re.MULTILINE):
+        raise ConfigError(f"{run / DIFF}: holds no patch of what was not committed; {whole}")
+    with temporary_folder("verify-code-") as folder:
+        tree = folder / "code"
+        try:
+            prefix = os.fsdecode(git(project.root, "rev-parse", "--show-prefix")).removesuffix("\n")
+            git(project.root, "worktree", "add", "--quiet", "--detach", "--", str(tree), wanted)
+        except NoAnswer as error:
+            remedy = f"git fetch it, or compare with the present files, --commit {HERE}"
+            raise ConfigError(f"{run}: its code, commit {wanted}, is not to be had ({error}); {remedy}") from None
+        try:
+            if patch:
+                try:
+                    git(tree, "apply", "-", stdin=patch)
+                except NoAnswer as error:
+                    raise ConfigError(f"{run / DIFF}: cannot be applied to its commit ({error}); {whole}") from None
+            said = f"{own if diff else f'commit {wanted[:12]}'}, in a temporary worktree"
+            recorded = read_json(run / ENVIRONMENT).get("source")
+            if recorded is not None and source_of(tree / prefix) != recorded:
+                said += "; its src/ is not what the run had: there were files that git did not record"
+            yield tree / prefix, said + other_libraries(own, tree / prefix)
+        finally:
+            git(project.root, "worktree", "remove", "--force", str(tree))
+
+
+def other_libraries(own: Code, root: Path) -> str:
+    """In what the libraries that code in another folder would run differ from those that a run has recorded, in words;
+    empty: in nothing. Those in its packages/ are the commit's, all others what is installed."""
+    recorded, there = own.libraries or {}, libraries_of(root, code_folders(root))
+    said = ""
+    for vendored, text in (
+        (True, "its packages/ are not what the run had"),
+        (False, "with the libraries that are installed, as no commit holds the run's"),
+    ):
+        was = {name: library for name, library in recorded.items() if is_vendored(library) == vendored}
+        if unlike := library_changes(was, {name: there[name] for name in was if name in there}):
+            said += f"; {text}: {', '.join(unlike)}"
+    return said
+
+
+def surroundings_differ(
+    began: dict[str, Any], now: dict[str, Any], cfg: DictConfig, ranks: int | None, again: Path
+) -> list[str]:
+    """In what the second run's surroundings are not those that the run began with, as far as rounding depends on it."""
+    machines = machine_changes(began.get("machine", {}), now.get("machine", {}))
+    found = machines.split(", ") if machines else []
+    packages = [entry.get("packages", {}) for entry in (began, now)]
+    found += [
+        f"{name} {packages[0][name]} -> {packages[1].get(name)}"
+        for name in ROUNDS
+        if name in packages[0] and packages[0][name] != packages[1].get(name)
+    ]
+    if len({entry["threads"]["count"] for entry in (began, now) if "threads" in entry}) > 1:
+        found.append(f"threads {began['threads']['count']} -> {now['threads']['count']}")
+    newest = Checkpoints(again / CHECKPOINTS).newest_valid()
+    if ranks and newest and len(newest[1]["ranks"]) != ranks:
+        found.append(f"ranks {ranks} -> {len(newest[1]['ranks'])}")
+    if "gpu" in now.get("machine", {}) and not cfg.hardware.deterministic:
+        found.append("hardware.deterministic=false on a GPU")
+    return found
+
+
+def other_packages(began: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Packages of other versions that do not decide about rounding; the libraries of both runs are compared as code."""
+    known, was = now.get("packages", {}), began.get("packages", {})
+    as_code = (began.get("libraries") or {}).keys() & (now.get("libraries") or {}).keys()
+    as_now = {RENAMED.get(name, name): version for name, version in was.items() if name not in ROUNDS}
+    here = {name: known.get(name) or version_of(name) for name in as_now if name not in as_code}
+    return [f"package {name} {as_now[name]} -> {version}" for name, version in here.items() if version != as_now[name]]
+
+
+def other_files(project: Project, run: Path, again: Path, cfg: DictConfig) -> list[str]:
+    """The config's files that hold other data than those of the run; of a run that has kept no fingerprints of its
+    files, those that were written after its first record."""
+    if known := files_of(run):
+        now = files_of(again)
+        return [f"{k}: {other_data(one, now[k])}" for k, one in known.items() if k in now and not is_same(one, now[k])]
+    began = next((record["time"] for _, record in records(run / METRICS) if "time" in record), None)
+    values = [(key, plain(OmegaConf.select(cfg, key))) for key in project.paths]
+    named = [(key, text) for key, value in values for text in (value if isinstance(value, list) else [value])]
+    files = [(key, Path(file)) for key, text in named if isinstance(text, str) for file in sorted(glob(text))]
+    return [
+        f"{key}={shown(file)} was written after the run, {time.strftime('%Y-%m-%d %H:%M', time.localtime(written))}"
+        for key, file in files
+        if began is not None and (written := file.stat().st_mtime) > began
+    ]

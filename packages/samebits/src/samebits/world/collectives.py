@@ -1,0 +1,219 @@
+"""What ranks do together: collectives, on the host unless they are of tensors. Importing this imports no torch.
+(ddp.py, fsdp.py and shards.py have the strategies' own.)"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from samebits.errors import RunFailed
+from samebits.host import process_state
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class World:
+    """All ranks of the run, as seen from this one. All ranks call a method, in the same order; with one rank each
+    returns what it is given."""
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+    _groups: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def all_sum(self, values: Tensor) -> Tensor:
+        """The sum over all ranks, in place."""
+        if self.size > 1:
+            import torch.distributed as dist
+
+            dist.all_reduce(values)
+        return values
+
+    def all_max(self, values: list[int]) -> Callable[[], list[int]]:
+        """Start an elementwise maximum over all ranks, on the CPU; returns a function that waits for it."""
+        if self.size == 1:
+            return lambda: values
+        import torch
+        import torch.distributed as dist
+
+        shared = torch.tensor(values, dtype=torch.int64)
+        return _waits(dist.all_reduce(shared, op=dist.ReduceOp.MAX, async_op=True), shared)
+
+    def any(self, answer: bool) -> bool:
+        """Whether `answer` is true on any rank (all-reduce)."""
+        return bool(self.all_max([int(answer)])()[0])
+
+    def all_gather(self, values: Tensor) -> list[Tensor]:
+        """[rank 0's tensor, rank 1's, ...] on all ranks, on this rank's device; their shapes and dtypes may differ."""
+        if self.size == 1:
+            return [values]
+        import torch
+        import torch.distributed as dist
+
+        own = values.detach().contiguous().flatten().view(torch.uint8)
+        told = self.share(self.gather([str(values.dtype), list(values.shape), len(own)]))
+        padded = own.new_zeros(max(size for *_, size in told))
+        padded[: len(own)] = own
+        parts = [torch.empty_like(padded) for _ in told]
+        dist.all_gather(parts, padded)
+        dtypes = [getattr(torch, name.removeprefix("torch.")) for name, *_ in told]
+        return [part[:size].view(dtype).view(shape) for part, dtype, (_, shape, size) in zip(parts, dtypes, told)]
+
+    def gather(self, value: Any, group: Any = None) -> list[Any]:
+        """[value of rank 0, value of rank 1, ...] on rank 0, [] elsewhere. Values: small, of JSON's types; nothing is
+        unpickled, as whoever can reach the ranks' ports could send code."""
+        if self.size == 1:
+            return [value]
+        import torch
+        import torch.distributed as dist
+
+        own = _bytes(value)
+        size = torch.tensor([len(own)])
+        # to rank 0 and back along a tree, not by an all-gather: gloo's is a ring, N - 1 messages one after another
+        sizes = self.gather_bytes(size, group)
+        most = sizes.max() if self.is_main else size[0]
+        dist.broadcast(most, src=0, group=group)
+        padded = torch.zeros(int(most), dtype=torch.uint8)
+        padded[: len(own)] = own
+        rows = self.gather_bytes(padded, group)
+        return [json.loads(row[:count].numpy().tobytes()) for row, count in zip(rows, sizes.flatten().tolist())]
+
+    def gather_bytes(self, own: Tensor, group: Any = None) -> Tensor:
+        """(K,), uint8 or another, on the host, as many on each rank -> (ranks, K) on rank 0, (0, K) elsewhere."""
+        if self.size == 1:
+            return own[None]
+        import torch.distributed as dist
+
+        rows = own.new_empty(self.size if self.is_main else 0, len(own))
+        dist.gather(own, list(rows.unbind()) or None, dst=0, group=group)
+        return rows
+
+    def share(self, value: Any) -> Any:
+        """Broadcast rank 0's value, of JSON's types, to all ranks."""
+        if self.size == 1:
+            return value
+        import torch
+        import torch.distributed as dist
+
+        data = _bytes(value) if self.is_main else None
+        size = torch.tensor([0 if data is None else len(data)])
+        dist.broadcast(size, src=0)
+        data = torch.empty(int(size), dtype=torch.uint8) if data is None else data
+        dist.broadcast(data, src=0)
+        return json.loads(data.numpy().tobytes())
+
+    def broadcast(self, tensors: list[Tensor]) -> None:
+        """Give all ranks rank 0's values, in place: one message of bytes, whatever the dtypes."""
+        import torch
+        import torch.distributed as dist
+
+        if self.size == 1 or not tensors:
+            return
+        sent = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors])
+        dist.broadcast(sent, src=0)
+        if not self.is_main:
+            for tensor, part in zip(tensors, sent.split([tensor.nbytes for tensor in tensors])):
+                tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))  # a clone is aligned for any dtype
+
+    def broadcast_buffers(self, model: nn.Module) -> None:
+        """Give all ranks rank 0's buffers (BatchNorm's running statistics), so that all evaluate one model."""
+        self.broadcast([buffer.detach() for buffer in model.buffers()])
+
+    def start_broadcast(self, values: list[int]) -> Callable[[], list[int]]:
+        """Start a broadcast of rank 0's values on the CPU; returns a function that waits for them."""
+        import torch
+        import torch.distributed as dist
+
+        shared = torch.tensor(values, dtype=torch.int64)
+        return _waits(dist.broadcast(shared, src=0, async_op=True), shared)
+
+    def meet(self) -> None:
+        """Barrier: wait until all ranks are here."""
+        self.all_max([0])()
+
+    def dead_peers(self) -> Callable[[], list[int]]:
+        """Returns a function that lists the ranks on this machine whose processes have died."""
+        import socket
+
+        places = self.share(self.gather((socket.gethostname(), os.getpid())))
+        pids = {rank: pid for rank, (host, pid) in enumerate(places) if host == socket.gethostname()}
+        # "" where there is none; a zombie or a dead one; without /proc nothing is known: not gone
+        return lambda: [rank for rank, pid in pids.items() if process_state(pid) in ("", "Z", "X")]
+
+    def thread_group(self) -> Any:
+        """A gloo group of all ranks for collectives in a thread beside the loop: on the loop's own group the two would
+        mix in another order on each rank, and wait for ever. Made once. None with one rank."""
+        if "threads" not in self._groups and self.size > 1:
+            import torch.distributed as dist
+
+            self._groups["threads"] = dist.new_group(backend="gloo")
+        return self._groups.get("threads")
+
+
+def gather_rows(own: Tensor) -> tuple[Tensor, int]:
+    """(B, ...) of each rank -> ((N, ...) of all ranks, in their order; the row where its own begin).
+
+    With gradients: in the backward pass a rank's rows get what the losses of all ranks say of them. All ranks call
+    this, with equally many rows; with one rank it is the identity. For losses of a task that is `across_samples`.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return own, 0
+    count, rank = len(own), dist.get_rank()
+    if own.is_meta:  # while FLOP are counted: shapes alone
+        return own.repeat(dist.get_world_size(), *[1] * (own.dim() - 1)), rank * count
+    most = torch.tensor([count, -count])
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)  # on the host, which does not wait for a GPU
+    if (counts := to_host(most)) != [count, -count]:
+        raise RunFailed(f"rank {rank} gathers {count} rows, others {-counts[1]} to {counts[0]}: all must have as many")
+
+    def summed(gradient: Tensor) -> Tensor:
+        total = gradient.contiguous().clone()
+        dist.all_reduce(total)
+        return total
+
+    parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, own.detach().contiguous())
+    parts[rank] = own
+    rows = torch.cat(parts)
+    if rows.requires_grad:
+        rows.register_hook(summed)
+    return rows, rank * count
+
+
+def to_host(values: Tensor) -> Any:
+    """The values as a number or (nested) list. Device syncs go through here, so the watchdog recognizes a waiting rank:
+    an NCCL collective that another rank does not join blocks here, not in the call that launched it."""
+    return values.tolist()
+
+
+def on_host(values: Tensor) -> Tensor:
+    """The tensor on the CPU; as `to_host`."""
+    return values.cpu()
+
+
+def _waits(work: Any, shared: Tensor) -> Callable[[], list[int]]:
+    def result() -> list[int]:
+        work.wait()
+        return to_host(shared)
+
+    return result
+
+
+def _bytes(value: Any) -> Tensor:
+    import torch
+
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)

@@ -1,0 +1,57 @@
+"""Record a rank's failure before its process group is shut down, so before the errors this causes on other ranks."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from samebits.errors import RunFailed, users_frames
+from samebits.host import say_ended
+from samebits.runs import end_status, explained_error, record_failure
+from samebits.world.board import tell_failed
+from samebits.world.watch import Watch
+
+
+@contextmanager
+def recording(run_dir: Path, rank: int, watch: Watch | None = None) -> Iterator[None]:
+    """Record the failure that ends the block, sys.exit() in user code too. Raises KeyboardInterrupt or an Exception."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        end_status(run_dir, "interrupted", signal="SIGINT")
+        raise
+    except Exception as error:
+        found = explained_error(run_dir, error)
+        _record(run_dir, rank, found, watch)
+        if found is error:
+            raise
+        raise found from error
+    except SystemExit as end:
+        code = "" if end.code is None else repr(end.code)
+        failed = RunFailed(f"rank {rank} called sys.exit({code}) at {_place(end)}")
+        _record(run_dir, rank, failed, watch)
+        raise failed from end
+    except BaseException as error:
+        _record(run_dir, rank, error, watch)
+        raise RunFailed(f"{type(error).__name__}: {error}") from error
+
+
+def _record(run_dir: Path, rank: int, error: BaseException, watch: Watch | None) -> None:
+    if watch is not None:
+        watch.record_dead_peers()  # a peer's death may have caused this error
+    vars(error).setdefault("failed_at", time.monotonic())  # for launch.py, where it cannot be recorded
+    first = record_failure(run_dir, rank, error)
+    say_ended()
+    if first:
+        tell_failed(rank, os.environ)
+
+
+def _place(error: BaseException) -> str:
+    """Return file:line of the frame that called sys.exit, and not of a library's hook around it, such as wandb's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = users_frames(frames) or frames
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else "an unknown place"

@@ -1,0 +1,270 @@
+"""The launcher of ranks: how their processes start and end. Importing this imports no torch.
+
+A run of one rank stays in the parent's process, so a debugger works. Several ranks, and every job of a multirun, are
+processes of their own, forked from a parent that has imported torch once, made no CUDA call and started no thread
+(measured: as fast to the first step as one process; spawn takes a second and a half more). Where fork is not safe
+(samebits.host.gpu.start_method) they are spawned. The parent hands over the run directory and nothing else.
+
+A rank that fails writes failure.json; for one killed by a signal the parent writes it. The other ranks end by
+themselves on a broken connection or through their watchdog (samebits.world.watch); the parent kills those that do not.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing as mp
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+from samebits import early
+from samebits.errors import ConfigError, RankLost, RunFailed, one_line
+from samebits.host import (
+    LIKELY_CAUSES,
+    SAME_SIGNAL_S,
+    Hearts,
+    Offsets,
+    abort_hung,
+    beat,
+    die_with,
+    file_offsets,
+    handling_signals,
+    heeded_signals,
+    held_signals,
+    own_offsets,
+    readable_stack,
+    say_ended,
+    start_method,
+    take_heart,
+    temporary_folder,
+)
+from samebits.runs import read_failure, record_failure
+from samebits.world.board import tell_failed
+from samebits.world.environment import first_rank, rank_environment
+
+POLL_S = 0.5
+SETTLE_S = 0.1  # ranks end within this of each other when one fault ends them all
+LAST_S = 20.0  # time for the other ranks to end by themselves after a failure: a rank's watchdog needs 6 s
+
+_UNRECORDED = "\0failed "  # in a rank's pipe, before its time and its line
+
+LIKELY: dict[int, str] = {  # of a rank
+    **LIKELY_CAUSES,
+    signal.SIGABRT: " (native code gave up, as gloo does where ranks join a collective with tensors of different "
+    "sizes: see docs/why_did_my_run_die.md)",
+}
+
+
+class Ranks:
+    """The rank processes of one run; signals to this parent are passed on to them."""
+
+    def __init__(self) -> None:
+        self.signalled: signal.Signals | None = None
+        self._signalled_at = 0.0
+        self._interrupted = False
+        self._processes: list[Any] = []
+        self._hearts: Hearts
+        self._stacks: list[Any] = []  # pipes from each rank: what its faulthandler wrote, or a failure not recorded
+        self._written: list[str] = []  # what was read from them
+        self._env: dict[str, str] = {}  # of its first rank
+
+    @contextmanager
+    def passing_on_signals(self) -> Iterator[None]:
+        """Schedulers and `kill` signal only the parent; it passes signals on, and the ranks save and end. A second
+        Ctrl-C ends them at once."""
+        if asked := early.asked():
+            self.signalled = signal.Signals[asked]
+        with handling_signals(self._handle):
+            yield
+
+    def _handle(self, number: int, frame: Any) -> None:
+        now, again = time.monotonic(), self.signalled == number == signal.SIGINT
+        if again and now - self._signalled_at > SAME_SIGNAL_S:
+            if not self._interrupted:  # once: what it ends is not to be disturbed
+                self._interrupted = True
+                raise KeyboardInterrupt
+            return
+        if not again:
+            self.signalled, self._signalled_at = signal.Signals(number), now
+        self._tell(number)
+
+    def _tell(self, number: int) -> None:
+        for process in self._processes:
+            if process.exitcode is None:
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
+
+    def run(self, target: Callable[[Path], None], directory: Path, count: int) -> None:
+        """Run target(directory) in `count` ranks and wait for all; RunFailed when one failed."""
+        context: Any = mp.get_context(start_method())
+        with store_file(context.get_start_method() == "fork") as store:
+            hearts, pipes = Hearts(context, count), [context.Pipe(duplex=False) for _ in range(count)]
+            self._hearts, self._stacks, self._written = hearts, [receive for receive, _ in pipes], [""] * count
+            self._env = rank_environment(0, count, store)
+            terminal = sys.stdin is not None and sys.stdin.isatty()
+            offsets = file_offsets() if context.get_start_method() == "fork" else {}
+            arguments = [
+                (rank, target, directory, count, store, os.getpid(), terminal, hearts.shared, pipes[rank][1], offsets)
+                for rank in range(count)
+            ]
+            processes = [context.Process(target=_rank_main, args=given, name=f"rank-{given[0]}") for given in arguments]
+            try:
+                with held_signals():  # blocked signals are delivered once a rank is ready for them
+                    for process in processes:
+                        process.start()
+                    self._processes = processes
+                    if self.signalled is not None:  # it came before a rank was started
+                        self._tell(self.signalled)
+                self._wait(directory)
+            finally:
+                for process in processes:
+                    if process.pid is not None:
+                        process.kill()
+                        process.join()
+                told = [word for i in range(count) if (word := self._unrecorded(i)) is not None]
+                self._processes = []
+                for end in (end for pipe in pipes for end in pipe):
+                    end.close()
+        codes = [process.exitcode for process in processes]
+        if codes != [0] * count:
+            if 130 in codes:
+                raise KeyboardInterrupt
+            if told and read_failure(directory) is None:
+                line, _, stack = min(told)[1].partition("\n")
+                print(stack, file=sys.stderr, end="")
+                raise RunFailed(line)
+            lost = RankLost(f"the ranks ended with exit status {codes}")
+            record_failure(directory, first_rank(count), lost)  # no effect where a record exists
+            raise RunFailed(str(lost))
+
+    def _wait(self, directory: Path) -> None:
+        """Wait until all ranks have ended, or one has failed and the others had LAST_S to end."""
+        running = {process.sentinel: process for process in self._processes}
+        while running:
+            ended = connection.wait(list(running), POLL_S)
+            beat(max(self._hearts.latest(), LAST_S + 10))  # for a sweep's pool, if that watches this process
+            if hung := self._hearts.overdue():
+                self._end_hung(directory, [i for i in hung if self._processes[i].is_alive()])
+            for sentinel in ended:
+                process = running.pop(sentinel)  # type: ignore[call-overload]
+                process.join()
+                if process.exitcode != 0 or not self._hearts.said(self._processes.index(process)):
+                    time.sleep(SETTLE_S)
+                    self._record_death(directory)
+                    self._let_end(directory)
+                    return
+
+    def _end_hung(self, directory: Path, hung: list[int]) -> None:
+        """End ranks that are stopped, or whose native code holds the GIL: their watchdog threads cannot run."""
+        first = first_rank(len(self._processes))
+        said = {i: f"rank {first + i} hung: {self._hearts.why(i, self._processes[i].pid)}" for i in hung}
+        for i in hung:
+            abort_hung(self._processes[i])
+            self._hearts.shared[i].said = True
+        for i, message in said.items():  # fewest steps first: only the first record counts
+            if not self._record(directory, first + i, message, stack=(stack := self._stack(i))):
+                print(f"rank {first + i} stood here:\n{stack}", file=sys.stderr, end="")
+
+    def _stack(self, index: int) -> str:
+        """What faulthandler wrote in a rank that has ended."""
+        receive = self._stacks[index]
+        if receive.poll():
+            self._written[index] += os.read(receive.fileno(), 1 << 16).decode(errors="replace")
+        return readable_stack(self._written[index])
+
+    def _unrecorded(self, index: int) -> tuple[float, str] | None:
+        """(when, the failure's line and traceback) of a rank that could not record it, as where the disk is full."""
+        if _UNRECORDED not in (text := self._stack(index)):
+            return None
+        when, _, line = text.partition(_UNRECORDED)[2].partition(" ")
+        return float(when), f"rank {first_rank(len(self._stacks)) + index}: {line}"
+
+    def _record_death(self, directory: Path) -> None:
+        """Record a rank killed by a signal as the first failure: the others would only report a broken connection."""
+        for index, process in enumerate(self._processes):
+            rank, code = first_rank(len(self._processes)) + index, process.exitcode
+            if code is None or self._hearts.said(index):
+                continue  # its end is on record; gloo's threads may still abort a rank that is ending
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+            how += f" ({self._hearts.place(index)}), without an error record" if code >= 0 else ""
+            message = f"rank {rank} {how}{LIKELY.get(-code, '')}"
+            self._record(directory, rank, message, first=True, stack=self._stack(index))
+            return
+
+    def _record(self, directory: Path, rank: int, message: str, **more: Any) -> bool:
+        """record_failure, and the ranks that run, here and on other hosts, hear of it."""
+        recorded = record_failure(directory, rank, RankLost(message), **more)
+        if recorded:
+            tell_failed(rank, self._env)
+        return recorded
+
+    def _let_end(self, directory: Path) -> None:
+        end = time.monotonic() + LAST_S
+        for process in self._processes:
+            process.join(max(0.0, end - time.monotonic()))
+        self._record_death(directory)  # again: a killed process may be reaped only after its peers have failed
+        self._end_hung(directory, [i for i, process in enumerate(self._processes) if process.is_alive()])
+
+
+@contextmanager
+def store_file(forked: bool) -> Iterator[str]:
+    """Path of the FileStore's file for ranks started in this block; for forked ones in memory (memfd), so no file can
+    be left over."""
+    if forked and hasattr(os, "memfd_create"):
+        store = os.memfd_create("engine-store")
+        try:
+            yield f"/proc/self/fd/{store}"
+        finally:
+            os.close(store)
+    else:
+        with temporary_folder("engine-") as folder:
+            yield str(folder / "store")
+
+
+def _rank_main(
+    index: int,
+    target: Callable[[Path], None],
+    directory: Path,
+    count: int,
+    store: str,
+    parent: int,
+    terminal: bool,
+    hearts: Any,
+    stack: Any,
+    offsets: Offsets,
+) -> None:
+    die_with(parent)
+    take_heart(hearts, index)
+    os.set_blocking(stack.fileno(), False)
+    faulthandler.enable(file=stack.fileno())  # the stack if native code crashes or hangs
+    early.begin_run(own_process=True)
+    for number in heeded_signals():  # blocked (held_signals) until the run handles them
+        signal.signal(number, signal.SIG_DFL)
+    os.environ.update(rank_environment(index, count, store), LAB_PARENT=str(parent))
+    if terminal:
+        from samebits.world.terminal import share
+
+        share(int(os.environ["RANK"]))
+    try:
+        own_offsets(offsets)  # of what a module of the user's has opened when it was imported
+        target(directory)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except Exception as error:
+        if read_failure(directory) is None:  # the record could not be written (disk full)
+            at, shown = getattr(error, "failed_at", time.monotonic()), ""
+            if not isinstance(error, (ConfigError, RunFailed)):
+                shown = "".join(traceback.format_exception(error))
+            with suppress(OSError):
+                os.write(stack.fileno(), f"{_UNRECORDED}{at} {one_line(error)}\n{shown}".encode())
+        raise SystemExit(1) from None
+    finally:
+        say_ended()
+        early.ignore_signals()

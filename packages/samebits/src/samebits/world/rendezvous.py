@@ -1,0 +1,289 @@
+"""Rendezvous of processes that torchrun, srun or pods started, on one machine or several: agree on the run directory.
+
+rank 0, or host 0:   config -> directory -> publish ------------.              .-- all see it: go
+the others:          await_directory ---------------------------`-- answers --`--- one does not: all stop
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable
+from concurrent import futures
+from contextlib import suppress
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from samebits import early
+from samebits.errors import MISTAKE, Cancelled, ConfigError, RunFailed
+from samebits.files import read_text, replace_text
+from samebits.host import heeded_signals, held_signals
+from samebits.world.cluster import ClusterRole, cluster_role
+from samebits.world.environment import place
+from samebits.world.store import START_TIMEOUT_S, forget_store, store
+
+DIRECTORY, VERDICT, LEFT, TOKEN = "run_directory", "verdict", "left", ".meeting"
+RELEASE_S = 60.0  # how long rank 0 waits for the others to read that nothing will run
+HEAR_S = 5.0  # how long rank 0 waits for the others to read the verdict not to run
+VISIBLE_S = 30.0  # longest delay until a shared file system shows a new file
+SAY_S, SAY_AGAIN_S = 10.0, 60.0  # a process that waits says for whom after so long, and then each so long
+POLL_S = 0.05
+LISTED = 8  # most processes that a message lists
+
+
+class Wait:
+    """A wait for other processes of the run, in a thread, because a native call lets no signal through.
+
+    awaited: what it waits for now, for messages. The function that waits keeps it current, and ends once `over` is set.
+    """
+
+    def __init__(self, awaited: str) -> None:
+        self.awaited, self.over = awaited, Event()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            if self.over.wait(POLL_S):
+                raise RuntimeError("the wait is over")
+
+    def run(self, function: Callable[[], Any], limit_s: float, heeds: bool = True) -> Any:
+        """Return function(). Raise Cancelled after a stop signal, TimeoutError after limit_s. To be called by the main
+        thread. heeds: else signals stay held, and nothing is said, because another process of this run does both."""
+        done: futures.Future[Any] = futures.Future()
+
+        def work() -> None:
+            try:
+                done.set_result(function())
+            except BaseException as error:
+                done.set_exception(error)
+
+        began, say_s = time.monotonic(), SAY_S
+        with held_signals():  # its thread holds them too
+            Thread(target=work, name="meeting", daemon=True).start()
+            try:
+                while not futures.wait([done], POLL_S).done:
+                    if heeds and (asked := _asked()):
+                        raise Cancelled(f"{asked}: stopped before the run began, while waiting for {self.awaited}")
+                    passed_s = time.monotonic() - began
+                    if passed_s > limit_s:
+                        raise TimeoutError
+                    if heeds and passed_s > say_s:
+                        print(f"waiting for {self.awaited}, for {passed_s:.0f} s now", file=sys.stderr)
+                        say_s += SAY_AGAIN_S
+            finally:
+                self.over.set()
+        return done.result()
+
+
+def _verdict(wait: Wait) -> str:
+    wait.until(lambda: store().check([VERDICT]))
+    return store().get(VERDICT).decode()
+
+
+def _at_most(seconds: float, function: Callable[[], Any]) -> Any:
+    """Return function(), or None if it has not ended in time."""
+    found: list[Any] = []
+    thread = Thread(target=lambda: found.append(function()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found[0] if found else None
+
+
+def _asked() -> str:
+    """The name of a stop signal that is held, which is then taken, or that was noted before; else nothing."""
+    pending = signal.sigpending()
+    for number in heeded_signals():
+        if number in pending:
+            signal.sigwait([number])
+            return number.name
+    return early.asked()
+
+
+class Rendezvous:
+    """What this process has to do with it. A plain process is alone: it follows nobody, and nobody follows it."""
+
+    def __init__(self) -> None:
+        self._published = False
+
+    def follows(self) -> bool:
+        """Whether rank 0 or host 0, another process, composes the config and chooses the run directory."""
+        here = cluster_role()
+        return here is not None and here.index > 0 and bool(self.followers())
+
+    def followers(self) -> list[int]:
+        """Indices of the ranks, or hosts, that wait for rank 0's directory."""
+        if "LAB_STORE" in os.environ:
+            return []
+        return list(range(1, int(os.environ.get("LAB_HOSTS", place.size or place.hosts))))
+
+    def publish(self, directory: Path, timeout_s: float | None) -> None:
+        """Rank 0 publishes the run directory to the followers and waits for their answers, at most timeout_s, if given.
+
+        ConfigError if one of them does not come, cannot see it or is of another number of processes.
+        """
+        token = secrets.token_hex(8)
+        replace_text(directory / TOKEN, token)
+        self._published = True
+        limit_s = min(START_TIMEOUT_S, timeout_s or math.inf)
+        value = {
+            "directory": str(directory), "token": token, "local_ranks": place.local_size,
+            "count": len(self.followers()) + 1,
+        }  # fmt: skip
+        answers: dict[int, str] = {}
+        try:
+            self._ask(value, answers, limit_s)
+            if problem := next((text for text in answers.values() if text != "ok"), ""):
+                raise ConfigError(problem)
+        except ConfigError as error:
+            status = error.status if isinstance(error, Cancelled) else MISTAKE
+            _at_most(HEAR_S, lambda: self._tell(str(status), list(answers)))
+            raise
+        finally:
+            (directory / TOKEN).unlink()
+        store().set(VERDICT, "go")
+
+    def _tell(self, verdict: str, hear: list[int]) -> None:
+        """Tell the followers the verdict; those of `hear`, who wait for it, read it before the store ends."""
+        store().set(VERDICT, verdict)
+        Wait("").until(lambda: store().check([f"heard/{index}" for index in hear]))
+
+    def leave_to_ranks(self) -> None:
+        """This process will start rank 0, which publishes the directory in its place."""
+        self._published = True
+
+    def release(self) -> None:
+        """Called when rank 0 ends: if it has published no directory, tell the followers to end too."""
+        if self.followers() and not self._published:
+            status = Cancelled(early.asked()).status if early.asked() else MISTAKE
+            with suppress(ConfigError):
+                self._ask({"directory": None, "status": status}, {}, HEAR_S if early.asked() else RELEASE_S)
+
+    def _ask(self, value: dict[str, Any], answers: dict[int, str], limit_s: float) -> None:
+        """Publish `value` to all followers and wait until each has answered, or one with a problem. Raise ConfigError
+        if they have not come after limit_s."""
+        here, followers = cluster_role(), self.followers()
+        assert here is not None
+        kind = "host" if "LAB_HOSTS" in os.environ else here.kind
+        at = f"MASTER_ADDR={here.address} MASTER_PORT={here.port}"
+
+        def missing() -> str:
+            names = [str(index) for index in followers if index not in answers]
+            more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+            return f"{kind} {', '.join(names[:LISTED])}{more}"
+
+        def answered() -> bool:
+            meeting_point = store()
+            for index in followers:
+                if index not in answers and meeting_point.check([f"answer/{index}"]):
+                    answers[index] = meeting_point.get(f"answer/{index}").decode()
+            if meeting_point.check([LEFT]):
+                raise Cancelled(meeting_point.get(LEFT).decode())
+            wait.awaited = f"{missing()} of {len(followers) + 1} at {at}"
+            return len(answers) == len(followers) or any(text != "ok" for text in answers.values())
+
+        def ask() -> None:
+            store().set(DIRECTORY, json.dumps(value))
+            wait.until(answered)
+
+        wait = Wait(f"{missing()} of {len(followers) + 1} at {at}")
+        try:
+            wait.run(ask, limit_s)
+        except TimeoutError:
+            late = len(followers) - len(answers)
+            raise ConfigError(
+                f"{at}: {late} of {len(followers) + 1} processes have not come within {limit_s:.0f} s: {missing()}"
+            ) from None
+
+    def await_directory(self, timeout_s: float | None = None) -> tuple[Path, int] | int:
+        """(rank 0's run directory, ranks per host), or an exit status if nothing will run: rank 0 has printed why.
+
+        ConfigError if rank 0 does not come in time, its connection breaks, or it is of another number of processes.
+        """
+        limit_s = min(START_TIMEOUT_S, timeout_s or math.inf)
+        here = cluster_role()
+        assert here is not None
+        at = f"MASTER_ADDR={here.address} MASTER_PORT={here.port}"
+        wait = Wait(nobody := f"rank 0 at {at}")
+        begins: list[tuple[Path, int]] = []  # once this process has answered
+
+        def meet() -> tuple[Path, int] | int:
+            meeting_point = store()
+            wait.awaited = f"rank 0 at {at} to choose the run directory"
+            wait.until(lambda: meeting_point.check([DIRECTORY]))
+            value = json.loads(meeting_point.get(DIRECTORY))
+            if value["directory"] is None:
+                meeting_point.set(f"answer/{here.index}", "ok")
+                return int(value["status"])
+            answer = self._answer(here, value)
+            meeting_point.set(f"answer/{here.index}", answer)
+            if value["count"] != here.count:
+                raise ConfigError(answer)
+            begins.append((Path(value["directory"]), value["local_ranks"]))
+            wait.awaited = f"rank 0 at {at}, which waits for the others"
+            verdict = _verdict(wait)
+            meeting_point.set(f"heard/{here.index}", "")
+            return begins[0] if verdict == "go" else int(verdict)
+
+        def leave() -> str:
+            store().set(LEFT, f"{asked} (sent to {here.kind} {here.index} on {platform.node()})")
+            return _verdict(Wait("")) if begins else ""
+
+        try:
+            found: tuple[Path, int] | int = wait.run(meet, limit_s)
+        except TimeoutError:
+            raise ConfigError(f"{at}: rank 0 has not come within {limit_s:.0f} s: waited for {wait.awaited}") from None
+        except Cancelled as error:
+            asked = str(error)
+            if wait.awaited == nobody or _at_most(HEAR_S, leave) != "go":
+                raise
+            found = begins[0]  # rank 0 has begun meanwhile, and all stop after the first step
+            signal.raise_signal(signal.Signals[asked.partition(":")[0]])
+        except RuntimeError as error:  # DistError: a connection that broke
+            why = str(error).partition("\n")[0]
+            raise ConfigError(f"{at}: rank 0 is not there, or no more: {why}") from None
+        if here.kind == "host":
+            forget_store()
+        return found
+
+    def await_verdict(self) -> None:
+        """A rank that a host process has started waits until rank 0 has said that all are there."""
+        wait = Wait("rank 0, which waits for the other hosts")
+        if wait.run(lambda: _verdict(wait), math.inf, heeds=False) != "go":
+            raise RunFailed("rank 0 has ended before the run began")
+
+    def _answer(self, here: ClusterRole, value: dict[str, Any]) -> str:
+        """This process's answer to what rank 0 has published: ok, or a problem."""
+        name = f"{here.kind} {here.index} on {platform.node()}"
+        if value["count"] != here.count:
+            return (
+                f"rank 0 is one of {value['count']} processes, {name} one of {here.count}: start all with the same "
+                "number (WORLD_SIZE, PET_NNODES)"
+            )
+        if not _sees(Path(value["directory"]), value["token"]):
+            return (
+                f"hydra.run.dir={value['directory']}: {name} does not see what rank 0 has written there - choose a "
+                "directory on a file system that all hosts share"
+            )
+        return "ok"
+
+
+meeting = Rendezvous()
+
+
+def _sees(directory: Path, token: str) -> bool:
+    """Whether this is rank 0's directory and not another of the same name; NFS may show a new file late."""
+    end = time.monotonic() + VISIBLE_S
+    while True:
+        with suppress(OSError):
+            os.listdir(directory)  # makes an NFS client look again
+            if read_text(directory / TOKEN) == token:
+                return True
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)

@@ -1,0 +1,294 @@
+"""Hang watchdog: ends a run without progress for process.timeout and names the stuck rank with its stack.
+
+    main thread   beat("step", 12) ... beat("saving", 12) ...
+    watch thread  every half second: progress within process.timeout? has another rank died, failed or stuck (board.py)?
+
+Most ranks of a hung run only wait in a collective for the one that does not come. Each tells the store where it stands,
+and a rank that is not in a collective is the cause. One that tells nothing is stopped, or native code holds its GIL.
+Then no Python thread of it can report, and somebody else does. Who ends a process that hangs, T (process.timeout, or
+SLOW_TIMEOUTS or USER_TIMEOUTS times that) after its last progress, and what is on record:
+
+| started by      | Python, or C without the GIL | C that holds the GIL            | SIGSTOP                          |
+|-----------------|------------------------------|---------------------------------|----------------------------------|
+| nobody (a plain | its watch thread, T:         | timer.py, T + 3 s:              | nobody: it may be continued, and |
+| command, one    | failed, its stack            | stacks on stderr, no record     | the time does not count          |
+| process)        |                              | (running; a report says killed) |                                  |
+| launch.py: ranks| their watch threads, T:      | the launcher, T + 1 s: failed,  | the launcher, T + 1 s: failed,   |
+|                 | failed, the rank, its stack  | the rank, faulthandler's stack  | the rank, faulthandler's stack   |
+| torchrun, srun  | as launch.py's               | the other ranks end, T + 5 s:   | the other ranks end, T + 5 s:    |
+|                 |                              | failed, the rank, no stack; the | failed, the rank, no stack; who  |
+|                 |                              | rank: timer.py, T + 13 s        | started it has to kill the rank  |
+| a sweep's pool  | its watch thread, T:         | the pool, T + 1 s: failed,      | the pool, T + 1 s: failed,       |
+|                 | failed, its stack            | faulthandler's stack            | faulthandler's stack             |
+
+A rank of another host, or one behind a cut cable, is to the others as torchrun's. Where all ranks of torchrun hold the
+GIL, each is ended by its timer, without a record. (Tests: test_hang.py, test_kill.py; test_hosts.py for hosts.)
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import FrameType
+
+from samebits.errors import RankLost
+from samebits.host import beat, has_starter, note_step, progress_at, say_ended
+from samebits.runs import onward, read_failure, record_failure
+from samebits.world import collectives, group, stop, store, timer
+from samebits.world.board import FAILED, STUCK, Board, tell_failed
+from samebits.world.environment import place
+
+POLL_S = 0.5
+GATHER_S = 5.0  # for all ranks to say where they stand, once one has noticed a hang
+GRACE_S = 5.0  # for the main thread to end by itself after another rank has failed
+LOST_S = 30.0  # the same after the store's end: at the end of a run rank 0, which may hold it, may be gone first
+INNERMOST = 12  # innermost stack frames that are shown
+LISTED = 8  # most ranks that a message lists
+OWN = (collectives.__file__, group.__file__, stop.__file__, store.__file__)
+WAITS_IN = ("torch/distributed/", "torch/autograd/graph.py", *OWN)  # files a rank waits in
+HELD = "no progress for process.timeout, as native code holds the interpreter - docs/why_did_my_run_die.md, Ranks"
+DEBUGGERS = ("pdb", "bdb", "pydevd", "_pydevd_bundle", "IPython", "code", "ipdb", "pudb", "debugpy")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Last progress of the main thread. at: time.monotonic(), in s; doing: its work since then; limit: in timeouts."""
+
+    at: float
+    doing: str
+    step: int
+    limit: float
+
+
+class Watch:
+    """The watchdog of one rank. timeout_s: None: no limit on a run without progress."""
+
+    SLOW_TIMEOUTS = 3  # the start, the first step (it may compile) and a save may take so many times the timeout
+    USER_TIMEOUTS = 36  # so many a callback
+
+    def __init__(self, run_dir: Path, rank: int, size: int, timeout_s: float | None) -> None:
+        self.run_dir, self.rank, self.size = run_dir, rank, size
+        self.timeout_s = timeout_s
+        self.before_end: Callable[[], object] = lambda: None  # called before this process is ended from the thread
+        self.dead_peers: Callable[[], list[int]] = list
+        self._board = Board(os.environ)
+        self._mark = Mark(time.monotonic(), "start", 0, self.SLOW_TIMEOUTS)
+        self._main = threading.current_thread()
+        self._outer = len(list(callers(sys._getframe(1))))  # frames in which the run began
+        self._over = threading.Event()
+        self._failed_at: float | None = None
+        self._needs_timer = timeout_s is not None and not has_starter()
+
+    def beat(self, doing: str, step: int, slow: bool = False) -> None:
+        """Progress was made; `doing` comes next. slow: it may take SLOW_TIMEOUTS times as long."""
+        self._mark = Mark(time.monotonic(), doing, step, self.SLOW_TIMEOUTS if slow else 1)
+        note_step(doing, step)
+
+    def latest(self) -> Mark:
+        """What the main thread does, and since when."""
+        mark = self._mark
+        return replace(mark, at=max(mark.at, progress_at()))
+
+    @contextmanager
+    def user_code(self, name: str, step: int) -> Iterator[None]:
+        """A callback may take USER_TIMEOUTS times as long (sampling, an upload); ranks that wait are not hung."""
+        before = self._mark
+        self._mark = Mark(time.monotonic(), name, step, self.USER_TIMEOUTS)
+        note_step(name, step)
+        try:
+            yield
+        finally:
+            self._mark = replace(before, at=time.monotonic(), step=step)
+            note_step(before.doing, step)
+
+    @contextmanager
+    def running(self) -> Iterator[Watch]:
+        if self.timeout_s is None and self.size == 1:
+            self._tell(1)
+            yield self
+            return
+        thread = threading.Thread(target=timer.saying(HELD, self._work), name="watch", daemon=True)
+        with timer.last_resort() if self._needs_timer else nullcontext():
+            thread.start()
+            try:
+                yield self
+            finally:
+                self._over.set()
+                thread.join()
+                self._tell(self.SLOW_TIMEOUTS)  # time for the teardown
+
+    def _tell(self, limit: float) -> None:
+        """Beat for the observers outside of this process's Python: the parent, or else the timer."""
+        limit_s = None if self.timeout_s is None else limit * self.timeout_s
+        beat(limit_s)
+        if self._needs_timer and limit_s is not None:
+            timer.rearm(limit_s + (0 if self.size == 1 else 2 * GATHER_S))  # other ranks can put it on record
+
+    def _work(self) -> None:
+        seen = time.monotonic()
+        self._tell(self._mark.limit)
+        while not self._over.wait(POLL_S):
+            now = time.monotonic()
+            mark = self.latest()
+            self._tell(mark.limit)
+            if now - seen > 10 * POLL_S:  # the process was stopped meanwhile (Ctrl-Z): that time does not count
+                self._mark = replace(mark, at=mark.at + now - seen)
+            else:
+                with suppress(OSError, ValueError):  # a shared file system's; tried again after POLL_S
+                    if self.timeout_s is not None and now - mark.at > self.timeout_s * mark.limit:
+                        self._stands_still(mark)
+                    elif self.size > 1:
+                        self._look_at_the_others(now)
+            seen = time.monotonic()
+
+    def _look_at_the_others(self, now: float) -> None:
+        if self._failed_at is None:
+            seen = self._board.look(self.rank)
+            if seen == FAILED or self.dead_peers():
+                self._failed_at = now
+            elif seen == STUCK:
+                report, stack = self._position()
+                self._board.say_where(self.rank, asdict(report), stack)
+        grace_s = LOST_S if self._board.lost else GRACE_S
+        if self._failed_at is not None and min(now - self._failed_at, now - self._mark.at) > grace_s:
+            self.record_dead_peers()  # stuck in a collective
+            if self._board.lost:
+                self._fail(0, "rank 0, or torchrun, has ended: it does not answer at MASTER_ADDR any more", "")
+            self._end()
+
+    def record_dead_peers(self) -> None:
+        """Record ranks of this machine that were killed, where no parent of ours does (torchrun, srun)."""
+        if read_failure(self.run_dir) is None:
+            time.sleep(0.1)  # a dying process closes its connections a moment before it is gone
+            for rank in self.dead_peers():
+                self._fail(rank, f"rank {rank} has died (killed from outside, or by the kernel as memory ran out)", "")
+
+    def _position(self) -> tuple[Report, str]:
+        """Where the main thread stands, and its stack."""
+        # a thread that the main thread waits for stands there in its place (samebits.checkpoints.background)
+        where = next((thread for thread in threading.enumerate() if getattr(thread, "awaited", False)), self._main)
+        mark, frame = self.latest(), sys._current_frames().get(where.ident or 0)
+        file_name = frame.f_code.co_filename if frame else ""
+        idle_s = 0.0 if in_debugger(self._main, self._outer) else time.monotonic() - mark.at
+        report = Report(
+            self.rank, idle_s, mark.limit * (self.timeout_s or math.inf), mark.step,
+            place=f"{mark.doing}, at step {mark.step}",
+            waits=any(part in file_name for part in WAITS_IN), in_torch="/torch/" in file_name,
+        )  # fmt: skip
+        return report, "".join(traceback.format_stack(frame, limit=INNERMOST)) if frame else ""
+
+    def _stands_still(self, mark: Mark) -> None:
+        assert self.timeout_s is not None
+        if in_debugger(self._main, self._outer):
+            self._mark = replace(mark, at=time.monotonic())
+            return
+        own, own_stack = self._position()
+        reports = [own]
+        if self.size > 1:
+            self._board.say_where(self.rank, asdict(own), own_stack)
+            until = time.monotonic() + GATHER_S
+            while len(reports) < self.size and time.monotonic() < until:
+                if self._over.wait(POLL_S):
+                    return
+                self._tell(mark.limit)
+                reports = [Report(**found) for found in self._board.reports()] or [own]
+        found = verdict(reports, self.size, self.timeout_s)
+        if found is None:
+            if self.size > 1:
+                self._board.end_round()
+            self._mark = replace(self._mark, at=time.monotonic())
+            return
+        rank, message = found
+        stack = own_stack if rank == self.rank else self._board.stack(rank) if rank in {r.rank for r in reports} else ""
+        self._fail(rank, message, f"rank {rank} stands here:\n{stack}" if stack else "")
+        self._end()
+
+    def _fail(self, rank: int, message: str, stack: str) -> None:
+        recorded = record_failure(self.run_dir, rank, RankLost(message), stack=stack)
+        told_by_start = self.rank == 0 and threading.current_thread() is self._main  # see start.first_failure
+        if recorded:
+            say_ended()
+            tell_failed(rank, os.environ)
+        if recorded and not told_by_start and not place.has_parent:
+            print(f"{stack}failed: {message}{onward(self.run_dir)}", file=sys.stderr)
+
+    def _end(self) -> None:
+        """End the process from this thread: the main thread cannot be interrupted."""
+        say_ended()
+        timer.disarm()
+        self.before_end()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def in_debugger(thread: threading.Thread, outer: int) -> bool:
+    """Whether a debugger's prompt is open within the run: the `outer` frames in which the run began do not count, as
+    those of an IDE or a notebook that started it."""
+    modules = [frame.f_globals.get("__name__", "") for frame in callers(sys._current_frames().get(thread.ident or 0))]
+    return any(name.partition(".")[0] in DEBUGGERS for name in modules[: len(modules) - outer])
+
+
+def callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frame and those that called it, innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+@dataclass(frozen=True)
+class Report:
+    """Position of a rank without progress. waits: for other ranks, or for the device, which waits for them. in_torch:
+    in another function of torch, which may wait unseen (a full queue of kernels)."""
+
+    rank: int
+    idle_s: float
+    limit_s: float
+    step: int
+    place: str
+    waits: bool
+    in_torch: bool
+
+
+def verdict(reports: list[Report], size: int, timeout_s: float) -> tuple[int, str] | None:
+    """(rank, message) of the rank that the others wait for; None: it makes progress, only more slowly.
+
+    | the reports                            | verdict                                                               |
+    |----------------------------------------|-----------------------------------------------------------------------|
+    | some ranks do not wait for others:     |                                                                       |
+    |   none of these is beyond its limit    | None: they are slow, or in a callback, and the others wait for them   |
+    |   one is beyond its limit              | of these, if beyond half of their limit: the one with the fewest      |
+    |                                        | steps, then one in its own code rather than torch's, then the longest |
+    | all wait, and some ranks say nothing   | the first that says nothing                                           |
+    | all ranks wait:                        |                                                                       |
+    |   one for less than half of timeout_s  | None: it has only just arrived                                        |
+    |   each for longer                      | the one with the fewest steps, then the longest                       |
+    """
+    acting = sorted((r for r in reports if not r.waits), key=lambda r: (r.step, r.in_torch, -r.idle_s))
+    missing = sorted(set(range(size)) - {report.rank for report in reports})
+    if not acting and missing:
+        return missing[0], (
+            f"rank {missing[0]} hung: the others waited for it for {timeout_s:g} s (process.timeout; "
+            f"{reports[0].place}); it is stopped, or native code holds its interpreter"
+        )
+    if acting:
+        if all(report.idle_s < report.limit_s for report in acting):
+            return None
+        first = next(report for report in acting if report.idle_s > report.limit_s / 2)
+    else:
+        if any(report.idle_s < timeout_s / 2 for report in reports):
+            return None
+        first = min(reports, key=lambda r: (r.step, -r.idle_s))
+    message = f"rank {first.rank} hung: it did not move for {timeout_s:g} s (process.timeout; {first.place})"
+    if not acting and size > 1:
+        places = ", ".join(f"rank {report.rank} in {report.place}" for report in reports[:LISTED])
+        message += f"; all ranks wait for each other or for the device: {places}"
+    return first.rank, message
