@@ -85,6 +85,14 @@ def test_a_resume_that_fails_before_its_first_step_leaves_the_run_as_it_was(
     assert metrics(run)[-1]["step"] == 6
 
 
+@pytest.mark.parametrize(("name", "read"), [("1", 1), ("007", 7), ("true", True)])
+def test_a_directory_whose_name_is_no_text_to_hydra_is_found_as_typed(name: str, read: Any, tmp_path: Path) -> None:
+    cfg = compose(*SHORT)
+    cfg.resume = read
+    with pytest.raises(ConfigError, match=rf"^resume={tmp_path}/{name}: no run directory"):
+        choose_run(PROGRAM, cfg, tmp_path, [f"resume={name}"], tmp_path)
+
+
 @pytest.mark.slow
 def test_a_resume_that_was_killed_before_its_first_step_is_undone_by_the_next(run: Path) -> None:
     before = files(run)

@@ -44,6 +44,9 @@ def choose_run(
     run would send this user's passwords, or what is trained, to an address of its own.
     """
     resume = cfg.resume
+    if resume is not None and not isinstance(resume, str):  # a directory named 1 or 007, which Hydra reads as a number
+        typed = [text for text in overrides if text.startswith("resume=")] or [f"resume={resume}"]
+        resume = cfg.resume = typed[-1].removeprefix("resume=")
     directory = run_dir if resume in (None, "auto") else Path(absolute(resume, cwd))
     if resume is None and holds_run(directory):
         raise ConfigError(
