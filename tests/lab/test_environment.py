@@ -83,6 +83,22 @@ def test_pip_installs_the_pinned_versions_once(machine: Machine, command: str, e
     assert machine.types(command)[1:] == ("", [then])
 
 
+def test_the_libraries_of_the_project_are_installed_with_it(machine: Machine) -> None:
+    """Before it, as no index has them; and again where what one of them needs has changed."""
+    for name in ("h5rows", "samebits"):
+        (machine.root / f"packages/{name}").mkdir(parents=True)
+        (machine.root / f"packages/{name}/pyproject.toml").write_text(f"# {name}")
+    (machine.root / "packages/notes").mkdir()  # no distribution
+    installed = machine.pip("all").replace(
+        f"-e {machine.root}[",
+        f"-e {machine.root}/packages/h5rows -e {machine.root}/packages/samebits -e {machine.root}[",
+    )
+    assert machine.types("./run python x.py")[2] == [f"venv {machine.root}/.venv", installed, "python x.py"]
+    assert machine.types("./run python x.py")[2] == ["python x.py"]
+    (machine.root / "packages/h5rows/pyproject.toml").write_text("# h5rows needs more")
+    assert machine.types("./run python x.py")[2] == [installed, "python x.py"]
+
+
 @pytest.mark.parametrize("given", [{}, {"LC_ALL": "C", "PYTHONUTF8": "0"}, {"LC_ALL": "de_DE.ISO-8859-1"}])
 def test_files_and_names_are_utf8_whatever_the_locale(machine: Machine, given: dict[str, str]) -> None:
     assert "utf8 1" in machine.types("./run train", SAY_UTF8="1", **given)[1].splitlines()
