@@ -94,10 +94,12 @@ def with_mistakes_of(kind: type[Exception]) -> Callable[[T], T]:
     return decorate
 
 
-_PACKAGES = Path(__file__).resolve().parents[3]  # packages/, with the other libraries; or above site-packages
+_HOME = Path(__file__).resolve().parents[1]
+_VENDORED = _HOME.parents[1]  # packages/, with the other libraries, where this one lies in packages/samebits/src
+_OURS = [_VENDORED] if _VENDORED.name == "packages" else [_HOME / "samebits", _HOME / "hydra_plugins"]
 _LIBRARIES = (
     "site-packages", "dist-packages", str(Path(traceback.__file__).parent), "<frozen ", "<string>",
-    f"{_PACKAGES}/",
+    *(f"{folder}/" for folder in _OURS),
 )  # fmt: skip
 
 
