@@ -73,7 +73,7 @@ def import_tool(name: str) -> Any:
         sys.path.remove(str(ROOT / "tools"))
 
 
-LIBRARIES = sorted(ROOT.glob("packages/*/src"))
+_, *LIBRARIES = warm.code_of(ROOT)
 
 
 def importing(*folders: Path) -> dict[str, str]:
