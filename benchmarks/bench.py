@@ -116,10 +116,9 @@ def measure(case: Case, blocks: int, file: Path) -> None:
     import torch
 
     torch.set_num_threads(1)  # a pool of threads would not survive the fork
-    from conftest import start_run
-
     import lab.run
     from lab.callbacks.base import Callback
+    from samebits.testing import start_run
 
     class Bare(Callback):
         def on_start(self, state: Any) -> None:

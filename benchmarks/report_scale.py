@@ -1,4 +1,4 @@
-"""CPU seconds and memory of a report of many finished jobs: directories made of tests/runs/whole-finished.
+"""CPU seconds and memory of a report of many finished jobs: directories made of checks/runs/whole-finished.
 
     ./run python benchmarks/report_scale.py [--jobs 200 1000 5000] [--profile]
 
@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-RUN = ROOT / "tests" / "runs" / "whole-finished"
+RUN = ROOT / "checks" / "runs" / "whole-finished"
 SEEDS, WIDTHS = 5, 20
 MEASURE = """
 import resource, runpy, sys

@@ -62,7 +62,7 @@ def bare(steps: int, fused: bool) -> float:
 
 
 def ours(steps: int) -> float:
-    from conftest import start_run
+    from samebits.testing import start_run
 
     with tempfile.TemporaryDirectory() as folder:
         run = start_run(

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from conftest import QUICK, compose
+from common import QUICK
 from torch import Tensor, nn
 
 from lab.config import Config
 from lab.make import make_optimizer
 from lab.optim import trainable
+from samebits.testing import compose
 
 
 def small() -> nn.Module:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import h5py
 import torch
-from conftest import ROOT, compose, last_checkpoint
+from common import ROOT
 from torch import Tensor, nn
 
 from lab.config import Config
 from lab.network import make_model
 from samebits.device.seed import seed_everything
+from samebits.testing import compose, last_checkpoint
 
 BATCH = 12
 # beside method.SMALL: a rate that stands still, no weight decay, no clipping

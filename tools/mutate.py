@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Break one line of the source at a time and see whether a test turns red (mutation testing).
 
-    ./run python tools/mutate.py --table contract                       # the breaks of tests/breaks.py, by their tests
+    ./run python tools/mutate.py --table contract                       # those of checks/helpers/breaks.py
     ./run python tools/mutate.py --table names --part 1/4
     ./run python tools/mutate.py src/lab/loop.py --sample 40 --seed 1   # operators and statements, by those of TESTS
     ./run python tools/mutate.py src/lab/optim.py --lines 90-120
@@ -51,19 +51,19 @@ TESTS = {
     "src/lab/logging.py": ("tests/lab/test_loop.py",),
     "src/lab/state.py": ("tests/lab/test_loop.py", "tests/lab/test_state.py"),
     "src/lab/optim.py": ("tests/lab/test_optim.py",),
-    "packages/samebits/src/samebits/device/seed.py": ("tests/engine/device/test_seed.py",),
+    "packages/samebits/src/samebits/device/seed.py": ("checks/samebits/device/test_seed.py",),
     "packages/samebits/src/samebits/data/order.py": (
-        "tests/engine/data/test_order.py", "-k=not class and not chunks and not windows and not independent and not "
+        "checks/samebits/data/test_order.py", "-k=not class and not chunks and not windows and not independent and not "
         "length and not equally and not place and not cost and not experiment",
     ),
     "packages/samebits/src/samebits/data/loading/loader.py": (
-        "tests/engine/data/test_loader.py", "-k=not process_with_a_ring",
+        "packages/samebits/tests/data/test_loader.py", "-k=not process_with_a_ring",
     ),
     "packages/samebits/src/samebits/checkpoints/checkpoint.py": (
-        "tests/engine/runs/test_checkpoint.py", "tests/engine/data/test_damage.py",
+        "packages/samebits/tests/runs/test_checkpoint.py", "checks/samebits/data/test_damage.py",
     ),
     "packages/samebits/src/samebits/sweeps/ledger.py": (
-        "tests/multirun/test_ledger.py", "tests/multirun/test_sweep_alike.py",
+        "checks/sweeps/test_ledger.py", "checks/sweeps/test_sweep_alike.py",
     ),
 }  # fmt: skip
 LIMIT_S = 1500.0  # of the tests before anything is broken, on a machine that others use too
@@ -199,19 +199,19 @@ def breaks_of(file: str, tests: Sequence[str]) -> list[Break]:
 
 
 def breaks_in(table: str) -> list[Break]:
-    """Those of a table of tests/breaks.py. A text that is not there exactly once is a mistake: the break is none."""
+    """Return the breaks of a table. A text that is not there exactly once is a mistake: the break is none."""
     found = []
-    for file, old, new, tests, *unseen_as in runpy.run_path(str(ROOT / "tests/breaks.py"))[table.upper()]:
+    for file, old, new, tests, *unseen_as in runpy.run_path(str(ROOT / "checks/helpers/breaks.py"))[table.upper()]:
         places = [ROOT / file, *ROOT.glob(f"packages/*/src/{file}")]
         place = next((place for place in places if place.is_file()), None)
         text = "" if place is None else place.read_text(encoding="utf-8")
         if (count := text.count(old)) != 1:
-            raise Mistake(f"tests/breaks.py: {file} has {count} times, not once: {old}")
+            raise Mistake(f"checks/helpers/breaks.py: {file} has {count} times, not once: {old}")
         source, line = text.replace(old, new), text[: text.index(old)].count("\n") + 1
         try:
             ast.parse(source if file.endswith(".py") else "")
         except SyntaxError as error:
-            raise Mistake(f"tests/breaks.py: {file}: not Python with {new!r} for {old!r}: {error}") from None
+            raise Mistake(f"checks/helpers/breaks.py: {file}: not Python with {new!r} for {old!r}: {error}") from None
         what = "  ->  ".join(" ".join(part.split()) for part in (old, new))
         assert place is not None
         found.append(
@@ -294,7 +294,8 @@ def run_tests(project: Path, arguments: Sequence[str], limit_s: float) -> str:
             os.chdir(project)
             out = os.open("mutant.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
             os.dup2(out, 1), os.dup2(out, 2)
-            sys.path[:0] = [str(project / "src"), str(project / "tests"), *map(str, project.glob("packages/*/src"))]
+            folders = ("src", "tests", "checks/helpers", *(f"packages/{name}/src" for name in ("h5rows", "samebits")))
+            sys.path[:0] = [str(project / folder) for folder in folders]
             import pytest
 
             options = ["-x", "-q", "--tb=short", "--assert=plain", "-p", "pytest_timeout", "--basetemp=basetemp"]
@@ -351,7 +352,7 @@ def ended(number: int, frame: Any) -> NoReturn:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("module", nargs="?", help=f"one of {', '.join(TESTS)}, or any with --tests")
-    parser.add_argument("--table", choices=("contract", "names"), help="of tests/breaks.py, in place of a module")
+    parser.add_argument("--table", choices=("contract", "names"), help="breaks of checks/helpers/breaks.py")
     parser.add_argument("--part", help="every n-th break from the k-th: 2/4")
     parser.add_argument("--tests", nargs="+", help="pytest's arguments instead of those of TESTS")
     parser.add_argument("--sample", type=int, help="so many breaks, drawn at random")

@@ -43,44 +43,16 @@ TEMPLATE_ONLY = Part(
         "CITATION.cff",
         "copier.yml",
         "tools/copier",
-        "tests/lab/test_docs*.py",
-        "tests/pages.py",
-        "tests/lab/test_benchmarks.py::test_each_script_runs_in_a_test",
-        "tests/lab/test_breaks.py",
-        "tests/breaks.py",
         "tools/mutate.py",
-        "tests/lab/test_fork*.py",
-        "tests/lab/test_schema.py::test_the_schema_is_current",  # ./run lint asks; a new class leaves the tests green
-        *(  # of lab too, which is a fork's to change
-            f"tests/engine/test_wall.py::{name}"
-            for name in (
-                "test_all_that_a_page_shows_is_used_or_documented",
-                "MOST_LINES",
-                "test_to_read_the_loop_is_to_read_few_files",
-                "test_no_files_and_no_folders_import_each_other",
-            )
-        ),
-        "tests/engine/test_prose.py",
-        *(
-            f"tests/lab/test_fake_gpu.py::{name}"
-            for name in (
-                "FAST",
-                "GPT",
-                "TASKS",
-                "files",
-                "test_a_task_waits_for_nothing",
-                "test_text_is_sampled_on_the_device",
-            )
-        ),
-        *(f"tests/lab/test_suite.py::{name}" for name in ("ADDED", "DELETED", "FILES", "TESTS", "FOLDERS", "ASKED")),
-        "tests/lab/test_suite.py::test_what_a_fork_adds_and_deletes_leaves_the_tests_green",
+        ".ci/alone",
+        "checks",
     ),
     {
         "pyproject.toml": ['"copier>='],
         "README.md": ["`\\./run fork my_project`"],
-        "docs/contract.md": ["`tests/breaks\\.py`", "tools/mutate\\.py"],
-        "CONTRIBUTING.md": ["`tests/breaks\\.py`"],
-        ".github/workflows/test.yml": ["tools/mutate\\.py"],
+        "docs/contract.md": ["`checks/helpers/breaks\\.py`", "tools/mutate\\.py"],
+        "CONTRIBUTING.md": ["`checks/helpers/breaks\\.py`"],
+        ".github/workflows/test.yml": ["tools/mutate\\.py", "\\.ci/alone", "checks"],
     },
 )
 
@@ -89,8 +61,7 @@ PARTS = {
     "byol": method(
         "byol",
         "representations by a student and a teacher",
-        "tests/lab/test_replicas.py::test_each_ranks_own_statistics_may_differ",
-        lines={"tests/lab/test_trial.py": ['"task=byol"'], "tests/lab/test_notebook.py": ['"task=byol"']},
+        lines={"checks/project/test_trial.py": ['"task=byol"'], "tests/lab/test_notebook.py": ['"task=byol"']},
     ),
     "contrastive": method("contrastive", "representations by pairs"),
     "ddpm": method("ddpm", "denoising diffusion: images from noise"),
@@ -98,7 +69,7 @@ PARTS = {
     "distillation": method(
         "distillation",
         "a small model that learns from a trained one",
-        lines={"tests/engine/config/test_wrong_kind.py": ["task=distillation"]},
+        lines={"checks/samebits/config/test_wrong_kind.py": ["task=distillation"]},
     ),
     "dpo": method(
         "dpo",
@@ -107,20 +78,13 @@ PARTS = {
         "conf/experiment/preferences.yaml",
         "conf/model/gpt_lora.yaml",
         "src/lab/models/lora.py",
-        "tests/engine/config/test_config.py::pairs",
-        lines={
-            "tests/engine/config/test_config.py": ['"data=pairs": '],
-            "tests/engine/config/test_wrong_kind.py": ['"pairs"', "task=dpo"],
-        },
+        lines={},
     ),
     "finetune": method(
         "finetune",
         "weights of another run, frozen parts",
-        "tests/lab/test_resume_changes.py::test_moments_stay_with_their_parameters",
         lines={
             "tests/lab/test_notebook.py": ["finetune"],
-            "tests/engine/config/test_door.py": ["finetune"],
-            "tests/engine/config/test_wrong_kind.py": ["finetune"],
         },
     ),
     "fixmatch": method(
@@ -168,7 +132,6 @@ PARTS = {
         "docs/hugging_face.md",
         lines={
             "mkdocs.yml": ["hugging_face\\.md"],
-            "tests/engine/config/test_wrong_kind.py": ['"(lora|pretrained|texts)",'],
             "pyproject.toml": ["^transformers ="],
             "src/lab/project.py": [
                 '"transformers.AutoModel"',
@@ -186,7 +149,6 @@ PARTS = {
         "vae",
         "a variational autoencoder",
         "conf/model/autoencoder.yaml",
-        "tests/lab/test_schema.py::test_keys_in_nested_classes_and_in_lists_are_checked",  # of its ModuleDict
     ),
     "whitened": Part(
         "CIFAR-10 in a few epochs: its network, first layer and flips",
@@ -199,7 +161,7 @@ PARTS = {
             "conf/experiment/cifar10_fast.yaml",
             "tests/lab/test_model_cifar_fast.py",
         ),
-        {"docs/tasks.md": [r"^\| `whitened` \|"], "tests/engine/config/test_wrong_kind.py": ["whitened"]},
+        {"docs/tasks.md": [r"^\| `whitened` \|"], "checks/samebits/config/test_wrong_kind.py": ["whitened"]},
     ),
     # experiments
     "cifar10": Part(
@@ -265,7 +227,7 @@ PARTS = {
                 )
             ),
         ),
-        {"docs/callbacks.md": [r"^\| `sample_text` \|"], "tests/engine/config/test_wrong_kind.py": ["sample_text"]},
+        {"docs/callbacks.md": [r"^\| `sample_text` \|"], "checks/samebits/config/test_wrong_kind.py": ["sample_text"]},
         kind="experiment",
     ),
     # optimizers
@@ -282,7 +244,7 @@ PARTS = {
     # the rest
     "benchmarks": Part(
         "scripts that measure the engine beside other libraries",
-        ("benchmarks", "tests/lab/test_benchmarks.py", "tests/lab/test_many_ranks.py", "docs/speed.md"),
+        ("benchmarks", "checks/project/test_benchmarks.py", "checks/project/test_many_ranks.py", "docs/speed.md"),
         {"pyproject.toml": ["^bench = "], "run": [r"^  bench ", r"^bench\)"]},
         {
             "README.md": {r"\n## Measured\n(.*\n)*?(?=\n## |\Z)": "", r"  benchmarks/": ""},
@@ -321,9 +283,6 @@ PARTS = {
             "conf/experiment/digits_search.yaml",
             "docs/search.md",
             "tests/multirun/test_optuna*.py",
-            "tests/multirun/test_report.py::test_importance_of_a_search_is_optuna_s",
-            "tests/multirun/test_report.py::test_a_key_that_only_some_jobs_have_is_shown_for_these",
-            "tests/engine/config/test_config.py::test_an_experiment_chooses_sweeper_and_launcher",
         ),
         {
             "packages/samebits/src/samebits/sweeps/__init__.py": [r"from samebits\.sweeps\.search", r"^    search/ "],
@@ -335,7 +294,6 @@ PARTS = {
                 r"\*\(\[\] if pruning is None else \[pruning\]\), ": "",
                 r"^ +if state\.ended == .pruned.:\n.*\n": "",
             },
-            "tests/engine/config/test_untrusted.py": {"OURS, ALLOWED, ": "OURS, "},
             "pyproject.toml": {"optuna,": ""},
         },
         kind="extra",
@@ -350,21 +308,13 @@ PARTS = {
             "docs/paper.md",
             "docs/assets/report.png",
             "docs/assets/paper.png",
-            "tests/engine/loggers/test_wandb_sync.py",
-            "tests/engine/config/test_terminal.py::test_names_of_another_script_on_a_terminal_of_ascii",
-            "tests/multirun/test_report.py",
-            "tests/multirun/test_merge.py",
-            "tests/multirun/test_compare.py",
             "tests/multirun/test_paper_*.py",
-            "tests/lab/test_paper.py",
-            "tests/multirun/test_inference.py",
         ),
         {
             "packages/samebits/src/samebits/sweeps/__init__.py": [r"^    report/ "],
             "pyproject.toml": ["^report = "],
             "run": ["^  report ", "^  sync "],
             "README.md": ["experiment=best_lr"],  # a report makes it
-            "tests/engine/config/test_door.py": [r"main\(\"(report|sync)\.py"],
         },
         {
             "pyproject.toml": {"report,": ""},
@@ -376,7 +326,6 @@ PARTS = {
     "packing": Part(
         "`src/h5.py`, other formats -> HDF5; `data=image_folder`, which reads images the same way",
         (
-            "tests/engine/config/test_terminal.py::test_names_of_another_script_on_a_terminal_of_ascii",
             "src/h5.py",
             "packages/h5rows/src/h5rows/packing",
             "packages/h5rows/src/h5rows/importers",
@@ -394,15 +343,8 @@ PARTS = {
             "tests/h5rows/*pack_*.py",
             "tests/lab/test_image_folder.py",
             # made files, which are inspected and repacked, too
-            "tests/h5rows/test_h5_generated.py",
-            "tests/h5rows/h5_fuzz.py",
-            "tests/h5rows/h5_again.py",
-            "tests/h5rows/test_meaning.py::test_inspect_prints_the_same",
-            "tests/h5rows/test_meaning.py::test_what_inspect_prints_of_bool_labels_trains",
-            "tests/h5rows/test_meaning.py::test_no_command_is_printed_that_cannot_train",
-            "tests/h5rows/test_meaning.py::inspected",
             *(
-                f"tests/h5rows/test_library.py::{name}"
+                f"packages/h5rows/tests/test_library.py::{name}"
                 for name in (
                     "called",
                     "test_the_functions_do_what_the_command_does",
@@ -428,9 +370,6 @@ PARTS = {
             "run": ["^  h5 "],
             "README.md": [r"outputs/digits-zstd\.h5"],
             "src/lab/project.py": ['"folder_classes": '],
-            "tests/engine/config/test_config.py": ['"data=image_folder": '],
-            "tests/engine/config/test_wrong_kind.py": ["image_folder"],
-            "tests/lab/test_mistakes.py": ["image_folder"],
         },
         {
             "pyproject.toml": {"lmdb,zarr,n5,": "", "tfrecord,": ""},
@@ -441,7 +380,7 @@ PARTS = {
     ),
     "container": Part(
         "`Dockerfile`, `.devcontainer`",
-        ("Dockerfile", ".dockerignore", ".devcontainer", "tests/lab/test_container.py"),
+        ("Dockerfile", ".dockerignore", ".devcontainer", "checks/project/test_container.py"),
         texts={
             "docs/editors.md": {", containers$": "", r"\n## In a container\n(.*\n)*?(?=\n## |\Z)": ""},
             "mkdocs.yml": {"Editors, completion, containers": "Editors, completion"},
@@ -454,7 +393,7 @@ PARTS = {
             "packages",
             *(f"tests/{folder}" for folder in ("engine", "multirun", "h5rows")),
             *(
-                f"tests/lab/test_readme.py::{name}"
+                f"checks/project/test_readme.py::{name}"
                 for name in (
                     "commands",
                     "test_a_command_without_any_environment_says_what_to_type",

@@ -7,12 +7,12 @@ from pathlib import Path
 import h5py
 import pytest
 import torch
-from conftest import ROOT, last_checkpoint, result, start_run
-from method import SMALL, WAYS, assert_undisturbed, broken_off, values
+from common import ROOT
 
 import lab
 from lab.callbacks.active_learning import Labelled
 from samebits.errors import ConfigError
+from samebits.testing import SMALL, WAYS, assert_undisturbed, broken_off, last_checkpoint, result, start_run, values
 
 POOL = (
     *SMALL, "experiment=active_learning", "model.hidden=[16]", "data.order.begin=16",

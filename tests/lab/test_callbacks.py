@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, assert_equal, last_checkpoint, metrics, result, start_run
+from common import QUICK
 
 from lab.callbacks.base import Callback, overriding
+from samebits.testing import assert_equal, last_checkpoint, metrics, result, start_run
 
 SHORT = (*QUICK, "trainer.max_steps=6", "trainer.eval_every=3", "trainer.log_every=2", "trainer.global_batch_size=66")
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, ROOT, compose, last_checkpoint, start_run, values
+from common import QUICK, ROOT
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
@@ -32,6 +32,7 @@ from samebits.device import resolve_hardware
 from samebits.errors import ConfigError, RunFailed
 from samebits.per_sample import check_per_sample, first_samples
 from samebits.runs import read_failure
+from samebits.testing import compose, last_checkpoint, start_run, values
 from samebits.world import Ranks
 
 CrossEntropy, Accuracy, MLP = lab.losses.cross_entropy.CrossEntropy, lab.metrics.accuracy.Accuracy, lab.models.mlp.MLP

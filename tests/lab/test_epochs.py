@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import method
 import numpy as np
 import plain
 import pytest
 import torch
-from conftest import QUICK, ROOT, metrics, result, start_run, values
+from common import QUICK, ROOT
 from torch.nn import functional as F
 
 from samebits.data import TrainPlan
 from samebits.data.order import epochs
 from samebits.errors import ConfigError
+from samebits.testing import SMALL, WAYS, assert_undisturbed, broken_off, metrics, result, start_run, values
 
 WALLS = (
     *QUICK, "trainer.max_epochs=3", "trainer.global_batch_size=300", "trainer.log_every=1ep", "trainer.eval_every=1ep",
@@ -33,7 +33,7 @@ def test_an_epoch_is_a_whole_number_of_steps(tmp_path: Path, monkeypatch: pytest
     assert result(straight)["step"] == 12
     assert [line["step"] for line in metrics(straight) if "val/loss" in line] == [4, 8, 12]
     assert values(straight, "train/epoch") == [1, 2, 3]
-    method.assert_undisturbed(method.broken_off(killed, monkeypatch, [6], *WALLS), straight)
+    assert_undisturbed(broken_off(killed, monkeypatch, [6], *WALLS), straight)
     with pytest.raises(ConfigError, match=r"global_batch_size=150: the run has trained 3,600 samples in 12 steps"):
         start_run(killed, *WALLS, "trainer.global_batch_size=150", "data.order.batch_size=150", "trainer.max_epochs=4")
     start_run(killed, *WALLS, "trainer.max_epochs=4")
@@ -41,7 +41,7 @@ def test_an_epoch_is_a_whole_number_of_steps(tmp_path: Path, monkeypatch: pytest
 
 
 SMALLER = (
-    *method.SMALL, *plain.PLAIN, "model.hidden=[8]", "trainer.max_steps=null", "trainer.max_epochs=2",
+    *SMALL, *plain.PLAIN, "model.hidden=[8]", "trainer.max_steps=null", "trainer.max_epochs=2",
     "trainer.global_batch_size=300", "trainer.log_every=1", "data.order._target_=samebits.data.order.epochs",
     "+data.order.drop_last=false", "trainer.eval_every=1ep", "trainer.save_every=3", "seed=3",
 )  # fmt: skip
@@ -71,7 +71,7 @@ def test_the_smaller_batch_of_an_epoch_is_what_a_plain_loop_makes_of_it(tmp_path
     plain.assert_trained(folder, model)
     assert values(folder, "train/loss") == pytest.approx(losses, rel=1e-4)
     assert [line["step"] for line in metrics(folder) if "val/loss" in line] == [5, 10]
-    ways = method.WAYS["2 ranks, micro-batches"]
+    ways = WAYS["2 ranks, micro-batches"]
     plain.assert_trained(start_run(tmp_path / "two", *SMALLER, *ways), model)
 
 
@@ -82,7 +82,7 @@ def test_a_smaller_batch_is_killed_and_goes_on(tmp_path: Path, monkeypatch: pyte
     run = (*SMALLER, "trainer.max_epochs=3", "hardware.micro_batch_size=70", *workers)
     straight = start_run(tmp_path / "straight", *run)
     assert result(straight)["step"] == 15
-    method.assert_undisturbed(method.broken_off(tmp_path / "killed", monkeypatch, [11], *run), straight)
+    assert_undisturbed(broken_off(tmp_path / "killed", monkeypatch, [11], *run), straight)
 
 
 @pytest.mark.parametrize(("size", "batch"), [(10, 4), (8, 4), (3, 8), (13, 12)])

@@ -9,13 +9,14 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, ROOT, compose
+from common import QUICK, ROOT
 
 from lab.config import Config
 from lab.loaders import make_dataset, make_eval_loader, make_train_loader
 from lab.tasks.supervised import Supervised
 from samebits.data import Loader
 from samebits.device import resolve_hardware
+from samebits.testing import compose
 from samebits.world import World
 
 

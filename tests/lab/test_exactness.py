@@ -11,20 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import (
-    QUICK,
+from common import QUICK
+
+from samebits.device import set_rng_row
+from samebits.testing import (
     assert_equal,
     assert_undisturbed,
-    go_on,
     killed_at,
     last_checkpoint,
     result,
-    slow,
+    resume_run,
     start_run,
     values,
 )
-
-from samebits.device import set_rng_row
+from samebits.testing.processes import slow
 
 WAYS = {
     "1 process": ("trainer=single",),
@@ -68,7 +68,7 @@ def test_scores_do_not_depend_on_the_ranks(tmp_path: Path, model: str) -> None:
     common = (*quick, f"model={model}", *small, "trainer.max_steps=12", "trainer.global_batch_size=66")
     one = start_run(tmp_path / "1", *common)
     wanted, copy = result(one), shutil.copytree(one, tmp_path / "3")
-    go_on(copy, trainer__strategy="ddp", hardware__num_procs=3, hardware__eval_batch_size=7)
+    resume_run(copy, trainer__strategy="ddp", hardware__num_procs=3, hardware__eval_batch_size=7)
     found = result(copy)
     assert found["test/accuracy"] == wanted["test/accuracy"]
     assert found["val/accuracy"] == wanted["val/accuracy"]

@@ -6,12 +6,13 @@ from itertools import islice
 
 import pytest
 import torch
-from conftest import QUICK, assert_equal, compose
+from common import QUICK
 
 from lab.config import Config
 from lab.experiment import Data, Experiment, on_one_device
 from lab.tasks.base import Batch
 from samebits.schema import plain
+from samebits.testing import assert_equal, compose
 
 ONE = ("trainer.max_steps=2", "trainer.global_batch_size=12", "trainer.ema_decay=0.9")
 SHARED = {

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import QUICK, assert_equal, last_checkpoint, needs, result, start_run
-from method import go_on
+from common import QUICK, needs
 
 from lab.callbacks import confusion, curves
 from lab.callbacks.curves import panels_of
 from samebits.errors import ConfigError
+from samebits.testing import assert_equal, last_checkpoint, result, resume_run, start_run
 
 pytestmark = needs("conf/callback/curves.yaml", "conf/callback/confusion.yaml", "conf/task/classification.yaml")
 Image = pytest.importorskip("PIL.Image")
@@ -62,7 +62,7 @@ def test_after_a_resume_the_curves_are_whole(tmp_path: Path, monkeypatch: pytest
     for file in (run / "checkpoints").glob("*6*"):
         file.unlink()
     (run / "curves.png").unlink()
-    go_on(run)
+    resume_run(run)
     assert (run / "curves.png").exists()
     for panels in drawn:
         assert list(panels) == ["loss", "accuracy", "grad_norm", "lr"]

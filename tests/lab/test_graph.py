@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, assert_equal, compose, last_checkpoint, metrics, needs, start_run
+from common import QUICK, needs
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -29,6 +29,7 @@ from samebits.device import Hardware, HardwareConfig, resolve_hardware
 from samebits.device.threads import Threads
 from samebits.errors import ConfigError
 from samebits.profiling import Work
+from samebits.testing import assert_equal, compose, last_checkpoint, metrics, start_run
 from samebits.world import World
 
 SMALL = (*QUICK[:3], "trainer.max_epochs=null", "trainer.max_steps=12", "trainer.global_batch_size=24",

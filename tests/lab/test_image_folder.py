@@ -8,7 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from conftest import compose, needs, result, start_run
+from common import needs
 
 from h5rows.engines import PackOptions, open_source
 from h5rows.packing.write import pack
@@ -16,6 +16,7 @@ from lab.config import Config
 from lab.datasets.image_folder import ImageFolder
 from lab.loaders import make_dataset
 from samebits.errors import ConfigError, RunFailed
+from samebits.testing import compose, result, start_run
 
 pytestmark = needs("conf/experiment/image_folder.yaml", "conf/model/resnet.yaml")
 Image = pytest.importorskip("PIL.Image")

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-import waits
-from conftest import last_checkpoint, needs, start_run
-from method import SMALL
+from common import needs
 from optimizers import assert_moves_as, optimizer_of, small
 from torch import Tensor
+
+from samebits.testing import SMALL, devices, last_checkpoint, start_run
 
 pytestmark = needs("conf/optim/lion.yaml")
 
@@ -32,7 +32,7 @@ def test_it_is_the_papers_algorithm() -> None:
 
 @pytest.mark.slow
 def test_no_step_waits_where_steps_may_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = waits.refused_in_steps(monkeypatch)
+    steps = devices.refused_in_steps(monkeypatch)
     start_run(
         tmp_path, *SMALL, "optim=lion", "hardware.precision=fp16", "trainer.non_finite=skip", "trainer.max_steps=3"
     )

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import QUICK, assert_equal, needs, scores, start_run, values
+from common import QUICK, needs
 from optimizers import gradients, optimizer_of, small
 from torch import nn
+
+from samebits.testing import assert_equal, scores, start_run, values
 
 pytestmark = needs("conf/optim/lookahead.yaml")
 INNER = ("optim=lookahead", "optim.k=3", "optim.alpha=0.3", "optim.weight_decay=0.2")

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import on_ranks
 from torch import Tensor, nn
 
 import lab.descend as descend
@@ -37,6 +36,7 @@ from samebits.checkpoints import Optimizers
 from samebits.device import Hardware
 from samebits.device.threads import Threads
 from samebits.errors import ConfigError, RunFailed
+from samebits.testing.processes import on_ranks
 from samebits.world import Stopped, World
 
 CPU = torch.device("cpu")

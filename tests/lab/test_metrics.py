@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, compose, last_checkpoint, result, slow, start_run
-from method import WAYS, scores, values
-from ranks import on_ranks
+from common import QUICK
 from torch import Tensor
 
 from lab.metrics.auroc import AUROC
@@ -22,6 +20,8 @@ from lab.metrics.confusion import ConfusionMatrix, MacroF1, MeanIoU
 from lab.program import PROGRAM
 from samebits.errors import ConfigError
 from samebits.sweeps.search.objectives import choose
+from samebits.testing import WAYS, compose, last_checkpoint, result, scores, start_run, values
+from samebits.testing.processes import on_ranks, slow
 from samebits.world import World
 
 ONE = World(0, 1, 0, torch.device("cpu"))

@@ -9,7 +9,6 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import compose
 from torch import Tensor
 
 import lab
@@ -18,6 +17,7 @@ from lab.datasets.shares import deal
 from lab.transforms.parts import PartTransforms
 from samebits.data import TrainPlan
 from samebits.errors import ConfigError
+from samebits.testing import compose
 
 SHUFFLED = {"_target_": "samebits.data.order.shuffled", "_partial_": True}
 SIZES = {"a": 30, "b": 70, "c": 11}

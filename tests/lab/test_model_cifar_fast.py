@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import QUICK, ROOT, assert_equal, last_checkpoint, needs, result, start_run, values
+from common import QUICK, ROOT, needs
 from torch import nn
 
 from lab.models.cifar_fast import CifarFast
 from lab.tasks.whitened import Whitened
 from lab.transforms.alternating_flip import AlternatingFlip
 from samebits.errors import ConfigError
+from samebits.testing import assert_equal, last_checkpoint, result, start_run, values
 
 pytestmark = needs("conf/experiment/cifar10_fast.yaml")
 

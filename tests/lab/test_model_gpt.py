@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import method
 import numpy as np
 import pytest
 import torch
-import warm
-from conftest import NEEDS_GPT, ROOT, assert_equal, compose, last_checkpoint, metrics, needs, result, start_run
+from common import NEEDS_GPT, ROOT, needs
 from torch.nn import functional as F
 
 from lab.losses.next_token import NextToken, Unprojected, _InPieces
 from samebits.data import Draws
 from samebits.errors import ConfigError
+from samebits.testing import SMALL, assert_equal, compose, last_checkpoint, metrics, result, start_run, values
+from samebits.testing.processes import warm
 
 pytestmark = NEEDS_GPT
 MODEL = ("model=gpt", "model.width=16", "model.layers=1", "model.heads=2")
@@ -241,7 +241,7 @@ def overrides(path: str) -> tuple[str, ...]:
 @pytest.mark.slow
 def test_a_run_in_chunks_is_the_run(tmp_path: Path, tokens: str) -> None:
     """For any number of ranks, micro-batches and layout of the weights; of windows that hold several documents."""
-    common = (*method.SMALL, *overrides(tokens), "trainer.max_steps=8", "trainer.log_every=1", "model.vocab_multiple=8",
+    common = (*SMALL, *overrides(tokens), "trainer.max_steps=8", "trainer.log_every=1", "model.vocab_multiple=8",
               "model.separator=10")  # fmt: skip
     plain = start_run(tmp_path / "plain", *common)
     assert last_checkpoint(plain)["model"]["token.weight"].shape == (16, 16)
@@ -249,7 +249,7 @@ def test_a_run_in_chunks_is_the_run(tmp_path: Path, tokens: str) -> None:
         more = ("model.chunked_logits=true", "hardware.num_procs=2", "hardware.micro_batch_size=3")
         run = start_run(tmp_path / trainer, *common, f"trainer={trainer}", *more)
         for key in ("train/loss", "train/grad_norm", "val/loss"):
-            assert method.values(run, key) == pytest.approx(method.values(plain, key), rel=1e-3), key
+            assert values(run, key) == pytest.approx(values(plain, key), rel=1e-3), key
 
 
 @pytest.mark.slow

@@ -10,11 +10,12 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from conftest import last_checkpoint, needs, result, start_run
+from common import needs
 from torch import nn
 
 from lab.models.vision import vision_model
 from samebits.errors import ConfigError
+from samebits.testing import last_checkpoint, result, start_run
 
 pytestmark = needs("conf/model/vision.yaml", "conf/experiment/imagenet.yaml")
 

@@ -7,18 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import (
-    NEEDS_GPT,
-    QUICK,
-    assert_equal,
-    compose,
-    go_on,
-    last_checkpoint,
-    needs,
-    raise_at_step,
-    start_run,
-    values,
-)
+from common import NEEDS_GPT, QUICK, needs
 from optimizers import optimizer_of
 from torch import nn
 
@@ -28,6 +17,7 @@ from lab.optim import Schedule
 from lab.optimizers import muon
 from lab.schedules.cosine import Cosine
 from samebits.errors import ConfigError
+from samebits.testing import assert_equal, compose, last_checkpoint, raise_at_step, resume_run, start_run, values
 
 pytestmark = needs("conf/optim/muon.yaml")
 
@@ -155,4 +145,4 @@ def test_it_goes_on_in_other_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise_at_step(patch, 5, RuntimeError("killed"))
         with pytest.raises(Exception, match=r"killed|failed|exit"):
             start_run(tmp_path / "run", *common, "trainer.max_steps=6", *more)
-    assert_equal(last_checkpoint(go_on(tmp_path / "run")), last_checkpoint(straight))
+    assert_equal(last_checkpoint(resume_run(tmp_path / "run")), last_checkpoint(straight))

@@ -14,13 +14,15 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, assert_equal, called, last_checkpoint, limit, start_run
-from conftest import compose as typed
+from common import ROOT
 from omegaconf import OmegaConf
 
 import lab
 import lab.loop
 from samebits.errors import ConfigError
+from samebits.testing import assert_equal, last_checkpoint, start_run
+from samebits.testing import compose as typed
+from samebits.testing.processes import called, limit
 
 SHORT = ["logger=none", "hardware=cpu", "trainer.max_steps=6", "trainer.max_epochs=null", "trainer.eval_every=3"]
 NOTEBOOK = ROOT / "notebooks/tour.ipynb"

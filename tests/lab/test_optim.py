@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, assert_equal, compose, last_checkpoint, start_run, values
+from common import QUICK
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -34,6 +34,7 @@ from samebits.config import locate
 from samebits.config.saved import updated
 from samebits.errors import ConfigError
 from samebits.private import lean_step
+from samebits.testing import assert_equal, compose, last_checkpoint, start_run, values
 
 
 def small() -> nn.Module:

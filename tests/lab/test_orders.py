@@ -11,8 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, last_checkpoint, sample_of, start_run
-from method import SMALL, WAYS, Killed, assert_undisturbed, go_on, values
+from common import ROOT
 from torch import Tensor, nn
 
 import lab.run
@@ -24,6 +23,8 @@ from lab.tasks.base import Batch, Losses
 from lab.tasks.supervised import Supervised
 from samebits.data import Draws
 from samebits.errors import ConfigError, RunFailed
+from samebits.testing import SMALL, WAYS, Killed, assert_undisturbed, last_checkpoint, resume_run, start_run, values
+from samebits.testing.processes import sample_of
 
 DIGITS = ROOT / "data" / "digits.h5"
 
@@ -106,7 +107,7 @@ def test_killed_around_a_reorder_is_undisturbed(
     monkeypatch.setattr(Miner, "kills", kills)
     for _ in range(len(kills) + 1):
         with suppress(Killed, RunFailed):
-            go_on(killed) if killed.exists() else start_run(killed, *RUN, *more)
+            resume_run(killed) if killed.exists() else start_run(killed, *RUN, *more)
     assert Miner.kills == []
     assert_undisturbed(killed, straight)
     saved = last_checkpoint(straight)["order"]

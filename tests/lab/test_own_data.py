@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import QUICK, compose, result, slow, start_run
+from common import QUICK
 from torch import Tensor, nn
 
 import lab
@@ -28,6 +28,8 @@ from lab.metrics.base import SummedMetric
 from lab.transforms.fields import ToFloat
 from samebits.device import HardwareConfig
 from samebits.errors import ConfigError
+from samebits.testing import compose, result, start_run
+from samebits.testing.processes import slow
 
 MODEL = tuple(override for override in QUICK if override.startswith(("logger", "hardware", "model")))
 DRAW = {

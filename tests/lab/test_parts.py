@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from common import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn

@@ -6,16 +6,16 @@ import json
 import math
 from pathlib import Path
 
-import method
 import pytest
 import torch
-from conftest import QUICK, compose, last_checkpoint, needs, start_run
+from common import QUICK, needs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.optim import Schedule
 from lab.schedules.plateau import Plateau
 from samebits.errors import ConfigError
+from samebits.testing import SMALL, WAYS, broken_off, compose, last_checkpoint, start_run, values
 
 pytestmark = needs("conf/optim/schedule/plateau.yaml")
 # no score is better than the first by so much: the rate falls at the second and the third evaluation
@@ -26,11 +26,11 @@ FALLS = ("optim/schedule=plateau", "optim.schedule.warmup=0", "optim.schedule.pa
 @pytest.mark.slow
 def test_the_rate_falls_from_the_next_step_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two ranks that break off between the falls, too."""
-    run = (*method.SMALL, *FALLS, "trainer.log_every=1", "optim.lr=0.01")
+    run = (*SMALL, *FALLS, "trainer.log_every=1", "optim.lr=0.01")
     straight = start_run(tmp_path / "straight", *run)
-    ranks = method.broken_off(tmp_path / "ranks", monkeypatch, [6, 11], *run, *method.WAYS["2 ranks"])
+    ranks = broken_off(tmp_path / "ranks", monkeypatch, [6, 11], *run, *WAYS["2 ranks"])
     for folder in (straight, ranks):
-        assert method.values(folder, "train/lr") == pytest.approx([0.01] * 8 + [0.005] * 4)
+        assert values(folder, "train/lr") == pytest.approx([0.01] * 8 + [0.005] * 4)
         assert last_checkpoint(folder)["schedule"]["factor"]["scale"] == 0.25
     assert "step 8: the learning rate is now 0.005 (val/loss=" in (straight / "train.log").read_text()
 

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import NEEDS_GPT, QUICK, compose, last_checkpoint, metrics, slow, start_run
+from common import NEEDS_GPT, QUICK
 from torch import nn
 
 from samebits.device import WithBf16Weights
 from samebits.errors import ConfigError
 from samebits.parallel import checkpoint_activations, find_blocks
+from samebits.testing import compose, last_checkpoint, metrics, start_run
+from samebits.testing.processes import slow
 
 BF16 = "hardware.precision=bf16-weights"
 SHORT = (*QUICK, "trainer.max_steps=40", "trainer.log_every=1", "trainer.eval_every=20", "trainer.global_batch_size=60")

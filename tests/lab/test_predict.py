@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, called, limit, processes_with, start_run, wait_for
+from common import ROOT
 
 from lab import load_run
 from lab.config import Config
@@ -19,6 +19,8 @@ from lab.loaders import make_dataset
 from lab.program import PROGRAM
 from lab.transforms.fields import compose as transformed
 from samebits.config import construct
+from samebits.testing import start_run
+from samebits.testing.processes import called, limit, processes_with, wait_for
 
 QUICK = ("logger=none", "hardware=cpu", "trainer.max_steps=8", "trainer.max_epochs=null", "trainer.eval_every=4")
 

@@ -7,16 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import method
 import pytest
 import torch
-from conftest import last_checkpoint, needs, slow, start_run
+from common import needs
 from torch import Tensor, nn
 
 import lab.tasks.supervised
 from lab import load_run
 from lab.tasks.supervised import Supervised
 from samebits.checkpoints import load_checkpoint
+from samebits.testing import SMALL, Promises, last_checkpoint, start_run
+from samebits.testing.processes import slow
 
 
 class Pruned(Supervised):
@@ -112,7 +113,7 @@ def zeros(weights: dict[str, Tensor]) -> list[float]:
     return [float((w == 0).float().mean()) for w in weights.values() if w.dim() > 1]
 
 
-class TestPruned(method.Promises):
+class TestPruned(Promises):
     """A skipped step, kills, ranks and micro-batches change nothing."""
 
     ranks = (1, slow(2))
@@ -135,7 +136,7 @@ class TestPruned(method.Promises):
 def test_the_average_is_of_the_weights_as_the_task_leaves_them(tmp_path: Path, rules: int) -> None:
     """A run that began by the rules before keeps to them: its average took the weights as the optimizer left them."""
     options = ("trainer.max_steps=1", "trainer.ema_decay=0.75", f"rules={rules}")
-    held = last_checkpoint(start_run(tmp_path, *method.SMALL, task(Halved), *options))
+    held = last_checkpoint(start_run(tmp_path, *SMALL, task(Halved), *options))
     for k, (name, value) in enumerate(held["model"].items()):
         moved = value if rules == 2 else 2 * value
         wanted = held["task"][f"first.{k}"].lerp(moved, 0.25)
@@ -162,7 +163,7 @@ WAYS: dict[str, Any] = {
     ],
 )
 def test_all_that_is_scored_is_projected(tmp_path: Path, way: str) -> None:
-    run = start_run(tmp_path, *method.SMALL, task(Clipped), *WAYS[way])
+    run = start_run(tmp_path, *SMALL, task(Clipped), *WAYS[way])
     for value in load_run(run)[0].state_dict().values():
         assert value.min() >= 0.99e-3
     held = last_checkpoint(run) if way != "fsdp" else {}
@@ -177,7 +178,7 @@ def test_an_average_that_takes_nothing_is_not_projected(
 ) -> None:
     """As of a mean of the last steps, before these begin."""
     monkeypatch.setattr(Clipped, "share_in_average", lambda self, step: share, raising=False)
-    run = start_run(tmp_path / "run", *method.SMALL, task(Clipped), "trainer.max_steps=2")
+    run = start_run(tmp_path / "run", *SMALL, task(Clipped), "trainer.max_steps=2")
     lowest = min(float(value.min()) for value in last_checkpoint(run)["ema"].values())
     assert (lowest < 0) is (share is None)
 
@@ -192,7 +193,7 @@ def test_an_update_that_the_average_does_not_get_is_told_once(
 ) -> None:
     """It begins late."""
     monkeypatch.setattr(Late, "way", way)
-    (line,) = told(start_run(tmp_path, *method.SMALL, task(Late), "trainer.max_steps=9", "trainer.ema_decay=0.9"))
+    (line,) = told(start_run(tmp_path, *SMALL, task(Late), "trainer.max_steps=9", "trainer.ema_decay=0.9"))
     assert "task: Late.updated changes the model's weights (0.weight)" in line
     assert "change them in `project`" in line
 
@@ -204,11 +205,11 @@ def test_an_update_is_not_told_of_where_nothing_lacks_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Supervised], way: str, decay: str
 ) -> None:
     monkeypatch.setattr(Late, "way", way)
-    assert not told(start_run(tmp_path, *method.SMALL, task(kind), "trainer.max_steps=9", f"trainer.ema_decay={decay}"))
+    assert not told(start_run(tmp_path, *SMALL, task(kind), "trainer.max_steps=9", f"trainer.ema_decay={decay}"))
 
 
 @pytest.mark.slow
 def test_a_write_to_a_shard_is_told_of(tmp_path: Path) -> None:
     """By rank 0, in a process of its own."""
-    run = start_run(tmp_path, *method.SMALL, task(Late), *WAYS["fsdp"], "trainer.max_steps=4")
+    run = start_run(tmp_path, *SMALL, task(Late), *WAYS["fsdp"], "trainer.max_steps=4")
     assert len(told(run)) == 1

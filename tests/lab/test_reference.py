@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, ROOT, compose, last_checkpoint, metrics, result, start_run, values
+from common import QUICK, ROOT
 from torch import nn
 from torch.nn import functional as F
 
@@ -18,6 +18,7 @@ from lab.network import make_model
 from lab.restore import score_checkpoint
 from samebits.data.permutation import Permutation
 from samebits.device import seed_everything
+from samebits.testing import compose, last_checkpoint, metrics, result, start_run, values
 
 STEPS, BATCH, LOG, EVAL, WARMUP = 45, 33, 10, 15, 0.2  # 45 x 33 samples cross the end of an epoch of 1,297
 COMMON = (

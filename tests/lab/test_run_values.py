@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import assert_equal, compose, last_checkpoint, metrics, start_run
-from method import SMALL
 from omegaconf import OmegaConf
 
 from lab.config import Config, check
@@ -15,6 +13,7 @@ from lab.program import PROGRAM
 from samebits.config import complete, read_config
 from samebits.errors import ConfigError
 from samebits.runs import choose_run
+from samebits.testing import SMALL, assert_equal, compose, last_checkpoint, metrics, start_run
 
 FLIP = "+data.transforms.flip={_target_:lab.transforms.fields.RandomFlip,field:x,dim:-1"
 WINDOWS = (

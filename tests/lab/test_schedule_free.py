@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import method
 import pytest
 import torch
-from conftest import assert_equal, compose, last_checkpoint, needs, start_run
+from common import needs
 from optimizers import gradients, optimizer_of, small
+from shipped import Shipped
 
 from lab import build, load_run
 from samebits.errors import ConfigError
+from samebits.testing import SMALL, assert_equal, compose, last_checkpoint, start_run
 
 pytestmark = needs("conf/optim/schedule_free.yaml")
 INNER = ("optim=schedule_free", "optim.beta=0.8", "optim.weight_decay=0")
@@ -40,7 +41,7 @@ def test_it_is_the_papers_algorithm() -> None:
         assert not torch.equal(p, wanted)
 
 
-class TestScheduleFree(method.Shipped):
+class TestScheduleFree(Shipped):
     averages = True
 
     @pytest.fixture
@@ -51,7 +52,7 @@ class TestScheduleFree(method.Shipped):
 @pytest.mark.slow
 def test_what_is_scored_is_the_mean(tmp_path: Path) -> None:
     """In the checkpoint, and for whoever loads the run."""
-    run = (*method.SMALL, "optim=schedule_free", "model.hidden=[16]", "trainer.max_steps=6")
+    run = (*SMALL, "optim=schedule_free", "model.hidden=[16]", "trainer.max_steps=6")
     folder = start_run(tmp_path / "run", *run)
     payload = last_checkpoint(folder)
     assert_equal(dict(load_run(folder).model.state_dict()), payload["ema"])

@@ -8,11 +8,12 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, needs, result, start_run
+from common import QUICK, needs
 
 from lab.datasets.tokens import NextToken, PaddedNextToken
 from lab.losses.next_token import NextToken as Loss
 from samebits.errors import ConfigError
+from samebits.testing import result, start_run
 
 GPT = pytest.importorskip("lab.models.gpt").GPT
 NUMBERS = torch.arange(3)

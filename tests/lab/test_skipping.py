@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-import waits
-from conftest import QUICK, assert_equal, last_checkpoint, metrics, needs, raise_at_step, start_run, status, values
-from method import SMALL, WAYS, Killed, Promises, assert_undisturbed, broken_off, go_on, poison
+from common import QUICK, needs
 
 import lab.descend
 import lab.loop
@@ -22,6 +20,24 @@ from lab.tasks.supervised import Supervised
 from samebits.checkpoints import save_checkpoint
 from samebits.device import takes_found_inf, unless
 from samebits.errors import RunFailed
+from samebits.testing import (
+    SMALL,
+    WAYS,
+    Killed,
+    Promises,
+    assert_equal,
+    assert_undisturbed,
+    broken_off,
+    devices,
+    last_checkpoint,
+    metrics,
+    poison,
+    raise_at_step,
+    resume_run,
+    start_run,
+    status,
+    values,
+)
 
 MODES = {"fp32": (), "skip": ("trainer.non_finite=skip",),
          "fp16, skip": ("hardware.precision=fp16", "trainer.non_finite=skip")}  # fmt: skip
@@ -37,7 +53,7 @@ PAIRS = [("fp32", "adamw"), ("fp16, skip", "sgd"), pytest.param("fp32", "muon", 
 @pytest.mark.parametrize(("mode", "optimizer"), PAIRS)
 def test_the_host_asks_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, optimizer: str) -> None:
     """With a moving average, clipping and micro-batches."""
-    steps = waits.refused_in_steps(monkeypatch)
+    steps = devices.refused_in_steps(monkeypatch)
     start_run(
         tmp_path / "run", *QUICK, *STEPS, *MODES[mode], f"optim={optimizer}", "trainer.ema_decay=0.9",
         "hardware.micro_batch_size=5",
@@ -223,8 +239,8 @@ def test_a_run_of_an_older_version_goes_on_by_its_step(tmp_path: Path, monkeypat
     with monkeypatch.context() as patch:
         raise_at_step(patch, 8, Killed)
         with pytest.raises((Killed, RunFailed)):
-            go_on(tmp_path)
-    go_on(tmp_path)
+            resume_run(tmp_path)
+    resume_run(tmp_path)
     line = "skipped steps count from here on, 2 until now: the learning rate goes on as that of step 7, not 5"
     assert (tmp_path / "train.log").read_text().count(line) == 1
     assert values(tmp_path, "train/lr") == pytest.approx([rate(step) for step in range(10)])
@@ -283,7 +299,7 @@ def test_a_run_that_leaves_out_its_steps_says_so(tmp_path: Path, monkeypatch: py
     if first:
         start_run(tmp_path, *run)
     else:
-        for again in (lambda: start_run(tmp_path, *run), lambda: go_on(tmp_path)):
+        for again in (lambda: start_run(tmp_path, *run), lambda: resume_run(tmp_path)):
             with pytest.raises(RunFailed, match=r"^all 6 steps were left out, so nothing was trained: .*=stop"):
                 again()
         assert status(tmp_path)["status"] == "failed"

@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import method
 import pytest
 import torch
-from conftest import needs, start_run
+from common import needs
 from optimizers import assert_moves_as, optimizer_of, small
+from shipped import Shipped
 from torch import Tensor
 
 from samebits.errors import ConfigError, RunFailed
+from samebits.testing import SMALL, start_run
 
 pytestmark = needs("conf/optim/soap.yaml")
 
@@ -56,7 +57,7 @@ def test_it_is_the_papers_algorithm(max_size: int) -> None:
     assert_moves_as(optimizer, model, plain, [0.1, 0.02, 0.005, 0.01, 0.02, 0.03])
 
 
-class TestSOAP(method.Shipped):
+class TestSOAP(Shipped):
     test_ranks_and_micro_batches_change_nothing = None  # type: ignore[assignment]  # bases of other roundings
 
     @pytest.fixture
@@ -67,4 +68,4 @@ class TestSOAP(method.Shipped):
 @pytest.mark.slow
 def test_shards_are_refused(tmp_path: Path) -> None:
     with pytest.raises((ConfigError, RunFailed), match=r"optim: SOAP needs whole matrices, .* - use trainer=ddp"):
-        start_run(tmp_path, *method.SMALL, "optim=soap", "trainer=fsdp", "hardware.num_procs=2")
+        start_run(tmp_path, *SMALL, "optim=soap", "trainer=fsdp", "hardware.num_procs=2")

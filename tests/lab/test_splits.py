@@ -11,8 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from conftest import NEEDS_GPT, QUICK, compose, last_checkpoint, result, start_run, values
-from method import SMALL, assert_undisturbed, broken_off, go_on, scores
+from common import NEEDS_GPT, QUICK
 from omegaconf import OmegaConf
 
 from lab.program import PROGRAM
@@ -21,6 +20,18 @@ from samebits.errors import ConfigError
 from samebits.sweeps.report.curves import keys_of
 from samebits.sweeps.search.methods import Methods
 from samebits.sweeps.search.objectives import Objective, choose
+from samebits.testing import (
+    SMALL,
+    assert_undisturbed,
+    broken_off,
+    compose,
+    last_checkpoint,
+    result,
+    resume_run,
+    scores,
+    start_run,
+    values,
+)
 
 HARD = ("+data.splits.val_hard={group: test, rows: [0,0.4]}", "+data.splits.test_more.group=val")
 RUN = (*QUICK, *HARD, "trainer.max_steps=12", "trainer.eval_every=3", "trainer.save_every=4")
@@ -140,6 +151,6 @@ def test_ranks_score_alike(tmp_path: Path) -> None:
     cfg.trainer.strategy, cfg.hardware.num_procs = "ddp", 3  # type: ignore[union-attr]
     OmegaConf.save(cfg, three / "config.yaml")
     (three / "result.json").unlink()
-    go_on(three)
+    resume_run(three)
     assert {"val/loss", "val_hard/loss", "test/loss"} <= scores(one).keys()
     assert scores(three) == pytest.approx(scores(one), rel=1e-6)

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, assert_equal, compose, old_rng_state
+from checking import old_rng_state
+from common import QUICK
 
 from lab.config import Config
 from lab.make import make_state, make_task
 from lab.network import make_model
 from lab.state import TrainState, averaged
 from samebits.device import resolve_hardware, seed_everything
+from samebits.testing import assert_equal, compose
 from samebits.world import World
 
 CPU = torch.device("cpu")

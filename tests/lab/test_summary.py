@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, assert_equal, last_checkpoint, metrics, needs, slow, start_run
+from common import QUICK, needs
 from torch import Tensor, nn
 
 from samebits.errors import ConfigError
 from samebits.profiling import summarize, summary_table
+from samebits.testing import assert_equal, last_checkpoint, metrics, start_run
+from samebits.testing.processes import slow
 
 pytestmark = needs("conf/callback/summary.yaml")
 SHORT = (*QUICK, "trainer.max_steps=3", "trainer.log_every=1", "trainer.global_batch_size=12", "model.dropout=0.3")

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import compose, result, start_run
-from method import SMALL
 from torch import nn
 
 import lab.tasks.supervised
@@ -15,6 +13,7 @@ from lab import build
 from lab.restore import restore, score_checkpoint
 from lab.tasks.supervised import Supervised
 from samebits.errors import ConfigError
+from samebits.testing import SMALL, compose, result, start_run
 
 
 class Bank(Supervised):

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 
-import method
 import pytest
 import torch
+from shipped import Shipped
 from torch import nn
 
 from lab.tasks.byol import BYOL
 from lab.transforms.fields import RandomFlip
+from samebits.testing import Promises
 
 
-class TestByol(method.Shipped):
+class TestByol(Shipped):
     overfits_to = 0.3
-    test_debug_overfit = method.Promises.test_debug_overfit
+    test_debug_overfit = Promises.test_debug_overfit
 
     @pytest.fixture
     def run(self) -> tuple[str, ...]:

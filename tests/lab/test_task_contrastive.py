@@ -7,11 +7,9 @@ import math
 import re
 from pathlib import Path
 
-import method
 import pytest
 import torch
-from conftest import compose, start_run
-from ranks import on_ranks
+from shipped import Shipped
 from torch import nn
 from torch.nn import functional as F
 
@@ -23,6 +21,8 @@ from lab.tasks.contrastive import Contrastive
 from samebits.checkpoints import load_checkpoint
 from samebits.errors import ConfigError, RunFailed
 from samebits.host import in_a_child
+from samebits.testing import SMALL, WAYS, Promises, compose, start_run
+from samebits.testing.processes import on_ranks
 from samebits.world import World, gather_rows
 
 RUN = (
@@ -31,14 +31,14 @@ RUN = (
 )  # fmt: skip
 
 
-class TestContrastive(method.Shipped):
+class TestContrastive(Shipped):
     """The 250 samples of an evaluation leave a last batch of 10, which 3 ranks share with two padded rows."""
 
     terms = ("top1", "temperature")
     across_samples = True
     overfits_to = 0.2
     ways = (["3 ranks"],)
-    test_debug_overfit = method.Promises.test_debug_overfit
+    test_debug_overfit = Promises.test_debug_overfit
 
     @pytest.fixture
     def run(self) -> tuple[str, ...]:
@@ -72,8 +72,8 @@ def test_two_ranks_are_tried_and_counted_with_the_whole_batch(tmp_path: Path, mo
     """What tune's rates and profiler.flop compute in one process."""
     monkeypatch.setattr(tune, "LR_RATES", tune.LR_RATES[::50])
     tried, counted = [], []
-    for ranks in (method.WAYS["2 ranks"], ()):
-        run = (*method.SMALL, *RUN, *ranks)
+    for ranks in (WAYS["2 ranks"], ()):
+        run = (*SMALL, *RUN, *ranks)
         tried.append(in_a_child("lr", tune.lr_range_test, compose(*run)))
         folder = start_run(tmp_path / str(len(ranks)), *run, "profiler.flop=true", "trainer.max_steps=3")
         line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
@@ -128,4 +128,4 @@ def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             for module in (samebits.parallel.ddp, samebits.device.hardware):
                 monkeypatch.setattr(module, "gpus", lambda: [torch.device("cpu")] * 2)
         with pytest.raises(ConfigError, match=re.escape(line)):
-            start_run(tmp_path / "run", *method.SMALL, *RUN, *overrides)
+            start_run(tmp_path / "run", *SMALL, *RUN, *overrides)

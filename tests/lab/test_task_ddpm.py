@@ -5,25 +5,26 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import method
 import pytest
 import torch
-from conftest import needs, start_run
+from common import needs
+from shipped import Shipped
 from torch import Tensor, nn
 
 from lab import load_run
 from lab.tasks.base import TaskRun
 from lab.tasks.ddpm import DDPM, noise_added
 from samebits.errors import ConfigError
+from samebits.testing import SMALL, Promises, start_run, values
 
 pytestmark = needs("data/digits.h5")
 RUN = ("task=ddpm", "model.input_shape=[11,8,8]", "model.num_outputs=64", "model.hidden=[256]", "task.steps=20",
        "task.channels=10", "optim.lr=3e-3")  # fmt: skip
 
 
-class TestDDPM(method.Shipped):
+class TestDDPM(Shipped):
     overfits_to = 0.8  # in so few steps; and nobody can tell all noise from an image
-    test_debug_overfit = method.Promises.test_debug_overfit
+    test_debug_overfit = Promises.test_debug_overfit
 
     @pytest.fixture
     def run(self) -> tuple[str, ...]:
@@ -78,10 +79,10 @@ def test_the_loss_is_the_paper_s() -> None:
 def test_samples_at_each_evaluation_and_of_a_trained_run(tmp_path: Path) -> None:
     """They are the averaged weights' and of a fixed seed, and training goes on as if none had been drawn."""
     plain, shown = (
-        start_run(tmp_path / name, *method.SMALL, *RUN, "trainer.ema_decay=0.9", *more)
+        start_run(tmp_path / name, *SMALL, *RUN, "trainer.ema_decay=0.9", *more)
         for name, more in (("plain", ()), ("shown", ("callback=pictures", "callback.pictures.count=4")))
     )
-    assert method.values(plain, "train/loss") == method.values(shown, "train/loss")
+    assert values(plain, "train/loss") == values(shown, "train/loss")
     pictures = sorted((shown / "media/val/samples").glob("*.png"))
     assert len(pictures) == 3
     trained = load_run(shown)
@@ -104,4 +105,4 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
         (["data=synthetic", "data.input_shape=[4]"], r"needs images \(C, H, W\), not data\.input_shape=\[4\]"),
     ):
         with pytest.raises(ConfigError, match=line):
-            start_run(tmp_path / "run", *method.SMALL, *RUN, *more)
+            start_run(tmp_path / "run", *SMALL, *RUN, *more)

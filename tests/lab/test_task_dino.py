@@ -6,24 +6,25 @@ import copy
 import math
 from pathlib import Path
 
-import method
 import plain
 import pytest
 import torch
-from conftest import compose, last_checkpoint, needs, start_run
+from common import needs
+from shipped import Shipped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lab import build
 from lab.tasks.dino import DINO, Head
 from samebits.errors import ConfigError
+from samebits.testing import SMALL, compose, last_checkpoint, start_run
 
 pytestmark = needs("data/digits.h5")
 RUN = ("task=dino", "model.num_outputs=16", "model.hidden=[32]", "task.head.hidden=32", "task.head.size=64",
        "task.head.prototypes=24", "task.momentum=0.9", "optim.lr=3e-3")  # fmt: skip
 
 
-class TestDINO(method.Shipped):
+class TestDINO(Shipped):
     terms = ("entropy",)
 
     @pytest.fixture
@@ -49,7 +50,7 @@ def algorithm_1(student: nn.Module, steps: int) -> tuple[nn.Module, Tensor]:
 
 
 def test_it_is_the_paper_s_algorithm(tmp_path: Path) -> None:
-    run = (*method.SMALL, *RUN, *plain.PLAIN, "task.views=2", "~task.augment.crop", "trainer.log_every=1")
+    run = (*SMALL, *RUN, *plain.PLAIN, "task.views=2", "~task.augment.crop", "trainer.log_every=1")
     parts = build(compose(*run))
     assert isinstance(parts.task, DINO)
     student = nn.Sequential(parts.model, parts.task.head)

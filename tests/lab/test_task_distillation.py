@@ -5,14 +5,15 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import method
 import pytest
 import torch
-from conftest import last_checkpoint, needs, raise_at_step, start_run
+from common import needs
+from shipped import Stateless
 from torch.nn import functional as F
 
 from lab.restore import restore, score_checkpoint
 from samebits.errors import ConfigError, RunFailed
+from samebits.testing import SMALL, Killed, last_checkpoint, raise_at_step, resume_run, start_run
 
 TRAINED = ("model.hidden=[24]", "optim.lr=3e-2", "trainer.max_steps=50", "trainer.eval_every=null")
 pytestmark = needs("data/digits.h5")
@@ -20,10 +21,10 @@ pytestmark = needs("data/digits.h5")
 
 @pytest.fixture(scope="session")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return start_run(tmp_path_factory.mktemp("teacher") / "run", *method.SMALL, *TRAINED)
+    return start_run(tmp_path_factory.mktemp("teacher") / "run", *SMALL, *TRAINED)
 
 
-class TestDistillation(method.Stateless):
+class TestDistillation(Stateless):
     terms = ("cross_entropy", "distance")
     monitor = "distance"
 
@@ -34,7 +35,7 @@ class TestDistillation(method.Stateless):
 
 @pytest.mark.slow
 def test_it_is_hinton_s_loss(tmp_path: Path, teacher: Path) -> None:
-    run = (*method.SMALL, "task=distillation", "trainer.max_steps=1")
+    run = (*SMALL, "task=distillation", "trainer.max_steps=1")
     folder = start_run(tmp_path / "run", *run, f"task.teacher={teacher}")
     own, batch = restore(folder, "val", []), {"x": torch.rand(5, 1, 8, 8), "y": torch.arange(5)}
     losses, output = own.task.losses(own.model, batch)
@@ -55,15 +56,15 @@ def test_the_teacher_stays_with_the_run(tmp_path: Path, monkeypatch: pytest.Monk
     run = ("task=distillation", f"task.teacher={theirs}", "model.hidden=[16]")
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
-        raise_at_step(patch, 7, method.Killed)
-        with pytest.raises((method.Killed, RunFailed)):
-            start_run(folder, *method.SMALL, *run)
+        raise_at_step(patch, 7, Killed)
+        with pytest.raises((Killed, RunFailed)):
+            start_run(folder, *SMALL, *run)
     held = last_checkpoint(folder)
     assert not held["task"]
     assert (folder / "frozen/teacher.pt").is_file()
     shutil.rmtree(theirs)
     moved = folder.rename(tmp_path / "moved")
-    method.go_on(moved)
+    resume_run(moved)
     assert last_checkpoint(moved)["step"] == 12
     assert score_checkpoint(moved, "val", [])["distance"] > 0
     (moved / "frozen/teacher.pt").unlink()

@@ -7,12 +7,11 @@ import math
 from pathlib import Path
 
 import h5py
-import method
 import numpy as np
 import plain
 import pytest
 import torch
-from conftest import assert_equal, compose, last_checkpoint, start_run
+from shipped import Shipped
 from torch import Tensor, nn
 
 from lab import build
@@ -20,6 +19,7 @@ from lab.models.gpt import GPT
 from lab.models.lora import with_adapters
 from lab.restore import restore
 from samebits.errors import ConfigError
+from samebits.testing import SMALL, assert_equal, compose, last_checkpoint, scores, start_run, values
 
 SIZES = {"width": 16, "heads": 2, "layers": 1}
 NAMES = ("chosen", "chosen_mask", "rejected", "rejected_mask")
@@ -47,7 +47,7 @@ def small(files: tuple[Path, Path]) -> tuple[str, ...]:
             "model=gpt_lora", "model.rank=2", *sizes, "optim.lr=1e-2", "task.beta=5")  # fmt: skip
 
 
-class TestDPO(method.Shipped):
+class TestDPO(Shipped):
     terms = ("margin", "accuracy")
 
     @pytest.fixture
@@ -64,7 +64,7 @@ def answer(model: nn.Module, tokens: Tensor, mask: Tensor) -> Tensor:
 def test_it_is_the_paper_s_loss(tmp_path: Path, files: tuple[Path, Path]) -> None:
     """Equation 7, in a plain loop; what is not an adapter stays bit for bit. The reference is in the run's folder, for
     whoever scores it."""
-    run = (*method.SMALL, *small(files), *plain.PLAIN, "trainer.log_every=1", "trainer.max_steps=8", "task.beta=0.5")
+    run = (*SMALL, *small(files), *plain.PLAIN, "trainer.log_every=1", "trainer.max_steps=8", "task.beta=0.5")
     parts = build(compose(*run))
     parts.close()
     policy, begun = parts.model, torch.load(files[1], weights_only=True)
@@ -83,13 +83,13 @@ def test_it_is_the_paper_s_loss(tmp_path: Path, files: tuple[Path, Path]) -> Non
             p.data -= 0.1 * g
     folder = start_run(tmp_path / "run", *run)
     plain.assert_trained(folder, policy)
-    assert method.values(folder, "train/loss") == pytest.approx(losses, rel=1e-5)
+    assert values(folder, "train/loss") == pytest.approx(losses, rel=1e-5)
     assert losses[0] == pytest.approx(math.log(2))  # nothing is added at first
     trained = last_checkpoint(folder)["model"]
     (newest,) = (folder / "checkpoints").glob("last_*8.pt")
     assert torch.load(newest, weights_only=True)["model"].keys() == adapters.keys()
     assert all(torch.equal(trained[name], value) for name, value in begun.items())
-    assert method.scores(folder)["val/accuracy"] > 0.5
+    assert scores(folder)["val/accuracy"] > 0.5
     assert_equal(restore(folder, "val", []).task.frozen["reference"].state_dict(), reference.state_dict())
 
 
@@ -97,7 +97,7 @@ def test_it_is_the_paper_s_loss(tmp_path: Path, files: tuple[Path, Path]) -> Non
 def test_weights_that_do_not_fit(tmp_path: Path, files: tuple[Path, Path]) -> None:
     line = r"gpt\.pt: token\.weight do not fit the model - give data\.input_shape, data\.num_outputs"
     with pytest.raises(ConfigError, match=line):
-        start_run(tmp_path / "run", *method.SMALL, *small(files), "data.num_outputs=12")
+        start_run(tmp_path / "run", *SMALL, *small(files), "data.num_outputs=12")
 
 
 def test_an_adapter_is_a_matrix_of_low_rank() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import method
 import pytest
 import torch
-from conftest import QUICK, assert_equal, compose, last_checkpoint, needs, result, start_run
+from common import QUICK, needs
+from shipped import Shipped
 from torch import nn
 
 from lab.config import Config
@@ -18,6 +18,7 @@ from lab.restore import score_checkpoint
 from lab.tasks.finetune import Finetune
 from samebits.checkpoints import find_checkpoint, weights_of
 from samebits.errors import ConfigError, Damaged
+from samebits.testing import assert_equal, compose, last_checkpoint, result, start_run
 
 pytestmark = needs("conf/task/finetune.yaml", "src/lab/tasks/finetune.py")
 NET = (*(o for o in QUICK if not o.startswith("model.")), "model=resnet", "model.width=4", "model.blocks=[1,1]")
@@ -151,7 +152,7 @@ def test_mistakes_in_patterns_are_one_line(pretrained: Path) -> None:
             compose(*NET, f"+optim.lr_factors={{{factors}}}", "trainer.max_steps=1")
 
 
-class TestFinetune(method.Shipped):
+class TestFinetune(Shipped):
     """Frozen BatchNorm uses its saved statistics, so this model's steps do not depend on the shares of the batch."""
 
     @pytest.fixture

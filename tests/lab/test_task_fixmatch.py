@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import method
 import pytest
 import torch
+from shipped import Shipped
 from torch import nn
 from torch.nn import functional as F
 
@@ -12,7 +12,7 @@ from lab.tasks.fixmatch import FixMatch
 from samebits.errors import ConfigError
 
 
-class TestFixMatch(method.Shipped):
+class TestFixMatch(Shipped):
     terms = ("supervised", "guessed", "sure")
     monitor = "supervised"  # what the guesses add begins when the model is sure
 

@@ -6,14 +6,14 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
-import method
 import numpy as np
 import pytest
 import torch
-from conftest import assert_equal, last_checkpoint, metrics, needs, start_run
+from common import needs
 
 from samebits.checkpoints import load_checkpoint
 from samebits.errors import ConfigError
+from samebits.testing import SMALL, WAYS, Promises, assert_equal, last_checkpoint, metrics, start_run
 
 # eps: the gradient of the critic's last bias is zero but for rounding, by which Adam would divide
 RUN = (
@@ -29,7 +29,7 @@ def run() -> tuple[str, ...]:
     return RUN
 
 
-class TestGan(method.Promises):
+class TestGan(Promises):
     terms = ("real", "fake")
     logged = (*(f"critic/{name}" for name in CRITIC), "generator/loss", "generator/grad_norm")
     monitor = "critic/penalty"
@@ -38,7 +38,7 @@ class TestGan(method.Promises):
 @pytest.mark.slow
 def test_the_generator_takes_turns(tmp_path: Path) -> None:
     """It moves in every second step, and its moving average with it; the critic moves in all."""
-    run = (*method.SMALL, *RUN, "trainer.log_every=1", "trainer.save_every=1", "optim/schedule=constant")
+    run = (*SMALL, *RUN, "trainer.log_every=1", "trainer.save_every=1", "optim/schedule=constant")
     held = {}
     for steps in (2, 4):
         folder = start_run(tmp_path / str(steps), *run, "trainer.ema_decay=0.9", f"trainer.max_steps={steps}")
@@ -76,7 +76,7 @@ def test_the_penalty_is_that_of_the_paper() -> None:
 @pytest.mark.slow
 def test_a_learning_rate_of_its_own_and_what_cannot_be(tmp_path: Path) -> None:
     """optim.lr_factors tells the networks apart by their names."""
-    run = (*method.SMALL, *RUN, "trainer.max_steps=1")
+    run = (*SMALL, *RUN, "trainer.max_steps=1")
     folder = start_run(tmp_path / "factors", *run, "+optim.lr_factors={critic: 0.5}")
     factors = [group.get("lr_factor", 1.0) for group in last_checkpoint(folder)["optimizer"]["param_groups"]]
     assert factors == [0.5, 0.5, 1, 1]
@@ -95,7 +95,7 @@ def test_pictures_are_what_the_task_shows(tmp_path: Path) -> None:
     """Samples of rank 0 alone; the run itself goes on as without them."""
     pytest.importorskip("matplotlib")
     Image = pytest.importorskip("PIL.Image")
-    gan = (*method.SMALL, *RUN, *method.WAYS["2 ranks"], "trainer.global_batch_size=64")
+    gan = (*SMALL, *RUN, *WAYS["2 ranks"], "trainer.global_batch_size=64")
     gan = (*gan, "trainer.max_steps=4", "trainer.eval_every=2")
     run = start_run(tmp_path / "run", *gan, "callback=pictures", "callback.pictures.count=11")
     pictures = sorted((run / "media/val/generated").iterdir())

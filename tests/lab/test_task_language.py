@@ -6,12 +6,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import h5py
-import method
 import numpy as np
 import pytest
 import torch
-from conftest import NEEDS_GPT, start_run
+from common import NEEDS_GPT
+from shipped import Stateless
 from torch.nn import functional as F
+
+from samebits.testing import SMALL, start_run, values
 
 pytestmark = NEEDS_GPT
 MODEL = ("model.width=16", "model.layers=1", "model.heads=2")
@@ -34,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-class TestLanguage(method.Stateless):
+class TestLanguage(Stateless):
     """Token by token: means over each rank's sequences would weigh the tokens of short ones more."""
 
 
@@ -42,13 +44,13 @@ def test_the_loss_is_the_mean_over_tokens(tmp_path: Path, run: tuple[str, ...]) 
     """Of all tokens of the validation split, scored in uneven batches."""
     from lab import load_run
 
-    folder = start_run(tmp_path / "run", *method.SMALL, *run, "trainer.keep_best=0", "hardware.eval_batch_size=7")
+    folder = start_run(tmp_path / "run", *SMALL, *run, "trainer.keep_best=0", "hardware.eval_batch_size=7")
     model, cfg = load_run(folder)
     total, count = 0.0, 0
     with h5py.File(cfg.data.path) as file, torch.no_grad():
-        values, offsets = file["val/tokens/values"][:].astype(np.int64), file["val/tokens/offsets"][:]
+        stored, offsets = file["val/tokens/values"][:].astype(np.int64), file["val/tokens/offsets"][:]
     for begin, end in pairwise(offsets):
-        tokens = torch.from_numpy(values[begin:end])[None]
+        tokens = torch.from_numpy(stored[begin:end])[None]
         total += F.cross_entropy(model(tokens[:, :-1])[0], tokens[0, 1:], reduction="sum").item()
         count += end - begin - 1
-    assert method.values(folder, "val/loss")[-1] == pytest.approx(total / count, rel=1e-5)
+    assert values(folder, "val/loss")[-1] == pytest.approx(total / count, rel=1e-5)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import method
 import plain
 import pytest
 import torch
-from conftest import metrics, needs, start_run
+from common import needs
+from shipped import Shipped
 from torch.nn import functional as F
 
 from samebits.errors import ConfigError
+from samebits.testing import SMALL, metrics, start_run
 
 pytestmark = needs("data/digits.h5")
 RUN = ("task=lbfgs", "optim=lbfgs", "model.hidden=[32]", "trainer.clip_norm=null")
 
 
-class TestLBFGS(method.Shipped):
+class TestLBFGS(Shipped):
     relative, half_precision = 1e-2, 2.0  # a line search takes other steps for other roundings
 
     @pytest.fixture
@@ -27,7 +28,7 @@ class TestLBFGS(method.Shipped):
 
 def test_it_is_torch_s_own(tmp_path: Path) -> None:
     own = ("optim.schedule.warmup=0", *plain.PLAIN[7:], "trainer.log_every=1")
-    run = (*method.SMALL, *RUN, *own)
+    run = (*SMALL, *RUN, *own)
     model = plain.first_weights(*run)
     optimizer = torch.optim.LBFGS(model.parameters(), 1.0, 4, history_size=10, line_search_fn="strong_wolfe")
     losses = []
@@ -52,4 +53,4 @@ def test_what_cannot_be(tmp_path: Path) -> None:
         (RUN[1:], r"^optim\._target_=torch\.optim\.LBFGS: LBFGS needs a task whose train_step gives a closure: "),
     ):
         with pytest.raises(ConfigError, match=line):
-            start_run(tmp_path, *method.SMALL, *overrides)
+            start_run(tmp_path, *SMALL, *overrides)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import method
 import plain
 import pytest
 import torch
-from conftest import last_checkpoint, metrics, needs, start_run
+from common import needs
+from shipped import Stateless
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lab.tasks.pcgrad import Grouped, PCGrad, without_conflicts
 from samebits.errors import ConfigError
+from samebits.testing import SMALL, last_checkpoint, metrics, start_run
 
 pytestmark = needs("data/digits.h5")
 RUN = ("task=pcgrad", "model.hidden=[32]", "optim.lr=3e-3")
 
 
-class TestPCGrad(method.Stateless):
+class TestPCGrad(Stateless):
     terms = ("fine", "coarse")
     logged = ("loss", "fine", "coarse", "conflicts")
 
@@ -44,7 +45,7 @@ def surgery(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def test_it_is_the_paper_s_algorithm(tmp_path: Path) -> None:
-    run = (*method.SMALL, *RUN, *plain.PLAIN, "trainer.log_every=1")
+    run = (*SMALL, *RUN, *plain.PLAIN, "trainer.log_every=1")
     model = plain.first_weights(*run)
     conflicts = [surgery(model, x, y) for x, y in plain.batches()]
     folder = start_run(tmp_path, *run)
@@ -83,7 +84,7 @@ def test_what_cannot_be() -> None:
 @pytest.mark.slow
 def test_a_score_of_its_own_may_be_monitored(tmp_path: Path) -> None:
     """Its terms are names of the yaml; another name is refused before anything is built."""
-    run = (*method.SMALL, *RUN, "trainer.max_steps=2")
+    run = (*SMALL, *RUN, "trainer.max_steps=2")
     best = last_checkpoint(start_run(tmp_path / "fine", *run, "monitor.key=val/fine"))
     assert best["best_score"] == pytest.approx(metrics(tmp_path / "fine")[-1]["val/fine"])
     with pytest.raises(ConfigError, match=r"no score 'val/fin' - did you mean val/fine\?.*val/coarse"):

@@ -5,16 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import h5py
-import method
 import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import ROOT, start_run
+from common import ROOT
+from shipped import Stateless
 from torch import Tensor, nn
 
 from lab.tasks.pose import Pose, reprojection
 from samebits.errors import ConfigError
+from samebits.testing import SMALL, scores, start_run
 
 BONES = yaml.safe_load((ROOT / "conf/task/pose.yaml").read_text())["bones"]
 FACTORS = {"position": 1.0, "bones": 0.5, "reprojection": 0.1}
@@ -51,15 +52,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-class TestPose(method.Stateless):
+class TestPose(Stateless):
     terms = ("position", "bones", "reprojection")
 
 
 @pytest.mark.slow
 def test_the_command_in_the_yaml_runs(tmp_path: Path, run: tuple[str, ...]) -> None:
     fields = ("task=pose", "data.fields.x=part", "data.fields.y=S", "+data.fields.name=images")
-    folder = start_run(tmp_path, *method.SMALL, *run[:2], *fields, "trainer.max_steps=1", "model.hidden=[8]")
-    found = {name: method.scores(folder)[f"val/{name}"] for name in ("loss", *FACTORS)}
+    folder = start_run(tmp_path, *SMALL, *run[:2], *fields, "trainer.max_steps=1", "model.hidden=[8]")
+    found = {name: scores(folder)[f"val/{name}"] for name in ("loss", *FACTORS)}
     assert found["loss"] == pytest.approx(sum(FACTORS[name] * found[name] for name in FACTORS), rel=1e-5)
 
 

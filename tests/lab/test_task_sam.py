@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import method
 import plain
 import pytest
 import torch
-from conftest import last_checkpoint, metrics, needs, start_run
+from common import needs
+from shipped import Stateless
 from torch import nn
 from torch.nn import functional as F
+
+from samebits.testing import SMALL, Promises, last_checkpoint, metrics, start_run
 
 pytestmark = needs("data/digits.h5")
 RUN = ("task=sam", "model.hidden=[32]", "optim.lr=3e-3", "task.rho=0.1")
 
 
-class TestSAM(method.Stateless):
-    test_compiling_changes_nothing = method.Promises.test_compiling_changes_nothing  # two passes a step
+class TestSAM(Stateless):
+    test_compiling_changes_nothing = Promises.test_compiling_changes_nothing  # two passes a step
     logged = ("loss", "sharpness")
 
     @pytest.fixture
@@ -38,7 +40,7 @@ def climb(model: nn.Module, x: torch.Tensor, y: torch.Tensor, rho: float) -> flo
 
 
 def test_it_is_the_paper_s_algorithm(tmp_path: Path) -> None:
-    run = (*method.SMALL, *RUN, *plain.PLAIN, "trainer.log_every=1")
+    run = (*SMALL, *RUN, *plain.PLAIN, "trainer.log_every=1")
     model = plain.first_weights(*run)
     sharpness = [climb(model, x, y, 0.1) for x, y in plain.batches()]
     folder = start_run(tmp_path, *run)
@@ -51,6 +53,6 @@ def test_it_is_the_paper_s_algorithm(tmp_path: Path) -> None:
 def test_once_a_step(tmp_path: Path) -> None:
     """Two passes, but one step of the schedule, of the average and of what is logged; fp16's skipped steps too."""
     more = ("hardware.precision=fp16", "trainer.ema_decay=0.5", "trainer.max_steps=3", "trainer.keep_best=0")
-    state = last_checkpoint(start_run(tmp_path, *method.SMALL, *RUN, *more))
+    state = last_checkpoint(start_run(tmp_path, *SMALL, *RUN, *more))
     assert state["step"] == 3
     assert state["scaler"]["_growth_tracker"] == 3

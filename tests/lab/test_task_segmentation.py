@@ -5,23 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 import h5py
-import method
 import numpy as np
 import pytest
 import torch
-from conftest import needs, start_run
+from common import needs
+from shipped import Stateless
 from torch.nn import functional as F
 
 from lab.losses.pixel_cross_entropy import PixelCrossEntropy
 from lab.models.unet import UNet
 from lab.transforms.label_map import LabelMap
 from samebits.errors import ConfigError
+from samebits.testing import SMALL, scores, start_run
 
 pytestmark = needs("data/digits.h5", "conf/experiment/segmentation.yaml")
 RUN = ("experiment=segmentation", "trainer.max_eval_batches=2", "model.levels=2", "model.width=8")
 
 
-class TestSegmentation(method.Stateless):
+class TestSegmentation(Stateless):
     @pytest.fixture
     def run(self) -> tuple[str, ...]:
         return RUN
@@ -38,11 +39,11 @@ def test_masks_of_a_file(tmp_path: Path) -> None:
             mask[:, 0] = 255
             file[f"{split}/mask"] = mask.astype(np.uint8)
     run = start_run(
-        tmp_path / "run", *method.SMALL, *RUN, f"data.path={tmp_path}/masks.h5", "data.fields.y=mask",
+        tmp_path / "run", *SMALL, *RUN, f"data.path={tmp_path}/masks.h5", "data.fields.y=mask",
         "~data.transforms.label_map", "data.splits.test=null", "data.num_outputs=2", "task.criterion.ignore_index=255",
         "trainer.max_steps=40",
     )  # fmt: skip
-    assert method.scores(run)["val/iou"] > 0.9
+    assert scores(run)["val/iou"] > 0.9
 
 
 def test_the_loss_is_that_of_torch() -> None:
@@ -95,4 +96,4 @@ def test_mistakes(tmp_path: Path) -> None:
         ((*RUN, "data.transforms.label_map.field=z"), r"^data\.transforms: LabelMap\.field='z'; the batch has \['x', "),
     ):
         with pytest.raises(ConfigError, match=line):
-            start_run(tmp_path, *method.SMALL, *run)
+            start_run(tmp_path, *SMALL, *run)

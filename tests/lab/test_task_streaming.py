@@ -7,21 +7,32 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import method
 import numpy as np
 import plain
 import pytest
 import torch
-from conftest import assert_equal, last_checkpoint, needs, raise_at_step, start_run
+from common import needs
 from omegaconf import OmegaConf
+from shipped import Shipped
 from torch.nn import functional as F
 
 from samebits.errors import ConfigError, RunFailed
+from samebits.testing import (
+    SMALL,
+    WAYS,
+    Killed,
+    assert_equal,
+    last_checkpoint,
+    raise_at_step,
+    resume_run,
+    scores,
+    start_run,
+)
 
 pytestmark = needs("conf/experiment/streaming.yaml", "conf/data/tokens.yaml")
 WINDOW, LANES, LENGTH = 8, 12, 7  # a lane's rows: a run of 12 steps wraps
 TRAIN, VAL = LANES * LENGTH + 5, 22  # rows
-SMALL = (f"data.window={WINDOW}", "model.width=16", "task.eval_lanes=4")
+OWN = (f"data.window={WINDOW}", "model.width=16", "task.eval_lanes=4")
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +50,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def overrides(path: Path) -> tuple[str, ...]:
-    return ("experiment=streaming", f"data.path={path}", *SMALL, "optim.lr=1e-2")
+    return ("experiment=streaming", f"data.path={path}", *OWN, "optim.lr=1e-2")
 
 
-class TestStreaming(method.Shipped):
+class TestStreaming(Shipped):
     ranks = (2,)  # each rank has states of its own lanes
 
     @pytest.fixture
@@ -55,7 +66,7 @@ class TestStreaming(method.Shipped):
             folder, {"trainer.global_batch_size": 6, "data.order.lanes": 6, "task.lanes": 6, "trainer.max_steps": 14}
         )
         with pytest.raises(ConfigError, match=r"states\.hidden: \(12, .* in the checkpoint, \(6, ") as caught:
-            method.go_on(folder)
+            resume_run(folder)
         assert "\n" not in str(caught.value)
 
 
@@ -84,7 +95,7 @@ def test_it_is_a_plain_loop(tmp_path: Path, path: Path) -> None:
     and evaluations between the steps."""
     still = [value for value in plain.PLAIN if not value.startswith("data.order")]
     more = ("trainer.max_steps=9", "trainer.keep_best=0", "hardware.micro_batch_size=5", "trainer.eval_every=2")
-    run = (*method.SMALL, *overrides(path), *still, *more)
+    run = (*SMALL, *overrides(path), *still, *more)
     model, hidden = plain.first_weights(*run), None
     lanes = rows_of(path, "train")[: LANES * LENGTH].view(LANES, LENGTH, -1)
     for step in range(9):
@@ -104,15 +115,13 @@ def test_it_is_a_plain_loop(tmp_path: Path, path: Path) -> None:
                 loss, before = losses_of(model, row[None], before)
                 total += loss.item()
             first += length
-    assert method.scores(folder)["val/loss"] == pytest.approx(total / VAL, rel=1e-4)
+    assert scores(folder)["val/loss"] == pytest.approx(total / VAL, rel=1e-4)
 
 
 @pytest.mark.slow
 def test_evaluations_leave_the_states(tmp_path: Path, path: Path) -> None:
     runs = [
-        start_run(
-            tmp_path / every, *method.SMALL, *overrides(path), "trainer.max_steps=4", f"trainer.eval_every={every}"
-        )
+        start_run(tmp_path / every, *SMALL, *overrides(path), "trainer.max_steps=4", f"trainer.eval_every={every}")
         for every in ("null", "1")
     ]
     never, often = map(last_checkpoint, runs)
@@ -123,20 +132,20 @@ def test_evaluations_leave_the_states(tmp_path: Path, path: Path) -> None:
 @pytest.mark.slow
 def test_lanes_are_dealt_anew_to_other_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     """A run that goes on with another number of ranks ends as if it always had them, to rounding."""
-    run = (*method.SMALL, *overrides(path), "trainer.save_every=5")
+    run = (*SMALL, *overrides(path), "trainer.save_every=5")
     straight = start_run(tmp_path / "straight", *run)
     killed = tmp_path / "killed"
     with monkeypatch.context() as patch:
-        raise_at_step(patch, 6, method.Killed)
+        raise_at_step(patch, 6, Killed)
         with pytest.raises(RunFailed):
-            start_run(killed, *run, *method.WAYS["2 ranks"])
+            start_run(killed, *run, *WAYS["2 ranks"])
     change(killed, {"hardware.num_procs": 3})
-    method.go_on(killed)
+    resume_run(killed)
     wanted, found = last_checkpoint(straight), last_checkpoint(killed)
     assert len(found["ranks"]) == 3
     for part in ("model", "task"):
         torch.testing.assert_close(found[part], wanted[part], rtol=1e-3, atol=1e-4)
-    assert method.scores(killed) == pytest.approx(method.scores(straight), rel=1e-3)
+    assert scores(killed) == pytest.approx(scores(straight), rel=1e-3)
 
 
 @pytest.mark.slow
@@ -144,7 +153,7 @@ def test_predictions_are_those_of_whole_lanes(tmp_path: Path, path: Path) -> Non
     """Each row once, by one process or two, in batches smaller than the lanes."""
     from lab.predict import Prediction, predict
 
-    folder = start_run(tmp_path / "run", *method.SMALL, *overrides(path), "trainer.max_steps=3", "trainer.keep_best=0")
+    folder = start_run(tmp_path / "run", *SMALL, *overrides(path), "trainer.max_steps=3", "trainer.keep_best=0")
     found = []
     for count, size in ((1, 64), (2, 1)):
         out = tmp_path / f"{count}.h5"
@@ -154,7 +163,7 @@ def test_predictions_are_those_of_whole_lanes(tmp_path: Path, path: Path) -> Non
     assert found[0]["row"].tolist() == list(range(VAL))
     torch.testing.assert_close(found[1], found[0])
     losses = F.cross_entropy(found[0]["output"].flatten(0, 1), found[0]["y"].flatten())
-    assert method.scores(folder)["val/loss"] == pytest.approx(losses.item(), rel=1e-4)
+    assert scores(folder)["val/loss"] == pytest.approx(losses.item(), rel=1e-4)
 
 
 def test_a_lane_that_is_not_finite_begins_anew() -> None:
@@ -181,5 +190,5 @@ def test_what_does_not_fit_is_one_line(tmp_path: Path, path: Path) -> None:
         ("model=gpt", r"model: GPT has no initial_state\(\)"),
     ):
         with pytest.raises(ConfigError, match=line) as caught:
-            start_run(tmp_path, *method.SMALL, *overrides(path), *override.split(), "trainer.max_steps=1")
+            start_run(tmp_path, *SMALL, *overrides(path), *override.split(), "trainer.max_steps=1")
         assert "\n" not in str(caught.value)

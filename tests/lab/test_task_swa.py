@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import h5py
-import method
 import plain
 import pytest
 import torch
-from conftest import ROOT, assert_equal, last_checkpoint, needs, result, start_run
+from common import ROOT, needs
+from shipped import Shipped
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, update_bn
@@ -23,13 +23,14 @@ from lab.network import export
 from lab.restore import score_checkpoint
 from lab.state import averaged
 from samebits.errors import ConfigError
+from samebits.testing import SMALL, assert_equal, assert_undisturbed, broken_off, last_checkpoint, result, start_run
 
 pytestmark = needs("data/digits.h5")
 RESNET = ("task=swa", "model=resnet", "model.width=4", "model.blocks=[1]", "task.statistics=1000",
           "task.start=0.4", "task.every=2", "hardware.eval_batch_size=100", "trainer.keep_best=0")  # fmt: skip
 
 
-class TestSWA(method.Shipped):
+class TestSWA(Shipped):
     averages = True
 
     @pytest.fixture
@@ -59,7 +60,7 @@ def in_plain_torch(model: nn.Module) -> nn.Module:
 @pytest.mark.slow
 def test_it_is_torchs_average_and_update_bn(tmp_path: Path) -> None:
     """And that is what is in result.json, evaluated, loaded and exported."""
-    run = (*method.SMALL, *RESNET, *plain.PLAIN)
+    run = (*SMALL, *RESNET, *plain.PLAIN)
     wanted = in_plain_torch(plain.first_weights(*run))
     folder = start_run(tmp_path / "run", *run)
     held = last_checkpoint(folder)["ema"]
@@ -77,9 +78,9 @@ def test_it_is_torchs_average_and_update_bn(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_killed_while_it_averages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, the statistics too: they are made anew at each evaluation and save, and leave training as it was."""
-    run = (*method.SMALL, *RESNET)
+    run = (*SMALL, *RESNET)
     straight = start_run(tmp_path / "straight", *run)
-    method.assert_undisturbed(method.broken_off(tmp_path / "killed", monkeypatch, [11], *run), straight)
+    assert_undisturbed(broken_off(tmp_path / "killed", monkeypatch, [11], *run), straight)
 
 
 @pytest.mark.parametrize("statistics", [0, 3])
@@ -98,4 +99,4 @@ def test_other_statistics_are_the_model_s(statistics: int) -> None:
 @pytest.mark.slow
 def test_one_average_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.ema_decay=0\.9: SWA averages the weights by a rule of its own"):
-        start_run(tmp_path, *method.SMALL, "task=swa", "trainer.ema_decay=0.9")
+        start_run(tmp_path, *SMALL, "task=swa", "trainer.ema_decay=0.9")

@@ -9,13 +9,15 @@ import shutil
 import sys
 from pathlib import Path
 
-import method
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, called, compose, importing, last_checkpoint, needs, start_run
+from common import ROOT, needs
+from shipped import Stateless
 
 from samebits.errors import ConfigError
+from samebits.testing import SMALL, compose, last_checkpoint, start_run, values
+from samebits.testing.processes import called, importing
 
 pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
@@ -104,14 +106,14 @@ def test_what_cannot_be_packed_is_one_line(tmp_path: Path, home: Path) -> None:
             command.main(["pack", str(home / "texts.csv"), str(tmp_path / "out.h5"), *arguments])
 
 
-class TestClassification(method.Stateless):
+class TestClassification(Stateless):
     @pytest.fixture
     def run(self, home: Path) -> tuple[str, ...]:
         # the keys' biases have no gradient but rounding, of which AdamW makes whole steps
         return (*bert(home), "optim=sgd", "optim.lr=0.05", "optim.weight_decay=0")
 
 
-class TestLora(method.Stateless):
+class TestLora(Stateless):
     @pytest.fixture
     def run(self, home: Path) -> tuple[str, ...]:
         return (*lora(home), "model.layers=[query,value,dense]", "model.trained=[classifier,LayerNorm]")
@@ -144,7 +146,7 @@ def test_a_causal_model_learns_to_go_on(tmp_path: Path, home: Path) -> None:
     """Losses are those of transformers' own loss, text by text; the folder has lost its weights when it is resumed."""
     folder = shutil.copytree(home / "gpt", tmp_path / "gpt")
     run = (
-        *method.SMALL, "data=sequences", f"data.path={home}/texts.h5", "data.fields={tokens: text}", "model=pretrained",
+        *SMALL, "data=sequences", f"data.path={home}/texts.h5", "data.fields={tokens: text}", "model=pretrained",
         f"model.folder={folder}", "model.head=AutoModelForCausalLM", "model.num_outputs=null", "task=transformers",
         "data.splits.test=null", "data.input_shape=[8]", "data.num_outputs=12", "~task.metrics.accuracy",
         "task.criterion={_target_: lab.losses.next_token.NextToken}", "~task.criterion.label_smoothing",
@@ -157,7 +159,7 @@ def test_a_causal_model_learns_to_go_on(tmp_path: Path, home: Path) -> None:
     with torch.no_grad():
         sums = [theirs(torch.tensor([row]), labels=torch.tensor([row])).loss.item() * (len(row) - 1) for row in rows]
     wanted = sum(sums) / sum(len(row) - 1 for row in rows)
-    assert method.values(trained, "val/loss")[-1] == pytest.approx(wanted, rel=1e-4)
+    assert values(trained, "val/loss")[-1] == pytest.approx(wanted, rel=1e-4)
     (folder / "model.safetensors").unlink()
     start_run(trained, *run, "trainer.max_steps=14")
     assert last_checkpoint(trained)["step"] == 14
@@ -168,8 +170,8 @@ def test_lora_trains_little_and_saves_less(tmp_path: Path, home: Path) -> None:
     from lab.config import Config
     from lab.network import make_model
 
-    trained = start_run(tmp_path / "lora", *method.SMALL, *lora(home))
-    whole = start_run(tmp_path / "whole", *method.SMALL, *bert(home))
+    trained = start_run(tmp_path / "lora", *SMALL, *lora(home))
+    whole = start_run(tmp_path / "whole", *SMALL, *bert(home))
     model = make_model(Config.of(compose(*lora(home))))
     model.model.load_pretrained()
     last, moves = last_checkpoint(trained), dict(model.named_parameters())
@@ -202,9 +204,9 @@ def test_what_will_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home:
             shutil.copy(home / "bert/config.json", folder)
             (folder / file).unlink()
         with pytest.raises(ConfigError, match=says):
-            start_run(tmp_path / "run", *method.SMALL, *bert(home), f"model.folder={folder}")
+            start_run(tmp_path / "run", *SMALL, *bert(home), f"model.folder={folder}")
     with pytest.raises(ConfigError, match=r"model.layers: no linear layer is named q_proj; there are query, key"):
-        start_run(tmp_path / "run", *method.SMALL, *lora(home), "model.layers=[q_proj]")
+        start_run(tmp_path / "run", *SMALL, *lora(home), "model.layers=[q_proj]")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ConfigError, match=r"needs transformers, which is not installed - .*pip install .*transformers"):
         Pretrained(str(home / "bert"), "AutoModel", None)

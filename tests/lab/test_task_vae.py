@@ -5,22 +5,23 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import method
 import pytest
 import torch
-from conftest import needs, result, start_run
+from common import needs
+from shipped import Shipped
 from torch import nn
 from torch.nn import functional as F
 
 from lab.tasks.vae import VAE, divergence
 from samebits.errors import ConfigError
+from samebits.testing import SMALL, result, start_run
 
 pytestmark = needs("data/digits.h5", "conf/model/autoencoder.yaml")
 RUN = ("task=vae", "model=autoencoder", "model.modules.encoder.hidden=[64]", "model.modules.decoder.hidden=[64]",
        "optim.lr=3e-3", "hardware.eval_batch_size=50", "trainer.max_eval_batches=8")  # fmt: skip
 
 
-class TestVAE(method.Shipped):
+class TestVAE(Shipped):
     terms = ("reconstruction", "kl")
 
     @pytest.fixture
@@ -33,7 +34,7 @@ def test_the_noise_is_the_sample_s(tmp_path: Path) -> None:
     """In an evaluation the row's: the same scores each time, and in batches of any size."""
     from lab.restore import score_checkpoint
 
-    folder = start_run(tmp_path, *method.SMALL, *RUN, "trainer.max_steps=4")
+    folder = start_run(tmp_path, *SMALL, *RUN, "trainer.max_steps=4")
     scores = [score_checkpoint(folder, "val", [f"hardware.eval_batch_size={size}"]) for size in (50, 50, 7)]
     assert scores[0] == scores[1] == pytest.approx(scores[2], rel=1e-5)
     assert scores[0] != pytest.approx(score_checkpoint(folder, "val", ["task.seed=1"]), rel=1e-5)
@@ -74,7 +75,7 @@ def test_a_model_that_does_not_fit(tmp_path: Path) -> None:
         ((*RUN, "trainer=fsdp", "hardware.num_procs=2"), "trainer=fsdp: a ModuleDict has no forward of its own"),
     ):
         with pytest.raises(ConfigError, match=line):
-            start_run(tmp_path, *method.SMALL, *run)
+            start_run(tmp_path, *SMALL, *run)
 
 
 def test_what_it_shows_are_samples_above_their_reconstructions() -> None:

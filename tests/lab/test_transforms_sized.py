@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, compose, result, start_run
+from common import QUICK
 from test_transforms import batch_of
 from test_transforms import test_bitwise_the_same_for_any_split as check_bits
 from torch import Tensor
@@ -18,6 +18,7 @@ from lab.transforms.color import ColorJitter
 from lab.transforms.fields import RandomCrop
 from lab.transforms.sized import CenterCrop, RandomResizedCrop, Resize
 from samebits.errors import ConfigError
+from samebits.testing import compose, result, start_run
 
 LIKE_INCEPTION = ([0.08, 1.0], [3 / 4, 4 / 3])
 

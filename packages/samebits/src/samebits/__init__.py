@@ -7,9 +7,10 @@ The engine imports nothing of the project (`lab`), which is handed to it as an o
     world        ranks: how they start, meet and stop        parallel     DDP, FSDP, and what ranks compare
     runs         a run directory                             checkpoints  saved state, whole or sharded
     loggers      metrics.jsonl, W&B, TensorBoard, MLflow     profiling    where the time goes
-    sweeps       many runs: sweeps, reports, verification; nothing else of samebits imports it
+    sweeps       many runs: sweeps, reports, verification    testing      helpers for a project's tests
 
-Each folder's page (`__init__.py`) lists what others may use. CHANGELOG.md says what changed there.
+Nothing else of samebits imports the last two. Each folder's page (`__init__.py`) lists what others may use.
+CHANGELOG.md says what changed there.
 """
 
 __version__ = "0.2.0"

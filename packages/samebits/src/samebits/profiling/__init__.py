@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from samebits.profiling.summary import summarize, summary_table
     from samebits.profiling.timeline import Batches, Timeline, wrapped
     from samebits.profiling.trace import Trace, dump_memory
-    from samebits.profiling.waits import waits_noticed
+    from samebits.profiling.waits import allowed, waits_noticed
     from samebits.profiling.work import Work, count_flop, peak_tflops
     from samebits.profiling.writes import writes_noticed
 else:

@@ -1,0 +1,66 @@
+"""Shared by the checks: terminals, tools, what older versions wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import pty
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from common import ROOT
+
+from samebits.host import SAME_SIGNAL_S
+from samebits.testing.processes import limit
+
+
+def import_tool(name: str) -> Any:
+    """A module of tools/."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(ROOT / "tools"))
+
+
+def old_rng_state() -> dict[str, Any]:
+    """The generators' states as checkpoints before 0.2 hold them."""
+    kind, keys, *rest = np.random.get_state()
+    drawn = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    return {**drawn, "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest)}
+
+
+def ctrl_c_twice(process: subprocess.Popen[str], answer: str, send: Callable[[int], object]) -> str:
+    """Returns what it says. The second comes when the first was heard; again where both were taken for one."""
+    assert process.stderr is not None
+    send(signal.SIGINT)
+    heard = ""
+    while answer not in heard:
+        heard += (line := process.stderr.readline())
+        assert line, heard
+    time.sleep(2 * SAME_SIGNAL_S)
+    assert process.poll() is None, heard
+    for _ in range(3):
+        send(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return heard + process.communicate(timeout=limit(10))[1]
+    raise AssertionError(f"it goes on: {heard}")
+
+
+def in_a_terminal(*command: str) -> tuple[subprocess.Popen[bytes], int]:
+    """The command in a terminal of its own -> (its process, the terminal's other end)."""
+    ours, theirs = pty.openpty()
+    code = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *command], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    )
+    os.close(theirs)
+    return process, ours

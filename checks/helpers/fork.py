@@ -1,0 +1,61 @@
+"""A copy of the project, as a clone or a fork has it, and commands there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+from common import LIBRARIES, ROOT
+
+from samebits.testing.processes import called
+
+
+def copy_of_the_project(folder: Path) -> Path:
+    """The tracked files and the new ones, as they are now."""
+    if not (ROOT / ".git").exists():  # it was unpacked from an archive
+        left = shutil.ignore_patterns(".venv", "outputs", "wandb", "__pycache__", ".*_cache")
+        return Path(shutil.copytree(ROOT, folder, ignore=left, dirs_exist_ok=True))
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    code = (ROOT / "src", *LIBRARIES)
+    for cache in (
+        one for source in code for one in source.rglob("__pycache__")
+    ):  # compiling them takes longer than most commands
+        shutil.copytree(cache, folder / cache.relative_to(ROOT), dirs_exist_ok=True)
+    return folder
+
+
+def with_fewer_digits(copy: Path) -> Path:
+    """For commands that train: half of the samples."""
+    with h5py.File(ROOT / "data/digits.h5") as whole, h5py.File(copy / "data/digits.h5", "w") as few:
+        few.attrs.update(whole.attrs)
+        for split in whole:
+            for name, values in whole[split].items():
+                few[f"{split}/{name}"] = values[: len(values) // 2]
+                few[f"{split}/{name}"].attrs.update(values.attrs)
+    return copy
+
+
+def run_python(
+    copy: Path, *arguments: str, code: int | None = 0, seconds: float = 120, cwd: Path | None = None
+) -> subprocess.CompletedProcess[Any]:
+    """python with these arguments and the modules of a copy of the project; there, or in `cwd`."""
+    environment = {**os.environ, "PYTHONPATH": str(copy / "src")}
+    return called([sys.executable, *arguments], code, seconds, cwd=cwd or copy, env=environment)
+
+
+def run_undrawn(copy: Path, script: str, *arguments: str, cwd: Path | None = None) -> str:
+    """src/{script}.py without the pictures of a report, which take longer than a small sweep -> all that it says."""
+    typed = [str(copy / "src" / f"{script}.py"), *arguments]
+    begin = f"import sys; sys.modules['matplotlib'] = None; sys.argv = {typed}"
+    done = run_python(copy, "-c", f"{begin}; import {script}; sys.exit({script}.main())", cwd=cwd)
+    return done.stdout + done.stderr

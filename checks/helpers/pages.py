@@ -1,0 +1,57 @@
+"""The pages of the docs and the README, and the commands that they show."""
+
+from __future__ import annotations
+
+import re
+
+from common import ROOT
+
+README = (ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else ""
+OURS = README.startswith("# Samebits\n") and (ROOT / "docs/index.md").exists()
+DOCS = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
+# typed from their beginning to their end, by test_docs.py
+WALKED = ("files.md", "my_data.md", "my_model.md", "my_method.md", "callbacks.md", "your_script.md")
+# run there
+OTHERS = {
+    "tasks.md": "test_task_docs.py", "paper.md": "test_paper.py", "hugging_face.md": "test_task_transformers.py",
+    "README.md": "test_readme.py",
+}  # fmt: skip
+# what cannot run on any machine: (how its command begins, what it needs, the test that tries as much of it as can be)
+NOT_RUN = (
+    (r"docker ", "Docker", "checks/project/test_container.py::test_what_is_copied_and_run_is_there"),
+    (r"wandb launch", "W&B Launch", "checks/project/test_container.py::test_what_is_copied_and_run_is_there"),
+    (r"(\./run )?pipx? in", "a package index", "checks/project/test_environment.py::test_what_is_newer_is_installed"),
+    (
+        r".* hydra/launcher=slurm ", "a cluster",
+        "checks/sweeps/test_slurm.py::test_a_sweep_of_batch_jobs_one_of_which_is_signalled",
+    ),
+    (
+        r".* hydra/launcher=ray ", "a cluster",
+        "checks/sweeps/test_ray.py::test_a_job_goes_on_where_its_node_was_lost_and_one_that_fails_ends_no_other",
+    ),
+)  # fmt: skip
+# a block, after the file that it is: (file or "", language, text)
+FENCE = re.compile(r"(?:`([\w/.]+)`:\n\n)?^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def prose(page: str) -> str:
+    return FENCE.sub(r"`\1`", page)
+
+
+def blocks(page: str) -> list[list[str]]:
+    """The commands of each bash block, without comments. A script, whose first line is `#!`, is one command."""
+    found = [body for _, kind, body in FENCE.findall(page) if kind == "bash"]
+    return [[body] if body.startswith("#!") else lines_of(body) for body in found]
+
+
+def lines_of(block: str) -> list[str]:
+    lines = [re.sub(r"\s+#\s.*", "", line).strip() for line in block.replace("\\\n", " ").splitlines()]
+    return [line for line in lines if line]
+
+
+def commands(page: str) -> list[str]:
+    return [command for block in blocks(page) for command in block]
+
+
+def is_run(command: str) -> bool:
+    return not any(re.match(pattern, command) for pattern, _, _ in NOT_RUN)

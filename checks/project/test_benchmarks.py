@@ -1,0 +1,265 @@
+"""Each script of benchmarks/ runs in small. The figures mean nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from common import NEEDS_GPT, ROOT, needs
+
+from samebits.testing.processes import called, importing, sample_of, wait_for
+
+sys.path.append(str(ROOT / "benchmarks"))
+import bench
+import scale
+from gpu_common import Figure, Setting, as_table, finished, processes_of
+from gpu_stages import busy_s, launches
+from PIL import Image
+
+EXPECTED = {
+    "cifar": {"CIFAR ResNet, eager", "time of ours / bare, eager", "launches a step, eager"},
+    "cifar_compiled": {"CIFAR ResNet, compiled, channels_last"},
+    "cifar_graph": {"CIFAR ResNet, compiled, channels_last"},
+    "gpt2": {"GPT-2 124M, eager", "ours / nanoGPT, eager"},
+    "gpt2_loss": {"ours / nanoGPT, eager, loss compiled"},
+    "gpt2_compiled": {"GPT-2 124M, compiled", "ours / nanoGPT, compiled"},
+    "vocabulary": {"padded / odd"},
+    "loaders": {"threads / device", "workers / device"},
+    "precision": {"speed of bf16 / fp32", "memory of bf16, logits in pieces / fp32"},
+    "images": {"read: 196,608 bytes a row", "all, as in experiment=imagenet"},
+    "checkpoints": {"later save / torch.save", "a resume, from the command to its end"},
+    "faults": {f"{name}: as it should be, of 1" for name in ("kill -9", "hang", "out of memory", "restart")},
+    "cifar94": {"CIFAR-10 to 94 %"},
+}
+
+
+# what makes each script small; {} is a folder with images/, a JPEG
+ONE = "--rounds 1"
+SMALL = {
+    "benchmarks/bench.py": "--cases save --blocks 1",
+    "benchmarks/compose.py": "--jobs 10 optim.lr=1e-3,1e-2",
+    "benchmarks/fsdp_host.py": f"{ONE} --layers 1",
+    "benchmarks/head.py": f"{ONE} --tokens 64 --width 16 --vocabulary 100 --steps 1",
+    "benchmarks/image_stages.py": f"{ONE} --batch 4 --rows 16 --folder {{}}",
+    "benchmarks/loader_figures.py": f"{ONE} --large 320 --small 512 --folder {{}}",
+    "benchmarks/pack.py": f"{ONE} --samples 8 --images {{}}/images --folder {{}}",
+    "benchmarks/read_chunks.py": "{} --quick",
+    "benchmarks/read_cold.py": "{} --quick",
+    "benchmarks/read_dataloader.py": f"{ONE} --rows 512",
+    "benchmarks/read_gather.py": "{} --quick",
+    "benchmarks/read_meaning.py": f"{{}} {ONE}",
+    "benchmarks/read_tokens.py": "{} --quick",
+    "benchmarks/remote.py": f"{{}} {ONE} --megabytes 4",
+    "benchmarks/remote_blocks.py": "{} --gigabytes 0.05 --epochs 1",
+    "benchmarks/remote_hosts.py": "",
+    "benchmarks/report_scale.py": "--jobs 20",
+    "benchmarks/save.py": f"{ONE} --mb 1 --folder {{}}",
+    "benchmarks/scale.py": ONE,
+    "benchmarks/scale_ranks.py": ONE,
+    "benchmarks/seeds.py": "--tables 20",
+    "benchmarks/startup.py": ONE,
+    "benchmarks/startup_ranks.py": ONE,
+    "benchmarks/step.py": f"{ONE} --steps 50",
+    "benchmarks/sweep.py": "--quick",
+    "benchmarks/threads.py": "--quick",
+    "benchmarks/wandb_steps.py": f"{ONE} --steps 100",
+}
+BESIDE = {  # which test runs it
+    "benchmarks/gpu.py": "checks/project/test_benchmarks.py",
+    "benchmarks/gpu_ours.py": "benchmarks/gpu_common.py",  # started by gpu.py
+    "benchmarks/gpu_peers.py": "benchmarks/gpu_common.py",
+    "benchmarks/operations.py": "checks/project/test_benchmarks.py",
+    "benchmarks/sweep_rival.py": "benchmarks/sweep.py",  # needs Lightning, which this project does not install
+    "tools/complete.bash": "checks/project/test_completion.py",
+    "tools/constraints.py": "checks/project/test_environment.py",
+    "tools/fork.py": "checks/project/test_forking.py",
+    "tools/make_digits.py": "tests/lab/test_parts.py",
+    "tools/mutate.py": "checks/project/test_breaks.py",
+    "tools/schema.py": "checks/project/test_schema.py",
+}
+
+
+def test_each_script_runs_in_a_test() -> None:
+    """What has no `__main__` is imported by one that has."""
+    files = [path for folder in ("benchmarks", "tools") for path in (ROOT / folder).iterdir()]
+    texts = {path: path.read_text() for path in files if path.suffix in (".py", ".bash")}
+    scripts = {
+        path for path, text in texts.items() if re.search("^if __name__", text, re.MULTILINE) or path.suffix == ".bash"
+    }
+    assert {path.relative_to(ROOT).as_posix() for path in scripts} == SMALL.keys() | BESIDE.keys()
+    for path in texts.keys() - scripts:
+        assert any(re.search(rf"^(from|import) {path.stem}\b", text, re.MULTILINE) for text in texts.values()), path
+    for script, test in BESIDE.items():
+        assert re.search(rf"\b{Path(script).stem}\b", (ROOT / test).read_text()), script
+
+
+@pytest.mark.slow
+@NEEDS_GPT
+@needs("src/h5.py", "src/report.py", "conf/model/resnet.yaml", "conf/experiment/imagenet.yaml")
+@pytest.mark.parametrize("script", SMALL)
+def test_a_script_runs_in_small(tmp_path: Path, script: str) -> None:
+    (tmp_path / "images").mkdir()
+    Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3)).save(tmp_path / "images/1.jpg")
+    command = [sys.executable, str(ROOT / script), *SMALL[script].format(tmp_path, tmp_path).split()]
+    environment = {**importing(ROOT / "src"), "TMPDIR": str(tmp_path)}
+    said = called(command, seconds=150, cwd=tmp_path, env=environment, fresh=True)
+    assert re.search(r"\d", said.stdout)  # a figure
+    assert "Traceback" not in said.stderr
+
+
+def test_a_case_that_fails_costs_none_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each row is printed when it is measured."""
+    shown = {}
+
+    def row_of(name: str, blocks: int) -> bench.Row:
+        shown[name] = capsys.readouterr().out
+        if name == "cnn":
+            raise bench.Failed("cnn: status 1")
+        return bench.Row(name, 0.01, 0.01, 1.0, 1.05)
+
+    monkeypatch.setattr(bench, "row_of", row_of)
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--cases", "mlp", "cnn", "gpt", "--record"])
+    assert bench.main() == 1
+    assert "| mlp | 10 | 10 | 1.000 |" in shown["cnn"]
+    last = capsys.readouterr()
+    assert "| gpt | 10 | 10 | 1.000 |" in last.out
+    assert last.err == "\nerror: cnn: status 1\n"
+
+
+def test_the_rates_of_a_checkpoint_are_measured() -> None:
+    assert min(scale.checkpoint_rates(rounds=1, megabytes=1)) > 0
+
+
+@pytest.mark.slow
+@NEEDS_GPT
+@needs("conf/experiment/cifar10.yaml")
+@pytest.mark.parametrize("stage", sample_of(["cifar", "checkpoints"], [*EXPECTED]))
+def test_a_stage_works(tmp_path: Path, stage: str) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks/gpu.py"), stage, "--dry", "--out", str(tmp_path)]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # what it leaves running is found by it
+    called(command, seconds=280, env=environment, fresh=True)
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    figures = {figure["name"]: figure for figure in found["figures"]}
+    assert EXPECTED[stage] <= set(figures)
+    assert found["machine"]["small"] is True
+    if stage == "faults":
+        assert all(figure["met"] for figure in figures.values())
+    assert all(f"| {stage} | {name} |" in (tmp_path / "gpu.md").read_text() for name in figures)
+
+
+@pytest.mark.slow
+@needs("conf/experiment/cifar10_fast.yaml")
+def test_a_step_has_few_operations() -> None:
+    """Of which each is a launch on a GPU: the default one 37, 52 in bf16."""
+    said = called([sys.executable, str(ROOT / "benchmarks/operations.py")], seconds=120, fresh=True).stdout
+    rows = {
+        name: [int(cell) for cell in cells.split("|")[:3]]
+        for name, cells in re.findall(r"^\| (.*?) \| (\d.*)", said, re.M)
+    }
+    assert len(rows) == 4
+    assert 25 < rows["default MLP, fp32"][-1] <= 40
+    assert rows["default MLP, fp32"][-1] < rows["default MLP, bf16"][-1] <= 55
+    assert rows["cifar10_fast"][1] <= 100  # four shapes of matrices, of six
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("body", "options", "says"),
+    [
+        ("raise RuntimeError('no such kernel')", [], "no such kernel"),
+        ("pass", ["--minutes", "0.01"], "not begun: --minutes are over"),
+        ("gpu.subprocess.run(['sleep', '1000'])", ["--limit", "1"], "cut short by --limit or --minutes"),
+    ],
+)
+def test_a_stage_that_fails_or_does_not_end_is_named(tmp_path: Path, body: str, options: list[str], says: str) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); import gpu\n"
+        "def broken(setting):\n"
+        "    'Breaks.'\n"
+        "    setting.add('before', 1.0)\n"
+        f"    {body}\n"
+        "gpu.STAGES['faults'] = broken; sys.exit(gpu.main())"
+    )
+    given = [str(ROOT / "benchmarks"), "faults", "--dry", "--out", str(tmp_path), *options]
+    called([sys.executable, "-c", code, *given], code=1)
+    figures = json.loads((tmp_path / "gpu.json").read_text())["figures"]
+    begun = not says.startswith("not begun")
+    assert [(f["name"], f["value"]) for f in figures] == [("before", 1.0)] * begun + [("failed", says)]
+
+
+@pytest.mark.slow
+def test_figures_are_written_as_they_come_and_a_command_is_ended_with_all_it_started(tmp_path: Path) -> None:
+    setting = Setting("cpu", True, tmp_path, out=tmp_path / "out")
+    setting.add("first", 1.0)
+    assert "first" in (tmp_path / "out/gpu.md").read_text()
+    mark = f"sleep 1234.{os.getpid()}"
+    with pytest.raises(SystemExit, match="not ended after 0 s"):
+        finished(["sh", "-c", f"{mark} & {mark}"], os.environ, 0.3)
+    wait_for(lambda: not processes_of(Path(mark.split()[1])))
+    assert finished(["sh", "-c", "echo a; echo b >&2; exit 3"], os.environ) == (3, "a\n", "b\n")
+
+
+def event(ts: float, dur: float, cat: str = "kernel", name: str = "k") -> dict[str, Any]:
+    return {"ts": ts, "dur": dur, "cat": cat, "name": name}
+
+
+def test_a_gpu_is_busy_while_any_kernel_or_copy_runs() -> None:
+    events = [event(0, 10), event(5, 10), event(20, 5, "gpu_memcpy"), event(0, 100, "cpu_op"), event(30, 10)]
+    assert busy_s([event(0, 10, "cpu_op")]) is None
+    steps = [event(0, 50, "user_annotation", f"ProfilerStep#{i}") for i in (3, 4)]
+    assert busy_s([*events, *steps]) == pytest.approx(1e-6 * (15 + 5 + 10) / 2)
+    assert launches([*events, *steps], cuda=True) == 1.5
+    assert launches([*events, *steps], cuda=False) == 0.5
+
+
+def test_a_figure_says_whether_its_target_is_met() -> None:
+    found = [
+        Figure("a", "x", 2.0, "s", ("<=", 1.0)),
+        Figure("a", "y", 2.0, "s", (">=", 1.0)),
+        Figure("a", "z", None, "s", (">=", 1.0)),
+    ]
+    assert [one.met for one in found] == [False, True, None]
+    lines = as_table(found).splitlines()[2:]
+    assert [line.split("|")[-2].strip() for line in lines] == ["**no**", "yes", ""]
+
+
+@pytest.mark.slow
+@NEEDS_GPT
+@needs("conf/model/resnet.yaml")
+@pytest.mark.parametrize("name", sample_of(["ranks"], [*bench.CASES]))
+def test_a_case_is_measured(name: str) -> None:
+    row = bench.row_of(name, blocks=1)
+    assert row.ratio == pytest.approx(row.ours / row.bare)
+    assert min(row.ours, row.bare) > 1e-5  # seconds of a step
+
+
+@pytest.mark.slow
+def test_what_is_measured_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Table and picture in place of the former ones; a miss is bold."""
+    monkeypatch.setattr(bench, "HERE", tmp_path)
+    results = tmp_path / "RESULTS.md"
+    results.write_text(f"before\n{bench.BEGIN}\nformer\n{bench.END}\nafter\n")
+    rows = [bench.Row("a loop", 0.010, 0.0101, 1.01, 1.02), bench.Row("another", 0.010, 0.012, 1.2, 1.02)]
+    for _again in range(2):
+        bench.record(bench.table(rows))
+    text = results.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert "former" not in text
+    assert "| a loop | 10 | 10.1 | 1.010 | <= 1.02 |\n| another | 10 | 12 | **1.200** | <= 1.02 |\n" in text
+    bench.draw(rows, tmp_path / "bench.svg")
+    first = (tmp_path / "bench.svg").read_bytes()
+    bench.draw(rows, tmp_path / "bench.svg")
+    assert (tmp_path / "bench.svg").read_bytes() == first
+    assert b"a loop" in first
+    results.write_text("no place")
+    with pytest.raises(SystemExit, match=r"RESULTS\.md: has no"):
+        bench.record("x")

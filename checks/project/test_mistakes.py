@@ -1,0 +1,618 @@
+"""What a user sees after a mistake: one line that names key, value and remedy, exit status 2, and nothing left behind.
+
+Two tables of rows (a command, its line): mistakes that composing finds, in this process, and those that only a started
+run can find. In both TMP is the test's folder and [...] any text.
+"""
+
+# ruff: noqa: E501 - the lines that users see, word for word
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from common import NEEDS_GPT, QUICK, ROOT, TRAIN, needs
+
+import train
+from lab.config import check
+from lab.options import TrainerConfig
+from lab.program import PROGRAM
+from samebits.config import constructing
+from samebits.errors import ConfigError, RunFailed
+from samebits.extras import missing
+from samebits.schema import TYPED, WHICH_GPUS
+from samebits.testing import compose, start_run
+from samebits.testing.processes import called, importing, processes_with
+
+Call = Callable[..., tuple[int, list[str]]]
+
+
+def options(group: str, *more: str) -> str:
+    return ", ".join(sorted([*more, *(path.stem for path in (PROGRAM.conf / group).glob("*.yaml"))]))
+
+
+ROOT_HAS = "(the config has: name, seed, rules, resume, sweep, monitor, process, data, model, task, optim, trainer, hardware, logger, profiler, callback)"
+GROUPS = "(the config has: data, model, task, optim, trainer, hardware, logger, callback, profiler, name, seed, rules, resume, sweep, monitor[...])"
+MODEL_HAS = f"(model has: {options('model')})"
+TRAINER_HAS = f"(trainer has: {', '.join(f.name for f in fields(TrainerConfig))})"
+SYNTAX = "no valid override - write key=value, a list as key=[1,2], and text with special characters in quotes twice, 'key=\"a,b\"'"
+CHOSEN = "a group is chosen in the list of defaults, `defaults: - override"
+OF_A_MULTIRUN = "of a multirun, and would have no effect here - add -m, or leave it out"
+NEEDS_OPTUNA = needs("conf/hydra/sweeper/optuna.yaml")
+
+
+def row(command: str, line: str, marks: Any = (), files: Mapping[str, str | bytes] | None = None) -> Any:
+    """A case of pytest.mark.parametrize. files: {path in the test's folder: its content}, which are there before."""
+    texts = [text if isinstance(text, str) else text.decode("latin-1") for text in (files or {}).values()]
+    shown = [text.removeprefix("# @package _global_\n") for text in texts]
+    words = " ".join([command.removeprefix("--config-dir TMP "), *shown]).split()
+    return pytest.param(command, line, files or {}, marks=marks, id=" ".join(words))
+
+
+def in_yaml(name: str, content: str | bytes, line: str, more: str = "") -> Any:
+    """A row about the option `name`, such as experiment/new, in a folder of the user's own; FILE in `line`: its path."""
+    group, _, option = name.rpartition("/")
+    text = content if isinstance(content, bytes) else f"{content}\n"
+    line = line.replace("FILE", f"TMP/{name}.yaml")
+    return row(f"--config-dir TMP {group}={option} {more}".strip(), line, files={f"{name}.yaml": text})
+
+
+def experiment(content: str, line: str, more: str = "") -> Any:
+    return in_yaml("experiment/new", f"# @package _global_\n{content}", line, more)
+
+
+# -- what composing finds ----------------------------------------------------------------------------------------------
+
+KEYS = [
+    row("optim.lrr=1", "optim.lrr: no such key - did you mean optim.lr? (optim has: decay_norms_and_biases, lr_factors, schedule, lr, betas, weight_decay)"),
+    row("model.hiden.x=3", "model.hiden: no such key - did you mean model.hidden? (model has: input_shape, num_outputs, hidden, dropout)"),
+    row("optim.lr.x=3", "optim.lr.x: optim.lr is a value, not a group"),
+    row("hydra.run.dri=x", "hydra.run.dri: no such key - did you mean hydra.run.dir? (hydra.run has: dir)"),
+    row("modle=mlp", f"modle: no such key - did you mean model? {GROUPS}"),
+    row("lr=3", f"lr: no such key - did you mean optim.lr? {GROUPS}"),
+    row("batch_size=3", f"batch_size: no such key - trainer.global_batch_size is the number of samples of a step, over all processes {GROUPS}"),
+    row("optim/shedule=cosine", "optim/shedule: no such group - did you mean optim/schedule? (groups: callback, data, data/order, [...])"),
+    row("trainer.max_time=30m", f"trainer.max_time: no such key - it is process.max_time now {TRAINER_HAS}"),
+    row("+trainer.max_step=3", f"trainer.max_step: no such key - did you mean trainer.max_steps? {TRAINER_HAS}"),
+    row("+model.hiden=3", "model.hiden: lab.models.mlp.MLP takes no 'hiden' - did you mean 'hidden'? (accepts: input_shape, num_outputs, hidden, dropout)"),
+    row("trainer.fsdp.wrap=auto", "trainer.fsdp.wrap: trainer.fsdp is null here - choose trainer=fsdp"),
+    row("data=h5 data.transforms.flip.dim=1", "data.transforms.flip: no such key (data.transforms has: to_float) - what is new is added with a plus, +data.transforms.flip.dim=1"),
+    row("optim.eps=1e-6", "optim.eps: no such key (optim has: decay_norms_and_biases, lr_factors, schedule, lr, betas, weight_decay) - what is new is added with a plus, +optim.eps=1e-6, if torch.optim.AdamW takes it"),
+    row("+optim.lr=3", "optim.lr: exists already, so + cannot add it - write optim.lr=..., without the +"),
+    row("~trainer.max_steps", "~trainer.max_steps: this key cannot be taken out; it is null already"),
+    # words of other frameworks
+    *(
+        row(f"{key}={value}", f"{key}: no such key - {TYPED[key.rpartition('.')[2]]} ([...])")
+        for key, value in {
+            "hardware.devices": "[0,1]", "hardware.gpus": "0,1", "trainer.devices": "2", "data.pin_memory": "true",
+            "data.persistent_workers": "true", "data.batch_size": "64", "trainer.empty_cache": "true",
+        }.items()
+    ),
+    row("+data.pin_memory=true", f"data.pin_memory: lab.datasets.synthetic.Synthetic takes no 'pin_memory' - {TYPED['pin_memory']} ([...])"),
+    row("hardware.device=cuda:1", f"hardware.device: no option 'cuda:1' - did you mean cuda? (options: auto, cpu, cuda, mps); {WHICH_GPUS}"),
+    row("profiler=advanced", "profiler=advanced: no such option - Python's own profiler shows functions: ./run python -m cProfile -s cumtime src/train.py ... (profiler has: none, simple, torch)"),
+]  # fmt: skip
+OPTIONS = [
+    row("model=mpl", f"model=mpl: no such option - did you mean model=mlp? {MODEL_HAS}"),
+    row("-m model=mlp,mpl", f"job 1 (model=mpl): model=mpl: no such option - did you mean model=mlp? {MODEL_HAS}"),
+    row("model=mlp,resnet", "model=mlp,resnet: several values are a sweep - add -m, or write a list as model=[mlp,resnet]"),
+    row("+model=mlp", "model: chosen already, so + cannot add it - write model=..., without the +"),
+    row("+callback=curves", "callback: chosen already, so + cannot add it - write callback=..., without the +"),
+    row("hardware.precision=fp8", "hardware.precision: no option 'fp8' (options: auto, fp32, tf32, bf16, bf16-weights, fp16)"),
+    *([] if find_spec("ray") else [row("-m hydra/launcher=ray seed=1,2", missing("hydra/launcher=ray", "ray", "ray"))]),
+    row("-m hydra.sweeper._target_=hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper seed=1,2", "hydra.sweeper._target_: hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper: no such plugin of Hydra is installed - hydra/sweeper=optuna, hydra/launcher=pool and others are this project's own"),
+    row("-cn wandb_sweep", f"--config-name wandb_sweep: {PROGRAM.root}/conf/wandb_sweep.yaml is no config of a run - begin it with `defaults: [train, _self_]`"),
+]  # fmt: skip
+SYNTAXES = [
+    row("a=[1", f"a=[1: {SYNTAX}"),
+    row("seed", f"seed: {SYNTAX}"),
+    row("--lr=3", "unrecognized arguments: --lr=3 - values are given as key=value, without dashes; see --help"),
+    row("hydra.job.num=abc", "hydra.job.num=abc: Value 'abc' of type 'str' could not be converted to Integer"),
+    row("optim.lr='${optm.lr}'", "optim.lr: there is no key optm.lr for ${optm.lr} to point to"),
+    row("optim.lr='${oc.env:NO_SUCH_VARIABLE}'", "optim.lr: Environment variable 'NO_SUCH_VARIABLE' not found"),
+    row("'trainer.clip_norm=choice(null,1.0)'", "trainer.clip_norm=choice(null,1.0): Hydra's choice() takes no null - give the values by themselves, null,1.0"),
+    row("-m hydra.sweeper.params=3", 'hydra.sweeper.params: expected a mapping, such as {seed: "0,1,2"}, got 3'),
+    row(f"--experimental-rerun {PROGRAM.root}/conf/train.yaml", "--experimental-rerun: would unpickle a file - a run's directory goes on with resume=..."),
+]  # fmt: skip
+NO_EFFECT = [
+    *(
+        row(f"'{text}'", f"{text}: {OF_A_MULTIRUN}")
+        for text in ("sweep.preflight=true", "hydra/launcher=slurm", "hydra/launcher=pool", "hydra.sweeper.params={seed: 1}", "hydra.sweep.dir=x")
+    ),
+    row("hydra/sweeper=optuna", f"hydra/sweeper=optuna: {OF_A_MULTIRUN}", NEEDS_OPTUNA),
+    row("hydra/sweeper=optuna hydra.sweeper.n_trials=3", f"hydra/sweeper=optuna: {OF_A_MULTIRUN}", NEEDS_OPTUNA),
+    *(
+        row(f"{shows} {resume}", f"{shows.partition(' ')[0]}: would show a new run's config, not that of the run to go on with - read its config.yaml, or leave out {resume}")
+        for shows in ("--cfg job", "--cfg=job", "-c job", "--help", "-h", "--info")
+        for resume in ("resume=outputs/run", "resume=auto")
+    ),
+    row("data.split_by=y", "data.split_by=y: has no effect without data.split - add data.split=80/10/10, or leave it out"),
+    *(
+        row(f"resume=auto {where}", "resume=auto: this run's directory is a new one each time, so there is none to go on with - add hydra.run.dir=outputs/NAME, or give resume=RUN")
+        for where in ("hydra.run.dir='/tmp/engine-${now:%S}'", "name=x hydra.run.dir='${root:}/outputs/${name}/${suffix:}'")
+    ),
+]  # fmt: skip
+VALUES = [
+    row("optim.lr=abc", "optim.lr: expected a number, got 'abc'"),
+    row("trainer.max_steps=abc", "trainer.max_steps: expected an integer or null, got 'abc'"),
+    row("optim.lr=-0.1", "optim.lr: must be >= 0, got -0.1"),
+    row("optim.lr=nan", "optim.lr: must be >= 0, got nan"),
+    row("optim.lr=inf", "optim.lr: must be finite, got inf"),
+    row("optim.weight_decay=-1", "optim.weight_decay: must be >= 0, got -1"),
+    row("optim.betas=[0.9,1.5]", "optim.betas[1]: must be < 1, got 1.5"),
+    row("optim.schedule.warmup=2", "optim.schedule.warmup: must be <= 1, got 2"),
+    row("optim.schedule.warmup=-0.1", "optim.schedule.warmup: must be >= 0, got -0.1"),
+    row("optim.schedule.final=-1", "optim.schedule.final: must be >= 0, got -1"),
+    row("optim/schedule=step optim.schedule.milestones=[0.5,3]", "optim.schedule.milestones[1]: must be <= 1, got 3; a share of all steps: epoch 10 of 20 is 0.5"),
+    row("optim/schedule=step optim.schedule.milestones=[10ep]", "optim.schedule.milestones: expected a list, each item a number >= 0 and <= 1; a share of all steps: epoch 10 of 20 is 0.5, got ['10ep']"),
+    row("optim/schedule=step optim.schedule.gamma=-1", "optim.schedule.gamma: must be > 0, got -1"),
+    row("model.dropout=1.5", "model.dropout: must be <= 1, got 1.5"),
+    row("model.hidden=[8,0]", "model.hidden[1]: must be >= 1, got 0"),
+    row("model.num_outputs=0", "model.num_outputs: must be >= 1, got 0"),
+    row("model.input_shape=[3,0]", "model.input_shape[1]: must be >= 1, got 0"),
+    row("model=resnet model.width=0", "model.width: must be >= 1, got 0"),
+    row("model=gpt model.heads=0", "model.heads: must be >= 1, got 0", NEEDS_GPT),
+    row("model=gpt model.layers=0", "model.layers: must be >= 1, got 0", NEEDS_GPT),
+    row("task.criterion.label_smoothing=1.5", "task.criterion.label_smoothing: must be <= 1, got 1.5"),
+    row("data.shape=[3,-1]", "data.input_shape: every size must be >= 1, got [3, -1]"),
+    row("data.shape=[3,-1] data.input_shape=[3] model.input_shape=[3]", "data.shape[1]: must be >= 1, got -1"),
+    row("data.size=0", "data.size: must be >= 1, got 0"),
+    row("data.num_workers=-1", "data.num_workers: must be >= 0, got -1"),
+    row("data/order=first data.order.count=0", "data.order.count: must be >= 1, got 0"),
+    row("data/order=chunk_windows data.order.window=0", "data.order.window: must be >= 1, got 0"),
+    row("data/order=chunk_windows data.order.chunk_rows=0", "data.order.chunk_rows: must be >= 1, got 0"),
+    row("data/order=length_buckets +data.order.batch_size=0", "data.order.batch_size: must be >= 1, got 0"),
+    row("data/order=length_buckets data.order.jitter=-0.1", "data.order.jitter: must be >= 0, got -0.1"),
+    row("data/transforms=[crop] data.transforms.crop.size=[0,3]", "data.transforms.crop.size[0]: must be >= 1, got 0"),
+    row("data/transforms=[crop] data.transforms.crop.padding=-4", "data.transforms.crop.padding: must be >= 0, got -4"),
+    row("data/transforms=[crop] +data.transforms.crop.padding_mode=zeros", "data.transforms.crop.padding_mode: expected one of constant, reflect, got 'zeros'"),
+    row("data/transforms=[cutout] data.transforms.cutout.size=0", "data.transforms.cutout.size: must be >= 1, got 0"),
+    row("data/transforms=[erase] data.transforms.erase.probability=2", "data.transforms.erase.probability: must be <= 1, got 2"),
+    row("data/transforms=[normalize] data.transforms.normalize.mean=[0.5] data.transforms.normalize.std=[0.0]", "data.transforms.normalize.std[0]: must be > 0, got 0.0"),
+    row("data/transforms=[mixup] data.transforms.mixup.alpha=0", "data.transforms.mixup.alpha: must be > 0, got 0"),
+    row("trainer.clip_norm=-1", "trainer.clip_norm: must be > 0, got -1.0"),
+    row("trainer.ema_decay=1.5", "trainer.ema_decay: must be < 1, got 1.5"),
+    row("hardware.micro_batch_size=0", "hardware.micro_batch_size: must be >= 1, got 0"),
+    row("seed=4294967296", "seed: must be < 4,294,967,296, got 4294967296"),
+    row("trainer=ddp trainer.global_batch_size=65 hardware.num_procs=2", "trainer.global_batch_size: 65 cannot be shared equally by 2 processes (hardware.num_procs) - 64 can"),
+    row("optim.schedule._target_=torch.optim.lr_scheduler.ReduceLROnPlateau", "optim.schedule._target_: torch.optim.lr_scheduler.ReduceLROnPlateau moves an optimizer itself; a schedule here is a class called with (step, total_steps), [...]"),
+    row("task.criterion._target_=torch.nn.CrossEntropyLoss", "task.criterion._target_: torch.nn.CrossEntropyLoss is called with (output, target); here it would be called with (output, batch), [...]/squared_error.py"),
+    row("+task.metrics.f1._target_=torch.nn.L1Loss", "task.metrics.f1._target_: torch.nn.L1Loss is called with (output, target); here it would be called with (output, batch), [...]/absolute_error.py"),
+    row("optim._partial_=false", "optim._partial_: must be true - the run adds params itself"),
+    row("data.order._partial_=false", "data.order._partial_: must be true - the run adds dataset and seed itself"),
+]  # fmt: skip
+FILES = [
+    row("hydra.run.dir=", "hydra.run.dir: is empty - give a folder, hydra.run.dir=..., or leave it out for one below outputs/"),
+    row("-m hydra.sweep.dir=null", "hydra.sweep.dir: is empty - give a folder, hydra.sweep.dir=..., or leave it out for one below outputs/"),
+    row("hydra.run.dir=TMP/file/a", "TMP/file/a: Not a directory - no run can be written there; choose another folder, hydra.run.dir=...", files={"file": ""}),
+    row("data=h5 data.path=nope.h5", "data.path=TMP/nope.h5: no such file (the current directory is TMP)"),
+    row("data=h5 data.path=[]", "data.path is empty: give a file, a pattern or a list of files"),
+    row("data=h5 data.path=3", "data.path=3: expected a file, a pattern or a list of files"),
+    row("data=h5 data.path=README.md", "data.path: TMP/README.md: cannot be opened (Unable to [...]): it is not an HDF5 file, or its beginning is damaged", files={"README.md": "# Read me"}),
+    row("data=h5 data.splits=null", "data.splits=None: expected a mapping, such as {train: {group: train}, val: null}"),
+    row("data=h5 data.splits.train=3", "data.splits.train=3: expected a mapping, such as {group: train}, or null"),
+    row("data=h5 data.splits.train.rows=[a,b]", "data.splits.train.rows=['a', 'b']: must be two shares, such as [0, 0.9], or null"),
+    row("data=h5 data.splits.train.group=nope", "data.splits.train.group: [...]digits.h5 has no group 'nope' [...]"),
+    row("data=h5 data.fields=null", "data.fields=None: expected a mapping, such as {x: image, y: label}"),
+    row("data=h5 data.fields.x=3", "data.fields.x: expected the name of a dataset, got 3"),
+    *(row(f"data=h5 data.fields.{name}=nope", f"data.fields.{name}: [...]digits.h5: /train has no 'nope' [...]") for name in "xy"),
+    row("data=image_folder data.path=/nope", "data.path: /nope does not exist", needs("conf/data/image_folder.yaml")),
+    *(row(f"data={name} data.path=nope.h5", "data.path=TMP/nope.h5: no such file (the current directory is TMP)", needs(f"conf/data/{name}.yaml")) for name in ("tokens", "sequences")),
+]  # fmt: skip
+HOLDS = "a config holds keys and values, trainer: {max_steps: 3}"
+YAMLS = [
+    experiment("monitr: 3", f"monitr: no such key - did you mean monitor? {ROOT_HAS}"),
+    experiment("max_steps: 3", f"max_steps: no such key - did you mean trainer.max_steps? {ROOT_HAS}"),
+    experiment("trainer: {max_step: 3}", f"trainer.max_step: no such key - did you mean trainer.max_steps? {TRAINER_HAS}"),
+    experiment("model: {hiden: 3}", "model.hiden: lab.models.mlp.MLP takes no 'hiden' - did you mean 'hidden'? (accepts: input_shape, num_outputs, hidden, dropout)"),
+    experiment("defaults: [{override /model: mpl}]", f"model=mpl: no such option - did you mean model=mlp? {MODEL_HAS}"),
+    experiment("defaults: 3", "Invalid defaults list in 'experiment/new', defaults must be a list (got int)"),
+    experiment("defaults: [digts]", f"experiment=digts: no such option - did you mean experiment=digits? (experiment has: {options('experiment', 'new')}) (named in experiment/new.yaml)"),
+    experiment("defaults: [/model: mlp]", "FILE: model: chosen already - write `override /model: mlp` in its list of defaults"),
+    experiment("defaults: [/callback: curves]", "FILE: callback: chosen already - write `override /callback: curves` in its list of defaults"),
+    experiment("model: {hidden: ['${seed']}", "FILE: model.hidden.0: ${seed - no valid interpolation; another key's value is ${group.key}"),
+    experiment("trainer.max_steps: 5", "FILE: trainer.max_steps: yaml takes dots as a part of the name - write trainer: {max_steps: 5}"),
+    experiment("trainer: {ddp.static_graph: true}", "FILE: ddp.static_graph: yaml takes dots as a part of the name - write ddp: {static_graph: true}"),
+    in_yaml("optim/new", "schedule.final: 0.1", "FILE: schedule.final: yaml takes dots as a part of the name - write schedule: {final: 0.1}"),
+    in_yaml("experiment/new", "defaults: [{override /model: mlp}]", "experiment/new.yaml: must begin with '# @package _global_' to override the whole config"),
+    in_yaml("experiment/new", "seed: 3", "experiment: its yaml must begin with '# @package _global_' to override the whole config"),
+    in_yaml("experiment/new", "\ufeff# @package _global_\nseed: 5\n".encode(), "FILE: begins with a byte order mark, so Hydra does not see its '# @package' - save it as UTF-8 without one (BOM)"),
+    in_yaml("experiment/new", "seed: [3\ntrainer: 3", "FILE, line 2: not valid yaml: [...]expected [...]"),
+    in_yaml("experiment/new", "seed: 3\nseed: 4", "FILE, line 2: not valid yaml: [...]found duplicate key seed[...]"),
+    in_yaml("model/new", b"a: \xff\n", "FILE: not valid yaml: byte 3 is not UTF-8 - save it as UTF-8"),
+    row("--config-dir TMP model=b", "TMP/model/b.yaml: not valid yaml: byte 0 is not UTF-8 - save it as UTF-8", files={"model/a.yaml": b"\xff", "model/b.yaml": b"\xfe"}),
+    row("--config-dir TMP model=a", "model=a: no such option - rename TMP/model/a.yml to a.yaml, the only ending that Hydra reads [...]", files={"model/a.yml": "_target_: x"}),
+    row("--config-dir TMP experiment=a", "[...]experiment=a: the defaults of a yaml lead back to itself - take one of them out", files={
+        f"experiment/{name}.yaml": f"# @package _global_\ndefaults: [{other}, {{override /model: resnet}}]\n" for name, other in (("a", "b"), ("b", "/experiment/a"))
+    }),
+    # a yaml that holds no keys
+    experiment("- a", f"FILE: holds a list; {HOLDS}"),
+    in_yaml("experiment/new", "- a", f"FILE: holds a list; {HOLDS}"),
+    in_yaml("experiment/new", "3", f"FILE: holds the single value 3; {HOLDS}"),
+    *(
+        in_yaml(f"{group}/new", content, f"FILE: holds {what}; {HOLDS}")
+        for group in ("data", "model", "task", "optim", "callback")
+        for content, what in (("3", "the single value 3"), ("- a", "a list"), ("text", "the single value 'text'"))
+    ),
+    *(
+        in_yaml(f"{group}/new", content, line)
+        for group, line in {
+            "data": "model.input_shape: there is no key data.input_shape for ${data.input_shape} to point to",
+            "model": "model: needs a _target_, the import path of what to build, got a mapping",
+            "task": "task: needs a _target_, the import path of what to build, got a mapping",
+            "optim": "optim.schedule: this key is missing - give it a value, optim.schedule=...",
+        }.items()
+        for content in ("", "null")
+    ),
+]  # fmt: skip
+
+
+def given_a_value(group: str, option: str) -> Iterator[Any]:
+    """A group that is given a bare value: in an experiment, in what it includes, in a yaml of the group around it."""
+    outer, _, inner = group.rpartition("/")
+    all_of_it = f"one of {options(group)}"
+    for text, shown, remedy in (
+        (option, option, option), ("", "null", all_of_it), ("3", "3", all_of_it), (f"[{option}]", f"['{option}']", all_of_it),
+    ):  # fmt: skip
+        content = f"{outer}: {{{inner}: {text}}}" if outer else f"{inner}: {text}"
+        said = f"{shown} - {CHOSEN} /{group}: {remedy}`"
+        line = f"FILE: {group.replace('/', '.')}: {said}"
+        whole = "# @package _global_\ndefaults: [new]\n"
+        files = {"experiment/new.yaml": f"# @package _global_\n{content}\n", "experiment/whole.yaml": whole}
+        yield experiment(content, line, "debug=fast")
+        included = line.replace("FILE", "TMP/experiment/new.yaml")
+        yield row("--config-dir TMP experiment=whole debug=fast", included, files=files)
+        if outer:
+            within = f"defaults: [adamw]\n{inner}: {text}"
+            yield in_yaml(f"{outer}/new", within, f"FILE: {inner}: {said}", "debug=fast")
+
+
+BARE = [
+    *(
+        experiment("logger: none", f"FILE: logger: none - {CHOSEN} /logger: none`", more)
+        for more in ("", "debug=fast", "--cfg job", "-m seed=1,2")  # also before it is printed, and in a sweep
+    ),
+    experiment("trainer: 3", f"FILE: trainer: 3 - {CHOSEN} /trainer: one of ddp, dp, fsdp, single`"),
+    *given_a_value("model", "mlp"),
+    *given_a_value("optim/schedule", "constant"),
+]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The (config, run directory, overrides) of each run that would have started; seed 66 fails."""
+    runs: list[Any] = []
+
+    def start(config: Any, run_dir: Path, overrides: list[str], own_process: bool) -> None:
+        assert run_dir.is_dir()
+        cfg = config.given
+        runs.append((cfg, run_dir, overrides))
+        if cfg.seed == 66:
+            raise RunFailed(f"RuntimeError: out of luck ({run_dir})")
+
+    monkeypatch.setitem(sys.modules, "lab.start", SimpleNamespace(start=start))
+    return runs
+
+
+@pytest.fixture
+def call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], started: list[Any]
+) -> Call:
+    """train.py with these arguments, in this process -> (exit status, lines of stderr); stdout stays empty."""
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, list[str]]:
+        folders = [f"hydra.run.dir={tmp_path}/a"]
+        if "-m" in arguments:
+            folders.append(f"hydra.sweep.dir={tmp_path}/sweep")
+        monkeypatch.setattr(sys, "argv", ["train.py", *folders, *arguments])
+        capsys.readouterr()
+        status = train.main()
+        said = capsys.readouterr()
+        assert said.out == ""
+        return status, said.err.splitlines()
+
+    return call
+
+
+def prepared(folder: Path, command: str, files: Mapping[str, str | bytes]) -> list[str]:
+    """Returns the words of the command, once the files are there."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return [word.replace("TMP", str(folder)) for word in shlex.split(command)]
+
+
+def is_line(shown: str, line: str, folder: Path) -> bool:
+    pattern = re.escape(f"error: {line}".replace("TMP", str(folder))).replace(re.escape("[...]"), ".*")
+    return re.fullmatch(pattern, shown) is not None
+
+
+@pytest.mark.one_quick(10)
+@pytest.mark.parametrize(
+    ("command", "line", "files"), [*KEYS, *OPTIONS, *SYNTAXES, *NO_EFFECT, *VALUES, *FILES, *YAMLS, *BARE]
+)
+def test_a_mistake_that_composing_finds(
+    call: Call, started: list[Any], tmp_path: Path, command: str, line: str, files: dict[str, str | bytes]
+) -> None:
+    words = prepared(tmp_path, command, files)
+    before = set(tmp_path.rglob("*"))
+    status, (shown,) = call("data=synthetic", *words)
+    assert is_line(shown, line, tmp_path), shown
+    assert status == 2
+    assert not started
+    assert set(tmp_path.rglob("*")) == before
+
+
+# -- what a started run finds ------------------------------------------------------------------------------------------
+
+ZOO = """
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from lab.callbacks.base import Callback
+
+class Net(nn.Sequential):
+    def __init__(self, input_shape, num_outputs, hidden, dropout, depth=1):
+        if depth == 0:
+            raise ValueError("depth must not be 0")
+        if depth == 2:
+            raise KeyError("a bug")
+        if depth == 4:
+            raise FileNotFoundError(2, "No such file or directory", "table.csv")
+        super().__init__(nn.Flatten(), nn.Linear(64, num_outputs), nn.Dropout(depth * dropout))
+
+class Late(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.LazyLinear(10))
+
+class Order:
+    def __init__(self, dataset, seed):
+        raise RuntimeError(f"cannot order {len(dataset)} samples")
+
+class Nothing:
+    def __init__(self, *parts, **arguments): ...
+
+class Misspelt(Callback):
+    def on_stepp(self, state): ...
+
+class Lightning(Callback):
+    def on_train_epoch_end(self, trainer, module): ...
+
+class Fewer(Callback):
+    def on_eval(self, scores): ...
+
+class Text(Callback):
+    def on_log(self, state, values): values["mine"] = "text"
+
+class Trained:
+    def __init__(self):
+        self.part = nn.Linear(1, 1)
+
+    def __call__(self, output, batch): ...
+
+def rate(**arguments):
+    return lambda step, total: "fast"
+
+def losses(are):
+    changed = {
+        "a list": lambda values: values.tolist(),
+        "a number": lambda values: values.mean().item(),
+        "a mean": lambda values: values.mean(),
+        "of tokens": lambda values: values.repeat(3) if torch.is_grad_enabled() else values,
+        "of scored tokens": lambda values: values if torch.is_grad_enabled() else values.repeat(3),
+        "half": lambda values: values.bfloat16(),
+        "detached": lambda values: values.detach(),
+    }[are]
+    return lambda output, batch: changed(cross_entropy(output, batch["y"], reduction="none"))
+"""
+WITH_ZOO = """
+import sys, lab.models
+lab.models.__path__.append(sys.argv.pop(1))
+sys.argv[0] = "train.py"
+import train
+sys.exit(train.main())
+"""  # in which lab.models.zoo is a module of a user's
+NET = "model._target_=lab.models.zoo.Net"
+CRITERION = "~task.criterion.label_smoothing task.criterion._target_=lab.models.zoo"
+A_SAMPLE = "must return one value a sample, (B,) = (64,), but returned"
+
+
+def nothing(key: str, expected: str) -> Any:
+    return row(f"{key}._target_=lab.models.zoo.Nothing", f"{key.lstrip('+')}._target_: expected {expected}, and lab.models.zoo.Nothing gives a Nothing")  # fmt: skip
+
+
+RUNS = [
+    row(f"{NET} +model.depth=0", "model.depth=0: lab.models.zoo.Net cannot be built: depth must not be 0 (ValueError, TMP/mine/zoo.py, line 11; LAB_TRACEBACK=1 has more)"),
+    row(f"{NET} +model.depth=2", "model: lab.models.zoo.Net cannot be built with input_shape=[1, 8, 8], num_outputs=10, hidden=[16], dropout=0.0, depth=2: 'a bug' (KeyError, TMP/mine/zoo.py, line 13; LAB_TRACEBACK=1 has more)"),
+    row(f"{NET} +model.depth=4", "model: lab.models.zoo.Net cannot be built with [...], depth=4: [Errno 2] No such file or directory: 'table.csv' (FileNotFoundError, TMP/mine/zoo.py, line 15; LAB_TRACEBACK=1 has more)"),
+    row(f"{NET} +model.depth=7 model.dropout=1.0", "model.dropout=1.0: lab.models.zoo.Net cannot be built: dropout probability has to be between 0 and 1, but got 7.0 (ValueError, TMP/mine/zoo.py, line 16; LAB_TRACEBACK=1 has more)"),
+    row(f"{NET} +model.depth=0 trainer=ddp hardware.num_procs=2", "model.depth=0: lab.models.zoo.Net cannot be built: depth must not be 0 (ValueError, [...])", files={"a/notes/mine.txt": "mine"}),
+    row("model._target_=lab.models.zoo.Late ~model.input_shape ~model.num_outputs ~model.hidden ~model.dropout", "model: net.1.weight has no size before the first batch, as a lazy module's: give the size, which data.input_shape and data.num_outputs say"),
+    row("model.input_shape=[3]", "MLP was built for samples of shape (3,) and got (1, 8, 8): its input_shape must be that (for the model: model.input_shape, the shape after data.transforms)"),
+    row("optim=sgd optim.momentum=0", "optim.momentum=0: torch.optim.SGD cannot be built: Nesterov momentum requires a momentum and zero dampening (ValueError, [...]sgd.py, line [...]; LAB_TRACEBACK=1 has more)"),
+    row("optim.schedule._target_=lab.models.zoo.rate", "optim.schedule: lab.models.zoo.rate cannot be built with warmup=0.05, final=0.0: can't multiply sequence by non-int of type 'float' (TypeError; LAB_TRACEBACK=1 has more)"),
+    nothing("model", "a torch.nn.modules.module.Module"),
+    nothing("optim", "a torch.optim.optimizer.Optimizer"),
+    nothing("optim.schedule", "something to be called"),
+    nothing("+data.transforms.a", "something to be called"),
+    nothing("+callback.a", "a lab.callbacks.base.Callback"),
+    row(f"{CRITERION}.Nothing", "task.criterion: Nothing cannot be called: give it __call__(output, batch) -> (B,) losses"),
+    # what is called while it trains
+    row("+callback.a._target_=lab.models.zoo.Misspelt", "callback.a: Misspelt.on_stepp would never be called - did you mean on_step? (called are: before_step, on_end[...])"),
+    row("+callback.a._target_=lab.models.zoo.Lightning", "callback.a: Lightning.on_train_epoch_end would never be called (called are: [...])"),
+    row("+callback.a._target_=lab.models.zoo.Fewer", "callback.a: Fewer.on_eval must take (state, scores), got (self, scores)"),
+    row("+callback.a._target_=lab.models.zoo.Text", "log('mine'): expected a number, got str - of a tensor or array give .item(); run.logger.show takes pictures, tables and texts"),
+    row("+callback._target_=lab.models.zoo.Text", "callback: its entries have names, such as callback.x: {_target_: ...}; its _target_ has none"),
+    *(
+        row(f"{CRITERION}.losses '+task.criterion.are={are}' trainer.eval_every=2", f"task.criterion: {line}")
+        for are, line in {
+            "a list": f"{A_SAMPLE} a list: [...]", "a number": f"{A_SAMPLE} a float: [...]",
+            "of tokens": f"{A_SAMPLE} shape (192,): [...]", "of scored tokens": f"{A_SAMPLE} shape (192,): [...]",
+            "half": "the losses are torch.bfloat16, which holds two or three digits, and their gradient no more: compute them from output.float()",
+            "detached": "the losses have no gradient, so nothing can be trained: they must depend on the model's output, by operations that have one (no argmax, no detach, no numpy)",
+        }.items()
+    ),
+    row("+task.metrics.mine._target_=lab.models.zoo.losses '+task.metrics.mine.are=a mean'", f"task.metrics.mine: {A_SAMPLE} shape (): leave the mean over the batch out, and take it over all other dimensions, values.view(B, -1).mean(1)"),
+    row(f"{CRITERION}.Trained", "task.criterion: Trained has a parameter to train, part.weight[...], which is not part [...]"),
+    # what the data says
+    row("data.order._target_=lab.models.zoo.Order", "data.order: lab.models.zoo.Order cannot be built: cannot order 1297 samples (RuntimeError, TMP/mine/zoo.py, line [...]; LAB_TRACEBACK=1 has more)"),
+    row("data/order=first data.order.count=9999", "data.order.count=9999 must be between 1 and the 1297 samples of the training split"),
+    row("data.splits.val.group=valid", "data.splits.val.group: [...]digits.h5 has no group 'valid' [...]; did you mean 'val'? [...]"),
+    row("data.splits.train=null", "data.splits.train=null: there is nothing to train on; name the group that holds the split"),
+    row("data.splits.train.rows=[0,2]", "data.splits.train.rows=[0, 2]: must be two shares with 0 <= begin < end <= 1, such as [0, 0.9]"),
+    row("data/transforms=[to_float,cutout] data.transforms.cutout.field=y", "data.transforms: Cutout takes images, (B, C, H, W), and field='y' is (64,)"),
+    row("data/transforms=[to_float,flip] data.transforms.flip.dim=9", "data.transforms: RandomFlip.dim=9: the batch has the shape (64, 1, 8, 8)"),
+    row("data/transforms=[to_float,flip] data.transforms.flip.dim=0", "data.transforms.flip.dim=0: lab.transforms.fields.RandomFlip cannot be built: dim must not be 0, which counts the samples; -1 is left and right, -2 top and bottom (ValueError, [...])"),
+    row("data/transforms=[to_float,crop] data.transforms.crop.size=[3]", "data.transforms.crop.size=[3]: lab.transforms.fields.RandomCrop cannot be built: size must be [height, width], got [3] (ValueError, [...])"),
+    row("data/transforms=[to_float,normalize] data.transforms.normalize.mean=[] data.transforms.normalize.std=[]", "data.transforms: Normalize needs as many std > 0 as mean, got mean=[] std=[]"),
+    row("'+data.transforms.a={_target_: lab.datasets.tokens.NextToken, field: z}'", "data.transforms: NextToken.field='z'; the batch has ['x', 'y']", needs("src/lab/datasets/tokens.py")),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "line", "files"), RUNS)
+def test_a_mistake_that_a_started_run_finds(
+    tmp_path: Path, command: str, line: str, files: dict[str, str | bytes]
+) -> None:
+    """What was in the run's directory before, stays there."""
+    words = prepared(tmp_path, command, {"mine/zoo.py": ZOO, **files})
+    before = set(tmp_path.rglob("*"))
+    run = (*QUICK, "trainer.max_steps=2", "trainer.log_every=1", f"hydra.run.dir={tmp_path}/a")
+    code = [sys.executable, "-c", WITH_ZOO, str(tmp_path / "mine")]
+    done = called([*code, *run, *words], 2, cwd=tmp_path, env=importing(ROOT / "src"))
+    assert is_line(done.stderr.splitlines()[-1], line, tmp_path), done.stderr
+    assert done.stdout == ""
+    assert len(re.findall("^(error|failed): |Traceback", done.stderr, re.MULTILINE)) == 1
+    assert {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts} == before
+    assert processes_with(str(tmp_path)) == []
+
+
+@pytest.mark.slow
+def test_from_the_shell(tmp_path: Path) -> None:
+    """The plain command, in another folder."""
+    done = called([*TRAIN, f"hydra.run.dir={tmp_path}/a", "trainer.keep_bset=1"], 2, cwd=tmp_path, fresh=True)
+    line = f"error: trainer.keep_bset: no such key - did you mean trainer.keep_best? {TRAINER_HAS}\n"
+    assert (done.stdout, done.stderr) == ("", line)
+    assert not list(tmp_path.iterdir())
+
+
+# -- what is no mistake, or not of the config --------------------------------------------------------------------------
+
+
+def test_a_number_is_a_name_and_null_takes_a_part_out(call: Call, started: list[Any], tmp_path: Path) -> None:
+    text = "# @package _global_\ndata: {transforms: {to_float: null}}\ntask: {metrics: {accuracy: null}}\n"
+    words = prepared(tmp_path, "--config-dir TMP name=2024 experiment=a", {"experiment/a.yaml": text})
+    assert call(*words) == (0, [])
+    assert call("data.transforms=null", "task.metrics=null", "+callback.mine=null") == (0, [])
+    for cfg, *_ in started:
+        assert cfg.data.transforms == cfg.task.metrics == cfg.callback == {}
+
+
+@pytest.mark.slow
+def test_a_good_config_starts_once_and_resolved(call: Call, started: list[Any], tmp_path: Path) -> None:
+    """A run that fails is status 1."""
+    line = f"failed: RuntimeError: out of luck ({tmp_path}/a)"
+    assert call("data=synthetic", "seed=66", "resume=auto") == (1, [line])
+    [(cfg, run_dir, overrides)] = started
+    assert list(cfg.model.input_shape) == list(cfg.data.shape)
+    assert run_dir == tmp_path / "a"
+    assert {"data=synthetic", "seed=66"} <= set(overrides)
+
+
+@pytest.mark.slow
+def test_an_error_of_the_programme_keeps_its_traceback(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setitem(sys.modules, "lab.start", SimpleNamespace(start=broken))
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        call("data=synthetic")
+
+
+@pytest.mark.parametrize("error", [MemoryError("none"), ConfigError("data.x: wrong"), RunFailed("not finite")])
+def test_errors_that_are_no_mistake_in_the_values_or_name_their_key_stay(error: Exception) -> None:
+    with pytest.raises(type(error), match=str(error)), constructing(PROGRAM, "data", {}):
+        raise error
+
+
+def test_the_error_behind_a_line_is_its_cause() -> None:
+    """LAB_TRACEBACK=1 shows it."""
+    with pytest.raises(ConfigError) as error, constructing(PROGRAM, "data", {}):
+        raise ValueError("a bug")
+    assert isinstance(error.value.__cause__, ValueError)
+
+
+def test_every_argument_that_must_be_a_size_says_so() -> None:
+    """What the yamls give as a whole number of something may not be negative."""
+    free = {"seed"}  # of the synthetic data: any number
+    tried = 0
+    for name in ("model", "data"):
+        for argument, value in compose("data=synthetic")[name].items():
+            if isinstance(value, int) and not isinstance(value, bool) and argument not in free:
+                cfg = compose("data=synthetic", checked=False)
+                cfg[name][argument], tried = -1, tried + 1
+                with pytest.raises(ConfigError, match=rf"{name}\.{argument}: must be >= "):
+                    check(cfg)
+    assert tried > 3
+
+
+@pytest.mark.slow
+def test_a_mistake_found_after_a_checkpoint_leaves_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was trained is worth more than a clean folder."""
+
+    def scores(*_: Any) -> Any:
+        raise ConfigError("task.metrics.accuracy: wrong")
+
+    monkeypatch.setattr("lab.run.final_scores", scores)
+    with pytest.raises(ConfigError, match=r"task\.metrics\.accuracy: wrong"):
+        start_run(tmp_path / "a", *QUICK, "trainer.max_steps=2")
+    assert list((tmp_path / "a" / "checkpoints").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sweep", [(), ("-m", "hydra/sweeper=basic", "hydra/launcher=basic")])
+def test_what_is_changed_for_hydra_does_not_reach_a_job(
+    call: Call, monkeypatch: pytest.MonkeyPatch, sweep: tuple[str, ...]
+) -> None:
+    """User code parses command lines too, and starts processes."""
+    seen: list[Any] = []
+    before = argparse.ArgumentParser.parse_args, argparse.ArgumentParser.error
+
+    def start(*rest: Any, **more: Any) -> None:
+        parser = argparse.ArgumentParser()
+        parser.add_subparsers(dest="verb").add_parser("go").add_argument("--fast", action="store_true")
+        seen.append((parser.parse_args(["go", "--fast"]).fast, os.environ.get("HYDRA_FULL_ERROR"), sys.argv[-1]))
+        with pytest.raises(SystemExit):
+            parser.parse_args(["--slow"])
+
+    monkeypatch.setitem(sys.modules, "lab.start", SimpleNamespace(start=start))
+    status, lines = call(*sweep, "seed=3", "debug=nan")  # Hydra itself is handed debug='nan'
+    assert (status, lines[:1]) == (0, []) or "usage" in lines[0], lines
+    assert seen == [(True, None, "debug=nan")]
+    assert (argparse.ArgumentParser.parse_args, argparse.ArgumentParser.error) == before
+    assert "HYDRA_FULL_ERROR" not in os.environ
+
+
+@pytest.mark.slow
+def test_what_is_changed_for_hydra_does_not_reach_a_sweep(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def sweep(*rest: Any) -> None:
+        seen.append((os.environ.get("HYDRA_FULL_ERROR"), argparse.ArgumentParser.parse_args.__module__))
+
+    monkeypatch.setattr("samebits.sweeps.drive.sweep", sweep)
+    assert call("-m", "seed=3,4") == (0, [])
+    assert seen == [(None, "argparse")]

@@ -1,0 +1,285 @@
+"""TensorBoard and MLflow hold what metrics.jsonl holds, once, after a resume too; media are files of the run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import re
+import sys
+import wave
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from common import QUICK, TRAIN
+
+from lab.program import PROGRAM
+from samebits.errors import ConfigError
+from samebits.extras import missing
+from samebits.loggers.logger import RunLogger
+from samebits.loggers.media import Audio, Histogram, Table, grid, save
+from samebits.loggers.mlflow_log import MLflowThread, name_there, sync_mlflow
+from samebits.loggers.options import LoggerConfig, MLflowConfig
+from samebits.runs.directory import write_config
+from samebits.testing import compose, kill_at, metrics, start_run
+from samebits.testing.processes import called
+
+RUN = (*(text for text in QUICK if not text.startswith("logger=")), "trainer.max_steps=12", "trainer.log_every=2",
+       "trainer.eval_every=4", "trainer.save_every=4")  # fmt: skip
+
+
+def logged(run: Path) -> list[tuple[str, int, float]]:
+    """(name, step, value) of all that metrics.jsonl holds."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return sorted((k, line["step"], v) for line in lines for k, v in line.items() if "/" in k)
+
+
+def tensorboard(run: Path) -> list[tuple[str, int, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    return sorted((tag, e.step, e.value) for tag in events.Tags()["scalars"] for e in events.Scalars(tag))
+
+
+def mlflow(run: Path, uri: str) -> tuple[Any, list[tuple[str, int, float]]]:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("default")
+    [record] = client.search_runs([experiment.experiment_id])
+    points = [
+        (n, p.step, p.value) for n in record.data.metrics for p in client.get_metric_history(record.info.run_id, n)
+    ]
+    return record, sorted(points)
+
+
+def close(found: list[tuple[str, int, float]], expected: list[tuple[str, int, float]]) -> None:
+    assert [entry[:2] for entry in found] == [entry[:2] for entry in expected]
+    # TensorBoard holds float32
+    np.testing.assert_allclose([entry[2] for entry in found], [entry[2] for entry in expected], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_both_hold_what_metrics_holds_after_a_kill_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = f"file:{tmp_path}/mlruns"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # of this process, which reads
+    run = tmp_path / "run"
+    overrides = (*RUN, "logger=[tensorboard,mlflow]", "trainer.max_steps=400", "trainer.log_every=25",
+                 "trainer.eval_every=100", "trainer.save_every=40", f"hydra.run.dir={run}")  # fmt: skip
+    kill_at(run, 80, overrides)
+    called([*TRAIN, *overrides, "resume=auto"], seconds=120)
+    close(tensorboard(run), logged(run))
+    record, points = mlflow(run, uri)
+    close(points, logged(run))
+    assert record.info.status == "FINISHED"
+    assert record.data.params["optim.lr"] == str(compose(*overrides[:-1]).optim.lr)
+    assert "final/test/loss" in record.data.tags
+
+
+@pytest.mark.slow
+def test_each_kind_of_media_is_a_file_and_reaches_tensorboard(tmp_path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    write_config(PROGRAM, tmp_path, compose(*RUN, "logger=none"))
+    figure = plt.figure()
+    plt.plot([0, 1])
+    ramp = torch.linspace(0, 1, 20).reshape(4, 5)
+    with RunLogger(PROGRAM, tmp_path, LoggerConfig(kind="none", tensorboard=True), 0, 60.0) as logger:
+        logger.begin(0, 10)
+        logger.show(3, "val/figure", figure)
+        logger.show(3, "val/image", ramp)
+        logger.show(3, "val/colour", np.zeros((3, 8, 9), np.uint8))
+        logger.show(3, "weights", Histogram(torch.tensor([0.0, 1.0, 1.0, float("nan")], dtype=torch.bfloat16), bins=2))
+        logger.show(3, "voice", Audio(torch.tensor([0.0, 1.0, -1.0, 2.0]), 8000))
+        logger.show(3, "text", "said")
+        logger.show(3, "errors", Table(["image", "label"], [[7, "cat"]]))
+    plt.close(figure)
+    media = tmp_path / "media"
+    from PIL import Image
+
+    image = np.asarray(Image.open(media / "val/image/00000003.png"))
+    np.testing.assert_array_equal(image, (ramp * 255).round().numpy())
+    assert Image.open(media / "val/colour/00000003.png").size == (9, 8)
+    assert Image.open(media / "val/figure/00000003.png").size[0] > 100
+    assert (media / "text/00000003.txt").read_text() == "said"
+    assert list(csv.reader((media / "errors/00000003.csv").open())) == [["image", "label"], ["7", "cat"]]
+    assert list(csv.reader((media / "weights/00000003.csv").open()))[1:] == [["0.0", "0.5", "1"], ["0.5", "1.0", "2"]]
+    with wave.open(str(media / "voice/00000003.wav")) as file:
+        assert np.frombuffer(file.readframes(9), "<i2").tolist() == [0, 32767, -32767, 32767]
+
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    tags = events.Tags()
+    assert sorted(tags["images"]) == ["val/colour", "val/figure", "val/image"]
+    assert tags["histograms"] == ["weights"]
+    assert tags["audio"] == ["voice"]
+    assert {"text/text_summary", "errors/text_summary", "config/text_summary"} <= set(tags["tensors"])
+
+
+def test_a_resume_drops_what_was_logged_after_its_checkpoint(tmp_path: Path) -> None:
+    """A signal may put an evaluation off until after its step's checkpoint, so the number of lines decides."""
+    write_config(PROGRAM, tmp_path, compose(*RUN, "logger=none"))
+
+    def log(from_step: int, lines: int | None, *values: tuple[int, float]) -> list[tuple[int, float]]:
+        with RunLogger(PROGRAM, tmp_path, LoggerConfig(kind="none"), from_step, 60.0, lines) as logger:
+            logger.begin(from_step, 10)
+            for step, value in values:
+                logger.log(step, {"train/loss": value})
+        return [(line["step"], line["train/loss"]) for line in metrics(tmp_path)]
+
+    assert log(0, 0, (1, 0.1), (2, 0.2), (2, 0.3), (3, 0.4)) == [(1, 0.1), (2, 0.2), (2, 0.3), (3, 0.4)]
+    assert RunLogger(PROGRAM, tmp_path, LoggerConfig(kind="none"), 2, 60.0, 2).latest("train") == {"train/loss": 0.2}
+    assert log(2, 2, (3, 0.5)) == [(1, 0.1), (2, 0.2), (3, 0.5)]
+    assert log(2, None, (3, 0.6)) == [(1, 0.1), (2, 0.2), (3, 0.6)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("../out", "text", "a name is made of letters"),
+        ("a b", "text", "a name is made of letters"),
+        ("x", np.zeros((2, 2), np.int64), r"int64 \(2, 2\) is no picture"),
+        (
+            "x",
+            np.zeros(5, np.uint8),
+            r"uint8 \(5,\) is no picture: .* a Histogram, Audio or Table of samebits\.loggers",
+        ),
+        ("x", Audio(np.zeros((1, 2, 3)), 8000), r"samples have the shape \(1, 2, 3\)"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(tmp_path: Path, name: str, value: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        save(tmp_path, 1, name, value)
+
+
+@pytest.mark.one_quick
+@pytest.mark.parametrize(("name", "extra"), [("tensorboard", "tensorboard"), ("mlflow", "mlflow"), ("wandb", "")])
+def test_a_library_that_is_missing_is_said_before_the_run(
+    monkeypatch: pytest.MonkeyPatch, name: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=f"^{re.escape(missing(f'logger={name}', name, extra))}$"):
+        compose(*RUN, f"logger={name}")
+
+
+@pytest.mark.slow
+def test_an_error_of_a_library_does_not_stop_the_training(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mlruns").write_text("a file where MLflow's folder should be")
+    run = start_run(tmp_path / "run", *RUN, "logger=mlflow", f"logger.mlflow.tracking_uri=file:{tmp_path}/mlruns")
+    assert metrics(run)[-1]["step"] == 12
+    said = capfd.readouterr().err
+    assert said.count("training, metrics.jsonl and MLflow's next values go on") == 1
+    assert f"MLflow lacks something of metrics.jsonl; later: ./run sync {run}" in said
+    (tmp_path / "mlruns").unlink()
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # of this process, which reads
+    for _ in range(2):
+        assert sync_mlflow(PROGRAM, run, 60.0) == "MLflow has all"
+        record, points = mlflow(run, f"file:{tmp_path}/mlruns")
+        close(points, logged(run))
+        assert (record.info.status, "final/test/loss" in record.data.tags) == ("FINISHED", True)
+
+
+class Refusing:
+    """A client of MLflow whose server knows the rules of names, and is away for some calls."""
+
+    def __init__(self, away: set[int]) -> None:
+        self.away, self.calls, self.held = away, 0, []
+
+    def log_batch(self, run_id: str, metrics: Any = (), params: Any = ()) -> None:
+        from mlflow.exceptions import MlflowException
+        from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+        from mlflow.utils.validation import _validate_metric, _validate_param
+
+        self.calls += 1
+        if self.calls in self.away:
+            raise MlflowException("API request failed\nwith a long story")
+        for metric in metrics:
+            if metric.value == 13:
+                raise MlflowException("unlucky\nfor a long time", error_code=INVALID_PARAMETER_VALUE)
+            _validate_metric(metric.key, metric.value, metric.timestamp, metric.step)
+        for param in params:
+            _validate_param(param.key, param.value)
+        self.held += [(metric.key, metric.step, metric.value) for metric in metrics]
+
+    def get_run(self, run_id: str) -> Any:
+        return SimpleNamespace(data=SimpleNamespace(params={}, metrics={name for name, *_ in self.held}))
+
+    def get_metric_history(self, run_id: str, name: str) -> Any:
+        return [SimpleNamespace(step=step) for key, step, _ in self.held if key == name]
+
+    def update_run(self, *_: str, **__: str) -> None: ...
+
+    def set_tag(self, *_: str) -> None: ...
+
+    def set_terminated(self, *_: str) -> None: ...
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("away", [set(), {2}, {2, 3}, {1, 4}])
+def test_what_mlflow_refuses_or_misses_costs_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: set[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    import mlflow.tracking
+
+    client = Refusing({count + 1 for count in away})  # the first call sends the config
+    monkeypatch.setattr(mlflow.tracking, "MlflowClient", lambda tracking_uri: client)
+    monkeypatch.setattr(MLflowThread, "_new_run", lambda _: "x")
+    monkeypatch.setattr(logging.getLogger("samebits"), "propagate", True)
+    write_config(PROGRAM, tmp_path, compose(*RUN, "logger=mlflow", "logger.mlflow.tracking_uri=http://x"))
+    names = ("val/acc@5", "val/acc%5", "val/acc_5", "val//x", "/val/x", "val/../x", "val/" + "x" * 300, "val/\u00e9")
+    values = [{name: step + i / 8 for i, name in enumerate(names)} | {"val/bad": 13.0} for step in range(4)]
+    config = LoggerConfig(kind="none", mlflow=MLflowConfig("http://x"))
+    with RunLogger(PROGRAM, tmp_path, config, 0, 60.0) as logger:
+        logger.begin(0, 4)
+        for step, one in enumerate(values):
+            logger.log(step, one)
+    wanted = {(name_there(name), step, one[name]) for step, one in enumerate(values) for name in names}
+    assert (set(client.held), len(client.held)) == (wanted, len(names) * 4)
+    ((_, line),) = {(one.created, one.getMessage()) for one in caplog.records if one.levelno >= logging.WARNING}
+    assert "\n" not in line
+    assert "story" not in line
+    assert name_there("val/acc_5") == "val/acc_5"
+
+
+@pytest.mark.slow
+def test_pictures_of_predictions_at_each_evaluation(tmp_path: Path) -> None:
+    overrides = (*RUN, "logger=none", "callback=pictures", "callback.pictures.count=3", "trainer.max_steps=8")
+    run = start_run(tmp_path / "run", *overrides, "trainer=ddp", "hardware.num_procs=2")
+    pictures = sorted((run / "media/val/predictions").iterdir())
+    assert [path.name for path in pictures] == ["00000004.png", "00000008.png"]
+
+
+def test_a_grid_has_its_images_in_order() -> None:
+    images = torch.arange(5.0).view(5, 1, 1, 1).expand(5, 3, 2, 2)
+    made = grid(images, columns=3)
+    assert made.shape == (3, 4, 6)
+    assert made[1, ::2, ::2].tolist() == [[0, 1, 2], [3, 4, 0]]
+    with pytest.raises(ConfigError, match=r"grid: needs images \(N, 1 or 3, H, W\), not \(5, 3, 2\)"):
+        grid(images[..., 0])
+
+
+def test_what_was_logged_after_the_checkpoint_is_logged_again_alone(tmp_path: Path) -> None:
+    """A resume takes its lines back at its first line, whichever way they are counted; before it none is lost."""
+    for lines in (2, None):
+        (tmp_path / "metrics.jsonl").unlink(missing_ok=True)
+        with RunLogger(PROGRAM, tmp_path, LoggerConfig(kind="none"), 0, 60.0) as logger:
+            for step in (1, 2, 3):
+                logger.log(step, {"train/loss": float(step)})
+        with RunLogger(PROGRAM, tmp_path, LoggerConfig(kind="none"), 2, 60.0, lines) as logger:
+            assert logger.latest("train/") == {"train/loss": 2.0}
+            assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
+            logger.log(3, {"train/loss": 7.0})
+        assert [(line["step"], line["train/loss"]) for line in metrics(tmp_path)] == [(1, 1.0), (2, 2.0), (3, 7.0)]

@@ -1,0 +1,249 @@
+"""What Weights & Biases gets of a run, from a server that keeps it; and that it can never hold up or end a run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from common import QUICK
+from wandb_server import KEY, Server, serving
+
+from lab.program import PROGRAM
+from samebits.errors import ConfigError
+from samebits.loggers import Audio, Histogram, RunLogger, Table, wandb_arguments, wandb_upload
+from samebits.loggers.options import LoggerConfig
+from samebits.loggers.wandb_upload import own_checkpoint
+from samebits.runs import SHARED_WEIGHTS
+from samebits.runs.directory import fill_directory, write_config, write_status
+from samebits.testing import compose, metrics, status
+from samebits.testing.processes import processes_with, wait_for
+
+RUN = tuple(o for o in QUICK if not o.startswith("logger"))
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as made:
+        yield made
+
+
+def online(server: Server) -> dict[str, str]:
+    """And sent at once what wandb would collect for 15 s."""
+    often = {"WANDB__FILE_STREAM_TRANSMIT_INTERVAL": "0.5"}
+    return {"WANDB_API_KEY": KEY, "WANDB_MODE": "online", "WANDB_BASE_URL": server.url, **often}
+
+
+def assert_holds(server: Server, run_dir: Path, state: str = "finished") -> None:
+    """The server has each line of metrics.jsonl once, in order, with its values, the config and the run's end."""
+    run = status(run_dir)["wandb_id"]
+    rows, wanted = server.rows(run), metrics(run_dir)
+    assert [row["step"] for row in rows] == [line["step"] for line in wanted]
+    assert [row["_step"] for row in rows] == list(range(len(wanted)))
+    for row, line in zip(rows, wanted):
+        values = {key: value for key, value in line.items() if value is not None and key != "media"}
+        assert {key: row[key] for key in values} == pytest.approx(values, rel=1e-12)
+        assert set(line.get("media") or ()) <= row.keys()
+    assert not server.changed
+    assert (server.states[run], server.summaries[run]["status"]) == (state, status(run_dir)["status"])
+    assert server.configs[run]["run"]["value"]["directory"]
+
+
+@contextlib.contextmanager
+def no_process_left(folder: Path) -> Iterator[None]:
+    """Ends the processes that go on sending where the server is away."""
+    try:
+        yield
+    finally:
+        for pid in processes_with(str(folder)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        wait_for(lambda: not processes_with(str(folder)))
+
+
+@pytest.mark.slow
+def test_an_online_run_holds_metrics_and_config(train_command: Command, tmp_path: Path, server: Server) -> None:
+    more = ("trainer=ddp", "hardware.num_procs=2", "trainer.max_steps=30", "trainer.log_every=10", "logger.tags=[a,b]")
+    done = train_command(*RUN, *more, "logger.group=g", "callback=pictures", "logger.artifact=true",
+                         "hydra.run.dir=run", **online(server))  # fmt: skip
+    assert "wandb" not in done.stderr  # its own lines: wandb/upload.log
+    run, name = tmp_path / "run", status(tmp_path / "run")["wandb_id"]
+    wait_for(lambda: not processes_with(str(run)))
+    assert_holds(server, run)
+    config = server.configs[name]
+    assert (config["optim"]["value"]["lr"], config["model"]["value"]["hidden"]) == (1e-3, [16])
+    assert "trainer=ddp" in config["run"]["value"]["overrides"]
+    assert config["run"]["value"]["git_commit"]
+    assert (server.runs[name]["tags"], server.runs[name]["groupName"]) == (["a", "b"], "g")
+    assert server.summaries[name]["final/val/loss"] == json.loads((run / "result.json").read_text())["val/loss"]
+    shown = [file for file in server.files[name] if file.startswith("media/images/val/predictions_")]
+    assert len(shown) == len([line for line in metrics(run) if "media" in line]) > 0
+    (artifact,) = server.artifacts.values()
+    assert (artifact["state"], artifact["artifactCollectionName"]) == ("COMMITTED", f"model-{name}")
+
+
+def test_a_checkpoint_outside_of_the_run_is_not_uploaded(tmp_path: Path) -> None:
+    """Whatever result.json names, and wherever a link leads."""
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    for file in (tmp_path / "best_000000001.pt", run / "checkpoints/best_000000002.pt"):
+        file.write_bytes(b"weights")
+    (run / "checkpoints/best_000000003.pt").symlink_to(tmp_path / "best_000000001.pt")
+    (tmp_path / "link").symlink_to(run)
+    named = {
+        "checkpoints/best_000000002.pt": True, f"{run}/checkpoints/best_000000002.pt": True, "": False, "..": False,
+        str(tmp_path / "best_000000001.pt"): False, "../best_000000001.pt": False,
+        "checkpoints/best_000000003.pt": False,
+    }  # fmt: skip
+    for where in (run, tmp_path / "link"):
+        found = {name: own_checkpoint(where, {"best_checkpoint": name}) for name in named}
+        assert {name: path is not None and path.is_file() for name, path in found.items()} == named
+        assert own_checkpoint(where, {}) is None
+
+
+@pytest.mark.parametrize("had", [0, 2, 4])
+def test_each_line_is_sent_once_without_what_was_not_finite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, had: int
+) -> None:
+    begun(tmp_path / "run")
+    sent: list[dict[str, Any]] = []
+    run = SimpleNamespace(starting_step=had, log=sent.append)
+    monkeypatch.setattr(wandb_upload, "begin_wandb", lambda *_: run)
+    lines = [{"step": step, "time": 1.0, "train/loss": None if step == 30 else step / 10} for step in (10, 20, 30, 40)]
+    assert wandb_upload.send_wandb(PROGRAM, tmp_path / "run", lines, tmp_path, "online") == (run, 4, had)
+    wanted = [{"step": line["step"], "_timestamp": 1.0, "train/loss": line["train/loss"]} for line in lines[had:]]
+    assert sent == [{key: value for key, value in row.items() if value is not None} for row in wanted]
+
+
+@pytest.mark.slow
+def test_an_artifact_has_what_its_checkpoint_needs(tmp_path: Path) -> None:
+    from samebits.loggers.wandb_upload import log_artifact
+
+    for name in ("best_000000004.pt", SHARED_WEIGHTS):
+        (tmp_path / name).write_bytes(b"weights")
+    logged: list[Any] = []
+    run = SimpleNamespace(id="x", offline=True, log_artifact=lambda artifact, aliases: logged.append(artifact))
+    log_artifact(run, {"best_step": 4}, tmp_path / "best_000000004.pt")
+    assert sorted(logged[0].manifest.entries) == ["best_000000004.pt", SHARED_WEIGHTS]
+
+
+def begun(run: Path, *overrides: str) -> LoggerConfig:
+    """A run directory that a RunLogger can write to, without a training."""
+    cfg = compose(*QUICK[1:], "logger=wandb", "trainer.max_steps=30", *overrides)
+    run.mkdir(parents=True)
+    fill_directory(PROGRAM, run, cfg, list(overrides), "running")
+    write_config(PROGRAM, run, cfg)
+    return LoggerConfig(kind="wandb", timeout_s=10)
+
+
+@pytest.mark.slow
+def test_each_kind_of_media_reaches_wandb(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in online(server).items():
+        monkeypatch.setenv(name, value)
+    run = tmp_path / "run"
+    config = begun(run)
+    import numpy as np
+
+    with RunLogger(PROGRAM, run, config, 0, 60.0) as logger:
+        logger.begin(0, 10)
+        logger.log(3, {"val/loss": 0.5})
+        logger.show(3, "val/image", np.zeros((3, 8, 9), np.uint8))
+        logger.show(3, "weights", Histogram([0.0, 1.0, 1.0], bins=2))
+        logger.show(3, "voice", Audio([0.0, 0.5], 8000))
+        logger.show(3, "text", "said")
+        logger.show(3, "errors", Table(["image", "label"], [[7, "cat"], [0.5, "dog"]]))
+        logger.summary({"balance/x": 2.0})
+        write_status(run, "finished")
+    wait_for(lambda: not processes_with(str(run)))
+    assert_holds(server, run)
+    name = status(run)["wandb_id"]
+    made = {key: row[key] for row in server.rows(name)[1:] for key in row if not key.startswith("_") and key != "step"}
+    kinds = {key: value["_type"] for key, value in made.items()}
+    assert kinds == {"val/image": "image-file", "weights": "histogram", "voice": "audio-file", "text": "html-file",
+                     "errors": "table-file"}  # fmt: skip
+    assert (made["weights"]["values"], made["weights"]["bins"]) == ([1, 2], [0.0, 0.5, 1.0])
+    table = json.loads(server.files[name][made["errors"]["path"]])
+    assert (table["columns"], table["data"]) == (["image", "label"], [[7, "cat"], [0.5, "dog"]])
+    assert {made[key]["path"] for key in ("val/image", "voice", "text")} <= server.files[name].keys()
+    assert server.summaries[name]["balance/x"] == 2
+
+
+def test_a_key_is_found_where_wandb_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from samebits.loggers.wandb_log import _server, auto_wandb_mode
+
+    for name in ("MODE", "API_KEY", "BASE_URL", "IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(f"WANDB_{name}", raising=False)
+    monkeypatch.delenv("NETRC", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+    assert auto_wandb_mode() == "offline"
+    (tmp_path / "mine").write_text("machine api.wandb.ai login user password " + "0" * 40)
+    with monkeypatch.context() as patch:
+        patch.setenv("NETRC", str(tmp_path / "mine"))
+        assert auto_wandb_mode() == "online"
+    with monkeypatch.context() as patch:
+        patch.setenv("WANDB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+        assert auto_wandb_mode() == "online"
+    (tmp_path / ".netrc").write_text("machine my.server:8080 login user password " + "0" * 40)
+    assert auto_wandb_mode() == "offline"
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/settings").write_text("[default]\nbase_url = http://my.server:8080\n")  # wandb login --host
+    assert (auto_wandb_mode(), _server()) == ("online", ("my.server", 8080))
+
+
+@pytest.fixture
+def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """In an empty folder, with a key and no other setting."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.chdir(tmp_path)
+    return monkeypatch
+
+
+def test_wandb_offline_and_its_variables_are_obeyed_the_config_first(plain: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from samebits.loggers.wandb_log import choose_wandb_mode
+
+    auto, online = LoggerConfig(), LoggerConfig(mode="online")
+    assert choose_wandb_mode(auto) == "online"
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb/settings").write_text("[default]\nmode = offline\n")  # wandb offline
+    assert (choose_wandb_mode(auto), choose_wandb_mode(online)) == ("offline", "online")
+    for mode, meant in (("online", "online"), ("dryrun", "offline"), ("disabled", "disabled"), ("", "offline")):
+        plain.setenv("WANDB_MODE", mode)
+        assert choose_wandb_mode(auto) == meant
+    plain.setenv("WANDB_MODE", "onlin")
+    with pytest.raises(ConfigError, match=r"^WANDB_MODE: must be one of online, .*, got onlin$"):
+        compose(*RUN, "logger=wandb", "trainer.max_steps=3")
+    compose(*RUN, "logger=none", "trainer.max_steps=3")
+
+
+def test_the_variables_of_wandb_name_a_run_unless_the_config_does(plain: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def sent(number: int, *typed: str) -> dict[str, Any]:
+        begun(tmp_path / str(number), *typed)
+        arguments = wandb_arguments(PROGRAM, tmp_path / str(number))[1]
+        return {key: arguments[key] for key in ("project", "entity", "group", "job_type", "name", "tags")}
+
+    usual = {"project": "default", "entity": None, "group": None, "job_type": "train", "name": "0", "tags": []}
+    assert sent(0) == usual
+    own = {"PROJECT": "p", "ENTITY": "e", "RUN_GROUP": "g", "JOB_TYPE": "j", "NAME": "n", "TAGS": "a b, c"}
+    for name, value in own.items():
+        plain.setenv(f"WANDB_{name}", value)
+    assert sent(1) == dict(zip(usual, ["p", "e", "g", "j", "n", ["a b", "c"]]))
+    typed = [f"logger.{key}=x" for key in ("project", "entity", "group", "job_type", "run_name")]
+    assert sent(2, *typed, "logger.tags=[x]") == {**dict.fromkeys(usual, "x"), "tags": ["x"]}
+    for name in own:
+        plain.delenv(f"WANDB_{name}")
+    assert wandb_arguments(PROGRAM, tmp_path / "1")[1]["project"] == "p", "sync sends it to the same place"
+    for name in own:
+        plain.setenv(f"WANDB_{name}", "")
+    assert sent(3) == {**usual, "name": "3"}

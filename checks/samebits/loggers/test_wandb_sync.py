@@ -1,0 +1,367 @@
+"""What W&B lacks of a run is sent: after a kill, an outage, offline parts, by a resume and by ./run sync.
+
+Sweeps as groups; runs that W&B's agent starts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from common import ROOT, TRAIN
+from test_wandb import RUN, assert_holds, no_process_left, online
+from wandb_server import Server, serving
+
+from lab.program import PROGRAM
+from samebits.config.wandb_agent import from_agent
+from samebits.errors import RunFailed
+from samebits.locks import Lock
+from samebits.loggers import wandb_upload
+from samebits.loggers.wandb_log import run_name
+from samebits.loggers.wandb_upload import sending
+from samebits.runs.directory import claimed, write_json
+from samebits.testing import kill_at, metrics, result, status
+from samebits.testing.processes import at_once, called, free_port, processes_with, sample_of, wait_for, warm
+
+SYNC = [sys.executable, str(ROOT / "src" / "sync.py")]
+STEPS = ("trainer.log_every=2", "trainer.eval_every=4", "trainer.save_every=4")
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as made:
+        yield made
+
+
+def sync(server: Server, *arguments: str, code: int = 0) -> str:
+    done = called([*SYNC, *arguments], code=code, seconds=100, env={**os.environ, **online(server)})
+    assert "wandb:" not in done.stderr
+    return done.stdout + done.stderr
+
+
+def kill_senders(run: Path) -> None:
+    """The process that sends a run, and below it wandb-core."""
+    for pid in processes_with(str(run)):
+        listed = subprocess.run(["ps", "--ppid", str(pid), "-o", "pid="], capture_output=True, text=True).stdout
+        for one in (pid, *map(int, listed.split())):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
+
+
+def settled(run: Path) -> None:
+    """Its own process has ended."""
+    wait_for(lambda: not processes_with(str(run)))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An offline run with pictures, for tests to copy. Nothing of wandb is started for it."""
+    run = tmp_path_factory.mktemp("finished") / "run"
+    command = [*TRAIN, *RUN, *STEPS, "trainer.max_steps=12", "callback=pictures", f"hydra.run.dir={run}"]
+    warm.run(command, check=True, env={**os.environ, "WANDB_MODE": "offline"})
+    assert [path.name for path in (run / "wandb").iterdir()] == ["summary.json"]
+    assert "final/val/loss" in json.loads((run / "wandb/summary.json").read_text())
+    return run
+
+
+@pytest.mark.slow
+def test_offline_runs_are_sent_once(finished: Path, tmp_path: Path, server: Server) -> None:
+    """With pictures, and what stopped four others is noted as their status.json says."""
+    run = shutil.copytree(finished, tmp_path / "sweep/run")
+    ends = {"failed": (1, "failed"), "preempted": (75, "preempted"), "pruned": (0, "finished"),
+            "interrupted": (255, "killed")}  # fmt: skip
+    for end in ends:
+        copied = shutil.copytree(run, tmp_path / end)
+        write_json(copied / "status.json", {**status(run), "status": end, "wandb_id": end})
+    count = len(metrics(run))
+    assert sync(server, str(tmp_path)).count(f"{count} of {count} lines sent") == 5
+    assert_holds(server, run)
+    for end, (code, state) in ends.items():
+        assert_holds(server, tmp_path / end, state)
+        assert (server.exits[end], server.summaries[end]["status"]) == (code, end)
+    shown = [name for name in server.files[status(run)["wandb_id"]] if name.startswith("media/")]
+    assert len(shown) == len([line for line in metrics(run) if "media" in line]) > 0
+    asked = server.asked.total()
+    assert "nothing is lacking" in sync(server, str(run))
+    assert server.asked.total() == asked
+    begun = server.asked["UpsertBucket"]
+    (run / "wandb/sent.json").unlink()  # then the server is asked
+    assert "all is there" in sync(server, str(run))
+    assert server.asked["UpsertBucket"] == begun
+    assert_holds(server, run)
+
+
+@pytest.mark.slow
+def test_a_run_that_runs_offline_is_sent_as_far_as_it_is(finished: Path, tmp_path: Path, server: Server) -> None:
+    """Each time what is new, and its end when it has ended."""
+    run, lines = tmp_path / "run", (finished / "metrics.jsonl").read_text().splitlines(keepends=True)
+    shutil.copytree(finished, run)
+    end, name = status(run), status(run)["wandb_id"]
+    with claimed(run):
+        write_json(run / "status.json", {**end, "status": "running"})
+        for count, new in ((3, 3), (7, 4)):
+            (run / "metrics.jsonl").write_text("".join(lines[:count]) + '{"step": 12, "tr')  # being written
+            said = sync(server, str(run))
+            assert f"{new} of {count} lines sent; it is running, again later" in said
+            assert "nothing is lacking in W&B, but what 1 running runs log from now on" in said
+            assert len(server.rows(name)) == count
+            assert server.summaries[name]["status"] == "running"
+    (run / "metrics.jsonl").write_text("".join(lines))
+    write_json(run / "status.json", end)
+    sync(server, str(run))
+    assert_holds(server, run)
+
+
+def test_only_a_run_s_own_sender_is_asked_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever number a file of the run's directory names; and only once."""
+    monkeypatch.setattr(wandb_upload, "PATIENCE_S", 0.3)
+    (tmp_path / "wandb").mkdir()
+    holder, code = tmp_path / "wandb/.sending.json", "import time; time.sleep(60)  # samebits.loggers.wandb_upload"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(Lock(tmp_path / "wandb/.sending"))
+
+        def start(*command: str) -> int:
+            process = subprocess.Popen(command)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            wait_for(lambda: wandb_upload.command_line(process.pid) == " ".join(command))
+            return process.pid
+
+        def signals(pid: object) -> list[tuple[int, int]]:
+            sent: list[tuple[int, int]] = []
+            write_json(holder, {"pid": pid, "host": os.uname().nodename, "live": True})
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "kill", lambda *signal: sent.append(signal))
+                with pytest.raises(RunFailed, match="another process is sending it"), sending(tmp_path, 0.0):
+                    pass
+            return sent
+
+        others = [start(sys.executable, "-c", code, *words) for words in (("/x", "live"), (str(tmp_path), "sync"))]
+        for pid in (-1, 0, 1, None, True, "7", 10**30, os.getpid(), start("sleep", "60"), *others):
+            assert signals(pid) == []
+        own = start(sys.executable, "-c", code, str(tmp_path), "live", "7")
+        assert signals(own) == [(own, signal.SIGTERM)]
+
+
+@pytest.mark.slow
+def test_online_and_offline_parts_are_one_run(train_command: Command, tmp_path: Path, server: Server) -> None:
+    """Online, offline, online on another machine (a copy of the directory); a lost file comes again."""
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    begin = [*RUN, *STEPS, "callback=pictures", "hydra.run.dir=run", "trainer.max_steps=8"]
+    train_command(*begin, **online(server))
+    settled(run)
+    train_command(f"resume={run}", "trainer.max_steps=12")
+    shutil.move(run, moved)
+    name = status(moved)["wandb_id"]
+    lost = next(file for file in server.files[name] if file.startswith("media/"))
+    del server.files[name][lost]
+    train_command(f"resume={moved}", "trainer.max_steps=16", **online(server))
+    settled(moved)
+    assert_holds(server, moved)
+    assert lost in server.files[name]
+    assert server.steps(name)[-1] == 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ill", sample_of(["dead"], ["slow", "dead", "well"]))
+def test_a_killed_run_that_is_resumed_has_no_hole(tmp_path: Path, server: Server, ill: str) -> None:
+    """kill -9 of the run, or of it, its process and wandb-core (dead): the resume sends what the server lacks."""
+    run = tmp_path / "run"
+    overrides = (*RUN, *STEPS, "trainer.max_steps=24", f"hydra.run.dir={run}")
+    os.environ.update(online(server))
+    try:
+        server.ill = {"slow": lambda path: 0.5 if "file_stream" in path else None, "well": None,
+                      "dead": lambda path: "hang" if "file_stream" in path else None}[ill]  # fmt: skip
+        kill_at(run, 8, overrides)
+        if ill == "dead":
+            kill_senders(run)
+        server.ill = None
+        called([*TRAIN, f"resume={run}"], seconds=100)
+    finally:
+        os.environ["WANDB_MODE"] = "offline"
+    settled(run)
+    assert "nothing is lacking" in sync(server, str(run))
+    assert_holds(server, run)
+
+
+@pytest.mark.slow
+def test_what_an_ill_server_has_not_got_is_sent_by_the_command_that_the_run_prints(
+    train_command: Command, tmp_path: Path
+) -> None:
+    """Without a network, or where the server says nothing or refuses, the run ends at once and well: one line, one
+    command. That sends all."""
+
+    def one(case: tuple[Any, str]) -> None:
+        ill, asked = case
+        name = f"{ill}{asked}"
+        with serving() as server, no_process_left(tmp_path / name):
+            server.ill = lambda path: ill if asked in path else None
+            there = online(server)
+            if ill == "nobody":
+                there["WANDB_BASE_URL"] = f"http://127.0.0.1:{free_port()}"
+            done = train_command(*RUN, *STEPS, "trainer.max_steps=6", f"hydra.run.dir={name}", **there)
+            assert done.stderr.count("W&B:") == done.stderr.count(f"./run sync {name}") == 1, done.stderr
+            assert "wandb:" not in done.stderr
+            assert status(tmp_path / name)["status"] == "finished"
+            server.ill = None
+            said = sync(server, str(tmp_path / name))
+            assert "lines sent" in said or "nothing is lacking" in said
+            if ill != "nobody":  # its own process goes on trying where nobody ever answers
+                settled(tmp_path / name)
+            assert_holds(server, tmp_path / name)
+
+    everything = [(ill, "") for ill in sample_of(["nobody", "hang", 401], ["nobody", "hang", 401, 500])]
+    streams = [(ill, "file_stream") for ill in sample_of([403, "hang"], [500, 403, 429, "hang", "drop"])]
+    at_once(one, [*everything, *streams])
+
+
+@pytest.mark.slow
+def test_the_evaluation_of_the_step_of_a_stop_is_there(train_command: Command, tmp_path: Path, server: Server) -> None:
+    """A stop between a step's line and its evaluation's: both are rows, whenever the second comes."""
+    run = tmp_path / "run"
+    options = [*RUN, *STEPS, "process.stop_at_step=8", "trainer.max_steps=12", "hydra.run.dir=run"]
+    train_command(*options, **online(server), code=75)
+    settled(run)
+    name = status(run)["wandb_id"]
+    assert (server.states[name], server.exits[name]) == ("preempted", 75)
+    assert_holds(server, run, "preempted")
+    train_command(f"resume={run}", **online(server))
+    settled(run)
+    assert_holds(server, run)
+    assert [row["step"] for row in server.rows(name) if "val/loss" in row] == [4, 8, 12]
+
+
+@pytest.mark.slow
+def test_two_at_once_send_each_line_once(finished: Path, tmp_path: Path, server: Server) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    at_once(lambda _: sync(server, str(run)), "12")
+    assert_holds(server, run)
+
+
+@pytest.mark.slow
+def test_what_is_no_beginning_of_metrics_is_sent_as_a_new_run(finished: Path, tmp_path: Path, server: Server) -> None:
+    """A row for each step, as older versions wrote: whole, it stays; with a hole, the run is sent under a new id."""
+    run = shutil.copytree(finished, tmp_path / "run")
+    old = status(run)["wandb_id"]
+    steps = sorted({line["step"] for line in metrics(run)})
+    server.runs[old] = {"project": "default"}
+    server.summaries[old], server.states[old] = {"status": "finished"}, "finished"
+    server.history[old] = {i: {"_step": step, "step": step} for i, step in enumerate(steps)}
+    assert "all is there" in sync(server, str(run))
+    (run / "wandb/sent.json").unlink()
+    del server.history[old][len(steps) - 2]
+    said = sync(server, str(run))
+    assert f"as a new run {status(run)['wandb_id']}" in said
+    assert status(run)["wandb_id"] != old
+    assert_holds(server, run)
+    sync(server, str(run), "--replay")
+    assert len(server.runs) == 3
+    assert_holds(server, run)
+
+
+@pytest.mark.slow
+def test_written_offline_it_can_be_read(finished: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    command = [*SYNC, str(run), "--offline", str(tmp_path / "look")]
+    called(command)
+    assert [path.name for path in (run / "wandb").iterdir()] == ["summary.json"]
+    (file,) = (tmp_path / "look/wandb").glob("offline-run-*/*.wandb")
+    wandb = str(Path(sys.executable).with_name("wandb"))
+    read = subprocess.run([wandb, "leet", "inspect", str(file), "--json", "--summary"], capture_output=True, text=True)
+    summary = json.loads(read.stdout)
+    assert summary["run_id"] == status(run)["wandb_id"]
+    assert summary["summary"]["final/val/loss"] == result(run)["val/loss"]
+
+
+@pytest.mark.slow
+def test_a_sweep_is_a_group_with_a_summary(tmp_path: Path, server: Server) -> None:
+    folder = tmp_path / "sweeps" / "lr"
+    options = [*RUN, "trainer.max_steps=4", "optim.lr=1e-3,1e-2", "seed=1,2", "logger.tags=[x]", "logger.artifact=true"]
+    command = [*TRAIN, "-m", *options, "trainer.eval_every=2", "sweep=lr", f"hydra.sweep.dir={folder}"]
+    called(command, seconds=100, env={**os.environ, **online(server)})
+    settled(folder)
+    names, scores = set(), []
+    for path in sorted(path.parent for path in folder.glob("*/config.yaml")):
+        assert_holds(server, path)
+        run = server.runs[status(path)["wandb_id"]]
+        assert (run["groupName"], run["jobType"], run["tags"]) == ("lr", "train", ["x"])
+        assert server.configs[status(path)["wandb_id"]]["run"]["value"]["sweep"]["sweep"] == "lr"
+        names.add(run["displayName"])
+        scores.append(result(path)["val/loss"])
+    assert [made["state"] for made in server.artifacts.values() if made["artifactTypeName"] == "model"] == 4 * [
+        "COMMITTED"
+    ]
+    assert names == {f"lr={lr} seed={seed}" for lr in ("0.001", "0.01") for seed in (1, 2)}
+    ((name, run),) = [(name, run) for name, run in server.runs.items() if run["jobType"] == "summary"]
+    assert (run["groupName"], run["displayName"]) == ("lr", "lr: summary")
+    facts = server.summaries[name]
+    assert (facts["jobs"], facts["jobs/finished"], facts["best/n"]) == (4, 4, 2)
+    assert facts["best/val/loss"] == pytest.approx(min(sum(scores[:2]) / 2, sum(scores[2:]) / 2))
+    assert "optim.lr=0.01" in facts["best/overrides"]
+    assert facts["table/jobs"]["nrows"] == 4
+
+
+# ---- a sweep that W&B leads: arguments as its agent makes them
+
+
+def some_values() -> dict[str, Any]:
+    """One value of each parameter of the shipped sweep, as a server would choose."""
+    parameters = yaml.safe_load((ROOT / "conf" / "wandb_sweep.yaml").read_text())["parameters"]
+    return {k: p["values"][-1] if "values" in p else p.get("value", p.get("min")) for k, p in parameters.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        (some_values(), some_values()),
+        ({"optim.lr": 1e-05}, {"optim.lr": 1e-05}),
+        ({"optim": {"lr": 0.1, "betas": [0.9, 0.99]}}, {"optim.lr": 0.1, "optim.betas": [0.9, 0.99]}),
+        ({"optim": {"schedule": {"warmup": 0}}}, {"optim.schedule.warmup": 0}),
+        ({"trainer.clip_norm": None}, {"trainer.clip_norm": None}),
+        ({"hardware.compile": False}, {"hardware.compile": False}),
+        ({"model.hidden": [16, 32]}, {"model.hidden": [16, 32]}),
+        ({"logger.tags": ["a b", "c,d", "it's"]}, {"logger.tags": ["a b", "c,d", "it's"]}),
+        ({"name": "a,b"}, {"name": "a,b"}),
+        ({"name": "it's {odd: 'x'}"}, {"name": "it's {odd: 'x'}"}),
+        ({"name": "plain/name-1"}, {"name": "plain/name-1"}),
+        ({"name": "back\\slash,"}, {"name": "back\\slash,"}),
+        ({"optim/schedule": "constant"}, {"optim.schedule._target_": "lab.schedules.constant.Constant"}),
+        ({"model": "resnet"}, {"model._target_": "lab.models.resnet.ResNet"}),
+    ],
+)
+def test_every_value_of_the_agent_arrives(
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    from omegaconf import OmegaConf
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
+
+    from samebits.config.compose import composed
+
+    made = create_sweep_command_args({"args": {k: {"value": v} for k, v in values.items()}})["args_no_hyphens"]
+    assert from_agent(PROGRAM, made) == made  # not an agent's run: nothing is touched
+    monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
+    cfg = OmegaConf.create(composed(PROGRAM, from_agent(PROGRAM, made)))
+    for key, value in wanted.items():
+        found = OmegaConf.select(cfg, key)
+        assert (OmegaConf.to_container(found) if OmegaConf.is_config(found) else found) == value
+
+
+def test_the_name_of_a_job_is_as_short_as_it_is_clear(tmp_path: Path) -> None:
+    overrides = ["optim.lr=0.1", "model.dropout=0.5", "data.dropout=0.1", "+model.new=1", "trainer.max_steps=3"]
+    run = tmp_path / "a"
+    run.mkdir()
+    swept = ["optim.lr", "model.dropout", "data.dropout", "model.new"]
+    write_json(tmp_path / "sweep.json", {"swept": swept, "jobs": [{"key": "a", "number": 0, "overrides": overrides}]})
+    assert run_name(PROGRAM, run) == "lr=0.1 model.dropout=0.5 data.dropout=0.1 new=1"
+    assert run_name(PROGRAM, tmp_path / "other") == "other"

@@ -1,0 +1,72 @@
+"""What docstrings and comments of src and the libraries name is there: files by their name, functions of samebits by
+`name(`."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from common import LIBRARIES, ROOT
+
+FILES = sorted(path for source in (ROOT / "src", *LIBRARIES) for path in source.rglob("*.py"))
+SRC = ROOT / "packages/samebits/src"
+ROOMS = sorted({str(path.parent.relative_to(SRC)) for path in FILES if path.is_relative_to(SRC / "samebits")})
+# of mathematics, of W&B's and Hydra's syntax, of user code in an example
+NOT_OURS = {"P", "tan", "trigamma", "choice", "interval", "shuffle", "glob", "tag", "DataLoader", "GPT"}
+
+
+def prose(path: Path) -> Iterator[str]:
+    """The docstrings and the comments of a file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (text := ast.get_docstring(node)):
+            yield text
+    with path.open("rb") as file:
+        yield from (token.string for token in tokenize.tokenize(file.readline) if token.type == tokenize.COMMENT)
+
+
+@cache
+def words(path: Path) -> frozenset[str]:
+    """Every name that a file's code has: defined, imported or used."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        for name in ("name", "id", "attr", "arg", "asname"):
+            found |= set(str(getattr(node, name, None) or "").split("."))
+    return frozenset(found)
+
+
+def files_named(text: str) -> list[str]:
+    return re.findall(r"(?<![\w.*/-])((?:\w+/)*\w+\.py)\b", text)
+
+
+def functions_named(text: str) -> list[str]:
+    return re.findall(r"(?<![\w.])([A-Za-z_]\w*)\(", text)
+
+
+@pytest.mark.slow
+def test_files_that_are_named_are_there() -> None:
+    there = [f"/{path.relative_to(ROOT)}" for top in ("src", "packages", "tests", "tools", "benchmarks") for path in
+             (ROOT / top).rglob("*.py")]  # fmt: skip
+    named = {(str(path), name) for path in FILES for text in prose(path) for name in files_named(text)}
+    assert len(named) > 30
+    assert [pair for pair in sorted(named) if not any(path.endswith(f"/{pair[1]}") for path in there)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("room", ROOMS)
+def test_functions_that_are_named_are_in_their_room(room: str) -> None:
+    here = [path for path in FILES if path.is_relative_to(SRC / room)]
+    around = [path for path in FILES if path.is_relative_to(SRC.joinpath(*Path(room).parts[:2]))]
+    known = NOT_OURS.union(dir(builtins), *map(words, around))
+    named = {(path.name, name) for path in here for text in prose(path) for name in functions_named(text)}
+    assert [pair for pair in sorted(named) if pair[1] not in known] == []
+
+
+def test_what_is_gone_is_found() -> None:
+    assert files_named("see gone.py, sub/gone.py and *.py") == ["gone.py", "sub/gone.py"]
+    assert functions_named("take(hearts, 1), then x.take() and `beat(...)`") == ["take", "beat"]

@@ -1,0 +1,589 @@
+"""Reports of real sweeps, some of whose jobs failed, were killed or have not begun; comparisons; the best config."""
+
+from __future__ import annotations
+
+import csv
+import html
+import json
+import math
+import os
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from common import QUICK, ROOT, TRAIN
+
+from lab.program import PROGRAM
+from samebits.errors import ConfigError
+from samebits.extras import missing
+from samebits.runs.directory import claimed, write_json
+from samebits.sweeps.report import Objective, best_group, groups, read_study, save_best, write, write_study
+from samebits.sweeps.report.axes import axis
+from samebits.sweeps.report.best import override_list
+from samebits.sweeps.report.curves import band
+from samebits.sweeps.report.facts import COMPARED, facts
+from samebits.sweeps.report.importance import importance
+from samebits.sweeps.report.page import data, page
+from samebits.sweeps.report.read import Job, Study
+from samebits.sweeps.report.table import Ask
+from samebits.sweeps.report.text import markdown
+from samebits.testing import compose, result
+from samebits.testing.processes import called
+
+REPORT = [sys.executable, str(ROOT / "src" / "report.py")]
+LOSS = Objective("val/loss", "min")
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """9 jobs of a real sweep: 3 learning rates of which the last overflows, 3 seeds."""
+    folder = tmp_path_factory.mktemp("sweeps") / "lr"
+    options = ["optim=sgd", "optim.lr=1e-3,1e-1,1e30", "trainer.clip_norm=null", "seed=range(3)", "sweep=lr"]
+    command = [*TRAIN, "-m", *QUICK, "trainer.max_steps=12", "trainer.log_every=2", "trainer.eval_every=4", *options]
+    called([*command, f"hydra.sweep.dir={folder}"], code=1, seconds=100)
+    assert (folder / "report.md").exists()  # the sweep itself writes it at its end
+    return folder
+
+
+@pytest.fixture
+def copy(sweep: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(sweep, tmp_path / "lr")
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def job_dirs(folder: Path) -> list[Path]:
+    jobs = json.loads((folder / "sweep.json").read_text())["jobs"]
+    return [folder / job["key"] for job in jobs]
+
+
+@pytest.mark.slow
+def test_it_is_of_the_result_files_and_says_which_failed_and_why(sweep: Path) -> None:
+    found = {row["optim.lr"]: row for row in rows(sweep / "groups.csv")}
+    assert list(found) == ["0.1", "0.001", "1e+30"]  # the best first
+    for start, lr in ((0, "0.001"), (3, "0.1")):
+        scores = [result(path)["val/loss"] for path in job_dirs(sweep)[start : start + 3]]
+        assert float(found[lr]["val/loss mean"]) == pytest.approx(statistics.fmean(scores), rel=1e-12)
+        assert float(found[lr]["val/loss std"]) == pytest.approx(statistics.stdev(scores), rel=1e-12)
+        assert (found[lr]["val/loss n"], found[lr]["failures"]) == ("3", "0")
+    assert (found["1e+30"]["val/loss n"], found["1e+30"]["failures"]) == ("0", "3")
+    text = (sweep / "report.md").read_text()
+    assert "9 jobs: 6 finished, 3 failed" in text
+    assert "3 x: lr=1e+30 seed=0, lr=1e+30 seed=1, lr=1e+30 seed=2" in text
+    assert "gradients were not finite" in text
+    failed = [row for row in rows(sweep / "report.csv") if row["status"] == "failed"]
+    assert len(failed) == 3
+    assert all("not finite" in row["why no score"] and not row["val/loss"] for row in failed)
+    best = best_group(read_study(PROGRAM, [sweep]))
+    assert best is not None
+    overrides = override_list(best)
+    assert not [o for o in overrides if o.startswith(("seed", "sweep", "hydra", "logger"))]
+    was = yaml.safe_load((best.jobs[0].path / "config.yaml").read_text())
+    assert {**compose(*overrides, "logger=none", "seed=0"), "sweep": None} == {**was, "sweep": None}
+
+
+@pytest.mark.slow
+def test_jobs_in_every_state_are_shown(copy: Path) -> None:
+    """One whose process is gone, one that runs, one waits, one was stopped, one pruned, one has a NaN as its score."""
+    states = ["running", "running", "queued", "preempted", "pruned", "finished"]
+    for path, status in zip(job_dirs(copy), states):
+        known = json.loads((path / "status.json").read_text())
+        write_json(path / "status.json", {**known, "status": status})
+        if status != "finished":
+            (path / "result.json").unlink()
+        else:
+            write_json(path / "result.json", {**result(path), "val/loss": math.nan})
+    (job_dirs(copy)[0] / "metrics.jsonl").write_text('{"step": 4, "time": 1.0, "val/loss": 2.5}\n{"step": 8, "ti')
+    shutil.rmtree(job_dirs(copy)[2])  # not even its directory
+    with claimed(job_dirs(copy)[1]):
+        study = read_study(PROGRAM, [copy])
+        write_study(study, print)
+    assert [job.status for job in study.jobs[:6]] == ["killed", *states[1:]]
+    assert study.jobs[0].so_far(LOSS) == 2.5
+    assert "killed, or out of memory" in str(study.jobs[0].reason)
+    assert study.jobs[5].score(LOSS) is None
+    text = (copy / "report.md").read_text()
+    assert "(2.5 so far)" in text
+    assert "its score is not finite" in text
+    assert best_group(study) is None  # nothing has a score
+
+
+@pytest.mark.slow
+def test_columns_in_which_nothing_stands_are_left_out(copy: Path) -> None:
+    """Of groups: three jobs have failed; then one is pruned; then all have finished."""
+
+    def head() -> list[str]:
+        return list(facts(read_study(PROGRAM, [copy])).groups.head)
+
+    assert head() == ["lr", "val/loss", "n", "failures"]
+    one = job_dirs(copy)[0]
+    finished = json.loads((one / "status.json").read_text())
+    write_json(one / "status.json", {**finished, "status": "pruned"})
+    assert head() == ["lr", "val/loss", "n", "failures", "pruned, unfinished"]
+    assert "pruned" not in (copy / "table.tex").read_text()
+    write_json(one / "status.json", finished)
+    for path in job_dirs(copy)[-3:]:
+        write_json(path / "status.json", finished)
+        write_json(path / "result.json", result(one))
+    assert head() == ["lr", "val/loss", "n"]
+    assert all(COMPARED)  # each column has a heading
+
+
+@pytest.mark.slow
+def test_a_lucky_seed_is_not_the_best(copy: Path) -> None:
+    one = job_dirs(copy)[0]  # lr 0.001, worse than 0.1 by far
+    write_json(one / "result.json", {**result(one), "val/loss": 1e-9})
+    for path in job_dirs(copy)[1:3]:
+        write_json(path / "status.json", {"status": "queued"})
+    study = read_study(PROGRAM, [copy])
+    best = best_group(study)
+    assert best is not None
+    assert best.values == {"optim.lr": 0.1}
+    write_study(study, print)
+    assert "lr=0.001 has a better mean, 1e-09, but of 1 of 3 seeds only" in (copy / "report.md").read_text()
+
+
+@pytest.fixture
+def experiment() -> Iterator[Path]:
+    path = PROGRAM.conf / "experiment" / "best_lr.yaml"
+    assert not path.exists()
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@pytest.mark.slow
+def test_save_best_gives_an_experiment_that_gives_the_same_scores(tmp_path: Path, experiment: Path) -> None:
+    """Groups, nested groups, a null, a new key, another experiment: all in one yaml; its run repeats the result."""
+    options = [
+        *(o for o in QUICK if not o.startswith("model")), "experiment=digits", "model.width=4,8", "optim=sgd",
+        "optim/schedule=step", "trainer.clip_norm=null", "trainer.max_steps=4", "trainer.max_epochs=null", "seed=1,2",
+        "+data.transforms.flip={_target_:lab.transforms.fields.RandomFlip,field:x,dim:-1,seed:3}", "sweep=lr",
+    ]  # fmt: skip
+    command = [*TRAIN, "-m", *options, f"hydra.sweep.dir={tmp_path}/lr"]
+    called(command, seconds=100)
+    said = called([*REPORT, str(tmp_path / "lr"), "--save-best"])
+    assert "./run train experiment=best_lr" in said.stdout
+    assert experiment.read_text().startswith("# @package _global_\n# ./run train experiment=best_lr\n")
+    assert "seed" not in yaml.safe_load(experiment.read_text())
+    best = best_group(read_study(PROGRAM, [tmp_path / "lr"]))
+    assert best is not None
+    text = experiment.read_text()
+    study = read_study(PROGRAM, [tmp_path / "lr"])
+    save_best(PROGRAM, study, best)  # its own file is written anew
+    for other in (f"{text}trainer: {{ max_steps: 5 }}\n", "seed: 1\n"):
+        experiment.write_text(other)
+        with pytest.raises(ConfigError, match=r"experiment/best_lr\.yaml: is there, .* --overwrite$"):
+            save_best(PROGRAM, study, best)
+        assert experiment.read_text() == other
+    save_best(PROGRAM, study, best, overwrite=True)
+    assert experiment.read_text() == text
+    again = ["experiment=best_lr", "logger=none", "hardware=cpu", "hardware.num_threads=1", "seed=1"]
+    called([*TRAIN, *again, f"hydra.run.dir={tmp_path}/again"])
+    first = next(job for job in best.jobs if job.config["seed"] == 1)
+    scores = {key: value for key, value in result(tmp_path / "again").items() if "/" in key}
+    assert scores == {key: first.result[key] for key in scores}
+
+
+@pytest.mark.slow
+def test_save_best_refuses_what_a_yaml_cannot_say(copy: Path, experiment: Path) -> None:
+    for best in job_dirs(copy)[3:6]:
+        config = yaml.safe_load((best / "config.yaml").read_text())
+        del config["data"]["transforms"]  # a deletion
+        (best / "config.yaml").write_text(yaml.safe_dump(config))
+    group = best_group(study := read_study(PROGRAM, [copy]))
+    assert group is not None
+    with pytest.raises(ConfigError, match=r"data\.transforms.*list of overrides"):
+        save_best(PROGRAM, study, group)
+    assert not experiment.exists()
+
+
+@pytest.mark.slow
+def test_a_comparison_of_any_runs(sweep: Path, tmp_path: Path) -> None:
+    runs = [str(job_dirs(sweep)[i]) for i in (0, 1, 3)]
+    called([*REPORT, *runs, "--out", str(tmp_path / "cmp")])
+    text = (tmp_path / "cmp/report.md").read_text()
+    assert re.search(r"`optim.lr` \| 0.001 \| 0.001 \| 0.1", text)
+    assert "| optim.lr=0.001 |" in text
+    assert "2 seeds" not in text.split("## Configurations")[0]  # of runs, the best is the best
+    study = read_study(PROGRAM, [Path(path) for path in runs])
+    assert study.swept == ("seed", "optim.lr") or set(study.swept) == {"seed", "optim.lr"}
+    assert len(groups(study)) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.one_quick
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nowhere"], "nowhere: no such directory"),
+        (["."], "no run there"),
+        (["RUN", "--score", "val/accuracy"], "--score val/accuracy: write the key and what is better"),
+        (["FAILED", "--save-best"], "no job of .* has a score yet"),
+    ],
+)
+def test_a_mistake_is_one_line(sweep: Path, tmp_path: Path, arguments: list[str], says: str) -> None:
+    names = {"RUN": str(job_dirs(sweep)[0]), "FAILED": str(job_dirs(sweep)[8])}
+    command = [*REPORT, *(names.get(a, a) for a in arguments), "--out", str(tmp_path / "out")]
+    done = called(command, code=2, cwd=tmp_path)
+    assert re.search(rf"^error: .*{says}", done.stderr)
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_without_the_extra_csv_and_markdown_are_written(sweep: Path, tmp_path: Path) -> None:
+    """And neither torch nor Hydra nor W&B is imported for them."""
+    code = """
+import sys
+sys.modules.update(dict.fromkeys(("matplotlib", "plotly", "optuna")))
+import report
+sys.argv = ["report.py", *%r]
+status = report.main()
+assert not {"torch", "hydra", "wandb"} & set(sys.modules), sorted(sys.modules)
+sys.exit(status)
+"""
+    command = [sys.executable, "-c", code % [str(sweep), "--out", str(tmp_path / "out")]]
+    done = called(command, cwd=ROOT / "src", fresh=True)
+    assert done.stderr.count("\n") == 1
+    note = missing("no pictures and no page: drawing", "matplotlib", "report")
+    assert done.stderr == note + "\n"
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "groups.csv", "report.csv", "report.md", "table.tex"
+    ]  # fmt: skip
+    assert note in (tmp_path / "out/report.md").read_text()
+
+
+@pytest.mark.slow
+def test_write_never_raises(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (copy / "sweep.json").write_text("{")
+    assert write(PROGRAM, copy) == []
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"no report \(.*\); later: ./run report .*\n", said)
+
+
+@pytest.mark.slow
+def test_the_page_asks_no_network_and_holds_the_numbers(sweep: Path) -> None:
+    """And no name of a value breaks it."""
+    pytest.importorskip("plotly", reason="extra `report`")
+    study = read_study(PROGRAM, [sweep])
+    text = page(facts(study))
+    plotly = Path(sys.modules["plotly"].__file__ or "").parent / "package_data/plotly.min.js"
+    own = text.replace(plotly.read_text().replace("</script", "<\\/script"), "")
+    assert len(own) < 0.1 * len(text)
+    head, _, rest = own.partition('id="data">')
+    inlined, _, _ = rest.partition("</script>")
+    held = json.loads(inlined)
+    assert [job["scores"][0] for job in held["jobs"][:6]] == [result(p)["val/loss"] for p in job_dirs(sweep)[:6]]
+    assert held["jobs"][8]["failed"]
+    assert "not finite" in held["jobs"][8]["reason"]
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=", head)
+    assert [(axis["key"], axis["kind"], axis["named"]) for axis in held["axes"]] == [("optim.lr", "log", False)]
+    evil = "</script><script>alert(1)</script>"
+    text = page(facts(made(evil, {"a": [evil, "b"]}, [1.0, 2.0])))
+    assert evil not in text
+    assert json.loads(text.partition('id="data">')[2].partition("</script>")[0])["name"] == evil
+
+
+@pytest.mark.slow
+def test_pictures_are_drawn(sweep: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="extra `report`")
+    columns = {"optim.lr": [10**-i for i in (1, 2, 3, 4)] * 6, "width": [16] * 8 + [32] * 8 + [64] * 8}
+    study = made("grid", columns, [float(i) for i in range(24)], folder=tmp_path)
+    write_study(study, print)
+    pictures = {path.name: path.read_bytes() for path in (tmp_path / "report").iterdir()}
+    names = ("scores", "parallel", *(["importance"] if find_spec("optuna") else []))  # nothing was logged: no curves
+    assert set(pictures) == {f"{name}{ending}" for name in names for ending in (".png", ".pdf")}
+    begin = {".png": b"\x89PNG", ".pdf": b"%PDF"}
+    assert all(data.startswith(begin[name[-4:]]) and len(data) > 5000 for name, data in pictures.items())
+    assert (sweep / "report/curves.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("scores", [[1.0, 2.0], [None, 2.0], [1.0, 2.0, None]])
+def test_a_line_is_drawn_for_each_of_few_jobs(scores: list[float | None]) -> None:
+    """Two lines, too: matplotlib would take two styles for one."""
+    pytest.importorskip("matplotlib", reason="extra `report`")
+    from matplotlib.collections import LineCollection
+
+    from samebits.sweeps.report.parallel import parallel
+
+    columns = {"width": [16, 32, 64], "depth": [1, 2, 3]}
+    figure = parallel(made("few", columns, scores))
+    assert figure is not None
+    (lines,) = (drawn for drawn in figure.axes[0].collections if isinstance(drawn, LineCollection))
+    assert len(lines.get_segments()) == len(scores)
+    dashed = [pattern is not None for _, pattern in lines.get_linestyles()]
+    assert sum(dashed) == scores.count(None)
+
+
+FORMULAS = ["$HOME/x_$USER", "a$b^^c$", r"$\foo{$", r"$\beta$", "$x^2$", r"\$a$", "a_b^{", "$$", "#%&~{}"]
+
+
+@pytest.mark.slow
+def test_dollars_in_values_are_no_formulas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each picture of a report and of a paper's: labels, ticks, titles and legends; nor are 10**-3 of an axis."""
+    pytest.importorskip("matplotlib", reason="extra `report`")
+    from matplotlib import mathtext
+
+    def parse(*given: Any, **more: Any) -> None:
+        raise AssertionError(f"a formula: {given}")
+
+    monkeypatch.setattr(mathtext.MathTextParser, "parse", parse)
+    columns: dict[str, list[Any]] = {"data.path": FORMULAS * 2, r"$\key$": FORMULAS[::-1] * 2}
+    columns["optim.lr"] = [1e-3, 1e-5] * 9
+    one = made("$a$", columns, [10.0**-i for i in range(18)], folder=tmp_path)
+    key = r"val/$\foo{$"
+    jobs = tuple(
+        replace(job, result={key: 10.0**-i, "b": float(i)}, curves={key: [(1, 1.0), (90, 10.0**-i)]})
+        for i, job in enumerate(one.jobs)
+    )
+    study = replace(one, jobs=jobs, objectives=(Objective(key, "min"), Objective("b", "max")))
+    write_study(study, print, Ask(["data.path"], [key], ["optim.lr"], [], "sd", ("step",), (3.25, 6.75)))
+    drawn = {path.name for path in (tmp_path / "report").iterdir()}
+    assert {"curves.png", "scores.pdf", "objectives.png", "parallel.png"} <= drawn
+    assert len(list((tmp_path / "paper").glob("*.pdf"))) >= 4
+
+
+def test_what_a_killed_report_has_left_is_removed(tmp_path: Path) -> None:
+    """Of this machine and of a process that is gone; what is another's stays."""
+    study = made("grid", {"width": [16, 32]}, [1.0, 2.0], folder=tmp_path)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    left = [f".report.csv.{platform.node()}.{gone.pid}", f"report/.scores.png.{platform.node()}.{gone.pid}",
+            f"paper/.table.md.{platform.node()}.{gone.pid}"]  # fmt: skip
+    others = [f".report.csv.elsewhere.{gone.pid}", f".report.csv.{platform.node()}.{os.getppid()}", "mine.txt"]
+    for name in left + others:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    write_study(study, print)
+    assert [name for name in left + others if (tmp_path / name).exists()] == others
+
+
+@pytest.mark.parametrize("name", ["report", "paper"])
+def test_a_report_writes_through_no_link(name: str, tmp_path: Path) -> None:
+    study = made("grid", {"width": [16, 32]}, [1.0, 2.0], folder=tmp_path / "to")
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "scores.png").write_bytes(b"mine")
+    (tmp_path / "to").mkdir()
+    (tmp_path / "to" / name).symlink_to(tmp_path / "pictures")
+    with pytest.raises(ConfigError, match=rf"to/{name}: is a symbolic link to .*; put the folder itself there"):
+        write_study(study, print, Ask(["width"], ["val/loss"], [], [], "sd", ("step",), (3.25, 6.75)))
+    assert [(path.name, path.read_bytes()) for path in (tmp_path / "pictures").iterdir()] == [("scores.png", b"mine")]
+
+
+def made(name: str, columns: dict[str, list[Any]], scores: list[float | None], folder: Path = Path("/none")) -> Study:
+    """A study as `read` would make it, from values and scores. A value of ...: the job has no such key."""
+    configs = [{k: column[i] for k, column in columns.items() if column[i] is not ...} for i in range(len(scores))]
+    jobs = tuple(
+        Job(
+            str(i), i, folder / str(i), tuple(f"{key}={value}" for key, value in configs[i].items()),
+            "finished" if score is not None else "failed", None if score is not None else "ValueError: no", None,
+            configs[i], {} if score is None else {"val/loss": score}, {}, [],
+        )
+        for i, score in enumerate(scores)
+    )  # fmt: skip
+    return Study(name, folder, jobs, tuple(columns), (LOSS,), is_sweep=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "named"),
+    [
+        ((1e-4, 1e-3, 1e-2), "log", True),
+        ((1e-3, 3e-3, 1e-2, 3e-2), "log", True),
+        ((0.0, 0.1, 0.2), "linear", True),
+        (range(1, 11), "linear", False),
+        ((1e-3, 1e-2, 1e25), "log", False),
+        ((0.001904, 0.0021, 0.0119, 0.0125, 0.0501, 0.08311), "log", False),  # numbers stay numbers
+        (([16], [32]), "category", True),
+        ((None, 1.0), "category", True),
+        ((True, False), "category", True),
+    ],
+)
+def test_the_scale_of_an_axis_follows_the_values(values: Any, kind: str, named: bool) -> None:
+    found = axis(made("x", {"a": list(values)}, [1.0] * len(values)), "a")
+    assert (found.kind, found.named) == (kind, named)
+
+
+def test_importance_of_a_search_is_optuna_s() -> None:
+    """And of a grid: it tells what matters from what does not, also where one job diverged."""
+    pytest.importorskip("optuna", reason="importance needs it")
+    columns = {"optim.lr": [10 ** (-i / 10) for i in range(40)], "b": [((13 * i) % 40) / 40 for i in range(40)]}
+    scores: list[float | None] = [abs(i - 20) + 0.0 for i in range(40)]
+    found = importance(made("x", columns, scores))
+    assert found is not None
+    assert "PED-ANOVA" in found.note
+    assert next(iter(found.shares)) == "optim.lr"
+    grid = [(a, b) for a in (1, 2, 3) for b in (1, 2, 3) for _ in range(3)]
+    columns = {"matters": [a for a, _ in grid], "does not": [b for _, b in grid]}
+    scores = [a + 0.01 * ((7 * i) % 5) for i, (a, _) in enumerate(grid)]
+    for diverged in (1.0, 1e9):
+        scores[0] = diverged
+        found = importance(made("x", columns, scores))
+        assert found is not None
+        assert found.shares["matters"] > 0.85
+        assert found.shares["does not"] < 0.05
+    assert importance(made("x", columns, [1.0, 2.0] + [None] * 25)) is None  # two scores say nothing
+
+
+@pytest.mark.slow
+def test_a_key_that_only_some_jobs_have_is_shown_for_these(tmp_path: Path) -> None:
+    """optim.momentum, searched with sgd alone: its axis stays one of numbers, and the other jobs' lines pass it by."""
+    pytest.importorskip("optuna", reason="importance needs it")
+    pytest.importorskip("plotly", reason="needs the extra report")
+    sgd = [i % 2 == 0 for i in range(40)]
+    columns = {
+        "optim": ["sgd" if one else "adamw" for one in sgd],
+        "optim.momentum": [0.5 + i / 100 if one else ... for i, one in enumerate(sgd)],
+        "optim.lr": [10 ** (-1 - i % 5) * (1 + i / 1000) for i in range(40)],
+    }
+    study = made("x", columns, [abs(i - 20) + 5.0 * one for i, one in enumerate(sgd)], tmp_path)
+    assert axis(study, "optim.momentum").kind == "linear"
+    known = facts(study)
+    found = known.importance
+    assert found is not None
+    assert set(found.shares) == {"optim", "optim.momentum", "optim.lr"}
+    assert all(0 <= share <= 1 for share in found.shares.values())
+    assert found.note.endswith("optim.momentum: of the jobs that have it")
+    shown = data(known)
+    assert shown["axes"][1]["values"] == [value for value in columns["optim.momentum"] if value is not ...]
+    assert shown["jobs"][1]["values"]["optim.momentum"] == {"text": "-", "place": None}
+    assert {group.label for group in groups(study)} >= {"optim=adamw lr=0.01001", "optim=sgd momentum=0.5 lr=0.1"}
+    assert "| adamw | - | " in markdown(known)
+    files = {path.name for path in write_study(study, print)}
+    assert {"parallel.png", "scores.png", "report.html", "groups.csv"} <= files
+    momenta = [row["optim.momentum"] for row in rows(tmp_path / "report.csv")]
+    assert [bool(text) for text in momenta] == sgd
+
+
+def test_pareto_holds_those_that_nothing_beats() -> None:
+    study = made("x", {"a": [1, 2, 3, 4]}, [1.0, 2.0, 3.0, 4.0])
+    accuracy = Objective("val/accuracy", "max")
+    for job, value in zip(study.jobs, (0.5, 0.9, 0.8, 0.95)):
+        job.result["val/accuracy"] = value  # type: ignore[index]
+    both = Study("x", study.directory, study.jobs, study.swept, (LOSS, accuracy), is_sweep=True)
+    shown = data(facts(both))
+    assert [group["label"] for group in shown["groups"] if group["front"]] == ["a=1", "a=2", "a=4"]
+    # each objective has a best of its own
+    assert [(best["key"], best["label"]) for best in shown["best"]] == [("val/loss", "a=1"), ("val/accuracy", "a=4")]
+    text = markdown(facts(both))
+    assert "**Best: a=1**, val/loss 1" in text
+    assert "**Best: a=4**, val/accuracy 0.95" in text
+
+
+@pytest.mark.slow
+def test_a_band_is_of_the_seeds_that_have_come_so_far(sweep: Path) -> None:
+    study = made("x", {"a": [1, 1, 1, 1]}, [1.0, 1.0, 1.0, None])
+    curves = [[(1, 1.0), (2, 2.0), (3, 9.0)], [(1, 3.0), (2, 4.0)], [], [(1, 100.0)]]
+    jobs = [Job(**{**job.__dict__, "curves": {"val/loss": c}}) for job, c in zip(study.jobs, curves)]
+    found = band(jobs, "val/loss")
+    assert found is not None
+    assert (found.steps, found.mean, found.seeds) == ([1, 2, 3], [2.0, 3.0, 9.0], 2)  # the failed one is not in it
+    assert found.low[0] == pytest.approx(2.0 - math.sqrt(2))
+
+
+def test_long_curves_are_thinned_to_the_same_steps() -> None:
+    study = made("x", {"a": [1, 1]}, [1.0, 1.0])
+    long = [(i, float(i)) for i in range(1, 20_001)]
+    jobs = tuple(
+        Job(**{**job.__dict__, "curves": {"val/loss": points}})
+        for job, points in zip(study.jobs, (long, long[:15_001]))
+    )
+    held = data(facts(replace(study, jobs=jobs)))["jobs"]
+    a, b = (job["curves"]["val/loss"][0] for job in held)
+    assert len(a) <= 1501
+    assert a[-1] == 20_000
+    assert set(b[:-1]) <= set(a)
+
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def in_a_browser(text: str, script: str, tmp_path: Path, *options: str) -> str:
+    """The page's DOM, or what another option asks for, after `script`."""
+    path = tmp_path / "page.html"
+    path.write_text(text.replace("</body>", f"<script>{script}</script></body>"))
+    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,2400"]
+    done = called([*command, *(options or ("--dump-dom",)), f"file://{path}"], fresh=True)
+    return done.stdout
+
+
+NODE = shutil.which("node")
+PRELUDE = """
+const nodes = {}, drawn = {}, redraws = [], PLOT_TOOLS = {};
+const $ = (id) => (nodes[id] ??= { hidden: true, value: "", append() {}, addEventListener() {} });
+const Plotly = { react: (id, traces, layout) => { drawn[id] = { traces, layout }; } };
+const shownJob = () => true, css = () => "", faintColor = css, plain = String, round = String, layout = (l) => l;
+const element = () => ({}), viridis = (badness) => badness;
+"""
+LOOK = """
+const firstTwo = [contourAxis("x").key, contourAxis("y").key];
+nodes["contour-x"].value = "optim.lr"; nodes["contour-y"].value = "optim.momentum";
+redraws.forEach((draw) => draw());
+const [area, dots] = drawn.contour.traces, kind = drawn.contour.layout.xaxis.type;
+console.log(JSON.stringify({ history: drawn.history.traces.map((t) => t.y), firstTwo, kind, dots: dots.x.length,
+  shown: ["history", "contour"].map((name) => !nodes[`${name}-section`].hidden), z: area.z,
+  ends: [area.colorscale[0][1], area.colorscale[4][1]] }));
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="no node here")
+def test_the_page_of_a_search_has_its_history_and_a_contour_of_two_keys(tmp_path: Path) -> None:
+    """20 trials, the last without a score; every other one has a momentum. The functions draw the page's data."""
+    columns = {
+        "optim": ["sgd", "adamw"] * 10,
+        "optim.momentum": [0.5 + i / 100 if i % 2 == 0 else ... for i in range(20)],
+        "optim.lr": [10 ** (-1 - i % 5) * (1 + i / 1000) for i in range(20)],
+    }
+    scores = [float((7 * i) % 19) for i in range(19)]
+    study = replace(made("s", columns, [*scores, None], folder=tmp_path), is_search=True)
+    web = ROOT / "packages/samebits/src/samebits/sweeps/report/web"
+    helpers = (web / "scores.js").read_text().partition("function scoreTraces")[0]
+    parts = [f"const D = {json.dumps(data(facts(study)))};", PRELUDE, helpers, (web / "search.js").read_text(), LOOK]
+    (tmp_path / "page.js").write_text("\n".join(parts).replace('"use strict";', ""))
+    done = called([str(NODE), str(tmp_path / "page.js")], fresh=True)
+    found = json.loads(done.stdout)
+    assert found["history"] == [[], scores, [min(scores[: i + 1]) for i in range(19)]]
+    assert (found["firstTwo"], found["kind"], found["dots"]) == (["optim", "optim.momentum"], "log", 10)
+    assert found["shown"] == [True, True]
+    assert found["ends"] == [0, 1]  # the least loss has the colour of the best, as in the parallel coordinates
+    measured = sorted(z for row in found["z"] for z in row if z is not None)
+    assert measured == sorted(scores[::2])
+    assert len(found["z"]) == len(found["z"][0]) == 10
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+def test_a_selection_holds_for_all_of_the_page(tmp_path: Path) -> None:
+    pytest.importorskip("plotly", reason="extra `report`")
+    columns = {"lr": [10 ** (-i / 10) for i in range(20)], "width": [16, 32] * 10}
+    study = made("grid", columns, [float(i) for i in range(20)], folder=tmp_path)
+    jobs = tuple(Job(**{**job.__dict__, "curves": {"val/loss": [(1, 2.0), (2, 1.0)]}}) for job in study.jobs)
+    text = page(facts(replace(study, jobs=jobs)))
+    script = """
+        brushes.set(2, [0.9, 1.1]); chosen.jobs = brushed(); redraw();
+        const rows = (id) => [...document.querySelectorAll(`#${id} tbody tr`)].map((row) => row.textContent);
+        const buttons = [...document.querySelectorAll("#curves .modebar-btn")].map((b) => b.dataset.title);
+        document.title = JSON.stringify({
+          groups: rows("groups"), jobs: rows("jobs"), legend: $("legend").textContent,
+          traces: $("curves").data.map((t) => t.line.color), ticks: $("score-0").layout.xaxis.type, buttons });
+    """
+    dom = in_a_browser(text, script, tmp_path)
+    seen = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", dom, re.DOTALL)[1]))  # type: ignore[index]
+    assert len(seen["groups"]) == len(seen["jobs"]) == 2
+    assert "lr=0.01585 width=16" in seen["legend"]
+    assert "others" not in seen["legend"]
+    assert len(set(seen["traces"])) == 2  # colours of their own
+    assert seen["ticks"] == "log"
+    assert seen["buttons"]
+    assert not [name for name in seen["buttons"] if "hare" in name]

@@ -1,0 +1,126 @@
+"""SLURM for real: srun's ranks and hosts, a job that is preempted, requeued and goes on, a sweep."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, cluster, missing
+from common import QUICK, ROOT, TRAIN
+
+from samebits.testing import assert_equal, last_checkpoint, metrics, result, status
+from samebits.testing.processes import called, limit, processes_with, wait_for
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+TRAIN_LINE = " ".join([sys.executable, str(ROOT / "src/train.py"), *QUICK])
+SHORT = "trainer.max_steps=6 trainer=ddp"
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if reason := missing():
+        pytest.skip(reason)
+    try:
+        with cluster(tmp_path_factory.mktemp("slurm")) as here:
+            yield here
+    except RuntimeError as error:
+        pytest.skip(str(error))
+
+
+def trained_here(run: Path, *overrides: str) -> Path:
+    called([*TRAIN, *QUICK, *overrides, f"hydra.run.dir={run}"])
+    return run
+
+
+def test_srun_of_ranks_of_hosts_and_of_one_task(slurm: Cluster, tmp_path: Path) -> None:
+    job = slurm.submit(
+        f"""set -ex
+        srun --ntasks-per-node=2 {TRAIN_LINE} {SHORT} hydra.run.dir={tmp_path}/ranks
+        srun --ntasks=2 --ntasks-per-node=1 {TRAIN_LINE} {SHORT} hardware.num_procs=2 hydra.run.dir={tmp_path}/hosts
+        srun --nodes=1 --ntasks=1 {TRAIN_LINE} trainer.max_steps=6 hydra.run.dir={tmp_path}/task
+        {TRAIN_LINE} trainer.max_steps=6 hydra.run.dir={tmp_path}/plain""",
+        "--nodes=2", "--ntasks=4",
+    )  # fmt: skip
+    assert slurm.wait_for_end(job, 150) == "COMPLETED", slurm.log(job)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["hosts", "plain", "ranks", "task"]
+    four = trained_here(tmp_path / "here", "trainer=ddp", "trainer.max_steps=6", "hardware.num_procs=4")
+    for name, ranks in {"ranks": 4, "hosts": 4, "task": 1, "plain": 1}.items():
+        assert len(last_checkpoint(tmp_path / name)["ranks"]) == ranks
+    for name in ("ranks", "hosts"):
+        assert_equal(last_checkpoint(tmp_path / name)["model"], last_checkpoint(four)["model"])
+    assert_equal(last_checkpoint(tmp_path / "task")["model"], last_checkpoint(tmp_path / "plain")["model"])
+
+
+def test_preempted_jobs_are_requeued_and_end_as_undisturbed_ones(slurm: Cluster, tmp_path: Path) -> None:
+    """Twice: by the signal that comes before the time limit (--signal=USR1@60), and by an operator's requeue."""
+    run = tmp_path / "run"
+    work = ("trainer=ddp", "trainer.max_steps=1500", "trainer.log_every=20", "trainer.save_every=null")
+    job = slurm.submit(
+        f"""srun {TRAIN_LINE} {" ".join(work)} hydra.run.dir={run} resume=auto
+        status=$?
+        if [ $status -eq 75 ]; then scontrol requeue $SLURM_JOB_ID; fi
+        exit $status""",
+        "--nodes=2", "--ntasks-per-node=1", "--requeue",
+    )  # fmt: skip
+
+    def reached(step: int) -> bool:
+        return (run / "metrics.jsonl").exists() and any(line["step"] >= step for line in metrics(run))
+
+    for restarts, (step, interrupt) in enumerate(
+        [(100, ("scancel", "--signal=USR1", str(job))), (500, ("scontrol", "requeue", str(job)))]
+    ):
+        slurm.wait(job, lambda step=step: reached(step), 60)  # type: ignore[misc]
+        slurm.command(*interrupt)
+        slurm.wait(job, lambda n=restarts: slurm.facts(job)["Restarts"] == str(n + 1), 30)  # type: ignore[misc]
+        slurm.wait(job, lambda: status(run)["status"] == "preempted", 30)  # SLURM counts before the run has saved
+        slurm.wait(job, lambda: slurm.facts(job)["JobState"] == "PENDING", 30)
+        # not two minutes later, but not before the nodes have buried the job's former life either
+        slurm.command("scontrol", "update", f"JobId={job}", "StartTime=now+6")
+    assert slurm.wait_for_end(job, 90) == "COMPLETED", slurm.log(job)
+    assert status(run)["status"] == "finished"
+    straight = trained_here(tmp_path / "straight", *work, "hardware.num_procs=2")
+    for key in ("model", "optimizer", "ranks"):
+        assert_equal(last_checkpoint(run)[key], last_checkpoint(straight)[key], key)
+    assert_equal(metrics(run), metrics(straight))
+    assert result(run)["test/loss"] == result(straight)["test/loss"]
+    assert not processes_with(str(run))
+
+
+def sweep(slurm: Cluster, sweep_dir: Path, *overrides: str) -> subprocess.Popen[str]:
+    command = [*TRAIN, "-m", "hydra/launcher=slurm", f"hydra.sweep.dir={sweep_dir}", *QUICK, *overrides]
+    return subprocess.Popen(command, env=slurm.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_a_sweep_of_batch_jobs_one_of_which_is_signalled(slurm: Cluster, tmp_path: Path) -> None:
+    """A job of two ranks, too: started by its task, or by srun; the signalled one is queued again and goes on."""
+    pytest.importorskip("submitit")
+    lr, steps = "optim.lr=1e-3,3e-3", ("trainer.max_steps=1500", "trainer.save_every=null", "trainer.log_every=20")
+    ledger = tmp_path / "sweep/sweep.json"
+
+    def jobs() -> list[Path]:
+        keys = [job["key"] for job in json.loads(ledger.read_text())["jobs"]] if ledger.exists() else []
+        return [ledger.parent / key for key in keys]
+
+    process = sweep(slurm, tmp_path / "sweep", lr, *steps, "trainer=ddp", "hardware.num_procs=2")
+    try:
+        wait_for(lambda: jobs() and all((job / "metrics.jsonl").exists() for job in jobs()), process)
+        first = next(
+            line.split()[0] for line in slurm.command("squeue", "-h", "-r", "-t", "R", "-o", "%i").splitlines()
+        )
+        slurm.command("scancel", "--signal=USR2", first)  # as before its time limit
+        slurm.wait(first, lambda: slurm.facts(first).get("Restarts") == "1", 60)
+        slurm.wait(first, lambda: slurm.facts(first)["JobState"] == "PENDING", 60)
+        slurm.command("scontrol", "update", f"JobId={first}", "StartTime=now")
+        said, _ = process.communicate(timeout=limit(60))
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    assert [status(job)["status"] for job in jobs()] == ["finished", "finished"], said
+    assert "2 finished" in said
+    text = "".join((job / "output.log").read_text() for job in jobs())
+    assert text.count("stopped by SIGUSR2") == text.count("on from last_") == 1
+    assert not processes_with(str(tmp_path))

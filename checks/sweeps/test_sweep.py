@@ -1,0 +1,202 @@
+"""A sweep from the command line: what is written, what is run, what a second start does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from common import ROOT, TRAIN, needs
+from sweeps import SWEEP, book, call, call_faulty, ended_at, job_dirs, results, states
+
+from lab.program import PROGRAM
+from samebits.sweeps.identity import canonical, digest, directory_name, values_of
+from samebits.testing import metrics, status
+from samebits.testing.processes import called, processes_with, slow
+
+
+@pytest.mark.slow
+def test_start_again_extend_reorder(tmp_path: Path) -> None:
+    """Four jobs, nothing to do, two more in a pool; however the same values are written. A value for all makes other
+    jobs; a job alone is the one of the sweep."""
+    where = f"hydra.sweep.dir={tmp_path}/lr"
+    call(*SWEEP, "optim.lr=1e-3,1e-2", "seed=range(2)", where)
+    assert len(job_dirs(tmp_path / "lr")) == 4
+    assert all("lr-0.0" in path.name and "seed-" in path.name for path in job_dirs(tmp_path / "lr"))
+    before, configs = ended_at(tmp_path / "lr"), [(p / "config.yaml").read_bytes() for p in job_dirs(tmp_path / "lr")]
+    again = call(*SWEEP, where, "seed=1,0,1", "optim.lr=.01,0.001")
+    assert "4 jobs, 0 to run, 4 finished before" in again.stderr
+    assert "2 of 6 combinations are the same as another, and run once" in again.stderr
+    assert ended_at(tmp_path / "lr") == before
+    more = call(*SWEEP, "optim.lr=1e-3,1e-2", "seed=range(3)", "hydra/launcher=pool", "logger=none", where)
+    assert "6 jobs, 2 to run, 4 finished before" in more.stderr
+    assert len(job_dirs(tmp_path / "lr")) == 6
+    assert before.items() <= ended_at(tmp_path / "lr").items()
+    assert all(c in [(p / "config.yaml").read_bytes() for p in job_dirs(tmp_path / "lr")] for c in configs)
+    written = book(tmp_path / "lr")
+    assert [job["number"] for job in written["jobs"]] == list(range(6))
+    assert written["swept"] == ["optim.lr", "seed"]
+    assert written["objectives"] == [{"key": "val/loss", "mode": "min"}]
+    assert "seed=2" in written["jobs"][-1]["overrides"]
+    assert status(tmp_path / "lr" / written["jobs"][5]["key"])["sweep"] == {"sweep": "lr", "job": 5}
+    other = call(*SWEEP, "optim.lr=1e-3", "seed=0", where, "trainer.max_steps=3")
+    assert "1 jobs, 1 to run, 6 more of other commands" in other.stderr
+    assert book(tmp_path / "lr")["swept"] == ["optim.lr", "seed", "trainer.max_steps"]
+    assert len(job_dirs(tmp_path / "lr")) == 7
+    call(*SWEEP, "optim.lr=1e-2", "seed=2", f"hydra.sweep.dir={tmp_path}/alone")
+    (found,) = results(tmp_path / "alone").values()
+    assert found in results(tmp_path / "lr").values()
+
+
+@pytest.mark.slow
+def test_names_and_places(tmp_path: Path) -> None:
+    """sweep=NAME below outputs/<name>/sweeps; without it a new name each time. Nothing where the command was typed."""
+    name = f"test_sweep_{os.getpid()}"
+    folder = ROOT / "outputs" / name
+    try:
+        for options in (["sweep=a"], [], []):
+            call(*SWEEP, f"name={name}", "seed=0", *options, cwd=tmp_path)
+        found = sorted(path.name for path in (folder / "sweeps").iterdir())
+        assert len(found) == 3
+        assert "a" in found
+        assert not list(tmp_path.iterdir())
+    finally:
+        subprocess.run(["rm", "-r", str(folder)], check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["-m", "optim.lr=interval(0,1)"], "error: optim.lr=interval(0,1): an interval has no end of values"),
+        slow(["-m", "seed=1,2", "resume=x"], "error: resume: a run's own; a sweep goes on by its name"),
+        slow(["-m", "seed=1,2", "sweep=../x"], "error: sweep=../x: the name of a folder"),
+        slow(["-m", "seed=1,2", "hydra.sweep.subdir=x"], "error: hydra.sweep.subdir=x: has no effect"),
+        slow(["-m", "seed=1,2", "sweep.fail_fast=true,false"], "error: sweep.fail_fast=true,false: a sweep has one"),
+        (["seed=1", "sweep=lr"], "error: sweep=lr: the name of a multirun - add -m"),
+        (["-m", "sweep.retyr_failed=true"], "error: sweep.retyr_failed: no such key - did you mean sweep.retry_failed?"),  # noqa: E501
+        slow(["-m", "seed=1,2", "sweep.fail_fast=3"], "error: sweep.fail_fast: expected true or false, got 3"),
+        slow(["-m", "seed=0,1,-7"], "error: job 2 (seed=-7): seed: must be >= 0, got -7"),
+        slow(["-m", "seed=1", "hydra/launcher=pool", "hydra.launcher.jobs_at_once=0"], "error: hydra.launcher.jobs_at_once: must be >= 1, got 0"),  # noqa: E501
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(tmp_path: Path, overrides: list[str], line: str) -> None:
+    done = call(*overrides, f"hydra.sweep.dir={tmp_path}/s", f"hydra.run.dir={tmp_path}/r", "data=synthetic", code=2)
+    assert done.stderr.startswith(line), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@needs("conf/data/tokens.yaml")
+def test_a_missing_file_is_named_though_a_swept_value_was_to_come_from_it(tmp_path: Path) -> None:
+    done = call("-m", "data=tokens", "data.num_outputs=11,12", f"hydra.sweep.dir={tmp_path}/s", code=2)
+    assert done.stderr.startswith("error: job 0 (data.num_outputs=11): data.path: a value is missing here"), done.stderr
+
+
+FAULTS = {
+    "raise ZeroDivisionError('the cause')": ["ZeroDivisionError: the cause", "in faulty"],
+    "ctypes.string_at(0)": ["killed by SIGSEGV", "in faulty"],
+    "os.kill(os.getpid(), signal.SIGKILL)": ["killed by SIGKILL"],
+    "os.kill(os.getpid(), signal.SIGBUS)": ["killed by SIGBUS (a data file was cut short", "in faulty"],
+    "resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33)); bytearray(2**34)": ["MemoryError", "in faulty"],
+    "os._exit(3)": ["the job ended with status 3, without an error record"],
+}
+
+
+@pytest.mark.slow
+def test_a_fault_stays_in_its_job(tmp_path: Path) -> None:
+    """Each in a job of its own, one job before them and one behind."""
+    seeds = range(1, 1 + len(FAULTS))
+    options = (*SWEEP, f"seed=range({len(FAULTS) + 2})", f"hydra.sweep.dir={tmp_path}/s", "hydra/launcher=pool")
+    done = call_faulty(f"exec({list(FAULTS)!r}[seen['seed'] - 1])", *options, seeds=seeds, code=1)
+    assert states(tmp_path / "s") == ["finished", *["failed"] * len(FAULTS), "finished"]
+    for number, parts in zip(seeds, FAULTS.values()):
+        kept = status(tmp_path / "s" / book(tmp_path / "s")["jobs"][number]["key"])
+        assert parts[0] in kept["error"]
+        assert all(part in kept["error"] + kept["traceback"] for part in parts)
+        row = next(line for line in done.stderr.splitlines() if line.startswith(f"{number}    failed"))
+        assert parts[0] in row
+    assert f"{len(FAULTS)} of {len(FAULTS) + 2} jobs failed" in done.stderr
+    assert not processes_with(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_what_failed_runs_again_on_request(tmp_path: Path) -> None:
+    """A sweep that failed fast goes on: a job from its directory alone, as SLURM and Ray call it; what was queued; what
+    had failed, on the hardware given now. A recipe that has been changed in between changes none of its jobs."""
+    mine, sweep = tmp_path / "mine/experiment", tmp_path / "s"
+    mine.mkdir(parents=True)
+    recipe = "# @package _global_\nmodel: {hidden: [%d]}\n"
+    (mine / "r.yaml").write_text(recipe % 8)
+    options = ("--config-dir", str(tmp_path / "mine"), *(o for o in SWEEP if not o.startswith("model")), "experiment=r",
+               "seed=range(4)", f"hydra.sweep.dir={sweep}")  # fmt: skip
+    call_faulty("raise ZeroDivisionError", *options, "sweep.fail_fast=true", code=1)
+    assert states(sweep) == ["finished", "failed", "queued", "queued"]
+    (mine / "r.yaml").write_text(recipe % 9)
+
+    queued = sweep / book(sweep)["jobs"][2]["key"]
+    called([*TRAIN, f"sweep.job={queued}"], cwd=ROOT)
+    assert status(queued)["status"] == "finished"
+    assert [m["step"] for m in metrics(queued) if "train/loss" in m] == [3, 6]
+
+    again = call(*options, "hydra/launcher=pool", code=1)
+    assert "1 to run, 2 finished before, 1 failed before" in again.stderr
+    call(*options, "sweep.retry_failed=true", "hardware.eval_batch_size=50")
+    assert states(sweep) == ["finished"] * 4
+    jobs = [yaml.safe_load((sweep / job["key"] / "config.yaml").read_text()) for job in book(sweep)["jobs"]]
+    assert [job["hardware"]["eval_batch_size"] for job in jobs] == [None, 50, None, None]
+    assert [job["model"]["hidden"] for job in jobs] == [[8]] * 4
+
+
+@pytest.mark.slow
+def test_hydras_own_launcher_gets_directories(tmp_path: Path) -> None:
+    call(*SWEEP, "seed=0,1", f"hydra.sweep.dir={tmp_path}/s", "hydra/launcher=basic")
+    assert states(tmp_path / "s") == ["finished", "finished"]
+    folders = {p.name for p in (tmp_path / "s").iterdir() if p.is_dir()}
+    assert folders - {"report"} == {p.name for p in job_dirs(tmp_path / "s")}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (["optim.lr=1e-3", "seed=1"], ["seed=1", "optim.lr=0.001"], True),
+        (["trainer.max_steps=1e3"], ["++trainer.max_steps=1000.0"], True),
+        (["optim.lr=1"], ["optim.lr=1.0"], True),
+        (["x=[1,{a:2}]"], ["x=[1.0,{a:2.0}]"], True),
+        (["model.hidden=[16,16]"], ["model.hidden=[16, 16]"], True),
+        (["debug='nan'"], ["debug=\"nan\""], True),
+        (["data.path=data/a.h5"], [f"data.path={Path.cwd()}/data/../data/a.h5"], True),
+        (["data.path=data/a.h5"], ["data.path=a.h5"], False),
+        (["seed=1", "seed=2"], ["seed=2"], True),
+        (["seed=1", "logger=none", "hardware.num_threads=1", "hydra.x=1", "sweep.name=a"], ["seed=1"], True),
+        (["seed=1"], ["seed=2"], False),
+        (["seed=1"], ["seed='1'"], False),
+        (["seed=1", "trainer.max_steps=3"], ["seed=1"], False),
+        (["model=mlp"], ["model=gpt"], False),
+        (["+x=true"], ["+x=1"], False),
+        (["+x=1.5"], ["+x=1"], False),
+        (["~callback.a"], ["callback.a=null"], True),
+    ],
+)  # fmt: skip
+def test_which_overrides_are_the_same_job(one: list[str], other: list[str], same: bool) -> None:
+    assert (digest(values_of(PROGRAM, one)) == digest(values_of(PROGRAM, other))) == same
+
+
+def test_names_of_directories_are_safe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LR", "0.5")
+    values = values_of(PROGRAM, ["data.path='/a b/c,d.h5'", "optim.lr=${oc.env:LR}", "x.lr=2", "model.hidden=[16,8]"])
+    name = directory_name(values, list(values))
+    assert name.startswith("path-c-d_hidden-16-8_optim.lr-0.5_x.lr-2_")
+    assert values["optim.lr"] == "0.5"
+    assert directory_name(values, ()).startswith("job_")
+    huge = values_of(PROGRAM, ["optim.lr=1e30"])
+    assert directory_name(huge, ["optim.lr"]).startswith("lr-1e30_")
+    assert repr(canonical({"a": [1.0, True, None]})) == "{'a': [1, True, None]}"  # as text: 1.0 == 1
+    assert canonical("${seed}") == "${seed}"
+    assert (
+        len(directory_name(values_of(PROGRAM, [f"a.key{i}={i}" for i in range(50)]), [f"a.key{i}" for i in range(50)]))
+        < 100
+    )

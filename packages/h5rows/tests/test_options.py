@@ -1,0 +1,98 @@
+"""Options are checked where they are kept: the same for the command line, Hydra and Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+import h5rows
+
+
+@pytest.fixture
+def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    np.savez("a.npz", x=np.zeros((5, 3)))
+    Path("t.csv").write_text("a,b\n1,2\n")
+    with h5py.File("a.h5", "w") as file:
+        file["x"] = np.zeros((2000, 20))
+    return tmp_path
+
+
+PACK: list[tuple[dict[str, Any], str]] = [
+    ({"split": "val=0.1"}, "split='val=0.1'"),
+    ({"split": {"val": "0.1"}}, "split="),
+    ({"on_error": "ignore"}, "'stop' or 'skip'"),
+    ({"empty": "zero"}, "--empty"),
+    ({"size": "224"}, "size='224'"),
+    ({"size": (224, 224)}, "--size: .* has no use for it"),
+    ({"size": (0, 3)}, "size=0: must be > 0"),
+    ({"crop": "centre"}, "'none' or 'center'"),
+    ({"mode": "rgb"}, "mode='rgb'"),
+    ({"exif": "aply"}, "exif="),
+    ({"external": "alow"}, "'refuse' or 'allow'"),
+    ({"fields": ["x"]}, "fields="),
+    ({"kinds": {"x": "float"}}, "--as: .* has no use for it"),
+    ({"leave_out": "x"}, "leave_out='x'"),
+    ({"workers": 0}, "workers=0"),
+    ({"workers": "2"}, "workers='2': must be a whole number"),
+    ({"seed": 0.5}, "seed=0.5"),
+    ({"shuffle": "yes"}, "shuffle='yes': must be True or False"),
+    ({"shard": (2, 2)}, "shard="),
+    ({"shards": 0}, "shards=0"),
+    ({"shards": "2"}, "shards='2'"),
+    ({"format": "numppy"}, "none of images, numpy"),
+    ({"separator": ";"}, "--separator: .* has no use for it"),
+    ({"tokenizer": "bytez"}, "--tokenizer: .* has no use for it"),
+]
+REPACK: list[tuple[dict[str, Any], str]] = [
+    ({"codec": "lz5"}, "codec='lz5': must be 'none' or 'gzip' or 'zstd'"),
+    ({"codec": "gzip", "level": 0}, "level=0: gzip has the levels 1 to 9"),
+    ({"level": "3"}, "level='3'"),
+    ({"rows_per_chunk": 0}, "rows_per_chunk=0"),
+    ({"external": "alow"}, "'refuse' or 'allow'"),
+    ({"flatten": 1}, "flatten=1"),
+]
+OPEN: list[tuple[dict[str, Any], str]] = [
+    ({"external": "alow"}, "'refuse' or 'allow'"),
+    ({"values": "ment"}, "'stored' or 'meant'"),
+    ({"masked": "drop"}, "masked='drop': has an effect only where values are meant"),
+    ({"masked": {"x": 0}}, "masked=0: has an effect only where values are meant"),
+    ({"masked": 0, "values": "meant", "swmr": True}, "masked=0.*swmr=False"),
+    ({"masked": "drp", "values": "meant"}, "masked=drp"),
+    ({"cache_mb": "512"}, "cache_mb='512'"),
+    ({"swmr": "no"}, "swmr='no'"),
+    ({"splits": {"/": {"group": "/", "row": [0, 0.5]}}}, "has 'row'; it may have group, rows"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), PACK)
+def test_pack(given: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(h5rows.ConfigError, match=said) as caught:
+        h5rows.pack("a.npz", "out.h5", quiet=True, **options)
+    assert str(caught.value).isprintable()
+    assert not Path("out.h5").exists()
+
+
+@pytest.mark.parametrize(("options", "said"), REPACK)
+def test_repack(given: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(h5rows.ConfigError, match=said):
+        h5rows.repack("a.h5", "out.h5", quiet=True, **options)
+    assert not Path("out.h5").exists()
+
+
+@pytest.mark.parametrize(("options", "said"), OPEN)
+def test_open(given: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(h5rows.ConfigError, match=said):
+        h5rows.open("a.h5", {"x": "x"}, **options)
+
+
+def test_paths_of_every_kind(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    h5rows.pack(given / "a.npz", given / "b.h5", quiet=True)
+    h5rows.repack(given / "b.h5", given / "c.h5", codec="gzip", quiet=True)
+    h5rows.inspect(given / "c.h5")
+    assert "read: " in capsys.readouterr().out
+    assert len(h5rows.open(given / "c.h5")) == 5

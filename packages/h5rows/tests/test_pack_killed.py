@@ -1,0 +1,76 @@
+"""Whatever write a pack is killed at, the same command makes the file that it would have made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5_deep
+import numpy as np
+import pytest
+from running import sample_of
+from test_pack_write import Numbers, arrays, options
+from writes import attempt
+
+from h5rows.locks import Busy, Lock
+from h5rows.packing.write import pack
+from h5rows.source import ArraySource
+
+COMMANDS: dict[str, Callable[[Path], Any]] = {
+    "blocks": lambda out: pack(ArraySource({"": arrays(8)}), out, options(workers=1), {"command": "c"}),
+    "without what cannot be read": lambda out: pack(
+        Numbers(6, [2, 5], np.array([1, 4, 2] * 2)), out, options(workers=2, on_error="skip"), {}
+    ),
+    "replaced": lambda out: pack(ArraySource({"": arrays(4)}), out, options(workers=1, overwrite=True), {}),
+}
+
+
+@pytest.mark.one_quick
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.timeout(600)
+def test_killed_at_any_write_the_same_command_makes_the_same_file(tmp_path: Path, monkeypatch: Any, name: str) -> None:
+    """A command that finds the file made may say so: nothing else stays in the folder either way."""
+    monkeypatch.setattr("h5rows.packing.plan.BLOCK_BYTES", 150)
+    before = b"an older one" * (name == "replaced")
+
+    def folder(of: str) -> Path:
+        (tmp_path / of).mkdir()
+        if before:
+            (tmp_path / of / "a.h5").write_bytes(before)
+        return tmp_path / of
+
+    straight = folder("straight")
+    done = attempt(lambda: COMMANDS[name](straight / "a.h5"), straight)
+    assert done.status == 0, done.shown
+    assert [path.name for path in straight.iterdir()] == ["a.h5"]
+    assert len(done.writes) > 8
+    for write, what in list(enumerate(done.writes))[:: sample_of(3, 1)]:
+        here = folder(str(write))
+        killed = attempt(lambda here=here: COMMANDS[name](here / "a.h5"), here, write)
+        assert killed.status < 0, (what, killed.shown)
+        whole = (here / "a.h5").exists() and (here / "a.h5").read_bytes() != before
+        again = attempt(lambda here=here: COMMANDS[name](here / "a.h5"), here)
+        assert again.status == (2 if whole and name != "replaced" else 0), (write, what, again.shown)
+        assert [path.name for path in here.iterdir()] == ["a.h5"], (write, what)
+        assert h5_deep.compare(here / "a.h5", straight / "a.h5").differences == []
+
+
+def test_one_at_a_time_holds_a_lock_whose_holder_deletes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a pack does at its end: who has opened the file by then, and locks it after, would hold a lock of nothing."""
+    path, real = tmp_path / ".lock", os.open
+    holder = Lock(path)
+
+    def late(*given: Any) -> int:
+        fd = real(*given)
+        monkeypatch.setattr(os, "open", real)
+        path.unlink()
+        holder.close()
+        return fd
+
+    monkeypatch.setattr(os, "open", late)
+    with Lock(path), pytest.raises(Busy):
+        Lock(path)
+    path.unlink()
+    Lock(path).close()

@@ -1,0 +1,97 @@
+"""Commands of the project, and what they leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from samebits.testing.processes import warm
+from samebits.testing.processes.limits import limit
+from samebits.testing.processes.registered import program
+
+
+def called(
+    command: Sequence[Any], code: int | None = 0, seconds: float = 60, fresh: bool = False, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end, and return what it printed. code: the exit status that it must have; None: any.
+    fresh: not from the warm process."""
+    run = subprocess.run if fresh else warm.run
+    done = run([*command], capture_output=True, text=True, timeout=limit(seconds), **options)
+    assert code in (None, done.returncode), f"it ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def importing(*folders: Path) -> dict[str, str]:
+    """Return the environment of a process that finds modules in these folders and the libraries, before those where
+    this one does."""
+    _, *libraries = warm.code_of(program().root)
+    others = filter(None, [os.environ.get("PYTHONPATH")])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, (*folders, *libraries)), *others])}
+
+
+def free_port() -> int:
+    """Return a port of this machine that stays free until it is used: below those that the kernel gives out by
+    itself."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_768)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def processes_with(text: str) -> list[int]:
+    """Return the ids of processes whose command line names `text`: what a run has left behind."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            for _ in range(100):
+                line = (entry / "cmdline").read_bytes()
+                if line or not (entry / "exe").exists():  # else execv is making it another program
+                    break
+            if text in line.decode(errors="replace"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def holds_lock(run_dir: Path) -> bool:
+    """Return whether a process has the run's lock."""
+    with open(run_dir / ".lock") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+HELD = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {src!r})
+sys.argv[0] = "train.py"
+import train
+import {package}.loop as loop
+train_step = loop.train_step
+def held(nets, state, *rest):
+    while state.step >= {step} and not Path({until!r}).exists():
+        time.sleep(0.01)
+    return train_step(nets, state, *rest)
+loop.train_step = held
+sys.exit(train.main())
+"""
+
+
+def held_command(step: int, until: Path) -> list[str]:
+    """Return the beginning of a command that is train.py, but no rank goes on after `step` steps before the file
+    `until` exists: however late a test looks, the run has not ended."""
+    src, package = str(program().root / "src"), program().package
+    return [sys.executable, "-c", HELD.format(src=src, package=package, step=step, until=str(until))]

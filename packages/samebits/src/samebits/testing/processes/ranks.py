@@ -1,0 +1,31 @@
+"""A function on several ranks, without a run around it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from samebits.errors import RunFailed
+from samebits.runs import read_failure, record_failure
+from samebits.world import Ranks, process_group
+
+
+def on_ranks(work: Callable[..., None], folder: Path, ranks: int = 2) -> None:
+    """work(world, folder) on ranks that have a process group."""
+
+    def rank(directory: Path) -> None:
+        try:
+            with process_group("cpu", 60.0) as place:
+                work(place, directory)
+        except Exception as error:
+            record_failure(directory, int(os.environ["RANK"]), error)
+            raise
+
+    folder.mkdir(exist_ok=True)
+    try:
+        Ranks().run(rank, folder, ranks)
+    except RunFailed:
+        pytest.fail((read_failure(folder) or {})["traceback"])

@@ -1,0 +1,298 @@
+"""What every method promises (docs/tasks.md), asked of a small run: `class TestMine(Promises)` in its test file."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra.utils import get_class
+from omegaconf import OmegaConf
+
+from samebits.checkpoints import load_checkpoint, save_checkpoint
+from samebits.errors import RunFailed
+from samebits.testing.devices import ON_A_GPU, gpu_environment, refused_in_steps
+from samebits.testing.processes import limit, module, program, slow
+from samebits.testing.runs import (
+    assert_equal,
+    assert_undisturbed,
+    compose,
+    last_checkpoint,
+    metrics,
+    raise_at_step,
+    resume_run,
+    scores,
+    start_run,
+    values,
+    without_code_generator,
+)
+
+SMALL = (
+    "logger=none", "hardware=cpu", "hardware.num_threads=1", "trainer.max_epochs=null", "trainer.max_steps=12",
+    "trainer.global_batch_size=12", "trainer.log_every=3", "trainer.eval_every=4", "trainer.save_every=5",
+)  # fmt: skip
+WAYS = {
+    "micro-batches": ("hardware.micro_batch_size=5",),
+    "2 ranks": ("trainer=ddp", "hardware.num_procs=2"),
+    "2 ranks, micro-batches": ("trainer=ddp", "hardware.num_procs=2", "hardware.micro_batch_size=4"),
+    "3 ranks": ("trainer=ddp", "hardware.num_procs=3"),
+}
+
+
+MADE: dict[tuple[type, tuple[str, ...]], Path] = {}  # {(class of tests, overrides): directory of its run}
+
+
+class Killed(Exception):
+    pass
+
+
+class Promises:
+    """A subclass has a fixture `run(self) -> tuple[str, ...]`, the overrides of a small run beside SMALL's. The
+    attributes say what its method does, and how close is close."""
+
+    terms: tuple[str, ...] = ()  # scored beside the loss
+    logged: tuple[str, ...] | None = None  # of training, where these are others: the terms of several objectives
+    across_samples = False  # it takes no micro-batches
+    averages = False  # True: it averages the weights by a rule of its own, in the place of trainer.ema_decay
+    steps = 12  # of each run: at least 12, for two kills
+    global_batch_size = 12
+    monitor = "loss"  # of training: what falls
+    rises = False  # True: it rises
+    overfits_to = 0.1  # times the first step's value, in overfit_steps on 32 samples
+    overfit_steps = 100
+    overfit_with: tuple[str, ...] = ()  # overrides of that run alone: a short queue, say
+    relative, absolute = 1e-3, 1e-5  # how far values may be from those of other ranks, micro-batches, kernels
+    absolute_of_weights = 1e-4
+    reads_nan = True  # False: its losses make tokens, rows or classes of the data; then they alone are NaN in a test
+    half_precision = 0.25  # how far bf16's values may be from fp32's, as a share of the range of these
+    kills = (7, 11)  # steps: after the saves at 5 and 10, and a log
+    ranks: tuple[Any, ...] = (1, slow(2))  # of a run that is killed, and of one with a step that is left out
+    ways: tuple[Any, ...] = (["micro-batches", "2 ranks"], slow(["2 ranks, micro-batches", "3 ranks"]))
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        for name in ("ranks", "ways"):
+            if name in metafunc.fixturenames:
+                metafunc.parametrize(name, getattr(self, name))
+
+    @pytest.fixture
+    def small(self, run: tuple[str, ...]) -> tuple[str, ...]:
+        """The overrides of the undisturbed run."""
+        sizes = (f"trainer.max_steps={self.steps}", f"trainer.global_batch_size={self.global_batch_size}")
+        return (*SMALL, *sizes, *(() if self.averages else ("trainer.ema_decay=0.9",)), *run)
+
+    @pytest.fixture
+    def straight(self, tmp_path_factory: pytest.TempPathFactory, small: tuple[str, ...]) -> Path:
+        """The undisturbed run of one rank, made once for all tests of the class; not to be changed."""
+        key = (type(self), small)
+        if key not in MADE:
+            MADE[key] = start_run(tmp_path_factory.mktemp("straight"), *small)
+        return MADE[key]
+
+    def test_killed_twice_is_undisturbed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: tuple[str, ...], straight: Path, ranks: int
+    ) -> None:
+        """Bit for bit: the checkpoint with all that the task holds, the metrics, the final scores."""
+        if ranks == 2:
+            small = (*small, *WAYS["2 ranks"])
+            straight = start_run(tmp_path / "straight", *small)
+        assert_undisturbed(broken_off(tmp_path / "killed", monkeypatch, self.kills, *small), straight)
+
+    def check_terms(self, folder: Path) -> None:
+        """Each is in every log, in every evaluation and among the final scores."""
+        logs, evaluations = (-(-self.steps // every) for every in (3, 4))
+        for name in ("loss", *self.terms) if self.logged is None else self.logged:
+            assert len(values(folder, f"train/{name}")) == logs, (
+                f"train/{name} is not logged {logs} times: of several optimizers the values have their names, which "
+                f"`logged` of the test lists ({type(self).__name__}.logged = ('critic/loss', 'generator/loss'), say), "
+                "without those that only some steps have; "
+                f"logged are {sorted({key for line in metrics(folder) for key in line if key.startswith('train/')})}"
+            )
+        for name in ("loss", *self.terms):
+            assert len(values(folder, f"val/{name}")) == evaluations, name
+            assert f"val/{name}" in scores(folder)
+
+    @pytest.mark.parametrize("precision", ["bf16", slow("bf16-weights")])
+    def test_no_step_waits_for_the_device(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: tuple[str, ...], straight: Path, precision: str
+    ) -> None:
+        """In half precision, in which it learns as in fp32; where steps may be left out, with a moving average and with
+        micro-batches. The model, the task and its losses are asked; a data set's own code and an optimizer without a
+        fused kernel may wait, and so may a task that says `waits = True`."""
+        waits_by_nature = task_class(straight).waits
+        steps = [*range(self.steps)] if waits_by_nature else refused_in_steps(monkeypatch, of_optimizers=False)
+        ways = (f"hardware.precision={precision}", "trainer.non_finite=skip")
+        folder = start_run(tmp_path, *small, *ways, *(() if self.across_samples else WAYS["micro-batches"]))
+        assert steps == list(range(self.steps))
+        half, full = (values(one, f"train/{self.monitor}") for one in (folder, straight))
+        apart, learned = max(abs(a - b) for a, b in zip(half, full, strict=True)), max(full) - min(full)
+        assert apart <= self.half_precision * learned, f"train/{self.monitor}: {precision} {half}, fp32 {full}"
+        held = last_checkpoint(folder)["model"].values()
+        assert {value.dtype for value in held if value.is_floating_point()} == {torch.float32}
+
+    @pytest.mark.gpu
+    def test_no_step_waits_for_a_gpu(self, tmp_path: Path, small: tuple[str, ...]) -> None:
+        """As the GPU itself says: torch raises where the host waits for it."""
+        task: Any = get_class(compose(*small).task._target_)
+        if task.waits:
+            pytest.skip("the method says `waits = True`")
+        on_gpu = [one for one in small if not one.startswith("hardware.") and one != "hardware=cpu"]
+        done = subprocess.run(
+            [sys.executable, "-c", ON_A_GPU.format(package=program().package), *on_gpu, "hardware=gpu",
+             "hardware.num_procs=1", f"hydra.run.dir={tmp_path}"],
+            env=gpu_environment(), capture_output=True, text=True, timeout=limit(300),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+    def test_a_skipped_step_changes_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: tuple[str, ...], ranks: int
+    ) -> None:
+        """After a step that moves, one whose data and losses the last rank has as NaN: weights, average, optimizer and
+        all that model and task hold are those behind the first, but for the learning rate; what the task keeps
+        (`kept_if_skipped`) is finite. No evaluation lies between, in which a callback may change what it holds."""
+        steps = ("trainer.non_finite=skip", "trainer.save_every=1", "trainer.log_every=1", "trainer.eval_every=9")
+        poison(monkeypatch, step=1, rank=ranks - 1, data=self.reads_nan)
+        folder = tmp_path / "run"
+        with pytest.raises(SystemExit):  # as one that is stopped
+            start_run(folder, *small, *steps, "process.stop_at_step=2", *(WAYS["2 ranks"] if ranks == 2 else ()))
+        before, after = map(load_checkpoint, sorted((folder / "checkpoints").glob("last_*.pt")))
+        assert (before["step"], after["step"]) == (1, 2)
+        assert any(line.get("train/skipped_steps") for line in metrics(folder))
+        keeps = task_class(folder).kept_if_skipped
+        for part in ("model", "task", "ema", "optimizer"):
+            mine, theirs = after[part], before[part]
+            if part == "task":
+                kept = {name for name in mine if name.startswith(tuple(f"{one}." for one in keeps))}
+                assert all(mine[name].isfinite().all() for name in kept)
+                mine, theirs = ({k: v for k, v in one.items() if k not in kept} for one in (mine, theirs))
+            if part == "optimizer":
+                for group in (*mine["param_groups"], *theirs["param_groups"]):
+                    del group["lr"]
+                # of an objective that is due for the first time: made at zero
+                for number in mine["state"].keys() - theirs["state"].keys():
+                    made = mine["state"].pop(number)
+                    assert not any(torch.as_tensor(value).any() for value in made.values() if value is not None)
+            assert_equal(mine, theirs, part)
+
+    @pytest.mark.slow
+    def test_compiling_changes_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: tuple[str, ...], straight: Path
+    ) -> None:
+        """The graphs of a compiled run; torch's code generator takes a minute for each, test_compile.py has it."""
+        with without_code_generator(monkeypatch) as asked:
+            compiled = start_run(tmp_path, *small, "hardware.compile=true")
+        assert asked
+        self.assert_close("compiled", scores(compiled), scores(straight))
+
+    def test_ranks_and_micro_batches_change_nothing(
+        self, tmp_path: Path, small: tuple[str, ...], straight: Path, ways: list[str]
+    ) -> None:
+        """Every value logged (the method's terms among them), every weight and buffer and every score is that of one
+        rank, to rounding."""
+        self.check_terms(straight)
+        for way in ways:
+            if self.across_samples and "micro" in way:
+                continue
+            other = start_run(tmp_path / way.replace(" ", "_"), *small, *WAYS[way])
+            assert len(metrics(other)) == len(metrics(straight))
+            for mine, theirs in zip(metrics(other), metrics(straight)):
+                self.assert_close(f"{way}: step {theirs['step']}", mine, theirs)
+            self.assert_close(f"{way}: the end", scores(other), scores(straight))
+            for part in ("model", "task", "ema"):
+                mine, theirs = last_checkpoint(other)[part], last_checkpoint(straight)[part]
+                assert mine.keys() == theirs.keys()
+                for name, value in theirs.items():
+                    torch.testing.assert_close(
+                        mine[name], value, rtol=self.relative, atol=self.absolute_of_weights,
+                        msg=f"{way}: {part}.{name}: {{}}\n(Adam divides by gradients that are zero but for rounding: "
+                        "try +optim.eps=1e-5)".format,
+                    )  # fmt: skip
+
+    def assert_close(self, where: str, mine: dict[str, float], theirs: dict[str, float]) -> None:
+        assert mine.keys() == theirs.keys(), where
+        apart = {
+            name: f"{mine[name]:.7g}, not {value:.7g}"
+            for name, value in theirs.items()
+            if mine[name] != pytest.approx(value, rel=self.relative, abs=self.absolute)
+        }
+        assert not apart, f"{where}: {apart}"
+
+    @pytest.mark.slow
+    def test_the_average_is_scored(self, tmp_path: Path, straight: Path) -> None:
+        """The scores are those of the moving average, which differ from those of the last weights."""
+        score_checkpoint = module("restore").score_checkpoint
+        folder = Path(shutil.copytree(straight, tmp_path / "copy"))
+        file = max((folder / "checkpoints").glob("best_*.pt"))
+        wanted = {name.removeprefix("val/"): score for name, score in scores(folder).items() if name.startswith("val/")}
+        assert score_checkpoint(file, "val", []) == pytest.approx(wanted, rel=1e-4)
+        save_checkpoint(load_checkpoint(file) | {"ema": None}, file)
+        assert score_checkpoint(file, "val", [])["loss"] != pytest.approx(wanted["loss"], rel=1e-4)
+
+    @pytest.mark.slow
+    def test_debug_overfit(self, tmp_path: Path, run: tuple[str, ...]) -> None:
+        own = [option for option in SMALL if not option.startswith(("trainer.", "logger"))]
+        steps = (f"trainer.max_steps={self.overfit_steps}", "trainer.log_every=1")
+        folder = start_run(tmp_path, *own, *run, "debug=overfit", *steps, *self.overfit_with)
+        seen = values(folder, f"train/{self.monitor}")
+        last, limit = sum(seen[-5:]) / 5, self.overfits_to * seen[0]
+        assert last > limit if self.rises else last < limit, (
+            f"train/{self.monitor} is {last:.4g} at the end, and was to be {'above' if self.rises else 'below'} "
+            f"{limit:.4g} = overfits_to {self.overfits_to:g} x {seen[0]:.4g} of the first step; every tenth: "
+            f"{[round(value, 4) for value in seen[::10]]}"
+        )
+
+
+def task_class(folder: Path) -> Any:
+    """Of the run in `folder`."""
+    return get_class(OmegaConf.load(folder / "config.yaml").task._target_)
+
+
+def broken_off(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: Sequence[int], *overrides: str) -> Path:
+    """A run that breaks off before each of these steps, each time behind a save, and goes on to its end."""
+    for step in steps:
+        with monkeypatch.context() as patch:
+            raise_at_step(patch, step, Killed)
+            with pytest.raises((Killed, RunFailed)):
+                resume_run(folder) if (folder / "config.yaml").exists() else start_run(folder, *overrides)
+        assert 0 < last_checkpoint(folder)["step"] <= step
+    resume_run(folder)
+    return folder
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, step: int, rank: int, data: bool = True) -> None:
+    """The floats of this rank's batches in this step are NaN, and so are its losses; the latter alone if not `data`."""
+    loop, descend = module("loop"), module("descend")
+    train_step, check_losses = loop.train_step, descend.check_losses
+    bad = [False]
+
+    def noted(nets: Any, state: Any, batches: Any, trainer: Any, machine: Any, world: Any, *rest: Any) -> Any:
+        bad[0] = state.step == step and world.rank == rank
+        if not (bad[0] and data):
+            return train_step(nets, state, batches, trainer, machine, world, *rest)
+        batches = ({name: not_numbers(value) for name, value in one.items()} for one in batches)
+        try:
+            return train_step(nets, state, batches, trainer, machine, world, *rest)
+        except Exception as error:
+            raise RunFailed(
+                f"your losses cannot read NaN, which this test has the floats of a batch be: {type(error).__name__}: "
+                f"{error} - with `reads_nan = False` in the test's class the losses alone are NaN"
+            ) from error
+
+    def checked(key: str, losses: dict[str, torch.Tensor], *rest: Any) -> None:
+        check_losses(key, losses, *rest)
+        if bad[0]:
+            losses.update({name: value * math.nan for name, value in losses.items()})
+
+    monkeypatch.setattr(loop, "train_step", noted)
+    monkeypatch.setattr(descend, "check_losses", checked)
+
+
+def not_numbers(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(not_numbers, value))
+    return value * math.nan if isinstance(value, torch.Tensor) and value.is_floating_point() else value

@@ -1,0 +1,202 @@
+"""Small runs of the project, from a test: compose as the command line does, run, read what the run wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from samebits.testing.processes import called, held_command, holds_lock, module, program, registered, wait_for, warm
+
+_composers: dict[str, Any] = {}  # of each experiment: it may choose a sweeper, which no job of a sweep may
+
+
+def _composed(overrides: tuple[str, ...]) -> DictConfig:
+    """As Hydra composes it, `hydra` included. What differs in plain values alone is composed once, as a sweep does."""
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+
+    from samebits.config import initialize, register_resolvers
+    from samebits.sweeps import Composer
+
+    register_resolvers(program())
+    with initialize(program().conf):
+        experiment = next((override for override in overrides if override.startswith("experiment=")), "")
+        if experiment not in _composers:
+            loader = GlobalHydra.instance().config_loader()
+            master = hydra.compose("train", [experiment] if experiment else [], return_hydra_config=True)
+            _composers[experiment] = Composer(program(), loader, master, Path.cwd(), Path.cwd())
+        keys = [override.partition("=")[0] for override in overrides]
+        _composers[experiment].swept = keys
+        return _composers[experiment]._composed(overrides)
+
+
+def compose(*overrides: str, checked: bool = True) -> DictConfig:
+    """The checked, resolved config that these overrides make; ${hydra:...} says what it does in a run."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf, open_dict
+
+    from samebits.config import quoted, resolved
+
+    cfg = _composed(tuple(quoted(program(), overrides)))
+    OmegaConf.set_readonly(cfg.hydra, False)
+    cfg.hydra.runtime.output_dir = str(Path.cwd() / "run")
+    before, HydraConfig.instance().cfg = HydraConfig.instance().cfg, None
+    try:
+        HydraConfig.instance().set_config(cfg)
+        with open_dict(cfg):
+            del cfg["hydra"]
+        cfg = resolved(program(), cfg, Path.cwd())
+    finally:
+        HydraConfig.instance().cfg = before
+    if checked:
+        program().check(cfg)
+    return cfg
+
+
+def import_once(*overrides: str) -> None:
+    """What a run with these overrides imports, so that none of the processes forked from here imports it anew."""
+    for name in (*warm.IMPORTS, *registered.imports, *(warm.SHARDING if "trainer=fsdp" in overrides else ())):
+        importlib.import_module(name)
+
+
+def start_run(run_dir: Path, *overrides: str, own_process: bool = False) -> Path:
+    """A run from start to end, in this process where it has one rank."""
+    import_once(*overrides)
+    threads = torch.get_num_threads()
+    try:
+        program().start(compose(*overrides), run_dir, list(overrides), own_process)
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(False)
+        torch.autograd.set_detect_anomaly(False)
+    return run_dir
+
+
+def resume_run(run_dir: Path, **changed: Any) -> Path:
+    """The run to its end, with these keys of its config changed (dots written __)."""
+    from omegaconf import OmegaConf
+
+    cfg = OmegaConf.load(run_dir / "config.yaml")
+    for key, value in changed.items():
+        OmegaConf.update(cfg, key.replace("__", "."), value)
+    program().start(cfg, run_dir, [f"{key}={value}" for key, value in changed.items()], own_process=False)
+    return run_dir
+
+
+@contextlib.contextmanager
+def without_code_generator(monkeypatch: pytest.MonkeyPatch, backend: str = "aot_eager") -> Iterator[list[Any]]:
+    """torch.compile traces and runs the same graphs, but with eager kernels. Yields the modes that are asked for."""
+    real, asked = torch.compile, []
+
+    def compile(target: Any, mode: str | None = None, **options: Any) -> Any:
+        asked.append(mode)
+        return real(target, backend=backend, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "compile", compile)
+        torch._dynamo.reset()
+        yield asked
+    torch._dynamo.reset()
+
+
+def raise_at_step(patch: pytest.MonkeyPatch, step: int, error: BaseException | type[BaseException]) -> None:
+    """Each rank of a run raises it where the training step after `step` steps would begin."""
+    loop = module("loop")
+    original = loop.train_step
+
+    def train_step(nets: Any, state: Any, *rest: Any) -> Any:
+        if state.step == step:
+            raise error
+        return original(nets, state, *rest)
+
+    patch.setattr(loop, "train_step", train_step)
+
+
+def last_checkpoint(run_dir: Path) -> dict[str, Any]:
+    """Whole, where it was written in parts."""
+    from samebits.checkpoints import load_checkpoint
+
+    found = [path for path in (run_dir / "checkpoints").glob("last_*") if path.suffix in (".pt", ".dcp")]
+    return load_checkpoint(max(found, key=lambda path: path.stem))
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what depends on the clock."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {k: v for k, v in line.items() if k != "time" and not k.startswith(("perf/", "balance/"))} for line in lines
+    ]
+
+
+def status(run_dir: Path) -> dict[str, Any]:
+    return json.loads((run_dir / "status.json").read_text())
+
+
+def result(run_dir: Path) -> dict[str, Any]:
+    return json.loads((run_dir / "result.json").read_text())
+
+
+def values(run_dir: Path, key: str) -> list[float]:
+    """Those that it has logged."""
+    return [line[key] for line in metrics(run_dir) if key in line]
+
+
+def scores(run_dir: Path) -> dict[str, float]:
+    """Those of its end."""
+    return {key: value for key, value in result(run_dir).items() if "/" in key and not key.startswith("balance/")}
+
+
+def assert_undisturbed(run_dir: Path, straight: Path) -> None:
+    """Bit for bit."""
+    assert status(run_dir)["status"] == "finished"
+    assert_equal(last_checkpoint(run_dir), last_checkpoint(straight))
+    assert metrics(run_dir) == metrics(straight)
+    assert scores(run_dir) == scores(straight)
+
+
+def assert_equal(a: Any, b: Any, where: str = "") -> None:
+    """Bitwise equality of nested containers of tensors."""
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_equal(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), where
+        for i, (x, y) in enumerate(zip(a, b)):
+            assert_equal(x, y, f"{where}[{i}]")
+    else:
+        assert a == b, f"{where}: {a} != {b}"
+
+
+def kill_at(run_dir: Path, step: int, overrides: tuple[str, ...], suffix: str = ".pt") -> None:
+    """Start the command, SIGKILL it as soon as a checkpoint of `step` or later is there, wait for its ranks to go."""
+    command = [*held_command(step + 8, Path("/never")), *overrides]
+    process = warm.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: any(int(p.stem[5:]) >= step for p in (run_dir / "checkpoints").glob(f"last_*{suffix}")), process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    wait_for(lambda: not holds_lock(run_dir))  # no rank outlives its parent
+
+
+def killed_at(run_dir: Path, steps: Sequence[int], overrides: tuple[str, ...], suffix: str = ".pt") -> Path:
+    """A run that was killed at each of these steps, resumed each time, and left alone at last."""
+    for attempt, step in enumerate(steps):
+        again = (f"resume={run_dir}",) if attempt else (*overrides, f"hydra.run.dir={run_dir}")
+        kill_at(run_dir, step, again, suffix)
+        assert status(run_dir)["status"] == "running"
+    train = [sys.executable, str(program().root / "src" / "train.py")]
+    called([*train, f"resume={run_dir}"])
+    return run_dir

@@ -1,0 +1,83 @@
+"""Values that ranks tell each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from samebits.testing.processes import on_ranks, slow
+from samebits.world.collectives import World
+
+ONE = World(0, 1, 0, torch.device("cpu"))
+
+
+class Buffers(nn.Module):
+    """Of many dtypes and shapes, not all aligned or contiguous; another value on each rank."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        own = torch.Generator().manual_seed(rank)
+        self.weight = nn.Parameter(torch.full((2,), float(rank)))
+        self.norm = nn.BatchNorm1d(3)
+        self.norm.running_mean = torch.randn(3, generator=own)
+        drawn = {
+            "a_mask": torch.rand(5, generator=own) < 0.5, "a_number": torch.tensor(rank),
+            "a_half": torch.randn(3, generator=own).half(), "a_brain": torch.randn(1, generator=own).bfloat16(),
+            "nothing": torch.zeros(0, 4), "a_complex": torch.randn(2, generator=own, dtype=torch.complex64),
+            "a_double": torch.randn(3, generator=own).double(), "turned": torch.randn(4, 3, generator=own).t(),
+        }  # fmt: skip
+        for name, value in drawn.items():
+            self.register_buffer(name, value, persistent=name != "a_mask")
+
+
+def all_get_those_of_rank_0(world: World, folder: Path) -> None:
+    import torch.distributed as dist
+
+    sent: list[int] = []
+    broadcast = dist.broadcast
+    dist.broadcast = lambda tensor, src: (sent.append(tensor.nbytes), broadcast(tensor, src))  # type: ignore[assignment]
+    module, expected = Buffers(world.rank), dict(Buffers(0).named_buffers())
+    kept = {name: buffer.data_ptr() for name, buffer in module.named_buffers()}
+    world.broadcast_buffers(module)
+    world.broadcast_buffers(nn.Linear(2, 2))  # has none
+    assert sent == [sum(buffer.nbytes for buffer in expected.values())], "one message"
+    for name, buffer in module.named_buffers():
+        assert torch.equal(buffer, expected[name]), name
+        assert buffer.data_ptr() == kept[name], "in place"
+    assert module.weight.tolist() == [world.rank] * 2
+
+
+@pytest.mark.parametrize("ranks", [2, slow(3)])
+def test_buffers_are_sent_in_one_message(tmp_path: Path, ranks: int) -> None:
+    on_ranks(all_get_those_of_rank_0, tmp_path / "run", ranks)
+
+
+def test_one_rank_sends_nothing() -> None:
+    ONE.broadcast_buffers(Buffers(0))
+    assert ONE.thread_group() is None
+
+
+def in_two_orders(world: World, folder: Path) -> None:
+    """Each rank's thread is at another place of its loop: on one group the messages would be mixed up."""
+    import threading
+
+    group = world.thread_group()
+    assert group is world.thread_group()
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.extend(world.gather(f"thread {world.rank}", group)))
+    if world.rank == 0:
+        thread.start()
+    looped = [world.gather(f"loop {world.rank}") for _ in range(3)]
+    if world.rank == 1:
+        thread.start()
+    thread.join()
+    assert world.rank or looped == [["loop 0", "loop 1"]] * 3
+    assert world.rank or found == ["thread 0", "thread 1"]
+
+
+def test_a_thread_has_a_group_of_its_own(tmp_path: Path) -> None:
+    on_ranks(in_two_orders, tmp_path / "run")

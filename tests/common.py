@@ -1,0 +1,31 @@
+"""What the tests of this project share: where it is, its smallest run, and which of its options a fork has kept."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from lab.program import PROGRAM
+from samebits.testing import register
+from samebits.testing.processes import code_of
+
+ROOT = PROGRAM.root
+_, *LIBRARIES = code_of(ROOT)
+TRAIN = [sys.executable, str(ROOT / "src" / "train.py")]
+register(
+    PROGRAM,
+    also=("lab.config", "lab.groups", "lab.loop", "lab.notebook", "lab.run", "lab.start", "h5rows.dataset"),
+)
+
+# small and fast; each test adds what it is about
+QUICK = ("logger=none", "hardware=cpu", "hardware.num_threads=1", "model.hidden=[16]", "trainer.max_epochs=null")
+
+
+def needs(*files: str) -> pytest.MarkDecorator:
+    """Of a test about an option of the template's: skipped in a fork that has deleted it."""
+    deleted = [name for name in files if not (ROOT / name).exists()]
+    return pytest.mark.skipif(bool(deleted), reason=f"this project has no {', '.join(deleted)}")
+
+
+NEEDS_GPT = needs("conf/model/gpt.yaml", "src/lab/models/gpt.py", "conf/data/tokens.yaml")
