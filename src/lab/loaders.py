@@ -20,7 +20,7 @@ from lab.project import PROJECT
 from lab.tasks.base import Batch, Task
 from lab.transforms.fields import compose
 from lab.transforms.spec import described
-from samebits.config import construct, constructing, locate, of_kind
+from samebits.compiling import CompiledChain
 from samebits.data import (
     EvalPlan,
     LanePlan,
@@ -38,9 +38,11 @@ from samebits.data import (
     seed_of_split,
     seed_sample,
 )
-from samebits.device import CompiledChain, Hardware
+from samebits.device import Hardware
 from samebits.errors import ConfigError
-from samebits.host import cores_each, note_progress
+from samebits.host import cores_each
+from samebits.processes import note_progress
+from samebits.targets import construct, constructing, locate, of_kind
 from samebits.world import World, place
 
 

@@ -16,11 +16,13 @@ from lab.options import RULES, MonitorConfig, TrainerConfig
 from lab.tasks.base import Batch, Task
 from samebits.checkpoints import BufferChecks, Checkpoints, Optimizers
 from samebits.data import Loader, StatefulOrder, Stream, changeable_order
-from samebits.device import Hardware, order_as_weights, rng_row, set_rng_row, set_rng_state
+from samebits.device import Hardware, order_as_weights
 from samebits.errors import ConfigError
 from samebits.loggers import Logger
-from samebits.parallel import Balance, Replicas, numbers_in
+from samebits.parallel import Balance
 from samebits.profiling import Work
+from samebits.shards import Replicas, numbers_in
+from samebits.steps import rng_row, set_rng_row, set_rng_state
 from samebits.world import StopRequest, Watch, World
 
 # loaded by the caller of `load`: earlier, or with better error messages

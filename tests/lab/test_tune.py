@@ -23,7 +23,8 @@ from lab.config import Config
 from lab.experiment import Experiment
 from lab.state import TrainState
 from samebits.errors import ConfigError
-from samebits.host import cores, in_a_child
+from samebits.host import cores
+from samebits.processes import in_a_child
 from samebits.profiling import memory
 
 TUNE = [sys.executable, str(ROOT / "src/tune.py")]

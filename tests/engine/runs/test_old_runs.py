@@ -21,8 +21,8 @@ from lab.network import change_value, export
 from lab.program import PROGRAM, start
 from lab.restore import score_checkpoint
 from samebits.config import saved
-from samebits.config.saved import read_config
 from samebits.errors import ConfigError
+from samebits.saved.config import read_config
 from samebits.schema import plain, split_own
 
 RUNS = ROOT / "tests" / "runs"

@@ -13,9 +13,10 @@ from typing import Any
 from samebits import early
 from samebits.errors import Claimed, RunFailed
 from samebits.files import no_links, read_text
-from samebits.host import STOP_SIGNALS, die_with, heeded_signals, readable_stack, say_ended, take_heart
+from samebits.processes import die_with, readable_stack, say_ended, take_heart
 from samebits.project import Program
 from samebits.runs import claimed, record_failure, write_status
+from samebits.signals import STOP_SIGNALS, heeded_signals
 from samebits.sweeps.job import run_job
 from samebits.sweeps.ledger import Job
 from samebits.world import LIKELY

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from samebits.errors import RunFailed
-from samebits.host import process_state
+from samebits.processes import process_state
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from samebits.errors import RunFailed, users_frames
-from samebits.host import say_ended
+from samebits.processes import say_ended
 from samebits.runs import end_status, explained_error, record_failure
 from samebits.world.board import tell_failed
 from samebits.world.watch import Watch

@@ -40,7 +40,7 @@ from pathlib import Path
 from types import FrameType
 
 from samebits.errors import RankLost
-from samebits.host import beat, has_starter, note_step, progress_at, say_ended
+from samebits.processes import beat, has_starter, note_step, progress_at, say_ended
 from samebits.runs import onward, read_failure, record_failure
 from samebits.world import collectives, group, stop, store, timer
 from samebits.world.board import FAILED, STUCK, Board, tell_failed

@@ -15,7 +15,8 @@ from torch import Tensor
 from samebits.data.loading.samples import Samples
 from samebits.data.spec import Batch, Spec
 from samebits.errors import DataFailed, one_line
-from samebits.host import STOP_SIGNALS, Offsets, die_with_starter, own_offsets
+from samebits.processes import Offsets, die_with_starter, own_offsets
+from samebits.signals import STOP_SIGNALS
 
 _ALIGN = 64
 

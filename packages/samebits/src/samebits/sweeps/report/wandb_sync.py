@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from samebits.config import read_config
 from samebits.errors import ConfigError, RunFailed
 from samebits.files import no_links, read_text
 from samebits.loggers import (
@@ -29,6 +28,7 @@ from samebits.loggers import (
 )
 from samebits.project import Project
 from samebits.runs import METRICS, is_claimed
+from samebits.saved import read_config
 from samebits.sweeps.report.analyse import best_group, counts, is_failure
 from samebits.sweeps.report.best import override_list
 from samebits.sweeps.report.read import Study
