@@ -34,9 +34,8 @@ from samebits.data import (
     check_indexed,
     has_state,
     is_stream,
-    own_random_numbers,
+    random_numbers_of,
     seed_of_split,
-    seed_sample,
 )
 from samebits.device import Hardware
 from samebits.errors import ConfigError
@@ -78,9 +77,8 @@ def make_dataset(config: Config, split: str) -> Any:
     if isinstance(splits := node.get("splits"), Mapping) and splits.get(split) is None:
         return None
     fetch_remote(node, note_progress)  # here already, but for ranks of other machines
-    with own_random_numbers() if _rules(config) >= 2 else nullcontext():
-        if _rules(config) >= 2:  # what its __init__ draws: equal on all ranks, after a resume and in `evaluate`
-            seed_sample(_sample_seed(config, split), -1)
+    # what its __init__ draws: equal on all ranks, after a resume and in `evaluate`
+    with random_numbers_of(_sample_seed(config, split), -1) if _rules(config) >= 2 else nullcontext():
         dataset = construct(PROJECT, "data", node, object, split=split)
     if not is_stream(dataset):
         check_indexed(dataset)

@@ -20,8 +20,8 @@ from lab.config import check
 from lab.network import change_value, export
 from lab.program import PROGRAM, start
 from lab.restore import score_checkpoint
-from samebits.config import saved
 from samebits.errors import ConfigError
+from samebits.saved import config as saved
 from samebits.saved.config import read_config
 from samebits.schema import plain, split_own
 

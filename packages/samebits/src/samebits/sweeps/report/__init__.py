@@ -14,7 +14,7 @@ Raised: ConfigError for what is asked in vain.
     sheet           a table and its writers (md, tex, html)
     axes, curves    the data of pictures (png) and of the page
     writing         all of it into a folder
-    wandb_sync      uploading runs and sweeps to W&B
+    wandb_sync      uploading sweeps to W&B
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from samebits.sweeps.report.read import SWEEP, Objective, runs_below
     from samebits.sweeps.report.study import read_study
     from samebits.sweeps.report.table import Ask
-    from samebits.sweeps.report.wandb_sync import logs_to_wandb, upload_run, upload_summary, write_offline
+    from samebits.sweeps.report.wandb_sync import upload_summary
     from samebits.sweeps.report.writing import write, write_study
 else:
     __getattr__ = lazy(__name__, __file__)
