@@ -362,10 +362,7 @@ PARTS = {
         ),
         {
             "packages/samebits/src/samebits/sweeps/__init__.py": [r"^    report/ "],
-            "packages/samebits/src/samebits/loggers/__init__.py": [
-                r"samebits\.loggers\.wandb_later",
-                r"^    wandb_later ",
-            ],
+            "packages/samebits/src/samebits/loggers/__init__.py": [r"^    wandb_later "],
             "pyproject.toml": ["^report = "],
             "run": ["^  report ", "^  sync "],
             "README.md": ["experiment=best_lr"],  # a report makes it
