@@ -4,9 +4,9 @@ Given: the group `logger`, values, pictures and tables by the number of the step
 
 Promised: `Logger` is the null object, `RunLogger` writes metrics.jsonl, train.log, media, the progress bar and, from
 threads and a process, TensorBoard, MLflow and W&B, which neither delay nor end a run. What W&B did not get is sent
-later from the run's directory, once.
+later from the run's directory, once (`upload_run`), which notes in its wandb/ what the server has confirmed.
 
-Raised: ConfigError for what the user asked in vain.
+Raised: ConfigError for what the user asked in vain, RunFailed for an upload that failed.
 
     logger, media             logged values, pictures
     background, *_log         threads for TensorBoard and MLflow; what W&B is told
