@@ -76,7 +76,7 @@ def is_part(value: Tensor | None) -> bool:
 def local_parts(tensors: Iterable[Any]) -> list[Any]:
     """This rank's shards of DTensors, which share their memory; other values as they are.
 
-    Not by to_local(), which takes 8 us for a parameter (torch 2.13), and a step has each several times."""
+    Not by `to_local`, which takes 8 us for a parameter (torch 2.13), and a step has each several times."""
     return [getattr(value, "_local_tensor", value) for value in tensors]
 
 
