@@ -22,9 +22,9 @@ from samebits.compiling import compile_report, for_evaluation
 from samebits.data import Loader
 from samebits.device import Hardware
 from samebits.errors import ConfigError
+from samebits.host import collect_garbage
 from samebits.loggers import grid
 from samebits.per_sample import check_per_sample, check_terms, first_samples
-from samebits.processes import collect_garbage
 from samebits.steps import rng_row, set_rng_row
 from samebits.world import Stopped, World, to_host
 

@@ -20,6 +20,7 @@ from lab.project import PROJECT
 from lab.tasks.base import Batch, Task
 from lab.transforms.fields import compose
 from lab.transforms.spec import described
+from samebits.children import note_progress
 from samebits.compiling import CompiledChain
 from samebits.data import (
     EvalPlan,
@@ -40,7 +41,6 @@ from samebits.data import (
 from samebits.device import Hardware
 from samebits.errors import ConfigError
 from samebits.host import cores_each
-from samebits.processes import note_progress
 from samebits.targets import construct, constructing, locate, of_kind
 from samebits.world import World, place
 

@@ -29,7 +29,7 @@ from lab.tasks.base import Batch, overrides
 from samebits.data import Clock, Loader
 from samebits.device import Hardware
 from samebits.errors import ConfigError
-from samebits.processes import collect_garbage, no_garbage_collection
+from samebits.host import collect_garbage, no_garbage_collection
 from samebits.steps import StepNumbers, draw_nothing
 from samebits.world import World
 

@@ -28,7 +28,7 @@ from samebits.parallel.options import Strategy
 SRC = ROOT / "src"
 # each imports only those before it; below them the engine's single modules (errors, files, locks, ...)
 ROOMS = (
-    "host", "processes", "targets", "saved", "config", "runs", "loggers", "world", "shards", "parallel", "steps",
+    "host", "children", "targets", "saved", "config", "runs", "loggers", "world", "shards", "parallel", "steps",
     "device", "compiling", "checkpoints", "data", "profiling",
 )  # fmt: skip
 FOLDERS = (*ROOMS, "sweeps.report", "sweeps", "sweeps.verify")

@@ -10,7 +10,7 @@ import pytest
 from conftest import QUICK, start_run
 
 import lab.loop
-from samebits.processes import collect_garbage, no_garbage_collection
+from samebits.host import collect_garbage, no_garbage_collection
 
 
 @pytest.mark.slow

@@ -22,9 +22,9 @@ from lab import tune
 from lab.config import Config
 from lab.experiment import Experiment
 from lab.state import TrainState
+from samebits.children import in_a_child
 from samebits.errors import ConfigError
 from samebits.host import cores
-from samebits.processes import in_a_child
 from samebits.profiling import memory
 
 TUNE = [sys.executable, str(ROOT / "src/tune.py")]

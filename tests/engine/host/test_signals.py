@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from samebits.processes import in_a_child
+from samebits.children import in_a_child
 from samebits.signals import temporary_folder
 
 

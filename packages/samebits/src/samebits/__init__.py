@@ -2,7 +2,7 @@
 
 The engine imports nothing of the project (`lab`), which is handed to it as an object (samebits.project).
 
-    host         one machine: cores, GPUs, memory            processes    parent, child, heartbeats
+    host         one machine: cores, GPUs, memory            children     child processes: ends, hangs
     targets      classes that a config names, built          saved        configs of runs, as data
     config       from the command line to a config           runs         a run directory
     loggers      metrics.jsonl, W&B, TensorBoard, MLflow     world        ranks: how they start, meet and stop

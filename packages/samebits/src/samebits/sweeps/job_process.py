@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from samebits import early
+from samebits.children import die_with, readable_stack, say_ended, take_heart
 from samebits.errors import Claimed, RunFailed
 from samebits.files import no_links, read_text
-from samebits.processes import die_with, readable_stack, say_ended, take_heart
 from samebits.project import Program
 from samebits.runs import claimed, record_failure, write_status
 from samebits.signals import LIKELY_CAUSES, STOP_SIGNALS, heeded_signals

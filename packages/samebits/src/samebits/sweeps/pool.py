@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
+from samebits.children import Hearts, abort_hung
 from samebits.errors import Claimed, ConfigError, RankLost
 from samebits.host import start_method
-from samebits.processes import Hearts, abort_hung
 from samebits.runs import claimed, record_failure
 from samebits.signals import held_signals
 from samebits.sweeps.job import ELSEWHERE

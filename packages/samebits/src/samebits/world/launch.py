@@ -25,9 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits import early
-from samebits.errors import ConfigError, RankLost, RunFailed, one_line
-from samebits.host import start_method
-from samebits.processes import (
+from samebits.children import (
     Hearts,
     Offsets,
     abort_hung,
@@ -39,6 +37,8 @@ from samebits.processes import (
     say_ended,
     take_heart,
 )
+from samebits.errors import ConfigError, RankLost, RunFailed, one_line
+from samebits.host import start_method
 from samebits.runs import read_failure, record_failure
 from samebits.signals import (
     LIKELY_CAUSES,

@@ -30,7 +30,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from samebits import early
-from samebits.processes import end_children_at_exit
+from samebits.children import end_children_at_exit
 from samebits.signals import SAME_SIGNAL_S, STOP_SIGNALS, handling_signals
 from samebits.world.environment import place
 from samebits.world.store import store
