@@ -35,8 +35,8 @@ def main() -> int:
     args = parser.parse_args()
     from lab.project import PROJECT
     from samebits.errors import ConfigError, plain_output
-    from samebits.loggers import auto_wandb_mode, sync_mlflow, wandb_reachable
-    from samebits.sweeps.report import SWEEP, logs_to_wandb, runs_below
+    from samebits.loggers import check_online, logs_to_wandb, sync_mlflow
+    from samebits.sweeps.report import SWEEP, runs_below
 
     plain_output()
     folders = [path.absolute() for path in args.directories] or [PROJECT.root / "outputs"]
@@ -51,13 +51,7 @@ def main() -> int:
             print("none of these runs logs to W&B")
             return min(failed, 1)
         if mode == "online" and not args.summary:
-            if auto_wandb_mode() != "online":
-                raise ConfigError(
-                    "no key of W&B's is configured (wandb login, or WANDB_API_KEY), or W&B is told to be offline "
-                    "(WANDB_MODE, or `wandb offline`, which `wandb online` takes back)"
-                )
-            if not wandb_reachable(10.0):
-                raise ConfigError("W&B's server cannot be reached (WANDB_BASE_URL, if it is one of your own)")
+            check_online()
         failed += upload(runs, args.replay, args.offline)
         sweeps = dict.fromkeys(path.parent for folder in folders for path in folder.rglob(SWEEP))
         failed += summaries(list(sweeps), None if args.summary else mode, args.offline)
@@ -70,8 +64,8 @@ def main() -> int:
 def upload(runs: list[Path], anew: bool, folder: Path | None) -> int:
     """Returns the number of failed uploads. anew: all of each, under a new id."""
     from lab.project import PROJECT
+    from samebits.loggers import upload_run, write_offline
     from samebits.runs import is_claimed
-    from samebits.sweeps.report import upload_run, write_offline
 
     if folder is not None:
         return sum(attempt(run, partial(write_offline, PROJECT, run, folder)) for run in runs)

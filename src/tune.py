@@ -71,8 +71,8 @@ def main() -> int:
 
 def tune(cfg: DictConfig, stages: list[str], folder: Path) -> None:
     from lab.config import check
+    from samebits.children import in_a_child
     from samebits.files import write_json
-    from samebits.host import in_a_child
     from samebits.runs import shown
     from samebits.world import cluster_role
 

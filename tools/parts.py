@@ -302,6 +302,7 @@ PARTS = {
         "reports of sweeps and runs, and uploading offline runs to W&B",
         (
             "packages/samebits/src/samebits/sweeps/report",
+            "packages/samebits/src/samebits/loggers/wandb_later.py",
             "src/report.py",
             "src/sync.py",
             "docs/report.md",
@@ -312,11 +313,15 @@ PARTS = {
         ),
         {
             "packages/samebits/src/samebits/sweeps/__init__.py": [r"^    report/ "],
+            "packages/samebits/src/samebits/loggers/__init__.py": [r"^    wandb_later "],
             "pyproject.toml": ["^report = "],
             "run": ["^  report ", "^  sync "],
             "README.md": ["experiment=best_lr"],  # a report makes it
         },
         {
+            "packages/samebits/src/samebits/loggers/__init__.py": {
+                r"^    from samebits\.loggers\.wandb_later import \([^)]*\)\n": ""
+            },
             "pyproject.toml": {"report,": ""},
             "run": {r" report \| sync \|": ""},
             "README.md": {"; report on a sweep": "", "; sync with W&B": ""},

@@ -36,7 +36,7 @@ from lab import load_run
 from lab.datasets.tokens import TokenWindows
 from lab.loaders import fetch_remote
 from lab.program import start
-from samebits.host import heartbeat
+from samebits.children import heartbeat
 from samebits.testing import assert_equal, compose, last_checkpoint, result, start_run
 from samebits.testing.processes import limit, wait_for
 from samebits.world.watch import Watch

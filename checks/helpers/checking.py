@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from common import ROOT
 
-from samebits.host import SAME_SIGNAL_S
+from samebits.signals import SAME_SIGNAL_S
 from samebits.testing.processes import limit
 
 

@@ -19,7 +19,7 @@ from common import ROOT
 from samebits.testing.processes import limit, processes_with, sample_of, wait_for
 
 MUTATE = [sys.executable, str(ROOT / "tools/mutate.py")]
-SEED = ("packages/samebits/src/samebits/device/seed.py", "--sample", "1")
+SEED = ("packages/samebits/src/samebits/steps/seed.py", "--sample", "1")
 
 
 @pytest.fixture(scope="module")

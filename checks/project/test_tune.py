@@ -22,8 +22,9 @@ from lab import tune
 from lab.config import Config
 from lab.experiment import Experiment
 from lab.state import TrainState
+from samebits.children import in_a_child
 from samebits.errors import ConfigError
-from samebits.host import cores, in_a_child
+from samebits.host import cores
 from samebits.profiling import memory
 from samebits.testing import compose, metrics, result, start_run
 from samebits.testing.processes import called, limit

@@ -19,11 +19,13 @@ from common import QUICK, ROOT
 from fork import copy_of_the_project, run_python
 
 from lab.program import PROGRAM
-from samebits.config import absolute, compose_here, locate, portable, quote_value, read_config
+from samebits.config import absolute, compose_here, quote_value
 from samebits.config.compose import _composed, resolved
 from samebits.errors import ConfigError
 from samebits.project import Project
 from samebits.runs import write_config
+from samebits.saved import portable, read_config
+from samebits.targets import locate
 from samebits.testing import metrics, result
 from samebits.testing.processes import importing, warm
 from samebits.world.watch import Watch, in_debugger

@@ -27,7 +27,10 @@ from samebits.parallel.options import Strategy
 
 SRC = ROOT / "src"
 # each imports only those before it; below them the engine's single modules (errors, files, locks, ...)
-ROOMS = ("host", "config", "runs", "loggers", "world", "parallel", "device", "checkpoints", "data", "profiling")
+ROOMS = (
+    "host", "children", "targets", "saved", "config", "runs", "loggers", "world", "shards", "parallel", "steps",
+    "device", "compiling", "checkpoints", "data", "profiling",
+)  # fmt: skip
 TESTING = ("testing.processes", "testing.devices", "testing")
 FOLDERS = (*ROOMS, "sweeps.report", "sweeps", "sweeps.verify", *TESTING)
 SAMEBITS = ROOT / "packages/samebits/src/samebits"

@@ -11,9 +11,9 @@ import pytest
 from common import QUICK
 
 from lab.program import PROGRAM
-from samebits.config import JobConfig, dependents, unswept
 from samebits.config.compose import initialize, register_resolvers
 from samebits.runs import directory, environment
+from samebits.saved import JobConfig, dependents, unswept
 from samebits.sweeps import drive
 from samebits.sweeps.report import best_group, groups, read_study
 from samebits.sweeps.report.best import override_list

@@ -14,12 +14,14 @@ from lab.groups import DataConfig, OptimConfig, RootConfig
 from lab.misfits import check_fit
 from lab.options import MonitorConfig, TrainerConfig
 from lab.project import PROJECT
-from samebits.config import HIDDEN, check_targets, complete, flat, locate
+from samebits.credentials import HIDDEN
 from samebits.device import HardwareConfig, check_options
 from samebits.errors import ConfigError
 from samebits.loggers import LoggerConfig, check_installed
 from samebits.profiling import ProfilerConfig
+from samebits.saved import flat
 from samebits.schema import below_outputs, did_you_mean, plain, regex, show, split_own, typed
+from samebits.targets import check_targets, complete, locate
 from samebits.world import ProcessConfig
 
 # nodes to build; nodes of which every entry is built; keys beside a _target_ that are the run's, not the target's

@@ -24,12 +24,15 @@ from lab.objective import LossModule
 from lab.project import PROJECT
 from lab.state import TrainState
 from lab.tasks.base import Batch, Task
-from samebits.config import constructing
+from samebits.compiling import compiled
 from samebits.data import Loader, Stream
-from samebits.device import Hardware, WithBf16Weights, compiled, resolve_hardware, rough_flop, seed_everything
+from samebits.device import Hardware, WithBf16Weights, resolve_hardware, rough_flop
 from samebits.errors import ConfigError
 from samebits.loggers import Logger
-from samebits.parallel import is_sharded, wrap_net
+from samebits.parallel import wrap_net
+from samebits.shards import is_sharded
+from samebits.steps import seed_everything
+from samebits.targets import constructing
 from samebits.world import World, place, world_of_one
 
 

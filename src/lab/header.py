@@ -13,13 +13,14 @@ from torch import nn
 from lab.config import Config
 from lab.project import PROJECT
 from lab.state import Run
-from samebits.config import load_flat, read_overrides
 from samebits.data import Loader, Stream
 from samebits.device import LAUNCHES_BOUND_FLOP, Hardware, HardwareConfig
 from samebits.loggers import Logger
-from samebits.parallel import class_name, describe_shards, is_sharded, padding_note
+from samebits.parallel import class_name, describe_shards, padding_note
 from samebits.runs import BEFORE, code_changes, codes_of
+from samebits.saved import load_flat, read_overrides
 from samebits.schema import plain, show
+from samebits.shards import is_sharded
 
 SAID_ELSEWHERE = ("resume", "sweep", "logger")  # groups whose values are not what is trained
 

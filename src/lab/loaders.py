@@ -20,7 +20,8 @@ from lab.project import PROJECT
 from lab.tasks.base import Batch, Task
 from lab.transforms.fields import compose
 from lab.transforms.spec import described
-from samebits.config import construct, constructing, locate, of_kind
+from samebits.children import note_progress
+from samebits.compiling import CompiledChain
 from samebits.data import (
     EvalPlan,
     LanePlan,
@@ -34,13 +35,13 @@ from samebits.data import (
     check_indexed,
     has_state,
     is_stream,
-    own_random_numbers,
+    random_numbers_of,
     seed_of_split,
-    seed_sample,
 )
-from samebits.device import CompiledChain, Hardware
+from samebits.device import Hardware
 from samebits.errors import ConfigError
-from samebits.host import cores_each, note_progress
+from samebits.host import cores_each
+from samebits.targets import construct, constructing, locate, of_kind
 from samebits.world import World, place
 
 
@@ -76,9 +77,8 @@ def make_dataset(config: Config, split: str) -> Any:
     if isinstance(splits := node.get("splits"), Mapping) and splits.get(split) is None:
         return None
     fetch_remote(node, note_progress)  # here already, but for ranks of other machines
-    with own_random_numbers() if _rules(config) >= 2 else nullcontext():
-        if _rules(config) >= 2:  # what its __init__ draws: equal on all ranks, after a resume and in `evaluate`
-            seed_sample(_sample_seed(config, split), -1)
+    # what its __init__ draws: equal on all ranks, after a resume and in `evaluate`
+    with random_numbers_of(_sample_seed(config, split), -1) if _rules(config) >= 2 else nullcontext():
         dataset = construct(PROJECT, "data", node, object, split=split)
     if not is_stream(dataset):
         check_indexed(dataset)

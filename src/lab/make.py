@@ -25,26 +25,16 @@ from lab.schedules.constant import Constant
 from lab.state import TrainState, may_skip
 from lab.tasks.base import Task, TaskRun, overrides
 from samebits.checkpoints import Optimizers
-from samebits.config import construct, constructing, locate, of_kind
+from samebits.compiling import compile_blocks
 from samebits.data import Stream
-from samebits.device import (
-    Hardware,
-    begin_momentum,
-    compile_blocks,
-    in_channels_last,
-    seed_everything,
-)
+from samebits.device import Hardware, in_channels_last
 from samebits.errors import ConfigError, first_line
 from samebits.loggers import Logger
-from samebits.parallel import (
-    NeedsValues,
-    build_weightless,
-    checkpoint_activations,
-    find_blocks,
-    is_sharded,
-    shard,
-)
+from samebits.parallel import NeedsValues, build_weightless, checkpoint_activations, find_blocks, shard
 from samebits.schema import plain
+from samebits.shards import is_sharded
+from samebits.steps import begin_momentum, seed_everything
+from samebits.targets import construct, constructing, locate, of_kind
 from samebits.world import World
 
 

@@ -13,10 +13,11 @@ from torch.nn.parameter import is_lazy
 from lab.config import Config
 from lab.project import PROJECT
 from samebits.checkpoints import find_checkpoint, load_weights, save_checkpoint, weights_of
-from samebits.config import CONFIG, construct, read_config
 from samebits.errors import ConfigError
 from samebits.runs import has_key
+from samebits.saved import CONFIG, read_config
 from samebits.schema import check_resolved, no_such_key
+from samebits.targets import construct
 
 
 def make_model(config: Config) -> nn.Module:

@@ -21,8 +21,9 @@ from lab.start import first_failure
 from lab.tasks.base import Batch
 from samebits.data import Loader
 from samebits.errors import ConfigError, RunFailed
-from samebits.host import STOP_SIGNALS, count_gpus, temporary_folder
+from samebits.host import count_gpus
 from samebits.predictions import Part, Spec, assemble, check_target
+from samebits.signals import STOP_SIGNALS, temporary_folder
 from samebits.world import Ranks, place, process_group, recording
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -14,7 +14,7 @@ from lab.objective import LossModule
 from lab.state import Run
 from lab.tasks.base import Batch, Task
 from samebits.data import Loader
-from samebits.device import Hardware, rng_row, set_rng_row
+from samebits.device import Hardware
 from samebits.errors import first_line
 from samebits.files import write_json
 from samebits.loggers import Logger
@@ -34,6 +34,7 @@ from samebits.profiling import (
     wrapped,
 )
 from samebits.runs import shown
+from samebits.steps import rng_row, set_rng_row
 from samebits.world import place
 
 # (where a function is called, its name) -> the part that it is; a new one that takes time gets its line here

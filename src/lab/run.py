@@ -42,7 +42,6 @@ from lab.schedules.plateau import Plateau
 from lab.state import Every, Run, TrainState
 from lab.transforms.fields import KEPT
 from samebits.checkpoints import BufferChecks, Checkpoints, error_line, laid_out, load_weights, unmapped, weights_of
-from samebits.config import locate, read_config
 from samebits.data import StatefulOrder, Stream, check_alike
 from samebits.device import Hardware, resolve_auto_of_run, resolve_hardware
 from samebits.errors import ConfigError, one_line
@@ -53,8 +52,10 @@ from samebits.parallel import Balance, with_sync_batchnorm
 from samebits.private import skip_dynamo_import
 from samebits.profiling import explained
 from samebits.runs import CLASSES, RESULT, read_status, record_machine, record_start, shown, write_status
+from samebits.saved import read_config
 from samebits.schema import leaves, parse_interval, seconds
 from samebits.sweeps import Pruning
+from samebits.targets import locate
 from samebits.world import Stopped, StopRequest, Watch, World, place, process_group, recording, stop_on_signals
 
 

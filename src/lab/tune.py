@@ -1,7 +1,7 @@
 """Values found by trying: the largest micro-batch, loader, threads, learning rate. src/tune.py shows them.
 
-Each works in a process of its own (samebits.host.child) on one device, and changes nothing of the run. The first two
-have one rank's share of the batch and the whole model; there is no other rank that could wait.
+Each works in a process of its own (samebits.children.child) on one device, and changes nothing of the run. The first
+two have one rank's share of the batch and the whole model; there is no other rank that could wait.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from lab.optim import Schedule
 from lab.options import TrainerConfig
 from lab.state import TrainState
 from lab.trial import step_s
+from samebits.children import in_a_child
 from samebits.data import loader_speeds
 from samebits.device import Hardware, HardwareConfig, choose_device, count_processes
 from samebits.errors import ConfigError
-from samebits.host import cores_each, in_a_child, threads_each
+from samebits.host import cores_each, threads_each
 from samebits.private import skip_dynamo_import
 from samebits.profiling import is_out_of_memory, limit_memory
 from samebits.schema import typed

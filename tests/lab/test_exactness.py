@@ -13,7 +13,7 @@ import pytest
 import torch
 from common import QUICK
 
-from samebits.device import set_rng_row
+from samebits.steps import set_rng_row
 from samebits.testing import (
     assert_equal,
     assert_undisturbed,

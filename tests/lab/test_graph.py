@@ -21,7 +21,7 @@ import lab.callbacks.curves
 import lab.header
 import lab.run
 import lab.tasks.supervised
-import samebits.device.captured as captured
+import samebits.compiling.captured as captured
 from lab.callbacks.base import Callback
 from lab.config import Config
 from lab.tasks.supervised import Supervised

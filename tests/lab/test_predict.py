@@ -18,7 +18,7 @@ from lab.config import Config
 from lab.loaders import make_dataset
 from lab.program import PROGRAM
 from lab.transforms.fields import compose as transformed
-from samebits.config import construct
+from samebits.targets import construct
 from samebits.testing import start_run
 from samebits.testing.processes import called, limit, processes_with, wait_for
 

@@ -20,9 +20,9 @@ from lab.config import check
 from lab.network import change_value, export
 from lab.program import PROGRAM, start
 from lab.restore import score_checkpoint
-from samebits.config import saved
-from samebits.config.saved import read_config
 from samebits.errors import ConfigError
+from samebits.saved import config as saved
+from samebits.saved.config import read_config
 from samebits.schema import plain, split_own
 from samebits.testing import compose, last_checkpoint, result, status
 

@@ -14,7 +14,7 @@ import pytest
 from checking import in_a_terminal
 from common import QUICK, ROOT, TRAIN
 
-from samebits.host.signals import heeded_signals
+from samebits.signals import heeded_signals
 from samebits.testing import last_checkpoint, metrics, status
 from samebits.testing.processes import limit, processes_with, slowdown, wait_for
 

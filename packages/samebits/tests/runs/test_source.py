@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from samebits.files import write_json
-from samebits.loggers import upload_environment
+from samebits.loggers.wandb_log import upload_environment
 from samebits.runs import Code, by_code, code_changes, code_of, codes_of, directory, environment, source, use_code
 from samebits.runs.environment import FILE, code_here, surroundings
 from samebits.runs.source import code_folders, libraries_of, library_changes, python_path

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from samebits.data.loading.choose import loader_speeds
     from samebits.data.loading.clock import Clock
     from samebits.data.loading.loader import Loader, Transform, remedy
-    from samebits.data.loading.samples import check_indexed, own_random_numbers, seed_of_split, seed_sample
+    from samebits.data.loading.samples import check_indexed, random_numbers_of, seed_of_split
     from samebits.data.loading.side_stream import Cuda
     from samebits.data.loading.slots import hand_over
     from samebits.data.order import EvalPlan, Plan, Repeated, TrainPlan, shuffled
-    from samebits.data.stateful import StatefulOrder, changeable_order, has_state
+    from samebits.data.stateful import StatefulOrder, has_state
     from samebits.data.stream import Stream, is_stream
 else:
     __getattr__ = lazy(__name__, __file__)

@@ -1,8 +1,7 @@
-"""Reports: of a sweep, while it runs or after, and of any set of run directories; W&B is sent what it lacks of them.
+"""Reports: of a sweep, while it runs or after, and of any set of run directories; W&B is sent a sweep's summary.
 
 Given: directories that runs have written. Returned: tables (csv, md, tex), pictures, one page (html), the command that
-trains the best. Reading changes nothing in a run directory, and imports neither torch nor Hydra; an upload notes what
-it has sent in the run's wandb/.
+trains the best. Reading changes nothing in a run directory, and imports neither torch nor Hydra.
 
 Promised: every number can be computed again by hand from metrics.jsonl and result.json; jobs in any state are read; a
 test score chooses nothing unless that is asked for. `write` never raises: what goes wrong at a sweep's end is one line.
@@ -14,7 +13,7 @@ Raised: ConfigError for what is asked in vain.
     sheet           a table and its writers (md, tex, html)
     axes, curves    the data of pictures (png) and of the page
     writing         all of it into a folder
-    wandb_sync      uploading runs and sweeps to W&B
+    wandb_sync      uploading sweeps to W&B
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from samebits.sweeps.report.read import SWEEP, Objective, runs_below
     from samebits.sweeps.report.study import read_study
     from samebits.sweeps.report.table import Ask
-    from samebits.sweeps.report.wandb_sync import logs_to_wandb, upload_run, upload_summary, write_offline
+    from samebits.sweeps.report.wandb_sync import upload_summary
     from samebits.sweeps.report.writing import write, write_study
 else:
     __getattr__ = lazy(__name__, __file__)

@@ -71,7 +71,7 @@ def refused_in_steps(
 
     The host's part in the data, as a batch is fetched, may ask. of_optimizers: False for a test of something else: an
     optimizer that is neither fused nor says takes_found_inf may ask in its own step, and whether to leave it out."""
-    from samebits.device import takes_found_inf
+    from samebits.steps import takes_found_inf
 
     loop, descend = module("loop"), module("descend")
     original, to_host, lean_step = loop.train_step, descend.to_host, descend.lean_step
