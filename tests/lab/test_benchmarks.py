@@ -80,6 +80,7 @@ BESIDE = {  # which test runs it
     "tools/make_digits.py": "tests/lab/test_parts.py",
     "tools/mutate.py": "tests/lab/test_breaks.py",
     "tools/schema.py": "tests/lab/test_schema.py",
+    "tools/wheels.py": "tests/lab/test_wheels.py",
 }
 
 
