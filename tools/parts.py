@@ -40,6 +40,7 @@ def optimizer(name: str, about: str, lines: Mapping[str, Sequence[str]] | None =
 TEMPLATE_ONLY = Part(
     "what a fork has no use for",
     (
+        ".ci/wheels",
         "CITATION.cff",
         "copier.yml",
         "tools/copier",
@@ -49,6 +50,8 @@ TEMPLATE_ONLY = Part(
         "tests/lab/test_breaks.py",
         "tests/breaks.py",
         "tools/mutate.py",
+        "tools/release.py",
+        "tests/lab/test_wheels.py",
         "tests/lab/test_fork*.py",
         "tests/lab/test_schema.py::test_the_schema_is_current",  # ./run lint asks; a new class leaves the tests green
         *(  # of lab too, which is a fork's to change
@@ -80,8 +83,9 @@ TEMPLATE_ONLY = Part(
         "README.md": ["`\\./run fork my_project`"],
         "docs/contract.md": ["`tests/breaks\\.py`", "tools/mutate\\.py"],
         "CONTRIBUTING.md": ["`tests/breaks\\.py`"],
-        ".github/workflows/test.yml": ["tools/mutate\\.py"],
+        ".github/workflows/test.yml": ["tools/mutate\\.py", "\\.ci/wheels"],
     },
+    {"CONTRIBUTING.md": {r"\n## Release\n(.*\n)*?(?=\n## |\Z)": ""}},
 )
 
 PARTS = {

@@ -44,12 +44,12 @@ def build(root: Path, into: Path) -> list[Path]:
     """
     if changed := changes(root, "packages"):
         raise Mistake(f"{changed[0]}: is not committed - wheels are built from the commit: git commit, or git stash")
-    if not (folders := _git(root, "ls-tree", "-d", "--name-only", "HEAD", "packages/").decode().split()):
+    if not (folders := git(root, "ls-tree", "-d", "--name-only", "HEAD", "packages/").decode().split()):
         raise Mistake(f"{root}: the commit has no packages/, of which wheels are built")
-    committed = _git(root, "log", "-1", "--format=%ct", "HEAD").decode().strip()
+    committed = git(root, "log", "-1", "--format=%ct", "HEAD").decode().strip()
     with tempfile.TemporaryDirectory() as folder:
         source, built = Path(folder) / "source", Path(folder) / "built"
-        with tarfile.open(fileobj=io.BytesIO(_git(root, "archive", "--format=tar", "HEAD", "packages"))) as archive:
+        with tarfile.open(fileobj=io.BytesIO(git(root, "archive", "--format=tar", "HEAD", "packages"))) as archive:
             archive.extractall(source, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
         # without a network, where it can be done
         isolation = ["--no-build-isolation"] if _has_setuptools() else []
@@ -71,11 +71,11 @@ def build(root: Path, into: Path) -> list[Path]:
 
 def changes(root: Path, *paths: str) -> list[str]:
     """Return the files below these paths that differ from HEAD, untracked ones included; all, if no path is given."""
-    listed = _git(root, "status", "--porcelain", "-z", "--untracked-files=all", "--no-renames", "--", *paths)
+    listed = git(root, "status", "--porcelain", "-z", "--untracked-files=all", "--no-renames", "--", *paths)
     return [line[3:] for line in os.fsdecode(listed).split("\0") if line]
 
 
-def _git(root: Path, *arguments: str) -> bytes:
+def git(root: Path, *arguments: str) -> bytes:
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or "CONFIG" in name}
     command = ["git", "--no-pager", *PLAIN, "-C", str(root), *arguments]
     try:

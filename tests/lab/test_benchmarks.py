@@ -79,6 +79,7 @@ BESIDE = {  # which test runs it
     "tools/fork.py": "tests/lab/test_forking.py",
     "tools/make_digits.py": "tests/lab/test_parts.py",
     "tools/mutate.py": "tests/lab/test_breaks.py",
+    "tools/release.py": "tests/lab/test_wheels.py",
     "tools/schema.py": "tests/lab/test_schema.py",
     "tools/wheels.py": "tests/lab/test_wheels.py",
 }
