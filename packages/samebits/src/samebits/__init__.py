@@ -12,4 +12,4 @@ The engine imports nothing of the project (`lab`), which is handed to it as an o
 Each folder's page (`__init__.py`) lists what others may use. CHANGELOG.md says what changed there.
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
