@@ -40,11 +40,13 @@ def optimizer(name: str, about: str, lines: Mapping[str, Sequence[str]] | None =
 TEMPLATE_ONLY = Part(
     "what a fork has no use for",
     (
+        ".ci/wheels",
         "CITATION.cff",
         "copier.yml",
         "tools/copier",
         "tools/mutate.py",
         ".ci/alone",
+        "tools/release.py",
         "checks",
     ),
     {
@@ -52,8 +54,9 @@ TEMPLATE_ONLY = Part(
         "README.md": ["`\\./run fork my_project`"],
         "docs/contract.md": ["`checks/helpers/breaks\\.py`", "tools/mutate\\.py"],
         "CONTRIBUTING.md": ["`checks/helpers/breaks\\.py`"],
-        ".github/workflows/test.yml": ["tools/mutate\\.py", "\\.ci/alone", "checks"],
+        ".github/workflows/test.yml": ["tools/mutate\\.py", "\\.ci/(alone|wheels)", "checks"],
     },
+    {"CONTRIBUTING.md": {r"\n## Release\n(.*\n)*?(?=\n## |\Z)": ""}},
 )
 
 PARTS = {

@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -383,46 +382,6 @@ def test_the_wheel_and_the_library_need_what_the_project_needs() -> None:
     for library, extras in zip(("samebits", "h5rows"), libraries):
         for extra in extras.keys() - {"torch", "test", "testing"}:
             assert f'"{library}[{extra}]"' in project[extra]
-
-
-@pytest.mark.slow
-def test_a_wheel_holds_the_packages_as_they_are(with_few_tests: Path, tmp_path: Path) -> None:
-    """With the marks of typed packages, and no module of a wheel that was built before."""
-    copy = tmp_path / "copy"
-    git(tmp_path, "clone", "-q", str(with_few_tests), "copy")
-    for distribution, packages in (("samebits", ("samebits", "hydra_plugins")), ("h5rows", ("h5rows",))):
-        source = copy / "packages" / distribution / "src"
-        module = source / packages[0] / "locks.py"
-        for _again in range(2):
-            module = module.rename(module.with_name(f"{module.stem}_.py"))
-            typed(copy, f"{sys.executable} -m pip wheel -q --no-deps -w {tmp_path} ./packages/{distribution}")
-            (wheel,) = tmp_path.glob("*.whl")
-            with zipfile.ZipFile(wheel) as held:
-                names = {name for name in held.namelist() if name.split("/")[0] in packages}
-            wheel.unlink()
-            own = [path for package in packages for path in (source / package).rglob("*") if path.is_file()]
-            assert names == {path.relative_to(source).as_posix() for path in own}
-            assert f"{distribution}/py.typed" in names
-
-
-@pytest.mark.slow
-def test_the_library_s_wheel_runs_its_readme_alone(with_few_tests: Path, tmp_path: Path) -> None:
-    """The README that the wheel shows, with nothing else of this project."""
-    git(tmp_path, "clone", "-q", str(with_few_tests), "copy")
-    typed(tmp_path / "copy", f"{sys.executable} -m pip wheel -q --no-deps -w {tmp_path} ./packages/h5rows")
-    (wheel,) = tmp_path.glob("*.whl")
-    alone = tmp_path / "alone"
-    with zipfile.ZipFile(wheel) as held:
-        held.extractall(alone)
-    (shown,) = alone.glob("h5rows-*.dist-info/METADATA")
-    code = re.findall(r"```python\n(.*?)```", shown.read_text(), re.DOTALL)
-    (tmp_path / "readme.py").write_text(
-        f"import sys; sys.path.insert(0, {str(alone)!r})\n{code[0]}{code[1]}"
-        f"assert h5rows.__file__.startswith({str(alone)!r}), h5rows.__file__\n"
-        f"assert h5rows.__version__ == {wheel.name.split('-')[1]!r}\n"
-        "assert not {'lab', 'engine', 'multirun', 'hydra'} & set(sys.modules)\n"
-    )
-    typed(tmp_path, f"{sys.executable} readme.py")
 
 
 @pytest.mark.slow

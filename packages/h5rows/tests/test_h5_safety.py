@@ -271,7 +271,7 @@ def test_a_file_that_a_swmr_writer_is_writing(codec: str, tmp_path: Path) -> Non
             if step == 3:
                 data = Dataset(path, {"x": "x"}, "all", ROOT, swmr=True)
                 assert len(data) == 200
-                with pytest.raises(ConfigError, match="swmr=true"):
+                with pytest.raises(ConfigError, match="swmr=True"):
                     Dataset(path, {"x": "x"}, "all", ROOT)
             if step >= 3:
                 assert data.gather(np.arange(200))["x"][:, 0].tolist() == list(range(200))

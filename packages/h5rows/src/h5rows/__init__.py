@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from h5rows.errors import ConfigError
     from h5rows.functions import inspect, pack, repack, write
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "ConfigError",
     "Dataset",

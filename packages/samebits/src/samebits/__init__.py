@@ -18,4 +18,4 @@ Each imports only those before it, and single files: errors, files, locks, signa
 Each folder's page (`__init__.py`) lists what others may use. CHANGELOG.md says what changed there.
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
