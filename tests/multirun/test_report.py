@@ -179,10 +179,9 @@ def test_save_best_gives_an_experiment_that_gives_the_same_scores(tmp_path: Path
     assert best is not None
     text = experiment.read_text()
     study = read_study(PROGRAM, [tmp_path / "lr"])
-    save_best(PROGRAM, study, best)  # its own file is written anew
-    for other in (f"{text}trainer: {{ max_steps: 5 }}\n", "seed: 1\n"):
+    for other in (text, "seed: 1\n"):
         experiment.write_text(other)
-        with pytest.raises(ConfigError, match=r"experiment/best_lr\.yaml: is there, .* --overwrite$"):
+        with pytest.raises(ConfigError, match=r"experiment/best_lr\.yaml: exists .* --overwrite$"):
             save_best(PROGRAM, study, best)
         assert experiment.read_text() == other
     save_best(PROGRAM, study, best, overwrite=True)
