@@ -15,7 +15,6 @@ from samebits.files import no_links, read_text
 from samebits.loggers import (
     Feed,
     begin_wandb,
-    choose_wandb_mode,
     confirmed,
     finish_wandb,
     send_wandb,
@@ -25,7 +24,6 @@ from samebits.loggers import (
     upload_command,
     upload_environment,
     wandb_arguments,
-    wandb_reachable,
 )
 from samebits.project import Project
 from samebits.runs import METRICS, is_claimed
@@ -79,12 +77,10 @@ def write_offline(project: Project, run_dir: Path, folder: Path) -> str:
     return "written as an offline run"
 
 
-def upload_summary(
-    project: Project, sweep_dir: Path, mode: str | None = None, folder: Path | None = None
-) -> str | None:
+def upload_summary(project: Project, sweep_dir: Path, mode: str, folder: Path | None = None) -> str | None:
     """Log a sweep's summary (tables of jobs and configurations, counts, the best) as one W&B run of the sweep's group,
-    always with the same id, so that a later one replaces it. mode: online, offline; None: as in the jobs' config.
-    Returns its name; None if the sweep does not log to W&B."""
+    always with the same id, so that a later one replaces it. mode: online or offline. Returns its name; None if
+    the sweep does not log to W&B."""
     import wandb
 
     study = read_study(project, [sweep_dir])
@@ -92,9 +88,6 @@ def upload_summary(
     if not begun or begun[0].config.get("logger.kind") != "wandb":
         return None
     logger, arguments = wandb_arguments(project, begun[0].path)
-    mode = mode or choose_wandb_mode(logger)
-    if mode == "online" and not wandb_reachable(3.0):
-        raise RunFailed("W&B's server cannot be reached")
     name = f"{study.name}: summary"
     about = {"sweep": study.name, "overrides": study.typed, "directory": str(sweep_dir)}
     same = hashlib.sha256(f"{study.name} {study.created}".encode()).hexdigest()[:8]
