@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--out", type=Path, help="where to write; otherwise into the sweep, or outputs/compare")
     made.add_argument("--score", metavar="KEY:min|max", help="what is best, e.g. val/accuracy:max")
     made.add_argument("--save-best", action="store_true", help="write conf/experiment/best_<sweep>.yaml")
-    made.add_argument("--overwrite", action="store_true", help="with --save-best: replace whatever is there")
+    made.add_argument("--overwrite", action="store_true", help="with --save-best: replace the file")
     made.add_argument("--choose-on-test", action="store_true", help="allow a test score to decide what is best")
     paper = made.add_argument_group("a paper's table and figures, into paper/")
     paper.add_argument("--per", nargs="+", default=[], metavar="KEY", help="a row for each value: model, optim, ...")

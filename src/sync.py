@@ -31,7 +31,6 @@ def main() -> int:
     parser.add_argument(
         "--offline", type=Path, metavar="FOLDER", help="write offline W&B runs there instead, to look at"
     )
-    parser.add_argument("--summary", action="store_true", help="only the summaries of sweeps")
     args = parser.parse_args()
     from lab.project import PROJECT
     from samebits.errors import ConfigError, plain_output
@@ -45,16 +44,16 @@ def main() -> int:
         for folder in folders:
             if not folder.is_dir():
                 raise ConfigError(f"{folder}: no such directory; give run directories, sweeps or folders of them")
-        runs = [] if args.summary else list(dict.fromkeys(run for folder in folders for run in runs_below(folder)))
+        runs = list(dict.fromkeys(run for folder in folders for run in runs_below(folder)))
         failed = sum(attempt(run, partial(sync_mlflow, PROJECT, run, MLFLOW_S)) for run in runs if mode == "online")
         if mode == "online" and runs and not args.replay and not any(logs_to_wandb(PROJECT, run) for run in runs):
             print("none of these runs logs to W&B")
             return min(failed, 1)
-        if mode == "online" and not args.summary:
+        if mode == "online":
             check_online()
         failed += upload(runs, args.replay, args.offline)
         sweeps = dict.fromkeys(path.parent for folder in folders for path in folder.rglob(SWEEP))
-        failed += summaries(list(sweeps), None if args.summary else mode, args.offline)
+        failed += summaries(list(sweeps), mode, args.offline)
     except (ConfigError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -78,7 +77,7 @@ def upload(runs: list[Path], anew: bool, folder: Path | None) -> int:
     return failed
 
 
-def summaries(sweeps: list[Path], mode: str | None, folder: Path | None) -> int:
+def summaries(sweeps: list[Path], mode: str, folder: Path | None) -> int:
     """Returns the number of failed uploads of sweep summaries."""
     from lab.project import PROJECT
     from samebits.sweeps.report import upload_summary

@@ -296,7 +296,7 @@ def test_the_storage_is_a_file_of_the_sweep_and_keeps_to_one_search(tmp_path: Pa
         ({"pruner": pruner("ThresholdPruner")}, "Either lower or upper must be specified"),
         (
             {"storage": "postgresql+nodriver://me:secret@host/db"},
-            "hydra.sweeper.storage=postgresql+nodriver://me:***@host/db: ",
+            "hydra.sweeper.storage=postgresql+nodriver://***@host/db: ",
         ),
         ({"storage": "sqlite:////no/such/folder/x.db"}, "unable to open database file"),
     ],

@@ -15,7 +15,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -182,10 +181,9 @@ def test_save_best_gives_an_experiment_that_gives_the_same_scores(tmp_path: Path
     assert best is not None
     text = experiment.read_text()
     study = read_study(PROGRAM, [tmp_path / "lr"])
-    save_best(PROGRAM, study, best)  # its own file is written anew
-    for other in (f"{text}trainer: {{ max_steps: 5 }}\n", "seed: 1\n"):
+    for other in (text, "seed: 1\n"):
         experiment.write_text(other)
-        with pytest.raises(ConfigError, match=r"experiment/best_lr\.yaml: is there, .* --overwrite$"):
+        with pytest.raises(ConfigError, match=r"experiment/best_lr\.yaml: exists .* --overwrite$"):
             save_best(PROGRAM, study, best)
         assert experiment.read_text() == other
     save_best(PROGRAM, study, best, overwrite=True)
@@ -303,28 +301,10 @@ def test_pictures_are_drawn(sweep: Path, tmp_path: Path) -> None:
     study = made("grid", columns, [float(i) for i in range(24)], folder=tmp_path)
     write_study(study, print)
     pictures = {path.name: path.read_bytes() for path in (tmp_path / "report").iterdir()}
-    names = ("scores", "parallel", *(["importance"] if find_spec("optuna") else []))  # nothing was logged: no curves
-    assert set(pictures) == {f"{name}{ending}" for name in names for ending in (".png", ".pdf")}
+    assert set(pictures) == {"scores.png", "scores.pdf"}  # nothing was logged: no curves
     begin = {".png": b"\x89PNG", ".pdf": b"%PDF"}
     assert all(data.startswith(begin[name[-4:]]) and len(data) > 5000 for name, data in pictures.items())
     assert (sweep / "report/curves.png").stat().st_size > 10_000
-
-
-@pytest.mark.parametrize("scores", [[1.0, 2.0], [None, 2.0], [1.0, 2.0, None]])
-def test_a_line_is_drawn_for_each_of_few_jobs(scores: list[float | None]) -> None:
-    """Two lines, too: matplotlib would take two styles for one."""
-    pytest.importorskip("matplotlib", reason="extra `report`")
-    from matplotlib.collections import LineCollection
-
-    from samebits.sweeps.report.parallel import parallel
-
-    columns = {"width": [16, 32, 64], "depth": [1, 2, 3]}
-    figure = parallel(made("few", columns, scores))
-    assert figure is not None
-    (lines,) = (drawn for drawn in figure.axes[0].collections if isinstance(drawn, LineCollection))
-    assert len(lines.get_segments()) == len(scores)
-    dashed = [pattern is not None for _, pattern in lines.get_linestyles()]
-    assert sum(dashed) == scores.count(None)
 
 
 FORMULAS = ["$HOME/x_$USER", "a$b^^c$", r"$\foo{$", r"$\beta$", "$x^2$", r"\$a$", "a_b^{", "$$", "#%&~{}"]
@@ -351,7 +331,7 @@ def test_dollars_in_values_are_no_formulas(tmp_path: Path, monkeypatch: pytest.M
     study = replace(one, jobs=jobs, objectives=(Objective(key, "min"), Objective("b", "max")))
     write_study(study, print, Ask(["data.path"], [key], ["optim.lr"], [], "sd", ("step",), (3.25, 6.75)))
     drawn = {path.name for path in (tmp_path / "report").iterdir()}
-    assert {"curves.png", "scores.pdf", "objectives.png", "parallel.png"} <= drawn
+    assert {"curves.png", "scores.pdf", "objectives.png"} <= drawn
     assert len(list((tmp_path / "paper").glob("*.pdf"))) >= 4
 
 
@@ -461,7 +441,7 @@ def test_a_key_that_only_some_jobs_have_is_shown_for_these(tmp_path: Path) -> No
     assert {group.label for group in groups(study)} >= {"optim=adamw lr=0.01001", "optim=sgd momentum=0.5 lr=0.1"}
     assert "| adamw | - | " in markdown(known)
     files = {path.name for path in write_study(study, print)}
-    assert {"parallel.png", "scores.png", "report.html", "groups.csv"} <= files
+    assert {"scores.png", "report.html", "groups.csv"} <= files
     momenta = [row["optim.momentum"] for row in rows(tmp_path / "report.csv")]
     assert [bool(text) for text in momenta] == sgd
 
@@ -571,12 +551,13 @@ def test_a_selection_holds_for_all_of_the_page(tmp_path: Path) -> None:
     jobs = tuple(Job(**{**job.__dict__, "curves": {"val/loss": [(1, 2.0), (2, 1.0)]}}) for job in study.jobs)
     text = page(facts(replace(study, jobs=jobs)))
     script = """
-        brushes.set(2, [0.9, 1.1]); chosen.jobs = brushed(); redraw();
-        const rows = (id) => [...document.querySelectorAll(`#${id} tbody tr`)].map((row) => row.textContent);
-        const buttons = [...document.querySelectorAll("#curves .modebar-btn")].map((b) => b.dataset.title);
-        document.title = JSON.stringify({
-          groups: rows("groups"), jobs: rows("jobs"), legend: $("legend").textContent,
-          traces: $("curves").data.map((t) => t.line.color), ticks: $("score-0").layout.xaxis.type, buttons });
+        Plotly.restyle("parallel", {"dimensions[2].constraintrange": [[17.5, 19]]}).then(() => {
+          const rows = (id) => [...document.querySelectorAll(`#${id} tbody tr`)].map((row) => row.textContent);
+          const buttons = [...document.querySelectorAll("#curves .modebar-btn")].map((b) => b.dataset.title);
+          document.title = JSON.stringify({
+            groups: rows("groups"), jobs: rows("jobs"), legend: $("legend").textContent,
+            traces: $("curves").data.map((t) => t.line.color), ticks: $("score-0").layout.xaxis.type, buttons });
+        });
     """
     dom = in_a_browser(text, script, tmp_path)
     seen = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", dom, re.DOTALL)[1]))  # type: ignore[index]

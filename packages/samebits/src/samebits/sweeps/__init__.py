@@ -12,7 +12,7 @@ Raised: ConfigError for the whole sweep before it starts; RunFailed, with the
 count of failed jobs, at its end.
 
     identity, ledger, plan        what a job is; the sweep's directory; the command line -> jobs
-    difference, progress          a job's config from that of the first; counts of long loops
+    progress                      counts of long loops
     drive, screen                 due jobs -> launcher -> table -> exit status
     launching                     what the launchers share: ends of jobs, signals
     pool, lease                   launcher: several jobs at once on this machine

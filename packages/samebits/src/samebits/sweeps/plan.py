@@ -40,7 +40,6 @@ from samebits.saved import (
     unswept,
 )
 from samebits.schema import MISSING, plain, show
-from samebits.sweeps.difference import First
 from samebits.sweeps.identity import counts, differing_keys, digest, directory_name, keyed
 from samebits.sweeps.ledger import Job, Ledger, NewJob, differing
 from samebits.sweeps.progress import counted, say
@@ -73,7 +72,6 @@ class Composer:
         self.loader, self.master, self.cwd, self.sweep_dir, self.swept = loader, master, cwd, sweep_dir, swept
         self.follows: dict[str, set[str]] = {}
         self._bases: dict[tuple[str, ...], DictConfig] = {}
-        self._firsts: dict[tuple[str, ...], First] = {}
         self._parsed: dict[str, tuple[Override, bool]] = {}  # and whether it only sets a plain value
 
     def job(self, number: int, key: str, overrides: Sequence[str]) -> dict[str, Any]:
@@ -90,12 +88,7 @@ class Composer:
             raise ConfigError(f"job {number} ({shown}): {line}") from error
 
     def config(self, number: int, key: str, overrides: Sequence[str]) -> dict[str, Any]:
-        """The job's config, resolved, as plain values: what Hydra composes. Of jobs that differ in plain values alone
-        the first is composed, the others are made by their difference to it where that is certain."""
-        kind, values = self._kind(overrides)
-        first = self._firsts.get(kind)
-        if first is not None and (new := first.changed({v.key_or_group: v.value() for v in values})) is not None:
-            return new
+        """The job's config, resolved, as plain values: what Hydra composes."""
         cfg = self._composed(overrides)
         OmegaConf.set_readonly(cfg.hydra, False)  # Hydra 1.4 makes it read-only
         with open_dict(cfg):  # for users' ${hydra:...} interpolations
@@ -104,10 +97,7 @@ class Composer:
         HydraConfig.instance().set_config(cfg)
         with open_dict(cfg):
             del cfg["hydra"]
-        new = plain(resolved(self.project, cfg, self.cwd))
-        if first is None:
-            self._firsts[kind] = First(self.project, cfg, new, [value.key_or_group for value in values], self.cwd)
-        return new
+        return plain(resolved(self.project, cfg, self.cwd))
 
     def _kind(self, overrides: Sequence[str]) -> tuple[tuple[str, ...], list[Override]]:
         """(the overrides without values that are plain: what those have in common that are composed once; the plain

@@ -11,12 +11,11 @@ from itertools import pairwise
 from typing import Any
 
 from samebits.saved import is_seed
-from samebits.sweeps.report.analyse import config_keys, is_failure, is_number, numbers, show
-from samebits.sweeps.report.read import Job, Study
+from samebits.sweeps.report.analyse import config_keys, is_number, numbers
+from samebits.sweeps.report.read import Study
 
 FEW = 6  # most numbers of a key that get a tick label each
-MAX_AXES = 12  # most panels of a picture, most axes of parallel coordinates
-NO_SCORE = -0.14  # height of failed jobs, below the axis of the score
+MAX_AXES = 12  # most panels of a picture
 
 
 def is_log(values: Iterable[Any], said: bool = False) -> bool:
@@ -56,24 +55,6 @@ class Axis:
             return self._order.get(repr(value))
         return float(value) if is_number(value) else None
 
-    def height(self, value: Any) -> float | None:
-        """The place as 0..1, from the lowest value to the highest, on the axis's scale."""
-        place = self.place(value)
-        if place is None or self.kind == "category":
-            return None if place is None else (place + 0.5) / len(self.values)
-        to = math.log if self.kind == "log" else float
-        low, high = to(self.values[0]), to(self.values[-1])
-        return (to(place) - low) / (high - low) if high > low else 0.5
-
-    def ticks(self) -> list[tuple[float, str]]:
-        """(height, text): of each value, or of five places that are evenly spread."""
-        values = self.values
-        if not self.named:
-            to, back = (math.log, math.exp) if self.kind == "log" else (float, float)
-            low, high = to(values[0]), to(values[-1])
-            values = [float(f"{back(low + (high - low) * i / 4):.3g}") for i in range(5)]
-        return [(height, show(value)) for value in values if (height := self.height(value)) is not None]
-
     @cached_property
     def _order(self) -> dict[str, float]:
         return {repr(value): float(i) for i, value in enumerate(self.values)}
@@ -106,26 +87,3 @@ def names_fit(values: Sequence[Any], kind: str) -> bool:
         return kind == "category"
     places = sorted(math.log(v) if kind == "log" else float(v) for v in values)
     return all(b - a >= 0.09 * (places[-1] - places[0]) for a, b in pairwise(places))
-
-
-@dataclass(frozen=True)
-class Parallel:
-    """Parallel coordinates. axes: (name, ticks as (height, text)), the score's last; heights: of each job on each axis,
-    None where it has no value; a failed job ends below the score's axis, at NO_SCORE."""
-
-    axes: list[tuple[str, list[tuple[float, str]]]]
-    heights: list[list[float | None]]
-
-
-def parallel_lines(study: Study) -> Parallel | None:
-    """None: fewer than two keys with an axis, or nothing has a score."""
-    found, last = axes(study)[:MAX_AXES], score_axis(study)
-    if not study.is_sweep or len(found) < 2 or not last.values:
-        return None
-
-    def end(job: Job) -> float | None:
-        reached = job.provisional(study.objective)
-        return NO_SCORE if reached is None and is_failure(job, study.objective) else last.height(reached)
-
-    heights = [[*(one.height(study.value(job, one.key)) for one in found), end(job)] for job in study.jobs]
-    return Parallel([(one.key, one.ticks()) for one in [*found, last]], heights)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -22,7 +20,6 @@ from samebits.sweeps.report.read import CONFIG, Job, Study
 from samebits.sweeps.report.study import CONTENT
 
 NOT_PART = (*NOT_COMPUTED, "hydra", "experiment", "debug")
-SEAL = "# written by src/report.py --save-best, which replaces this file while nobody edits it;"
 MACHINE = "hardware"  # group for where a run runs; part of the best config only if it was swept
 
 
@@ -43,12 +40,15 @@ def save_best(project: Project, study: Study, group: Group, overwrite: bool = Fa
     """Write conf/experiment/best_<name>.yaml: experiment=best_<name> alone gives the config of the group's run.
 
     It holds the resolved values that differ from the default config, without seed and logger. Raises ConfigError if no
-    yaml can express the config, or if a file exists that was written for another sweep or edited since.
+    yaml can express the config, or if the file exists, unless `overwrite` is set.
     """
     job = group.jobs[0]
     left_out = NOT_PART if any(key.split(".")[0] == MACHINE for key in group.values) else (*NOT_PART, MACHINE)
     name = "best_" + re.sub(r"\W+", "_", study.name).strip("_")
     path = project.conf / "experiment" / f"{name}.yaml"
+    before = path.read_text() if path.exists() else None
+    if before is not None and not overwrite:
+        raise ConfigError(f"{shown(path)}: exists - move it away, or add --overwrite")
     choices, base_choices = _choices(project, list(job.overrides)), _choices(project, [])
     chosen = {g: o for g, o in choices.items() if o != base_choices.get(g) and g.split("/")[0] not in left_out}
     if lost := [g for g, o in chosen.items() if o is None]:
@@ -58,16 +58,7 @@ def save_best(project: Project, study: Study, group: Group, overwrite: bool = Fa
     values = portable(project.root, _difference(_part(base, left_out), _part(_whole(project, job), left_out), swept))
     dumped = yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=110) if values else ""
     defaults = ["defaults:", *(f"  - override /{g}: {option}" for g, option in chosen.items()), ""] if chosen else []
-    body = "\n".join([_header(study, group, name), *defaults, dumped]).rstrip()
-    text = _sealed(project.root, study, body)
-    before = path.read_text() if path.exists() else None
-    made = before is None or before == _sealed(project.root, study, before.rpartition(f"\n{SEAL}")[0])
-    if not made and not overwrite:
-        raise ConfigError(
-            f"{shown(path)}: is there, and --save-best of this sweep has not written it as it is - "
-            "move it away, or add --overwrite"
-        )
-    path.write_text(text)
+    path.write_text("\n".join([_header(study, group, name), *defaults, dumped]).rstrip() + "\n")
     try:
         again = _resolved(project, [f"experiment={name}", *_seeds(job)])
         _verify(project, again, job, left_out)
@@ -75,13 +66,6 @@ def save_best(project: Project, study: Study, group: Group, overwrite: bool = Fa
         path.unlink() if before is None else path.write_text(before)
         raise
     return path
-
-
-def _sealed(root: Path, study: Study, body: str) -> str:
-    """`body` with a last line that marks it as ours: a digest of the sweep's path and of `body`."""
-    place = os.path.relpath(study.jobs[0].path.parent, root)  # relative: the same in a copy of the project
-    digest = hashlib.sha256(f"{place}\n{body}".encode()).hexdigest()[:16]
-    return f"{body}\n{SEAL} {digest}\n"
 
 
 def _header(study: Study, group: Group, name: str) -> str:

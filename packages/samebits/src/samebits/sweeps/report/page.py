@@ -14,7 +14,7 @@ from samebits.errors import ConfigError
 from samebits.extras import pip_install
 from samebits.sweeps.report import style
 from samebits.sweeps.report.analyse import Group, caution, counts, groups, is_failure, short_names, show, value_text
-from samebits.sweeps.report.axes import Axis, axes, parallel_lines, score_axis
+from samebits.sweeps.report.axes import Axis, axes, score_axis
 from samebits.sweeps.report.curves import curve_scale, keys_of, values_of
 from samebits.sweeps.report.facts import Facts, Section
 from samebits.sweeps.report.read import Job, Study
@@ -52,7 +52,6 @@ def data(facts: Facts, paper: Sheet | None = None) -> dict[str, Any]:
     strides = _strides(study.jobs, keys)
     names = short_names(study.swept)
     found = axes(study)
-    parallel = parallel_lines(study)
     number = {job.key: i for i, job in enumerate(study.jobs)}
     return {
         "name": study.name,
@@ -70,11 +69,7 @@ def data(facts: Facts, paper: Sheet | None = None) -> dict[str, Any]:
         "axes": [_axis(one) for one in found],
         "columns": [{"key": key, "name": names[key]} for key in (study.swept if study.is_sweep else ())],
         "groups": [_group(facts, group, found, number) for group in ranked],
-        "jobs": [
-            _job(study, job, strides, found) | {"group": group_of[job.key], "heights": parallel and parallel.heights[i]}
-            for i, job in enumerate(study.jobs)
-        ],
-        "parallel": parallel.axes if parallel else [],
+        "jobs": [_job(study, job, strides, found) | {"group": group_of[job.key]} for job in study.jobs],
         "importance": facts.importance and asdict(facts.importance),
         "groupTable": page_table(facts.groups),
         "jobTable": page_table(facts.jobs),
@@ -109,7 +104,7 @@ def _group(facts: Facts, group: Group, found: Sequence[Axis], number: Mapping[st
 
 
 def _job(study: Study, job: Job, strides: Mapping[str, int], found: Sequence[Axis]) -> dict[str, Any]:
-    """Without its group, and its heights in the parallel coordinates."""
+    """Without its group."""
     curves = {}
     for key, points in job.curves.items():
         kept = [*points[:: strides[key]], *(points[-1:] if (len(points) - 1) % strides[key] else ())]

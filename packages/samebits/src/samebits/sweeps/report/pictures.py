@@ -1,4 +1,4 @@
-"""The pictures of report.md, with matplotlib: curves, scores, parallel coordinates, importance, objectives."""
+"""The pictures of report.md, with matplotlib: curves, scores, objectives."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogFormatter, LogFormatterSciNotation, NullLocator
+from matplotlib.ticker import LogFormatter, LogFormatterSciNotation, NullLocator
 
 from samebits.files import make_folder, replacing
 from samebits.sweeps.report.analyse import Group, groups, is_failure, pareto, show
 from samebits.sweeps.report.axes import MAX_AXES, Axis, score_axis, wants_log
 from samebits.sweeps.report.axes import axes as axes_of
 from samebits.sweeps.report.curves import band, curve_scale, values_of
-from samebits.sweeps.report.importance import Importance
-from samebits.sweeps.report.parallel import parallel
 from samebits.sweeps.report.read import Job, Objective, Study
 from samebits.sweeps.report.style import CATEGORICAL, FAILED, FAINT, MARKERS, MAX_COLORED, shortened
 
@@ -33,7 +31,7 @@ RC: dict[Any, Any] = {
 MAX_LABEL = 44
 
 
-def draw(study: Study, importance: Importance | None, folder: Path) -> list[Path]:
+def draw(study: Study, folder: Path) -> list[Path]:
     """Draw each picture for which the jobs have data into `folder`. Returns the files."""
     make_folder(folder)
     ranked = groups(study)
@@ -42,8 +40,6 @@ def draw(study: Study, importance: Importance | None, folder: Path) -> list[Path
             "curves": _curves(study, ranked),
             "scores": _scores(study),
             "objectives": _objectives(study, ranked),
-            "parallel": parallel(study),
-            "importance": _importance(importance),
         }
         files = []
         for name, figure in figures.items():
@@ -202,18 +198,4 @@ def _objectives(study: Study, ranked: Sequence[Group]) -> Figure | None:
         axes.set_yscale("log")
     axes.set(xlabel=f"{a.key} ({a.mode})", ylabel=f"{b.key} ({b.mode})", title="Objectives")
     axes.legend(fontsize=8)
-    return figure
-
-
-def _importance(found: Importance | None) -> Figure | None:
-    if found is None:
-        return None
-    figure = Figure(figsize=(5.2, 0.9 + 0.34 * len(found.shares)), layout="constrained")
-    axes = figure.subplots()
-    names = list(found.shares)[::-1]
-    bars = axes.barh(names, [found.shares[name] for name in names], color=CATEGORICAL[0], height=0.62)
-    axes.bar_label(bars, [f"{found.shares[name]:.0%}" for name in names], padding=3, fontsize=8)
-    axes.set(xlim=(0, 1.08), title="Importance")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0%}"))
-    axes.grid(False, axis="y")
     return figure

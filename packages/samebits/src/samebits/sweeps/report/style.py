@@ -8,8 +8,6 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "h")
 FAILED, FAILED_DARK = "#B3261E", "#FF8A80"
 FAINT, FAINT_DARK = "#9AA3AD", "#5B6672"
 MAX_COLORED = len(CATEGORICAL)  # the best groups get a colour each; the rest is grey
-SEQUENTIAL = "viridis"
-INK = "#3B424A"
 
 PAGE = {  # for report.html: light and dark background
     "light": CATEGORICAL,

@@ -19,12 +19,10 @@ from samebits.sweeps.report.study import read_study
 from samebits.sweeps.report.text import group_rows, job_rows
 
 
-def upload_summary(
-    project: Project, sweep_dir: Path, mode: str | None = None, folder: Path | None = None
-) -> str | None:
+def upload_summary(project: Project, sweep_dir: Path, mode: str, folder: Path | None = None) -> str | None:
     """Log a sweep's summary (tables of jobs and configurations, counts, the best) as one W&B run of the sweep's group,
-    always with the same id, so that a later one replaces it. mode: online, offline; None: as in the jobs' config.
-    Returns its name; None if the sweep does not log to W&B."""
+    always with the same id, so that a later one replaces it. mode: online or offline. Returns its name; None if
+    the sweep does not log to W&B."""
     import wandb
 
     study = read_study(project, [sweep_dir])

@@ -81,7 +81,7 @@ def write_study(study: Study, say: Callable[[str], object] = say, ask: Ask | Non
     else:
         from samebits.sweeps.report.pictures import draw
 
-        drawn = draw(study, found.importance, folder / DRAWN)
+        drawn = draw(study, folder / DRAWN)
     if other := other_code(study):
         say(f"{OTHER_CODE}: {other}")
     texts = {

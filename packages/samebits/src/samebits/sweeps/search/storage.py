@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samebits.config import one_line
+from samebits.credentials import redacted
 from samebits.errors import ConfigError
 from samebits.extras import need
 
@@ -53,7 +53,7 @@ def open_study(storage: str | None, name: str, sweep_dir: Path, modes: Sequence[
     except (ImportError, SQLAlchemyError, RuntimeError, ValueError) as error:
         reason = one_line(getattr(error, "orig", None) or error.__cause__ or error)
         remedy = " - install the database's driver, such as psycopg[binary]" if isinstance(error, ImportError) else ""
-        raise ConfigError(f"hydra.sweeper.storage={shown(url)}: {reason}{remedy}") from None
+        raise ConfigError(f"hydra.sweeper.storage={redacted(url)}: {reason}{remedy}") from None
     given: Any = {"study_name": name, "storage": opened, "sampler": optuna.samplers.RandomSampler()}
     if not modes:
         return optuna.load_study(**given)
@@ -65,8 +65,3 @@ def attached(study: Study, number: int) -> Trial:
     from optuna.trial import Trial
 
     return Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)
-
-
-def shown(url: str) -> str:
-    """The url without its password."""
-    return re.sub(r"://([^:/@]*):.*@", r"://\1:***@", url)

@@ -20,7 +20,7 @@ from samebits.sweeps.options import SearchConfig
 from samebits.sweeps.search.methods import Methods
 from samebits.sweeps.search.objectives import Objective
 from samebits.sweeps.search.space import Space
-from samebits.sweeps.search.storage import attached, open_study, shown, url_of
+from samebits.sweeps.search.storage import attached, open_study, url_of
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -64,7 +64,7 @@ class Search:
             self._study.set_user_attr(SPACE, {**now, "typed": self.space.typed})
         elif known is None or any(_text(known.get(part, {})) != _text(now[part]) for part in now):
             was = "another program's trials" if known is None else _shortly(known)
-            url = shown(url_of(self.config.storage, self.sweep_dir))
+            url = redacted(url_of(self.config.storage, self.sweep_dir))
             raise ConfigError(
                 f"sweep={self.sweep_dir.name}: its storage {url} holds another search ({was}) - "
                 "give this one another name, sweep=..."

@@ -6,11 +6,9 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +48,6 @@ from samebits.runs import (
     other_data,
     python_path,
     read_status,
-    shown,
     source_of,
     step_of,
     version_of,
@@ -164,7 +161,7 @@ def verify(
         if at_end:
             parts.append(compare_scores(run, again, rounding))
         hints += other_packages(began, now)
-        hints += other_files(project, run, again, cfg)  # `again` is removed after this block
+        hints += other_files(run, again)  # `again` is removed after this block
     return Verdict(last, code, rounding, unlike, parts, hints)
 
 
@@ -358,18 +355,7 @@ def other_packages(began: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return [f"package {name} {as_now[name]} -> {version}" for name, version in here.items() if version != as_now[name]]
 
 
-def other_files(project: Project, run: Path, again: Path, cfg: DictConfig) -> list[str]:
-    """The config's files that hold other data than those of the run; of a run that has kept no fingerprints of its
-    files, those that were written after its first record."""
-    if known := files_of(run):
-        now = files_of(again)
-        return [f"{k}: {other_data(one, now[k])}" for k, one in known.items() if k in now and not is_same(one, now[k])]
-    began = next((record["time"] for _, record in records(run / METRICS) if "time" in record), None)
-    values = [(key, plain(OmegaConf.select(cfg, key))) for key in project.paths]
-    named = [(key, text) for key, value in values for text in (value if isinstance(value, list) else [value])]
-    files = [(key, Path(file)) for key, text in named if isinstance(text, str) for file in sorted(glob(text))]
-    return [
-        f"{key}={shown(file)} was written after the run, {time.strftime('%Y-%m-%d %H:%M', time.localtime(written))}"
-        for key, file in files
-        if began is not None and (written := file.stat().st_mtime) > began
-    ]
+def other_files(run: Path, again: Path) -> list[str]:
+    """The config's files that hold other data than those of the run, as far as it has kept fingerprints of them."""
+    known, now = files_of(run), files_of(again)
+    return [f"{k}: {other_data(one, now[k])}" for k, one in known.items() if k in now and not is_same(one, now[k])]

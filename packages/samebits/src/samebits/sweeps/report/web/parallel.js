@@ -1,67 +1,42 @@
 "use strict";
-// Parallel coordinates, drawn here: an axis for each value and the score, a line for each job, brushes along the axes.
-const STEP = 150, TOP = 34, HEIGHT = 300, LEFT = 30, BELOW = 42;
-const brushes = new Map(); // axis number -> [low, high] in 0..1
-const lastAxis = D.parallel.length - 1; // the score's
-// job.heights: on each axis, 0..1; below 0: failed; null: nothing to draw
+// Parallel coordinates: an axis for each swept value and the score, a line for each job. What is dragged along an axis selects.
+const lines = D.jobs.filter((job) => job.provisional !== null || job.failed);
+const scores = lines.map((job) => job.provisional).filter((score) => score !== null).sort((a, b) => a - b);
+const BELOW = 0.14; // of an axis: so far below it pass the lines of jobs that have no value there
+const UNFINISHED = 1.2, FAILED = 1.5; // as colours, where 0 is the best score and 1 the worst
 
-function svg(tag, attributes, text) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  if (text !== undefined) made.textContent = text;
-  return made;
+function dimension(axis, places) { // places: of the jobs along the axis; null: none. Plotly reads tags in the label, none in the ticks
+  const [to, back] = axis.kind === "log" ? [Math.log10, (h) => 10 ** h] : [Number, Number];
+  const heights = places.map((place) => (place === null ? null : to(place))), known = heights.filter((h) => h !== null);
+  const low = Math.min(...known), span = Math.max(...known) - low || 1, none = low - BELOW * span;
+  const ticks = axis.kind === "category" ? axis.texts.map((text, k) => [k, short(text)]) : axis.named ? axis.values.map((v, k) => [to(v), axis.texts[k]])
+    : [0, 1, 2, 3, 4].map((i) => low + (span * i) / 4).map((h) => [h, round(back(h))]);
+  if (known.length < heights.length) ticks.push([none, axis.key === objective.key ? "failed" : "–"]);
+  return { label: plain(axis.key.length > 22 ? "…" + axis.key.slice(-21) : axis.key), range: [Math.min(...ticks.map(([h]) => h)), low + span],
+    values: heights.map((h) => h ?? none), tickvals: ticks.map(([h]) => h), ticktext: ticks.map(([, text]) => text) };
 }
 
-function brushed() {
-  if (!brushes.size) return null;
-  const inside = (job) => [...brushes].every(([i, [low, high]]) => { const h = job.heights[i]; return h !== null && h >= low && h <= high; });
-  return new Set(D.jobs.filter(inside).map((job) => job.number));
+function brushed(dimensions) { // the numbers of the jobs that the selections leave; null: nothing is selected
+  const held = dimensions.filter((one) => one.constraintrange);
+  const inside = (value, ranges) => (Array.isArray(ranges[0]) ? ranges : [ranges]).some(([low, high]) => value >= low && value <= high);
+  const left = lines.filter((_, i) => held.every((one) => inside(one.values[i], one.constraintrange)));
+  return held.length ? new Set(left.map((job) => job.number)) : null;
 }
 
-function drawParallel() {
-  const root = $("parallel"), width = Math.max(LEFT + STEP * lastAxis + 110, 480);
-  const spread = Math.max(STEP, (root.parentElement.clientWidth - LEFT - 120) / lastAxis);
-  root.setAttribute("width", Math.max(width, LEFT + spread * lastAxis + 110));
-  root.setAttribute("height", TOP + HEIGHT + BELOW + 24);
-  const x = (i) => LEFT + 30 + i * spread, y = (h) => TOP + HEIGHT * (1 - h);
-  const parts = [];
-  const badness = (job) => { const h = job.heights[lastAxis]; return job.failed ? 3 : job.scores[0] === null ? 2 : objective.mode === "min" ? h : 1 - h; };
-  const drawn = D.jobs.filter((job) => job.heights[lastAxis] !== null).sort((a, b) => badness(b) - badness(a));
-  for (const job of drawn) {
-    const points = job.heights.map((h, i) => [i, h]).filter(([, h]) => h !== null).map(([i, h]) => `${x(i)},${y(h)}`);
-    const line = svg("polyline", { points: points.join(" "), stroke: job.failed ? failedColor() : job.scores[0] === null ? faintColor() : viridis(badness(job)), class: shownJob(job) ? "" : "out", "stroke-dasharray": job.failed ? "5 4" : "none" });
-    line.append(svg("title", {}, `job ${job.number}: ${D.columns.map((c) => `${c.name}=${job.values[c.key].text}`).join(" ")} → ${job.scores[0] === null ? job.status : round(job.scores[0])}`));
-    parts.push(line);
-  }
-  D.parallel.forEach(([name, ticks], i) => {
-    parts.push(svg("text", { x: x(i), y: 16, class: "name", "text-anchor": "middle" }, name.length > 22 ? "…" + name.slice(-21) : name));
-    parts.push(svg("line", { x1: x(i), x2: x(i), y1: y(1), y2: y(0), class: "axis" }));
-    for (const [h, text] of ticks) parts.push(svg("text", { x: x(i) + 6, y: y(h) + 4, class: "tick" }, text.length > 15 ? text.slice(0, 14) + "…" : text));
-    if (brushes.has(i)) { const [low, high] = brushes.get(i); parts.push(svg("rect", { x: x(i) - 8, width: 16, y: y(high), height: Math.max(2, y(low) - y(high)), class: "brush" })); }
-    const hit = svg("rect", { x: x(i) - 12, width: 24, y: y(1) - 6, height: HEIGHT + 12 + BELOW, class: "hit" });
-    hit.addEventListener("pointerdown", (event) => brush(event, i));
-    parts.push(hit);
-  });
-  if (D.jobs.some((job) => job.failed)) { const t = svg("text", { x: x(lastAxis) + 6, y: y(-BELOW / HEIGHT) + 4, class: "tick" }, "failed"); t.style.fill = failedColor(); parts.push(t); }
-  root.replaceChildren(...parts);
-}
-
-function brush(event, i) {
-  event.preventDefault();
-  const at = (e) => Math.min(1.02, Math.max(-0.2, 1 - (e.clientY - $("parallel").getBoundingClientRect().top - TOP) / HEIGHT));
-  const from = at(event);
-  const move = (e) => { brushes.set(i, [Math.min(from, at(e)), Math.max(from, at(e))]); chosen.jobs = brushed(); drawParallel(); };
-  const end = (e) => {
-    removeEventListener("pointermove", move); removeEventListener("pointerup", end);
-    if (Math.abs(at(e) - from) < 0.015) brushes.delete(i);
-    chosen.jobs = brushed();
-    redraw();
-  };
-  addEventListener("pointermove", move); addEventListener("pointerup", end);
-}
-
-if (D.parallel.length) {
+if (D.isSweep && D.axes.length > 1 && scores.length) {
+  const dimensions = D.axes.slice(0, 12).map((axis) => dimension(axis, lines.map((job) => placeOf(axis, job.values[axis.key]))));
+  dimensions.push(dimension({ key: objective.key, kind: D.logScore ? "log" : "linear" }, lines.map((job) => job.provisional)));
+  const kind = D.logScore ? Math.log10 : Number, low = kind(scores[0]), span = kind(scores[scores.length - 1]) - low || 1;
+  const height = (job) => (kind(job.scores[0]) - low) / span;
+  const badness = (job) => (job.failed ? FAILED : job.scores[0] === null ? UNFINISHED : objective.mode === "min" ? height(job) : 1 - height(job));
+  const isChosen = (job) => chosen.groups.size === 0 || chosen.groups.has(job.group);
   $("parallel-section").hidden = false;
-  redraws.push(drawParallel);
-  addEventListener("resize", drawParallel);
+  $("parallel").style.minWidth = `${150 * dimensions.length}px`;
+  Plotly.newPlot("parallel", []); // has `on` from now on
+  $("parallel").on("plotly_restyle", () => { chosen.jobs = brushed(dimensions); redraw(); });
+  redraws.push(() => {
+    const colors = [...[0, 0.25, 0.5, 0.75, 1].map((t) => [t / FAILED, viridis(t)]), [0.7, faintColor()], [0.9, faintColor()], [0.91, failedColor()], [1, failedColor()]];
+    Plotly.react("parallel", [{ type: "parcoords", dimensions, labelfont: { size: 12 }, rangefont: { size: 1, color: "rgba(0,0,0,0)" }, unselected: { line: { color: css("--grid"), opacity: 0.4 } },
+      line: { color: lines.map((job) => (isChosen(job) ? badness(job) : UNFINISHED)), cmin: 0, cmax: FAILED, colorscale: colors } }], layout({ margin: { l: 60, r: 90, t: 44, b: 20 } }), PLOT);
+  });
 }

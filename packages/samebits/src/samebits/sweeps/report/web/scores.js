@@ -2,9 +2,10 @@
 // The score against each swept value, objectives against each other, importance.
 const objective = D.objectives[0];
 
+const short = (text) => (text.length > 16 ? text.slice(0, 15) + "…" : text);
 function axisOf(axis) { // type and ticks for plotly
-  const type = axis.kind === "log" ? "log" : "linear", short = (t) => plain(t.length > 16 ? t.slice(0, 15) + "…" : t);
-  if (axis.kind === "category") return { type, tickvals: axis.texts.map((_, k) => k), ticktext: axis.texts.map(short), range: [-0.5, axis.texts.length - 0.5] };
+  const type = axis.kind === "log" ? "log" : "linear";
+  if (axis.kind === "category") return { type, tickvals: axis.texts.map((_, k) => k), ticktext: axis.texts.map((text) => plain(short(text))), range: [-0.5, axis.texts.length - 0.5] };
   if (axis.named) return { type, tickvals: axis.values, ticktext: axis.texts.map(plain) };
   const decades = type === "log" ? Math.log10(axis.values[axis.values.length - 1] / axis.values[0]) : 0;
   return { type, ...(decades > 1.5 ? { dtick: Math.ceil(decades / 8), tickformat: "~g" } : {}) }; // 0.001, 0.01 and so on: there is room for no others
