@@ -53,26 +53,44 @@ class Killed(Exception):
 
 
 class Promises:
-    """A subclass has a fixture `run(self) -> tuple[str, ...]`, the overrides of a small run beside SMALL's. The
-    attributes say what its method does, and how close is close."""
+    """Test what every method promises (docs/tasks.md). A subclass has a fixture `run`, which returns the overrides of a
+    small run as a tuple; they are added to SMALL.
 
-    terms: tuple[str, ...] = ()  # scored beside the loss
-    logged: tuple[str, ...] | None = None  # of training, where these are others: the terms of several objectives
-    across_samples = False  # it takes no micro-batches
-    averages = False  # True: it averages the weights by a rule of its own, in the place of trainer.ema_decay
-    steps = 12  # of each run: at least 12, for two kills
+    Attributes, which a subclass sets where its method differs:
+
+    terms: names of the losses that are scored in addition to `loss`.
+    logged: names of the values of training, if these are others, as with several optimizers; None: `loss` and terms.
+    across_samples: True if a loss compares samples with each other, so that there are no micro-batches.
+    averages: True if the method averages the weights itself, instead of trainer.ema_decay.
+    steps: of each run, at least 12, since it is killed twice. global_batch_size: its samples a step.
+    monitor: the value of training that must fall, or rise if `rises` is True, when the run overfits 32 samples:
+    `overfit_steps` steps later it is below `overfits_to` times its first value.
+    overfit_with: overrides of that run only, such as a shorter queue.
+    relative, absolute: tolerances for values of other numbers of ranks and micro-batches, and of compiled kernels.
+    absolute_of_weights: the absolute tolerance for weights and buffers.
+    reads_nan: False if the losses convert data to tokens, rows or classes, which fails for NaN.
+    half_precision: tolerance for values in bf16, as a share of the range that they have in fp32.
+    kills: steps before which a run is killed: by default after the saves at 5 and 10, and a log.
+    ranks: cases of the number of ranks of runs that are killed or skip a step. ways: cases of WAYS.
+    """
+
+    terms: tuple[str, ...] = ()
+    logged: tuple[str, ...] | None = None
+    across_samples = False
+    averages = False
+    steps = 12
     global_batch_size = 12
-    monitor = "loss"  # of training: what falls
-    rises = False  # True: it rises
-    overfits_to = 0.1  # times the first step's value, in overfit_steps on 32 samples
+    monitor = "loss"
+    rises = False
+    overfits_to = 0.1
     overfit_steps = 100
-    overfit_with: tuple[str, ...] = ()  # overrides of that run alone: a short queue, say
-    relative, absolute = 1e-3, 1e-5  # how far values may be from those of other ranks, micro-batches, kernels
+    overfit_with: tuple[str, ...] = ()
+    relative, absolute = 1e-3, 1e-5
     absolute_of_weights = 1e-4
-    reads_nan = True  # False: its losses make tokens, rows or classes of the data; then they alone are NaN in a test
-    half_precision = 0.25  # how far bf16's values may be from fp32's, as a share of the range of these
-    kills = (7, 11)  # steps: after the saves at 5 and 10, and a log
-    ranks: tuple[Any, ...] = (1, slow(2))  # of a run that is killed, and of one with a step that is left out
+    reads_nan = True
+    half_precision = 0.25
+    kills = (7, 11)
+    ranks: tuple[Any, ...] = (1, slow(2))
     ways: tuple[Any, ...] = (["micro-batches", "2 ranks"], slow(["2 ranks, micro-batches", "3 ranks"]))
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
