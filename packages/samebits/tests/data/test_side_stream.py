@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fake_cuda import FakeCuda
 from torch import Tensor
 
 from samebits.data.loading import ring, waits
 from samebits.data.loading.loader import Loader
 from samebits.data.loading.side_stream import SideStream
 from samebits.data.order import TrainPlan, shuffled
-from samebits.testing.devices import FakeCuda
 
 CPU = torch.device("cpu")
 

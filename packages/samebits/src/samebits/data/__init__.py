@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from samebits.data.loading.clock import Clock
     from samebits.data.loading.loader import Loader, Transform, remedy
     from samebits.data.loading.samples import check_indexed, random_numbers_of, seed_of_split
-    from samebits.data.loading.side_stream import Cuda
     from samebits.data.loading.slots import hand_over
     from samebits.data.order import EvalPlan, Plan, Repeated, TrainPlan, shuffled
     from samebits.data.stateful import StatefulOrder, has_state

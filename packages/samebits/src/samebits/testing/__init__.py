@@ -25,7 +25,7 @@ descend.py, `make_callbacks` of run.py: keep these names.
     runs        compose, start_run, resume_run and what a run wrote
     plugin      hooks and fixtures of pytest: `use`, `train_command`, time limits by how slow the machine is
     processes/  commands, warm processes, ranks, limits
-    devices/    a GPU that is not there, and waits for the device
+    devices/    a GPU that is not there; blocks that may not wait
 
 Raises AssertionError where something is not as promised. Needs the extra `samebits[testing]`.
 """

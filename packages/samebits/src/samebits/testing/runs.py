@@ -22,7 +22,8 @@ _composers: dict[str, Any] = {}  # of each experiment: it may choose a sweeper, 
 
 
 def _composed(overrides: tuple[str, ...]) -> DictConfig:
-    """As Hydra composes it, `hydra` included. What differs in plain values alone is composed once, as a sweep does."""
+    """Return the config as Hydra composes it, `hydra` included. Configs that differ in plain values share one
+    composition, as the jobs of a sweep do."""
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 
@@ -42,7 +43,7 @@ def _composed(overrides: tuple[str, ...]) -> DictConfig:
 
 
 def compose(*overrides: str, checked: bool = True) -> DictConfig:
-    """The checked, resolved config that these overrides make; ${hydra:...} says what it does in a run."""
+    """Return the resolved config of these overrides, as a run has it. checked: raise ConfigError for a wrong value."""
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf, open_dict
 
@@ -65,13 +66,14 @@ def compose(*overrides: str, checked: bool = True) -> DictConfig:
 
 
 def import_once(*overrides: str) -> None:
-    """What a run with these overrides imports, so that none of the processes forked from here imports it anew."""
+    """Import what a run with these overrides imports, so that no process that is forked from here imports it again."""
     for name in (*warm.IMPORTS, *registered.imports, *(warm.SHARDING if "trainer=fsdp" in overrides else ())):
         importlib.import_module(name)
 
 
 def start_run(run_dir: Path, *overrides: str, own_process: bool = False) -> Path:
-    """A run from start to end, in this process where it has one rank."""
+    """Train a run of these overrides in `run_dir` to its end, and return `run_dir`. A run of one rank is trained in
+    this process, unless own_process."""
     import_once(*overrides)
     threads = torch.get_num_threads()
     try:
@@ -84,7 +86,8 @@ def start_run(run_dir: Path, *overrides: str, own_process: bool = False) -> Path
 
 
 def resume_run(run_dir: Path, **changed: Any) -> Path:
-    """The run to its end, with these keys of its config changed (dots written __)."""
+    """Resume the run of `run_dir` and train it to its end. changed: keys of its config, with __ for dots:
+    resume_run(folder, optim__lr=0.1)."""
     from omegaconf import OmegaConf
 
     cfg = OmegaConf.load(run_dir / "config.yaml")
@@ -96,7 +99,8 @@ def resume_run(run_dir: Path, **changed: Any) -> Path:
 
 @contextlib.contextmanager
 def without_code_generator(monkeypatch: pytest.MonkeyPatch, backend: str = "aot_eager") -> Iterator[list[Any]]:
-    """torch.compile traces and runs the same graphs, but with eager kernels. Yields the modes that are asked for."""
+    """Make torch.compile trace graphs as always, and run them with eager kernels, which saves the minute of its code
+    generator. Yield the list of modes that torch.compile was called with."""
     real, asked = torch.compile, []
 
     def compile(target: Any, mode: str | None = None, **options: Any) -> Any:
@@ -111,7 +115,7 @@ def without_code_generator(monkeypatch: pytest.MonkeyPatch, backend: str = "aot_
 
 
 def raise_at_step(patch: pytest.MonkeyPatch, step: int, error: BaseException | type[BaseException]) -> None:
-    """Each rank of a run raises it where the training step after `step` steps would begin."""
+    """Make each rank of a run raise `error` when the training step after `step` steps would begin."""
     loop = module("loop")
     original = loop.train_step
 
@@ -124,7 +128,7 @@ def raise_at_step(patch: pytest.MonkeyPatch, step: int, error: BaseException | t
 
 
 def last_checkpoint(run_dir: Path) -> dict[str, Any]:
-    """Whole, where it was written in parts."""
+    """Return the run's last checkpoint; a sharded one is put together."""
     from samebits.checkpoints import load_checkpoint
 
     found = [path for path in (run_dir / "checkpoints").glob("last_*") if path.suffix in (".pt", ".dcp")]
@@ -132,7 +136,7 @@ def last_checkpoint(run_dir: Path) -> dict[str, Any]:
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without what depends on the clock."""
+    """Return the lines of metrics.jsonl, without values that depend on the clock."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [
         {k: v for k, v in line.items() if k != "time" and not k.startswith(("perf/", "balance/"))} for line in lines
@@ -140,25 +144,27 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def status(run_dir: Path) -> dict[str, Any]:
+    """Return the run\'s status.json."""
     return json.loads((run_dir / "status.json").read_text())
 
 
 def result(run_dir: Path) -> dict[str, Any]:
+    """Return the run\'s result.json."""
     return json.loads((run_dir / "result.json").read_text())
 
 
 def values(run_dir: Path, key: str) -> list[float]:
-    """Those that it has logged."""
+    """Return the values of `key` that the run has logged, in order: values(folder, "train/loss")."""
     return [line[key] for line in metrics(run_dir) if key in line]
 
 
 def scores(run_dir: Path) -> dict[str, float]:
-    """Those of its end."""
+    """Return the scores of the run's end, from its result.json."""
     return {key: value for key, value in result(run_dir).items() if "/" in key and not key.startswith("balance/")}
 
 
 def assert_undisturbed(run_dir: Path, straight: Path) -> None:
-    """Bit for bit."""
+    """Assert that the run ended with the bits of `straight`: last checkpoint, metrics and scores."""
     assert status(run_dir)["status"] == "finished"
     assert_equal(last_checkpoint(run_dir), last_checkpoint(straight))
     assert metrics(run_dir) == metrics(straight)
@@ -166,7 +172,7 @@ def assert_undisturbed(run_dir: Path, straight: Path) -> None:
 
 
 def assert_equal(a: Any, b: Any, where: str = "") -> None:
-    """Bitwise equality of nested containers of tensors."""
+    """Assert that two nested containers of tensors are equal bit for bit."""
     if isinstance(a, torch.Tensor):
         assert torch.equal(a, b), where
     elif isinstance(a, dict):
@@ -182,7 +188,8 @@ def assert_equal(a: Any, b: Any, where: str = "") -> None:
 
 
 def kill_at(run_dir: Path, step: int, overrides: tuple[str, ...], suffix: str = ".pt") -> None:
-    """Start the command, SIGKILL it as soon as a checkpoint of `step` or later is there, wait for its ranks to go."""
+    """Start `./run train` with these overrides, send SIGKILL when a checkpoint of `step` or later exists, and wait
+    until its ranks have ended. suffix: .dcp for sharded checkpoints."""
     command = [*held_command(step + 8, Path("/never")), *overrides]
     process = warm.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: any(int(p.stem[5:]) >= step for p in (run_dir / "checkpoints").glob(f"last_*{suffix}")), process)
@@ -192,7 +199,8 @@ def kill_at(run_dir: Path, step: int, overrides: tuple[str, ...], suffix: str = 
 
 
 def killed_at(run_dir: Path, steps: Sequence[int], overrides: tuple[str, ...], suffix: str = ".pt") -> Path:
-    """A run that was killed at each of these steps, resumed each time, and left alone at last."""
+    """Return the directory of a run that was killed at each of these steps, resumed each time, and then trained to its
+    end."""
     for attempt, step in enumerate(steps):
         again = (f"resume={run_dir}",) if attempt else (*overrides, f"hydra.run.dir={run_dir}")
         kill_at(run_dir, step, again, suffix)

@@ -15,7 +15,7 @@ from samebits.testing.processes import module
 
 
 class Waited(AssertionError):
-    """what: the operation. The message ends with the line that asked."""
+    """The host waited for the device: operation, file and line."""
 
     def __init__(self, what: str, file: str, line: int) -> None:
         super().__init__(f"{what} waits for the device, in {file}:{line}: {linecache.getline(file, line).strip()}")
@@ -23,7 +23,7 @@ class Waited(AssertionError):
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """Of this thread: others, such as a loader's, may ask what they like."""
+    """Raise Waited in this block where this thread waits for the device. Other threads, such as a loader's, may."""
 
     def refuse(*wait: Any) -> None:
         raise Waited(*wait)
@@ -34,7 +34,7 @@ def refused() -> Iterator[None]:
 
 @contextmanager
 def refused_by_the_gpu() -> Iterator[None]:
-    """torch raises where the host waits for the GPU."""
+    """Make torch raise in this block where the host waits for the GPU."""
     with _sync_debug("error"):
         yield
 
@@ -66,11 +66,11 @@ with pytest.MonkeyPatch.context() as patch:
 def refused_in_steps(
     monkeypatch: pytest.MonkeyPatch, of_optimizers: bool = True, block: Callable[[], Any] = refused, after: int = 0
 ) -> list[int]:
-    """Every train_step of this process's runs is such a block, but for the first ones, so many as `after` says. Returns
-    the numbers of the steps that were taken.
+    """Raise Waited where a training step of this process's runs waits for the device. Return the list of the numbers of
+    the steps that were taken.
 
-    The host's part in the data, as a batch is fetched, may ask. of_optimizers: False for a test of something else: an
-    optimizer that is neither fused nor says takes_found_inf may ask in its own step, and whether to leave it out."""
+    A step may wait while it fetches a batch. of_optimizers: False lets optimizers wait that are neither fused nor have
+    `takes_found_inf`. block: refused, or refused_by_the_gpu. after: how many first steps may wait."""
     from samebits.steps import takes_found_inf
 
     loop, descend = module("loop"), module("descend")

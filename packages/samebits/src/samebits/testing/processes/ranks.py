@@ -14,7 +14,8 @@ from samebits.world import Ranks, process_group
 
 
 def on_ranks(work: Callable[..., None], folder: Path, ranks: int = 2) -> None:
-    """work(world, folder) on ranks that have a process group."""
+    """Run work(world, folder) in `ranks` processes that have a process group. Fail the test with the traceback of a
+    rank that raises."""
 
     def rank(directory: Path) -> None:
         try:

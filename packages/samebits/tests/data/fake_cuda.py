@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.data import Cuda
+from samebits.data.loading.side_stream import Cuda
 
 
 class Stream:
