@@ -28,31 +28,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from h5rows.pages import importer, names_in
+from h5rows.pages import importer, names_of
 
 if TYPE_CHECKING:
-    from h5rows.dataset import Dataset, open
-    from h5rows.errors import ConfigError
-    from h5rows.functions import inspect, pack, repack, write
+    from h5rows.dataset import Dataset as Dataset
+    from h5rows.dataset import open as open
+    from h5rows.errors import ConfigError as ConfigError
+    from h5rows.functions import inspect as inspect
+    from h5rows.functions import pack as pack
+    from h5rows.functions import repack as repack
+    from h5rows.functions import write as write
 
 __version__ = "0.2.0"
-__all__ = [
-    "ConfigError",
-    "Dataset",
-    "inspect",
-    "open",
-    "pack",
-    "repack",
-    "write",
-]
-MODULES = {
-    "dataset": "Dataset open",
-    "errors": "ConfigError",
-    "functions": "inspect pack repack write",
-}
-NAMES = names_in(MODULES)
-__getattr__ = importer(__name__, NAMES)
+__getattr__ = importer(__name__, __file__)
 
 
 def __dir__() -> list[str]:
-    return sorted([*NAMES, "__version__", "engines"])
+    return sorted([*names_of(__file__), "__version__", "engines"])
