@@ -128,9 +128,8 @@ def pip_install(packages: str) -> str:
 
 # library -> the extra of this distribution that has it
 EXTRAS = {
-    "pillow": "images", "lmdb": "lmdb", "tensorstore": "zarr", "pyarrow": "tables", "google-crc32c": "tfrecord",
-    "tokenizers": "text", "fsspec": "remote", "hdf5plugin": "codecs", "lz4": "codecs", "zstandard": "codecs",
-    "blosc": "codecs",
+    "pillow": "images", "pyarrow": "tables", "tokenizers": "text", "fsspec": "remote", "hdf5plugin": "codecs",
+    "lz4": "codecs", "zstandard": "codecs", "blosc": "codecs",
 }  # fmt: skip
 
 
