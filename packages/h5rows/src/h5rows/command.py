@@ -10,13 +10,17 @@ Exit status: 0, OUT holds all that SOURCE does; 3, all but what the lines "left 
 from __future__ import annotations
 
 import argparse
+import ast
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import fields
 
 from h5rows.errors import ConfigError, clean, first_line, plain_output
+from h5rows.options import PackOptions, RepackOptions
 from h5rows.program import Reading, Training, calling
 
 
@@ -151,9 +155,33 @@ def main(argv: Sequence[str]) -> int:
     if "leave_out" in args:
         args["leave_out"] = tuple(args["leave_out"])
     if "length" in args and "tokens" not in args.get("kinds", {}).values():
-        raise ConfigError("--length: cuts the ids that --as COLUMN=tokens makes of a table's texts; give that too")
+        what = "cuts the ids that kinds={'COLUMN': 'tokens'} makes of a table's texts"
+        raise ConfigError(f"length=: {what}; give that too")
     function = functions.pack if verb == "pack" else functions.repack
     return function(**args, command=shlex.join([*calling.command, *argv])).exit_status
+
+
+TYPED = {"kinds": "as", "file_column": "files"}  # arguments of pack and repack that have another name here
+ARGUMENTS = [one.name for one in (*fields(PackOptions), *fields(RepackOptions))] + ["shards", "append"]
+ARGUMENT = re.compile(
+    rf"""(?<![\w.])({"|".join(ARGUMENTS)})=(True|False|N\b|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|{{[^{{}}]*}}|\d+|(?=[\s,;:)]|$))"""
+)
+
+
+def as_options(text: str) -> str:
+    """A message that names arguments as Python's callers give them, size=(2, 3), with options in their place."""
+
+    def option(found: re.Match[str]) -> str:
+        name = TYPED.get(found[1], found[1].replace("_", "-"))
+        with suppress(ValueError, SyntaxError):
+            value = ast.literal_eval(found[2])
+            if isinstance(value, bool):
+                return f"--{name}" if value else f"--no-{name}"
+            words = [f"{key}={one}" for key, one in value.items()] if isinstance(value, dict) else [str(value)]
+            return shlex.join([f"--{name}", *words])
+        return f"--{name} {found[2]}".rstrip()
+
+    return ARGUMENT.sub(option, text)
 
 
 def run(
@@ -161,8 +189,8 @@ def run(
     reading: Reading = calling.reading,
     training: Training = calling.training,
 ) -> int:
-    """`main` with sys.argv, and errors on one line. command: how it is typed. reading, training: make the lines that
-    say how a packed file is read, and a stranger's."""
+    """`main` with sys.argv, and errors on one line, with options as they are typed. command: how it is typed. reading,
+    training: make the lines that say how a packed file is read, and a stranger's."""
     calling.command, calling.reading, calling.training = command, reading, training
     plain_output()
     try:
@@ -173,7 +201,7 @@ def run(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {as_options(str(error))}", file=sys.stderr)
         return 2
     except (OSError, MemoryError) as error:
         with suppress(OSError):  # if this is a full disk: what is left to print

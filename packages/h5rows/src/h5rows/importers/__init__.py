@@ -37,7 +37,7 @@ def open_source(path: str, options: PackOptions) -> Source:
     check_kind(first)
     kind = recognise(first, options) if options.format == "auto" else options.format
     if kind not in FORMATS:
-        raise ConfigError(f"--format: {kind!r} is none of {', '.join(FORMATS)}")
+        raise ConfigError(f"format=: {kind!r} is none of {', '.join(FORMATS)}")
     if first is not where and kind not in SHARDED:
         raise ConfigError(f"{path}: a pattern may name shards of {', '.join(SHARDED)}; of {kind} give a file or folder")
     options.check_for((name for name, kinds in FOR_FORMATS.items() if kind not in kinds), f"{path}, of format {kind},")
@@ -58,7 +58,7 @@ def recognise(path: Path, options: PackOptions) -> str:
         if path.suffix in (".h5", ".hdf5") or h5py.is_hdf5(path):  # MATLAB's, netCDF's, ...
             problem = f"{path} is HDF5 already, and needs no packing"
             raise ConfigError(f"{problem}: `inspect` says what trains on it, `repack` changes its layout")
-        what = f"{path}: no format has the suffix {path.suffix!r}; give --format ({', '.join(FORMATS)})"
+        what = f"{path}: no format has the suffix {path.suffix!r}; give format= ({', '.join(FORMATS)})"
         raise ConfigError(f"{what}, or write what its own library reads: h5rows.write")
     return recognise_folder(path, options)
 
@@ -77,10 +77,10 @@ def recognise_folder(path: Path, options: PackOptions) -> str:
         found = {kind: file for kind, file in found.items() if kind not in ("text", "table")}
     if len(found) > 1:
         listed = ", ".join(f"{kind} ({file})" for kind, file in sorted(found.items()))
-        raise ConfigError(f"{path} holds several kinds: {listed}; move one away, or say which with --format")
+        raise ConfigError(f"{path} holds several kinds: {listed}; move one away, or say which with format=")
     if not found:
         what = "is an empty folder" if empty else "holds no files of a known format"
-        known = f"known: {', '.join(FORMATS)} (say which with --format)"
+        known = f"known: {', '.join(FORMATS)} (say which with format=)"
         raise ConfigError(f"{path} {what}; {known}; what another library reads, h5rows.write takes")
     kind, file = next(iter(found.items()))
     if kind == "arrays":

@@ -37,7 +37,9 @@ def guess(raw: bytes, where: object) -> str:
         return "pth"
     if re.match(rb"\x80[\2-\5]", raw):
         raise ConfigError(f"{where} is a Python pickle, which could run code when read; write plain arrays or images")
-    raise ConfigError(f"{where}: {len(raw)} bytes of unknown kind; say which: --as NAME=text or =uint8:3,32,32")
+    raise ConfigError(
+        f"{where}: {len(raw)} bytes of unknown kind; say which: kinds={{'NAME': 'uint8:3,32,32'}}, or 'text'"
+    )
 
 
 def decoder(kind: str, options: PackOptions, name: str) -> Decode:
@@ -50,7 +52,7 @@ def decoder(kind: str, options: PackOptions, name: str) -> Decode:
         type_name, _, sides = kind.partition(":")
         return partial(read_raw, np.dtype(type_name), tuple(int(s) for s in sides.split(",") if s))
     except (TypeError, ValueError):
-        what = f"--as {name}={kind}: give image, npy, pth, text"
+        what = f"kinds={{{name!r}: {kind!r}}}: give image, npy, pth, text"
         raise ConfigError(f"{what}, or a type and shape such as uint8:3,32,32") from None
 
 

@@ -51,9 +51,9 @@ def pack_shards(make: Make, out: str, count: int, append: bool, overwrite: bool)
 def _packed_at(place: Place, make: Make, out: str, count: int, append: bool, overwrite: bool) -> Account:
     before, name = place.read_index(), shown(out)
     if before is not None and not (append or overwrite):
-        raise ConfigError(f"{name}: a set is there; --append adds to it, --overwrite begins another")
+        raise ConfigError(f"{name}: a set is there; append=True adds to it, overwrite=True begins another")
     if before is None and append:
-        raise ConfigError(f"{name}: no {INDEX} is there to add to; leave --append out")
+        raise ConfigError(f"{name}: no {INDEX} is there to add to; leave append=True out")
     held = before if append and before is not None else {"shards": [], "fields": None}
     kept, shards, accounts = held["fields"], list(held["shards"]), []
     there = {one["sha256"]: one["file"] for one in shards}
@@ -69,8 +69,8 @@ def _packed_at(place: Place, make: Make, out: str, count: int, append: bool, ove
             if digest in there:
                 raise ConfigError(
                     f"{name}: {there[digest]} of the set is the same as shard {i + 1} of {count} of what is added, so "
-                    "rows would be there twice; the set is as it was - pack new rows alone with --append, or all anew "
-                    "with --overwrite"
+                    "rows would be there twice; the set is as it was - pack new rows alone with append=True, or all "
+                    "anew with overwrite=True"
                 )
             shard = f"{len(shards):05}-{digest[:12]}.h5"
             sent = place.send(file, shard)

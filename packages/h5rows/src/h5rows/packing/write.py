@@ -43,7 +43,7 @@ def pack(
         try:
             run.write(pool)
         except BrokenProcessPool:
-            raise ConfigError(f"{out}: a worker was killed, perhaps for lack of memory; try fewer --workers") from None
+            raise ConfigError(f"{out}: a worker was killed, perhaps for lack of memory; try fewer workers=") from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     for line in source.account.lines():
@@ -88,7 +88,7 @@ class PackRun:
         with tqdm(total=total, unit=" rows", unit_scale=True, disable=quiet, desc="pack") as bar:
             for block, (written, bad) in in_flight(pool, write_rows, tasks, 2 * self.options.workers):
                 if bad and self.options.on_error == "stop":
-                    raise ConfigError(f"{bad[0].name}: {bad[0].reason}; --on-error skip leaves such out and lists them")
+                    raise ConfigError(f"{bad[0].name}: {bad[0].reason}; on_error='skip' leaves such out and lists them")
                 for name, (size, crc) in written.items():
                     path, begin = block.places[name]
                     spans += [Span(path, begin, size, crc)] * bool(size)
