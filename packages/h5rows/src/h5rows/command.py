@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import os
 import re
 import shlex
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields
 
-from h5rows.errors import ConfigError, clean, first_line, plain_output
+from h5rows.errors import ConfigError, clean, first_line
 from h5rows.options import PackOptions, RepackOptions
 from h5rows.program import Reading, Training, calling
 
@@ -192,7 +193,9 @@ def run(
     """`main` with sys.argv, and errors on one line, with options as they are typed. command: how it is typed. reading,
     training: make the lines that say how a packed file is read, and a stranger's."""
     calling.command, calling.reading, calling.training = command, reading, training
-    plain_output()
+    for stream in (sys.stdout, sys.stderr):  # what a terminal of ASCII cannot show is written as \\u6a21
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = main(sys.argv[1:])
         sys.stdout.flush()
@@ -201,7 +204,7 @@ def run(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13
     except ConfigError as error:
-        print(f"error: {as_options(str(error))}", file=sys.stderr)
+        print(f"error: {clean(as_options(str(error)))}", file=sys.stderr)
         return 2
     except (OSError, MemoryError) as error:
         with suppress(OSError):  # if this is a full disk: what is left to print

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from h5rows.errors import ConfigError, need, printable
+from h5rows.errors import ConfigError, need, printable, report
 from h5rows.options import PackOptions
 
 ZERO_FIRST = r"^[+-]?0[0-9]"  # a postal code, a key
@@ -128,7 +128,7 @@ def typed(file: Path, name: str, cells: Any, options: PackOptions) -> Any:
     if given is None and len(zero_first):
         if not options.quiet and pc.all(pc.match_substring_regex(filled, DIGITS)).as_py():
             why = f"since {zero_first[0].as_py()!r} begins with a zero; as int or float it would be numbers"
-            print(f"{printable(name)}: text, {printable(why)}")
+            report(f"{name}: text, {why}")
         return names
     numbers = pc.if_else(empty, none, trimmed)
     if options.decimal == ",":

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 from tqdm import tqdm
 
-from h5rows.errors import ConfigError, printable
+from h5rows.errors import ConfigError, clean, printable
 from h5rows.options import PackOptions
 from h5rows.packing.file import Column
 from h5rows.packing.pool import measure_rows
@@ -173,6 +173,8 @@ def measure(parts: list[Part], source: Source, pool: Executor, quiet: bool) -> N
             if source.fields[name].ragged:
                 pieces = [part.rows[b : b + PROCESS_ROWS] for b in range(0, len(part.rows), PROCESS_ROWS)]
                 each = pool.map(measure_rows, pieces, [name] * len(pieces))
-                found = list(tqdm(each, desc=f"measure {name}", total=len(pieces), unit=" blocks", disable=quiet))
+                found = list(
+                    tqdm(each, desc=f"measure {clean(name)}", total=len(pieces), unit=" blocks", disable=quiet)
+                )
                 none = np.zeros((0, len(source.fields[name].shape)), np.int64)
                 part.shapes[name] = np.concatenate([none, *found])

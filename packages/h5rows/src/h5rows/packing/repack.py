@@ -14,7 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from h5rows.account import Account
-from h5rows.errors import ConfigError, clean
+from h5rows.errors import ConfigError, clean, report
 from h5rows.options import RepackOptions
 from h5rows.packing import file as files
 from h5rows.packing.copying import Copier, compare, creation, elsewhere, file_properties
@@ -52,9 +52,9 @@ def repack_file(source: str, out: str, options: RepackOptions, note: str) -> Acc
     print(*[f"{line}\n" for line in [*account.lines(), *map(clean, contents.said)]], sep="", end="")
     if not options.quiet:
         held = ", ".join(f"{count:,} {kind}" for kind, count in account.held.items() if count)
-        print(f"{old} holds {held}; {new}: {account.closing}")
+        report(f"{old} holds {held}; {new}: {account.closing}")
         sizes = " -> ".join(f"{path}: {path.stat().st_size / 1e6:,.1f} MB" for path in (old, new))
-        print(f"{sizes}; look with: {typed('inspect', str(new))}")
+        report(f"{sizes}; look with: {typed('inspect', str(new))}")
     return account
 
 

@@ -23,7 +23,7 @@ import h5py
 import numpy as np
 
 from h5rows.account import Account
-from h5rows.errors import ConfigError, first_line, need, pip_install
+from h5rows.errors import ConfigError, first_line, need, pip_install, report
 from h5rows.packing.file import flush
 from h5rows.program import calling
 from h5rows.reading.finding import stated_classes
@@ -83,7 +83,7 @@ def _packed_at(place: Place, make: Make, out: str, count: int, append: bool, ove
     if overwrite and not append:
         place.remove_all_but({one["file"] for one in shards})
     index = place.shown(INDEX)
-    print(f"{index}: {len(shards)} shard{'s' * (len(shards) > 1)}\n{calling.reading(index, *fields_of(kept))}")
+    report(f"{index}: {len(shards)} shard{'s' * (len(shards) > 1)}\n{calling.reading(index, *fields_of(kept))}")
     return max(accounts, key=lambda one: (one.exit_status, sum(one.lost.values())))
 
 
@@ -193,7 +193,7 @@ class Place:
             print(f"removed {len(left)} shards of the set before\n" * bool(left), end="")
         except Exception as error:  # of any library; the new set is whole
             what = f"{self.shown(left[-1] if left else '')}: cannot be removed: {told(error)}"
-            print(f"{what}; remove the shards that {INDEX} does not name yourself")
+            report(f"{what}; remove the shards that {INDEX} does not name yourself")
 
     def _whole(self, path: str, write: Callable[[str], Any]) -> None:
         """A bucket's objects appear whole; a file gets its name when it is."""

@@ -18,7 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from h5rows.account import Account
-from h5rows.errors import ConfigError, printable
+from h5rows.errors import ConfigError, printable, report
 from h5rows.options import PackOptions
 from h5rows.packing.file import Span, bytes_of, create, flushing, pwrite_all, under_work, verify
 from h5rows.packing.plan import Block, Part, columns, cut_blocks, measure, plan_parts
@@ -47,9 +47,9 @@ def pack(
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     for line in source.account.lines():
-        print(line)
+        report(line)
     if not options.quiet:
-        print(summary(out, run.parts, source))
+        report(summary(out, run.parts, source))
     return out
 
 
@@ -73,7 +73,7 @@ class PackRun:
             listed += [what for _, _, what in skipped]
             self.leave_out(skipped)  # a contiguous dataset cannot shrink: once more, without them
         if listed:
-            print(f"skipped {len(listed)} samples:", *listed[:20], *["..."] * (len(listed) > 20), sep="\n  ")
+            report("\n  ".join([f"skipped {len(listed)} samples:", *listed[:20], *["..."] * (len(listed) > 20)]))
         spans += self.write_offsets()
         with flushing(self.temp):
             verify(self.temp, spans, self.options.workers, self.options.quiet)
