@@ -103,7 +103,7 @@ def pip_install(packages: str) -> str:
 # library -> the extra of this distribution that has it
 EXTRAS = {
     "pillow": "images", "pyarrow": "tables", "tokenizers": "text", "fsspec": "remote", "hdf5plugin": "codecs",
-    "lz4": "codecs", "zstandard": "codecs", "blosc": "codecs",
+    "zstandard": "codecs", "blosc": "codecs",
 }  # fmt: skip
 
 
