@@ -54,17 +54,8 @@ def shard(text: str) -> tuple[int, int]:
     return int(i), int(n)
 
 
-def one_sign(text: str) -> str:
-    sign = {"tab": "\t", "\\t": "\t", "space": " "}.get(text, text)
-    if len(sign) != 1 or not sign.isascii() or sign in '"\r\n':
-        raise argparse.ArgumentTypeError(f"{text!r} is not one sign, nor tab, nor space")
-    return sign
-
-
-def positive(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
+def sign(text: str) -> str:
+    return {"tab": "\t", "\\t": "\t", "space": " "}.get(text, text)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -84,12 +75,12 @@ def parser() -> argparse.ArgumentParser:
     kinds = "what a column's strings or bytes are: text, tokens, int, float, class; image, npy, pth, or raw numbers "
     add("--as", dest="kinds", nargs="+", type=pair, metavar="COLUMN=KIND", help=f"{kinds}such as uint8:3,32,32")
     add("--files", dest="file_column", metavar="COLUMN", help="column of a table that names image files")
-    add("--separator", type=one_sign, metavar="SIGN", help="between a CSV's columns, such as ';' or tab [found out]")
+    add("--separator", type=sign, metavar="SIGN", help="between a CSV's columns, such as ';' or tab [found out]")
     named = "the first line of a CSV names its columns, or is a row [found out]"
     add("--header", action=argparse.BooleanOptionalAction, help=named)
     add("--decimal", choices=[".", ","], help="the point of a CSV's numbers [.]")
     add("--encoding", help="of a CSV, such as latin-1 [utf-8]")
-    add("--escape", type=one_sign, metavar="SIGN", help="before a quote within quotes of a CSV, such as '\\' [doubled]")
+    add("--escape", type=sign, metavar="SIGN", help="before a quote within quotes of a CSV, such as '\\' [doubled]")
     add(
         "--empty",
         metavar="stop|nan|TEXT",
@@ -102,19 +93,19 @@ def parser() -> argparse.ArgumentParser:
     add("--exif", choices=["apply", "ignore"], help="the orientation of photos [one that has another is refused]")
     add("--variable", action="store_true", help="keep each image's size: flat values + offsets + shapes")
     add("--tokenizer", help="bytes, chars, or a tokenizers JSON file or its folder [bytes]")
-    add("--length", type=positive, metavar="IDS", help="of a text in a table (--as COLUMN=tokens) at most [all]")
+    add("--length", type=int, metavar="IDS", help="of a text in a table (--as COLUMN=tokens) at most [all]")
     add("--split", nargs="+", type=share, metavar="NAME=SHARE", help="shares of train drawn by --seed, of text its end")
     add("--shuffle", action="store_true", help="write the rows of each split in random order")
     add("--seed", type=int, help="of --shuffle and --split [0]")
     add("--shard", type=shard, metavar="I/N", help="write the I-th of N shares, into OUT.I-of-N.h5")
     many = "write N files and an index of them into OUT, a folder or an address such as s3://bucket/set"
-    add("--shards", type=positive, metavar="N", help=f"{many} [OUT: one file; an address: 1]")
+    add("--shards", type=int, metavar="N", help=f"{many} [OUT: one file; an address: 1]")
     add("--append", action="store_true", help="add --shards to the set that is in OUT")
     add("--on-error", choices=["stop", "skip"], help="at a sample that cannot be read [stop]")
     left = "names, or patterns in quotes, that may be left out: exit status 0, if nothing else was"
     add("--leave-out", nargs="+", metavar="NAME", help=left)
     add("--external", choices=["refuse", "allow"], help="read what links of SOURCE name outside of it [refuse]")
-    add("--workers", type=positive, help="processes or threads [all cores]")
+    add("--workers", type=int, help="processes or threads [all cores]")
     common(p)
 
     p = verbs.add_parser("inspect", help="how a file is laid out and read, and what to change")
@@ -131,7 +122,7 @@ def parser() -> argparse.ArgumentParser:
     chosen = "compress, in chunks of whole rows [none: contiguous, fastest to read]"
     p.add_argument("--codec", choices=codecs, help=chosen)
     p.add_argument("--level", type=int, help="of the codec")
-    p.add_argument("--rows-per-chunk", type=positive, help="1 for rows of 64 KB and more [by the size of a row]")
+    p.add_argument("--rows-per-chunk", type=int, help="1 for rows of 64 KB and more [by the size of a row]")
     common(p)
     return top
 
