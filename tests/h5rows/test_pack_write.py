@@ -299,7 +299,7 @@ BAD_INPUT = [
     (["x.npy", "out.h5", "--shard", "3/3"], "I/N"),
     (["x.npy", "out.h5", "--fields", "w"], "no field 'w'"),
     (["x.npy", "out.h5", "--size", "0"], "pixels"),
-    (["x.npy", "out.h5", "--workers", "0"], "above 0"),
+    (["x.npy", "out.h5", "--workers", "0"], "must be > 0"),
     (["x.npy", "out.h5", "--format", "hdf"], "none of"),
 ]
 

@@ -20,7 +20,7 @@ Imports numpy and h5py, torch where batches are made, and nothing of the program
     options, account      what pack and repack can be told; what was left out
     source                what an importer gives to the writer
     packing/              the writer; other layouts, copies of all that a file holds, what a file is like
-    importers/            a reader for each other format
+    importers/            readers of folders of files, arrays, tables and text
     engines, pages        names for programs that are built on this one; how a page imports its names
 """
 
