@@ -422,7 +422,7 @@ PARTS = {
                 r"from h5rows\.(command|options|packing|importers)",
                 r"^    (PackOptions, open_source, FileSource|run, proposal) ",
             ],
-            "pyproject.toml": ["^text = ", '^  "(lmdb|zarr)>='],
+            "pyproject.toml": ["^lmdb = ", "^zarr = ", "^n5 = ", "^tfrecord = ", "^text = ", '^  "zarr>='],
             "run": ["^  h5 "],
             "README.md": [r"outputs/digits-zstd\.h5"],
             "src/lab/project.py": ['"folder_classes": '],
@@ -431,6 +431,7 @@ PARTS = {
             "tests/lab/test_mistakes.py": ["image_folder"],
         },
         {
+            "pyproject.toml": {"lmdb,zarr,n5,": "", "tfrecord,": ""},
             "run": {r" h5 \|": ""},
             "README.md": {"; h5: pack, inspect": ""},
         },

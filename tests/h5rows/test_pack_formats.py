@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import io
 import re
+import struct
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from conftest import ROOT
 
 from h5rows.errors import EXTRAS, ConfigError
 from h5rows.importers import open_source
+from h5rows.importers.tfrecord import masked_crc32c
 from h5rows.options import PackOptions
 from h5rows.packing.write import pack
 from h5rows.program import calling
@@ -103,7 +106,179 @@ def test_one_file_per_sample(tmp_path: Path, suffix: str) -> None:
         run(tmp_path / "in")
 
 
+# -- lmdb, tar, tfrecord
+
+
+def write_lmdb(path: Path, items: dict[str, bytes]) -> None:
+    lmdb = pytest.importorskip("lmdb")
+    with lmdb.open(str(path), map_size=1 << 26) as env, env.begin(write=True) as txn:
+        for key, value in items.items():
+            txn.put(key.encode(), value)
+
+
+def test_lmdb(tmp_path: Path) -> None:
+    images = [png(k) for k in range(12)]
+    items = {f"image-{k}": images[k][0] for k in range(12)} | {f"label-{k}": str(k * 3).encode() for k in range(12)}
+    write_lmdb(tmp_path / "a", {**items, "num-samples": b"12"})
+    with run(tmp_path / "a") as file:
+        np.testing.assert_array_equal(file["image"][:], [array for _, array in images])
+        np.testing.assert_array_equal(file["label"][:], np.arange(12) * 3)
+    x = numbers(5)
+    write_lmdb(tmp_path / "b", {str(k): x[k].tobytes() for k in range(5)})
+    with pytest.raises(ConfigError, match=r"48 bytes of unknown kind; .*kinds="):
+        run(tmp_path / "b")
+    with run(tmp_path / "b", kinds={"value": "float32:3,4"}) as file:
+        np.testing.assert_array_equal(file["value"][:], x)
+    write_lmdb(tmp_path / "c", {"0": b"\x80\x04]."})
+    with pytest.raises(ConfigError, match="pickle"):
+        run(tmp_path / "c")
+    write_lmdb(tmp_path / "d", {})
+    with pytest.raises(ConfigError, match="holds no samples"):
+        run(tmp_path / "d")
+
+
+def write_tar(path: Path, members: list[tuple[str, bytes]]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+
+@pytest.mark.slow
+def test_webdataset(tmp_path: Path) -> None:
+    images = [png(k) for k in range(9)]
+    x = numbers(9)
+    for shard, split in enumerate(["train", "train", "val"]):
+        members = []
+        for k in range(3 * shard, 3 * shard + 3):
+            parts = {"png": images[k][0], "cls": str(k).encode(), "emb.npy": npy(x[k]), "txt": ("ü" * k).encode()}
+            members += [(f"dir/{k:04}.{ext}", data) for ext, data in parts.items()]
+        write_tar(tmp_path / f"in/{split}-{shard:05}.tar", members)
+    with run(tmp_path / "in") as file:
+        np.testing.assert_array_equal(file["train/image"][:], [array for _, array in images[:6]])
+        np.testing.assert_array_equal(file["val/label"][:], [6, 7, 8])
+        np.testing.assert_array_equal(file["train/emb.npy"][:], x[:6])
+        texts = np.split(file["train/txt/values"][:], file["train/txt/offsets"][1:-1])
+        assert [t.tobytes().decode() for t in texts] == ["ü" * k for k in range(6)]
+        assert file["train/txt/values"].attrs["encoding"] == "utf-8"
+    write_tar(tmp_path / "in/train-00001.tar", [("4.png", images[4][0])])
+    with pytest.raises(ConfigError, match=r"train-00001.tar: 4: has no field"):
+        run(tmp_path / "in")
+    with run(tmp_path / "in", fields={"image": "x"}) as file:
+        assert len(file["train/x"]) == 4
+    with tarfile.open(tmp_path / "z.tar", "w:gz"):
+        pass
+    with pytest.raises(ConfigError, match="decompress"):
+        run(tmp_path / "z.tar")
+
+
+def field(number: int, body: bytes) -> bytes:
+    return wire(number << 3 | 2) + wire(len(body)) + body
+
+
+def wire(value: int) -> bytes:
+    value, out = value & (1 << 64) - 1, bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def record(features: dict[str, Any], packed: bool) -> bytes:
+    entries = b""
+    for name, value in features.items():
+        if isinstance(value, bytes):
+            body = field(1, field(1, value))
+        elif value.dtype.kind == "f":
+            body = field(2, field(1, value.astype("<f4").tobytes()) if packed else b"".join(
+                wire(1 << 3 | 5) + struct.pack("<f", v) for v in value))  # fmt: skip
+        else:
+            ints = [wire(int(v)) for v in value]
+            body = field(3, field(1, b"".join(ints)) if packed else b"".join(wire(1 << 3) + v for v in ints))
+        entries += field(1, field(1, name.encode()) + field(2, body))
+    data = field(1, entries)
+    head = struct.pack("<Q", len(data))
+    return head + struct.pack("<I", masked_crc32c(head)) + data + struct.pack("<I", masked_crc32c(data))
+
+
+@pytest.mark.one_quick
+@pytest.mark.parametrize("packed", [True, False])
+def test_tfrecord(tmp_path: Path, packed: bool) -> None:
+    images, x = [png(k) for k in range(8)], numbers(8).reshape(8, 12)
+    ids = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, (8, 5))
+    fields = ({"image": images[k][0], "x": x[k], "ids": ids[k], "label": np.array([k - 4])} for k in range(8))
+    made = [record({**each, "raw": each["x"].tobytes()}, packed) for each in fields]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/train.tfrecord-00000-of-00002").write_bytes(b"".join(made[:5]))
+    (tmp_path / "in/train.tfrecord-00001-of-00002").write_bytes(b"".join(made[5:]))
+    with run(tmp_path / "in", kinds={"raw": "float32:3,4"}) as file:
+        np.testing.assert_array_equal(file["train/image"][:], [array for _, array in images])
+        np.testing.assert_array_equal(file["train/x"][:], x)
+        np.testing.assert_array_equal(file["train/ids"][:], ids)
+        np.testing.assert_array_equal(file["train/label"][:], np.arange(8) - 4)
+        np.testing.assert_array_equal(file["train/raw"][:].reshape(8, 12), x)
+    cut, wrong = b"".join(made)[:-7], b"\1" + made[0][1:]
+    for damage, message in ((cut, "cut off in the record"), (wrong, "no valid record at byte 0")):
+        (tmp_path / "a.tfrecord").write_bytes(damage)
+        with pytest.raises(ConfigError, match=message):
+            run(tmp_path / "a.tfrecord")
+
+
+def test_crc32c_of_the_standard() -> None:
+    """RFC 3720, B.4: crc32c of 32 zero bytes is 8A9136AA."""
+    crc = 0x8A9136AA
+    assert masked_crc32c(bytes(32)) == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
 # -- zarr and N5
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_zarr(tmp_path: Path, version: Any) -> None:
+    zarr = pytest.importorskip("zarr")
+    x = numbers()
+    root = zarr.open_group(str(tmp_path / "a.zarr"), mode="w", zarr_format=version)
+    for split, rows in (("train", slice(0, 40)), ("test", slice(40, 50))):
+        made = root.create_array(f"{split}/x", shape=x[rows].shape, chunks=(7, 3, 2), dtype=x.dtype)
+        made[:] = x[rows]
+    with run(tmp_path / "a.zarr", split={"val": 0.25}) as file:
+        assert {k: len(v["x"]) for k, v in file.items()} == {"train": 30, "val": 10, "test": 10}
+        together = np.concatenate([file["train/x"][:], file["val/x"][:]])
+        np.testing.assert_array_equal(np.sort(together, axis=0), np.sort(x[:40], axis=0))
+        np.testing.assert_array_equal(file["test/x"][:], x[40:])
+    with pytest.raises(ConfigError, match=r"shuffle=True: this format is slow"):
+        run(tmp_path / "a.zarr", shuffle=True)
+
+
+@pytest.mark.parametrize(("kind", "wide"), [("bfloat16", "f4"), ("float8_e4m3fn", "f4"), ("int4", "i1")])
+def test_numbers_of_zarr_that_numpy_lacks_become_wider(tmp_path: Path, kind: str, wide: str) -> None:
+    store = pytest.importorskip("tensorstore")
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{tmp_path}/a.zarr/x/"}}
+    array = store.open({**spec, "metadata": {"shape": [4], "data_type": kind}}, create=True).result()
+    array[...] = np.arange(4).astype(array.dtype.numpy_dtype)
+    with run(tmp_path / "a.zarr") as file:
+        assert file["x"].dtype == wide
+        assert file["x"][:].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_n5(tmp_path: Path, reverse: bool) -> None:
+    store = pytest.importorskip("tensorstore")
+    x = numbers()
+    for name, array in (("x", x), ("y", np.arange(50, dtype=np.int64))):
+        array = np.ascontiguousarray(array.T) if reverse else array
+        spec = {"driver": "n5", "kvstore": {"driver": "file", "path": f"{tmp_path}/a.n5/{name}/"}}
+        meta = {"dataType": str(array.dtype), "dimensions": array.shape, "blockSize": [4] * array.ndim}
+        meta["compression"] = {"type": "gzip"}
+        store.open({**spec, "metadata": meta}, create=True).result()[...] = array
+    if reverse:
+        with pytest.raises(ConfigError, match="reverse_axes=True"):
+            run(tmp_path / "a.n5")
+    with run(tmp_path / "a.n5", reverse_axes=reverse) as file:
+        np.testing.assert_array_equal(file["x"][:], x)
+        np.testing.assert_array_equal(file["y"][:], np.arange(50))
 
 
 # -- tables
@@ -253,8 +428,10 @@ def test_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("module", "name", "remedy"),
-    [("pyarrow.parquet", "a.csv", "pyarrow"), ("PIL.Image", "a/1.png", "pillow")],
-)
+    [("lmdb", "a.lmdb", "lmdb"), ("tensorstore", "a.zarr", "tensorstore"), ("tensorstore", "a.n5", "tensorstore"),
+     ("google_crc32c", "a.tfrecord", "google-crc32c"), ("pyarrow.parquet", "a.csv", "pyarrow"),
+     ("PIL.Image", "a/1.png", "pillow")],
+)  # fmt: skip
 def test_missing_libraries_are_named(tmp_path: Path, monkeypatch: Any, module: str, name: str, remedy: str) -> None:
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)

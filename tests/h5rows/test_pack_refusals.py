@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
+import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from test_pack_formats import png
+from test_pack_formats import field, npy, png, record, write_tar
 
 from h5rows.errors import ConfigError
 from h5rows.importers import open_source
@@ -35,6 +37,79 @@ def refused(path: Path, **kwargs: Any) -> str:
     assert "\n" not in str(caught.value)
     assert str(caught.value).isprintable()
     return str(caught.value)
+
+
+# -- tar
+
+
+def test_a_tar_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    write_tar(path, [(f"{k}.cls", b"%d" % k) for k in range(4)])
+    whole = path.read_bytes()
+    end = 8 * 512  # four headers, four bodies; then the end mark
+    for size in [*range(0, end + 512, 128), end - 1, end + 511]:
+        path.write_bytes(whole[:size])
+        with pytest.raises(ConfigError, match=r"a\.tar"):
+            open_source(str(path), PackOptions(quiet=True))
+    path.write_bytes(whole[: end + 512])
+    assert run(path)["label"].tolist() == [0, 1, 2, 3]
+    path.write_bytes(whole[:2048] + b"\1" + whole[2049:])  # a damaged header
+    assert "neither a member nor the end mark at byte 2048" in refused(path)
+    path.write_bytes(whole + whole)
+    assert "goes on after its end mark" in refused(path)
+
+
+def test_members_that_are_not_there_or_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tar(tmp_path / "a.tar", [("0.npy", npy(np.zeros(2))), ("1.npy", npy(np.ones(2))), ("1.cls", b"5")])
+    assert "has a field 'label', the first sample" in refused(tmp_path / "a.tar", on_error="skip")
+    assert len(run(tmp_path / "a.tar", fields={"npy": "x"})["x"]) == 2
+    write_tar(tmp_path / "a.tar", [("0.png", png()[0]), ("0.jpg", png()[0])])
+    assert "two members of one kind" in refused(tmp_path / "a.tar")
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name, kind in (("0.cls", tarfile.REGTYPE), ("README", tarfile.REGTYPE), ("1.cls", tarfile.SYMTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname, info.size = kind, "0.cls", 1 if name == "0.cls" else 0
+            tar.addfile(info, io.BytesIO(b"7"))
+    run(tmp_path / "a.tar", quiet=False)
+    left = "left out: 2 members: a.tar: README (no name.kind, so of no sample); a.tar: 1.cls (no file)"
+    assert left in capsys.readouterr().out
+
+
+# -- TFRecord
+
+
+@pytest.mark.slow
+def test_a_flipped_bit_of_a_tfrecord_is_found(tmp_path: Path) -> None:
+    path, rng = tmp_path / "a.tfrecord", np.random.default_rng(0)
+    whole = b"".join(record({"x": np.full(300, k, np.float32)}, True) for k in range(3))
+    for at in rng.integers(0, len(whole), 12).tolist():
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << int(rng.integers(8))]) + whole[at + 1 :])
+        refused(path)
+    path.write_bytes(whole)
+    assert run(path)["x"][:, 0].tolist() == [0, 1, 2]
+
+
+def test_lengths_and_features_that_differ_between_records(tmp_path: Path) -> None:
+    path, rng = tmp_path / "a.tfrecord", np.random.default_rng(2)
+    for first in (1, 3):
+        lengths = [first, *rng.integers(0, 4, 5).tolist(), 1, 2]
+        rows = [rng.integers(-9, 9, n) for n in lengths]
+        path.write_bytes(b"".join(record({"x": r, "y": np.array([k])}, True) for k, r in enumerate(rows)))
+        found = run(path, variable=True)
+        assert found["y"].tolist() == list(range(8))
+        for value, row in zip(np.split(found["x/values"], found["x/offsets"][1:-1]), rows, strict=True):
+            np.testing.assert_array_equal(value, row)
+    path.write_bytes(record({"x": np.arange(2)}, True) + record({"x": np.arange(2), "z": np.arange(2)}, True))
+    assert "has a field 'z', the first sample" in refused(path, on_error="skip")
+    path.write_bytes(record({"x": np.zeros(2, "f4")}, True) + record({"x": np.arange(2)}, True))
+    assert "is int64, " in refused(path)
+    context = record({"x": np.arange(2)}, True)[12:-4]
+    lists = context + field(2, field(1, field(1, b"steps") + field(2, b"")))
+    from h5rows.importers.tfrecord import masked_crc32c as crc
+
+    head = len(lists).to_bytes(8, "little")
+    path.write_bytes(head + crc(head).to_bytes(4, "little") + lists + crc(lists).to_bytes(4, "little"))
+    assert "SequenceExample, whose feature_lists are not read" in refused(path)
 
 
 # -- folders and images
@@ -63,8 +138,8 @@ def test_links_and_kinds_in_a_folder(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "holds several kinds: arrays (a/x.npy), images (a/0.png)" in refused(root)
     (tmp_path / "text").mkdir()
     (tmp_path / "text/notes.txt").write_text("hello")
-    (tmp_path / "text/a.csv").write_text("x\n1\n")
-    assert "holds several kinds: table (a.csv), text (notes.txt)" in refused(tmp_path / "text")
+    write_tar(tmp_path / "text/a.tar", [("0.cls", b"1")])
+    assert "holds several kinds: text (notes.txt), webdataset (a.tar)" in refused(tmp_path / "text")
 
 
 def test_images_of_which_a_part_would_be_lost(tmp_path: Path) -> None:
@@ -129,8 +204,8 @@ NO_UTF8 = [b"\xff", b"k\xe9k", b"\xed\xa0\x80"]
 @pytest.mark.one_quick
 @pytest.mark.parametrize("name", NO_UTF8)
 def test_names_that_are_no_utf8_are_taken_or_refused_in_one_line(tmp_path: Path, name: bytes) -> None:
-    """Of files, folders and columns."""
-    root = os.fsencode(tmp_path)
+    """Of files, folders, members and keys."""
+    word, root = os.fsdecode(name), os.fsencode(tmp_path)
     for kind, place in (("class", b"/%b/1.png" % name), ("file", b"/a/%b.png" % name), ("left", b"/a/%b.md" % name)):
         folder = root + b"/" + kind.encode()
         os.makedirs(os.path.dirname(folder + place))
@@ -141,6 +216,16 @@ def test_names_that_are_no_utf8_are_taken_or_refused_in_one_line(tmp_path: Path,
             assert "classes of field 'label'" in refused(tmp_path / kind)
         else:
             assert len(run(tmp_path / kind)["image"]) == 1 + (kind == "file")
+    for suffix in ("cls", word):
+        with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT, errors="surrogateescape") as tar:
+            for member in (f"0{word}.cls", f"0{word}.{suffix}" if suffix == word else f"1.{suffix}"):
+                info = tarfile.TarInfo(member)
+                info.size = 1
+                tar.addfile(info, io.BytesIO(b"7"))
+        if suffix == "cls":
+            assert run(tmp_path / "a.tar")["label"].tolist() == [7, 7]
+        else:
+            assert "a field cannot be called" in refused(tmp_path / "a.tar")
     (tmp_path / "a.csv").write_bytes(b"x," + name + b"\n1,2\n")
     assert "a.csv" in refused(tmp_path / "a.csv")
 
@@ -152,7 +237,7 @@ def test_names_that_are_no_utf8_are_taken_or_refused_in_one_line(tmp_path: Path,
         ("large_string", ["b", "a"], [1, 0]),
         ("dictionary", ["b", "a"], [1, 0]),
         ("list", [[1, 2], [3, 4]], [[1, 2], [3, 4]]),
-        ("binary", [b"12", b"-3"], None),
+        ("binary", [b"12", b"-3"], [12, -3]),
         ("binary", [b"\x80\x04K\x05.", b"1"], None),
         ("date32", [0, 1], None),
         ("decimal", [1, 2], None),
@@ -226,3 +311,31 @@ def test_a_full_disk_never_has_more_room_than_is_needed(tmp_path: Path, monkeypa
         (tmp_path / f"{k}.npy").rename(tmp_path / f"in/{k}.npy")
     said = refused(tmp_path / "in", variable=True, format="samples")
     assert float(said.split("at least ")[-1].split(" kB needed")[0]) >= 3 * 999 * 8 / 1000
+
+
+def test_numbers_of_an_lmdb_that_no_type_holds(tmp_path: Path) -> None:
+    from test_pack_formats import write_lmdb
+
+    for k, (value, kind) in enumerate(
+        [(b"9" * 25, {}), (b"9" * 25, {"value": "float"}), (b"9007199254740993", {"value": "float"})]
+    ):
+        write_lmdb(tmp_path / f"a{k}", {"0": value})
+        assert "kinds={'NAME': 'text'}" in refused(tmp_path / f"a{k}", kinds=kind)
+    assert run(tmp_path / "a2", kinds={"value": "text"})["value/values"].tobytes() == b"9007199254740993"
+    write_lmdb(tmp_path / "b", {"0": b"12.3456789012", "1": b"16777217"})
+    assert run(tmp_path / "b", kinds={"value": "float"})["value"].tolist() == [12.3456789012, 16777217]
+
+
+def test_damaged_chunks_are_one_line(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    made = zarr.open_group(str(tmp_path / "a.zarr"), mode="w").create_array(
+        "x", shape=(40, 9), chunks=(10, 9), dtype="f8"
+    )
+    made[:] = np.random.default_rng(4).normal(size=(40, 9))
+    chunks = [p for p in (tmp_path / "a.zarr/x/c").rglob("*") if p.is_file()]
+    assert len(chunks) == 4
+    chunks[2].write_bytes(b"nonsense")
+    assert "a.zarr cannot be read: " in refused(tmp_path / "a.zarr")
+    for meta in (b"{", b'{"zarr_format": 3}'):
+        (tmp_path / "a.zarr/x/zarr.json").write_bytes(meta)
+        assert "a.zarr" in refused(tmp_path / "a.zarr")

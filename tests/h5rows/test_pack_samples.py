@@ -81,22 +81,3 @@ def test_types_that_no_reader_has_are_refused(tmp_path: Path, kind: str) -> None
     with pytest.raises(h5rows.ConfigError, match=r"v\.npy"):
         h5rows.pack(tmp_path / "v.npy", tmp_path / "v.h5", quiet=True)
     assert not (tmp_path / "v.h5").exists()
-
-
-def test_what_another_library_reads_is_written_row_by_row(tmp_path: Path) -> None:
-    """As docs/my_data.md has it, of LMDB and zarr."""
-    lmdb, zarr = pytest.importorskip("lmdb"), pytest.importorskip("zarr")
-    x = np.random.default_rng(0).integers(0, 256, (5, 3, 4), np.uint8)
-    with lmdb.open(str(tmp_path / "a.lmdb")) as env, env.begin(write=True) as txn:
-        for k, value in enumerate(x):
-            txn.put(b"key %d" % k, value.tobytes())
-    rows = lmdb.open(str(tmp_path / "a.lmdb"), readonly=True, lock=False).begin().cursor()
-    samples = ({"name": key.decode(), "x": np.frombuffer(value, np.uint8).reshape(3, 4)} for key, value in rows)
-    h5rows.write(samples, tmp_path / "a.h5", quiet=True)
-    data = h5rows.open(tmp_path / "a.h5")
-    assert data[:]["x"].numpy().tobytes() == x.tobytes()
-    assert data[:]["name"] == [f"key {k}" for k in range(5)]
-    store = zarr.open_group(str(tmp_path / "b.zarr"), mode="w")
-    store.create_array("x", data=x)
-    h5rows.write(({"x": value, "y": k} for k, value in enumerate(store["x"])), tmp_path / "b.h5", quiet=True)
-    assert h5rows.open(tmp_path / "b.h5")[:]["x"].numpy().tobytes() == x.tobytes()

@@ -168,11 +168,11 @@ def test_the_first_cell_that_can_be_read_says_what_all_are_like(tmp_path: Path) 
     (tmp_path / "0.png").write_bytes(b"damaged")
     (tmp_path / "t.csv").write_text("file,words\n0.png,a\n1.png,bb\n")
     cells = [b"damaged", (tmp_path / "1.png").read_bytes()]
-    pq.write_table(pa.table({"image": cells, "raw": [None, b"\x0c\0"]}), tmp_path / "t.parquet")
+    pq.write_table(pa.table({"image": cells, "raw": [None, b"12"]}), tmp_path / "t.parquet")
     how: dict[str, Any] = {"quiet": True, "on_error": "skip", "overwrite": True}
     for name, options in {
         "t.csv": {"file_column": "file", "kinds": {"words": "text"}},
-        "t.parquet": {"kinds": {"image": "image", "raw": "int16"}},
+        "t.parquet": {"kinds": {"image": "image"}},
     }.items():
         h5rows.pack(tmp_path / name, out := tmp_path / "t.h5", **how, **options)
         data = h5rows.open(str(out))

@@ -66,14 +66,14 @@ def parser() -> argparse.ArgumentParser:
     # no defaults here (SUPPRESS): those of options.py hold; the help names them in brackets
     p = verbs.add_parser("pack", help="any known format into one .h5 file", argument_default=argparse.SUPPRESS)
     add = p.add_argument
-    suffixes = ".npy .npz .pth .csv .tsv .parquet .txt"
-    add("source", help=f"a folder (images, arrays, tables), a pattern in quotes ('train-*.csv'), or a {suffixes}")
+    suffixes = ".npy .npz .pth .csv .tsv .parquet .txt .tar .tfrecord .lmdb .zarr .n5"
+    add("source", help=f"a folder (images, arrays, shards), a pattern in quotes ('train-*.tar'), or a {suffixes}")
     add("out")
-    add("--format", help="images, numpy, torch, samples, table, text [found out]")
+    add("--format", help="images, numpy, torch, samples, lmdb, zarr, n5, tfrecord, webdataset, table, text [found out]")
     chosen = "fields to write, and their names; columns of a table together: a,b=x or 'pixel*=x' [all]"
     add("--fields", nargs="+", type=pair, metavar="SOURCE[=NAME]", help=chosen)
-    kinds = "what a column's strings or bytes are: text, tokens, int, float, class; image, npy, pth, or raw numbers "
-    add("--as", dest="kinds", nargs="+", type=pair, metavar="COLUMN=KIND", help=f"{kinds}such as uint8:3,32,32")
+    kinds = "what a field's bytes or strings are: image, npy, pth, text, tokens, int, float, class, or raw numbers "
+    add("--as", dest="kinds", nargs="+", type=pair, metavar="FIELD=KIND", help=f"{kinds}such as uint8:3,32,32")
     add("--files", dest="file_column", metavar="COLUMN", help="column of a table that names image files")
     add("--separator", type=sign, metavar="SIGN", help="between a CSV's columns, such as ';' or tab [found out]")
     named = "the first line of a CSV names its columns, or is a row [found out]"
@@ -94,6 +94,7 @@ def parser() -> argparse.ArgumentParser:
     add("--variable", action="store_true", help="keep each image's size: flat values + offsets + shapes")
     add("--tokenizer", help="bytes, chars, or a tokenizers JSON file or its folder [bytes]")
     add("--length", type=int, metavar="IDS", help="of a text in a table (--as COLUMN=tokens) at most [all]")
+    add("--reverse-axes", action="store_true", help="N5 whose axes are turned round (as z5py and zarr 2 write it)")
     add("--split", nargs="+", type=share, metavar="NAME=SHARE", help="shares of train drawn by --seed, of text its end")
     add("--shuffle", action="store_true", help="write the rows of each split in random order")
     add("--seed", type=int, help="of --shuffle and --split [0]")

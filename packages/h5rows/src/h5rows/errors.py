@@ -102,8 +102,9 @@ def pip_install(packages: str) -> str:
 
 # library -> the extra of this distribution that has it
 EXTRAS = {
-    "pillow": "images", "pyarrow": "tables", "tokenizers": "text", "fsspec": "remote", "hdf5plugin": "codecs",
-    "zstandard": "codecs", "blosc": "codecs",
+    "pillow": "images", "lmdb": "lmdb", "tensorstore": "zarr", "pyarrow": "tables", "google-crc32c": "tfrecord",
+    "tokenizers": "text", "fsspec": "remote", "hdf5plugin": "codecs", "zstandard": "codecs",
+    "blosc": "codecs",
 }  # fmt: skip
 
 

@@ -12,13 +12,15 @@ import numpy as np
 from h5rows.checks import check_options
 from h5rows.errors import ConfigError, need
 
-OF_IMAGES = ("images", "table")
+OF_IMAGES = ("images", "lmdb", "tfrecord", "webdataset", "table")
 FOR_FORMATS = {  # options of some formats alone
     **dict.fromkeys(("size", "crop", "mode", "exif"), OF_IMAGES),
     "variable": (*OF_IMAGES, "samples"),
+    "kinds": OF_IMAGES[1:],
     "tokenizer": ("text", "table"),
+    "reverse_axes": ("n5",),
     **dict.fromkeys(
-        ("kinds", "file_column", "separator", "header", "decimal", "encoding", "escape", "empty", "length"), ("table",)
+        ("file_column", "separator", "header", "decimal", "encoding", "escape", "empty", "length"), ("table",)
     ),
 }
 FOR_CSV = ("separator", "header", "decimal", "encoding", "escape")
@@ -53,6 +55,8 @@ class PackOptions:
     # text
     tokenizer: str = "bytes"
     length: int | None = None  # ids of a text in a table at most, its special ones included
+    # N5 keeps its dimensions in column-major order; some writers turn them round, some do not
+    reverse_axes: bool = False
     # rows
     # split: name -> share of the rows that no split claims, or of train
     split: Mapping[str, float] = field(default_factory=dict)

@@ -96,6 +96,8 @@ class Source:
     """Rows by number. Picklable where `processes` is true; handles are opened where they are used.
 
     fields: name -> Field. splits: name -> the source's rows, "" where the source has no splits of its own.
+    group_attrs: path of a group in the file, "" of all of it -> attributes. field_attrs: (split, field) -> attributes
+    that the field has in this split only.
     processes: reading is Python work, so read in processes; else in threads.
     ordered: rows are a stream (tokens): shares are cut off its end, never drawn.
     slow_random: reading rows out of order decodes whole blocks for single rows.
@@ -104,6 +106,8 @@ class Source:
     fields: dict[str, Field]
     splits: dict[str, Rows]
     origin: object = "the source"  # its path
+    group_attrs: Mapping[str, Mapping[str, Any]] = {}
+    field_attrs: Mapping[tuple[str, str], Mapping[str, Any]] = {}
     processes = False
     ordered = False
     slow_random = False

@@ -1,4 +1,4 @@
-"""Folders of files, arrays, tables, text. `open_source` finds out which. What other libraries read, `write` takes."""
+"""Foreign formats, one small file each. `open_source` finds out which."""
 
 from __future__ import annotations
 
@@ -22,11 +22,16 @@ FORMATS = {
     "numpy": ("arrays", "open_numpy", ".npy .npz"),
     "torch": ("arrays", "open_torch", ".pth .pt"),
     "samples": ("files", "open_samples", ""),
+    "lmdb": ("lmdb_env", "LmdbSource", ".lmdb .mdb"),
+    "zarr": ("chunked", "open_chunked", ".zarr"),
+    "n5": ("chunked", "open_chunked", ".n5"),
+    "tfrecord": ("tfrecord", "RecordSource", ".tfrecord .tfrecords"),
+    "webdataset": ("webdataset", "TarSource", ".tar"),
     "table": ("tables", "open_table", ".csv .tsv .parquet"),
     "text": ("text", "open_text", ".txt"),
 }
 BY_SUFFIX = {suffix: kind for kind, (_, _, suffixes) in FORMATS.items() for suffix in suffixes.split()}
-SHARDED = ("table", "text")  # several files are one set
+SHARDED = ("tfrecord", "webdataset", "table", "text")  # several files are one set
 
 
 def open_source(path: str, options: PackOptions) -> Source:
@@ -58,8 +63,16 @@ def recognise(path: Path, options: PackOptions) -> str:
         if path.suffix in (".h5", ".hdf5") or h5py.is_hdf5(path):  # MATLAB's, netCDF's, ...
             problem = f"{path} is HDF5 already, and needs no packing"
             raise ConfigError(f"{problem}: `inspect` says what trains on it, `repack` changes its layout")
-        what = f"{path}: no format has the suffix {path.suffix!r}; give format= ({', '.join(FORMATS)})"
-        raise ConfigError(f"{what}, or write what its own library reads: h5rows.write")
+        if ".tfrecord" in path.name:  # name.tfrecord-00000-of-00010
+            return "tfrecord"
+        raise ConfigError(f"{path}: no format has the suffix {path.suffix!r}; give format= ({', '.join(FORMATS)})")
+    names = sorted(p.name for p in path.iterdir() if not p.name.startswith("."))
+    if "data.mdb" in names:
+        return "lmdb"
+    if path.suffix == ".zarr" or any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zarray")):
+        return "zarr"
+    if path.suffix == ".n5" or (path / "attributes.json").exists():
+        return "n5"
     return recognise_folder(path, options)
 
 
@@ -80,8 +93,7 @@ def recognise_folder(path: Path, options: PackOptions) -> str:
         raise ConfigError(f"{path} holds several kinds: {listed}; move one away, or say which with format=")
     if not found:
         what = "is an empty folder" if empty else "holds no files of a known format"
-        known = f"known: {', '.join(FORMATS)} (say which with format=)"
-        raise ConfigError(f"{path} {what}; {known}; what another library reads, h5rows.write takes")
+        raise ConfigError(f"{path} {what}; known: {', '.join(FORMATS)} (say which with format=)")
     kind, file = next(iter(found.items()))
     if kind == "arrays":
         columns = file.lower().endswith(".npy") and not options.variable and are_columns(path, options.external)
@@ -93,8 +105,8 @@ def kind_in_folder(name: str) -> str:
     from h5rows.importers.images import SUFFIXES
 
     kinds = {**dict.fromkeys(SUFFIXES, "images"), **dict.fromkeys((".npy", ".pth", ".pt"), "arrays")}
-    kinds |= {suffix: BY_SUFFIX[suffix] for suffix in (".txt", ".parquet", ".csv", ".tsv")}
-    return kinds.get(os.path.splitext(name)[1].lower(), "")
+    kinds |= {suffix: BY_SUFFIX[suffix] for suffix in (".txt", ".tar", ".parquet", ".csv", ".tsv")}
+    return kinds.get(os.path.splitext(name)[1].lower()) or ("tfrecord" if ".tfrecord" in name else "")
 
 
 def are_columns(path: Path, external: str) -> bool:

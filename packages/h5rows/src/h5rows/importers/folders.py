@@ -13,9 +13,9 @@ from h5rows.errors import ConfigError, printable
 ALLOW = "allow"
 
 
-def walk(root: Path, external: str) -> Iterator[tuple[str, list[str], list[str]]]:
+def walk(root: Path, external: str, hidden: bool = False) -> Iterator[tuple[str, list[str], list[str]]]:
     """(folder, names of its folders, of its files), sorted; links are followed, and to what lies outside of root only
-    if external is `allow`, never to a folder that was met before or lies above. Hidden ones are passed over."""
+    if external is `allow`, never to a folder that was met before or lies above. Hidden ones only if `hidden`."""
 
     def stop(error: OSError) -> None:
         raise ConfigError(printable(f"{error.filename} cannot be read: {error.strerror}"))
@@ -26,8 +26,11 @@ def walk(root: Path, external: str) -> Iterator[tuple[str, list[str], list[str]]
     for folder, names, files in os.walk(root, onerror=stop, followlinks=True):
         if (first := met.setdefault(_identity(folder), folder)) != folder:
             raise ConfigError(printable(f"{folder} is {first} again, by a link; remove the link"))
-        names[:] = sorted(n for n in names if not n.startswith("."))
-        files = sorted(f for f in files if not f.startswith("."))
+        if not hidden:
+            names[:] = [n for n in names if not n.startswith(".")]
+            files = [f for f in files if not f.startswith(".")]
+        names.sort()
+        files.sort()
         for name in [*names, *files]:
             check_kind(path := os.path.join(folder, name))
             check_inside(path, top, external)

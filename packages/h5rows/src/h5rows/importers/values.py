@@ -1,4 +1,4 @@
-"""Encoded samples: bytes of a file or a table's cell -> array, by a kind that is given or guessed; files by split."""
+"""Encoded samples, as LMDB, tar and TFRecord hold them: bytes -> array, by a kind that is given or guessed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 import itertools
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from glob import escape, glob
 from pathlib import Path
@@ -19,12 +19,14 @@ from h5rows.errors import ConfigError, first_line
 from h5rows.importers.folders import check_inside, check_kind, files_of
 from h5rows.importers.images import ImageDecoder
 from h5rows.options import PackOptions
-from h5rows.source import SPLIT_NAMES, BadSample, Field, bad
+from h5rows.source import SPLIT_NAMES, BadSample, Field, SampleSource, bad, first_readable, ranges
 
 TEXT = {"encoding": "utf-8"}
 IMAGE_MAGIC = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"P5", b"P6")
 Decode = Callable[[Any, object], np.ndarray]  # (bytes, name of the sample) -> array
 WIDENED: set[str] = set()  # types that this process has met and NumPy lacks
+WHOLE_NUMBER = re.compile(rb"0|-?[1-9][0-9]*")  # what int() and str() carry there and back
+AS_TEXT = "kinds={'NAME': 'text'} keeps it"
 
 
 def guess(raw: bytes, where: object) -> str:
@@ -37,13 +39,18 @@ def guess(raw: bytes, where: object) -> str:
         return "pth"
     if re.match(rb"\x80[\2-\5]", raw):
         raise ConfigError(f"{where} is a Python pickle, which could run code when read; write plain arrays or images")
-    raise ConfigError(
-        f"{where}: {len(raw)} bytes of unknown kind; say which: kinds={{'NAME': 'uint8:3,32,32'}}, or 'text'"
-    )
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(
+            f"{where}: {len(raw)} bytes of unknown kind; say which: kinds={{'NAME': 'uint8:3,32,32'}}"
+        ) from None
+    return "number" if WHOLE_NUMBER.fullmatch(text.strip().encode()) else "text"
 
 
 def decoder(kind: str, options: PackOptions, name: str) -> Decode:
-    plain = {"npy": read_npy, "pth": read_pth, "text": read_text}
+    plain = {"npy": read_npy, "pth": read_pth, "text": read_text, "int": read_int, "float": read_float}
+    plain["number"] = read_number
     if kind == "image":
         return ImageDecoder(options)
     if kind in plain:
@@ -52,7 +59,7 @@ def decoder(kind: str, options: PackOptions, name: str) -> Decode:
         type_name, _, sides = kind.partition(":")
         return partial(read_raw, np.dtype(type_name), tuple(int(s) for s in sides.split(",") if s))
     except (TypeError, ValueError):
-        what = f"kinds={{{name!r}: {kind!r}}}: give image, npy, pth, text"
+        what = f"kinds={{{name!r}: {kind!r}}}: give image, npy, pth, text, int, float"
         raise ConfigError(f"{what}, or a type and shape such as uint8:3,32,32") from None
 
 
@@ -128,6 +135,34 @@ def read_text(raw: bytes, name: object) -> np.ndarray:
     return np.frombuffer(raw, np.uint8)
 
 
+def read_number(raw: bytes, name: object) -> np.ndarray:
+    """A whole number that nobody called one: 007 is a name."""
+    if not WHOLE_NUMBER.fullmatch(raw.strip()) and re.fullmatch(rb"[+-]?[0-9]+", raw.strip()):
+        why = f"{AS_TEXT} as it is written, kinds={{'NAME': 'int'}} takes the number"
+        raise BadSample(name, f"is {raw.strip()[:30].decode()!r}, which no number is written as; {why}")
+    return read_int(raw, name)
+
+
+def read_int(raw: bytes, name: object) -> np.ndarray:
+    try:
+        return np.array(int(raw), np.int64)
+    except ValueError:
+        raise BadSample(name, f"is no whole number: {raw[:20]!r}") from None
+    except OverflowError:
+        raise BadSample(name, f"is a whole number of over 63 bits: {raw[:30]!r}; {AS_TEXT}") from None
+
+
+def read_float(raw: bytes, name: object) -> np.ndarray:
+    """As float64: which of the others need more digits than float32 has is not known here."""
+    try:
+        value = float(raw)
+    except ValueError:
+        raise BadSample(name, f"is no number: {raw[:20]!r}") from None
+    if re.fullmatch(rb"[+-]?[0-9]+", raw.strip()) and (np.isinf(value) or int(value) != int(raw)):
+        raise BadSample(name, f"is too large for the digits of float64: {raw[:30]!r}; {AS_TEXT}")
+    return np.array(value, np.float64)
+
+
 def field_of(decode: Decode, first: np.ndarray, variable: bool, name: str) -> Field:
     if isinstance(decode, ImageDecoder):
         return decode.field(first, name)
@@ -136,13 +171,82 @@ def field_of(decode: Decode, first: np.ndarray, variable: bool, name: str) -> Fi
     return Field((None,) * first.ndim if variable and first.ndim else first.shape, first.dtype)
 
 
+class EncodedSource(SampleSource):
+    """Samples of encoded fields. A subclass gives `raw`, and calls `learn` when it can."""
+
+    decoders: dict[str, Decode]
+
+    def raw(self, row: int) -> dict[str, Any]:
+        """Field -> bytes, or an array that needs no decoding; raises BadSample."""
+        raise NotImplementedError
+
+    def learn(self, size: int, options: PackOptions, where: Path, usual: Mapping[str, str] | None = None) -> None:
+        """Kinds and fields from the first sample that can be read. usual: kinds where the options name none."""
+        self._chosen = bool(options.fields)
+
+        def learn_from(row: int) -> dict[str, Any]:
+            self.fields, self.decoders = {}, {}
+            values = self.raw(row)
+            for name, raw in values.items():
+                if not isinstance(raw, bytes):
+                    self.fields[name] = Field((None,) if options.variable and raw.ndim else raw.shape, raw.dtype)
+                    continue
+                given = options.kinds.get(name) or (usual or {}).get(name) or guess(raw, f"{where}: {name}")
+                self.decoders[name] = decoder(given, options, name)
+                first = self.decoders[name](raw, self.name_of(row))
+                self.fields[name] = field_of(self.decoders[name], first, options.variable, name)
+            return values
+
+        values = first_readable(size, learn_from, where)
+        if unknown := sorted(set(options.kinds) - set(values)):
+            raise ConfigError(f"kinds=: {where} has no field {unknown[0]!r}; it has {sorted(values)}")
+
+    def sample(self, row: int, fields: Sequence[str]) -> dict[str, Any]:
+        raws = self.raw(row)
+        if not self._chosen and (more := sorted(set(raws) - set(self.fields))):
+            first = f"the first sample ({self.name_of(0)}) has only {sorted(self.fields)}"
+            raise ConfigError(f"{self.name_of(row)} has a field {more[0]!r}, {first}; choose with fields=")
+        for name in fields:
+            if name not in raws:
+                raise BadSample(self.name_of(row), f"has no field {name!r}")
+        return {
+            name: self.decoders[name](raws[name], f"{self.name_of(row)}: {name}")
+            if name in self.decoders
+            else raws[name]
+            for name in fields
+        }
+
+
+class ShardSource(EncodedSource):
+    """Samples at known places of files of one kind, such as ".tar"."""
+
+    def __init__(self, path: Path, kind: str, options: PackOptions) -> None:
+        by_split = files_by_split(path, (kind,), options.external, self.account)
+        self.files = [file for files in by_split.values() for file in files]
+        counts = iter([self.index(number, file) for number, file in enumerate(self.files)])
+        self.splits = ranges({split: sum(next(counts) for _ in files) for split, files in by_split.items()})
+
+    def index(self, number: int, file: Path) -> int:
+        """Find the samples of files[number], and return how many there are."""
+        raise NotImplementedError
+
+    def piece(self, number: int, offset: int, size: int) -> bytes:
+        """Bytes of files[number], fewer where it has become shorter."""
+        descriptors: dict[int, int] = self.__dict__.setdefault("_descriptors", {})
+        if number not in descriptors:
+            descriptors[number] = os.open(self.files[number], os.O_RDONLY)
+        return os.pread(descriptors[number], size, offset)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_descriptors": {}}
+
+
 def files_by_split(path: Path, kinds: Sequence[str], external: str, account: Account) -> dict[str, list[Path]]:
-    """The files of a set, in a folder or named by a pattern; by split if the folder or name of each (train-0001.csv)
-    says one, else under "". kinds: such as ".csv"; other files of the folder are left out. A pattern names files in the
-    folder before its first * or ?: a link out of this is nobody's argument."""
+    """The files of a set of shards, in a folder or named by a pattern; by split if the folder or name of each
+    (train-0001.tar) says one, else under "". kinds: such as ".tar"; other files of the folder are left out. A pattern
+    names files in the folder before its first * or ?: a link out of this is nobody's argument."""
     if path.is_dir():
-        wanted, why = tuple(kinds), f"no {' '.join(kinds)}"
-        files = files_of(path, lambda name: name.lower().endswith(wanted), why, external, account)
+        files = files_of(path, lambda name: is_kind(name, kinds), f"no {' '.join(kinds)}", external, account)
     elif path.is_file():
         files = [path]
     else:
@@ -157,6 +261,11 @@ def files_by_split(path: Path, kinds: Sequence[str], external: str, account: Acc
     if not all(splits) or not splits:
         return {"": files}
     return {split: [f for f, s in zip(files, splits, strict=True) if s == split] for split in dict.fromkeys(splits)}
+
+
+def is_kind(name: str, kinds: Sequence[str]) -> bool:
+    """name.tfrecord-00000-of-00010 is one of .tfrecord, too."""
+    return name.lower().endswith(tuple(kinds)) or (".tfrecord" in kinds and ".tfrecord" in name)
 
 
 def split_of(parts: tuple[str, ...]) -> str:

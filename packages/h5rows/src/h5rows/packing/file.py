@@ -111,9 +111,14 @@ def locked(path: Path) -> Lock:
     raise ConfigError(f"{path} is locked: another pack writes this file now; wait for it or end it")
 
 
-def create(path: Path, columns: list[Column], attrs: Mapping[str, Any]) -> dict[str, int]:
-    """Make the file with all its datasets allocated, unfilled, those of a page and more on page borders, and these
-    attributes of the root. Returns where the bytes of each begin."""
+def create(
+    path: Path,
+    columns: list[Column],
+    attrs: Mapping[str, Any],
+    groups: Mapping[str, Mapping[str, Any]],
+) -> dict[str, int]:
+    """Make the file with all its datasets allocated, unfilled, those of a page and more on page borders. groups: {path
+    of a group: its attributes}. Returns where the bytes of each begin."""
     path.unlink(missing_ok=True)  # not cut: a worker of a pack killed just now may still write into the old one
     with new_file(path, timeless(h5py.h5p.FILE_CREATE), (PAGE, PAGE)) as file:
         for column in columns:
@@ -122,6 +127,8 @@ def create(path: Path, columns: list[Column], attrs: Mapping[str, Any]) -> dict[
                     h5py.h5g.create(file.id, name.encode(), gcpl=timeless(h5py.h5p.GROUP_CREATE))
             allocate(file, column, timeless(h5py.h5p.DATASET_CREATE), None, file.id)
         set_attrs(file, attrs)
+        for group, held in groups.items():
+            set_attrs(file[group or "/"], held)
     reserve(path)
     return offsets(path)
 

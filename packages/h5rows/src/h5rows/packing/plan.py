@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from typing import Any
 
 import h5py
 import numpy as np
@@ -29,6 +30,7 @@ class Part:
     rows: Rows
     paths: dict[str, str]
     shapes: dict[str, np.ndarray] = field(default_factory=dict)  # of ragged fields: (rows, dims), measured
+    attrs: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # of fields, in this part only
 
     def elements(self, name: str) -> np.ndarray:
         """(rows + 1,) int64: where each sample of a ragged field begins in the flat values."""
@@ -96,8 +98,28 @@ def plan_parts(source: Source, options: PackOptions) -> list[Part]:
     check_storable(source, names)
     parts = []
     for split, rows in split_rows(source, options).items():
-        parts.append(Part(rows, {n: f"{split}/{new}" if split else new for n, new in names.items()}))
+        origin = split if split in source.splits else "" if "" in source.splits else "train"
+        attrs = {name: source.field_attrs.get((origin, name), {}) for name in names}
+        parts.append(Part(rows, {n: f"{split}/{new}" if split else new for n, new in names.items()}, attrs=attrs))
     return parts
+
+
+def place_groups(source: Source, parts: list[Part], own: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The source's attributes of groups, by path in the file. own: the file's, whose names are taken at its root."""
+    paths = [path for part in parts for path in part.paths.values()]
+    splits = {"", *(path.partition("/")[0] for path in paths)}
+    placed: dict[str, dict[str, Any]] = {}
+    for group, attrs in source.group_attrs.items():
+        if not group:
+            placed[""] = {f"source_{name}" if name in own else name: value for name, value in attrs.items()}
+            continue
+        there = [f"{split}/{group}".strip("/") for split in splits]
+        there = [path for path in there if any(other.startswith(f"{path}/") for other in paths)]
+        placed |= {path: dict(attrs) for path in there}
+        if not there:
+            for name in attrs:
+                source.account.leave("attributes", f"{group}: {name}", "the file has no such group")
+    return placed
 
 
 def check_storable(source: Source, names: Mapping[str, str]) -> None:
@@ -135,11 +157,12 @@ def columns(part: Part, fields: Mapping[str, Field]) -> list[Column]:
     rows, made = len(part.rows), []
     for name, path in part.paths.items():
         what = fields[name]
+        attrs = {**what.attrs, **part.attrs.get(name, {})}
         if not what.ragged:
-            made.append(Column(path, (rows, *what.shape), what.dtype, what.attrs))  # type: ignore[arg-type]
+            made.append(Column(path, (rows, *what.shape), what.dtype, attrs))  # type: ignore[arg-type]
             continue
         total = int(part.elements(name)[-1]) // math.prod(what.unit)
-        made.append(Column(f"{path}/values", (total, *what.unit), what.dtype, what.attrs))
+        made.append(Column(f"{path}/values", (total, *what.unit), what.dtype, attrs))
         made.append(Column(f"{path}/offsets", (rows + 1,), np.dtype(np.int64)))
         if len(what.unit) + 1 < len(what.shape):  # more than one side differs
             made.append(Column(f"{path}/shapes", (rows, len(what.shape)), np.dtype(np.int64)))

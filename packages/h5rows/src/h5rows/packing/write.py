@@ -21,7 +21,7 @@ from h5rows.account import Account
 from h5rows.errors import ConfigError, printable, report
 from h5rows.options import PackOptions
 from h5rows.packing.file import Span, bytes_of, create, flushing, pwrite_all, under_work, verify
-from h5rows.packing.plan import Block, Part, columns, cut_blocks, measure, plan_parts
+from h5rows.packing.plan import Block, Part, columns, cut_blocks, measure, place_groups, plan_parts
 from h5rows.packing.pool import Task, in_flight, make_pool, write_rows
 from h5rows.program import calling, typed
 from h5rows.source import Source
@@ -59,6 +59,7 @@ class PackRun:
     def __init__(self, source: Source, temp: Path, options: PackOptions, provenance: dict[str, Any]) -> None:
         self.source, self.temp, self.options, self.provenance = source, temp, options, provenance
         self.parts = plan_parts(source, options)
+        self.groups = place_groups(source, self.parts, {**provenance, "skipped": None})
 
     def write(self, pool: Executor) -> None:
         measure(self.parts, self.source, pool, self.options.quiet)
@@ -66,7 +67,7 @@ class PackRun:
         while True:
             attrs = {**self.provenance, **({"skipped": listed} if listed else {})}
             self.columns = [c for part in self.parts for c in columns(part, self.source.fields)]
-            self.begins = create(self.temp, self.columns, attrs)
+            self.begins = create(self.temp, self.columns, attrs, self.groups)
             spans, skipped = self.fill(pool)
             if not skipped:
                 break
@@ -134,11 +135,11 @@ class PackRun:
                 places = [file[name] for name in part.paths.values()]
                 rows = [len(p["offsets"]) - 1 if isinstance(p, h5py.Group) else len(p) for p in places]
                 account.taken["rows"] += min(rows)
-            for column in self.columns:
-                for name, value in column.attrs.items():
-                    if not same_attr(file[column.path].attrs, name, value):
-                        what = f"{self.temp}: {column.path}: attribute {name} is not what was written"
-                        raise ConfigError(f"{what}; pack again")
+            for path, values in [*((c.path, c.attrs) for c in self.columns), *self.groups.items()]:
+                for name, value in values.items():
+                    if not same_attr(file[path or "/"].attrs, name, value):
+                        raise ConfigError(f"{self.temp}: {path}: attribute {name} is not what was written; pack again")
+        account.taken["attributes"] = account.held["attributes"] - len(account.left.get("attributes", ()))
         excuse(account, self.options.leave_out)
 
 
