@@ -29,7 +29,6 @@ CODECS: dict[str, dict[str, Any]] = {
     "none": {},
     "gzip": {"compression": "gzip", "compression_opts": 4},
     "shuffle+gzip+fletcher32": {"compression": "gzip", "compression_opts": 4, "shuffle": True, "fletcher32": True},
-    "lz4": dict(hdf5plugin.LZ4()),
     "zstd": dict(hdf5plugin.Zstd()),
     "blosc lz4": dict(hdf5plugin.Blosc(cname="lz4")),
     "blosc zstd": dict(hdf5plugin.Blosc(cname="zstd")),

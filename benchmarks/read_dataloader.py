@@ -25,6 +25,7 @@ BATCH = 256
 KINDS: dict[str, dict[str, Any]] = {
     "contiguous": {},
     "chunks of 4 rows, gzip": {"chunks": (4, 3, 32, 32), "compression": "gzip"},
+    "chunks of 1 row, lzf, which h5py reads": {"chunks": (1, 3, 32, 32), "compression": "lzf"},
 }
 
 

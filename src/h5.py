@@ -17,6 +17,7 @@ from pathlib import Path
 
 from h5rows.engines import proposal, run
 from lab.project import train_on
+from samebits.errors import plain_output
 
 
 def train_command(out: Path | str, paths: Sequence[str], sequences: Sequence[str]) -> str:
@@ -36,4 +37,5 @@ def train_command(out: Path | str, paths: Sequence[str], sequences: Sequence[str
 
 
 if __name__ == "__main__":
+    plain_output()
     sys.exit(run(("./run", "h5"), train_command, train_on))

@@ -366,12 +366,10 @@ PARTS = {
         {
             "packages/h5rows/src/h5rows/__init__.py": [
                 r"from h5rows\.functions",
-                r'^    "(functions|inspect|pack|repack|write)\b',
                 r"^    (functions, command|options, account|source|packing/|importers/) ",
             ],
             "packages/h5rows/src/h5rows/engines.py": [
                 r"from h5rows\.(command|options|packing|importers)",
-                r'^    "(command|options|packing|importers)\b',
                 r"^    (PackOptions, open_source, FileSource|run, proposal) ",
             ],
             "pyproject.toml": ["^lmdb = ", "^zarr = ", "^n5 = ", "^tfrecord = ", "^text = ", '^  "zarr>='],

@@ -159,7 +159,7 @@ def test_repack_copies_no_foreign_bytes(way: str, home: Path, monkeypatch: pytes
     inspect_file(str(path))  # it says where the values lie, and reads none
     if way == "link to a virtual":  # which is copied as a link
         return
-    with pytest.raises(ConfigError, match="--external allow"):
+    with pytest.raises(ConfigError, match="external='allow'"):
         repack(str(path), str(new), quiet=True)
     assert [p.name for p in home.glob("*new*")] == []
     repack(str(path), str(new), quiet=True, external="allow")

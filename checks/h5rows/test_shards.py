@@ -215,12 +215,12 @@ def test_mistakes_are_one_line_and_leave_the_set(tmp_path: Path, monkeypatch: py
     functions.pack(given, str(out), shards=1)
     before = {file.name: file.read_bytes() for file in out.iterdir()}
     for more, says in (
-        ({"shards": 2}, r"a set is there; --append adds to it, --overwrite begins another"),
-        ({"append": True}, r"--append adds to a set of shards: give --shards N too"),
+        ({"shards": 2}, r"a set is there; append=True adds to it, overwrite=True begins another"),
+        ({"append": True}, r"append=True adds to a set of shards: give shards=N too"),
     ):
         with pytest.raises(ConfigError, match=says):
             functions.pack(given, str(out), **more)
-    with pytest.raises(ConfigError, match=r"no index\.json is there to add to; leave --append out"):
+    with pytest.raises(ConfigError, match=r"no index\.json is there to add to; leave append=True out"):
         functions.pack(given, str(tmp_path / "new"), shards=1, append=True)
     with pytest.raises(ConfigError, match=r"/x has rows of \['float32', \[3\], None\] in the set, and of .*\[2\]"):
         functions.pack(source(tmp_path, "b", 0, 20, width=2), str(out), shards=1, append=True)
@@ -254,7 +254,7 @@ def test_what_the_set_has_is_not_added_twice(tmp_path: Path) -> None:
     time.sleep(1.1)  # HDF5 would note the second in which something was made
     for given, count, name in ((a, 1, "00000"), (b, 2, "00001")):
         with pytest.raises(
-            ConfigError, match=rf"set: {name}-\w+\.h5 of the set is the same as shard 1 of {count} of .* --over"
+            ConfigError, match=rf"set: {name}-\w+\.h5 of the set is the same as shard 1 of {count} of .* overwrite=True"
         ):
             functions.pack(given, str(out), shards=count, append=True)
         assert {file.name: file.read_bytes() for file in out.iterdir()} == before

@@ -34,7 +34,7 @@ from h5_truth import truth
 from h5_virtual import MAIN
 
 torch.set_num_threads(1)
-for name in ("numpy.ma", "numpy.random", "deflate", "isal.isal_zlib", "blosc", "zstandard", "lz4.block"):
+for name in ("numpy.ma", "numpy.random", "deflate", "isal.isal_zlib", "blosc", "zstandard"):
     with contextlib.suppress(ImportError):
         importlib.import_module(name)  # once, not in each child
 SECONDS, MEMORY = 60, 6 << 30  # of one process

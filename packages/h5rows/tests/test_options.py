@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import h5rows
+from h5rows.command import as_options
 
 
 @pytest.fixture
@@ -26,16 +27,16 @@ PACK: list[tuple[dict[str, Any], str]] = [
     ({"split": "val=0.1"}, "split='val=0.1'"),
     ({"split": {"val": "0.1"}}, "split="),
     ({"on_error": "ignore"}, "'stop' or 'skip'"),
-    ({"empty": "zero"}, "--empty"),
+    ({"empty": "zero"}, "empty="),
     ({"size": "224"}, "size='224'"),
-    ({"size": (224, 224)}, "--size: .* has no use for it"),
+    ({"size": (224, 224)}, "size=: .* has no use for it"),
     ({"size": (0, 3)}, "size=0: must be > 0"),
     ({"crop": "centre"}, "'none' or 'center'"),
     ({"mode": "rgb"}, "mode='rgb'"),
     ({"exif": "aply"}, "exif="),
     ({"external": "alow"}, "'refuse' or 'allow'"),
     ({"fields": ["x"]}, "fields="),
-    ({"kinds": {"x": "float"}}, "--as: .* has no use for it"),
+    ({"kinds": {"x": "float"}}, "kinds=: .* has no use for it"),
     ({"leave_out": "x"}, "leave_out='x'"),
     ({"workers": 0}, "workers=0"),
     ({"workers": "2"}, "workers='2': must be a whole number"),
@@ -45,8 +46,8 @@ PACK: list[tuple[dict[str, Any], str]] = [
     ({"shards": 0}, "shards=0"),
     ({"shards": "2"}, "shards='2'"),
     ({"format": "numppy"}, "none of images, numpy"),
-    ({"separator": ";"}, "--separator: .* has no use for it"),
-    ({"tokenizer": "bytez"}, "--tokenizer: .* has no use for it"),
+    ({"separator": ";"}, "separator=: .* has no use for it"),
+    ({"tokenizer": "bytez"}, "tokenizer=: .* has no use for it"),
 ]
 REPACK: list[tuple[dict[str, Any], str]] = [
     ({"codec": "lz5"}, "codec='lz5': must be 'none' or 'gzip' or 'zstd'"),
@@ -96,3 +97,27 @@ def test_paths_of_every_kind(given: Path, capsys: pytest.CaptureFixture[str]) ->
     h5rows.inspect(given / "c.h5")
     assert "read: " in capsys.readouterr().out
     assert len(h5rows.open(given / "c.h5")) == 5
+
+
+@pytest.mark.parametrize(
+    ("said", "typed"),
+    [
+        ("a.h5 exists; overwrite=True replaces it", "a.h5 exists; --overwrite replaces it"),
+        (
+            "header=True takes it for names, header=False for a sample",
+            "--header takes it for names, --no-header for a sample",
+        ),
+        ("kinds={'a b': 'text'} keeps texts, kinds={'x': 'int'}", "--as 'a b=text' keeps texts, --as x=int"),
+        ("split={'val': 0.5, 'test': 0.5}: each", "--split val=0.5 test=0.5: each"),
+        ("on_error='skip' leaves such out; file_column='f'", "--on-error skip leaves such out; --files f"),
+        (
+            r"escape='\\' reads, mode='I;16' keeps, empty='?' skips",
+            r"--escape '\' reads, --mode 'I;16' keeps, --empty '?' skips",
+        ),
+        ("fewer workers=, size= makes one size, (fields=)", "fewer --workers, --size makes one size, (--fields)"),
+        ("give shards=N too", "give --shards N too"),
+        ("data.external=allow reads it (external='allow')", "data.external=allow reads it (--external allow)"),
+    ],
+)
+def test_the_command_names_options_as_they_are_typed(said: str, typed: str) -> None:
+    assert as_options(said) == typed

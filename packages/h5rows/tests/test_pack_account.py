@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 
+import h5rows
 from h5rows.account import LEFT_OUT, MOST_NAMES, Account
 
 
@@ -45,3 +49,17 @@ def test_many_names_are_cut_and_counted() -> None:
     line = account(100, 0, 0, 100).lines()[0]
     assert line.count("no sample") == MOST_NAMES
     assert line.endswith(f"and {100 - MOST_NAMES} more")
+
+
+def test_names_in_a_file_steer_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "x\x1b[31m\u202ey"
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file[f"{evil}/x"], file[f"{evil}/y"] = np.zeros((20, 3)), np.arange(20) % 3
+        file.attrs[evil] = evil
+        file.create_dataset("apart", (20,), "f4", external=[(str(tmp_path / evil), 0, 80)])
+    h5rows.inspect(tmp_path / "a.h5")
+    h5rows.write(({"a\x1b[5m": k} for k in range(3)), tmp_path / "b.h5")
+    h5rows.repack(tmp_path / "b.h5", tmp_path / "c.h5")
+    shown = capsys.readouterr()
+    assert "in other files: " in shown.out
+    assert not any(sign in shown.out + shown.err for sign in ("\x1b[31m", "\x1b[5m", "\u202e"))

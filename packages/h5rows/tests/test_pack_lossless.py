@@ -16,6 +16,7 @@ from pack_typed import typed
 from test_pack_formats import npy, png, write_lmdb, write_tar
 
 from h5rows.account import LEFT_OUT, Account
+from h5rows.command import as_options
 from h5rows.engines import PackOptions, open_source
 from h5rows.errors import ConfigError
 from h5rows.packing.write import pack
@@ -140,7 +141,7 @@ def test_a_link_out_of_a_source_is_refused_and_one_within_it_or_to_it_is_not(
     (source / name).rename(elsewhere)
     (source / name).symlink_to(elsewhere)
     for path in (source, tmp_path / "given"):
-        with pytest.raises(ConfigError, match=rf"{name} is a link to .*/elsewhere, outside of .*--external allow"):
+        with pytest.raises(ConfigError, match=rf"{name} is a link to .*/elsewhere, outside of .*external='allow'"):
             packed(path, **options)
     with packed(source, external="allow", **options)[0] as file:
         assert all(np.array_equal(file[n][:], values) for n, values in whole.items())
@@ -160,7 +161,7 @@ def test_a_table_or_a_pattern_names_nothing_outside(tmp_path: Path) -> None:
     (tmp_path / "in/link.png").symlink_to(tmp_path / "secret.png")
     for name in ("../secret.png", str(tmp_path / "secret.png"), "link.png"):
         (tmp_path / "in/a.csv").write_text(f"file,n\n{name},1\n")
-        with pytest.raises(ConfigError, match=r"column 'file' names .*outside of .*--external allow"):
+        with pytest.raises(ConfigError, match=r"column 'file' names .*outside of .*external='allow'"):
             packed(tmp_path / "in/a.csv", file_column="file")
         packed(tmp_path / "in/a.csv", file_column="file", external="allow")[0].close()
     (tmp_path / "secret.csv").write_text("n\n1\n")
@@ -244,7 +245,7 @@ def test_a_csv_is_read_as_it_was_meant(tmp_path: Path, text: Any, options: Any, 
         ("p,x,s,x\ne,x,s,y\n", {}, "two columns 'x'.*--no-header"),
         ("good film,pos\nbad film,neg\nbest film,pos\n", {}, "no column holds numbers.*--no-header"),
         ("NA,1\n5,2\n", {}, "--no-header"),
-        ("1,5;2,5\n3,5;4,5\n", {}, "name holds ';'; --separator ';' if it separates columns, --separator ','"),
+        ("1,5;2,5\n3,5;4,5\n", {}, "name holds ';'; --separator ';' if it separates columns, --separator ,"),
         ("a;b\n1;2\n3;4;5\n", {"separator": ";"}, "Row #3: Expected 2 columns, got 3: 3;4;5.*--separator"),
         ("a b\n1 2\n", {}, "name holds ' '; --separator"),
         ("a:b\n1:2\n", {}, "name holds ':'; --separator"),
@@ -284,8 +285,10 @@ def test_a_csv_is_read_as_it_was_meant(tmp_path: Path, text: Any, options: Any, 
     ],
 )
 def test_a_csv_that_may_be_meant_otherwise_is_refused(tmp_path: Path, text: Any, options: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
+    """message: as the command says it."""
+    with pytest.raises(ConfigError) as caught:
         columns(tmp_path / "a.csv", text, **options)
+    assert re.search(message, as_options(str(caught.value)))
     assert str(caught.value).isprintable()
 
 
@@ -315,7 +318,7 @@ def test_a_number_is_no_name(tmp_path: Path, values: list[str]) -> None:
             with packed(tmp_path / name)[0] as file:
                 assert texts(file[field]) == values
         except ConfigError as error:
-            assert "--as NAME=text keeps it" in str(error)  # noqa: PT017 - one of both
+            assert "kinds={'NAME': 'text'} keeps it" in str(error)  # noqa: PT017 - one of both
         with packed(tmp_path / name, kinds={field: "text"})[0] as file:
             assert texts(file[field]) == values
         with packed(tmp_path / name, kinds={field: "int"})[0] as file:
@@ -355,7 +358,7 @@ def test_a_mask_keeps_its_class_numbers(tmp_path: Path, numbers: np.ndarray) -> 
             assert np.array_equal(got[:, :, ::step, ::step], [[(numbers + k) % 4] for k in range(3)])
         assert account.exit_status == 0
     mask(tmp_path / "in/9.png", numbers, [*COLOURS[:9], 1, 2, 3])
-    with pytest.raises(ConfigError, match=r"9.png: has another palette than 0.png.*--mode RGB .*--mode P"):
+    with pytest.raises(ConfigError, match=r"9.png: has another palette than 0.png.*mode='RGB' .*mode='P'"):
         packed(tmp_path / "in")
     file, account = packed(tmp_path / "in", mode="P")
     with file:
@@ -385,10 +388,10 @@ def test_what_a_mode_leaves_out_of_images_is_refused_unless_it_was_asked_for(tmp
     for name, (image, how) in made.items():
         image.save(tmp_path / "in" / name, **how)
     for name, why in {
-        "1.png": "has an alpha channel; --mode RGBA keeps it, --mode RGB does not",
+        "1.png": "has an alpha channel; mode='RGBA' keeps it, mode='RGB' does not",
         "2.png": "has an alpha channel",
-        "3.tif": "has the colours CMYK; --mode RGB converts them",
-        "4.png": "has the EXIF orientation 6; --exif apply",
+        "3.tif": "has the colours CMYK; mode='RGB' converts them",
+        "4.png": "has the EXIF orientation 6; exif='apply'",
     }.items():
         with pytest.raises(ConfigError, match=f"{name}: {why}"):
             packed(tmp_path / "in")

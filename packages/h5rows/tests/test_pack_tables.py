@@ -131,7 +131,7 @@ def test_a_missing_category_is_refused_or_minus_one_and_masked(tmp_path: Path, k
         cells = pa.array(names).dictionary_encode() if kind == "dictionary" else pa.array(names)
         pq.write_table(pa.table({"a": list(range(5)), "d": cells}), path)
     for kinds in ({}, {"d": "class"}):
-        with pytest.raises(ConfigError, match=r"column 'd' has empty cells; --empty nan makes them class -1"):
+        with pytest.raises(ConfigError, match=r"column 'd' has empty cells; empty='nan' makes them class -1"):
             read(path, "d", kinds=kinds)
         assert read(path, "d", empty="nan", kinds=kinds).tolist() == [0, -1, 1, 0, -1]
     h5rows.pack(path, out := tmp_path / "t.h5", empty="nan", quiet=True)
@@ -149,16 +149,16 @@ def test_texts_that_stand_for_no_value(tmp_path: Path) -> None:
     assert str(found) == "{'hp': [130.5, nan, 165.0], 'd': [-1, 0, 1], 'n': [1.0, nan, nan]}"
     pq.write_table(pa.table({"d": ["a", "?", "b"], "when": ["2024-01-02", "a", "a"]}), tmp_path / "t.parquet")
     assert read(tmp_path / "t.parquet", "d").tolist() == [1, 0, 2]
-    with pytest.raises(ConfigError, match=r"--empty \?: .*t.parquet is Parquet, which says itself what is empty"):
+    with pytest.raises(ConfigError, match=r"empty='\?': .*t.parquet is Parquet, which says itself what is empty"):
         read(tmp_path / "t.parquet", "d", empty="?")
-    with pytest.raises(ConfigError, match=r"'when' holds '2024-01-02', no number and no name: --as when=class"):
+    with pytest.raises(ConfigError, match=r"'when' holds '2024-01-02', no number and no name: kinds={'when': 'class'}"):
         read(tmp_path / "t.parquet", "when")
 
 
 def test_each_of_the_columns_that_a_field_names_is_there(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("age,water\n1,2\n")
     assert read(tmp_path / "a.csv", "age,wat*").shape == (1, 2)
-    with pytest.raises(ConfigError, match=r"^--fields: .* has no column 'age,wat'; it has \['age', 'water'\]"):
+    with pytest.raises(ConfigError, match=r"^fields=: .* has no column 'age,wat'; it has \['age', 'water'\]"):
         read(tmp_path / "a.csv", "age,wat")
 
 
@@ -183,5 +183,5 @@ def test_the_first_cell_that_can_be_read_says_what_all_are_like(tmp_path: Path) 
 
 def test_a_table_with_a_column_image_beside_the_one_of_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("file,image\n1.png,2\n")
-    with pytest.raises(ConfigError, match=r"--files file makes a field image, and .* has a column of that name"):
+    with pytest.raises(ConfigError, match=r"file_column='file' makes a field image, and .* has a column of that name"):
         read(tmp_path / "t.csv", "image", file_column="file")

@@ -140,7 +140,7 @@ def test_samples_that_are_skipped_are_those_of_their_split(tmp_path: Path) -> No
 
 
 def test_stop_names_the_sample_and_skip_then_goes_on(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"sample-600: is broken.*--on-error skip"):
+    with pytest.raises(ConfigError, match=r"sample-600: is broken.*on_error='skip'"):
         pack(Numbers(1000, [600]), tmp_path / "a.h5", options(), {})
     assert not (tmp_path / "a.h5").exists()
     pack(Numbers(1000, [600]), tmp_path / "a.h5", options(on_error="skip"), {})
@@ -151,7 +151,7 @@ def test_stop_names_the_sample_and_skip_then_goes_on(tmp_path: Path) -> None:
 def test_existing_output_is_kept(tmp_path: Path) -> None:
     out = tmp_path / "a.h5"
     out.write_text("precious")
-    with pytest.raises(ConfigError, match="exists; --overwrite"):
+    with pytest.raises(ConfigError, match="exists; overwrite=True"):
         pack(Numbers(10), out, options(), {})
     with pytest.raises(ConfigError, match="broken"):
         pack(Numbers(10, [3]), out, options(overwrite=True), {})
@@ -297,7 +297,7 @@ BAD_INPUT = [
     (["x.npy", "out.h5", "--shard", "3/3"], "I/N"),
     (["x.npy", "out.h5", "--fields", "w"], "no field 'w'"),
     (["x.npy", "out.h5", "--size", "0"], "pixels"),
-    (["x.npy", "out.h5", "--workers", "0"], "above 0"),
+    (["x.npy", "out.h5", "--workers", "0"], "must be > 0"),
     (["x.npy", "out.h5", "--format", "hdf"], "none of"),
 ]
 

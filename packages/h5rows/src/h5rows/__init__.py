@@ -20,7 +20,7 @@ Imports numpy and h5py, torch where batches are made, and nothing of the program
     options, account      what pack and repack can be told; what was left out
     source                what an importer gives to the writer
     packing/              the writer; other layouts, copies of all that a file holds, what a file is like
-    importers/            a reader for each other format
+    importers/            readers of folders of files, arrays, tables and text
     engines, pages        names for programs that are built on this one; how a page imports its names
 """
 
@@ -28,31 +28,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from h5rows.pages import importer, names_in
+from h5rows.pages import importer, names_of
 
 if TYPE_CHECKING:
-    from h5rows.dataset import Dataset, open
-    from h5rows.errors import ConfigError
-    from h5rows.functions import inspect, pack, repack, write
+    from h5rows.dataset import Dataset as Dataset
+    from h5rows.dataset import open as open
+    from h5rows.errors import ConfigError as ConfigError
+    from h5rows.functions import inspect as inspect
+    from h5rows.functions import pack as pack
+    from h5rows.functions import repack as repack
+    from h5rows.functions import write as write
 
 __version__ = "0.3.0"
-__all__ = [
-    "ConfigError",
-    "Dataset",
-    "inspect",
-    "open",
-    "pack",
-    "repack",
-    "write",
-]
-MODULES = {
-    "dataset": "Dataset open",
-    "errors": "ConfigError",
-    "functions": "inspect pack repack write",
-}
-NAMES = names_in(MODULES)
-__getattr__ = importer(__name__, NAMES)
+__getattr__ = importer(__name__, __file__)
 
 
 def __dir__() -> list[str]:
-    return sorted([*NAMES, "__version__", "engines"])
+    return sorted([*names_of(__file__), "__version__", "engines"])

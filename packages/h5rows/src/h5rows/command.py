@@ -10,13 +10,18 @@ Exit status: 0, OUT holds all that SOURCE does; 3, all but what the lines "left 
 from __future__ import annotations
 
 import argparse
+import ast
+import io
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import fields
 
-from h5rows.errors import ConfigError, clean, first_line, plain_output
+from h5rows.errors import ConfigError, clean, first_line
+from h5rows.options import PackOptions, RepackOptions
 from h5rows.program import Reading, Training, calling
 
 
@@ -49,17 +54,8 @@ def shard(text: str) -> tuple[int, int]:
     return int(i), int(n)
 
 
-def one_sign(text: str) -> str:
-    sign = {"tab": "\t", "\\t": "\t", "space": " "}.get(text, text)
-    if len(sign) != 1 or not sign.isascii() or sign in '"\r\n':
-        raise argparse.ArgumentTypeError(f"{text!r} is not one sign, nor tab, nor space")
-    return sign
-
-
-def positive(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
+def sign(text: str) -> str:
+    return {"tab": "\t", "\\t": "\t", "space": " "}.get(text, text)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -79,12 +75,12 @@ def parser() -> argparse.ArgumentParser:
     kinds = "what a field's bytes or strings are: image, npy, pth, text, tokens, int, float, class, or raw numbers "
     add("--as", dest="kinds", nargs="+", type=pair, metavar="FIELD=KIND", help=f"{kinds}such as uint8:3,32,32")
     add("--files", dest="file_column", metavar="COLUMN", help="column of a table that names image files")
-    add("--separator", type=one_sign, metavar="SIGN", help="between a CSV's columns, such as ';' or tab [found out]")
+    add("--separator", type=sign, metavar="SIGN", help="between a CSV's columns, such as ';' or tab [found out]")
     named = "the first line of a CSV names its columns, or is a row [found out]"
     add("--header", action=argparse.BooleanOptionalAction, help=named)
     add("--decimal", choices=[".", ","], help="the point of a CSV's numbers [.]")
     add("--encoding", help="of a CSV, such as latin-1 [utf-8]")
-    add("--escape", type=one_sign, metavar="SIGN", help="before a quote within quotes of a CSV, such as '\\' [doubled]")
+    add("--escape", type=sign, metavar="SIGN", help="before a quote within quotes of a CSV, such as '\\' [doubled]")
     add(
         "--empty",
         metavar="stop|nan|TEXT",
@@ -97,20 +93,20 @@ def parser() -> argparse.ArgumentParser:
     add("--exif", choices=["apply", "ignore"], help="the orientation of photos [one that has another is refused]")
     add("--variable", action="store_true", help="keep each image's size: flat values + offsets + shapes")
     add("--tokenizer", help="bytes, chars, or a tokenizers JSON file or its folder [bytes]")
-    add("--length", type=positive, metavar="IDS", help="of a text in a table (--as COLUMN=tokens) at most [all]")
+    add("--length", type=int, metavar="IDS", help="of a text in a table (--as COLUMN=tokens) at most [all]")
     add("--reverse-axes", action="store_true", help="N5 whose axes are turned round (as z5py and zarr 2 write it)")
     add("--split", nargs="+", type=share, metavar="NAME=SHARE", help="shares of train drawn by --seed, of text its end")
     add("--shuffle", action="store_true", help="write the rows of each split in random order")
     add("--seed", type=int, help="of --shuffle and --split [0]")
     add("--shard", type=shard, metavar="I/N", help="write the I-th of N shares, into OUT.I-of-N.h5")
     many = "write N files and an index of them into OUT, a folder or an address such as s3://bucket/set"
-    add("--shards", type=positive, metavar="N", help=f"{many} [OUT: one file; an address: 1]")
+    add("--shards", type=int, metavar="N", help=f"{many} [OUT: one file; an address: 1]")
     add("--append", action="store_true", help="add --shards to the set that is in OUT")
     add("--on-error", choices=["stop", "skip"], help="at a sample that cannot be read [stop]")
     left = "names, or patterns in quotes, that may be left out: exit status 0, if nothing else was"
     add("--leave-out", nargs="+", metavar="NAME", help=left)
     add("--external", choices=["refuse", "allow"], help="read what links of SOURCE name outside of it [refuse]")
-    add("--workers", type=positive, help="processes or threads [all cores]")
+    add("--workers", type=int, help="processes or threads [all cores]")
     common(p)
 
     p = verbs.add_parser("inspect", help="how a file is laid out and read, and what to change")
@@ -127,7 +123,7 @@ def parser() -> argparse.ArgumentParser:
     chosen = "compress, in chunks of whole rows [none: contiguous, fastest to read]"
     p.add_argument("--codec", choices=codecs, help=chosen)
     p.add_argument("--level", type=int, help="of the codec")
-    p.add_argument("--rows-per-chunk", type=positive, help="1 for rows of 64 KB and more [by the size of a row]")
+    p.add_argument("--rows-per-chunk", type=int, help="1 for rows of 64 KB and more [by the size of a row]")
     common(p)
     return top
 
@@ -152,9 +148,33 @@ def main(argv: Sequence[str]) -> int:
     if "leave_out" in args:
         args["leave_out"] = tuple(args["leave_out"])
     if "length" in args and "tokens" not in args.get("kinds", {}).values():
-        raise ConfigError("--length: cuts the ids that --as COLUMN=tokens makes of a table's texts; give that too")
+        what = "cuts the ids that kinds={'COLUMN': 'tokens'} makes of a table's texts"
+        raise ConfigError(f"length=: {what}; give that too")
     function = functions.pack if verb == "pack" else functions.repack
     return function(**args, command=shlex.join([*calling.command, *argv])).exit_status
+
+
+TYPED = {"kinds": "as", "file_column": "files"}  # arguments of pack and repack that have another name here
+ARGUMENTS = [one.name for one in (*fields(PackOptions), *fields(RepackOptions))] + ["shards", "append"]
+ARGUMENT = re.compile(
+    rf"""(?<![\w.])({"|".join(ARGUMENTS)})=(True|False|N\b|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|{{[^{{}}]*}}|\d+|(?=[\s,;:)]|$))"""
+)
+
+
+def as_options(text: str) -> str:
+    """A message that names arguments as Python's callers give them, size=(2, 3), with options in their place."""
+
+    def option(found: re.Match[str]) -> str:
+        name = TYPED.get(found[1], found[1].replace("_", "-"))
+        with suppress(ValueError, SyntaxError):
+            value = ast.literal_eval(found[2])
+            if isinstance(value, bool):
+                return f"--{name}" if value else f"--no-{name}"
+            words = [f"{key}={one}" for key, one in value.items()] if isinstance(value, dict) else [str(value)]
+            return shlex.join([f"--{name}", *words])
+        return f"--{name} {found[2]}".rstrip()
+
+    return ARGUMENT.sub(option, text)
 
 
 def run(
@@ -162,10 +182,12 @@ def run(
     reading: Reading = calling.reading,
     training: Training = calling.training,
 ) -> int:
-    """`main` with sys.argv, and errors on one line. command: how it is typed. reading, training: make the lines that
-    say how a packed file is read, and a stranger's."""
+    """`main` with sys.argv, and errors on one line, with options as they are typed. command: how it is typed. reading,
+    training: make the lines that say how a packed file is read, and a stranger's."""
     calling.command, calling.reading, calling.training = command, reading, training
-    plain_output()
+    for stream in (sys.stdout, sys.stderr):  # what a terminal of ASCII cannot show is written as \\u6a21
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = main(sys.argv[1:])
         sys.stdout.flush()
@@ -174,7 +196,7 @@ def run(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {clean(as_options(str(error)))}", file=sys.stderr)
         return 2
     except (OSError, MemoryError) as error:
         with suppress(OSError):  # if this is a full disk: what is left to print

@@ -69,7 +69,7 @@ class Dataset:
         split: str = "/",
         splits: Mapping[str, Mapping[str, Any] | None] | None = None,
         swmr: bool = False,
-        cache_mb: Annotated[int, {"at_least": 0}] = 0,
+        cache_mb: Annotated[int, {"at_least": 0}] = 64,
         external: Literal["refuse", "allow"] = "refuse",
         values: Literal["stored", "meant"] = "stored",
         masked: float | str | Mapping[str, float | str] = "nan",
@@ -392,11 +392,9 @@ def open(
 
     fields: name in the batch -> name in the file. None: all fields of the split's group under their own names, if they
     have as many rows; otherwise `x` and `y`, as `inspect` finds them, with their meaning. split: the group, or a name
-    of `splits`; None: `train` if there is such a group, otherwise the root. options: of Dataset; `cache_mb` is 64, so
-    that a chunk of several rows is decoded once.
+    of `splits`; None: `train` if there is such a group, otherwise the root. options: of Dataset.
     """
     names = names_of(path)
-    options = {"cache_mb": 64, **options}
     if fields is None or split is None:
         with open_file(names[0], bool(options.get("swmr")), options.get("cache_gb")) as file:
             if split is None:

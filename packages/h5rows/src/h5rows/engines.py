@@ -18,41 +18,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from h5rows.pages import importer, names_in
+from h5rows.pages import importer, names_of
 
 if TYPE_CHECKING:
-    from h5rows.command import run
-    from h5rows.dataset import share
-    from h5rows.importers import open_source
-    from h5rows.importers.files import FileSource
-    from h5rows.meaning.choice import suggestion
-    from h5rows.options import PackOptions
-    from h5rows.packing.inspect import proposal
-    from h5rows.probe import num_outputs, sample_shape
-    from h5rows.reading.copies import files_of
-    from h5rows.reading.fields import Fixed, open_field
-    from h5rows.reading.opening import open_h5, shares_of, split_of
-    from h5rows.reading.raw import ChunkCache
-    from h5rows.reading.remote import fetch
+    from h5rows.command import run as run
+    from h5rows.dataset import share as share
+    from h5rows.importers import open_source as open_source
+    from h5rows.importers.files import FileSource as FileSource
+    from h5rows.meaning.choice import suggestion as suggestion
+    from h5rows.options import PackOptions as PackOptions
+    from h5rows.packing.inspect import proposal as proposal
+    from h5rows.probe import num_outputs as num_outputs
+    from h5rows.probe import sample_shape as sample_shape
+    from h5rows.reading.copies import files_of as files_of
+    from h5rows.reading.fields import Fixed as Fixed
+    from h5rows.reading.fields import open_field as open_field
+    from h5rows.reading.opening import open_h5 as open_h5
+    from h5rows.reading.opening import shares_of as shares_of
+    from h5rows.reading.opening import split_of as split_of
+    from h5rows.reading.raw import ChunkCache as ChunkCache
+    from h5rows.reading.remote import fetch as fetch
 
-MODULES = {
-    "command": "run",
-    "dataset": "share",
-    "importers": "open_source",
-    "importers.files": "FileSource",
-    "meaning.choice": "suggestion",
-    "packing.inspect": "proposal",
-    "options": "PackOptions",
-    "probe": "num_outputs sample_shape",
-    "reading.copies": "files_of",
-    "reading.fields": "Fixed open_field",
-    "reading.opening": "open_h5 shares_of split_of",
-    "reading.raw": "ChunkCache",
-    "reading.remote": "fetch",
-}
-NAMES = names_in(MODULES)
-__getattr__ = importer(__name__, NAMES)
+__getattr__ = importer(__name__, __file__)
 
 
 def __dir__() -> list[str]:
-    return sorted(NAMES)
+    return sorted(names_of(__file__))

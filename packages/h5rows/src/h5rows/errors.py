@@ -1,11 +1,10 @@
 """The one error of this library, what to say of those that others raise, and of a library that is not there."""
 
 import errno
-import io
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -80,34 +79,9 @@ def clean(words: object) -> str:
     return "".join(c if c.isprintable() else "?" for c in printable(words))
 
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-# what steers a terminal, turns the order of what follows, or cannot be encoded; not a newline or a tab
-_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_PROGRESS = re.compile(r"\r?(\n|\x1b\[[AK])*")  # as progress bars go back to the beginning of their line
-
-
-def visible(text: str) -> str:
-    """The text with what would steer a terminal as \x1b and the like, without colours."""
-    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), _COLOUR.sub("", text))
-
-
-def plain_output() -> None:
-    """From here on all that this process prints is `visible`: it may be a stranger's text, of a file or a config. What
-    is written with "\r" at its beginning still goes to the beginning of the line. What the terminal cannot show, as one
-    of LC_ALL=C, is written as \\u6a21."""
-
-    def cleaned(write: Callable[[str], int]) -> Callable[[str], int]:
-        def plain(text: str) -> int:
-            start = text[:1] if text[:1] == "\r" else ""
-            return write(text if _PROGRESS.fullmatch(text) else start + visible(text[len(start) :]))
-
-        return plain
-
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None and "write" not in vars(stream):
-            if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
-                stream.reconfigure(errors="backslashreplace")
-            stream.write = cleaned(stream.write)  # type: ignore[method-assign]
+def report(text: str) -> None:
+    """Print lines that may quote a stranger's file: nothing in them steers the terminal."""
+    print(*map(clean, text.split("\n")), sep="\n")
 
 
 def on_one_line(said: object) -> str:
@@ -116,8 +90,8 @@ def on_one_line(said: object) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of the message without terminal colours; the error's type if there is no message."""
-    lines = _COLOUR.sub("", str(error)).strip().splitlines()
+    """Return the first line of a message without terminal colours; the error's type if there is no message."""
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
@@ -129,7 +103,7 @@ def pip_install(packages: str) -> str:
 # library -> the extra of this distribution that has it
 EXTRAS = {
     "pillow": "images", "lmdb": "lmdb", "tensorstore": "zarr", "pyarrow": "tables", "google-crc32c": "tfrecord",
-    "tokenizers": "text", "fsspec": "remote", "hdf5plugin": "codecs", "lz4": "codecs", "zstandard": "codecs",
+    "tokenizers": "text", "fsspec": "remote", "hdf5plugin": "codecs", "zstandard": "codecs",
     "blosc": "codecs",
 }  # fmt: skip
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import cache
 from importlib.metadata import version
@@ -74,21 +72,7 @@ def write(
         return SpooledSource(samples, variable, folder if folder.is_dir() else Path(tempfile.gettempdir()))
 
     options = {"split": split or {}, "shuffle": shuffle, "seed": seed, "overwrite": overwrite, "quiet": quiet}
-    with _as_arguments():
-        return _packed(lambda _: source, "samples", out, "", shards, append, options)
-
-
-@contextmanager
-def _as_arguments() -> Iterator[None]:
-    """Name options in messages as a caller from Python gives them."""
-    try:
-        yield
-    except ConfigError as error:
-        said = re.sub(r"--(overwrite|append)\b", r"\1=True", str(error))
-        said = re.sub(r"--(split|shards|workers)\b", r"\1=", said)
-        if said == str(error):
-            raise
-        raise ConfigError(said) from None
+    return _packed(lambda _: source, "samples", out, "", shards, append, options)
 
 
 def _packed(
@@ -120,7 +104,7 @@ def _packed(
 
         return pack_shards(make_share, out, shards or 1, append, checked.overwrite)
     if append:
-        raise ConfigError("--append adds to a set of shards: give --shards N too")
+        raise ConfigError("append=True adds to a set of shards: give shards=N too")
     return make(out, checked)
 
 

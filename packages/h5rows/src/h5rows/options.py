@@ -24,7 +24,6 @@ FOR_FORMATS = {  # options of some formats alone
     ),
 }
 FOR_CSV = ("separator", "header", "decimal", "encoding", "escape")
-NAMES = {"kinds": "as", "file_column": "files"}  # on the command line
 
 
 @dataclass(frozen=True)
@@ -86,8 +85,7 @@ class PackOptions:
         """Raise ConfigError if one of these options, which `what` has no use for, is given."""
         usual = {one.name: one.default if one.default is not MISSING else {} for one in fields(self)}
         if given := next((name for name in names if getattr(self, name) != usual[name]), None):
-            option = NAMES.get(given, given.replace("_", "-"))
-            raise ConfigError(f"--{option}: {what} has no use for it; leave it out")
+            raise ConfigError(f"{given}=: {what} has no use for it; leave it out")
 
     def of_bytes(self) -> dict[str, object]:
         """The options that decide what bytes are written."""
@@ -150,5 +148,5 @@ class RepackOptions:
         shuffle = dtype.itemsize > 1
         if self.codec == "gzip":
             return {"compression": "gzip", "compression_opts": level, "shuffle": shuffle}
-        plugin = need("hdf5plugin", f"--codec {self.codec}", "hdf5plugin")
+        plugin = need("hdf5plugin", f"codec={self.codec!r}", "hdf5plugin")
         return {**plugin.Zstd(clevel=level), "shuffle": shuffle}

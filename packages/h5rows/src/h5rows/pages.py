@@ -1,22 +1,28 @@
-"""Names that a page offers, imported when one is first used: importing the page imports no library."""
+"""Pages: a name that a page offers is imported when it is first used, so importing the page imports no library."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import ast
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
-def names_in(modules: Mapping[str, str]) -> dict[str, str]:
-    """{module: its names} -> {name: module}, of modules of this package."""
-    return {name: f"h5rows.{module}" for module, names in modules.items() for name in names.split()}
+@cache
+def names_of(file: str) -> dict[str, str]:
+    """Return {name: module} of the imports under `if TYPE_CHECKING:` in a page's source, which type checkers follow."""
+    blocks = [node for node in ast.parse(Path(file).read_text()).body if isinstance(node, ast.If)]
+    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
-def importer(page: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a page."""
+def importer(page: str, file: str) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a page, whose source is `file`."""
 
     def attribute(name: str) -> Any:
-        if name not in names:
+        if name not in (names := names_of(file)):
             raise AttributeError(f"{page} has no {name!r}; it has {', '.join(names)}")
         return getattr(import_module(names[name]), name)
 

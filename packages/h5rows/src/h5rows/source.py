@@ -216,7 +216,7 @@ class ArraySource(Source):
             sizes = {name: len(array) for name, array in table.items()}
             if len(set(sizes.values())) > 1:
                 what = f"the fields {where} differ in their number of rows: {shorten(sizes)}"
-                raise ConfigError(f"{what}; choose some with --fields, or --format samples if each file is a sample")
+                raise ConfigError(f"{what}; choose some with fields=, or format='samples' if each file is a sample")
             types = {name: (tuple(array.shape[1:]), np.dtype(array.dtype)) for name, array in table.items()}
             if self.fields and types != {name: (f.shape, f.dtype) for name, f in self.fields.items()}:
                 raise ConfigError(f"the fields {where} differ from another split's: {types} and {self.fields}")
@@ -239,11 +239,11 @@ def shorten(sizes: Mapping[str, int]) -> str:
 def select(source: Source, wanted: Mapping[str, str], path: object) -> dict[str, str]:
     """Field in the source -> name in the file."""
     if unknown := sorted(set(wanted) - set(source.fields)):
-        raise ConfigError(f"--fields: {path} has no field {unknown[0]!r}; it has {sorted(source.fields)}")
+        raise ConfigError(f"fields=: {path} has no field {unknown[0]!r}; it has {sorted(source.fields)}")
     names = dict(wanted) or {name: name for name in source.fields}
     if not names:
         raise ConfigError(f"{path} holds no fields")
     if len(set(names.values())) < len(names):
-        what = f"--fields: two fields would have one name in the file: {names}"
-        raise ConfigError(f"{what}; columns of a table go into one field together, as --fields a,b=x")
+        what = f"fields=: two fields would have one name in the file: {names}"
+        raise ConfigError(f"{what}; columns of a table go into one field together, as fields={{'a,b': 'x'}}")
     return names

@@ -42,7 +42,7 @@ def open_source(path: str, options: PackOptions) -> Source:
     check_kind(first)
     kind = recognise(first, options) if options.format == "auto" else options.format
     if kind not in FORMATS:
-        raise ConfigError(f"--format: {kind!r} is none of {', '.join(FORMATS)}")
+        raise ConfigError(f"format=: {kind!r} is none of {', '.join(FORMATS)}")
     if first is not where and kind not in SHARDED:
         raise ConfigError(f"{path}: a pattern may name shards of {', '.join(SHARDED)}; of {kind} give a file or folder")
     options.check_for((name for name, kinds in FOR_FORMATS.items() if kind not in kinds), f"{path}, of format {kind},")
@@ -65,7 +65,7 @@ def recognise(path: Path, options: PackOptions) -> str:
             raise ConfigError(f"{problem}: `inspect` says what trains on it, `repack` changes its layout")
         if ".tfrecord" in path.name:  # name.tfrecord-00000-of-00010
             return "tfrecord"
-        raise ConfigError(f"{path}: no format has the suffix {path.suffix!r}; give --format ({', '.join(FORMATS)})")
+        raise ConfigError(f"{path}: no format has the suffix {path.suffix!r}; give format= ({', '.join(FORMATS)})")
     names = sorted(p.name for p in path.iterdir() if not p.name.startswith("."))
     if "data.mdb" in names:
         return "lmdb"
@@ -90,10 +90,10 @@ def recognise_folder(path: Path, options: PackOptions) -> str:
         found = {kind: file for kind, file in found.items() if kind not in ("text", "table")}
     if len(found) > 1:
         listed = ", ".join(f"{kind} ({file})" for kind, file in sorted(found.items()))
-        raise ConfigError(f"{path} holds several kinds: {listed}; move one away, or say which with --format")
+        raise ConfigError(f"{path} holds several kinds: {listed}; move one away, or say which with format=")
     if not found:
         what = "is an empty folder" if empty else "holds no files of a known format"
-        raise ConfigError(f"{path} {what}; known: {', '.join(FORMATS)} (say which with --format)")
+        raise ConfigError(f"{path} {what}; known: {', '.join(FORMATS)} (say which with format=)")
     kind, file = next(iter(found.items()))
     if kind == "arrays":
         columns = file.lower().endswith(".npy") and not options.variable and are_columns(path, options.external)

@@ -63,7 +63,7 @@ def open_numpy(path: Path, options: PackOptions) -> ArraySource:
         raise ConfigError(f"{path} holds no .npy files")
     for name, array in arrays.items():
         if array.ndim == 0:
-            raise ConfigError(f"{path}: {name} is a single number, not rows; choose others with --fields")
+            raise ConfigError(f"{path}: {name} is a single number, not rows; choose others with fields=")
     check_fields(arrays, path, options)
     return ArraySource(tables_of(arrays, places_of(arrays, path, options)), account=account)
 
@@ -75,8 +75,8 @@ def check_fields(arrays: Mapping[str, Any], path: Path, options: PackOptions) ->
         return
     (shape, dtype), (first, second, *_) = kinds.pop(), arrays
     what = f"{path} holds {len(arrays)} arrays of {shape} {dtype}: {printable(first)}, {printable(second)}, ..."
-    how = "--format samples packs them" if path.is_dir() else "save them stacked, as one array"
-    raise ConfigError(f"{what}; if each is a sample, {how}; if each is a field, name them with --fields")
+    how = "format='samples' packs them" if path.is_dir() else "save them stacked, as one array"
+    raise ConfigError(f"{what}; if each is a sample, {how}; if each is a field, name them with fields=")
 
 
 def read_npz(path: Path, wanted: Mapping[str, str], account: Account) -> dict[str, np.ndarray]:

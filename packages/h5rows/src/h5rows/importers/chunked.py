@@ -71,7 +71,7 @@ def open_chunked(path: Path, options: PackOptions) -> ArraySource:
     shapes = {name: array.shape for name, array in arrays.items()}
     first, last = ({shape[k] for shape in shapes.values()} for k in (0, -1))
     if "n5" in drivers and not options.reverse_axes and len(first) > 1 and len(last) == 1:
-        raise ConfigError(f"{path}: the last axes agree, not the first: {shapes}; --reverse-axes counts rows there")
+        raise ConfigError(f"{path}: the last axes agree, not the first: {shapes}; reverse_axes=True counts rows there")
     places = places_of(arrays, path, options)
     source = ArraySource(tables_of(arrays, places), account=account)
     source.slow_random = True

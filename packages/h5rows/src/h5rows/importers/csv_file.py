@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from h5rows.errors import ConfigError, need, printable
+from h5rows.errors import ConfigError, need, printable, report
 from h5rows.options import PackOptions
 
 ZERO_FIRST = r"^[+-]?0[0-9]"  # a postal code, a key
@@ -27,7 +27,7 @@ WITH_COMMA = r"^[+-]?[\d.,]*\d[\d.,]*([eE][+-]?\d+)?$"  # 1,5 and 1.234,56 and 1
 TYPES = {"int": ("int64", "uint64"), "float": ("float64",)}  # by what --as says; the first that has all cells
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), 1 << 24  # float32 rounds numbers between these to 24 bits
 EMPTY = ("", "#n/a", "#na", "n/a", "na", "nan", "-nan", "null")  # in a column of numbers
-HEADER = "--header takes it for names, --no-header for a sample"
+HEADER = "header=True takes it for names, header=False for a sample"
 
 
 def read_csv_files(files: list[Path], options: PackOptions) -> tuple[Any, list[int]]:
@@ -42,7 +42,7 @@ def read_csv_files(files: list[Path], options: PackOptions) -> tuple[Any, list[i
     names = together.schema.names
     if options.empty not in ("stop", "nan") and not any(holds(together.column(name), options.empty) for name in names):
         raise ConfigError(
-            f"--empty {options.empty}: no cell of {files[0]} holds it; give nan, or what stands for no value"
+            f"empty={options.empty!r}: no cell of {files[0]} holds it; give nan, or what stands for no value"
         )
     table = pa.table({name: typed(files[0], name, together.column(name).combine_chunks(), options) for name in names})
     if options.header is None:
@@ -69,7 +69,7 @@ def read_csv(file: Path, options: PackOptions) -> Any:
         raise
     except Exception as error:  # pyarrow raises its own, OSError, LookupError, UnicodeError
         what = f"{file} cannot be read as CSV: {error}; columns are separated by {separator!r}, its text is {encoding}"
-        unless = "unless --separator and --encoding say otherwise; a cell that holds the separator stands in quotes"
+        unless = "unless separator= and encoding= say otherwise; a cell that holds the separator stands in quotes"
         raise ConfigError(f"{what}, {unless}") from None
     if not len(table):
         raise ConfigError(f"{file} has no rows")
@@ -77,7 +77,7 @@ def read_csv(file: Path, options: PackOptions) -> Any:
     others = ";\t|" + " :" * (len(names) == 1)
     if not options.separator and (found := next((s for name in names for s in others if s in name), None)):
         what = f"{file}: a column's name holds {found!r}"
-        raise ConfigError(f"{what}; --separator {found!r} if it separates columns, --separator {separator!r} if not")
+        raise ConfigError(f"{what}; separator={found!r} if it separates columns, separator={separator!r} if not")
     return table
 
 
@@ -94,7 +94,7 @@ def check_quotes(file: Path, text: str, separator: str, escape: str | None) -> N
                 raise ConfigError(f"{what}; write an empty cell there")
     except csv.Error as error:
         what = f"{file}, line {lines.line_num}: a cell in quotes goes on behind its closing quote ({error})"
-        remedy = "--escape '\\' reads a backslash before a quote; without, a quote within quotes is doubled"
+        remedy = "escape='\\\\' reads a backslash before a quote; without, a quote within quotes is doubled"
         raise ConfigError(f"{what}; {remedy}") from None
     finally:
         csv.field_size_limit(limit)
@@ -127,17 +127,17 @@ def typed(file: Path, name: str, cells: Any, options: PackOptions) -> Any:
     zero_first = filled.filter(pc.match_substring_regex(filled, ZERO_FIRST))
     if given is None and len(zero_first):
         if not options.quiet and pc.all(pc.match_substring_regex(filled, DIGITS)).as_py():
-            why = f"since {zero_first[0].as_py()!r} begins with a zero (--as {name}=int or float: its numbers)"
-            print(f"{printable(name)}: text, {printable(why)}")
+            why = f"since {zero_first[0].as_py()!r} begins with a zero; as int or float it would be numbers"
+            report(f"{name}: text, {why}")
         return names
     numbers = pc.if_else(empty, none, trimmed)
     if options.decimal == ",":
         point = filled.filter(pc.match_substring(filled, "."))
         if len(point) and pc.all(pc.match_substring_regex(filled, WITH_COMMA)).as_py():
             what = (
-                f"{file}: column {name!r} holds {point[0].as_py()!r}, and --decimal , says that the comma is the point"
+                f"{file}: column {name!r} holds {point[0].as_py()!r}, and decimal=',' says that the comma is the point"
             )
-            raise ConfigError(f"{what}: write marks of thousands without, or --as {name}=text keeps texts")
+            raise ConfigError(f"{what}: write marks of thousands without, or kinds={{{name!r}: 'text'}} keeps texts")
         if not len(point):
             numbers = pc.replace_substring(numbers, ",", ".")
     for kind in TYPES.get(given or "", ("int64", "uint64", "float64")):
@@ -148,16 +148,16 @@ def typed(file: Path, name: str, cells: Any, options: PackOptions) -> Any:
         return narrowed(check_digits(file, name, numbers, made)) if kind == "float64" else made
     if given in ("int", "float"):
         other = next(c for c in filled.to_pylist() if not is_number(c.replace(options.decimal, ".")))
-        what = f"--as {name}={given}: column {name!r} of {file} holds {other!r}"
-        raise ConfigError(f"{what}; --empty {other!r} reads that as no value")
+        what = f"kinds={{{name!r}: {given!r}}}: column {name!r} of {file} holds {other!r}"
+        raise ConfigError(f"{what}; empty={other!r} reads that as no value")
     comma = filled.filter(pc.match_substring(filled, ","))
     if len(comma) and pc.all(pc.match_substring_regex(filled, WITH_COMMA)).as_py():
-        what = f"{file}: column {name!r} holds {comma[0].as_py()!r}: --decimal , reads numbers with a comma as point"
-        raise ConfigError(f"{what} (write marks of thousands without), --as {name}=text keeps texts")
+        what = f"{file}: column {name!r} holds {comma[0].as_py()!r}: decimal=',' reads numbers with a comma as point"
+        raise ConfigError(f"{what} (write marks of thousands without), kinds={{{name!r}: 'text'}} keeps texts")
     word = cells.filter(pc.and_(empty, pc.invert(blank)))
     if len(word) and options.empty == "stop":
         what = f"{file}: column {name!r} holds {word[0].as_py()!r}, no value or a name"
-        raise ConfigError(f"{what}: --empty {word[0].as_py()} reads no value, --as {name}=class a name")
+        raise ConfigError(f"{what}: empty={word[0].as_py()!r} reads no value, kinds={{{name!r}: 'class'}} a name")
     return pc.if_else(empty, none, cells)
 
 
@@ -180,7 +180,7 @@ def check_digits(file: Path, name: str, cells: Any, floats: Any) -> Any:
             lost = bool(WHOLE.fullmatch(cell)) and int(float(cell)) != int(cell.partition(".")[0])
         if lost:
             what = f"{file}: column {name!r}: no type holds {cell} and the other numbers exactly"
-            raise ConfigError(f"{what}; --as {name}=text keeps it as it is written")
+            raise ConfigError(f"{what}; kinds={{{name!r}: 'text'}} keeps it as it is written")
     return floats
 
 
@@ -217,4 +217,4 @@ def check_header(file: Path, table: Any, options: PackOptions) -> None:
 def check_names(file: Path, names: list[str]) -> None:
     if twice := next((n for n in names if names.count(n) > 1), None):
         what = f"{file} has two columns {twice!r}"
-        raise ConfigError(f"{what}; give each a name of its own, or --no-header if the first line is a sample")
+        raise ConfigError(f"{what}; give each a name of its own, or header=False if the first line is a sample")

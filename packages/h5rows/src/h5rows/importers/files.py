@@ -87,7 +87,7 @@ def split_words(root: Path, folders: set[str]) -> dict[str, str]:
 
 def open_images(root: Path, options: PackOptions) -> FileSource:
     source = FileSource(root, options, SUFFIXES, "image", ImageDecoder(options))
-    source.remedy = "; --size makes all one size (--variable keeps each, flat)"
+    source.remedy = "; size= makes all one size (variable=True keeps each, flat)"
     return source
 
 

@@ -65,7 +65,7 @@ def check_inside(path: str | Path, top: str, external: str) -> None:
         return
     raise ConfigError(
         printable(
-            f"{path} is a link to {os.path.realpath(path)}, outside of {top}; --external allow reads what lies "
+            f"{path} is a link to {os.path.realpath(path)}, outside of {top}; external='allow' reads what lies "
             "elsewhere, if you trust who made the link"
         )
     )

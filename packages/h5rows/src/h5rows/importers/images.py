@@ -31,7 +31,7 @@ class ImageDecoder:
         self.first: object = None
         need("PIL.Image", "reading images", "pillow")
         if self.variable and self.size:
-            raise ConfigError("--variable keeps each image's own size and --size makes them one: give one of the two")
+            raise ConfigError("variable=True keeps each image's own size and size= makes them one: give one of the two")
 
     def field(self, first: np.ndarray, name: str) -> Field:
         shape = (first.shape[0], None, None) if self.variable else first.shape
@@ -70,7 +70,7 @@ class ImageDecoder:
         if self.exif == "ignore" or (turned := orientation(image)) == 1:
             return image
         if self.exif != "apply":
-            why = f"has the EXIF orientation {turned}; --exif apply turns the pixels, --exif ignore does not"
+            why = f"has the EXIF orientation {turned}; exif='apply' turns the pixels, exif='ignore' does not"
             raise BadSample(name, why)
         from PIL import ImageOps
 
@@ -81,31 +81,31 @@ class ImageDecoder:
         if image.mode in ("1", "L") and not self.auto:
             return
         if image.mode != "P":
-            remedy = "--mode RGB packs the colours" + "; --mode P the grey values" * (image.mode == "L")
+            remedy = "mode='RGB' packs the colours" + "; mode='P' the grey values" * (image.mode == "L")
             raise BadSample(name, f"is an image of mode {image.mode}, without a palette; {remedy}")
         palette = palette_of(image)
         if self.palette is None:
             self.palette, self.first = palette, name
         size = min(len(palette), len(self.palette))
         if self.auto and not np.array_equal(palette[:size, :3], self.palette[:size, :3]):
-            why = "its numbers are other colours; --mode RGB packs the colours, --mode P the numbers"
+            why = "its numbers are other colours; mode='RGB' packs the colours, mode='P' the numbers"
             raise BadSample(name, f"has another palette than {self.first}: {why}")
 
     def _convert(self, image: Any, name: object) -> Any:
         deep = image.mode.startswith("I") or image.mode == "F"
         if deep != (self.mode == "I;16") or image.mode == "F":
-            remedy = "--mode RGB or L reads it" if not deep else "--mode 'I;16' keeps it"
+            remedy = "mode='RGB' or L reads it" if not deep else "mode='I;16' keeps it"
             remedy = "store such values as .npy" if image.mode == "F" else remedy
-            raise BadSample(name, f"is an image of mode {image.mode}, --mode is {self.mode}; {remedy}")
+            raise BadSample(name, f"is an image of mode {image.mode}, and mode={self.mode!r} was asked for; {remedy}")
         if self.mode == "I;16":  # I;16B and I hold the same values in other words
             if image.getextrema()[1] > 65535 or image.getextrema()[0] < 0:
                 raise BadSample(name, "holds values outside 0..65535; store such values as .npy")
             return image
         if self.auto and image.mode not in COLOURS:
-            raise BadSample(name, f"has the colours {image.mode}; --mode RGB converts them")
+            raise BadSample(name, f"has the colours {image.mode}; mode='RGB' converts them")
         alpha = "transparency" in image.info or image.mode in ("PA", "LA", "RGBA")
         if self.auto and alpha and image.convert("RGBA").getextrema()[3][0] < 255:
-            raise BadSample(name, "has an alpha channel; --mode RGBA keeps it, --mode RGB does not")
+            raise BadSample(name, "has an alpha channel; mode='RGBA' keeps it, mode='RGB' does not")
         through = "RGBA" if image.mode == "P" and alpha else image.mode  # as Pillow asks for in a warning
         return image.convert(through).convert(self.mode)
 

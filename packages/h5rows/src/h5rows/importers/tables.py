@@ -39,7 +39,7 @@ MISSING_CLASS = -1
 class TableSource(SampleSource):
     """Each field is numbers, or a class of strings, or encoded cells, which are decoded one by one."""
 
-    remedy = "; --size makes images one size, --variable keeps each"
+    remedy = "; size= makes images one size, variable=True keeps each"
 
     def __init__(self, groups: Groups, splits: dict[str, Rows], options: PackOptions, where: Path) -> None:
         self.groups, self.splits, self.options, self.where = groups, splits, options, where
@@ -53,26 +53,26 @@ class TableSource(SampleSource):
             options.check_for(FOR_CSV, f"{where}, which is Parquet,")
             if options.empty not in ("stop", "nan"):
                 raise ConfigError(
-                    f"--empty {options.empty}: {where} is Parquet, which says itself what is empty; give nan"
+                    f"empty={options.empty!r}: {where} is Parquet, which says itself what is empty; give nan"
                 )
         names, files = groups.schema.names, options.file_column
         usual = [name for name in names if name not in ("split", files)]
         if files is not None:
             usual.insert(0, "image")
             if files not in names:
-                raise ConfigError(f"--files {files}: {where} has no such column; it has {names}")
+                raise ConfigError(f"file_column={files!r}: {where} has no such column; it has {names}")
             if files != "image" and files in options.fields:
-                what = f"--fields {files}: of --files {files} comes the field image"
+                what = f"fields={files!r}: of file_column={files!r} comes the field image"
                 raise ConfigError(f"{what}; write image, or image=NAME")
             if files != "image" and "image" in names:
                 raise ConfigError(
-                    f"--files {files} makes a field image, and {where} has a column of that name; rename it"
+                    f"file_column={files!r} makes a field image, and {where} has a column of that name; rename it"
                 )
         for wanted in options.fields or usual:
             self._columns[wanted] = [files] if files and wanted == "image" else self._named(wanted)
             self.fields[wanted] = self._learn(wanted, self._columns[wanted])
         if unknown := sorted(set(options.kinds) - {*self.fields, *names}):
-            raise ConfigError(f"--as: {where} has no column {unknown[0]!r}; it has {names}")
+            raise ConfigError(f"kinds=: {where} has no column {unknown[0]!r}; it has {names}")
         self.groups.forget()
 
     def _named(self, wanted: str) -> list[str]:
@@ -80,7 +80,7 @@ class TableSource(SampleSource):
         names = self.groups.schema.names
         found = [[part] if part in names else fnmatch.filter(names, part) for part in wanted.split(",")]
         if wanted not in names and not all(found):
-            raise ConfigError(f"--fields: {self.where} has no column {wanted!r}; it has {names}")
+            raise ConfigError(f"fields=: {self.where} has no column {wanted!r}; it has {names}")
         return [wanted] if wanted in names else [n for part in found for n in part]
 
     def _learn(self, name: str, columns: list[str]) -> Field:
@@ -88,7 +88,7 @@ class TableSource(SampleSource):
 
         kind, given = self.groups.schema.field(columns[0]).type, self.options.kinds.get(name)
         if len(columns) > 1 and not (pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind)):
-            raise ConfigError(f"--fields: {name!r} are {len(columns)} columns, and {columns[0]!r} holds no numbers")
+            raise ConfigError(f"fields=: {name!r} are {len(columns)} columns, and {columns[0]!r} holds no numbers")
         if columns == [self.options.file_column]:
             return self._learn_encoded(name, lambda _: NamedImages(self.options, self.where))
         if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_dictionary(kind):
@@ -108,7 +108,9 @@ class TableSource(SampleSource):
             what = f"{self.where}: {name}"
             return self._learn_encoded(name, lambda raw: decoder(given or guess(raw, what), self.options, name))
         if given not in (None, "int", "float"):
-            raise ConfigError(f"--as {name}={given}: {self.where} holds {kind} there, which is packed as it is")
+            raise ConfigError(
+                f"kinds={{{name!r}: {given!r}}}: {self.where} holds {kind} there, which is packed as it is"
+            )
         first = self.groups.take(range(1), columns)
         size = self._numbers(first, range(1), columns, None).shape[1:]  # before: says what is no number
         dtype = self.groups.number_type(columns, self._nan)
@@ -142,28 +144,28 @@ class TableSource(SampleSource):
             found |= set(self.groups.table(g, [column]).column(column).unique().to_pylist())
         if None in found and not self._nan:
             what = f"{self.where}: column {column!r} has empty cells"
-            remedy = f"--empty nan makes them class {MISSING_CLASS} (data.masked.FIELD=drop leaves such rows out)"
-            raise ConfigError(f"{what}; {remedy}, --fields leaves the column out")
+            remedy = f"empty='nan' makes them class {MISSING_CLASS} (data.masked.FIELD=drop leaves such rows out)"
+            raise ConfigError(f"{what}; {remedy}, fields= leaves the column out")
         return found
 
     def _check_classes(self, name: str, found: set[str]) -> None:
         """What is meant as numbers or texts would lose its meaning as numbers of classes."""
-        ways = f"--as {name}=class makes each different cell a class, --as {name}=text keeps texts"
+        ways = f"kinds={{{name!r}: 'class'}} makes each different cell a class, kinds={{{name!r}: 'text'}} keeps texts"
         where, cells = f"{self.where}: column {name!r}", sorted(found)
         like = [cell for cell in cells if LIKE_NUMBERS.fullmatch(cell.strip())]
         if like and not all(map(str.isdigit, cells)):
             plain = [cell for cell in cells if is_number(cell)]
             odd = next((cell for cell in cells if not is_number(cell)), None)
             if odd is None:
-                said, way = f"{like[0]!r}, a number or a name", f"--as {name}=float a number, "
+                said, way = f"{like[0]!r}, a number or a name", f"kinds={{{name!r}: 'float'}} a number, "
             elif plain:
-                said, way = f"the number {plain[0]!r} and {odd!r}", f"--empty {odd!r} reads that as no value, "
+                said, way = f"the number {plain[0]!r} and {odd!r}", f"empty={odd!r} reads that as no value, "
             else:
                 said, way = f"{like[0]!r}, no number and no name", ""
             raise ConfigError(f"{where} holds {said}: {way * self.groups.is_csv}{ways}")
         if len(found) > max(FEW_CLASSES, self.groups.rows // 2):
             texts = f"has {len(found):,} different texts in {self.groups.rows:,} rows"
-            raise ConfigError(f"{where} {texts}: {ways}, --fields leaves it out")
+            raise ConfigError(f"{where} {texts}: {ways}, fields= leaves it out")
 
     def _numbers(self, table: Any, rows: Rows, columns: list[str], dtype: np.dtype | None) -> np.ndarray:
         """(B,) of one column, (B, n) of several or of a column of lists of one length. dtype None: each its own."""
@@ -171,7 +173,7 @@ class TableSource(SampleSource):
         for column in columns:
             flat, lengths = self._cells(table, rows, column, dtype)
             if len(set(lengths)) > 1:
-                raise ConfigError(f"{self.where}: {column!r} holds lists of different length; --variable keeps them")
+                raise ConfigError(f"{self.where}: {column!r} holds lists of different length; variable=True keeps them")
             made.append(flat.reshape(len(lengths), -1) if lengths else flat)
         if len(columns) == 1:
             return made[0]
@@ -193,13 +195,13 @@ class TableSource(SampleSource):
                 if not cell.is_valid or (lists and not self._nan and cell.values.null_count)
             )
             what = f"{self.where}: column {column!r} is empty or NaN in row {row} (from 0, without the header)"
-            raise ConfigError(f"{what}; --empty nan reads NaN for a missing number, --fields leaves the column out")
+            raise ConfigError(f"{what}; empty='nan' reads NaN for a missing number, fields= leaves the column out")
         try:
             return exact(flat, dtype), [len(cell) for cell in cells] if lists else []
         except ValueError as error:
-            as_text = f", or --as {column}=text keeps it as it is written" if self.groups.is_csv else ""
+            as_text = f", or kinds={{{column!r}: 'text'}} keeps it as it is written" if self.groups.is_csv else ""
             what = f"{self.where}: column {column!r}: {error}"
-            raise ConfigError(f"{what}; choose columns with --fields{as_text}") from None
+            raise ConfigError(f"{what}; choose columns with fields={as_text}") from None
 
     def read(self, rows: Rows, fields: Sequence[str]) -> tuple[dict[str, Any], list[Bad]]:
         table = self.groups.take(rows, list(dict.fromkeys(c for f in fields for c in self._columns[f])))
@@ -255,7 +257,7 @@ class NamedImages(ImageDecoder):
         path = os.path.join(self.root, str(data))
         if self.external != ALLOW and not lies_in(path, os.path.realpath(self.root)):
             problem = f"{self.table}: column {self.column!r} names {str(data)!r}, outside of {self.root}"
-            raise ConfigError(f"{problem}; --external allow reads what lies elsewhere")
+            raise ConfigError(f"{problem}; external='allow' reads what lies elsewhere")
         return super().__call__(path, data)
 
 

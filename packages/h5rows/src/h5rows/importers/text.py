@@ -61,15 +61,15 @@ def pieces(file: Path) -> Iterator[str]:
             while text := stream.read(PIECE):
                 yield text + stream.readline()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is not UTF-8 ({error}); convert it, or --tokenizer bytes") from None
+        raise ConfigError(f"{file} is not UTF-8 ({error}); convert it, or tokenizer='bytes'") from None
 
 
 def tokenizer_file(name: str, length: int | None = None) -> Any:
     """The Tokenizer of a JSON file, or of the folder that transformers wrote one into. length: ids are cut to it."""
     file = Path(name) / "tokenizer.json" if Path(name).is_dir() else Path(name)
     if not file.is_file():
-        raise ConfigError(f"--tokenizer {name}: no file {file}; give bytes, chars, a tokenizers JSON file or a folder")
-    loaded = need("tokenizers", f"--tokenizer {name}", "tokenizers").Tokenizer.from_file(str(file))
+        raise ConfigError(f"tokenizer={name!r}: no file {file}; give bytes, chars, a tokenizers JSON file or a folder")
+    loaded = need("tokenizers", f"tokenizer={name!r}", "tokenizers").Tokenizer.from_file(str(file))
     loaded.no_padding()
     if length:
         loaded.enable_truncation(length)

@@ -26,6 +26,7 @@ IMAGE_MAGIC = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*", 
 Decode = Callable[[Any, object], np.ndarray]  # (bytes, name of the sample) -> array
 WIDENED: set[str] = set()  # types that this process has met and NumPy lacks
 WHOLE_NUMBER = re.compile(rb"0|-?[1-9][0-9]*")  # what int() and str() carry there and back
+AS_TEXT = "kinds={'NAME': 'text'} keeps it"
 
 
 def guess(raw: bytes, where: object) -> str:
@@ -41,7 +42,9 @@ def guess(raw: bytes, where: object) -> str:
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        raise ConfigError(f"{where}: {len(raw)} bytes of unknown kind; say which: --as NAME=uint8:3,32,32") from None
+        raise ConfigError(
+            f"{where}: {len(raw)} bytes of unknown kind; say which: kinds={{'NAME': 'uint8:3,32,32'}}"
+        ) from None
     return "number" if WHOLE_NUMBER.fullmatch(text.strip().encode()) else "text"
 
 
@@ -56,7 +59,7 @@ def decoder(kind: str, options: PackOptions, name: str) -> Decode:
         type_name, _, sides = kind.partition(":")
         return partial(read_raw, np.dtype(type_name), tuple(int(s) for s in sides.split(",") if s))
     except (TypeError, ValueError):
-        what = f"--as {name}={kind}: give image, npy, pth, text, int, float"
+        what = f"kinds={{{name!r}: {kind!r}}}: give image, npy, pth, text, int, float"
         raise ConfigError(f"{what}, or a type and shape such as uint8:3,32,32") from None
 
 
@@ -135,7 +138,7 @@ def read_text(raw: bytes, name: object) -> np.ndarray:
 def read_number(raw: bytes, name: object) -> np.ndarray:
     """A whole number that nobody called one: 007 is a name."""
     if not WHOLE_NUMBER.fullmatch(raw.strip()) and re.fullmatch(rb"[+-]?[0-9]+", raw.strip()):
-        why = "--as NAME=text keeps it as it is written, --as NAME=int takes the number"
+        why = f"{AS_TEXT} as it is written, kinds={{'NAME': 'int'}} takes the number"
         raise BadSample(name, f"is {raw.strip()[:30].decode()!r}, which no number is written as; {why}")
     return read_int(raw, name)
 
@@ -146,7 +149,7 @@ def read_int(raw: bytes, name: object) -> np.ndarray:
     except ValueError:
         raise BadSample(name, f"is no whole number: {raw[:20]!r}") from None
     except OverflowError:
-        raise BadSample(name, f"is a whole number of over 63 bits: {raw[:30]!r}; --as NAME=text keeps it") from None
+        raise BadSample(name, f"is a whole number of over 63 bits: {raw[:30]!r}; {AS_TEXT}") from None
 
 
 def read_float(raw: bytes, name: object) -> np.ndarray:
@@ -156,7 +159,7 @@ def read_float(raw: bytes, name: object) -> np.ndarray:
     except ValueError:
         raise BadSample(name, f"is no number: {raw[:20]!r}") from None
     if re.fullmatch(rb"[+-]?[0-9]+", raw.strip()) and (np.isinf(value) or int(value) != int(raw)):
-        raise BadSample(name, f"is too large for the digits of float64: {raw[:30]!r}; --as NAME=text keeps it")
+        raise BadSample(name, f"is too large for the digits of float64: {raw[:30]!r}; {AS_TEXT}")
     return np.array(value, np.float64)
 
 
@@ -196,13 +199,13 @@ class EncodedSource(SampleSource):
 
         values = first_readable(size, learn_from, where)
         if unknown := sorted(set(options.kinds) - set(values)):
-            raise ConfigError(f"--as: {where} has no field {unknown[0]!r}; it has {sorted(values)}")
+            raise ConfigError(f"kinds=: {where} has no field {unknown[0]!r}; it has {sorted(values)}")
 
     def sample(self, row: int, fields: Sequence[str]) -> dict[str, Any]:
         raws = self.raw(row)
         if not self._chosen and (more := sorted(set(raws) - set(self.fields))):
             first = f"the first sample ({self.name_of(0)}) has only {sorted(self.fields)}"
-            raise ConfigError(f"{self.name_of(row)} has a field {more[0]!r}, {first}; choose with --fields")
+            raise ConfigError(f"{self.name_of(row)} has a field {more[0]!r}, {first}; choose with fields=")
         for name in fields:
             if name not in raws:
                 raise BadSample(self.name_of(row), f"has no field {name!r}")

@@ -74,7 +74,7 @@ def under_work(out: Path, overwrite: bool) -> Iterator[Path]:
         with locked(place):
             try:
                 if out.exists() and not overwrite:
-                    raise ConfigError(f"{out} exists; --overwrite replaces it")
+                    raise ConfigError(f"{out} exists; overwrite=True replaces it")
                 with full_disk(out, temp):
                     yield temp
                     temp.replace(out)

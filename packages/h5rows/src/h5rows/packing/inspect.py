@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from h5rows.errors import clean, first_line
+from h5rows.errors import clean, first_line, report
 from h5rows.meaning.choice import choose
 from h5rows.meaning.kinds import NAMES, kind_of
 from h5rows.packing.scan import SMALL
@@ -64,25 +64,25 @@ def inspect_file(path: str) -> None:
     """Of an index of shards, its first one."""
     given, (path, *others) = path, names_of(path) if is_index(path) else [path]
     if given != path:
-        print(f"{given}: {len(others) + 1} shard{'s' * bool(others)}, read as one set; the first:")
+        report(f"{given}: {len(others) + 1} shard{'s' * bool(others)}, read as one set; the first:")
     path = local_copy(path)
     with open_h5(path) as file:
-        print(f"{path}: {Path(path).stat().st_size / 1e6:,.1f} MB")
+        report(f"{path}: {Path(path).stat().st_size / 1e6:,.1f} MB")
         show_attributes(file)
         with reported("/"):
-            print(*("", *meaning_of(file, given, len(others) + 1)), sep="\n")
+            report("\n".join(["", *meaning_of(file, given, len(others) + 1)]))
         found = []
         for name, item in items_below(file):
             with reported(name):
                 if item is None:
-                    print(f"\n{clean(name)}: cannot be opened: it is damaged")
+                    report(f"\n{clean(name)}: cannot be opened: it is damaged")
                 elif isinstance(item, h5py.Dataset):
                     found.append(each := Found(name, item))
                     show(each)
                 elif isinstance(item, h5py.Group):
                     show_group(name, item)
         if not found:
-            print("  it holds no datasets that can be read")
+            report("  it holds no datasets that can be read")
         with reported("/"):
             show_links(file, "")
         advise(path, found)
@@ -105,7 +105,7 @@ def reported(name: str) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except (OSError, RuntimeError, LookupError, TypeError, ValueError, OverflowError, MemoryError) as error:
-        print(f"\n{clean(name)}: cannot be read: {clean(first_line(error))}")
+        report(f"\n{clean(name)}: cannot be read: {clean(first_line(error))}")
 
 
 def show_attributes(item: Any) -> None:
@@ -115,14 +115,14 @@ def show_attributes(item: Any) -> None:
             value = shorten(item.attrs[name])
         except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:
             value = f"cannot be read: {first_line(error)}"
-        print(f"  {clean(name)}: {clean(value)}")
+        report(f"  {clean(name)}: {clean(value)}")
     if len(names) > MOST_ATTRIBUTES:
-        print(f"  and {len(names) - MOST_ATTRIBUTES} more attributes")
+        report(f"  and {len(names) - MOST_ATTRIBUTES} more attributes")
 
 
 def show_group(name: str, group: h5py.Group) -> None:
     if attribute_names(group.id):
-        print(f"\n{clean(name)}: group")
+        report(f"\n{clean(name)}: group")
         show_attributes(group)
     show_links(group, f"{name}/")
 
@@ -133,9 +133,9 @@ def show_links(group: h5py.Group, prefix: str) -> None:
         link = link_of(group, name)
         if isinstance(link, h5py.ExternalLink):
             where = f"{clean(link.path)} in {clean(link.filename)}"
-            print(f"\n{clean(prefix + name)}: a link to {where}, which is not followed here")
+            report(f"\n{clean(prefix + name)}: a link to {where}, which is not followed here")
         elif link is None:
-            print(f"\n{clean(prefix + name)}: a link of a user's own class, which cannot be followed")
+            report(f"\n{clean(prefix + name)}: a link of a user's own class, which cannot be followed")
 
 
 def amplification(dset: h5py.Dataset) -> float | None:
@@ -157,33 +157,33 @@ def show(each: Found) -> None:
         layout += f", in other files: {shorten(', '.join(others))}"
     shape = "x".join(map(str, dset.shape)) if dset.shape else "no rows"
     stored = f", {each.stored / 1e6:,.1f} MB in the file" if each.filters else ""
-    print(f"\n{clean(each.name)}: {shape} {dset.dtype}, {each.size / 1e6:,.1f} MB{stored}")
-    print(f"  layout: {', '.join([layout, ' + '.join(each.filters)] if each.filters else [layout])}")
+    report(f"\n{clean(each.name)}: {shape} {dset.dtype}, {each.size / 1e6:,.1f} MB{stored}")
+    report(f"  layout: {', '.join([layout, ' + '.join(each.filters)] if each.filters else [layout])}")
     if each.amplification is not None:
-        print(f"  random row: {each.amplification:,.1f} bytes read and decoded for each byte wanted")
-    print(f"  read: {each.way} ({each.reason})")
+        report(f"  random row: {each.amplification:,.1f} bytes read and decoded for each byte wanted")
+    report(f"  read: {each.way} ({each.reason})")
     for line in said_of(dset):
-        print(f"  {clean(line)}")
+        report(f"  {clean(line)}")
     show_attributes(dset)
 
 
 def advise(path: str, found: list[Found]) -> None:
-    print("\nadvice:")
+    report("\nadvice:")
     for each in found:
         if each.complaint:
-            print(f"  {clean(each.name)}: {each.complaint}")
+            report(f"  {clean(each.name)}: {each.complaint}")
     vlen = [each for each in found if each.vlen]
     fixable = [each for each in found if each.complaint and missing_filter(each.dset) is None]
     if not fixable:
-        print("  nothing to repack")
+        report("  nothing to repack")
         return
     new = str(Path(path).with_suffix("")) + ".repacked.h5"
     options = ["--flatten"] * bool(vlen) + ["--fixed"] * any(grows(each.dset.id) for each in fixable)
     fixed = " (--fixed: what can grow becomes contiguous too, and can grow no more)" * ("--fixed" in options)
     size = sum(each.size for each in found)
-    print(f"  fastest to read, {size / 1e6:,.1f} MB{fixed}:\n    {typed('repack', path, new, *options)}")
+    report(f"  fastest to read, {size / 1e6:,.1f} MB{fixed}:\n    {typed('repack', path, new, *options)}")
     if any(e.filters and e.stored < POINTLESS * e.size for e in fixable):
-        print(f"  smaller, one to a few rows to a chunk:\n    {typed('repack', path, new, '--codec', 'zstd')}")
+        report(f"  smaller, one to a few rows to a chunk:\n    {typed('repack', path, new, '--codec', 'zstd')}")
 
 
 def shorten(value: Any, limit: int = 100) -> str:

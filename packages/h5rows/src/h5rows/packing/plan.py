@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 from tqdm import tqdm
 
-from h5rows.errors import ConfigError, printable
+from h5rows.errors import ConfigError, clean, printable
 from h5rows.options import PackOptions
 from h5rows.packing.file import Column
 from h5rows.packing.pool import measure_rows
@@ -55,9 +55,11 @@ def split_rows(source: Source, options: PackOptions) -> dict[str, Rows]:
         splits = take_shares(splits, options, source.ordered)
     if options.shuffle:
         if source.ordered:
-            raise ConfigError("--shuffle: the rows are a stream of tokens, whose order is the text")
+            raise ConfigError("shuffle=True: the rows are a stream of tokens, whose order is the text")
         if source.slow_random:
-            raise ConfigError("--shuffle: this format is slow to read out of order; data/order shuffles what is read")
+            raise ConfigError(
+                "shuffle=True: this format is slow to read out of order; data/order shuffles what is read"
+            )
         splits = {
             name: np.random.default_rng([options.seed, k + 1]).permutation(np.asarray(rows))
             for k, (name, rows) in enumerate(splits.items())
@@ -69,16 +71,16 @@ def split_rows(source: Source, options: PackOptions) -> dict[str, Rows]:
 def take_shares(splits: dict[str, Rows], options: PackOptions, ordered: bool) -> dict[str, Rows]:
     whole = "" if "" in splits else "train"
     if whole not in splits:
-        raise ConfigError(f"--split takes shares of the split train; the source has {sorted(splits)}")
+        raise ConfigError(f"split= takes shares of the split train; the source has {sorted(splits)}")
     for name in options.split:
         if name in splits or name == "train":
-            raise ConfigError(f"--split {name}: the source has this split ({sorted(splits) if whole else 'train'})")
+            raise ConfigError(f"split={name!r}: the source has this split ({sorted(splits) if whole else 'train'})")
     if not 0 < sum(options.split.values()) < 1 or min(options.split.values()) <= 0:
-        raise ConfigError(f"--split {dict(options.split)}: each is above 0, all together leave something for train")
+        raise ConfigError(f"split={dict(options.split)}: each is above 0, all together leave something for train")
     rows = splits.pop(whole)
     counts = {name: round(len(rows) * share) for name, share in options.split.items()}
     if 0 in counts.values() or sum(counts.values()) >= len(rows):
-        raise ConfigError(f"--split {dict(options.split)} of {len(rows)} rows leaves a split empty")
+        raise ConfigError(f"split={dict(options.split)} of {len(rows)} rows leaves a split empty")
     left = len(rows) - sum(counts.values())
     drawn: Rows = rows if ordered else np.random.default_rng([options.seed, 0]).permutation(np.asarray(rows))
     shares: dict[str, Rows] = {"train": drawn[:left]}
@@ -126,9 +128,11 @@ def check_storable(source: Source, names: Mapping[str, str]) -> None:
     for name, new in names.items():
         what = source.fields[name]
         if bad_text(new) or not all(part.strip(".") for part in new.split("/")):
-            raise ConfigError(f"{where}: a field cannot be called {new!r}; --fields NAME=OTHER")
+            raise ConfigError(f"{where}: a field cannot be called {new!r}; fields={{'NAME': 'OTHER'}}")
         if beside := next((n for n in names.values() if n.startswith(f"{new}/")), None):
-            raise ConfigError(f"field {new!r} and {beside!r} cannot both be there: --fields {new}=OTHER renames one")
+            raise ConfigError(
+                f"field {new!r} and {beside!r} cannot both be there: fields={{{new!r}: 'OTHER'}} renames one"
+            )
         try:
             members = [what.dtype[n] for n in what.dtype.names] if what.dtype.names else [what.dtype]
             plain = any(map(is_readable, members)) and not what.dtype.hasobject
@@ -138,7 +142,7 @@ def check_storable(source: Source, names: Mapping[str, str]) -> None:
         if not plain:
             problem = f"{where}: field {name!r} is of type {what.dtype}; numbers are stored"
             remedy = "save bfloat16 as float32" if what.dtype.kind == "V" else "encode strings and times as numbers"
-            raise ConfigError(f"{problem}: {remedy}, or leave the field out (--fields)")
+            raise ConfigError(f"{problem}: {remedy}, or leave the field out (fields=)")
         for key, value in what.attrs.items():
             if wrong := next((v for v in value if bad_text(v)), None) if isinstance(value, list) else None:
                 raise ConfigError(f"{where}: {key} of field {name!r}: HDF5 holds no name {wrong!r}; rename it")
@@ -192,6 +196,8 @@ def measure(parts: list[Part], source: Source, pool: Executor, quiet: bool) -> N
             if source.fields[name].ragged:
                 pieces = [part.rows[b : b + PROCESS_ROWS] for b in range(0, len(part.rows), PROCESS_ROWS)]
                 each = pool.map(measure_rows, pieces, [name] * len(pieces))
-                found = list(tqdm(each, desc=f"measure {name}", total=len(pieces), unit=" blocks", disable=quiet))
+                found = list(
+                    tqdm(each, desc=f"measure {clean(name)}", total=len(pieces), unit=" blocks", disable=quiet)
+                )
                 none = np.zeros((0, len(source.fields[name].shape)), np.int64)
                 part.shapes[name] = np.concatenate([none, *found])

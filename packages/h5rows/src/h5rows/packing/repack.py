@@ -14,7 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from h5rows.account import Account
-from h5rows.errors import ConfigError, clean
+from h5rows.errors import ConfigError, clean, report
 from h5rows.options import RepackOptions
 from h5rows.packing import file as files
 from h5rows.packing.copying import Copier, compare, creation, elsewhere, file_properties
@@ -35,7 +35,7 @@ CACHE_BYTES = 1 << 26  # of decoded chunks of the source
 def repack_file(source: str, out: str, options: RepackOptions, note: str) -> Account:
     """-> what was left out. note: becomes the attribute `repacked`."""
     if options.flatten and not options.contiguous:
-        raise ConfigError("--flatten: the flat values are mapped, so leave --codec and --rows-per-chunk out")
+        raise ConfigError("flatten=True: the flat values are mapped, so leave codec= and rows_per_chunk= out")
     old, new = Path(source), Path(out)
     if new.exists() and new.samefile(old):
         raise ConfigError(f"{out} exists; name another file")
@@ -52,9 +52,9 @@ def repack_file(source: str, out: str, options: RepackOptions, note: str) -> Acc
     print(*[f"{line}\n" for line in [*account.lines(), *map(clean, contents.said)]], sep="", end="")
     if not options.quiet:
         held = ", ".join(f"{count:,} {kind}" for kind, count in account.held.items() if count)
-        print(f"{old} holds {held}; {new}: {account.closing}")
+        report(f"{old} holds {held}; {new}: {account.closing}")
         sizes = " -> ".join(f"{path}: {path.stat().st_size / 1e6:,.1f} MB" for path in (old, new))
-        print(f"{sizes}; look with: {typed('inspect', str(new))}")
+        report(f"{sizes}; look with: {typed('inspect', str(new))}")
     return account
 
 
@@ -66,7 +66,7 @@ def check_size(file: h5py.File, contents: Contents, contiguous: bool) -> None:
     if need > MOST_TIMES * size and need > MOST_BYTES:
         path = max(sizes, key=sizes.__getitem__)
         copy = f"its copy would have {in_words(need)} ({path} alone {in_words(sizes[path])})"
-        remedy = "--inflate writes it, --codec gzip keeps it small"
+        remedy = "inflate=True writes it, codec='gzip' keeps it small"
         raise ConfigError(f"{file.filename} has {in_words(size)}, {copy}; {remedy}")
 
 

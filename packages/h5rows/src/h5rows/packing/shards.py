@@ -23,7 +23,7 @@ import h5py
 import numpy as np
 
 from h5rows.account import Account
-from h5rows.errors import ConfigError, first_line, need, pip_install
+from h5rows.errors import ConfigError, first_line, need, pip_install, report
 from h5rows.packing.file import flush
 from h5rows.program import calling
 from h5rows.reading.finding import stated_classes
@@ -51,9 +51,9 @@ def pack_shards(make: Make, out: str, count: int, append: bool, overwrite: bool)
 def _packed_at(place: Place, make: Make, out: str, count: int, append: bool, overwrite: bool) -> Account:
     before, name = place.read_index(), shown(out)
     if before is not None and not (append or overwrite):
-        raise ConfigError(f"{name}: a set is there; --append adds to it, --overwrite begins another")
+        raise ConfigError(f"{name}: a set is there; append=True adds to it, overwrite=True begins another")
     if before is None and append:
-        raise ConfigError(f"{name}: no {INDEX} is there to add to; leave --append out")
+        raise ConfigError(f"{name}: no {INDEX} is there to add to; leave append=True out")
     held = before if append and before is not None else {"shards": [], "fields": None}
     kept, shards, accounts = held["fields"], list(held["shards"]), []
     there = {one["sha256"]: one["file"] for one in shards}
@@ -69,8 +69,8 @@ def _packed_at(place: Place, make: Make, out: str, count: int, append: bool, ove
             if digest in there:
                 raise ConfigError(
                     f"{name}: {there[digest]} of the set is the same as shard {i + 1} of {count} of what is added, so "
-                    "rows would be there twice; the set is as it was - pack new rows alone with --append, or all anew "
-                    "with --overwrite"
+                    "rows would be there twice; the set is as it was - pack new rows alone with append=True, or all "
+                    "anew with overwrite=True"
                 )
             shard = f"{len(shards):05}-{digest[:12]}.h5"
             sent = place.send(file, shard)
@@ -83,7 +83,7 @@ def _packed_at(place: Place, make: Make, out: str, count: int, append: bool, ove
     if overwrite and not append:
         place.remove_all_but({one["file"] for one in shards})
     index = place.shown(INDEX)
-    print(f"{index}: {len(shards)} shard{'s' * (len(shards) > 1)}\n{calling.reading(index, *fields_of(kept))}")
+    report(f"{index}: {len(shards)} shard{'s' * (len(shards) > 1)}\n{calling.reading(index, *fields_of(kept))}")
     return max(accounts, key=lambda one: (one.exit_status, sum(one.lost.values())))
 
 
@@ -193,7 +193,7 @@ class Place:
             print(f"removed {len(left)} shards of the set before\n" * bool(left), end="")
         except Exception as error:  # of any library; the new set is whole
             what = f"{self.shown(left[-1] if left else '')}: cannot be removed: {told(error)}"
-            print(f"{what}; remove the shards that {INDEX} does not name yourself")
+            report(f"{what}; remove the shards that {INDEX} does not name yourself")
 
     def _whole(self, path: str, write: Callable[[str], Any]) -> None:
         """A bucket's objects appear whole; a file gets its name when it is."""

@@ -18,7 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from h5rows.account import Account
-from h5rows.errors import ConfigError, printable
+from h5rows.errors import ConfigError, printable, report
 from h5rows.options import PackOptions
 from h5rows.packing.file import Span, bytes_of, create, flushing, pwrite_all, under_work, verify
 from h5rows.packing.plan import Block, Part, columns, cut_blocks, measure, place_groups, plan_parts
@@ -43,13 +43,13 @@ def pack(
         try:
             run.write(pool)
         except BrokenProcessPool:
-            raise ConfigError(f"{out}: a worker was killed, perhaps for lack of memory; try fewer --workers") from None
+            raise ConfigError(f"{out}: a worker was killed, perhaps for lack of memory; try fewer workers=") from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     for line in source.account.lines():
-        print(line)
+        report(line)
     if not options.quiet:
-        print(summary(out, run.parts, source))
+        report(summary(out, run.parts, source))
     return out
 
 
@@ -74,7 +74,7 @@ class PackRun:
             listed += [what for _, _, what in skipped]
             self.leave_out(skipped)  # a contiguous dataset cannot shrink: once more, without them
         if listed:
-            print(f"skipped {len(listed)} samples:", *listed[:20], *["..."] * (len(listed) > 20), sep="\n  ")
+            report("\n  ".join([f"skipped {len(listed)} samples:", *listed[:20], *["..."] * (len(listed) > 20)]))
         spans += self.write_offsets()
         with flushing(self.temp):
             verify(self.temp, spans, self.options.workers, self.options.quiet)
@@ -89,7 +89,7 @@ class PackRun:
         with tqdm(total=total, unit=" rows", unit_scale=True, disable=quiet, desc="pack") as bar:
             for block, (written, bad) in in_flight(pool, write_rows, tasks, 2 * self.options.workers):
                 if bad and self.options.on_error == "stop":
-                    raise ConfigError(f"{bad[0].name}: {bad[0].reason}; --on-error skip leaves such out and lists them")
+                    raise ConfigError(f"{bad[0].name}: {bad[0].reason}; on_error='skip' leaves such out and lists them")
                 for name, (size, crc) in written.items():
                     path, begin = block.places[name]
                     spans += [Span(path, begin, size, crc)] * bool(size)

@@ -125,4 +125,4 @@ def items_below(group: h5py.Group) -> Iterator[tuple[str, Any]]:
 
 
 def _refused(what: str) -> ConfigError:
-    return ConfigError(f"{what}: refused - if you trust it, data.external=allow reads it (repack: --external allow)")
+    return ConfigError(f"{what}: refused - if you trust it, data.external=allow reads it (repack: external='allow')")

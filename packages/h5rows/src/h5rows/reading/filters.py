@@ -16,9 +16,9 @@ import numpy as np
 
 from h5rows.errors import ConfigError, missing
 
-DEFLATE, SHUFFLE, FLETCHER32, BLOSC, LZ4, ZSTD = 1, 2, 3, 32001, 32004, 32015
-NAMES = {DEFLATE: "gzip", SHUFFLE: "shuffle", FLETCHER32: "fletcher32", BLOSC: "blosc", LZ4: "lz4", ZSTD: "zstd"}
-COMPRESSORS = (DEFLATE, BLOSC, LZ4, ZSTD)
+DEFLATE, SHUFFLE, FLETCHER32, BLOSC, ZSTD = 1, 2, 3, 32001, 32015
+NAMES = {DEFLATE: "gzip", SHUFFLE: "shuffle", FLETCHER32: "fletcher32", BLOSC: "blosc", ZSTD: "zstd"}
+COMPRESSORS = (DEFLATE, BLOSC, ZSTD)
 OTHERS = {4: "szip", 5: "nbit", 6: "scale-offset", 32000: "lzf"}
 # of the registered ones, those that hdf5plugin brings, and others that occur
 HDF5PLUGIN = {
@@ -26,7 +26,7 @@ HDF5PLUGIN = {
     32018: "fcidecomp", 32024: "sz3", 32026: "blosc2", 32028: "sperr",
 }  # fmt: skip
 ELSEWHERE = {305: "LZO", 32002: "mafisc", 32003: "snappy", 32009: "SPDP", 32010: "lpc-rice", 32019: "jpeg"}
-LIBRARY = {BLOSC: "blosc", LZ4: "lz4.block", ZSTD: "zstandard"}
+LIBRARY = {BLOSC: "blosc", ZSTD: "zstandard"}
 
 Options = tuple[int, ...]
 Pipeline = tuple[tuple[int, Options], ...]  # (filter, its options), in the order of writing
@@ -69,7 +69,7 @@ def obstacle(pipeline: Pipeline, chunk_bytes: int) -> str | None:
             return f"the filter {filter_name(number)}"
         library = LIBRARY.get(number)
         if library and _load(library) is None:
-            return missing(filter_name(number), library.split(".")[0])
+            return missing(filter_name(number), library)
         if number == FLETCHER32 and chunk_bytes > 1 << 24:
             return "checksums of chunks above 16 MB"
     return None
@@ -157,26 +157,6 @@ def _fletcher32(data: Any, options: Options, nbytes: int) -> Any:
     return body
 
 
-def _lz4(data: Any, options: Options, nbytes: int) -> bytes:
-    """Big-endian header (total, block size), then blocks, each with its size; one as large as its content is raw."""
-    block = _load("lz4.block")
-    assert block is not None
-    view = memoryview(data)
-    total, step = struct.unpack_from(">QI", view)
-    if total > nbytes + _SLACK or not step:
-        raise ValueError(f"lz4 header says {total} bytes in blocks of {step}")
-    parts: list[Any] = []
-    at, left = 12, total
-    while left:
-        (size,) = struct.unpack_from(">I", view, at)
-        want, part = min(step, left), view[at + 4 : at + 4 + size]
-        parts.append(part if size == want else block.decompress(part, uncompressed_size=want))
-        if len(parts[-1]) != want:
-            raise ValueError(f"an lz4 block of {len(parts[-1])} bytes instead of {want}")
-        at, left = at + 4 + size, left - want
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
 def _zstd(data: Any, options: Options, nbytes: int) -> bytes:
     zstandard = _load("zstandard")
     assert zstandard is not None
@@ -208,6 +188,5 @@ _DECODERS: dict[int, Callable[[Any, Options, int], Any]] = {
     SHUFFLE: _unshuffle,
     FLETCHER32: _fletcher32,
     BLOSC: _blosc,
-    LZ4: _lz4,
     ZSTD: _zstd,
 }

@@ -7,6 +7,7 @@ they are left out of a pickle, and a forked child opens what must not be shared.
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any
 
@@ -194,10 +195,6 @@ class ThroughH5py:
             check_same(self.path, self.identity, held.identity, self.swmr)
             dset = held.file[self.name]
             filters.load_plugins(dset)
-            if dset.chunks and (dset.chunks[0] == 1 or not dset.id.get_create_plist().get_nfilters()):
-                access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
-                access.set_chunk_cache(521, 0, 0.75)  # doubles random reads where no chunk is worth keeping
-                dset = h5py.Dataset(h5py.h5d.open(held.file.id, self.name.encode(), access))
             self._handles[os.getpid()] = held, dset
         return dset
 
@@ -223,18 +220,19 @@ class ThroughH5py:
                     raise unreadable(f"{self.path}: {self.name}", error) from error
 
     def _read(self, dset: Any, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None) -> None:
-        values = dset
-        if self.member is not None:
-            values = dset.fields(self.member)
+        if len(rows) == 0:
+            return
+        values = dset if self.member is None else dset.fields(self.member)
         order = np.argsort(rows, kind="stable")
         cuts = np.flatnonzero((np.diff(rows[order]) != 1) | self._by_row) + 1
-        for run in np.split(order, cuts) if len(rows) else []:
-            begin, to = int(rows[run[0]]), (run if at is None else at[run])
-            if len(run) == 1:  # not out[k] = values[begin]: a scalar of NumPy's loses what is left of a bool's byte
-                k = int(to[0])
+        to = order if at is None else at[order]
+        begins, places, bounds = rows[order].tolist(), to.tolist(), [0, *cuts.tolist(), len(rows)]  # faster than arrays
+        for a, b in itertools.pairwise(bounds):
+            begin, k = begins[a], places[a]
+            if b - a == 1:  # not out[k] = values[begin]: a scalar of NumPy's loses what is left of a bool's byte
                 out[k : k + 1] = values[begin : begin + 1]
             else:
-                out[to] = values[begin : begin + len(run)]
+                out[to[a:b]] = values[begin : begin + b - a]
 
     def advise(self, rows: np.ndarray) -> None:
         """HDF5 reads when it is asked to."""
