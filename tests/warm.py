@@ -35,9 +35,9 @@ IMPORTS = (
     "hydra._internal.core_plugins.basic_launcher", "hydra.core.global_hydra", "hydra.core.plugins", "h5py", "numpy",
     "torch", "torch.distributed", "torch.optim",
     "lab.config", "lab.groups", "lab.loop",
-    "lab.notebook", "lab.run", "lab.start",
+    "lab.notebook", "lab.run",
     "samebits.config", "samebits.device", "samebits.world", "samebits.runs", "samebits.loggers", "samebits.sweeps",
-    "samebits.sweeps.verify", "h5rows.dataset",
+    "samebits.process.parent", "samebits.sweeps.verify", "h5rows.dataset",
 )  # fmt: skip
 SHARDING = ("torch.distributed.fsdp", "torch.distributed.checkpoint")  # once a run with trainer=fsdp has begun
 OTHERS = (  # for a copy of the project, and its tests

@@ -18,9 +18,9 @@ from lab.experiment import Experiment, flop_of_sample, on_one_device
 from lab.loaders import make_transform
 from lab.make import seed_rank
 from lab.network import restore_model
+from lab.program import start
 from lab.project import PROJECT
 from lab.restore import restore_task
-from lab.start import start
 from lab.tasks.base import Task
 from samebits.config import compose_here, remove_if_empty
 from samebits.data import Loader
@@ -86,7 +86,7 @@ def fit(cfg: DictConfig, run_dir: str | Path | None = None) -> Path:
     folder = Path(run_dir).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        start(config, folder, [], own_process=False)
+        start(config.given, folder, [], own_process=False)
     except ConfigError:
         remove_if_empty(PROJECT.root, folder)
         raise

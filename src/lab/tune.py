@@ -69,16 +69,13 @@ def begin(trial: Experiment) -> tuple[TrainState, dict[str, nn.Module]]:
 # ---- hardware.micro_batch_size=auto
 
 
-def resolve_micro_batch(cfg: DictConfig) -> str | None:
-    """Replace hardware.micro_batch_size=auto in a checked config by the largest that fits; returns a line that says so.
-    Before the ranks start: all read the same config, and so does a resume."""
-    if cfg.hardware.micro_batch_size != "auto":
-        return None
+def find_micro_batch(cfg: DictConfig) -> tuple[int, str]:
+    """Return the largest hardware.micro_batch_size that fits, for a checked config, and a line that says so. Before the
+    ranks start: all read the same config, and so does a resume."""
     key = "hardware.micro_batch_size=auto"
     size, tried = in_a_child(key, largest_micro_batch, cfg)
-    cfg.hardware.micro_batch_size = size
     failed = min((other for other, fits in tried.items() if not fits), default=None)
-    return f"{key}: {size} samples fit{f', {failed} do not' if failed else ', a whole share'}"
+    return size, f"{key}: {size} samples fit{f', {failed} do not' if failed else ', a whole share'}"
 
 
 def largest_micro_batch(cfg: DictConfig) -> tuple[int, dict[int, bool]]:

@@ -27,7 +27,19 @@ from samebits.parallel.options import Strategy
 
 SRC = ROOT / "src"
 # each imports only those before it; below them the engine's single modules (errors, files, locks, ...)
-ROOMS = ("host", "config", "runs", "loggers", "world", "parallel", "device", "checkpoints", "data", "profiling")
+ROOMS = (
+    "host",
+    "config",
+    "runs",
+    "loggers",
+    "world",
+    "parallel",
+    "device",
+    "checkpoints",
+    "data",
+    "profiling",
+    "process",
+)
 FOLDERS = (*ROOMS, "sweeps.report", "sweeps", "sweeps.verify")
 SAMEBITS = ROOT / "packages/samebits/src/samebits"
 PAGES = {f"samebits.{name}": SAMEBITS / name.replace(".", "/") / "__init__.py" for name in FOLDERS}

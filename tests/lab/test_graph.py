@@ -19,7 +19,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import lab.callbacks.curves
 import lab.header
-import lab.run
 import lab.tasks.supervised
 import samebits.device.captured as captured
 from lab.callbacks.base import Callback
@@ -28,6 +27,7 @@ from lab.tasks.supervised import Supervised
 from samebits.device import Hardware, HardwareConfig, resolve_hardware
 from samebits.device.threads import Threads
 from samebits.errors import ConfigError
+from samebits.process import rank
 from samebits.profiling import Work
 from samebits.world import World
 
@@ -62,7 +62,7 @@ class Recorded:
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(captured, "Graph", Recorded)
-    monkeypatch.setattr(lab.run, "resolve_hardware", lambda *given: replace(resolve_hardware(*given), cuda_graph=True))
+    monkeypatch.setattr(rank, "resolve_hardware", lambda *given: replace(resolve_hardware(*given), cuda_graph=True))
     Recorded.made = 0
 
 
@@ -81,7 +81,7 @@ def test_a_run_of_replays_is_a_run_of_steps(tmp_path: Path, on_cpu: None, more: 
     graph = start_run(tmp_path / "graph", *SMALL, *more)
     assert Recorded.made == 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lab.run, "resolve_hardware", resolve_hardware)
+        patch.setattr(rank, "resolve_hardware", resolve_hardware)
         plain = start_run(tmp_path / "plain", *SMALL, *more)
         for late in graph.glob("checkpoints/*12.pt"):
             late.unlink()

@@ -21,10 +21,9 @@ import lab.loop
 from lab.make import count_steps
 from lab.options import TrainerConfig
 from lab.program import PROGRAM, start
-from lab.start import newest_checkpoint
 from samebits.errors import ConfigError, RunFailed
 from samebits.files import as_json
-from samebits.runs import directory, environment
+from samebits.runs import directory, environment, newest_checkpoint
 from samebits.runs.resume import check_followers, choose_run
 
 SHORT = (*QUICK, "trainer.max_steps=6", "trainer.log_every=2", "trainer.eval_every=3", "trainer.save_every=3")

@@ -51,7 +51,9 @@ class RunDirectory:
         become_rank()
         print_to(Path(directory) / OUTPUT)
         if meeting.follows():
-            status = self._project.join()
+            from samebits.process import join
+
+            status = join(self._project)
             status = 0 if status == PREEMPTED else status  # a failed task could end rank 0 before it requeues
         else:
             try:
