@@ -14,6 +14,7 @@ Raised: ConfigError for what is asked in vain.
     sheet           a table and its writers (md, tex, html)
     axes, curves    the data of pictures (png) and of the page
     writing         all of it into a folder
+    command         the command that reports; `syncing`: the one that uploads
     wandb_sync      uploading runs and sweeps to W&B
 """
 
@@ -24,13 +25,8 @@ from typing import TYPE_CHECKING
 from samebits.pages import lazy
 
 if TYPE_CHECKING:
-    from samebits.sweeps.report.analyse import best_group, check_choice, groups
-    from samebits.sweeps.report.best import best_command, save_best
-    from samebits.sweeps.report.facts import score_text
-    from samebits.sweeps.report.read import SWEEP, Objective, runs_below
-    from samebits.sweeps.report.study import read_study
-    from samebits.sweeps.report.table import Ask
-    from samebits.sweeps.report.wandb_sync import logs_to_wandb, upload_run, upload_summary, write_offline
-    from samebits.sweeps.report.writing import write, write_study
+    from samebits.sweeps.report.command import report
+    from samebits.sweeps.report.syncing import sync
+    from samebits.sweeps.report.writing import write
 else:
     __getattr__ = lazy(__name__, __file__)
