@@ -42,13 +42,14 @@ CASES = {
 def flop(cfg: Any) -> tuple[float, float]:
     """(estimated, counted) of a micro-batch."""
     from lab.notebook import build
-    from lab.profiling import flop_per_sample
+    from lab.profiling import losses_of
     from samebits.device import rough_flop
+    from samebits.profiling import count_flop
 
     parts = build(cfg)
     samples, batch = parts.machine.micro_batch_sizes[0], next(iter(parts.loaders["train"]))
     guess = rough_flop([parts.model, parts.task], parts.task.run.input_shape, samples)
-    counted = samples * flop_per_sample(parts.model, parts.task, batch)
+    counted = count_flop([parts.model, parts.task], batch, losses_of(parts.model, parts.task))
     parts.close()
     return guess, counted
 

@@ -31,7 +31,7 @@ from lab.make import count_steps, make_callbacks, seed_rank
 from lab.objective import LossModule
 from lab.optim import check_optimizer, check_trained, follows_scores, stretched
 from lab.options import TrainerConfig
-from lab.profiling import profiling, work_of
+from lab.profiling import ASIDE, PARTS, losses_of
 from lab.project import PROJECT
 from lab.rehearsal import mistakes_before_training, rehearse
 from lab.schedules.plateau import Plateau
@@ -44,7 +44,7 @@ from samebits.errors import ConfigError, one_line
 from samebits.files import write_json
 from samebits.parallel import Balance, with_sync_batchnorm
 from samebits.process import Rank
-from samebits.profiling import explained
+from samebits.profiling import explained, profiling, work_of
 from samebits.runs import CLASSES
 from samebits.schema import leaves, parse_interval
 from samebits.sweeps import Pruning
@@ -116,7 +116,8 @@ def build(process: Rank, experiment: Experiment, data: Data) -> tuple[TrainState
     model, task = experiment.make_method(logger, payload is None, process.directory)
     machine = process.machine_of(flop_of_sample(model, task))
     # on all ranks: losses may talk to the others
-    work = work_of(config.profiler, machine, model, task, dataset, data.train.first, logger)
+    losses = losses_of(model, task)
+    work = work_of(config.profiler, machine, [model, task], losses, dataset, data.train.first, logger)
     if trainer.sync_batchnorm:
         model = with_sync_batchnorm(model, world.device)
     state, nets = replace(experiment, machine=machine).begin(model, task, total_steps)
@@ -200,7 +201,8 @@ def fit_and_score(process: Rank, data: Data, state: TrainState, nets: dict[str, 
     config, logger, stop = process.config, process.logger, process.stop
     try:
         logger.begin(state.step, run.total_steps)
-        with profiling(config.profiler, run, nets, data.train, bool(config.hardware.compile)) as batches:
+        compiles = bool(config.hardware.compile)
+        with profiling(config.profiler, run, nets.values(), data.train, compiles, PARTS, ASIDE) as batches:
             scores = partial(validate, vals=data.vals, run=run) if data.vals else None
             fit(nets, state, batches, scores, run)
         logger.end_bar()
