@@ -17,7 +17,6 @@ from lab.callbacks.base import overriding
 from lab.config import Config
 from lab.evaluation import final_scores, validate
 from lab.experiment import Data, Experiment, flop_of_sample
-from lab.header import describe, what_is_trained
 from lab.loaders import (
     describe_transforms,
     make_datasets,
@@ -43,10 +42,10 @@ from samebits.data import StatefulOrder, Stream, check_alike
 from samebits.errors import ConfigError, one_line
 from samebits.files import write_json
 from samebits.parallel import Balance, with_sync_batchnorm
-from samebits.process import Rank
+from samebits.process import Rank, log_header
 from samebits.profiling import explained, profiling, work_of
 from samebits.runs import CLASSES
-from samebits.schema import leaves, parse_interval
+from samebits.schema import leaves, parse_interval, plain
 from samebits.sweeps import Pruning
 from samebits.world import Stopped
 
@@ -171,8 +170,6 @@ def begin(process: Rank, data: Data, state: TrainState, run: Run) -> None:
     for callback in run.callbacks:
         object.__setattr__(callback, "run", run)  # works for frozen dataclasses too
     run.notify("on_start", state)
-    logger.say(process.title)
-    process.log_machine()
     if getattr(data.train.plan, "padded", False) and (norm := batch_norm(state.model)):
         logger.warn(
             "data.order.drop_last=false: an epoch's last batch is filled up with rows that the loss leaves out, but "
@@ -182,9 +179,17 @@ def begin(process: Rank, data: Data, state: TrainState, run: Run) -> None:
     if state.rules >= 2 and (still := held_still(state.model)):
         names = ", ".join(name or "all of it" for name in still[:4]) + ", ..." * (len(still) > 4)
         changes.append(f"held in evaluation mode by the model, and left so: {names}")
-    for line in what_is_trained(process.config, process.directory) if world.is_main else ():
-        logger.say(line)
-    describe(logger, run.machine, state.model, run, data.sets, data.train, changes, process.config.hardware)
+    log_header(process, run, state.model, data.sets, *what_is_trained(process.config), changes)
+
+
+def what_is_trained(config: Config) -> tuple[list[Any], list[Any]]:
+    """The task and its model, then what moves the weights: for the first lines of the log."""
+    task, model = plain(config.cfg.task), plain(config.cfg.model)
+    model = {key: value for key, value in model.items() if key not in ("input_shape", "num_outputs")}
+    trainer = config.trainer
+    limits = {"clip_norm": trainer.clip_norm, "ema_decay": trainer.ema_decay, "seed": config.cfg.seed}
+    values = [f"{key}={value}" for key, value in limits.items() if value is not None]
+    return [task, model], [config.optimizer, config.optim.schedule, *values]
 
 
 def batch_norm(model: nn.Module) -> str | None:

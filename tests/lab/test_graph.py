@@ -18,7 +18,6 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import lab.callbacks.curves
-import lab.header
 import lab.tasks.supervised
 import samebits.device.captured as captured
 from lab.callbacks.base import Callback
@@ -27,7 +26,7 @@ from lab.tasks.supervised import Supervised
 from samebits.device import Hardware, HardwareConfig, resolve_hardware
 from samebits.device.threads import Threads
 from samebits.errors import ConfigError
-from samebits.process import rank
+from samebits.process import header, rank
 from samebits.profiling import Work
 from samebits.world import World
 
@@ -266,5 +265,5 @@ def test_a_small_step_is_told_of_the_graph(flop: float, graph: bool, told: bool)
     )  # fmt: skip
     logger: Any = SimpleNamespace(say=lines.append)
     loader: Any = SimpleNamespace(why="")
-    lab.header.describe(logger, machine, nn.Linear(2, 2), run, {"train": range(9)}, loader, [], HardwareConfig())
+    header.describe(logger, machine, nn.Linear(2, 2), run, {"train": range(9)}, loader, [], HardwareConfig())
     assert any("hardware.cuda_graph=true" in line for line in lines) is told

@@ -10,6 +10,7 @@ result.json before a command ends, and its first failure is printed in one line.
 Raised: ConfigError, RunFailed, KeyboardInterrupt (interrupted) or SystemExit (preempted), as the run ended.
 
     parent      the directory, the ranks, restarts, the first failure    rank    what surrounds the training in a rank
+    header      the first lines of a run's log
     predicting  ranks that write predictions
 """
 
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 from samebits.pages import lazy
 
 if TYPE_CHECKING:
+    from samebits.process.header import log_header
     from samebits.process.parent import join, start
     from samebits.process.predicting import write_predictions
     from samebits.process.rank import Rank

@@ -17,12 +17,11 @@ from samebits.checkpoints import Checkpoints
 from samebits.config import read_config
 from samebits.device import Hardware, HardwareConfig, resolve_auto_of_run, resolve_hardware
 from samebits.files import write_json
-from samebits.host import gpu_facts, machine_facts, machine_line
 from samebits.loggers import WANDB, Logger, LoggerConfig, RunLogger, log_to, stopped_by_wandb
 from samebits.parallel import Strategy
 from samebits.private import skip_dynamo_import
-from samebits.project import Program
-from samebits.runs import RESULT, read_status, record_machine, record_start, shown, write_status
+from samebits.project import Program, Project
+from samebits.runs import RESULT, read_status, record_start, shown, write_status
 from samebits.schema import seconds
 from samebits.world import ProcessConfig, StopRequest, Watch, World, place, process_group, recording, stop_on_signals
 
@@ -47,6 +46,7 @@ class Rank:
     """What a rank has before anything of the experiment is built. config: of Program.read. payload: of the checkpoint
     to go on from; None: the run begins. title: to be logged before training."""
 
+    project: Project
     config: Any
     machine: Hardware
     world: World
@@ -64,15 +64,6 @@ class Rank:
     def machine_of(self, flop: float) -> Hardware:
         """Return `machine` with what the model decides of the hardware. flop: of a sample."""
         return resolve_auto_of_run(self.machine, self.directory, self.world, flop, begins=self.payload is None)
-
-    def log_machine(self) -> None:
-        """Log what the run is computed on, and whether it began on another machine. All ranks call this."""
-        gpus = self.world.gather(gpu_facts(self.world.device))
-        if self.world.is_main:
-            facts = machine_facts(self.world.device, gpus)
-            self.logger.say(machine_line(facts))
-            if unlike := record_machine(self.directory, facts):
-                self.logger.warn(f"the run began on another machine, which rounds in its own way: {unlike}")
 
 
 def run(program: Program, run_dir: Path, began: float) -> None:
@@ -110,7 +101,7 @@ def run(program: Program, run_dir: Path, began: float) -> None:
             with make_logger(program, run_dir, config, world, payload or {"step": 0}, began) as logger:
                 watch.before_end = logger.give_up
                 title = f"run {shown(run_dir)}" + (f", on from {source.name}" if source else "")
-                result = train(Rank(config, machine, world, logger, checkpoints, stop, watch, payload, title))
+                result = train(Rank(program, config, machine, world, logger, checkpoints, stop, watch, payload, title))
                 watch.beat("ending", result["step"], slow=True)
                 if world.is_main:
                     finish(run_dir, logger, stop, result, time.monotonic() - began)
