@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,11 @@ from lab.program import start
 from lab.project import PROJECT
 from lab.restore import restore_task
 from lab.tasks.base import Task
+from samebits import runs
 from samebits.config import compose_here, remove_if_empty
 from samebits.data import Loader
 from samebits.device import Hardware, resolve_auto
 from samebits.errors import ConfigError
-from samebits.files import read_json, records
-from samebits.runs import CLASSES, METRICS
 from samebits.world import World
 
 
@@ -95,10 +94,11 @@ def fit(cfg: DictConfig, run_dir: str | Path | None = None) -> Path:
 
 def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
     """Returns what the run has logged: [{"step": 50, "train/loss": 0.3, ...}, {"step": 100, "val/loss": ...}, ...]."""
-    file = Path(run_dir) / METRICS
-    if not file.exists():
-        raise ConfigError(f"{file}: no such file; give the directory of a run that has logged something")
-    return [record for _, record in records(file)]
+    if not (found := runs.read_metrics(Path(run_dir))):
+        raise ConfigError(
+            f"{run_dir}/metrics.jsonl: no such file; give the directory of a run that has logged something"
+        )
+    return found
 
 
 class TrainedRun:
@@ -112,8 +112,7 @@ class TrainedRun:
         self.model, self.cfg, self.file, payload = restore_model(Path(path))
         self._config = Config.of(self.cfg)
         self._payload = payload
-        names = read_json(self.file.parent.parent / CLASSES)
-        self.classes: list[str] | None = names.get("y") if isinstance(names, Mapping) else None
+        self.classes = runs.class_names(self.file.parent.parent)
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.model, self.cfg))

@@ -40,11 +40,10 @@ from samebits.checkpoints import BufferChecks, error_line, laid_out, load_weight
 from samebits.config import locate
 from samebits.data import StatefulOrder, Stream, check_alike
 from samebits.errors import ConfigError, one_line
-from samebits.files import write_json
 from samebits.parallel import Balance, with_sync_batchnorm
 from samebits.process import Rank, log_header
 from samebits.profiling import explained, profiling, work_of
-from samebits.runs import CLASSES
+from samebits.runs import keep_class_names
 from samebits.schema import leaves, parse_interval, plain
 from samebits.sweeps import Pruning
 from samebits.world import Stopped
@@ -86,7 +85,7 @@ def load_sets(process: Rank) -> Experiment:
     config, world, logger, payload = process.config, process.world, process.logger, process.payload
     trainer, sets = config.trainer, make_datasets(config)
     if world.is_main and (names := getattr(sets["train"], "class_names", None)):
-        write_json(process.directory / CLASSES, names)
+        keep_class_names(process.directory, names)
     if not any(split.startswith("val") for split in sets):
         schedule = config.optim.schedule["_target_"]
         for key, asked in (

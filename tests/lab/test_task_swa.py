@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 from lab import load_run
-from lab.network import export
 from lab.restore import score_checkpoint
 from lab.state import averaged
+from samebits.checkpoints import export
 from samebits.errors import ConfigError
 
 pytestmark = needs("data/digits.h5")

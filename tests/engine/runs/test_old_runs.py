@@ -17,9 +17,9 @@ from omegaconf import OmegaConf
 
 from lab import groups, load_run, options
 from lab.config import check
-from lab.network import change_value, export
 from lab.program import PROGRAM, start
 from lab.restore import score_checkpoint
+from samebits.checkpoints.trained import change_value, export
 from samebits.config import saved
 from samebits.config.saved import read_config
 from samebits.errors import ConfigError

@@ -141,6 +141,6 @@ def unheeded(run: Any, model: nn.Module, train: Any, hardware: HardwareConfig) -
         )
     if any(p.dtype == torch.float64 for p in model.parameters()):
         lines.append(
-            "the model has float64 weights, which are slow on GPUs and need twice the memory: float() makes them float32"
+            "the model has float64 weights, which are slow on GPUs and need twice the memory: float() halves that"
         )
     return lines

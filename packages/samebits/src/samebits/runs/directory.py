@@ -36,6 +36,7 @@ from samebits.files import (
     overwrite_json,
     read_file,
     read_json,
+    records,
     remove_leftovers,
     replace_text,
     write_json,
@@ -197,6 +198,22 @@ def keep_versions(directory: Path, versions: dict[str, str]) -> None:
             log.warning("%s is not the file that this run began with: it goes on with other data", url)
     if versions:
         write_json(directory / REMOTE, versions | began)
+
+
+def keep_class_names(directory: Path, names: dict[str, list[str]]) -> None:
+    """Record {field: names of its classes}."""
+    write_json(directory / CLASSES, names)
+
+
+def class_names(directory: Path, field: str = "y") -> list[str] | None:
+    """Return the names of a field's classes; None where the run's data named none."""
+    names: list[str] | None = read_json(directory / CLASSES).get(field)
+    return names
+
+
+def read_metrics(directory: Path) -> list[dict[str, Any]]:
+    """Return the records of metrics.jsonl: [{"step": 50, "train/loss": 0.3, ...}, ...]; [] where nothing was logged."""
+    return [record for _, record in records(directory / METRICS)]
 
 
 def commit_resume(directory: Path) -> None:
