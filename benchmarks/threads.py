@@ -60,7 +60,7 @@ def main() -> None:
     cases = [*CASES.items()][: 1 if parser.parse_args().quick else None]
 
     from lab.notebook import compose
-    from lab.tune import measure_threads
+    from lab.tune import measure
     from samebits.host import in_a_child
 
     with tempfile.TemporaryDirectory() as folder:
@@ -72,7 +72,7 @@ def main() -> None:
         print("| | MFLOP a step: estimated | counted | ms a step by threads | 1 / most |\n|---|---|---|---|---|")
         for name, overrides in cases:
             cfg = compose([*COMMON, *(text.format(tokens=file) for text in overrides)])
-            took_s = in_a_child(name, measure_threads, cfg)
+            took_s = in_a_child(name, measure, "threads", cfg)
             guess, counted = in_a_child(name, flop, cfg)
             times = ", ".join(f"{count}: {1e3 * seconds:.2f}" for count, seconds in took_s.items())
             ratio = took_s[1] / took_s[max(took_s)]

@@ -22,11 +22,12 @@ from lab.program import start
 from lab.project import PROJECT
 from lab.restore import restore_task
 from lab.tasks.base import Task
-from samebits import runs
 from samebits.config import compose_here, remove_if_empty
 from samebits.data import Loader
 from samebits.device import Hardware, resolve_auto
 from samebits.errors import ConfigError
+from samebits.runs import class_names
+from samebits.runs import read_metrics as metrics_of
 from samebits.world import World
 
 
@@ -94,7 +95,7 @@ def fit(cfg: DictConfig, run_dir: str | Path | None = None) -> Path:
 
 def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
     """Returns what the run has logged: [{"step": 50, "train/loss": 0.3, ...}, {"step": 100, "val/loss": ...}, ...]."""
-    if not (found := runs.read_metrics(Path(run_dir))):
+    if not (found := metrics_of(Path(run_dir))):
         raise ConfigError(
             f"{run_dir}/metrics.jsonl: no such file; give the directory of a run that has logged something"
         )
@@ -112,7 +113,7 @@ class TrainedRun:
         self.model, self.cfg, self.file, payload = restore_model(Path(path))
         self._config = Config.of(self.cfg)
         self._payload = payload
-        self.classes = runs.class_names(self.file.parent.parent)
+        self.classes = class_names(self.file.parent.parent)
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.model, self.cfg))

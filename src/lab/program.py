@@ -35,10 +35,10 @@ def fetch(data: Mapping[str, Any], between: Callable[[], object]) -> dict[str, s
     return fetch_remote(data, between)
 
 
-def find_micro_batch(cfg: Any) -> tuple[int, str]:
-    from lab.tune import find_micro_batch
+def measure(stage: str, cfg: Any) -> Any:
+    from lab.tune import measure
 
-    return find_micro_batch(cfg)
+    return measure(stage, cfg)
 
 
 def training() -> Callable[[Any], dict[str, Any]]:
@@ -61,6 +61,6 @@ def try_out(cfg: Any, known: Sequence[str]) -> dict[str, Any]:
 
 
 PROGRAM = Program(
-    **vars(PROJECT), check=check, read=read, scores=scores, fetch=fetch, find_micro_batch=find_micro_batch,
-    training=training, try_out=try_out,
+    **vars(PROJECT), check=check, read=read, scores=scores, fetch=fetch, measure=measure, training=training,
+    try_out=try_out,
 )  # fmt: skip

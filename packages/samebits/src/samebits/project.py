@@ -64,15 +64,15 @@ class Program(Project):
 
     check: raises ConfigError for a config that cannot be run, and returns it typed; read: one that was checked when its
     run began. scores: (a whole, plain config, *beginnings of splits' names) -> the keys of its scores. fetch: fetches
-    remote files of a config's `data`, returns their versions. find_micro_batch: -> (the largest that fits, a line that
-    says so). training: imports what trains, and returns the function that does it in a rank (samebits.process.Rank),
-    which returns the content of result.json. try_out: builds a job and times its steps.
+    remote files of a config's `data`, returns their versions. measure: (a stage of `tune`, a config) -> what
+    samebits.process.trials says. training: imports what trains, and returns the function that does it in a rank
+    (samebits.process.Rank), which returns the content of result.json. try_out: builds a job and times its steps.
     """
 
     check: Callable[[Any], Any]
     read: Callable[[Any], Any]
     scores: Callable[..., list[str]]
     fetch: Callable[[Mapping[str, Any], Callable[[], object]], dict[str, str]]
-    find_micro_batch: Callable[[Any], tuple[int, str]]
+    measure: Callable[[str, Any], Any]
     training: Callable[[], Callable[[Any], dict[str, Any]]]
     try_out: Callable[..., dict[str, Any]]

@@ -11,6 +11,7 @@ Raised: ConfigError, RunFailed, KeyboardInterrupt (interrupted) or SystemExit (p
 
     parent      the directory, the ranks, restarts, the first failure    rank    what surrounds the training in a rank
     header      the first lines of a run's log
+    trials      values found by trying, which `tuning` prints or uses
     predicting  ranks that write predictions
 """
 
@@ -25,5 +26,7 @@ if TYPE_CHECKING:
     from samebits.process.parent import join, start
     from samebits.process.predicting import write_predictions
     from samebits.process.rank import Rank
+    from samebits.process.trials import range_test, run_trial, step_s
+    from samebits.process.tuning import tune
 else:
     __getattr__ = lazy(__name__, __file__)

@@ -17,6 +17,7 @@ from samebits.device import count_processes
 from samebits.errors import PREEMPTED, Cancelled, ConfigError, RunFailed, one_line
 from samebits.loggers import WANDB
 from samebits.process.rank import Options, longest_start_s, run
+from samebits.process.tuning import find_micro_batch
 from samebits.project import Program, Project
 from samebits.runs import (
     CHECKPOINTS,
@@ -62,7 +63,7 @@ def start(
     num_procs = count_processes(hardware, config.trainer)
     if hardware.micro_batch_size == "auto":
         cfg = cfg.copy()
-        cfg.hardware.micro_batch_size, line = program.find_micro_batch(cfg)
+        cfg.hardware.micro_batch_size, line = find_micro_batch(program, cfg)
         print(line, file=sys.stderr)
     if process.max_restarts and (meeting.followers() or place.size is not None):
         raise ConfigError(
