@@ -12,6 +12,7 @@ Raised: ConfigError, RunFailed, KeyboardInterrupt (interrupted) or SystemExit (p
     parent      the directory, the ranks, restarts, the first failure    rank    what surrounds the training in a rank
     header      the first lines of a run's log
     trials      values found by trying, which `tuning` prints or uses
+    models      a model in a rank: built, sharded, wrapped
     predicting  ranks that write predictions
 """
 
@@ -23,6 +24,7 @@ from samebits.pages import lazy
 
 if TYPE_CHECKING:
     from samebits.process.header import log_header
+    from samebits.process.models import model_of_rank, ready_net, to_devices
     from samebits.process.parent import join, start
     from samebits.process.predicting import write_predictions
     from samebits.process.rank import Rank

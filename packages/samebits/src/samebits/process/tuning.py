@@ -6,6 +6,7 @@ Exit status: 0 done, 1 a trial failed, 2 a mistake in the configuration.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,12 @@ def try_stages(program: Program, rate: str, cfg: DictConfig, stages: list[str], 
     record: dict[str, Any] = {"stages": stages, "overrides": found}
     for name in (name for name in NAMES if name in stages):
         measured = in_a_child(f"tune {name}", program.measure, name, final)
-        shown_by = {"micro_batch": micro_batch, "threads": threads, "loader": loader, "lr": partial(lr, rate)}
+        shown_by: dict[str, Callable[..., dict[str, Any]]] = {
+            "micro_batch": micro_batch,
+            "threads": threads,
+            "loader": loader,
+            "lr": partial(lr, rate),
+        }
         found |= shown_by[name](measured, record, folder)
         for key, value in found.items():
             group, _, leaf = key.partition(".")
