@@ -31,7 +31,7 @@ from lab.restore import score_checkpoint
 from lab.transforms.fields import ChannelsFirst, Cutout, Normalize, RandomCrop, RandomErase, RandomFlip, ToFloat
 from lab.transforms.fields import compose as chain
 from lab.transforms.mixup import Mixup
-from samebits.data import EvalPlan
+from samebits.data.order import EvalPlan
 from samebits.errors import ConfigError
 
 real = torch.compile
