@@ -22,8 +22,11 @@ from lab.restore import score_checkpoint
 from samebits.checkpoints.trained import change_value, export
 from samebits.config import saved
 from samebits.config.saved import read_config
+from samebits.device import HardwareConfig
 from samebits.errors import ConfigError
+from samebits.loggers import LoggerConfig
 from samebits.schema import plain, split_own
+from samebits.world import ProcessConfig
 
 RUNS = ROOT / "tests" / "runs"
 KINDS = ("whole", "sharded", "undecayed")
@@ -100,8 +103,8 @@ def all_keys(cls: Any, values: dict[str, Any], prefix: str = "") -> dict[str, An
 
 
 SCHEMAS: dict[str, Any] = {
-    "trainer": options.TrainerConfig, "hardware": groups.HardwareConfig, "logger": groups.LoggerConfig,
-    "process": groups.ProcessConfig, "monitor": options.MonitorConfig, "sweep": groups.SweepConfig,
+    "trainer": options.TrainerConfig, "hardware": HardwareConfig, "logger": LoggerConfig,
+    "process": ProcessConfig, "monitor": options.MonitorConfig, "sweep": groups.SweepConfig,
     "task": groups.TaskConfig,
     "ddp": options.DDPConfig, "fsdp": options.FsdpConfig,
 }  # fmt: skip

@@ -13,6 +13,7 @@ Raised: ConfigError, RunFailed, KeyboardInterrupt (interrupted) or SystemExit (p
     header      the first lines of a run's log
     trials      values found by trying, which `tuning` prints or uses
     models      a model in a rank: built, sharded, wrapped
+    options     the engine's groups of a config
     predicting  ranks that write predictions
 """
 
@@ -25,6 +26,7 @@ from samebits.pages import lazy
 if TYPE_CHECKING:
     from samebits.process.header import log_header
     from samebits.process.models import model_of_rank, ready_net, to_devices
+    from samebits.process.options import EngineGroups
     from samebits.process.parent import join, start
     from samebits.process.predicting import write_predictions
     from samebits.process.rank import Rank

@@ -19,7 +19,7 @@ from samebits.parallel import (
     shard,
     wrap_net,
 )
-from samebits.process.rank import Options
+from samebits.process.options import Options
 from samebits.world import World
 
 

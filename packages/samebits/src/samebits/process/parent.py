@@ -16,7 +16,8 @@ from samebits.config import TRACEBACK, read_config
 from samebits.device import count_processes
 from samebits.errors import PREEMPTED, Cancelled, ConfigError, RunFailed, one_line
 from samebits.loggers import WANDB
-from samebits.process.rank import Options, longest_start_s, run
+from samebits.process.options import Options
+from samebits.process.rank import longest_start_s, run
 from samebits.process.tuning import find_micro_batch
 from samebits.project import Program, Project
 from samebits.runs import (

@@ -9,36 +9,19 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-from omegaconf import DictConfig
+from typing import Any
 
 from samebits.checkpoints import Checkpoints
 from samebits.config import read_config
-from samebits.device import Hardware, HardwareConfig, resolve_auto_of_run, resolve_hardware
+from samebits.device import Hardware, resolve_auto_of_run, resolve_hardware
 from samebits.files import write_json
-from samebits.loggers import WANDB, Logger, LoggerConfig, RunLogger, log_to, stopped_by_wandb
-from samebits.parallel import Strategy
+from samebits.loggers import WANDB, Logger, RunLogger, log_to, stopped_by_wandb
 from samebits.private import skip_dynamo_import
+from samebits.process.options import Options
 from samebits.project import Program, Project
 from samebits.runs import RESULT, read_status, record_start, shown, write_status
 from samebits.schema import seconds
-from samebits.world import ProcessConfig, StopRequest, Watch, World, place, process_group, recording, stop_on_signals
-
-
-class Options(Protocol):
-    """The groups of a checked config that a run's processes read. given: the whole, as config.yaml has it."""
-
-    @property
-    def given(self) -> DictConfig: ...
-    @property
-    def process(self) -> ProcessConfig: ...
-    @property
-    def hardware(self) -> HardwareConfig: ...
-    @property
-    def trainer(self) -> Strategy: ...
-    @property
-    def logger(self) -> LoggerConfig: ...
+from samebits.world import StopRequest, Watch, World, place, process_group, recording, stop_on_signals
 
 
 @dataclass(frozen=True)

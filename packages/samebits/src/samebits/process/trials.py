@@ -24,7 +24,7 @@ from samebits.device import Hardware, choose_device, count_processes
 from samebits.errors import ConfigError
 from samebits.host import cores_each, threads_each
 from samebits.private import skip_dynamo_import
-from samebits.process.rank import Options
+from samebits.process.options import Options
 from samebits.profiling import is_out_of_memory, limit_memory
 from samebits.world import World, group_of_one, place
 
