@@ -30,6 +30,7 @@ SRC = ROOT / "src"
 ROOMS = (
     "host",
     "config",
+    "code",
     "runs",
     "loggers",
     "world",

@@ -26,10 +26,11 @@ from omegaconf import OmegaConf
 
 import verify
 from lab.program import PROGRAM, start
+from samebits.code import environment, source
+from samebits.code.environment import code_of
 from samebits.config import read_config
 from samebits.errors import ConfigError
-from samebits.runs import directory, environment, source
-from samebits.runs.environment import code_of
+from samebits.runs import directory
 from samebits.sweeps.verify import compare, recompute
 
 RUN = (*QUICK, "trainer.max_steps=24", "trainer.log_every=4", "trainer.eval_every=6", "trainer.save_every=10")

@@ -21,9 +21,10 @@ import lab.loop
 from lab.make import count_steps
 from lab.options import TrainerConfig
 from lab.program import PROGRAM, start
+from samebits.code import environment
 from samebits.errors import ConfigError, RunFailed
 from samebits.files import as_json
-from samebits.runs import directory, environment, newest_checkpoint
+from samebits.runs import directory, newest_checkpoint
 from samebits.runs.resume import check_followers, choose_run
 
 SHORT = (*QUICK, "trainer.max_steps=6", "trainer.log_every=2", "trainer.eval_every=3", "trainer.save_every=3")

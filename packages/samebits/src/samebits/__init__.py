@@ -7,6 +7,7 @@ The engine imports nothing of the project (`lab`), which is handed to it as an o
     world        ranks: how they start, meet and stop        parallel     DDP, FSDP, and what ranks compare
     runs         a run directory                             checkpoints  saved state, whole or sharded
     loggers      metrics.jsonl, W&B, TensorBoard, MLflow     profiling    where the time goes
+    code         which code a run is computed by
     process      the process that starts a run, and its ranks
     sweeps       many runs: sweeps, reports, verification; nothing else of samebits imports it
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from samebits.code import code_changes, codes_of, record_machine
 from samebits.config import load_flat, read_overrides
 from samebits.data import Loader, Stream
 from samebits.device import LAUNCHES_BOUND_FLOP, Hardware, HardwareConfig
@@ -18,7 +19,7 @@ from samebits.loggers import Logger
 from samebits.parallel import class_name, describe_shards, is_sharded, padding_note
 from samebits.process.rank import Rank
 from samebits.project import Project
-from samebits.runs import BEFORE, code_changes, codes_of, record_machine
+from samebits.runs import BEFORE
 from samebits.schema import show
 
 SAID_ELSEWHERE = ("resume", "sweep", "logger")  # groups whose values are not what is trained

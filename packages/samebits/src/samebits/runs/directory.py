@@ -18,6 +18,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from samebits.code import DIFF, ENVIRONMENT, Surroundings, code_here, codes_of, surroundings, use_code
 from samebits.config import CONFIG, OVERRIDES, agents_run, enter, flat, load_flat, portable, read_overrides, redacted
 from samebits.errors import (
     Cancelled,
@@ -43,14 +44,11 @@ from samebits.files import (
 )
 from samebits.locks import Busy, Lock, is_locked, write_once
 from samebits.project import Project
-from samebits.runs import environment
 from samebits.runs.data_files import files_of, fingerprints, is_same
-from samebits.runs.environment import Surroundings, code_here, codes_of, surroundings, use_code
 from samebits.schema import plain
 
 log = logging.getLogger("samebits")
 
-ENVIRONMENT, DIFF = environment.FILE, environment.DIFF
 CLASSES = "classes.json"  # {field: names of its classes}, where the data set names them
 SHARED_WEIGHTS = (
     "frozen.pt"  # beside the checkpoints: weights that no step changes, samebits.checkpoints.shared_weights

@@ -18,6 +18,22 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from samebits.checkpoints import Checkpoints
+from samebits.code import (
+    DIFF,
+    ENVIRONMENT,
+    Code,
+    changes_of,
+    code_folders,
+    code_here,
+    code_of,
+    has_own_engine,
+    is_vendored,
+    libraries_of,
+    library_changes,
+    python_path,
+    source_of,
+    version_of,
+)
 from samebits.config import CONFIG, check_saved, current, localized, quote_value, read_config, saved_config
 from samebits.device import began_precision
 from samebits.errors import PREEMPTED, ConfigError, RunFailed
@@ -28,31 +44,17 @@ from samebits.parallel import ONE_PROCESS
 from samebits.project import Program, Project
 from samebits.runs import (
     CHECKPOINTS,
-    DIFF,
-    ENVIRONMENT,
     METRICS,
     RESULT,
-    Code,
-    changes_of,
-    code_folders,
-    code_here,
-    code_of,
     files_of,
     fill_directory,
-    has_own_engine,
     holds_run,
     is_claimed,
     is_same,
-    is_vendored,
-    libraries_of,
-    library_changes,
     other_data,
-    python_path,
     read_status,
     shown,
-    source_of,
     step_of,
-    version_of,
 )
 from samebits.schema import plain
 from samebits.sweeps.verify.compare import Part, compare_checkpoints, compare_metrics, compare_scores
