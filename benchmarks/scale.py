@@ -31,7 +31,7 @@ from startup import first_step
 
 from samebits.checkpoints import checkpoint, intact
 from samebits.data import TrainPlan, shuffled
-from samebits.device import rng_row, set_rng_row
+from samebits.steps import rng_row, set_rng_row
 
 SAMPLES = 10**10
 SHARE = 32  # samples of a rank in a step

@@ -61,7 +61,7 @@ def main() -> None:
 
     from lab.notebook import compose
     from lab.tune import measure
-    from samebits.host import in_a_child
+    from samebits.children import in_a_child
 
     with tempfile.TemporaryDirectory() as folder:
         file = f"{folder}/tokens.h5"

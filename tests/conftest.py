@@ -489,7 +489,7 @@ def held_command(step: int, until: Path) -> list[str]:
 
 def ctrl_c_twice(process: subprocess.Popen[str], answer: str, send: Callable[[int], object]) -> str:
     """Returns what it says. The second comes when the first was heard; again where both were taken for one."""
-    from samebits.host import SAME_SIGNAL_S
+    from samebits.signals import SAME_SIGNAL_S
 
     assert process.stderr is not None
     send(signal.SIGINT)

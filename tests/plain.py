@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lab.config import Config
 from lab.network import make_model
-from samebits.device.seed import seed_everything
+from samebits.steps.seed import seed_everything
 
 BATCH = 12
 # beside method.SMALL: a rate that stands still, no weight decay, no clipping

@@ -71,7 +71,7 @@ def refused_in_steps(
     optimizer that is neither fused nor says takes_found_inf may ask in its own step, and whether to leave it out."""
     import lab.descend
     import lab.loop
-    from samebits.device import takes_found_inf
+    from samebits.steps import takes_found_inf
 
     original, to_host, lean_step = lab.loop.train_step, lab.descend.to_host, lab.descend.lean_step
     steps: list[int] = []

@@ -51,7 +51,7 @@ TESTS = {
     "src/lab/logging.py": ("tests/lab/test_loop.py",),
     "src/lab/state.py": ("tests/lab/test_loop.py", "tests/lab/test_state.py"),
     "src/lab/optim.py": ("tests/lab/test_optim.py",),
-    "packages/samebits/src/samebits/device/seed.py": ("tests/engine/device/test_seed.py",),
+    "packages/samebits/src/samebits/steps/seed.py": ("tests/engine/device/test_seed.py",),
     "packages/samebits/src/samebits/data/order.py": (
         "tests/engine/data/test_order.py", "-k=not class and not chunks and not windows and not independent and not "
         "length and not equally and not place and not cost and not experiment",

@@ -344,6 +344,7 @@ PARTS = {
         "reports of sweeps and runs, and uploading offline runs to W&B",
         (
             "packages/samebits/src/samebits/sweeps/report",
+            "packages/samebits/src/samebits/loggers/wandb_later.py",
             "src/report.py",
             "src/sync.py",
             "docs/report.md",
@@ -361,12 +362,16 @@ PARTS = {
         ),
         {
             "packages/samebits/src/samebits/sweeps/__init__.py": [r"^    report/ "],
+            "packages/samebits/src/samebits/loggers/__init__.py": [r"^    wandb_later "],
             "pyproject.toml": ["^report = "],
             "run": ["^  report ", "^  sync "],
             "README.md": ["experiment=best_lr"],  # a report makes it
             "tests/engine/config/test_door.py": [r"main\(\"(report|sync)\.py"],
         },
         {
+            "packages/samebits/src/samebits/loggers/__init__.py": {
+                r"^    from samebits\.loggers\.wandb_later import \([^)]*\)\n": ""
+            },
             "pyproject.toml": {"report,": ""},
             "run": {r" report \| sync \|": ""},
             "README.md": {"; report on a sweep": "", "; sync with W&B": ""},

@@ -11,7 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lab.state import Run, TrainState, averaged
 from lab.tasks.base import Batch, Task
-from samebits.device import Hardware, rng_row, set_rng_row
+from samebits.device import Hardware
+from samebits.steps import rng_row, set_rng_row
 from samebits.world import World
 
 

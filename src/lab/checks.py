@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from lab.transforms.spec import described, dtype_name
 from samebits.checkpoints import unregistered
-from samebits.config import TRACEBACK
 from samebits.errors import ConfigError, DataFailed, RunFailed, first_line, in_users_code
-from samebits.parallel import is_sharded
 from samebits.runs import shown
+from samebits.shards import is_sharded
+from samebits.targets import TRACEBACK
 
 CAST = "'+data.transforms.cast={_target_: lab.transforms.fields.Cast, field: %s}'"
 

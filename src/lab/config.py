@@ -14,10 +14,12 @@ from lab.groups import DataConfig, OptimConfig, RootConfig
 from lab.misfits import check_fit
 from lab.options import MonitorConfig, TrainerConfig
 from lab.project import PROJECT
-from samebits.config import HIDDEN, check_targets, complete, flat, locate
+from samebits.credentials import HIDDEN
 from samebits.errors import ConfigError
 from samebits.process import EngineGroups
+from samebits.saved import flat
 from samebits.schema import below_outputs, did_you_mean, plain, regex, show, split_own, typed
+from samebits.targets import check_targets, complete, locate
 
 # nodes to build; nodes of which every entry is built; keys beside a _target_ that are the run's, not the target's
 TARGETS = ("model", "data", "data.order", "optim", "optim.schedule", "task")

@@ -26,8 +26,14 @@ from lab.options import TrainerConfig
 from lab.state import TrainState, may_skip
 from lab.tasks.base import Batch, Task, key_of_losses, overrides
 from samebits.checkpoints import some_keys
-from samebits.device import (
-    Hardware,
+from samebits.device import Hardware
+from samebits.errors import ConfigError
+from samebits.parallel import name_unused, without_sync
+from samebits.per_sample import check_losses
+from samebits.private import closure_step, lean_step
+from samebits.profiling import writes_noticed
+from samebits.shards import global_norm, local_parts, on_shards
+from samebits.steps import (
     StepNumbers,
     all_of,
     any_of,
@@ -38,11 +44,6 @@ from samebits.device import (
     update_average,
     update_scale,
 )
-from samebits.errors import ConfigError
-from samebits.parallel import global_norm, local_parts, name_unused, on_shards, without_sync
-from samebits.per_sample import check_losses
-from samebits.private import closure_step, lean_step
-from samebits.profiling import writes_noticed
 from samebits.world import World, to_host
 
 

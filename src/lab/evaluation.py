@@ -18,12 +18,14 @@ from lab.owed import out_of_patience
 from lab.state import Run, TrainState
 from lab.tasks.base import Batch, Task, key_of_losses
 from samebits.checkpoints import laid_out, weights_of
+from samebits.compiling import compile_report, for_evaluation
 from samebits.data import Loader
-from samebits.device import Hardware, compile_report, for_evaluation, rng_row, set_rng_row
+from samebits.device import Hardware
 from samebits.errors import ConfigError
 from samebits.host import collect_garbage
 from samebits.loggers import grid
 from samebits.per_sample import check_per_sample, check_terms, first_samples
+from samebits.steps import rng_row, set_rng_row
 from samebits.world import Stopped, World, to_host
 
 

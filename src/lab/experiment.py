@@ -24,12 +24,13 @@ from lab.objective import LossModule
 from lab.project import PROJECT
 from lab.state import TrainState
 from lab.tasks.base import Batch, Task
-from samebits.config import constructing
 from samebits.data import Loader, Stream
-from samebits.device import Hardware, resolve_hardware, rough_flop, seed_everything
+from samebits.device import Hardware, resolve_hardware, rough_flop
 from samebits.errors import ConfigError
 from samebits.loggers import Logger
 from samebits.process import ready_net
+from samebits.steps import seed_everything
+from samebits.targets import constructing
 from samebits.world import World, place, world_of_one
 
 

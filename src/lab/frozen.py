@@ -16,9 +16,9 @@ from lab.network import restore_model
 from lab.project import PROJECT
 from lab.tasks.base import Task
 from samebits.checkpoints import load_intact, load_weights, save_checkpoint
-from samebits.config import construct
 from samebits.errors import ConfigError
 from samebits.schema import plain
+from samebits.targets import construct
 
 FOLDER = "frozen"
 

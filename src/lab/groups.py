@@ -2,7 +2,7 @@
 
 Their defaults are for saved configs that are older than a key; a new run takes its values from conf/, where every key
 must be given (a test keeps both equal). To add a value to a group, add a line here and one in its yaml. A node with a
-`_target_` is checked against that signature (samebits.config.targets).
+`_target_` is checked against that signature (samebits.targets.nodes).
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ from lab.project import PROJECT
 from lab.tasks.base import Batch, Task
 from lab.transforms.fields import compose
 from lab.transforms.spec import described
-from samebits.config import construct, constructing, locate, of_kind
+from samebits.children import note_progress
+from samebits.compiling import CompiledChain
 from samebits.data import (
     Loader,
     Plan,
@@ -32,9 +33,10 @@ from samebits.data import (
     seed_of_split,
     training_plan,
 )
-from samebits.device import CompiledChain, Hardware
+from samebits.device import Hardware
 from samebits.errors import ConfigError
-from samebits.host import cores_each, note_progress
+from samebits.host import cores_each
+from samebits.targets import construct, constructing, locate, of_kind
 from samebits.world import World, place
 
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import torch
 
 from lab.state import Run, TrainState, may_skip
+from samebits.compiling import compile_report
 from samebits.data import Clock
-from samebits.device import compile_report
 from samebits.errors import RunFailed
-from samebits.parallel import local_parts
+from samebits.shards import local_parts
 from samebits.world import to_host
 
 WHY_LEFT_OUT = "the gradients of each, or their norm, were not finite numbers of float32"

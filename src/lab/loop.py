@@ -27,9 +27,10 @@ from lab.state import Run, TrainState, on_all_ranks
 from lab.step_graph import as_graph
 from lab.tasks.base import Batch, overrides
 from samebits.data import Clock, Loader
-from samebits.device import Hardware, StepNumbers, draw_nothing
+from samebits.device import Hardware
 from samebits.errors import ConfigError
 from samebits.host import collect_garbage, no_garbage_collection
+from samebits.steps import StepNumbers, draw_nothing
 from samebits.world import World
 
 Validate = Callable[[TrainState], bool]  # lab.evaluation.validate, of a run and its sets

@@ -24,20 +24,15 @@ from lab.schedules.constant import Constant
 from lab.state import TrainState, may_skip
 from lab.tasks.base import Task, TaskRun, overrides
 from samebits.checkpoints import Optimizers
-from samebits.config import construct, constructing, locate, of_kind
 from samebits.data import Stream
-from samebits.device import (
-    Hardware,
-    begin_momentum,
-    seed_everything,
-)
+from samebits.device import Hardware
 from samebits.errors import ConfigError
 from samebits.loggers import Logger
-from samebits.parallel import (
-    is_sharded,
-)
 from samebits.process import model_of_rank, to_devices
 from samebits.schema import plain
+from samebits.shards import is_sharded
+from samebits.steps import begin_momentum, seed_everything
+from samebits.targets import construct, constructing, locate, of_kind
 from samebits.world import World
 
 

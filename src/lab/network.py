@@ -13,8 +13,8 @@ from torch.nn.parameter import is_lazy
 from lab.config import Config
 from lab.project import PROJECT
 from samebits.checkpoints import load_weights, read_run, weights_of
-from samebits.config import construct
 from samebits.errors import ConfigError
+from samebits.targets import construct
 
 
 def make_model(config: Config) -> nn.Module:

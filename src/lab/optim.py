@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from samebits.device import FUSED
 from samebits.errors import ConfigError
-from samebits.parallel import is_part
 from samebits.private import lean_step
 from samebits.schema import regex
+from samebits.shards import is_part
+from samebits.steps import FUSED
 
 # factor(step, total_steps) -> factor of the peak learning rate in step number `step`, from 0, skipped ones included
 Factor = Callable[[int, int], float]

@@ -22,9 +22,9 @@ from lab.evaluation import evaluate, monitored
 from lab.state import Run, TrainState
 from lab.tasks.base import Batch, overrides
 from samebits.data import Loader
-from samebits.device import rng_row, set_rng_row
 from samebits.errors import ConfigError, RunFailed, one_line
 from samebits.loggers import check_numbers
+from samebits.steps import rng_row, set_rng_row
 from samebits.world import World
 
 

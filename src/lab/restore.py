@@ -19,7 +19,8 @@ from lab.make import make_task, task_run
 from lab.network import restore_model
 from lab.tasks.base import Task
 from samebits.checkpoints import load_weights
-from samebits.device import as_run_began, compile_blocks, resolve_hardware
+from samebits.compiling import compile_blocks
+from samebits.device import as_run_began, resolve_hardware
 from samebits.errors import ConfigError
 from samebits.world import process_group, world_of_one
 

@@ -37,7 +37,6 @@ from lab.schedules.plateau import Plateau
 from lab.state import Every, Run, TrainState
 from lab.transforms.fields import KEPT
 from samebits.checkpoints import BufferChecks, error_line, laid_out, load_weights, unmapped, weights_of
-from samebits.config import locate
 from samebits.data import StatefulOrder, Stream, check_alike
 from samebits.errors import ConfigError, one_line
 from samebits.parallel import Balance, with_sync_batchnorm
@@ -46,6 +45,7 @@ from samebits.profiling import explained, profiling, work_of
 from samebits.runs import keep_class_names
 from samebits.schema import leaves, parse_interval, plain
 from samebits.sweeps import Pruning
+from samebits.targets import locate
 from samebits.world import Stopped
 
 

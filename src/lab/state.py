@@ -15,12 +15,14 @@ from lab.callbacks.base import overriding
 from lab.options import RULES, MonitorConfig, TrainerConfig
 from lab.tasks.base import Batch, Task
 from samebits.checkpoints import BufferChecks, Checkpoints, Optimizers
-from samebits.data import Loader, StatefulOrder, Stream, changeable_order
-from samebits.device import Hardware, order_as_weights, rng_row, set_rng_row, set_rng_state
+from samebits.data import Loader, StatefulOrder, Stream
+from samebits.device import Hardware, order_as_weights
 from samebits.errors import ConfigError
 from samebits.loggers import Logger
-from samebits.parallel import Balance, Replicas, numbers_in
+from samebits.parallel import Balance
 from samebits.profiling import Work
+from samebits.shards import Replicas, numbers_in
+from samebits.steps import rng_row, set_rng_row, set_rng_state
 from samebits.world import StopRequest, Watch, World
 
 # loaded by the caller of `load`: earlier, or with better error messages
@@ -191,12 +193,12 @@ class Run:
     @property
     def order(self) -> Any:
         """data.order, to be changed: alike on all ranks, between steps or in on_eval. `reorder` puts it in use."""
-        return changeable_order(self.train).order
+        return StatefulOrder.of(self.train).order
 
     def reorder(self) -> None:
         """From the next step on samples come by the state that `order` has now. All ranks call this after the same
         step; it compares their states. Sample numbers go on."""
-        order = changeable_order(self.train)
+        order = StatefulOrder.of(self.train)
         if self.evaluations:
             raise ConfigError(
                 "run.reorder() in an evaluation: one that is stopped is made again, so the order would change twice - "

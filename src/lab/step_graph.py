@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from lab.state import Run, TrainState
 from lab.tasks.base import Batch, overrides
-from samebits.device import Captured, check_optimizer_of_graph, says_no_draws
+from samebits.compiling import Captured, check_optimizer_of_graph
 from samebits.errors import ConfigError
+from samebits.steps import says_no_draws
 
 TrainStep = Callable[..., dict[str, Tensor]]  # lab.loop.train_step
 

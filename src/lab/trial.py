@@ -22,11 +22,11 @@ from lab.loaders import samples_of_epoch
 from lab.loop import train_step
 from lab.make import count_steps, make_callbacks
 from lab.state import TrainState
-from samebits.config import flat
 from samebits.data import Loader
 from samebits.device import Hardware, resolve_auto
 from samebits.parallel import peak_memory
 from samebits.process import step_s
+from samebits.saved import flat
 from samebits.schema import parse_interval, plain
 from samebits.sweeps import Trial
 from samebits.world import World

@@ -20,11 +20,13 @@ from conftest import QUICK, ROOT, importing, metrics, result
 from fork import copy_of_the_project, run_python
 
 from lab.program import PROGRAM
-from samebits.config import absolute, compose_here, locate, portable, quote_value, read_config
+from samebits.config import absolute, compose_here, quote_value
 from samebits.config.compose import _composed, resolved
 from samebits.errors import ConfigError
 from samebits.project import Project
 from samebits.runs import write_config
+from samebits.saved import portable, read_config
+from samebits.targets import locate
 from samebits.world.watch import Watch, in_debugger
 
 GIVEN = [text for text in QUICK if text != "trainer.max_epochs=null"]

@@ -28,19 +28,9 @@ from samebits.parallel.options import Strategy
 SRC = ROOT / "src"
 # each imports only those before it; below them the engine's single modules (errors, files, locks, ...)
 ROOMS = (
-    "host",
-    "config",
-    "code",
-    "runs",
-    "loggers",
-    "world",
-    "parallel",
-    "device",
-    "checkpoints",
-    "data",
-    "profiling",
-    "process",
-)
+    "host", "children", "targets", "saved", "config", "code", "runs", "loggers", "world", "shards", "parallel", "steps",
+    "device", "compiling", "checkpoints", "data", "profiling", "process",
+)  # fmt: skip
 FOLDERS = (*ROOMS, "sweeps.report", "sweeps", "sweeps.verify")
 SAMEBITS = ROOT / "packages/samebits/src/samebits"
 PAGES = {f"samebits.{name}": SAMEBITS / name.replace(".", "/") / "__init__.py" for name in FOLDERS}

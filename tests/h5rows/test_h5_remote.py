@@ -36,7 +36,7 @@ from lab import load_run
 from lab.datasets.tokens import TokenWindows
 from lab.loaders import fetch_remote
 from lab.program import start
-from samebits.host import heartbeat
+from samebits.children import heartbeat
 from samebits.world.watch import Watch
 
 ALL = {"all": {"group": "/"}}

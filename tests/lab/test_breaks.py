@@ -17,7 +17,7 @@ import pytest
 from conftest import ROOT, limit, processes_with, sample_of, wait_for
 
 MUTATE = [sys.executable, str(ROOT / "tools/mutate.py")]
-SEED = ("packages/samebits/src/samebits/device/seed.py", "--sample", "1")
+SEED = ("packages/samebits/src/samebits/steps/seed.py", "--sample", "1")
 
 
 @pytest.fixture(scope="module")

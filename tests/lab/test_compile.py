@@ -26,7 +26,7 @@ from conftest import (
 )
 from torch import nn
 
-import samebits.device.dynamo as dynamo
+import samebits.compiling.dynamo as dynamo
 from lab.restore import score_checkpoint
 from lab.transforms.fields import ChannelsFirst, Cutout, Normalize, RandomCrop, RandomErase, RandomFlip, ToFloat
 from lab.transforms.fields import compose as chain

@@ -24,7 +24,7 @@ from conftest import (
     values,
 )
 
-from samebits.device import set_rng_row
+from samebits.steps import set_rng_row
 
 WAYS = {
     "1 process": ("trainer=single",),

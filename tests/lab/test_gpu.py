@@ -174,7 +174,7 @@ def test_compiled_steps_agree_in_half_precision(tmp_path: Path, precision: str, 
 
 TRANSFORMS_ON_GPU = """
 import torch
-from samebits.device.dynamo import CompiledChain
+from samebits.compiling.dynamo import CompiledChain
 from lab.transforms.fields import ChannelsFirst, Cutout, Normalize, RandomCrop, RandomErase, RandomFlip, ToFloat
 from lab.transforms.fields import compose
 from lab.transforms.augment import TrivialAugment

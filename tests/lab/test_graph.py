@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import lab.callbacks.curves
 import lab.tasks.supervised
-import samebits.device.captured as captured
+import samebits.compiling.captured as captured
 from lab.callbacks.base import Callback
 from lab.config import Config
 from lab.tasks.supervised import Supervised

@@ -19,11 +19,11 @@ from lab.datasets.h5 import Dataset
 from lab.datasets.tokens import TokenWindows
 from lab.loaders import fetch_remote
 from lab.program import PROGRAM
-from samebits.config import construct
-from samebits.config.saved import _moved_path
 from samebits.data.loading.loader import Loader
 from samebits.data.order import EvalPlan
 from samebits.errors import ConfigError, mistakes_of, with_mistakes_of
+from samebits.saved.config import _moved_path
+from samebits.targets import construct
 
 ROWS = 64
 GONE = "/no/where.h5"

@@ -25,10 +25,10 @@ import train
 from lab.config import check
 from lab.options import TrainerConfig
 from lab.program import PROGRAM
-from samebits.config import constructing
 from samebits.errors import ConfigError, RunFailed
 from samebits.extras import missing
 from samebits.schema import TYPED, WHICH_GPUS
+from samebits.targets import constructing
 
 Call = Callable[..., tuple[int, list[str]]]
 

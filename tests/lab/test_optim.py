@@ -30,10 +30,10 @@ from lab.schedules.linear import Linear
 from lab.schedules.step import Step
 from lab.tasks.supervised import Supervised
 from samebits.checkpoints import Optimizers, load_checkpoint
-from samebits.config import locate
-from samebits.config.saved import updated
 from samebits.errors import ConfigError
 from samebits.private import lean_step
+from samebits.saved.config import updated
+from samebits.targets import locate
 
 
 def small() -> nn.Module:

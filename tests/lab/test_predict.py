@@ -18,7 +18,7 @@ from lab.config import Config
 from lab.loaders import make_dataset
 from lab.program import PROGRAM
 from lab.transforms.fields import compose as transformed
-from samebits.config import construct
+from samebits.targets import construct
 
 QUICK = ("logger=none", "hardware=cpu", "trainer.max_steps=8", "trainer.max_epochs=null", "trainer.eval_every=4")
 

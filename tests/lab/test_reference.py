@@ -17,7 +17,7 @@ from lab.config import Config
 from lab.network import make_model
 from lab.restore import score_checkpoint
 from samebits.data.permutation import Permutation
-from samebits.device import seed_everything
+from samebits.steps import seed_everything
 
 STEPS, BATCH, LOG, EVAL, WARMUP = 45, 33, 10, 15, 0.2  # 45 x 33 samples cross the end of an epoch of 1,297
 COMMON = (

@@ -30,7 +30,7 @@ from lab.tasks.base import Batch, Descend, Task
 from lab.tasks.supervised import Supervised
 from samebits.checkpoints import Optimizers
 from samebits.errors import RunFailed
-from samebits.parallel import checksum, local_parts, replicas
+from samebits.shards import checksum, local_parts, replicas
 
 
 class Noisy(torch.optim.AdamW):

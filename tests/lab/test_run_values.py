@@ -12,9 +12,10 @@ from omegaconf import OmegaConf
 
 from lab.config import Config, check
 from lab.program import PROGRAM
-from samebits.config import complete, read_config
 from samebits.errors import ConfigError
 from samebits.runs import choose_run
+from samebits.saved import read_config
+from samebits.targets import complete
 
 FLIP = "+data.transforms.flip={_target_:lab.transforms.fields.RandomFlip,field:x,dim:-1"
 WINDOWS = (

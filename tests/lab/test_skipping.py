@@ -20,8 +20,8 @@ import lab.losses.cross_entropy
 from lab.tasks.base import Task
 from lab.tasks.supervised import Supervised
 from samebits.checkpoints import save_checkpoint
-from samebits.device import takes_found_inf, unless
 from samebits.errors import RunFailed
+from samebits.steps import takes_found_inf, unless
 
 MODES = {"fp32": (), "skip": ("trainer.non_finite=skip",),
          "fp16, skip": ("hardware.precision=fp16", "trainer.non_finite=skip")}  # fmt: skip

@@ -14,7 +14,8 @@ from lab.config import Config
 from lab.make import make_state, make_task
 from lab.network import make_model
 from lab.state import TrainState, averaged
-from samebits.device import resolve_hardware, seed_everything
+from samebits.device import resolve_hardware
+from samebits.steps import seed_everything
 from samebits.world import World
 
 CPU = torch.device("cpu")

@@ -21,8 +21,8 @@ from lab import tune
 from lab.restore import score_checkpoint
 from lab.tasks.contrastive import Contrastive
 from samebits.checkpoints import load_checkpoint
+from samebits.children import in_a_child
 from samebits.errors import ConfigError, RunFailed
-from samebits.host import in_a_child
 from samebits.world import World, gather_rows
 
 RUN = (

@@ -12,7 +12,7 @@ from test_transforms import batch_of
 from test_transforms import test_bitwise_the_same_for_any_split as check_bits
 from torch import Tensor
 
-import samebits.device.dynamo as dynamo
+import samebits.compiling.dynamo as dynamo
 from lab.transforms.augment import BY_LEVEL, KINDS, SIGNED, TrivialAugment
 from samebits.errors import ConfigError
 

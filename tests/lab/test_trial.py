@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import lab.trial
 from lab.trial import shape_of, try_out
-from samebits.config import flat
+from samebits.saved import flat
 from samebits.schema import plain
 
 # what may differ between jobs that are timed once

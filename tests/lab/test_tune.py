@@ -21,8 +21,9 @@ import lab.descend
 from lab import tune
 from lab.config import Config
 from lab.state import TrainState
+from samebits.children import in_a_child
 from samebits.errors import ConfigError
-from samebits.host import cores, in_a_child
+from samebits.host import cores
 from samebits.process import trials
 from samebits.profiling import memory
 

@@ -12,9 +12,9 @@ from conftest import QUICK
 
 from lab.program import PROGRAM
 from samebits.code import environment
-from samebits.config import JobConfig, dependents, unswept
 from samebits.config.compose import initialize, register_resolvers
 from samebits.runs import directory
+from samebits.saved import JobConfig, dependents, unswept
 from samebits.sweeps import drive
 from samebits.sweeps.report.analyse import best_group, groups
 from samebits.sweeps.report.best import override_list

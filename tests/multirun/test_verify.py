@@ -28,9 +28,9 @@ import verify
 from lab.program import PROGRAM, start
 from samebits.code import environment, source
 from samebits.code.environment import code_of
-from samebits.config import read_config
 from samebits.errors import ConfigError
 from samebits.runs import directory
+from samebits.saved import read_config
 from samebits.sweeps.verify import compare, recompute
 
 RUN = (*QUICK, "trainer.max_steps=24", "trainer.log_every=4", "trainer.eval_every=6", "trainer.save_every=10")
@@ -280,7 +280,7 @@ def test_the_second_run_has_the_firsts_ranks_but_no_time_limit_and_no_logger(tmp
     assert recompute.as_called(PROGRAM, "process.stop_at_step", tmp_path) == "trainer.stop_at_step"
 
 
-EVIL = {"_target_": "samebits.host.programs.git", "_args_": ["/", "-c", "alias.x=!touch pwned", "x"]}
+EVIL = {"_target_": "samebits.programs.git", "_args_": ["/", "-c", "alias.x=!touch pwned", "x"]}
 
 
 CHANGES: list[Callable[[dict[str, Any], dict[str, Any]], None]] = [

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lab.callbacks.base import Callback
 from samebits.errors import RunFailed
-from samebits.parallel import local_parts
+from samebits.shards import local_parts
 
 
 class NonFiniteWatch(Callback):

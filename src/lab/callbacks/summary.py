@@ -9,12 +9,12 @@ from torch import nn
 from lab.callbacks.base import Callback
 from lab.objective import LossModule
 from lab.rehearsal import as_before
-from samebits.device import rng_row, set_rng_row
 from samebits.errors import ConfigError
 from samebits.files import replace_text
-from samebits.parallel import is_sharded
 from samebits.profiling import summarize, summary_table
 from samebits.schema import Count
+from samebits.shards import is_sharded
+from samebits.steps import rng_row, set_rng_row
 
 
 class Summary(Callback):

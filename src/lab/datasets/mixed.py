@@ -26,9 +26,9 @@ from lab.datasets.shares import InShares, stages_of
 from lab.project import PROJECT
 from lab.transforms.parts import PartTransforms, filling
 from lab.transforms.spec import described
-from samebits.config import construct, constructing
 from samebits.data import check_indexed, is_stream
 from samebits.errors import ConfigError
+from samebits.targets import construct, constructing
 
 SET = "set"
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]

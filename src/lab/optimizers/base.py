@@ -3,7 +3,7 @@
 draws = False           a step draws no random numbers. Not inherited: a subclass may draw again
 takes_found_inf = True  a step changes nothing where `self.found_inf`, a 0-d tensor, is 1 (None: it moves). Then
                         hardware.precision=fp16 and trainer.non_finite=skip wait for the device in no step.
-                        samebits.device.unless puts back what a step has changed
+                        samebits.steps.unless puts back what a step has changed
 takes_rate_tensor = True  its groups' lr may be 0-d tensors of the device: what hardware.cuda_graph has
 takes_names = True      its groups have "param_names" beside "params"
 scored(p) -> Tensor     what is scored, saved as the average, exported and given by load_run in the place of the weight

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lab.optimizers.base import Groups, Wrapper, build, groups_of
-from samebits.device import takes_found_inf
 from samebits.errors import ConfigError
 from samebits.schema import NotNegative, regex
+from samebits.steps import takes_found_inf
 
 
 class ByShape(Wrapper):

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lab.optimizers.base import loss_of, moved_by, state_of
-from samebits.device import unless
-from samebits.parallel import local_parts
 from samebits.schema import NotNegative, Share
+from samebits.shards import local_parts
+from samebits.steps import unless
 
 
 class Lion(Optimizer):

@@ -9,8 +9,8 @@ import torch
 from torch.optim import Optimizer
 
 from lab.optimizers.base import Wrapper, build, groups_of
-from samebits.parallel import local_parts
 from samebits.schema import Count, NotNegative, Share
+from samebits.shards import local_parts
 
 
 class Lookahead(Wrapper):

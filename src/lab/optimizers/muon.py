@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lab.optimizers.base import loss_of, moved_by, state_of
-from samebits.device import unless
 from samebits.errors import ConfigError
-from samebits.parallel import is_part, local_parts
 from samebits.schema import Count, NotNegative, Share
+from samebits.shards import is_part, local_parts
+from samebits.steps import unless
 
 A, B, C = 3.4445, -4.7750, 2.0315  # of the quintic, chosen for a steep slope at 0
 HALF = {"cuda": torch.bfloat16}  # other devices iterate in float32: many CPUs take 20 times longer in bfloat16

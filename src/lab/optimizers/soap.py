@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from lab.optimizers.base import loss_of, moved_by
 from samebits.errors import ConfigError
-from samebits.parallel import is_part
 from samebits.schema import Count, NotNegative, Positive, Share
+from samebits.shards import is_part
 
 Bases = list[Tensor | None]  # of each dimension
 

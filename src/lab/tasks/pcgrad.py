@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from lab.checks import applied, check_criterion
 from lab.tasks.base import Batch, Descend, Losses, Metric, Task
 from samebits.errors import ConfigError
-from samebits.parallel import global_dot, local_parts
+from samebits.shards import global_dot, local_parts
 
 
 class PCGrad(Task):

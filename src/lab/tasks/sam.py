@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lab.tasks.base import Batch, Descend, Metric
 from lab.tasks.supervised import Supervised
-from samebits.parallel import global_norm, local_parts
 from samebits.schema import Positive
+from samebits.shards import global_norm, local_parts
 
 
 class SAM(Supervised):

@@ -26,9 +26,9 @@ from lab.make import make_task
 from lab.options import TrainerConfig
 from lab.program import PROGRAM
 from samebits.config.compose import composed, initialize, missing_keys, resolved
-from samebits.config.targets import build_target, check_targets
 from samebits.errors import ConfigError
 from samebits.schema import Rule, option, parse_interval, passed, split_own, typed
+from samebits.targets.nodes import build_target, check_targets
 
 OPTIONS = sorted(
     f"{path.parent.relative_to(PROGRAM.conf)}={path.stem}"

@@ -11,10 +11,11 @@ from conftest import QUICK, compose
 
 from lab.config import check
 from lab.program import PROGRAM
-from samebits.config import read_config, read_overrides, redacted, restored
+from samebits.credentials import redacted, restored
 from samebits.errors import ConfigError
-from samebits.loggers import wandb_arguments
+from samebits.loggers.wandb_log import wandb_arguments
 from samebits.runs.directory import fill_directory
+from samebits.saved import read_config, read_overrides
 
 RUN = (*(text for text in QUICK if not text.startswith("logger=")), "trainer.max_steps=12")
 SECRET = "geh@im:x"

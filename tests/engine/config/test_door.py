@@ -21,9 +21,9 @@ from test_untrusted import main
 
 from lab import load_run
 from lab.program import PROGRAM
-from samebits.config.saved import enter, load_plain, read_config, saved_config
 from samebits.errors import ConfigError
 from samebits.files import LARGEST, LONGEST_LINE, read_file, read_json, records
+from samebits.saved.config import enter, load_plain, read_config, saved_config
 from samebits.sweeps.ledger import Ledger
 from samebits.sweeps.report.read import runs_below
 

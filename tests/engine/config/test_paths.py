@@ -13,9 +13,9 @@ import yaml
 from conftest import ROOT, compose
 
 from lab.program import PROGRAM
-from samebits.config import load_flat, portable, read_config
-from samebits.config.paths import writer
 from samebits.runs import write_config
+from samebits.saved import load_flat, portable, read_config
+from samebits.saved.paths import writer
 
 
 @pytest.fixture

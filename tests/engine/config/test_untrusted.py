@@ -36,19 +36,19 @@ from lab.config import check
 from lab.program import PROGRAM
 from samebits.checkpoints import shards
 from samebits.checkpoints.checkpoint import save_checkpoint
-from samebits.config.saved import checked_yaml, enter, load_sections, read_config, read_overrides
-from samebits.config.targets import build_target, locate
 from samebits.errors import ConfigError
 from samebits.loggers import media
 from samebits.loggers.logger import log_to
 from samebits.loggers.media import Audio, Histogram, Table
 from samebits.loggers.wandb_upload import log_artifact, own_checkpoint, shown
 from samebits.runs.directory import claimed, fill_directory, replace_text
+from samebits.saved.config import checked_yaml, enter, load_sections, read_config, read_overrides
 from samebits.sweeps.ledger import Ledger
 from samebits.sweeps.report.facts import facts
 from samebits.sweeps.report.study import read_study
 from samebits.sweeps.report.text import groups_csv, jobs_csv, markdown
 from samebits.sweeps.search.methods import ALLOWED
+from samebits.targets.nodes import build_target, locate
 
 MLP = {"_target_": "lab.models.mlp.MLP", "input_shape": [1, 8, 8], "num_outputs": 10, "hidden": [16], "dropout": 0.0}
 
@@ -114,7 +114,7 @@ def attacks(folder: Path) -> dict[str, dict[str, Any]]:
     system = {"_target_": "os.system", "_args_": [f"touch {pwned}"]}
     return {
         "hub": {"_target_": "torch.hub.load", "repo_or_dir": str(folder / "code"), "source": "local", "model": "x"},
-        "git alias": {"_target_": "samebits.host.programs.git", "_args_": ["/", "-c", f"alias.x=!touch {pwned}", "x"]},
+        "git alias": {"_target_": "samebits.programs.git", "_args_": ["/", "-c", f"alias.x=!touch {pwned}", "x"]},
         "write": {"_target_": "samebits.runs.directory.replace_text", "path": path, "text": "x"},
         "write json": {"_target_": "samebits.runs.directory.write_json", "path": path, "value": 1},
         "delete": {

@@ -22,13 +22,13 @@ from conftest import QUICK, ROOT, limit, slow, start_run, wait_for
 from torch import Tensor
 
 from lab.callbacks.base import Callback
+from samebits.children import offsets
 from samebits.data.loading import choose, open_workers
 from samebits.data.loading.loader import Loader
 from samebits.data.loading.samples import seed_sample
 from samebits.data.order import EvalPlan, TrainPlan, shuffled
 from samebits.data.stream import Stream
 from samebits.errors import ConfigError, DataFailed
-from samebits.host import offsets
 
 CPU = torch.device("cpu")
 
@@ -206,7 +206,7 @@ def test_a_file_that_cannot_be_opened_again_is_named(tmp_path: Path, monkeypatch
         raise PermissionError(13, "Permission denied", path)
 
     data = Holding(tmp_path, "buffered")
-    monkeypatch.setattr("samebits.host.offsets.os.open", refused)
+    monkeypatch.setattr("samebits.children.offsets.os.open", refused)
     loader = Loader(data, plan_of(), CPU, kind="workers", num_workers=1, seed=0, start_method="fork")
     with loader, pytest.raises(DataFailed, match=r"Permission denied.*open files in __getitem__, or give data.num_w"):
         next(iter(loader))

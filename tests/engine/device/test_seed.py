@@ -12,7 +12,8 @@ import pytest
 import torch
 from conftest import old_rng_state
 
-from samebits.device.seed import StepNumbers, make_deterministic, rng_row, seed_everything, set_rng_row, set_rng_state
+from samebits.device.hardware import make_deterministic
+from samebits.steps.seed import StepNumbers, rng_row, seed_everything, set_rng_row, set_rng_state
 
 CPU = torch.device("cpu")
 

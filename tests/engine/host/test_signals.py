@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from samebits.host import in_a_child, temporary_folder
+from samebits.children import in_a_child
+from samebits.signals import temporary_folder
 
 
 def interrupted_at(line: int, folder: Path) -> bool:

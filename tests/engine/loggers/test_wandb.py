@@ -18,8 +18,9 @@ from wandb_server import KEY, Server, serving
 
 from lab.program import PROGRAM
 from samebits.errors import ConfigError
-from samebits.loggers import Audio, Histogram, RunLogger, Table, wandb_arguments, wandb_upload
+from samebits.loggers import Audio, Histogram, RunLogger, Table, wandb_upload
 from samebits.loggers.options import LoggerConfig
+from samebits.loggers.wandb_log import wandb_arguments
 from samebits.loggers.wandb_upload import own_checkpoint
 from samebits.runs import SHARED_WEIGHTS
 from samebits.runs.directory import fill_directory, write_config, write_status

@@ -260,8 +260,9 @@ def test_fused_kernels_are_given_the_shards(tmp_path: Path) -> None:
         from torch.distributed.tensor import DTensor
         from torch.utils._python_dispatch import TorchDispatchMode
 
-        from samebits.parallel.fsdp import on_shards, shard
+        from samebits.parallel.fsdp import shard
         from samebits.private import lean_step
+        from samebits.shards.tensors import on_shards
 
         class Spy(TorchDispatchMode):
             def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -563,7 +564,7 @@ def test_what_an_optimizer_cannot_do_with_shards_is_told_by_what_it_can_do_with_
     error: Exception, broken: bool
 ) -> None:
     """Whatever torch raises for an operation that has no sharded form; its own mistakes stay what they are."""
-    from samebits.parallel.fsdp import on_shards
+    from samebits.shards.tensors import on_shards
 
     class Refusing(torch.optim.SGD):
         def step(self, closure: Any = None) -> None:  # type: ignore[override]

@@ -144,8 +144,8 @@ def test_all_ranks_go_on_with_the_random_numbers_of_a_plain_build(tmp_path: Path
         from lab.config import Config
         from lab.make import make_model_of_rank
         from lab.network import make_model
-        from samebits.device import seed_everything
         from samebits.loggers import Logger
+        from samebits.steps import seed_everything
 
         config = Config.of(compose(*QUICK, "trainer=fsdp", "hardware.num_procs=2", "trainer.max_steps=1"))
         drawn = []

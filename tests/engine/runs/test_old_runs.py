@@ -20,11 +20,11 @@ from lab.config import check
 from lab.program import PROGRAM, start
 from lab.restore import score_checkpoint
 from samebits.checkpoints.trained import change_value, export
-from samebits.config import saved
-from samebits.config.saved import read_config
 from samebits.device import HardwareConfig
 from samebits.errors import ConfigError
 from samebits.loggers import LoggerConfig
+from samebits.saved import config as saved
+from samebits.saved.config import read_config
 from samebits.schema import plain, split_own
 from samebits.world import ProcessConfig
 

@@ -185,7 +185,7 @@ def too_slow(project: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (project / "git").write_text("#!/bin/sh\nexec sleep 60\n")
     (project / "git").chmod(0o755)
     monkeypatch.setenv("PATH", f"{project}:{os.environ['PATH']}")
-    monkeypatch.setattr("samebits.host.programs.LIMIT_S", 0.2)
+    monkeypatch.setattr("samebits.programs.LIMIT_S", 0.2)
     return "git gave no answer within"
 
 

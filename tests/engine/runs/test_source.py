@@ -17,7 +17,7 @@ from samebits.code import Code, by_code, code_changes, code_of, codes_of, enviro
 from samebits.code.environment import ENVIRONMENT, code_here, surroundings
 from samebits.code.source import code_folders, libraries_of, library_changes, python_path
 from samebits.files import write_json
-from samebits.loggers import upload_environment
+from samebits.loggers.wandb_log import upload_environment
 from samebits.runs import directory
 
 PAGE = '"""A library."""\n__version__ = "0.2.0"\n'

@@ -25,7 +25,7 @@ from conftest import (
     wait_for,
 )
 
-from samebits.host.signals import heeded_signals
+from samebits.signals import heeded_signals
 
 ENDLESS = (*QUICK, "trainer.max_steps=1000000", "trainer.eval_every=null", "trainer.save_every=20")
 

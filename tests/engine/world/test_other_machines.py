@@ -22,7 +22,8 @@ from torch import nn
 
 import samebits.world.launch
 from lab.options import TrainerConfig
-from samebits.device import dynamo, free_memory, hardware
+from samebits.compiling import dynamo
+from samebits.device import free_memory, hardware
 from samebits.device.options import HardwareConfig
 from samebits.errors import ConfigError
 from samebits.host import gpu as cuda

@@ -2,15 +2,18 @@
 
 The engine imports nothing of the project (`lab`), which is handed to it as an object (samebits.project).
 
-    config       from the command line to a checked config   data         which sample when, and how batches are made
-    host         one process and its machine                 device       precision, batch sizes, compiling
-    world        ranks: how they start, meet and stop        parallel     DDP, FSDP, and what ranks compare
-    runs         a run directory                             checkpoints  saved state, whole or sharded
-    loggers      metrics.jsonl, W&B, TensorBoard, MLflow     profiling    where the time goes
-    code         which code a run is computed by
-    process      the process that starts a run, and its ranks
-    sweeps       many runs: sweeps, reports, verification; nothing else of samebits imports it
+    host         one machine: cores, GPUs, memory            children     child processes: ends, hangs
+    targets      classes that a config names, built          saved        configs of runs, as data
+    config       from the command line to a config           code         which code a run is computed by
+    runs         a run directory                             loggers      metrics.jsonl, W&B, TensorBoard, MLflow
+    world        ranks: how they start, meet and stop        shards       weights cut over ranks
+    parallel     DDP, FSDP, stragglers                       steps        random numbers and skipping, by the step
+    device       precision, batch sizes, threads             compiling    torch.compile, CUDA graphs
+    checkpoints  saved state, whole or sharded               data         which sample when, and how batches are made
+    profiling    where the time goes                         process      the process that starts a run, and its ranks
+    sweeps       many runs: sweeps, reports, verification
 
+Each imports only those before it, and single files: errors, files, locks, signals, programs, credentials, ...
 Each folder's page (`__init__.py`) lists what others may use. CHANGELOG.md says what changed there.
 """
 

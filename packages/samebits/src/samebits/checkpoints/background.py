@@ -19,7 +19,7 @@ from torch import Tensor
 
 from samebits.device import lock_pages, unlock_pages
 from samebits.errors import RunFailed, first_line
-from samebits.parallel import is_part
+from samebits.shards import is_part
 
 ALIGNED = 64  # bytes: where each storage's copy begins
 

@@ -22,12 +22,12 @@ from samebits.checkpoints import shards
 from samebits.checkpoints.background import Background, Copies
 from samebits.checkpoints.intact import WHOLE, Share, check_zip, load_intact, reading
 from samebits.checkpoints.shared_weights import WEIGHTS, SharedWeights, with_shared
-from samebits.config import CONFIG, enter
 from samebits.errors import ConfigError, Damaged, RunFailed
 from samebits.files import sync_folder
-from samebits.parallel import is_part
 from samebits.runs import CHECKPOINT, checkpoint_files, step_of
+from samebits.saved import CONFIG, enter
 from samebits.schema import misfits
+from samebits.shards import is_part
 from samebits.world import World
 
 log = logging.getLogger("samebits")

@@ -40,8 +40,8 @@ from samebits.checkpoints.intact import (
 )
 from samebits.errors import RunFailed
 from samebits.files import check_regular, sync_folder
-from samebits.parallel import is_part, is_sharded
 from samebits.schema import misfits
+from samebits.shards import is_part, is_sharded
 from samebits.world import World
 
 SUFFIX, REST, INDEX = ".dcp", "rest.pt", ".metadata"

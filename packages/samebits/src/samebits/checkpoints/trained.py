@@ -9,10 +9,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from samebits.checkpoints.checkpoint import find_checkpoint, save_checkpoint, weights_of
-from samebits.config import CONFIG, read_config
 from samebits.errors import ConfigError
 from samebits.project import Project
 from samebits.runs import has_key
+from samebits.saved import CONFIG, read_config
 from samebits.schema import check_resolved, no_such_key
 
 

@@ -18,11 +18,13 @@ from typing import Any, NamedTuple
 
 from samebits import __version__
 from samebits.code.source import VENDORED, Library, is_vendored, libraries_of, library_changes, source_of
-from samebits.config import redacted
+from samebits.credentials import redacted
 from samebits.errors import Damaged
 from samebits.files import read_file, read_json, replace_text, write_json
-from samebits.host import GIT_DIFF, NoAnswer, git, machine_changes, temporary_folder
+from samebits.host import machine_changes
+from samebits.programs import GIT_DIFF, NoAnswer, git
 from samebits.schema import holds
+from samebits.signals import temporary_folder
 
 log = logging.getLogger("samebits")
 ENVIRONMENT, DIFF = "environment.json", "uncommitted.diff"

@@ -14,10 +14,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from samebits.config.alike import flat
-from samebits.config.saved import override_of_now
 from samebits.errors import ConfigError
 from samebits.project import Project
+from samebits.saved import flat, override_of_now
 
 
 def agents_run() -> tuple[str, str] | None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from samebits.data.loading.slots import hand_over
     from samebits.data.order import Plan, TrainPlan, shuffled
     from samebits.data.plans import evaluation_plan, training_plan
-    from samebits.data.stateful import StatefulOrder, changeable_order
+    from samebits.data.stateful import StatefulOrder
     from samebits.data.stream import Stream, is_stream
 else:
     __getattr__ = lazy(__name__, __file__)

@@ -29,19 +29,6 @@ def has_state(order: Any) -> bool:
     return not missing
 
 
-def changeable_order(loader: Any) -> StatefulOrder:
-    """The order of a training loader, which run.order and run.reorder change; ConfigError if it has no state."""
-    order = getattr(loader and loader.plan, "order", None)
-    if isinstance(order, StatefulOrder):
-        return order
-    if loader is not None and loader.is_stream:
-        raise ConfigError("run.order, run.reorder(): the training data are a stream, which comes in its own order")
-    raise ConfigError(
-        "run.order, run.reorder(): data.order has no state that could change - choose one with state_dict and "
-        "load_state_dict, as in docs/my_data.md"
-    )
-
-
 class StatefulOrder:
     """make() -> a new order with state_dict and load_state_dict. saved: what `state_dict` gave, at a resume. repeated:
     goes in place of the order in use (debug=overfit), whose state changes all the same."""
@@ -61,6 +48,20 @@ class StatefulOrder:
         for method in ("window_of", "note") if repeated is None else ():
             if hasattr(self._in_use, method):
                 setattr(self, method, getattr(self._in_use, method))
+
+    @classmethod
+    def of(cls, loader: Any) -> StatefulOrder:
+        """Return the order of a training loader, which run.order and run.reorder change; ConfigError if it has no
+        state."""
+        order = getattr(loader and loader.plan, "order", None)
+        if isinstance(order, cls):
+            return order
+        if loader is not None and loader.is_stream:
+            raise ConfigError("run.order, run.reorder(): the training data are a stream, which comes in its own order")
+        raise ConfigError(
+            "run.order, run.reorder(): data.order has no state that could change - choose one with state_dict and "
+            "load_state_dict, as in docs/my_data.md"
+        )
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
         rows: np.ndarray = (self._repeated or self._in_use)(numbers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from samebits.device.options import HardwareConfig
-from samebits.device.seed import make_deterministic
 from samebits.device.threads import Threads, decide_threads
 from samebits.errors import ConfigError
 from samebits.host import bind_to_gpus, count_gpus, hide_gpus, pci_address
@@ -162,6 +162,13 @@ def _processes_here(hardware: HardwareConfig, device: str, on_cpu: int) -> int:
     return int(hardware.num_procs)
 
 
+def make_deterministic() -> None:
+    """Bitwise reproducible results; an operation without a deterministic implementation raises."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+
+
 _attention = ExitStack()  # holds sdpa_kernel open: a context that is dropped would restore torch's order
 
 
@@ -178,16 +185,6 @@ def prefer_attention(kernels: Sequence[str]) -> None:
                "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}  # fmt: skip
         order = [own[name] for name in dict.fromkeys([*kernels, *own])]
         _attention.enter_context(sdpa_kernel(order, set_priority=True))
-
-
-def update_scale(scaler: torch.amp.GradScaler, non_finite: torch.Tensor) -> None:
-    """After a step: raise the loss scale, or lower it where non_finite, 0-d, is 1. Nothing waits for the device.
-
-    The scaler looks for inf in gradients: here it finds it in that of a parameter made for this."""
-    flag = torch.nn.Parameter(torch.zeros((), device=non_finite.device))
-    flag.grad = torch.where(non_finite > 0, torch.inf, 0.0)
-    scaler.unscale_(torch.optim.SGD([flag]))
-    scaler.update()
 
 
 def in_channels_last(module: nn.Module | None) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from samebits.host.cpu import cores
 from samebits.host.gpu import count_gpus, held_beside_torch, pci_address
 from samebits.host.memory import memory
-from samebits.host.programs import NoAnswer, answer_of
+from samebits.programs import NoAnswer, answer_of
 
 if TYPE_CHECKING:
     import torch

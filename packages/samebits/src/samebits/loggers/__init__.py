@@ -4,13 +4,14 @@ Given: the group `logger`, values, pictures and tables by the number of the step
 
 Promised: `Logger` is the null object, `RunLogger` writes metrics.jsonl, train.log, media, the progress bar and, from
 threads and a process, TensorBoard, MLflow and W&B, which neither delay nor end a run. What W&B did not get is sent
-later from the run's directory, once.
+later from the run's directory, once (`upload_run`), which notes in its wandb/ what the server has confirmed.
 
-Raised: ConfigError for what the user asked in vain.
+Raised: ConfigError for what the user asked in vain, RunFailed for an upload that failed.
 
     logger, media             logged values, pictures
     background, *_log         threads for TensorBoard and MLflow; what W&B is told
     wandb_upload, wandb_stop  the process that sends a run to W&B; a run that was stopped there
+    wandb_later               what W&B lacks of runs, sent when somebody asks
     options, installed        what a user may set; whether its libraries are there
 """
 
@@ -26,24 +27,15 @@ if TYPE_CHECKING:
     from samebits.loggers.media import Audio, Histogram, Table, grid
     from samebits.loggers.mlflow_log import sync_mlflow
     from samebits.loggers.options import LoggerConfig
-    from samebits.loggers.wandb_log import (
-        auto_wandb_mode,
-        choose_wandb_mode,
-        sync_command,
-        upload_command,
-        upload_environment,
-        wandb_arguments,
-        wandb_reachable,
+    from samebits.loggers.wandb_later import (
+        begin_beside,
+        check_online,
+        logs_to_wandb,
+        mode_of_run,
+        upload_run,
+        write_offline,
     )
+    from samebits.loggers.wandb_log import sync_command
     from samebits.loggers.wandb_stop import WANDB, stopped_by_wandb
-    from samebits.loggers.wandb_upload import (
-        Feed,
-        begin_wandb,
-        confirmed,
-        finish_wandb,
-        send_wandb,
-        sender_of,
-        status_of,
-    )
 else:
     __getattr__ = lazy(__name__, __file__)

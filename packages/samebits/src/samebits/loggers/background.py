@@ -10,7 +10,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from samebits.config import redacted
+from samebits.credentials import redacted
 from samebits.errors import first_line
 from samebits.files import records
 from samebits.loggers.media import Media

@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from samebits.config import HIDDEN, flat, read_config, redacted, restored
+from samebits.credentials import HIDDEN, redacted, restored
 from samebits.errors import ConfigError, RunFailed
 from samebits.files import read_json, write_json
 from samebits.loggers.background import Background
@@ -23,6 +23,7 @@ from samebits.loggers.options import MLflowConfig
 from samebits.loggers.wandb_log import run_name
 from samebits.project import Project
 from samebits.runs import METRICS, RESULT, is_claimed, read_status
+from samebits.saved import flat, read_config
 from samebits.schema import typed
 
 ID = "mlflow.json"  # in a run directory: {"run_id": ..., "tracking_uri": ...}

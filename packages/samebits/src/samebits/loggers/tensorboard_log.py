@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
-from samebits.config import read_config, redacted
+from samebits.credentials import redacted
 from samebits.loggers.background import Background
 from samebits.loggers.media import Media
+from samebits.saved import read_config
 
 FOLDER = "tensorboard"
 

@@ -28,15 +28,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from samebits.config import enter
 from samebits.errors import RunFailed
 from samebits.files import check_regular, open_regular, read_file, read_json, read_text, write_json
-from samebits.host import NoAnswer, answer_of
 from samebits.locks import Busy, Lock
 from samebits.loggers.media import media_file, read_table
 from samebits.loggers.wandb_log import FOLDER, SUMMARY, upload_command, wandb_arguments, wandb_reachable
+from samebits.programs import NoAnswer, answer_of
 from samebits.project import Project
 from samebits.runs import METRICS, RESULT, SHARED_WEIGHTS, STATUS, is_claimed
+from samebits.saved import enter
 
 POLL_S = 1.0  # between two looks at metrics.jsonl
 LIMIT_S = 900.0  # for what is left at a run's end; ./run sync sends the rest

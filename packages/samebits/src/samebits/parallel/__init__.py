@@ -2,16 +2,14 @@
 
 Given: what the group `trainer` says of the strategy, a `World`, a model. Returned: the model as the strategy wants it.
 
-Promised: ranks get equal shares of each batch and take the same decisions, from reduced values. A shard is read as the
-part of a weight that it is (`local_parts`, `is_part`), a norm over shards is that of the whole. With one rank, nothing
-of another is touched.
+Promised: ranks get equal shares of each batch and take the same decisions, from reduced values. Weights that a strategy
+cuts are those that samebits.shards reads. With one rank, nothing of another is touched.
 
-Raised: ConfigError for options that do not fit the model or the machine, RunFailed where ranks do not hold the same.
+Raised: ConfigError for options that do not fit the model or the machine.
 
     ddp, fsdp, data_parallel    the strategies
     blocks                  a model's blocks: what is sharded, or computed again, as one
     weightless              a model that is built without its weights
-    replicas                whether all ranks hold the same
     balance                 stragglers and peak memory
     options                 values of the group
 """
@@ -27,20 +25,8 @@ if TYPE_CHECKING:
     from samebits.parallel.blocks import checkpoint_activations, find_blocks
     from samebits.parallel.data_parallel import gpus
     from samebits.parallel.ddp import name_unused, with_sync_batchnorm, without_sync, wrap_net
-    from samebits.parallel.fsdp import (
-        class_name,
-        describe_shards,
-        global_dot,
-        global_norm,
-        is_part,
-        is_sharded,
-        local_parts,
-        on_shards,
-        padding_note,
-        shard,
-    )
+    from samebits.parallel.fsdp import class_name, describe_shards, padding_note, shard
     from samebits.parallel.options import ONE_PROCESS, DDPConfig, FsdpConfig, Strategy, check_share
-    from samebits.parallel.replicas import Replicas, checksum, numbers_in
     from samebits.parallel.weightless import NeedsValues, build_weightless
 else:
     __getattr__ = lazy(__name__, __file__)

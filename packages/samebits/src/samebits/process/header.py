@@ -11,16 +11,17 @@ import torch
 from torch import nn
 
 from samebits.code import code_changes, codes_of, record_machine
-from samebits.config import load_flat, read_overrides
 from samebits.data import Loader, Stream
 from samebits.device import LAUNCHES_BOUND_FLOP, Hardware, HardwareConfig
 from samebits.host import gpu_facts, machine_facts, machine_line
 from samebits.loggers import Logger
-from samebits.parallel import class_name, describe_shards, is_sharded, padding_note
+from samebits.parallel import class_name, describe_shards, padding_note
 from samebits.process.rank import Rank
 from samebits.project import Project
 from samebits.runs import BEFORE
+from samebits.saved import load_flat, read_overrides
 from samebits.schema import show
+from samebits.shards import is_sharded
 
 SAID_ELSEWHERE = ("resume", "sweep", "logger")  # groups whose values are not what is trained
 

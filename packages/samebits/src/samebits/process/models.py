@@ -7,19 +7,14 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from samebits.device import Hardware, WithBf16Weights, compile_blocks, compiled, in_channels_last, seed_everything
+from samebits.compiling import compile_blocks, compiled
+from samebits.device import Hardware, WithBf16Weights, in_channels_last
 from samebits.errors import ConfigError, first_line
 from samebits.loggers import Logger
-from samebits.parallel import (
-    NeedsValues,
-    build_weightless,
-    checkpoint_activations,
-    find_blocks,
-    is_sharded,
-    shard,
-    wrap_net,
-)
+from samebits.parallel import NeedsValues, build_weightless, checkpoint_activations, find_blocks, shard, wrap_net
 from samebits.process.options import Options
+from samebits.shards import is_sharded
+from samebits.steps import seed_everything
 from samebits.world import World
 
 

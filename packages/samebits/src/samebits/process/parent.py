@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 from samebits import early
-from samebits.config import TRACEBACK, read_config
 from samebits.device import count_processes
 from samebits.errors import PREEMPTED, Cancelled, ConfigError, RunFailed, one_line
 from samebits.loggers import WANDB
@@ -46,7 +45,9 @@ from samebits.runs import (
     step_of,
     undo_resume,
 )
+from samebits.saved import read_config
 from samebits.schema import plain
+from samebits.targets import TRACEBACK
 from samebits.world import Ranks, cluster_role, meeting, place, recording
 
 

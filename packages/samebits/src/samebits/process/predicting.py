@@ -13,10 +13,11 @@ import numpy as np
 
 from samebits.device import Hardware
 from samebits.errors import ConfigError, RunFailed
-from samebits.host import STOP_SIGNALS, count_gpus, temporary_folder
+from samebits.host import count_gpus
 from samebits.predictions import Part, Spec, assemble, check_target
 from samebits.process.parent import first_failure
 from samebits.process.rank import collective_timeout_s
+from samebits.signals import STOP_SIGNALS, temporary_folder
 from samebits.world import Ranks, World, place, process_group, recording
 
 Rows = Callable[[World], Iterable[tuple[np.ndarray, dict[str, Any]]]]  # a rank's: rows (B,), {name: (B, ...)}

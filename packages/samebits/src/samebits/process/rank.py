@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from samebits.checkpoints import Checkpoints
-from samebits.config import read_config
 from samebits.device import Hardware, resolve_auto_of_run, resolve_hardware
 from samebits.files import write_json
 from samebits.loggers import WANDB, Logger, RunLogger, log_to, stopped_by_wandb
@@ -20,6 +19,7 @@ from samebits.private import skip_dynamo_import
 from samebits.process.options import Options
 from samebits.project import Program, Project
 from samebits.runs import RESULT, read_status, record_start, shown, write_status
+from samebits.saved import read_config
 from samebits.schema import seconds
 from samebits.world import StopRequest, Watch, World, place, process_group, recording, stop_on_signals
 

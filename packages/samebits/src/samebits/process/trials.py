@@ -1,7 +1,7 @@
 """Values found by trying: the largest micro-batch, loader, threads, learning rate.
 
-Each works in a process of its own (samebits.host.child) on one device, and changes nothing of the run. The first two
-have one rank's share of the batch and the whole model; there is no other rank that could wait.
+Each works in a process of its own (samebits.children) on one device, and changes nothing of the run. The first two have
+one rank's share of the batch and the whole model; there is no other rank that could wait.
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from samebits.children import in_a_child
 from samebits.config import as_started, remove_if_empty, resolved, run_hydra
 from samebits.errors import ConfigError, RunFailed, plain_output
 from samebits.extras import missing
 from samebits.files import write_json
-from samebits.host import in_a_child
 from samebits.process.trials import best_loader, best_threads, smoothed, suggested_lr
 from samebits.project import Program
 from samebits.runs import shown

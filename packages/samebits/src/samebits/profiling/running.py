@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from samebits.data import Loader
-from samebits.device import Hardware, rng_row, set_rng_row
+from samebits.device import Hardware
 from samebits.errors import first_line
 from samebits.files import write_json
 from samebits.loggers import Logger
@@ -21,6 +21,7 @@ from samebits.profiling.timeline import Batches, Timeline, wrapped
 from samebits.profiling.trace import Trace, dump_memory
 from samebits.profiling.work import Loss, Work, count_flop, peak_tflops
 from samebits.runs import shown
+from samebits.steps import rng_row, set_rng_row
 from samebits.world import place
 
 PROFILE = "profile.json"

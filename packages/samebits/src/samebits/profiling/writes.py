@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from samebits.parallel import local_parts
+from samebits.shards import local_parts
 
 
 @contextmanager

@@ -18,9 +18,9 @@ from typing import Any
 from omegaconf import DictConfig
 
 from samebits.code import ENVIRONMENT
-from samebits.config import flat, portable
 from samebits.errors import Damaged
 from samebits.files import read_json, write_json
+from samebits.saved import flat, portable
 from samebits.schema import plain
 
 BLOCKS, BLOCK = 32, 1 << 14  # of one file; of several together as many, two of each at least

@@ -19,7 +19,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from samebits.code import DIFF, ENVIRONMENT, Surroundings, code_here, codes_of, surroundings, use_code
-from samebits.config import CONFIG, OVERRIDES, agents_run, enter, flat, load_flat, portable, read_overrides, redacted
+from samebits.config import agents_run
+from samebits.credentials import redacted
 from samebits.errors import (
     Cancelled,
     Claimed,
@@ -45,6 +46,7 @@ from samebits.files import (
 from samebits.locks import Busy, Lock, is_locked, write_once
 from samebits.project import Project
 from samebits.runs.data_files import files_of, fingerprints, is_same
+from samebits.saved import CONFIG, OVERRIDES, enter, flat, load_flat, portable, read_overrides
 from samebits.schema import plain
 
 log = logging.getLogger("samebits")

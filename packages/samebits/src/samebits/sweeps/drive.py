@@ -13,10 +13,10 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig
 
-from samebits.config import read_config
 from samebits.errors import PREEMPTED, ConfigError, RunFailed
 from samebits.project import Program
 from samebits.runs import shown
+from samebits.saved import read_config
 from samebits.schema import plain, typed
 from samebits.sweeps import plan
 from samebits.sweeps.code import record_code

@@ -14,8 +14,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
-from samebits.config import NEVER_COMPARED, absolute, localized, portable, written
+from samebits.config import absolute, written
 from samebits.project import Project
+from samebits.saved import NEVER_COMPARED, localized, portable
 
 NAME_DIGITS, SLUG_LENGTH, VALUE_LENGTH = 16, 80, 24
 OLD_DIGITS = 8  # in directory names of the first version, whose sweep.json has no `identity`

@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from samebits.config import CONFIG, read_config, read_overrides
 from samebits.errors import Cancelled, Claimed, ConfigError, RunFailed
 from samebits.project import Program
 from samebits.runs import holds_run, read_failure, record_failure
+from samebits.saved import CONFIG, read_config, read_overrides
 from samebits.sweeps.ledger import ENDED
 
 ELSEWHERE = 73  # EX_CANTCREAT: another process runs this job

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from samebits import early
+from samebits.children import die_with, readable_stack, say_ended, take_heart
 from samebits.errors import Claimed, RunFailed
 from samebits.files import no_links, read_text
-from samebits.host import STOP_SIGNALS, die_with, heeded_signals, readable_stack, say_ended, take_heart
 from samebits.project import Program
 from samebits.runs import claimed, record_failure, write_status
+from samebits.signals import LIKELY_CAUSES, STOP_SIGNALS, heeded_signals
 from samebits.sweeps.job import run_job
 from samebits.sweeps.ledger import Job
-from samebits.world import LIKELY
 
 OUTPUT, FAULT = "output.log", "fault.log"  # output of a job among several; its stack when a signal killed it
 
@@ -40,7 +40,7 @@ def death(exit_code: int) -> RunFailed:
     """Of a job's process that has said nothing."""
     if exit_code >= 0:
         return RunFailed(f"the job ended with status {exit_code}, without an error record; see {OUTPUT}")
-    return RunFailed(f"the job was killed by {signal.Signals(-exit_code).name}{LIKELY.get(-exit_code, '')}")
+    return RunFailed(f"the job was killed by {signal.Signals(-exit_code).name}{LIKELY_CAUSES.get(-exit_code, '')}")
 
 
 def job_main(

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from samebits import early
-from samebits.host import handling_signals
+from samebits.signals import handling_signals
 from samebits.sweeps.ledger import Job
 from samebits.sweeps.screen import Screen
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samebits.config import read_config
 from samebits.errors import ConfigError
 from samebits.host import cores, count_gpus, limited_to
 from samebits.project import Project
+from samebits.saved import read_config
 
 
 @dataclass(frozen=True)

@@ -23,24 +23,22 @@ from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from samebits import early
-from samebits.config import (
+from samebits.config import composed, explain, resolved
+from samebits.credentials import redacted
+from samebits.errors import Claimed, ConfigError
+from samebits.project import Program, Project
+from samebits.runs import change_value, claimed, write_config
+from samebits.saved import (
     JOBS_OWN,
     NEVER_COMPARED,
     JobConfig,
-    composed,
     dependents,
-    explain,
     flat,
     load_flat,
     portable,
     read_config,
-    redacted,
-    resolved,
     unswept,
 )
-from samebits.errors import Claimed, ConfigError
-from samebits.project import Program, Project
-from samebits.runs import change_value, claimed, write_config
 from samebits.schema import MISSING, plain, show
 from samebits.sweeps.difference import First
 from samebits.sweeps.identity import counts, differing_keys, digest, directory_name, keyed
@@ -224,7 +222,7 @@ def compose(ledger: Ledger, combinations: Sequence[Combination], composer: Compo
 
 def unlike(ledger: Ledger, before: Sequence[Job], new: Sequence[NewJob], composer: Composer) -> str:
     """A message if new jobs differ from earlier ones in keys that were not overridden, as after an edit of conf/; else
-    "". The report uses the same rule (samebits.config.alike)."""
+    "". The report uses the same rule (samebits.saved.comparing)."""
     if not before or not new:
         return ""
     known = [JobConfig(load_flat(ledger.project, j.directory), j.overrides, j.key) for j in before]

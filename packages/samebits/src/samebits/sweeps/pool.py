@@ -19,9 +19,11 @@ from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
+from samebits.children import Hearts, abort_hung
 from samebits.errors import Claimed, ConfigError, RankLost
-from samebits.host import Hearts, abort_hung, held_signals, start_method
+from samebits.host import start_method
 from samebits.runs import claimed, record_failure
+from samebits.signals import held_signals
 from samebits.sweeps.job import ELSEWHERE
 from samebits.sweeps.job_process import FAULT, death, job_main, record_unexplained
 from samebits.sweeps.launching import Launch

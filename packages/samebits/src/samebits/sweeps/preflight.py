@@ -14,8 +14,9 @@ from typing import Any
 from omegaconf import DictConfig
 
 from samebits import early
+from samebits.children import in_a_child
 from samebits.files import aligned, in_words
-from samebits.host import cores, in_a_child, limited_to
+from samebits.host import cores, limited_to
 from samebits.project import Program, Project
 from samebits.sweeps.screen import clock
 

@@ -21,10 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from samebits.children import die_with
 from samebits.code import python_path
 from samebits.config import quote_value
 from samebits.errors import ConfigError, first_line
-from samebits.host import die_with, limited_to
+from samebits.host import limited_to
 from samebits.sweeps.job import ELSEWHERE
 from samebits.sweeps.job_process import OUTPUT, death, record_unexplained
 from samebits.sweeps.launching import Launch

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 from samebits.code import python_path
 from samebits.errors import PREEMPTED, ConfigError, RunFailed
 from samebits.files import read_json, read_text, replace_text
-from samebits.host import NoAnswer, answer_of, heeded_signals
+from samebits.programs import NoAnswer, answer_of
 from samebits.project import Program
 from samebits.runs import STATUS
+from samebits.signals import heeded_signals
 from samebits.sweeps.job import run_job
 from samebits.sweeps.job_process import OUTPUT, print_to, record_unexplained
 from samebits.sweeps.launching import Launch

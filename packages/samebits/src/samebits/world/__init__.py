@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from samebits.world.environment import place
     from samebits.world.failures import recording
     from samebits.world.group import group_of_one, process_group, world_of_one
-    from samebits.world.launch import LIKELY, Ranks
+    from samebits.world.launch import Ranks
     from samebits.world.options import ProcessConfig
     from samebits.world.rendezvous import meeting
     from samebits.world.stop import AT_STEP, MAX_TIME, Stopped, StopRequest, stop_on_signals

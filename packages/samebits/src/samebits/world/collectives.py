@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from samebits.children import process_state
 from samebits.errors import RunFailed
-from samebits.host import process_state
 
 if TYPE_CHECKING:
     import torch

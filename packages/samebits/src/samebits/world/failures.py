@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from samebits.children import say_ended
 from samebits.errors import RunFailed, users_frames
-from samebits.host import say_ended
 from samebits.runs import end_status, explained_error, record_failure
 from samebits.world.board import tell_failed
 from samebits.world.watch import Watch

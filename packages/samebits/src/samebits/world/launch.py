@@ -25,27 +25,29 @@ from pathlib import Path
 from typing import Any
 
 from samebits import early
-from samebits.errors import ConfigError, RankLost, RunFailed, one_line
-from samebits.host import (
-    LIKELY_CAUSES,
-    SAME_SIGNAL_S,
+from samebits.children import (
     Hearts,
     Offsets,
     abort_hung,
     beat,
     die_with,
     file_offsets,
-    handling_signals,
-    heeded_signals,
-    held_signals,
     own_offsets,
     readable_stack,
     say_ended,
-    start_method,
     take_heart,
+)
+from samebits.errors import ConfigError, RankLost, RunFailed, one_line
+from samebits.host import start_method
+from samebits.runs import read_failure, record_failure
+from samebits.signals import (
+    LIKELY_CAUSES,
+    SAME_SIGNAL_S,
+    handling_signals,
+    heeded_signals,
+    held_signals,
     temporary_folder,
 )
-from samebits.runs import read_failure, record_failure
 from samebits.world.board import tell_failed
 from samebits.world.environment import first_rank, rank_environment
 

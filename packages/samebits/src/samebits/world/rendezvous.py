@@ -24,7 +24,7 @@ from typing import Any
 from samebits import early
 from samebits.errors import MISTAKE, Cancelled, ConfigError, RunFailed
 from samebits.files import read_text, replace_text
-from samebits.host import heeded_signals, held_signals
+from samebits.signals import heeded_signals, held_signals
 from samebits.world.cluster import ClusterRole, cluster_role
 from samebits.world.environment import place
 from samebits.world.store import START_TIMEOUT_S, forget_store, store

@@ -30,7 +30,8 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from samebits import early
-from samebits.host import SAME_SIGNAL_S, STOP_SIGNALS, end_children_at_exit, handling_signals
+from samebits.children import end_children_at_exit
+from samebits.signals import SAME_SIGNAL_S, STOP_SIGNALS, handling_signals
 from samebits.world.environment import place
 from samebits.world.store import store
 

@@ -39,8 +39,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 
+from samebits.children import beat, has_starter, note_step, progress_at, say_ended
 from samebits.errors import RankLost
-from samebits.host import beat, has_starter, note_step, progress_at, say_ended
 from samebits.runs import onward, read_failure, record_failure
 from samebits.world import collectives, group, stop, store, timer
 from samebits.world.board import FAILED, STUCK, Board, tell_failed

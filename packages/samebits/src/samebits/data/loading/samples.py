@@ -41,6 +41,14 @@ def seed_of_split(seed: int, split: str) -> int:
 
 
 @contextmanager
+def random_numbers_of(seed: int, number: int) -> Iterator[None]:
+    """What is drawn inside is that of (seed, sample number), and does not change what is drawn after."""
+    with own_random_numbers():
+        seed_sample(seed, number)
+        yield
+
+
+@contextmanager
 def own_random_numbers() -> Iterator[None]:
     """What is drawn inside does not change what is drawn after."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from samebits.children import Offsets, die_with_starter, own_offsets
 from samebits.data.loading.samples import Samples
 from samebits.data.spec import Batch, Spec
 from samebits.errors import DataFailed, one_line
-from samebits.host import STOP_SIGNALS, Offsets, die_with_starter, own_offsets
+from samebits.signals import STOP_SIGNALS
 
 _ALIGN = 64
 

@@ -30,6 +30,7 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
+from samebits.children import file_offsets
 from samebits.data.loading.samples import Samples, deliver
 from samebits.data.loading.side_stream import SideStream
 from samebits.data.loading.slots import CAN_REUSE, Lease, to_device
@@ -38,7 +39,7 @@ from samebits.data.order import Plan
 from samebits.data.spec import Batch, Spec
 from samebits.errors import ConfigError, DataFailed
 from samebits.files import in_words
-from samebits.host import LIKELY_CAUSES, file_offsets
+from samebits.signals import LIKELY_CAUSES
 
 _JOBS_EACH = 2  # jobs a worker has before it: one in work, one waiting
 _SPARE = 3  # slots that the consumer may hold: the batch in use, the one before, the one being handed over

@@ -1,8 +1,7 @@
-"""Reports: of a sweep, while it runs or after, and of any set of run directories; W&B is sent what it lacks of them.
+"""Reports: of a sweep, while it runs or after, and of any set of run directories; W&B is sent a sweep's summary.
 
 Given: directories that runs have written. Returned: tables (csv, md, tex), pictures, one page (html), the command that
-trains the best. Reading changes nothing in a run directory, and imports neither torch nor Hydra; an upload notes what
-it has sent in the run's wandb/.
+trains the best. Reading changes nothing in a run directory, and imports neither torch nor Hydra.
 
 Promised: every number can be computed again by hand from metrics.jsonl and result.json; jobs in any state are read; a
 test score chooses nothing unless that is asked for. `write` never raises: what goes wrong at a sweep's end is one line.

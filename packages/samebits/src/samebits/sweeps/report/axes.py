@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from samebits.config import is_seed
+from samebits.saved import is_seed
 from samebits.sweeps.report.analyse import config_keys, is_failure, is_number, numbers, show
 from samebits.sweeps.report.read import Job, Study
 

@@ -12,10 +12,11 @@ from typing import Any, cast
 
 import yaml
 
-from samebits.config import flat, is_seed, portable, written
+from samebits.config import written
 from samebits.errors import ConfigError
 from samebits.project import Project
 from samebits.runs import NOT_COMPUTED, shown
+from samebits.saved import flat, is_seed, portable
 from samebits.sweeps.report.analyse import Group, caution, show
 from samebits.sweeps.report.read import CONFIG, Job, Study
 from samebits.sweeps.report.study import CONTENT
@@ -140,7 +141,7 @@ def _resolved(project: Project, overrides: list[str]) -> dict[str, Any]:
 def _whole(project: Project, job: Job) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
-    from samebits.config import read_config
+    from samebits.saved import read_config
 
     return cast("dict[str, Any]", OmegaConf.to_container(read_config(project, job.path)))
 

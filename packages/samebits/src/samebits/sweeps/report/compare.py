@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from samebits.config import is_seed
+from samebits.saved import is_seed
 from samebits.sweeps.report.analyse import Group, best_group, groups
 from samebits.sweeps.report.inference import Difference, Scores, against_best
 from samebits.sweeps.report.read import Objective, Study

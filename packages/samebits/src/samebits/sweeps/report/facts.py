@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from samebits.config import is_seed
+from samebits.saved import is_seed
 from samebits.sweeps.report.analyse import (
     Group,
     best_group,

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from samebits.config import CONFIG, JobConfig, unswept
 from samebits.errors import ConfigError
 from samebits.files import read_json
 from samebits.project import Project
+from samebits.saved import CONFIG, JobConfig, unswept
 from samebits.sweeps.report.read import SWEEP, Job, Objective, Study, differing, read_job, runs_below
 
 CONTENT = " (content "  # after a path that leads to data of several contents

@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 
 from samebits.errors import ConfigError, plain_output
-from samebits.loggers import auto_wandb_mode, sync_mlflow, wandb_reachable
+from samebits.loggers import check_online, logs_to_wandb, sync_mlflow, upload_run, write_offline
 from samebits.project import Project
 from samebits.runs import is_claimed
 from samebits.sweeps.report.read import SWEEP, runs_below
-from samebits.sweeps.report.wandb_sync import logs_to_wandb, upload_run, upload_summary, write_offline
+from samebits.sweeps.report.wandb_sync import upload_summary
 
 AT_ONCE = 4  # runs
 MLFLOW_S = 600.0  # for what MLflow lacks of one run
@@ -44,13 +44,7 @@ def sync(project: Project) -> int:
             print("none of these runs logs to W&B")
             return min(failed, 1)
         if mode == "online" and not args.summary:
-            if auto_wandb_mode() != "online":
-                raise ConfigError(
-                    "no key of W&B's is configured (wandb login, or WANDB_API_KEY), or W&B is told to be offline "
-                    "(WANDB_MODE, or `wandb offline`, which `wandb online` takes back)"
-                )
-            if not wandb_reachable(10.0):
-                raise ConfigError("W&B's server cannot be reached (WANDB_BASE_URL, if it is one of your own)")
+            check_online()
         failed += upload(project, runs, args.replay, args.offline)
         sweeps = dict.fromkeys(path.parent for folder in folders for path in folder.rglob(SWEEP))
         failed += summaries(project, list(sweeps), None if args.summary else mode, args.offline)

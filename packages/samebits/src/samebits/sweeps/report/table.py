@@ -9,8 +9,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from samebits.config import is_seed
 from samebits.errors import ConfigError
+from samebits.saved import is_seed
 from samebits.sweeps.report.analyse import (
     Group,
     best_of_most_seeds,

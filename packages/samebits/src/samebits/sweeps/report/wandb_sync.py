@@ -1,4 +1,4 @@
-"""Send to W&B what it lacks of runs, and a sweep's summary as a W&B run."""
+"""Send to W&B a sweep's summary as a W&B run, and at a sweep's end what it lacks of the runs."""
 
 from __future__ import annotations
 
@@ -9,74 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from samebits.config import read_config
-from samebits.errors import ConfigError, RunFailed
 from samebits.files import no_links, read_text
-from samebits.loggers import (
-    Feed,
-    begin_wandb,
-    choose_wandb_mode,
-    confirmed,
-    finish_wandb,
-    send_wandb,
-    sender_of,
-    status_of,
-    sync_command,
-    upload_command,
-    upload_environment,
-    wandb_arguments,
-    wandb_reachable,
-)
+from samebits.loggers import begin_beside, sync_command
 from samebits.project import Project
-from samebits.runs import METRICS, is_claimed
 from samebits.sweeps.report.analyse import best_group, counts, is_failure
 from samebits.sweeps.report.best import override_list
 from samebits.sweeps.report.read import Study
 from samebits.sweeps.report.study import read_study
 from samebits.sweeps.report.text import group_rows, job_rows
-
-RUN_S = 1800.0  # for what one run lacks
-
-
-def logs_to_wandb(project: Project, run_dir: Path) -> bool:
-    """Whether a run does, or cannot be read, which upload_run then says."""
-    try:
-        return bool(read_config(project, run_dir).logger.kind == "wandb")
-    except (ConfigError, RunFailed):
-        return True
-
-
-def upload_run(project: Project, run_dir: Path, anew: bool) -> str | None:
-    """Send what W&B lacks of a run, in a process of its own, so that wandb can hang or end alone. Returns a line for
-    the user; None if the record says that all is there, or the run does not log to W&B. Raises RunFailed."""
-    if not anew and (confirmed(run_dir) or read_config(project, run_dir).logger.kind != "wandb"):
-        return None
-    running = is_claimed(run_dir)
-    if running and sender_of(run_dir) is not None:
-        return "is running, and sends by itself"
-    if not anew and status_of(run_dir) == "queued" and not (run_dir / METRICS).exists():
-        return None
-    (run_dir / "wandb").mkdir(exist_ok=True)
-    with open(run_dir / "wandb" / "upload.log", "a", opener=no_links) as output:
-        command = upload_command(project, run_dir, "anew" if anew else "sync")
-        try:
-            done = subprocess.run(
-                command, env=upload_environment(project.root), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=output, text=True, timeout=RUN_S,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise RunFailed(f"W&B gave no answer within {RUN_S:.0f} s") from None
-    said = (done.stdout.strip().splitlines() or [f"ended with status {done.returncode}"])[-1]
-    if done.returncode:
-        raise RunFailed(f"{said} (wandb's own lines: {output.name})")
-    return f"{said}; it is running, again later" if running else said
-
-
-def write_offline(project: Project, run_dir: Path, folder: Path) -> str:
-    """Write metrics.jsonl into an offline W&B run, to view it (wandb leet)."""
-    run, _, _ = send_wandb(project, run_dir, Feed(run_dir), folder, "offline")
-    finish_wandb(project, run, run_dir, status_of(run_dir))
-    return "written as an offline run"
 
 
 def upload_summary(
@@ -91,15 +31,11 @@ def upload_summary(
     begun = [job for job in study.jobs if job.config]
     if not begun or begun[0].config.get("logger.kind") != "wandb":
         return None
-    logger, arguments = wandb_arguments(project, begun[0].path)
-    mode = mode or choose_wandb_mode(logger)
-    if mode == "online" and not wandb_reachable(3.0):
-        raise RunFailed("W&B's server cannot be reached")
     name = f"{study.name}: summary"
     about = {"sweep": study.name, "overrides": study.typed, "directory": str(sweep_dir)}
     same = hashlib.sha256(f"{study.name} {study.created}".encode()).hexdigest()[:8]
-    arguments |= {"id": same, "name": name, "job_type": "summary", "config": about}
-    run = begin_wandb(arguments, folder or sweep_dir, mode, logger.timeout_s)
+    arguments = {"id": same, "name": name, "job_type": "summary", "config": about}
+    run = begin_beside(project, begun[0].path, arguments, folder or sweep_dir, mode)
     run.summary.update(_facts(study))
 
     def table(head: list[str], rows: list[list[Any]]) -> Any:

@@ -48,9 +48,9 @@ def is_online(project: Project, study: Study) -> bool:
     begun = [job for job in study.jobs if job.config]
     if not begun or begun[0].config.get("logger.kind") != "wandb":
         return False
-    from samebits.loggers import choose_wandb_mode, wandb_arguments
+    from samebits.loggers import mode_of_run
 
-    return choose_wandb_mode(wandb_arguments(project, begun[0].path)[0]) == "online"
+    return mode_of_run(project, begun[0].path) == "online"
 
 
 def say(text: str) -> None:

@@ -17,12 +17,13 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig
 
-from samebits.config import NEVER_COMPARED, one_line, remove_if_empty
+from samebits.config import one_line, remove_if_empty
 from samebits.errors import ConfigError, RunFailed
 from samebits.files import write_json
 from samebits.locks import Busy, Lock
 from samebits.project import Program
 from samebits.runs import shown
+from samebits.saved import NEVER_COMPARED
 from samebits.schema import plain, typed
 from samebits.sweeps.code import record_code
 from samebits.sweeps.drive import Work, ahead, at_once, counted, opened, report, run_sweep, stop_here

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from samebits.config import build_target, check_targets, locate, one_line
+from samebits.config import one_line
 from samebits.errors import ConfigError
 from samebits.extras import check_installed
 from samebits.project import Project
@@ -15,6 +15,7 @@ from samebits.sweeps.options import SearchConfig
 from samebits.sweeps.search.objectives import Objective
 from samebits.sweeps.search.pruning import PRUNERS_ALLOWED
 from samebits.sweeps.search.space import Space
+from samebits.targets import build_target, check_targets, locate
 
 ALLOWED = ("optuna.samplers.*", *PRUNERS_ALLOWED)
 EXHAUSTIVE = ("BruteForceSampler", "GridSampler")

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samebits.config import build_target, restored
+from samebits.credentials import restored
 from samebits.files import read_json
 from samebits.project import Project
 from samebits.schema import passed
 from samebits.sweeps.search.storage import attached, open_study
+from samebits.targets import build_target
 
 if TYPE_CHECKING:
     from optuna.trial import Trial

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samebits.config import redacted
+from samebits.credentials import redacted
 from samebits.errors import ConfigError
 from samebits.sweeps.identity import values_of
 from samebits.sweeps.options import SearchConfig

@@ -34,13 +34,14 @@ from samebits.code import (
     source_of,
     version_of,
 )
-from samebits.config import CONFIG, check_saved, current, localized, quote_value, read_config, saved_config
+from samebits.config import quote_value
 from samebits.device import began_precision
 from samebits.errors import PREEMPTED, ConfigError, RunFailed
 from samebits.files import read_file, read_json, records, replace_text, write_json
-from samebits.host import NoAnswer, count_gpus, git, machine_changes, temporary_folder
+from samebits.host import count_gpus, machine_changes
 from samebits.loggers import LoggerConfig
 from samebits.parallel import ONE_PROCESS
+from samebits.programs import NoAnswer, git
 from samebits.project import Program, Project
 from samebits.runs import (
     CHECKPOINTS,
@@ -56,7 +57,9 @@ from samebits.runs import (
     shown,
     step_of,
 )
+from samebits.saved import CONFIG, check_saved, current, localized, read_config, saved_config
 from samebits.schema import plain
+from samebits.signals import temporary_folder
 from samebits.sweeps.verify.compare import Part, compare_checkpoints, compare_metrics, compare_scores
 from samebits.world import AT_STEP, MAX_TIME, place
 

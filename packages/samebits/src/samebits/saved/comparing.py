@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samebits.config.paths import portable, writer
-from samebits.config.saved import CONFIG, load_plain, load_sections, updated
 from samebits.project import Project
+from samebits.saved.config import CONFIG, load_plain, load_sections, updated
+from samebits.saved.paths import portable, writer
 from samebits.schema import join
 
 NEVER_COMPARED = ("hydra", "sweep", "resume")

@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from samebits.host.parent import process_state
+from samebits.children.parent import process_state
 
 START_S = 600.0  # limit for the first beat
 LATE_S = 1.0  # tolerance for a busy machine; below the time in which the ranks' watchdogs find a hang

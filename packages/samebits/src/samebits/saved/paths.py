@@ -3,29 +3,20 @@
     /home/a/project/data/x.h5 -> ${root:}/data/x.h5 -> /scratch/b/project/data/x.h5, where b's project reads it
 
 Any text that is an absolute path below the root is such a path, whatever its key; `${root:}` is what conf/ writes too.
-
-User and password of an address are not saved: `redacted` leaves them to this process's environment, from which it and
-those that it starts have them again by `restored`. So has every process whose environment holds the whole address, as
-MLFLOW_TRACKING_URI does.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
-from collections.abc import Callable
 from glob import glob
 from pathlib import Path
 from typing import Any
 
+from samebits.credentials import change_texts, redacted, restored
 from samebits.errors import Damaged
 from samebits.files import read_json
 
 HERE = "${root:}"
-HIDDEN = "***"
-# also a token alone, in place of a user, where no user stands without a password
-CREDENTIALS = re.compile(r"(https?://)[^/?#\s'\"]+@|([A-Za-z][\w+.-]*://)[^/?#\s'\"]*:[^/?#\s'\"]*@")
 ENVIRONMENT = "environment.json"
 
 
@@ -36,7 +27,7 @@ def portable(root: Path, node: Any) -> Any:
         below = _below(text, root)
         return redacted(text) if below is None else f"{HERE}{below}"
 
-    return _texts(node, one)
+    return change_texts(node, one)
 
 
 def localized(root: Path, node: Any) -> Any:
@@ -45,34 +36,7 @@ def localized(root: Path, node: Any) -> Any:
     def one(text: str) -> str:
         return f"{root}{text[len(HERE) :]}" if f"{text}/".startswith(f"{HERE}/") else restored(text)
 
-    return _texts(node, one)
-
-
-def redacted(node: Any) -> Any:
-    """Returns a plain node without the credentials in its addresses, which this process's environment keeps."""
-
-    def one(text: str) -> str:
-        if (hidden := _hidden(text)) != text:
-            os.environ[_variable(hidden)] = text
-        return hidden
-
-    return _texts(node, one)
-
-
-def restored(text: str) -> str:
-    """Returns an address with its credentials; as it is where this process does not have them."""
-    if f"{HIDDEN}@" not in text:
-        return text
-    known = os.environ.get(_variable(text))
-    return known or next((value for value in os.environ.values() if value != text and _hidden(value) == text), text)
-
-
-def _hidden(text: str) -> str:
-    return CREDENTIALS.sub(lambda found: f"{found[1] or found[2]}{HIDDEN}@", text)
-
-
-def _variable(hidden: str) -> str:
-    return f"ADDRESS_{hashlib.sha256(hidden.encode(errors='replace')).hexdigest()[:16].upper()}"
+    return change_texts(node, one)
 
 
 def moved_here(root: Path, node: Any, was: Path | None) -> Any:
@@ -84,7 +48,7 @@ def moved_here(root: Path, node: Any, was: Path | None) -> Any:
         here = f"{root}{below}"
         return here if below and (os.path.lexists(here) or glob(here)) else text
 
-    return node if was in (None, root) else _texts(node, one)
+    return node if was in (None, root) else change_texts(node, one)
 
 
 def writer(directory: Path) -> Path | None:
@@ -112,12 +76,3 @@ def _below(text: str, root: Path) -> str | None:
         if above.name and os.path.exists(above) and os.path.samefile(above, root):
             return f"/{path.relative_to(above)}"
     return None
-
-
-def _texts(node: Any, change: Callable[[str], str]) -> Any:
-    """A copy of a plain node with each text changed; keys stay."""
-    if isinstance(node, dict):
-        return {key: _texts(value, change) for key, value in node.items()}
-    if isinstance(node, (list, tuple)):
-        return [_texts(value, change) for value in node]
-    return change(node) if isinstance(node, str) else node

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from samebits.errors import RunFailed
-from samebits.parallel import local_parts
 from samebits.private import kernel_skips_non_finite
+from samebits.shards import local_parts
 
 # classes whose fused kernels take found_inf, and parts of parameters (fsdp); another class with an argument `fused` may
 # know nothing of either
@@ -76,6 +76,16 @@ def unless(skipped: Tensor | None, tensors: Sequence[Tensor]) -> Iterator[None]:
     yield
     for part, was in zip(parts, before):
         _put_back(part, was, skipped)
+
+
+def update_scale(scaler: torch.amp.GradScaler, non_finite: Tensor) -> None:
+    """After a step: raise the loss scale, or lower it where non_finite, 0-d, is 1. Nothing waits for the device.
+
+    The scaler looks for inf in gradients: here it finds it in that of a parameter made for this."""
+    flag = torch.nn.Parameter(torch.zeros((), device=non_finite.device))
+    flag.grad = torch.where(non_finite > 0, torch.inf, 0.0)
+    scaler.unscale_(torch.optim.SGD([flag]))
+    scaler.update()
 
 
 def copy_buffers(buffers: Named) -> dict[str, Tensor]:

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from samebits.device.hardware import Hardware
-from samebits.device.options import BLOCKS, CUDA_GRAPHS, HardwareConfig
+from samebits.device import BLOCKS, CUDA_GRAPHS, Hardware, HardwareConfig
 from samebits.errors import ConfigError
-from samebits.parallel import find_blocks, is_sharded
+from samebits.parallel import find_blocks
+from samebits.shards import is_sharded
 
 RECOMPILES = 64  # of one function, before torch runs it eagerly: splits, objectives and sizes share functions here
 

@@ -21,12 +21,12 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from samebits.config.paths import localized, moved_here, writer
-from samebits.config.targets import check_nodes
 from samebits.errors import ConfigError, Damaged
 from samebits.files import read_text
 from samebits.project import Project
+from samebits.saved.paths import localized, moved_here, writer
 from samebits.schema import check_resolved, completed, hints_of, plain
+from samebits.targets import check_nodes
 
 T = TypeVar("T")
 log = logging.getLogger("samebits")

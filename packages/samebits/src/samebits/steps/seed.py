@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterable
 from typing import Any
@@ -88,13 +87,6 @@ def draws_nothing(optimizer: Optimizer) -> bool:
 def says_no_draws(one: Any) -> bool:
     """By `draws = False` in its class itself: one that inherits from it may draw."""
     return vars(type(one)).get("draws") is False
-
-
-def make_deterministic() -> None:
-    """Bitwise reproducible results; an operation without a deterministic implementation raises."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
 
 
 # what the bytes of a rank's generators are, in this order, behind the lengths of all of them: Python's words and the

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from samebits.children.parent import die_with
 from samebits.errors import ConfigError, RunFailed, first_line
-from samebits.host.gpu import start_method
-from samebits.host.parent import die_with
+from samebits.host import start_method
 
 
 def in_a_child(what: str, function: Callable[..., Any], *args: Any) -> Any:

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from samebits.config.targets import below, build_target
 from samebits.errors import ConfigError, RunFailed, users_frames
 from samebits.project import Project
 from samebits.schema import join, show
+from samebits.targets.nodes import below, build_target
 
 TRACEBACK = "LAB_TRACEBACK"  # with this variable the command shows the traceback too
 LONGEST = 300  # characters of a message, or of the values, that are shown

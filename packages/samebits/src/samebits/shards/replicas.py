@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from samebits.errors import RunFailed
-from samebits.parallel.fsdp import is_part, local_parts
+from samebits.shards.tensors import is_part, local_parts
 from samebits.world import World, to_host
 
 ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # 2**64 / golden ratio, as int64

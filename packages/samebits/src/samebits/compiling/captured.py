@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from samebits.device.seed import rng_row
-from samebits.device.skipping import FUSED
 from samebits.errors import ConfigError, first_line
+from samebits.steps import FUSED, rng_row
 
 KEY = "hardware.cuda_graph=true"
 WARM_UP = 3  # steps that run as ever first: they allocate, choose kernels and begin the optimizer's state
