@@ -42,13 +42,14 @@ CASES = {
 def flop(cfg: Any) -> tuple[float, float]:
     """(estimated, counted) of a micro-batch."""
     from lab.notebook import build
-    from lab.profiling import flop_per_sample
+    from lab.profiling import losses_of
     from samebits.device import rough_flop
+    from samebits.profiling import count_flop
 
     parts = build(cfg)
     samples, batch = parts.machine.micro_batch_sizes[0], next(iter(parts.loaders["train"]))
     guess = rough_flop([parts.model, parts.task], parts.task.run.input_shape, samples)
-    counted = samples * flop_per_sample(parts.model, parts.task, batch)
+    counted = count_flop([parts.model, parts.task], batch, losses_of(parts.model, parts.task))
     parts.close()
     return guess, counted
 
@@ -59,7 +60,7 @@ def main() -> None:
     cases = [*CASES.items()][: 1 if parser.parse_args().quick else None]
 
     from lab.notebook import compose
-    from lab.tune import measure_threads
+    from lab.tune import measure
     from samebits.children import in_a_child
 
     with tempfile.TemporaryDirectory() as folder:
@@ -71,7 +72,7 @@ def main() -> None:
         print("| | MFLOP a step: estimated | counted | ms a step by threads | 1 / most |\n|---|---|---|---|---|")
         for name, overrides in cases:
             cfg = compose([*COMMON, *(text.format(tokens=file) for text in overrides)])
-            took_s = in_a_child(name, measure_threads, cfg)
+            took_s = in_a_child(name, measure, "threads", cfg)
             guess, counted = in_a_child(name, flop, cfg)
             times = ", ".join(f"{count}: {1e3 * seconds:.2f}" for count, seconds in took_s.items())
             ratio = took_s[1] / took_s[max(took_s)]

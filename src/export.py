@@ -27,7 +27,7 @@ def main() -> int:
 
     plain_output()
     try:
-        from lab.network import export
+        from samebits.checkpoints import export
 
         source, count = export(args.run, args.file, args.overwrite)
     except (ConfigError, RunFailed) as error:

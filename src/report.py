@@ -13,111 +13,14 @@ from __future__ import annotations
 import _python  # noqa: F401 - first
 
 # isort: split
-import argparse
-import os
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from samebits.sweeps.report import Ask, Objective
+from lab.project import PROJECT
+from samebits.sweeps.report import report
 
 
 def main() -> int:
-    args = parser().parse_args()
-    from samebits.errors import ConfigError, plain_output
-
-    plain_output()
-    try:
-        report(args)
-    except (ConfigError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description="Write report.csv, report.md, pictures and report.html.")
-    made.add_argument("directories", nargs="+", type=Path, help="one sweep, or run directories, or folders of them")
-    made.add_argument("--out", type=Path, help="where to write; otherwise into the sweep, or outputs/compare")
-    made.add_argument("--score", metavar="KEY:min|max", help="what is best, e.g. val/accuracy:max")
-    made.add_argument("--save-best", action="store_true", help="write conf/experiment/best_<sweep>.yaml")
-    made.add_argument("--overwrite", action="store_true", help="with --save-best: replace the file")
-    made.add_argument("--choose-on-test", action="store_true", help="allow a test score to decide what is best")
-    paper = made.add_argument_group("a paper's table and figures, into paper/")
-    paper.add_argument("--per", nargs="+", default=[], metavar="KEY", help="a row for each value: model, optim, ...")
-    paper.add_argument("--columns", nargs="+", default=[], metavar="KEY", help="columns for each value: data, ...")
-    paper.add_argument("--show", nargs="+", default=[], metavar="KEY[:min|max]", help="scores: test/accuracy ...")
-    paper.add_argument("--percent", nargs="+", default=[], metavar="KEY", help="of the shown scores, as percentages")
-    paper.add_argument("--spread", choices=("sd", "se", "interval"), default="sd", help="what stands after ± [sd]")
-    axes = ("step", "samples", "hours", "flop")
-    paper.add_argument("--against", nargs="+", choices=axes, default=["step"], help="axes of the curves [step]")
-    paper.add_argument("--inches", nargs=2, type=float, default=(3.25, 6.75), metavar=("COLUMN", "PAGE"), help="widths")
-    return made
-
-
-def report(args: argparse.Namespace) -> None:
-    """Write what is asked for and print what is best. Raises ConfigError."""
-    from lab.project import PROJECT
-    from samebits.errors import ConfigError
-    from samebits.sweeps.report import (
-        best_command,
-        best_group,
-        check_choice,
-        groups,
-        read_study,
-        save_best,
-        score_text,
-        write_study,
-    )
-
-    ask = asked(args)
-    study = read_study(
-        PROJECT, args.directories, args.out and args.out.absolute(), args.score and objective(args.score)
-    )
-    check_choice(study.objectives, args.choose_on_test)
-    done = [job for job in study.jobs if job.status == "finished"]
-    if args.score and done and not any(study.objective.key in job.result for job in done):
-        keys = ", ".join(sorted(key for key in done[0].result if "/" in key))
-        raise ConfigError(f"--score {args.score}: no run has this score; they have {keys}")
-    files = write_study(study, lambda line: print(line, file=sys.stderr), ask)
-    if ask:
-        print((study.directory / "paper/table.md").read_text().partition("\n![")[0])
-    else:
-        for group in groups(study)[:10]:
-            print(f"{score_text(group, study.objective):>24}  n={len(group.scores(study.objective))}  {group.label}")
-    print("\n".join(os.path.relpath(path) for path in files))
-    for one in study.objectives:
-        if of_one := best_group(study, one):
-            print(f"best {one.key}: {best_command(of_one)}")
-    if args.save_best:
-        best = best_group(study)
-        if best is None:
-            raise ConfigError(f"--save-best: no job of {study.name} has a score yet")
-        path = save_best(PROJECT, study, best, args.overwrite)
-        print(f"{os.path.relpath(path)}: ./run train experiment={path.stem}")
-
-
-def asked(args: argparse.Namespace) -> Ask | None:
-    """What is asked for of a paper's table; None: none is."""
-    from samebits.errors import ConfigError
-    from samebits.sweeps.report import Ask
-
-    if args.per and args.show:
-        return Ask(args.per, args.show, args.columns, args.percent, args.spread, args.against, tuple(args.inches))
-    if args.per or args.show or args.columns:
-        raise ConfigError("a paper's table needs its rows and its scores: --per model --show test/accuracy")
-    return None
-
-
-def objective(text: str) -> Objective:
-    from samebits.errors import ConfigError
-    from samebits.sweeps.report import Objective
-
-    key, colon, mode = text.rpartition(":")
-    if not colon or mode not in ("min", "max"):
-        raise ConfigError(f"--score {text}: write the key and what is better, val/accuracy:max or val/loss:min")
-    return Objective(key, mode)
+    return report(PROJECT)
 
 
 if __name__ == "__main__":

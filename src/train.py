@@ -5,7 +5,6 @@
 
 Exit status: 0 finished, 1 a run failed, 2 a mistake in the configuration, 130 Ctrl-C, 75 preempted (SIGTERM,
 SIGUSR1, SIGUSR2, SIGHUP, process.max_time): saved, to be run again with resume.
-torch is imported only after the config is resolved.
 """
 
 from __future__ import annotations
@@ -13,147 +12,17 @@ from __future__ import annotations
 import _python  # noqa: F401 - first
 
 # isort: split
-import sys
-
 from samebits import early
 
 if __name__ == "__main__":
     early.prepare()  # before the imports, which take a while
 
-import os
-import re
-from pathlib import Path
-from typing import NoReturn
-
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
-from omegaconf import DictConfig
-
 from lab.program import PROGRAM
-from samebits.config import agents_run, as_started, remove_if_empty, run_hydra
-from samebits.errors import INTERRUPTED, MISTAKE, Cancelled, ConfigError, RunFailed, plain_output
-from samebits.runs import choose_run
-from samebits.schema import plain
-from samebits.world import become_rank, meeting, place
-
-FINISHED, RUN_FAILED = 0, 1
-OF_A_MULTIRUN = ("sweep.", "hydra/launcher", "hydra/sweeper", "hydra.launcher.", "hydra.sweeper.", "hydra.sweep.")
+from samebits.sweeps import leave, train
 
 
 def main() -> int:
-    """The exit status; of a multirun, the worst of its jobs."""
-    early.imported()
-    plain_output()
-    try:
-        become_rank()
-        if meeting.follows():  # torchrun or a scheduler started this process beside rank 0, which alone composes
-            from lab.start import join
-
-            return join()
-    except Cancelled as error:
-        print(error, file=sys.stderr)
-        return error.status
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return MISTAKE
-    statuses = [FINISHED]
-
-    def job(cfg: DictConfig) -> None:
-        with as_started():
-            statuses.append(train(cfg))
-
-    try:
-        run_hydra(PROGRAM, job)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        statuses.append(MISTAKE)
-    except RunFailed as error:  # a sweep's
-        print(f"failed: {error}", file=sys.stderr)
-        statuses.append(RUN_FAILED)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    finally:
-        meeting.release()
-    return max(statuses)
-
-
-def train(cfg: DictConfig) -> int:
-    """Train one composed config. Returns the exit status; failures are not raised, so that a multirun's jobs go on."""
-    hydra = HydraConfig.get()
-    run_dir = Path(hydra.runtime.output_dir)
-    overrides = [str(text) for text in plain(hydra.overrides.task, resolve=False)]  # optim.lr=${oc.env:LR} as typed
-    if cfg.resume not in (None, "auto"):
-        overrides = [text.removeprefix("++") for text in overrides]  # samebits.config.compose.for_a_run
-    multirun = hydra.mode == RunMode.MULTIRUN
-    label = f"job {hydra.job.num} ({' '.join(overrides)}): " if multirun else ""
-    if cfg.sweep.job is not None:
-        from samebits.sweeps import run_job
-
-        return run_job(PROGRAM, Path(cfg.sweep.job))
-    try:
-        if not multirun:
-            check_effects(cfg, overrides)
-        final, chosen = choose_run(PROGRAM, cfg, run_dir, overrides, Path(hydra.runtime.cwd))
-        if chosen != run_dir:
-            remove_if_empty(PROGRAM.root, run_dir)
-        from lab.config import check
-
-        config = check(final)
-        from lab.start import start
-
-        early.leave_if_asked()
-        start(config, chosen, overrides, own_process=multirun)
-    except Cancelled as error:
-        remove_if_empty(PROGRAM.root, run_dir)
-        print(error, file=sys.stderr)
-        return error.status
-    except ConfigError as error:
-        remove_if_empty(PROGRAM.root, run_dir)
-        print(f"error: {label}{error}", file=sys.stderr)
-        return MISTAKE
-    except RunFailed as error:
-        if str(error):
-            print(f"failed: {label}{error}", file=sys.stderr)
-        return RUN_FAILED
-    except KeyboardInterrupt:
-        remove_if_empty(PROGRAM.root, run_dir)
-        raise
-    except SystemExit as end:  # preempted
-        remove_if_empty(PROGRAM.root, run_dir)
-        return int(end.code or 0)
-    return FINISHED
-
-
-def check_effects(cfg: DictConfig, overrides: list[str]) -> None:
-    """Raise ConfigError for what was typed and has no effect on a run that is no multirun's."""
-    hydra = HydraConfig.get()
-    typed = [*overrides, *plain(hydra.overrides.hydra, resolve=False)]
-    if cfg.sweep.name is not None:
-        raise ConfigError(f"sweep={cfg.sweep.name}: the name of a multirun - add -m")
-    for text in typed:
-        if text.lstrip("+~").startswith(OF_A_MULTIRUN):
-            raise ConfigError(f"{text}: of a multirun, and would have no effect here - add -m, or leave it out")
-        if cfg.resume not in (None, "auto") and text.startswith("hydra.run.dir="):
-            raise ConfigError(f"{text}: would have no effect, as resume={cfg.resume} goes on there - leave it out")
-        if text.lstrip("+").startswith("data.split_by=") and cfg.data.get("split") is None:
-            raise ConfigError(f"{text}: has no effect without data.split - add data.split=80/10/10, or leave it out")
-    run_dir = plain(hydra.run, resolve=False)["dir"]
-    if cfg.resume == "auto" and not agents_run() and re.search(r"\$\{(now|suffix):", run_dir):
-        raise ConfigError(
-            "resume=auto: this run's directory is a new one each time, so there is none to go on with - add "
-            "hydra.run.dir=outputs/NAME, or give resume=RUN"
-        )
-
-
-def leave(status: int) -> NoReturn:
-    """End this process. A rank skips Python's teardown: a thread of gloo may still give up its last tensor, and a
-    thread that asks for the interpreter then aborts the process (seen in 1 of 30 ends under torchrun)."""
-    early.ignore_signals()
-    if place.size is None:
-        sys.exit(status)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    return train(PROGRAM)
 
 
 if __name__ == "__main__":

@@ -16,153 +16,16 @@ import _python  # noqa: F401 - first
 
 # isort: split
 import sys
-from pathlib import Path
-from typing import Any
-
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
 
 from lab.program import PROGRAM
-from samebits.config import as_started, remove_if_empty, resolved, run_hydra
-from samebits.errors import ConfigError, RunFailed, plain_output
-from samebits.schema import plain
-
-NAMES = ("micro_batch", "threads", "loader", "lr")  # in this order: each goes on with what was found before
+from samebits.process import tune
 
 
 def main() -> int:
-    plain_output()
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(__doc__)
         return 0
-    stages = [word for word in sys.argv[1:] if word in NAMES]
-    sys.argv[1:] = [word for word in sys.argv[1:] if word not in NAMES]
-    for word in sys.argv[1:]:
-        if "=" not in word and not word.startswith("-"):
-            print(f"error: {word}: neither a stage ({', '.join(NAMES)}) nor key=value", file=sys.stderr)
-            return 2
-
-    failed: list[Exception] = []
-
-    def job(cfg: DictConfig) -> None:
-        folder = Path(HydraConfig.get().runtime.output_dir)
-        try:
-            with as_started():
-                tune(cfg, stages or [name for name in NAMES if name != "threads"], folder)
-        except (ConfigError, RunFailed) as error:  # not through Hydra, which has a line of its own for it
-            failed.append(error)
-        finally:
-            remove_if_empty(PROGRAM.root, folder)
-
-    try:
-        run_hydra(PROGRAM, job)
-        for error in failed:
-            raise error
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except RunFailed as error:
-        print(f"failed: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
-
-
-def tune(cfg: DictConfig, stages: list[str], folder: Path) -> None:
-    from lab.config import check
-    from samebits.children import in_a_child
-    from samebits.files import write_json
-    from samebits.runs import shown
-    from samebits.world import cluster_role
-
-    if cluster_role() is not None:
-        raise ConfigError(
-            "tune: several processes were started, and it needs one - run it by the plain command, with trainer=ddp "
-            "hardware.num_procs=..., the number of ranks"
-        )
-    hydra = HydraConfig.get()
-    final = resolved(PROGRAM, cfg, Path(hydra.runtime.cwd))
-    check(final)
-    overrides = [str(text) for text in plain(hydra.overrides.task, resolve=False)]
-    found: dict[str, Any] = {}
-    record: dict[str, Any] = {"stages": stages, "overrides": found}
-    for name in (name for name in NAMES if name in stages):
-        from lab import tune as trials
-
-        measured = in_a_child(f"tune {name}", trials.STAGES[name], final)
-        shown_by = {"micro_batch": micro_batch, "threads": threads, "loader": loader, "lr": lr}
-        found |= shown_by[name](measured, record, folder)
-        for key, value in found.items():
-            group, _, leaf = key.partition(".")
-            final[group][leaf] = value
-    write_json(folder / "tune.json", record)
-    kept = [text for text in overrides if text.partition("=")[0] not in found]
-    print(f"\n{shown(folder)}\n\n{' '.join([*kept, *(f'{key}={value}' for key, value in found.items())])}")
-
-
-def micro_batch(measured: Any, record: dict[str, Any], folder: Path) -> dict[str, Any]:
-    size, tried = measured
-    record["micro_batch"] = {str(key): fits for key, fits in tried.items()}
-    for key, fits in sorted(tried.items()):
-        print(f"micro-batch of {key:>6,}: {'fits' if fits else 'finds no memory'}")
-    return {"hardware.micro_batch_size": size}
-
-
-def threads(measured: Any, record: dict[str, Any], folder: Path) -> dict[str, Any]:
-    from lab.tune import best_threads
-
-    record["threads"] = {str(count): seconds for count, seconds in measured.items()}
-    for count, seconds in measured.items():
-        print(f"hardware.num_threads={count:<4} {1e3 * seconds:10.2f} ms a step")
-    return {"hardware.num_threads": best_threads(measured)}
-
-
-def loader(measured: Any, record: dict[str, Any], folder: Path) -> dict[str, Any]:
-    from lab.tune import best_loader
-
-    taken, ways = measured
-    kind, workers = best_loader(taken, ways)
-    record["loader"] = {"steps": taken, "ways": [[*way, speed] for way, speed in ways.items()]}
-    print(f"the steps of a process take {taken:,.0f} samples/s; each way to read, alone:")
-    for (name, count), speed in ways.items():
-        print(f"  data.loader={name:<8} data.num_workers={count:<4} {speed:>12,.0f} samples/s")
-    return {"data.loader": kind, "data.num_workers": "auto" if kind == "device" else workers}
-
-
-def lr(measured: Any, record: dict[str, Any], folder: Path) -> dict[str, Any]:
-    from lab.tune import smoothed, suggested_lr
-
-    rate = suggested_lr(measured)
-    means = list(smoothed([loss for _, loss in measured]))
-    record["lr"] = {"rates": [at for at, _ in measured], "losses": [loss for _, loss in measured], "smoothed": means}
-    print(f"learning rates up to {measured[-1][0]:.2g} tried; the loss fell to {min(means):.4g}")
-    draw(measured, means, rate, folder / "lr.png")
-    return {"optim.lr": rate}
-
-
-def draw(measured: Any, means: list[float], rate: float, file: Path) -> None:
-    try:
-        import matplotlib
-    except ImportError:
-        from samebits.extras import missing
-
-        print(f"{missing('lr.png', 'matplotlib', 'report')}; the figures are in tune.json")
-        return
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
-    rates = [at for at, _ in measured]
-    axes.plot(rates, [loss for _, loss in measured], color="0.8", label="loss")
-    axes.plot(rates, means, label="smoothed")
-    axes.axvline(rate, color="k", linestyle=":", label=f"optim.lr={rate:g}")
-    low, high = min(loss for _, loss in measured), max(means[0], min(means))
-    axes.set(xscale="log", xlabel="learning rate", ylabel="training loss")
-    axes.set_ylim(low - 0.1 * (high - low), high + 0.5 * (high - low))
-    axes.legend()
-    figure.savefig(file, dpi=120)
-    print(f"picture: {file}")
+    return tune(PROGRAM, "optim.lr")
 
 
 if __name__ == "__main__":

@@ -19,66 +19,14 @@ from __future__ import annotations
 import _python  # noqa: F401 - first
 
 # isort: split
-import argparse
-import signal
 import sys
-from pathlib import Path
+
+from lab.program import PROGRAM
+from samebits.sweeps.verify import verify_command
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Start a run again and compare it bit for bit.")
-    parser.add_argument("run", type=Path, help="the directory of a finished or stopped run; nothing in it is changed")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="for the second run: where its data lie, ...")
-    parser.add_argument("--steps", type=int, help="compare its first steps, to the next checkpoint; default: all")
-    parser.add_argument(
-        "--commit",
-        metavar="REV",
-        default="here",
-        help="a commit, or own: the run's; default: here, the files as they are",
-    )
-    parser.add_argument(
-        "--diff",
-        action="store_true",
-        help="the run's commit with its uncommitted.diff, which is executed: read it first",
-    )
-    parser.add_argument("--out", type=Path, help="keep the second run in this directory; default: a temporary one")
-    parser.add_argument("--rounding", type=float, help="largest relative difference; default: 0, or 0.01, see above")
-    args = parser.parse_intermixed_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that temporary files are removed
-    from lab.program import PROGRAM
-    from samebits.errors import ConfigError, RunFailed, plain_output
-    from samebits.sweeps.verify import verify
-
-    plain_output()
-    try:
-        given = (args.steps, args.commit, args.out, args.rounding, args.overrides, args.diff)
-        found = verify(PROGRAM, args.run, *given)
-    except (ConfigError, RunFailed) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
-    except KeyboardInterrupt:
-        return 130
-    exact = "bit for bit" if not found.rounding else f"to a relative difference of {found.rounding:g}"
-    if found.weights:
-        said = f"{'equal' if found.equal else 'NOT equal'} {exact}"
-    else:
-        said = "NOT verified, as no weights were compared: the run has no checkpoint of these steps any more; give "
-        said += "--steps up to one that it has, and verify a run before a resume changes its values"
-    print(f"{args.run}: {found.steps:,} steps again, {said}")
-    print(f"  code: {found.code}")
-    for part in found.parts:
-        gap = f"; largest relative difference {part.largest:.2g}" if part.largest else ""
-        equal = f"equal ({part.counted}{gap})" if part.counted else "none to compare up to this step"
-        print(f"  {part.name}: {part.difference or equal}")
-    for what, lines in (("surroundings differ", found.unlike), ("note", found.hints)):
-        for line in lines:
-            print(f"  {what}: {line}")
-    if found.weights and not found.equal and not found.unlike and not found.hints:
-        print(
-            "  cause: not the machine, versions, threads, ranks or the age of files; perhaps an edited config.yaml, or "
-            "code that draws on the clock, the network or the order of a set"
-        )
-    return 0 if found.equal else 1
+    return verify_command(PROGRAM)
 
 
 if __name__ == "__main__":

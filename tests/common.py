@@ -15,7 +15,7 @@ _, *LIBRARIES = code_of(ROOT)
 TRAIN = [sys.executable, str(ROOT / "src" / "train.py")]
 register(
     PROGRAM,
-    also=("lab.config", "lab.groups", "lab.loop", "lab.notebook", "lab.run", "lab.start", "h5rows.dataset"),
+    also=("lab.config", "lab.groups", "lab.loop", "lab.notebook", "lab.run", "h5rows.dataset"),
 )
 
 # small and fast; each test adds what it is about

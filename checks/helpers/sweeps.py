@@ -28,15 +28,15 @@ FAULTY = """
 import ctypes, os, resource, signal, sys, time
 sys.modules["matplotlib"] = None
 sys.argv = ["train.py", *{arguments!r}]
-import lab.objective, lab.start, train
+import lab.objective, samebits.process.parent, train
 from omegaconf import OmegaConf
 
-forward_loss, run, seen = lab.objective.forward_loss, lab.start.run, dict(calls=0, here=False)
+forward_loss, run, seen = lab.objective.forward_loss, samebits.process.parent.run, dict(calls=0, here=False)
 
-def noted(run_dir, *more, **named):
+def noted(program, run_dir, *more):
     seen["seed"] = OmegaConf.load(run_dir / "config.yaml").seed
     seen["here"] = run_dir.name == {key!r} or seen["seed"] in {seeds} and not {key!r}
-    run(run_dir, *more, **named)
+    run(program, run_dir, *more)
 
 def faulty(*args):
     seen["calls"] += 1
@@ -44,7 +44,7 @@ def faulty(*args):
         {fault}
     return forward_loss(*args)
 
-lab.start.run, lab.objective.forward_loss = noted, faulty
+samebits.process.parent.run, lab.objective.forward_loss = noted, faulty
 sys.exit(train.main())
 """
 

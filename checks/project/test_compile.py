@@ -21,7 +21,7 @@ from lab.restore import score_checkpoint
 from lab.transforms.fields import ChannelsFirst, Cutout, Normalize, RandomCrop, RandomErase, RandomFlip, ToFloat
 from lab.transforms.fields import compose as chain
 from lab.transforms.mixup import Mixup
-from samebits.data import EvalPlan
+from samebits.data.order import EvalPlan
 from samebits.errors import ConfigError
 from samebits.testing import compose, last_checkpoint, metrics, result, start_run, without_code_generator
 from samebits.testing.processes import slow

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -292,14 +291,14 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The (config, run directory, overrides) of each run that would have started; seed 66 fails."""
     runs: list[Any] = []
 
-    def start(config: Any, run_dir: Path, overrides: list[str], own_process: bool) -> None:
+    def start(program: Any, config: Any, run_dir: Path, overrides: list[str], own_process: bool) -> None:
         assert run_dir.is_dir()
         cfg = config.given
         runs.append((cfg, run_dir, overrides))
         if cfg.seed == 66:
             raise RunFailed(f"RuntimeError: out of luck ({run_dir})")
 
-    monkeypatch.setitem(sys.modules, "lab.start", SimpleNamespace(start=start))
+    monkeypatch.setattr("samebits.process.parent.start", start)
     return runs
 
 
@@ -537,7 +536,7 @@ def test_an_error_of_the_programme_keeps_its_traceback(call: Call, monkeypatch: 
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setitem(sys.modules, "lab.start", SimpleNamespace(start=broken))
+    monkeypatch.setattr("samebits.process.parent.start", broken)
     with pytest.raises(ZeroDivisionError, match="a bug"):
         call("data=synthetic")
 
@@ -598,7 +597,7 @@ def test_what_is_changed_for_hydra_does_not_reach_a_job(
         with pytest.raises(SystemExit):
             parser.parse_args(["--slow"])
 
-    monkeypatch.setitem(sys.modules, "lab.start", SimpleNamespace(start=start))
+    monkeypatch.setattr("samebits.process.parent.start", start)
     status, lines = call(*sweep, "seed=3", "debug=nan")  # Hydra itself is handed debug='nan'
     assert (status, lines[:1]) == (0, []) or "usage" in lines[0], lines
     assert seen == [(True, None, "debug=nan")]

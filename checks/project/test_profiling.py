@@ -18,25 +18,34 @@ from torch import Tensor, nn
 
 import lab.run
 import lab.tasks.supervised
-from lab import profiling
 from lab.callbacks.base import Callback
 from lab.config import Config
 from lab.make import make_task
 from lab.network import make_model
-from lab.profiling import flop_per_sample, work_of
+from lab.profiling import losses_of
+from lab.tasks.base import Task
 from lab.tasks.supervised import Supervised
 from samebits.device import Hardware
 from samebits.device.threads import Threads
 from samebits.errors import RunFailed
 from samebits.loggers import Logger
-from samebits.profiling import memory, trace
+from samebits.profiling import Work, count_flop, memory, trace, work_of
+from samebits.profiling.running import PROFILE
 from samebits.testing import assert_equal, compose, last_checkpoint, metrics, start_run, without_code_generator
 
 SHORT = (*QUICK, "trainer.max_steps=24", "trainer.eval_every=12", "trainer.log_every=4", "trainer.save_every=12")
 
 
 def profile(run: Path) -> dict[str, Any]:
-    return json.loads((run / profiling.PROFILE).read_text())
+    return json.loads((run / PROFILE).read_text())
+
+
+def flop_per_sample(model: nn.Module, task: Task, batch: Any) -> float:
+    return count_flop([model, task], batch, losses_of(model, task)) / len(next(iter(batch.values())))
+
+
+def work_of_task(config: Any, machine: Any, model: nn.Module, task: Task, first: Any, logger: Logger) -> Work:
+    return work_of(config.profiler, machine, [model, task], losses_of(model, task), object(), first, logger)
 
 
 def logged(run: Path, key: str) -> list[float]:
@@ -235,7 +244,7 @@ def test_counting_touches_neither_the_model_nor_random_numbers() -> None:
         torch.rand(1)  # as a transform would
         return {"x": torch.zeros(8, 1, 8, 8), "y": torch.zeros(8, dtype=torch.long)}
 
-    work = work_of(config.profiler, machine(), model, task, object(), first, Logger())
+    work = work_of_task(config, machine(), model, task, first, Logger())
     assert work.flop
     assert_equal(dict(model.state_dict()), before)
     assert all(p.grad is None for p in model.parameters())
@@ -314,7 +323,7 @@ def test_the_peak_of_dp_is_that_of_all_its_gpus() -> None:
     config, model, task = parts("profiler.flop=true", "profiler.peak_tflops=2")
     batch = {"x": torch.zeros(8, 1, 8, 8), "y": torch.zeros(8, dtype=torch.long)}
     three = replace(machine(), devices=3)
-    assert work_of(config.profiler, three, model, task, object(), lambda: batch, Logger()).peak_flop_per_s == 6e12
+    assert work_of_task(config, three, model, task, lambda: batch, Logger()).peak_flop_per_s == 6e12
 
 
 def test_a_loss_with_autocast_of_its_own_is_counted() -> None:
@@ -368,7 +377,7 @@ def test_flop_that_cannot_be_counted_are_left_out_with_a_line() -> None:
             return x * x.sum().item()
 
     batch = {"x": torch.zeros(8, 1, 8, 8), "y": torch.zeros(8, dtype=torch.long)}
-    work = work_of(config.profiler, machine(), Asks(), task, object(), lambda: batch, Told())
+    work = work_of_task(config, machine(), Asks(), task, lambda: batch, Told())
     assert work.flop is None
     assert said[0].startswith("perf/tflop_per_s is left out")
 

@@ -131,11 +131,11 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *overrides: str) -> tuple[int, str]:
     """The command in this process, without the training. Returns (status, what it printed)."""
-    import lab.start
     import train
+    from samebits.process import parent
 
     monkeypatch.setattr(sys, "argv", ["train.py", *overrides])
-    monkeypatch.setattr(lab.start, "run_rank", lambda *_: None)
+    monkeypatch.setattr(parent, "run_rank", lambda *_: None)
     return train.main(), capsys.readouterr().err
 
 

@@ -13,9 +13,9 @@ from common import QUICK
 from sweeps import call
 
 import samebits.loggers.logger
-from lab.header import node_text
 from lab.metrics.accuracy import Accuracy
 from samebits.files import read_json, write_json
+from samebits.process.header import node_text
 from samebits.testing import result, start_run
 
 RUN = (*QUICK, "trainer.max_steps=8", "trainer.eval_every=2", "trainer.save_every=4", "trainer.log_every=4")

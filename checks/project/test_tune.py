@@ -20,11 +20,11 @@ from omegaconf import OmegaConf
 import lab.descend
 from lab import tune
 from lab.config import Config
-from lab.experiment import Experiment
 from lab.state import TrainState
 from samebits.children import in_a_child
 from samebits.errors import ConfigError
 from samebits.host import cores
+from samebits.process import trials
 from samebits.profiling import memory
 from samebits.testing import compose, metrics, result, start_run
 from samebits.testing.processes import called, limit
@@ -53,7 +53,7 @@ def fresh() -> Iterator[Fresh]:
 
 @pytest.fixture
 def tried(fresh: Fresh) -> Tried:
-    return lambda free, *overrides: fresh(free, tune.largest_micro_batch, compose(*QUICK, *overrides))
+    return lambda free, *overrides: fresh(free, tune.measure, "micro_batch", compose(*QUICK, *overrides))
 
 
 def with_memory(free: int, function: Callable[..., Any], *args: Any) -> Any:
@@ -81,8 +81,8 @@ def test_a_search_that_takes_long_says_what_it_does(
 ) -> None:
     cfg = compose(*QUICK, "trainer.global_batch_size=64", "trainer.max_steps=2")
     for silent_s, said in ((60.0, ""), (0.0, "hardware.micro_batch_size: trying 64\n")):
-        monkeypatch.setattr(tune, "SILENT_S", silent_s)
-        in_a_child("trial", tune.largest_micro_batch, cfg)
+        monkeypatch.setattr(trials, "SILENT_S", silent_s)
+        in_a_child("trial", tune.measure, "micro_batch", cfg)
         assert capfd.readouterr().err == said
 
 
@@ -124,16 +124,16 @@ def test_a_resume_does_not_look_again(tmp_path: Path) -> None:
 def test_a_trial_leaves_no_step_out(monkeypatch: pytest.MonkeyPatch, option: str, kernel: str) -> None:
     """One that is left out allocates no state of the optimizer, and what fits would be too much."""
     seen: list[TrainState] = []
-    begin = tune.begin
+    begin = tune.Trial.begin_run
 
-    def noted(trial: Experiment) -> Any:
+    def noted(trial: tune.Trial) -> Any:
         seen.append((found := begin(trial))[0])
         return found
 
-    monkeypatch.setattr(tune, "begin", noted)
+    monkeypatch.setattr(tune.Trial, "begin_run", noted)
     monkeypatch.setattr(lab.descend, "global_norm", lambda gradients: torch.tensor(math.inf))
-    trial = tune.trial_of(Config.of(compose(*QUICK, "trainer.max_steps=4", option, f"+optim.{kernel}=true")))
-    assert tune.step_fits(trial, 64, 2)
+    trial = tune.Trial.of(compose(*QUICK, "trainer.max_steps=4", option, f"+optim.{kernel}=true"))
+    assert trials.step_fits(trial, 64, 2)
     assert [state["step"] for state in seen[0].optimizer[""].state.values()] == [2, 2, 2, 2]
 
 
@@ -150,18 +150,18 @@ def test_the_fullest_of_the_ranks_gpus_decides(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.slow
 def test_what_cannot_be_tried_is_refused(tried: Tried) -> None:
     with pytest.raises(ConfigError, match="trainer=dp uses several - use trainer=ddp, or give a number"):
-        tune.check_can_try(compose(*QUICK, "trainer=dp", checked=False))
+        trials.check_can_try(Config.of(compose(*QUICK, "trainer=dp", checked=False)))
     with pytest.raises(ConfigError, match="trainer=fsdp shares the model among several - give a number"):
-        tune.check_can_try(compose(*QUICK, "trainer=fsdp", "hardware.num_procs=2", "trainer.max_steps=2"))
-    tune.check_can_try(compose(*QUICK, "trainer=fsdp", "hardware.num_procs=1", "trainer.max_steps=2"))
+        trials.check_can_try(Config.of(compose(*QUICK, "trainer=fsdp", "hardware.num_procs=2", "trainer.max_steps=2")))
+    trials.check_can_try(Config.of(compose(*QUICK, "trainer=fsdp", "hardware.num_procs=1", "trainer.max_steps=2")))
     static = ("trainer=ddp", "trainer.ddp.static_graph=true", "hardware.num_procs=2")
     with pytest.raises(ConfigError, match=r"trainer.ddp.static_graph=true takes no smaller micro-batches"):
         tried(120, *WIDE, *static)
 
 
 def test_the_ramp_goes_through_all_rates_and_keeps_the_factors() -> None:
-    trial = tune.trial_of(Config.of(compose(*QUICK, "trainer.max_steps=2", "+optim.lr_factors={bias: 10}")))
-    state, _ = tune.begin(trial)
+    trial = tune.Trial.of(compose(*QUICK, "trainer.max_steps=2", "+optim.lr_factors={bias: 10}"))
+    state, _ = trial.begin_run()
     state.schedule = tune.ramp(state)
     seen = []
     for step in range(len(tune.LR_RATES)):
@@ -176,24 +176,24 @@ def test_the_suggested_rate_is_a_tenth_of_the_best() -> None:
         return 1.0 - math.exp(-((math.log10(lr) + 2) ** 2))
 
     found = [(lr, loss(lr)) for lr in tune.LR_RATES]
-    assert 5e-4 < tune.suggested_lr(found) < 4e-3  # smoothing moves the least of 1e-2 to the right
-    assert not tune.diverged(found[:60])
-    assert tune.diverged([*found[:80], (1.0, math.nan)])
-    assert tune.diverged([*found[:80], *((1.0, 1e6),) * 3])
+    assert 5e-4 < trials.suggested_lr(found) < 4e-3  # smoothing moves the least of 1e-2 to the right
+    assert not trials.diverged(found[:60])
+    assert trials.diverged([*found[:80], (1.0, math.nan)])
+    assert trials.diverged([*found[:80], *((1.0, 1e6),) * 3])
     with pytest.raises(ConfigError, match="not finite from the first step"):
-        tune.suggested_lr([(1e-6, math.nan)])
+        trials.suggested_lr([(1e-6, math.nan)])
 
 
 def test_the_loader_with_the_fewest_workers_that_keeps_up_is_chosen() -> None:
     found = {("device", 0): 900.0, ("threads", 1): 1300.0, ("threads", 2): 2000.0, ("workers", 1): 5000.0}
-    assert tune.best_loader(1000.0, found) == ("threads", 1)
-    assert tune.best_loader(100.0, found) == ("device", 0)
-    assert tune.best_loader(1e6, found) == ("workers", 1)
+    assert trials.best_loader(1000.0, found) == ("threads", 1)
+    assert trials.best_loader(100.0, found) == ("device", 0)
+    assert trials.best_loader(1e6, found) == ("workers", 1)
 
 
 def test_the_fewest_threads_that_are_hardly_slower_are_chosen() -> None:
-    assert tune.best_threads({1: 1.0, 2: 0.95, 4: 2.0}) == 1
-    assert tune.best_threads({1: 1.0, 2: 0.6, 4: 0.5, 6: 0.47}) == 4
+    assert trials.best_threads({1: 1.0, 2: 0.95, 4: 2.0}) == 1
+    assert trials.best_threads({1: 1.0, 2: 0.6, 4: 0.5, 6: 0.47}) == 4
 
 
 @pytest.mark.slow

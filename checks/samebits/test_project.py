@@ -90,7 +90,7 @@ def test_a_mistake_is_one_of_its_own_project(other: Project, tmp_path: Path) -> 
 
 
 def test_a_project_goes_into_other_processes() -> None:
-    code = "import pickle, sys; print(pickle.load(sys.stdin.buffer).start.__module__)"
+    code = "import pickle, sys; print(pickle.load(sys.stdin.buffer).training.__module__)"
     command = [sys.executable, "-c", code]
     done = warm.run(command, input=pickle.dumps(PROGRAM), env=importing(ROOT / "src"), capture_output=True, check=True)
     assert done.stdout.decode().strip() == "lab.program"

@@ -13,9 +13,8 @@ from common import QUICK, ROOT
 from fork import copy_of_the_project, run_undrawn
 
 from lab.program import PROGRAM
-from samebits.sweeps.report import Objective, groups
-from samebits.sweeps.report.analyse import difference
-from samebits.sweeps.report.read import Job, Study, differing
+from samebits.sweeps.report.analyse import difference, groups
+from samebits.sweeps.report.read import Job, Objective, Study, differing
 from samebits.sweeps.report.study import read_study, same_data
 from samebits.testing import result
 

@@ -21,12 +21,12 @@ import pytest
 from common import ROOT
 
 from samebits.errors import ConfigError
-from samebits.sweeps.report import write_study
 from samebits.sweeps.report.against import lines
 from samebits.sweeps.report.read import Job, Objective, Study
 from samebits.sweeps.report.sheet import latex_table, page_table, rounded
 from samebits.sweeps.report.table import Ask, Table, table
 from samebits.sweeps.report.table_text import paper_csv, paper_markdown, paper_sheet
+from samebits.sweeps.report.writing import write_study
 from samebits.testing.processes import called
 
 VAL = Objective("val/accuracy", "max")

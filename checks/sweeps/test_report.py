@@ -26,16 +26,19 @@ from lab.program import PROGRAM
 from samebits.errors import ConfigError
 from samebits.extras import missing
 from samebits.runs.directory import claimed, write_json
-from samebits.sweeps.report import Objective, best_group, groups, read_study, save_best, write, write_study
+from samebits.sweeps.report import write
+from samebits.sweeps.report.analyse import best_group, groups
 from samebits.sweeps.report.axes import axis
-from samebits.sweeps.report.best import override_list
+from samebits.sweeps.report.best import override_list, save_best
 from samebits.sweeps.report.curves import band
 from samebits.sweeps.report.facts import COMPARED, facts
 from samebits.sweeps.report.importance import importance
 from samebits.sweeps.report.page import data, page
-from samebits.sweeps.report.read import Job, Study
+from samebits.sweeps.report.read import Job, Objective, Study
+from samebits.sweeps.report.study import read_study
 from samebits.sweeps.report.table import Ask
 from samebits.sweeps.report.text import markdown
+from samebits.sweeps.report.writing import write_study
 from samebits.testing import compose, result
 from samebits.testing.processes import called
 

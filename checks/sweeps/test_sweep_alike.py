@@ -11,14 +11,16 @@ import pytest
 from common import QUICK
 
 from lab.program import PROGRAM
+from samebits.code import environment
 from samebits.config.compose import initialize, register_resolvers
-from samebits.runs import directory, environment
+from samebits.runs import directory
 from samebits.saved import JobConfig, dependents, unswept
 from samebits.sweeps import drive
-from samebits.sweeps.report import best_group, groups, read_study
+from samebits.sweeps.report.analyse import best_group, groups
 from samebits.sweeps.report.best import override_list
 from samebits.sweeps.report.facts import facts
 from samebits.sweeps.report.page import data
+from samebits.sweeps.report.study import read_study
 from samebits.sweeps.report.text import groups_csv, jobs_csv, markdown
 
 Command = Callable[..., str]

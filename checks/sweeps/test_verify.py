@@ -25,9 +25,10 @@ from omegaconf import OmegaConf
 
 import verify
 from lab.program import PROGRAM, start
+from samebits.code import environment, source
+from samebits.code.environment import code_of
 from samebits.errors import ConfigError
-from samebits.runs import directory, environment, source
-from samebits.runs.environment import code_of
+from samebits.runs import directory
 from samebits.saved import read_config
 from samebits.sweeps.verify import compare, recompute
 from samebits.testing import compose, metrics, start_run, status

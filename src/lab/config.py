@@ -15,14 +15,11 @@ from lab.misfits import check_fit
 from lab.options import MonitorConfig, TrainerConfig
 from lab.project import PROJECT
 from samebits.credentials import HIDDEN
-from samebits.device import HardwareConfig, check_options
 from samebits.errors import ConfigError
-from samebits.loggers import LoggerConfig, check_installed
-from samebits.profiling import ProfilerConfig
+from samebits.process import EngineGroups
 from samebits.saved import flat
 from samebits.schema import below_outputs, did_you_mean, plain, regex, show, split_own, typed
 from samebits.targets import check_targets, complete, locate
-from samebits.world import ProcessConfig
 
 # nodes to build; nodes of which every entry is built; keys beside a _target_ that are the run's, not the target's
 TARGETS = ("model", "data", "data.order", "optim", "optim.schedule", "task")
@@ -36,8 +33,8 @@ GIVEN_BY_RUN = {
 }
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(EngineGroups):
     """A resolved config as typed groups, and the nodes to be built (dataset, optimizer) without the run's own keys.
 
     given: as config.yaml has it. cfg: where nodes that ask for a value of the run (PROJECT.asked) have it, too."""
@@ -49,11 +46,7 @@ class Config:
     optim: OptimConfig
     optimizer: dict[str, Any]
     trainer: TrainerConfig
-    hardware: HardwareConfig
-    logger: LoggerConfig
     monitor: MonitorConfig
-    process: ProcessConfig
-    profiler: ProfilerConfig
 
     @staticmethod
     def of(cfg: DictConfig) -> Config:
@@ -65,8 +58,10 @@ def _config(given: DictConfig, root: RootConfig) -> Config:
     cfg = OmegaConf.create(with_run_values(plain(given)))
     data, dataset = split_own(cfg.data, DataConfig, "data")
     optim, optimizer = split_own(cfg.optim, OptimConfig, "optim")
-    groups = (root.trainer, root.hardware, root.logger, root.monitor, root.process, root.profiler)
-    return Config(given, cfg, data, dataset, optim, optimizer, *groups)
+    return Config(
+        given=given, cfg=cfg, data=data, dataset=dataset, optim=optim, optimizer=optimizer, trainer=root.trainer,
+        monitor=root.monitor, **root.groups,
+    )  # fmt: skip
 
 
 def check(cfg: DictConfig, trains: bool = True) -> Config:
@@ -91,12 +86,11 @@ def check(cfg: DictConfig, trains: bool = True) -> Config:
             raise ConfigError(
                 f"optim.lr_factors: {pattern}: expected a factor of the learning rate, got {show(factor)}"
             )
+    root.check_groups(root.trainer, trains)
     _check_combinations(root)
     if any(size < 1 for size in data.input_shape):
         raise ConfigError(f"data.input_shape: every size must be >= 1, got {data.input_shape}")
     below_outputs(root.name)
-    if trains:
-        check_installed(root.logger)
     if trains and isinstance(splits := root.data.get("splits"), dict):
         _check_splits(splits)
     check_fit(values, {key: GIVEN_BY_RUN[key] for key in ("data.order", "optim")})
@@ -154,7 +148,6 @@ def set_processes(cfg: Any, num_procs: int) -> None:
 
 def _check_combinations(root: RootConfig) -> None:
     trainer = root.trainer
-    check_options(trainer, root.hardware)
     if root.hardware.cuda_graph and root.profiler.kind == "simple":
         raise ConfigError(
             "hardware.cuda_graph=true: profiler=simple times the parts of a step, and a graph is one - profiler=torch"

@@ -24,13 +24,11 @@ from lab.objective import LossModule
 from lab.project import PROJECT
 from lab.state import TrainState
 from lab.tasks.base import Batch, Task
-from samebits.compiling import compiled
 from samebits.data import Loader, Stream
-from samebits.device import Hardware, WithBf16Weights, resolve_hardware, rough_flop
+from samebits.device import Hardware, resolve_hardware, rough_flop
 from samebits.errors import ConfigError
 from samebits.loggers import Logger
-from samebits.parallel import wrap_net
-from samebits.shards import is_sharded
+from samebits.process import ready_net
 from samebits.steps import seed_everything
 from samebits.targets import constructing
 from samebits.world import World, place, world_of_one
@@ -159,14 +157,9 @@ class Experiment:
         state = make_state(config, machine, model, task, total_steps, self.world)
         nets: dict[str, nn.Module] = {}
         for objective in task.trained(model):
-            net: nn.Module = LossModule(model, task, objective)
-            if config.hardware.precision == "bf16-weights":
-                net = WithBf16Weights(net)
-            if not is_sharded(model):  # FSDP models are sharded and compiled block by block already
-                with only(objective, state) if objective else nullcontext():
-                    net = wrap_net(net, self.world, config.trainer)
-                net = compiled(net, config.hardware, machine) if machine.compile else net
-            nets[objective] = net
+            net = LossModule(model, task, objective)
+            with only(objective, state) if objective else nullcontext():
+                nets[objective] = ready_net(net, model, config, machine, self.world)
         return state, nets
 
 

@@ -12,12 +12,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from lab.options import RULES, MonitorConfig, TrainerConfig
-from samebits.device import HardwareConfig
-from samebits.loggers import LoggerConfig
-from samebits.profiling import ProfilerConfig
+from samebits.process import EngineGroups
 from samebits.schema import Rule, option
 from samebits.sweeps import SweepConfig
-from samebits.world import ProcessConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,20 +58,18 @@ class TaskConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RootConfig:
+class RootConfig(EngineGroups):
+    """The whole config: the engine's groups, and these."""
+
     name: str
     seed: Annotated[int, Rule(at_least=0, below=2**32)] = 0
     rules: Annotated[int, Rule(at_least=1, at_most=RULES)] = 1
     resume: str | None = None
     sweep: SweepConfig = field(default_factory=SweepConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
-    process: ProcessConfig = field(default_factory=ProcessConfig)
     data: dict[str, Any]
     model: dict[str, Any]
     task: dict[str, Any]
     optim: dict[str, Any]
     trainer: TrainerConfig
-    hardware: HardwareConfig
-    logger: LoggerConfig = field(default_factory=LoggerConfig)
-    profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
     callback: dict[str, Any] = field(default_factory=dict)

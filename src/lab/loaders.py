@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -23,20 +22,16 @@ from lab.transforms.spec import described
 from samebits.children import note_progress
 from samebits.compiling import CompiledChain
 from samebits.data import (
-    EvalPlan,
-    LanePlan,
     Loader,
     Plan,
-    Repeated,
-    StatefulOrder,
     Stream,
-    TrainPlan,
     Transform,
     check_indexed,
-    has_state,
+    drawing,
+    evaluation_plan,
     is_stream,
-    random_numbers_of,
     seed_of_split,
+    training_plan,
 )
 from samebits.device import Hardware
 from samebits.errors import ConfigError
@@ -78,7 +73,7 @@ def make_dataset(config: Config, split: str) -> Any:
         return None
     fetch_remote(node, note_progress)  # here already, but for ranks of other machines
     # what its __init__ draws: equal on all ranks, after a resume and in `evaluate`
-    with random_numbers_of(_sample_seed(config, split), -1) if _rules(config) >= 2 else nullcontext():
+    with drawing(_sample_seed(config, split) if _rules(config) >= 2 else None):
         dataset = construct(PROJECT, "data", node, object, split=split)
     if not is_stream(dataset):
         check_indexed(dataset)
@@ -166,20 +161,16 @@ def make_train_loader(
         with constructing(PROJECT, "data.order", node):
             return of_kind("data.order", node, make(dataset, seed=config.cfg.seed), None)
 
-    order = make_order()
-    if task_class(config).carries and not hasattr(order, "mark"):
+    batch_size = config.trainer.global_batch_size
+    micro = machine.micro_batch_sizes
+    plan, mark = training_plan(make_order, saved, config.data.overfit, batch_size, micro, world.rank, world.size, start)
+    if task_class(config).carries and mark is None:
         raise ConfigError(
             f"data.order: {task_class(config).__name__} carries states from row to row, and {node['_target_']} has no "
             "lanes - use samebits.data.order.lanes: docs/my_method.md, States that go on"
         )
-    batch_size = config.trainer.global_batch_size
     if task_class(config).carries and config.cfg.task.get("lanes", batch_size) != batch_size:
         raise ConfigError(f"task.lanes={config.cfg.task.lanes}: must be trainer.global_batch_size={batch_size}")
-    repeated = Repeated(make_order(), config.data.overfit) if config.data.overfit else None
-    mark = getattr(repeated or order, "mark", None) if hasattr(order, "mark") else None
-    order = StatefulOrder(make_order, saved, repeated) if has_state(order) else repeated or order
-    micro = machine.micro_batch_sizes
-    plan = TrainPlan(order, batch_size, micro, world.rank, world.size, start)
     return _loader(config, dataset, "train", plan, world, random=random, mark=mark)
 
 
@@ -219,13 +210,12 @@ def make_eval_loader(
     packs = hasattr(dataset, "collate") and _rules(config) >= 2  # what is packed cannot be cut behind the forward pass
     # another shape would be compiled again
     full = machine.compile is not None and not isinstance(dataset, Stream) and not packs
-    common = (machine.eval_batch_size, world.rank, world.size, in_step, count, full)
-    if task_class(config).carries:
-        in_lanes = LanePlan(len(dataset), eval_lanes(config, rows), *common)
-        return _loader(config, dataset, split, in_lanes, world, random=False, like=train, mark=in_lanes.mark)
-    size = len(dataset) if rows is None else len(rows)
-    plan = EvalPlan(size, *common, rows, whole=packs and not task_class(config).across_samples)
-    return _loader(config, dataset, split, plan, world, random=False, like=train, with_rows=rows is not None)
+    lanes = eval_lanes(config, rows) if task_class(config).carries else None
+    plan, mark = evaluation_plan(
+        len(dataset), machine.eval_batch_size, world.rank, world.size, in_step, count, full, rows,
+        whole=packs and not task_class(config).across_samples, lanes=lanes,
+    )  # fmt: skip
+    return _loader(config, dataset, split, plan, world, random=False, like=train, with_rows=rows is not None, mark=mark)
 
 
 def eval_lanes(config: Config, rows: np.ndarray | None) -> int:
@@ -255,7 +245,7 @@ def _loader(
 ) -> Loader:  # fmt: skip
     """random: include random transforms (augmentation). mark: says which lane a row is of."""
     given = config.hardware.num_threads
-    padded = isinstance(plan, TrainPlan) and plan.padded
+    padded = getattr(plan, "padded", False)
     transform = make_transform(config, random, dataset, mark, padded)
     cores = min(int(given), cores_each(place.local_size)) if given != "auto" else None
     return Loader(

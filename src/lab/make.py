@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -25,12 +24,11 @@ from lab.schedules.constant import Constant
 from lab.state import TrainState, may_skip
 from lab.tasks.base import Task, TaskRun, overrides
 from samebits.checkpoints import Optimizers
-from samebits.compiling import compile_blocks
 from samebits.data import Stream
-from samebits.device import Hardware, in_channels_last
-from samebits.errors import ConfigError, first_line
+from samebits.device import Hardware
+from samebits.errors import ConfigError
 from samebits.loggers import Logger
-from samebits.parallel import NeedsValues, build_weightless, checkpoint_activations, find_blocks, shard
+from samebits.process import model_of_rank, to_devices
 from samebits.schema import plain
 from samebits.shards import is_sharded
 from samebits.steps import begin_momentum, seed_everything
@@ -134,37 +132,10 @@ def _built(key: str, node: Any) -> Any:
 
 
 def make_model_of_rank(config: Config, logger: Logger, world: World) -> nn.Module:
-    """make_model for trainer=fsdp, behind seed_everything: with weights on rank 0, on other ranks without memory where
-    the model and the task allow that. All ranks go on with rank 0's random state."""
-    model, why = None, None
-    if hook := next((name for name in ("initialize", "attach") if overrides(task_class(config), name)), None):
-        why = f"{task_class(config).__name__}.{hook} may look at its weights"
-    elif world.rank:
-        try:
-            model = build_weightless(partial(make_model, config))
-        except (ConfigError, NeedsValues) as error:
-            why = first_line(error.__cause__ or error)
-            seed_everything(config.cfg.seed)
-    model = make_model(config) if model is None else model
-    if reasons := [reason for reason in world.gather(why) if reason]:
-        kind = type(model).__name__
-        logger.say(f"trainer=fsdp: each process builds the whole {kind} in host memory first ({reasons[0]})")
-    state = torch.get_rng_state()
-    world.broadcast([state])
-    torch.set_rng_state(state)
-    return model
-
-
-def to_devices(model: nn.Module, ema: nn.Module | None, config: Config, machine: Hardware, world: World) -> None:
-    """Move the models to the device, in place; with trainer=fsdp and several ranks, shard them over their devices.
-    With hardware.compile=blocks their blocks are compiled."""
-    for part in (one for one in (model, ema) if one is not None):
-        if config.trainer.strategy == "fsdp":
-            assert config.trainer.fsdp is not None
-            shard(part, config.trainer.fsdp, machine.precision, world, machine.compile is not None)
-        else:
-            part.to(world.device)
-        compile_blocks(part, machine)
+    """make_model for trainer=fsdp, see samebits.process.models."""
+    hook = next((name for name in ("initialize", "attach") if overrides(task_class(config), name)), None)
+    why = f"{task_class(config).__name__}.{hook} may look at its weights" if hook else None
+    return model_of_rank(partial(make_model, config), why, config.cfg.seed, world, logger)
 
 
 def count_steps(trainer: TrainerConfig, num_samples: int, step: int = 0, samples: int = 0) -> int:
@@ -186,24 +157,12 @@ def make_state(
     """model, task: of Experiment.make_method; moved to the device, or the model sharded over the ranks, in place."""
     trainer, optim = config.trainer, config.optim
     ema = copy.deepcopy(model).requires_grad_(False) if averaging_rules(config, task) else None
-    if again := config.hardware.activation_checkpointing:
-        key = "hardware.activation_checkpointing"
-        keeps = config.hardware.activation_checkpointing_keeps
-        checkpoint_activations(find_blocks(model, again, key).values(), machine.compile is not None, keeps)
-    to_devices(model, ema, config, machine, world)
+    to_devices(model, ema, task, config, machine, world)
     if is_sharded(model) and (held := next((name for name, _ in task.named_parameters()), None)):
         raise ConfigError(
             f"trainer=fsdp: {type(task).__name__} holds parameters beside the model ({held}), and only the model is "
             "cut over the ranks - use trainer=ddp"
         )
-    task.to(world.device)
-    if config.hardware.channels_last:
-        changed = sum(map(in_channels_last, (model, ema, task)))
-        if not changed:
-            raise ConfigError(
-                f"hardware.channels_last=true: {type(model).__name__} has no weights of four dimensions (convolutions "
-                "of images) - leave it false"
-            )
     optimizers = Optimizers()
     trained = {
         objective: trainable(("" if m is model else "task." if m is task else f"{objective}.", m) for m in modules)

@@ -1,4 +1,4 @@
-"""A model: built as the config names it, loaded from a run, its weights exported."""
+"""A model: built as the config names it, or loaded from a run."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lab.config import Config
 from lab.project import PROJECT
-from samebits.checkpoints import find_checkpoint, load_weights, save_checkpoint, weights_of
+from samebits.checkpoints import load_weights, read_run, weights_of
 from samebits.errors import ConfigError
-from samebits.runs import has_key
-from samebits.saved import CONFIG, read_config
-from samebits.schema import check_resolved, no_such_key
 from samebits.targets import construct
 
 
@@ -37,54 +34,7 @@ def restore_model(path: Path, overrides: Sequence[str] = ()) -> tuple[nn.Module,
 
     overrides: key=value, applied to the run's config before the model is built.
     """
-    if not path.exists():
-        raise ConfigError(f"{path}: no such run directory or checkpoint")
-    file, payload = find_checkpoint(path)
-    config = file.parent.parent / CONFIG
-    if not config.exists():
-        raise ConfigError(f"{file}: its run's {CONFIG} is missing from {config.parent}; keep them together")
-    cfg = read_config(PROJECT, config.parent)
-    for override in overrides:
-        change_value(cfg, override)
+    cfg, file, payload = read_run(PROJECT, path, overrides)
     model = make_model(Config.of(cfg))
     load_weights(model, weights_of(payload), str(file))
     return model.eval(), cfg, file, payload
-
-
-def change_value(cfg: DictConfig, override: str) -> None:
-    """Apply key=value to `cfg`, in Hydra's syntax: numbers, true, null, [lists], 'text'."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    try:
-        parsed = OverridesParser.create().parse_override(override)
-    except HydraException as error:
-        raise ConfigError(
-            f"{override!r}: overrides are written key=value, with quotes around text of special characters, "
-            f"key='a=b' ({str(error).splitlines()[0]})"
-        ) from None
-    key = parsed.key_or_group
-    if parsed.is_add() or parsed.is_force_add() or parsed.is_delete() or parsed.package:
-        raise ConfigError(f"{override!r}: a run has the keys that it has; change the value of one with key=value")
-    if parsed.is_sweep_override():
-        raise ConfigError(f"{override!r}: several values; give one (a list is written {key}=[1,2])")
-    if not has_key(cfg, key):
-        parent = OmegaConf.select(cfg, key.rpartition(".")[0]) or cfg
-        raise ConfigError(no_such_key(key, [str(name) for name in parent]))
-    value = parsed.value()
-    check_resolved(value, key)
-    OmegaConf.update(cfg, key, value)
-
-
-def export(path: Path, target: Path, overwrite: bool) -> tuple[Path, int]:
-    """Write the weights of a run or checkpoint as a state dict. Returns (checkpoint path, number of values)."""
-    if not path.exists():
-        raise ConfigError(f"{path}: no such run directory or checkpoint")
-    if target.is_dir() or not target.parent.is_dir():
-        raise ConfigError(f"{target}: must be a file in a folder that exists")
-    if target.exists() and not overwrite:
-        raise ConfigError(f"{target} exists; add --overwrite to replace it")
-    source, payload = find_checkpoint(path)
-    state = weights_of(payload)
-    save_checkpoint(state, target)
-    return source, sum(value.numel() for value in state.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,16 @@ from lab.experiment import Experiment, flop_of_sample, on_one_device
 from lab.loaders import make_transform
 from lab.make import seed_rank
 from lab.network import restore_model
+from lab.program import start
 from lab.project import PROJECT
 from lab.restore import restore_task
-from lab.start import start
 from lab.tasks.base import Task
 from samebits.config import compose_here, remove_if_empty
 from samebits.data import Loader
 from samebits.device import Hardware, resolve_auto
 from samebits.errors import ConfigError
-from samebits.files import read_json, records
-from samebits.runs import CLASSES, METRICS
+from samebits.runs import class_names
+from samebits.runs import read_metrics as metrics_of
 from samebits.world import World
 
 
@@ -86,7 +86,7 @@ def fit(cfg: DictConfig, run_dir: str | Path | None = None) -> Path:
     folder = Path(run_dir).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        start(config, folder, [], own_process=False)
+        start(config.given, folder, [], own_process=False)
     except ConfigError:
         remove_if_empty(PROJECT.root, folder)
         raise
@@ -95,10 +95,11 @@ def fit(cfg: DictConfig, run_dir: str | Path | None = None) -> Path:
 
 def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
     """Returns what the run has logged: [{"step": 50, "train/loss": 0.3, ...}, {"step": 100, "val/loss": ...}, ...]."""
-    file = Path(run_dir) / METRICS
-    if not file.exists():
-        raise ConfigError(f"{file}: no such file; give the directory of a run that has logged something")
-    return [record for _, record in records(file)]
+    if not (found := metrics_of(Path(run_dir))):
+        raise ConfigError(
+            f"{run_dir}/metrics.jsonl: no such file; give the directory of a run that has logged something"
+        )
+    return found
 
 
 class TrainedRun:
@@ -112,8 +113,7 @@ class TrainedRun:
         self.model, self.cfg, self.file, payload = restore_model(Path(path))
         self._config = Config.of(self.cfg)
         self._payload = payload
-        names = read_json(self.file.parent.parent / CLASSES)
-        self.classes: list[str] | None = names.get("y") if isinstance(names, Mapping) else None
+        self.classes = class_names(self.file.parent.parent)
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.model, self.cfg))

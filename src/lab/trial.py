@@ -7,12 +7,11 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
 from omegaconf import DictConfig
 
 from lab.average import training_mode
@@ -26,12 +25,12 @@ from lab.state import TrainState
 from samebits.data import Loader
 from samebits.device import Hardware, resolve_auto
 from samebits.parallel import peak_memory
+from samebits.process import step_s
 from samebits.saved import flat
 from samebits.schema import parse_interval, plain
 from samebits.sweeps import Trial
 from samebits.world import World
 
-TIMED_STEPS = 3
 # Leaves of the config that change neither the time nor the memory of a step or an evaluation: names, seeds, rates,
 # where things are logged, which score decides, and how many steps, evaluations and saves there are: those are counted.
 LEFT_OUT = re.compile(
@@ -89,17 +88,6 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
         return vars(trial)
 
 
-def step_s(step: Callable[[], None], device: torch.device) -> float:
-    """Seconds of a step, after one to warm up."""
-    step()  # warm-up: the first step allocates memory
-    synchronize(device)
-    began = time.perf_counter()
-    for _ in range(TIMED_STEPS):
-        step()
-    synchronize(device)
-    return (time.perf_counter() - began) / TIMED_STEPS
-
-
 def _eval_s(state: TrainState, loader: Loader, machine: Hardware, world: World, count: int) -> float:
     """Seconds for one evaluation batch: the last of `count`."""
     if count:
@@ -115,11 +103,6 @@ def _eval_s(state: TrainState, loader: Loader, machine: Hardware, world: World, 
 
 def _lengths_from(loader: Loader, first: int, k: int) -> tuple[int, int]:
     return loader.lengths(first + k)
-
-
-def synchronize(device: Any) -> None:
-    if device.type != "cpu":
-        getattr(torch, device.type).synchronize()
 
 
 def shape_of(cfg: DictConfig) -> str:

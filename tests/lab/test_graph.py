@@ -18,8 +18,6 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import lab.callbacks.curves
-import lab.header
-import lab.run
 import lab.tasks.supervised
 import samebits.compiling.captured as captured
 from lab.callbacks.base import Callback
@@ -28,6 +26,7 @@ from lab.tasks.supervised import Supervised
 from samebits.device import Hardware, HardwareConfig, resolve_hardware
 from samebits.device.threads import Threads
 from samebits.errors import ConfigError
+from samebits.process import header, rank
 from samebits.profiling import Work
 from samebits.testing import assert_equal, compose, last_checkpoint, metrics, start_run
 from samebits.world import World
@@ -63,7 +62,7 @@ class Recorded:
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(captured, "Graph", Recorded)
-    monkeypatch.setattr(lab.run, "resolve_hardware", lambda *given: replace(resolve_hardware(*given), cuda_graph=True))
+    monkeypatch.setattr(rank, "resolve_hardware", lambda *given: replace(resolve_hardware(*given), cuda_graph=True))
     Recorded.made = 0
 
 
@@ -82,7 +81,7 @@ def test_a_run_of_replays_is_a_run_of_steps(tmp_path: Path, on_cpu: None, more: 
     graph = start_run(tmp_path / "graph", *SMALL, *more)
     assert Recorded.made == 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lab.run, "resolve_hardware", resolve_hardware)
+        patch.setattr(rank, "resolve_hardware", resolve_hardware)
         plain = start_run(tmp_path / "plain", *SMALL, *more)
         for late in graph.glob("checkpoints/*12.pt"):
             late.unlink()
@@ -267,5 +266,5 @@ def test_a_small_step_is_told_of_the_graph(flop: float, graph: bool, told: bool)
     )  # fmt: skip
     logger: Any = SimpleNamespace(say=lines.append)
     loader: Any = SimpleNamespace(why="")
-    lab.header.describe(logger, machine, nn.Linear(2, 2), run, {"train": range(9)}, loader, [], HardwareConfig())
+    header.describe(logger, machine, nn.Linear(2, 2), run, {"train": range(9)}, loader, [], HardwareConfig())
     assert any("hardware.cuda_graph=true" in line for line in lines) is told

@@ -23,11 +23,11 @@ import lab
 import lab.datasets.synthetic as synthetic
 import lab.metrics.confusion as confusion
 import lab.models.mlp as mlp
-from lab.header import unheeded
 from lab.metrics.base import SummedMetric
 from lab.transforms.fields import ToFloat
 from samebits.device import HardwareConfig
 from samebits.errors import ConfigError
+from samebits.process.header import unheeded
 from samebits.testing import compose, result, start_run
 from samebits.testing.processes import slow
 

@@ -74,7 +74,7 @@ def test_two_ranks_are_tried_and_counted_with_the_whole_batch(tmp_path: Path, mo
     tried, counted = [], []
     for ranks in (WAYS["2 ranks"], ()):
         run = (*SMALL, *RUN, *ranks)
-        tried.append(in_a_child("lr", tune.lr_range_test, compose(*run)))
+        tried.append(in_a_child("lr", tune.measure, "lr", compose(*run)))
         folder = start_run(tmp_path / str(len(ranks)), *run, "profiler.flop=true", "trainer.max_steps=3")
         line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
         counted.append(line["perf/tflop_per_s"] / line["perf/samples_per_s"])

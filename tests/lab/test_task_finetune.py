@@ -13,10 +13,11 @@ from torch import nn
 
 from lab.config import Config
 from lab.losses.cross_entropy import CrossEntropy
-from lab.network import export, make_model
+from lab.network import make_model
 from lab.restore import score_checkpoint
 from lab.tasks.finetune import Finetune
-from samebits.checkpoints import find_checkpoint, weights_of
+from samebits.checkpoints import export, weights_of
+from samebits.checkpoints.checkpoint import find_checkpoint
 from samebits.errors import ConfigError, Damaged
 from samebits.testing import assert_equal, compose, last_checkpoint, result, start_run
 

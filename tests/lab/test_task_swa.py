@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 from lab import load_run
-from lab.network import export
 from lab.restore import score_checkpoint
 from lab.state import averaged
+from samebits.checkpoints import export
 from samebits.errors import ConfigError
 from samebits.testing import SMALL, assert_equal, assert_undisturbed, broken_off, last_checkpoint, result, start_run
 

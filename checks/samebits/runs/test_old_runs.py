@@ -17,14 +17,17 @@ from omegaconf import OmegaConf
 
 from lab import groups, load_run, options
 from lab.config import check
-from lab.network import change_value, export
 from lab.program import PROGRAM, start
 from lab.restore import score_checkpoint
+from samebits.checkpoints.trained import change_value, export
+from samebits.device import HardwareConfig
 from samebits.errors import ConfigError
+from samebits.loggers import LoggerConfig
 from samebits.saved import config as saved
 from samebits.saved.config import read_config
 from samebits.schema import plain, split_own
 from samebits.testing import compose, last_checkpoint, result, status
+from samebits.world import ProcessConfig
 
 RUNS = ROOT / "checks" / "runs"
 KINDS = ("whole", "sharded", "undecayed")
@@ -101,8 +104,8 @@ def all_keys(cls: Any, values: dict[str, Any], prefix: str = "") -> dict[str, An
 
 
 SCHEMAS: dict[str, Any] = {
-    "trainer": options.TrainerConfig, "hardware": groups.HardwareConfig, "logger": groups.LoggerConfig,
-    "process": groups.ProcessConfig, "monitor": options.MonitorConfig, "sweep": groups.SweepConfig,
+    "trainer": options.TrainerConfig, "hardware": HardwareConfig, "logger": LoggerConfig,
+    "process": ProcessConfig, "monitor": options.MonitorConfig, "sweep": groups.SweepConfig,
     "task": groups.TaskConfig,
     "ddp": options.DDPConfig, "fsdp": options.FsdpConfig,
 }  # fmt: skip

@@ -21,10 +21,10 @@ import lab.loop
 from lab.make import count_steps
 from lab.options import TrainerConfig
 from lab.program import PROGRAM, start
-from lab.start import newest_checkpoint
+from samebits.code import environment
 from samebits.errors import ConfigError, RunFailed
 from samebits.files import as_json
-from samebits.runs import directory, environment
+from samebits.runs import directory, newest_checkpoint
 from samebits.runs.resume import check_followers, choose_run
 from samebits.testing import compose, last_checkpoint, metrics, result, resume_run, start_run, status
 

@@ -12,11 +12,10 @@ import torch
 from common import QUICK
 from torch import nn
 
-from lab.groups import HardwareConfig
 from lab.options import TrainerConfig
 from samebits.data.loading.choose import kind_of
 from samebits.data.order import EvalPlan
-from samebits.device import as_run_began, resolve_hardware, threads
+from samebits.device import HardwareConfig, as_run_began, resolve_hardware, threads
 from samebits.host import available_memory
 from samebits.host import cpu as cores
 from samebits.host.memory import memory

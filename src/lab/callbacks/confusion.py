@@ -11,8 +11,7 @@ from lab.callbacks.base import Callback
 from lab.metrics.confusion import ConfusionMatrix
 from samebits.errors import ConfigError
 from samebits.extras import check_installed
-from samebits.files import read_json
-from samebits.runs import CLASSES
+from samebits.runs import class_names
 from samebits.schema import did_you_mean
 
 MOST_NUMBERS = 20  # classes up to which the cells hold their counts
@@ -37,7 +36,7 @@ class ConfusionPicture(Callback):
         run = self.run
         if not run.world.is_main:
             return
-        classes = read_json(run.directory / CLASSES).get("y")
+        classes = class_names(run.directory)
         for split in dict.fromkeys(key.partition("/")[0] for key in scores):
             path = run.directory / f"{split}_{self.metric}.csv"
             if path.exists():  # not of train

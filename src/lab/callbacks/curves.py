@@ -10,8 +10,8 @@ import numpy as np
 
 from lab.callbacks.base import Callback
 from samebits.extras import check_installed
-from samebits.files import records, replacing
-from samebits.runs import METRICS
+from samebits.files import replacing
+from samebits.runs import read_metrics
 
 POINTS = 40  # a curve of more is drawn faintly, and its running median over about 1/20 of them beside it
 ASIDE = ("epoch", "skipped_steps")  # values of training that are no curve to look at
@@ -27,8 +27,7 @@ class Curves(Callback):
     def on_end(self, state: Any, scores: dict[str, float]) -> None:
         if not self.run.world.is_main:
             return
-        lines = [record for _, record in records(self.run.directory / METRICS)]
-        if panels := panels_of(lines):
+        if panels := panels_of(read_metrics(self.run.directory)):
             path = self.run.directory / "curves.png"
             with replacing(path) as file:
                 drawn(panels, state.best[0][1] if state.best else None).savefig(file, format="png", dpi=120)

@@ -12,8 +12,7 @@ from lab.evaluation import samples_of
 from lab.tasks.base import overrides
 from samebits.errors import ConfigError
 from samebits.extras import check_installed
-from samebits.files import read_json
-from samebits.runs import CLASSES
+from samebits.runs import class_names
 from samebits.schema import Count
 
 
@@ -64,7 +63,7 @@ class Pictures(Callback):
         from matplotlib.figure import Figure
 
         shown = [part[: self.count].float().cpu() for part in (images, output.argmax(1), batch[self.target])]
-        names = read_json(self.run.directory / CLASSES).get(self.target)
+        names = class_names(self.run.directory, self.target)
         figure = Figure(figsize=(1.2 * len(shown[0]), 1.6))
         axes = figure.subplots(1, len(shown[0]), squeeze=False)[0]
         for axis, image, said, label in zip(axes, *shown):

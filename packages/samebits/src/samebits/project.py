@@ -1,7 +1,7 @@
 """What the engine is given of a project, of which it imports nothing: a `Project`, and of commands that run its code a
 `Program`. Both are handed down, into other processes too (pickled).
 
-src/train.py: run_hydra(PROGRAM, job)      engine: program.check(cfg), program.start(cfg, directory, ...)
+src/train.py: run_hydra(PROGRAM, job)      engine: program.check(cfg), program.training()(rank)
 """
 
 from __future__ import annotations
@@ -62,13 +62,17 @@ class Project:
 class Program(Project):
     """A project with the functions that the engine calls to check and run its configs.
 
-    check: raises ConfigError for a config that cannot be run. scores: (a whole, plain config, *beginnings of splits'
-    names) -> the keys of its scores. start: runs a checked config in its directory. join: runs a process that somebody
-    started beside rank 0, and returns its exit status. try_out: builds a job and times its steps.
+    check: raises ConfigError for a config that cannot be run, and returns it typed; read: one that was checked when its
+    run began. scores: (a whole, plain config, *beginnings of splits' names) -> the keys of its scores. fetch: fetches
+    remote files of a config's `data`, returns their versions. measure: (a stage of `tune`, a config) -> what
+    samebits.process.trials says. training: imports what trains, and returns the function that does it in a rank
+    (samebits.process.Rank), which returns the content of result.json. try_out: builds a job and times its steps.
     """
 
     check: Callable[[Any], Any]
+    read: Callable[[Any], Any]
     scores: Callable[..., list[str]]
-    start: Callable[..., None]
-    join: Callable[[], int]
+    fetch: Callable[[Mapping[str, Any], Callable[[], object]], dict[str, str]]
+    measure: Callable[[str, Any], Any]
+    training: Callable[[], Callable[[Any], dict[str, Any]]]
     try_out: Callable[..., dict[str, Any]]

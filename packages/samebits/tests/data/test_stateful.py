@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from samebits.data import EvalPlan, Loader, StatefulOrder, Stream, TrainPlan, has_state
-from samebits.data.order import sequential
+from samebits.data import Loader, StatefulOrder, Stream, TrainPlan
+from samebits.data.order import EvalPlan, sequential
+from samebits.data.stateful import has_state
 from samebits.errors import ConfigError
 
 CPU, SIZE, BATCH = torch.device("cpu"), 1000, 10

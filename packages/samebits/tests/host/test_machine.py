@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from samebits.code.environment import record_machine
 from samebits.host import gpu, machine
-from samebits.runs.environment import record_machine
 
 GPU = torch.device("cuda", 0)
 UUID = "11111111-2222-3333-4444-555555555555"

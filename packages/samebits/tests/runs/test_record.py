@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from samebits.code import environment
+from samebits.code.environment import ENVIRONMENT, Code, code_here, code_of, source_of, surroundings
 from samebits.files import write_json
-from samebits.runs import environment
-from samebits.runs.environment import FILE, Code, code_here, code_of, source_of, surroundings
 
 SETTINGS = {
     "none": "",
@@ -210,8 +210,8 @@ def test_no_answer_is_null_and_a_line(
 
 
 def test_what_is_not_known_equals_nothing(tmp_path: Path) -> None:
-    write_json(tmp_path / FILE, {"git_commit": None, "git_dirty": False})  # as an older version wrote it
+    write_json(tmp_path / ENVIRONMENT, {"git_commit": None, "git_dirty": False})  # as an older version wrote it
     assert not code_of(tmp_path) == code_of(tmp_path)  # noqa: SIM201
     assert Code(None, "x", "") == Code("a", "x", "y")
-    write_json(tmp_path / FILE, {"git_commit": "a" * 40, "git_dirty": False})
+    write_json(tmp_path / ENVIRONMENT, {"git_commit": "a" * 40, "git_dirty": False})
     assert code_of(tmp_path) == code_of(tmp_path)

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
+from samebits.code import Code, by_code, code_changes, code_of, codes_of, environment, source, use_code
+from samebits.code.environment import ENVIRONMENT, code_here, surroundings
+from samebits.code.source import code_folders, libraries_of, library_changes, python_path
 from samebits.files import write_json
 from samebits.loggers.wandb_log import upload_environment
-from samebits.runs import Code, by_code, code_changes, code_of, codes_of, directory, environment, source, use_code
-from samebits.runs.environment import FILE, code_here, surroundings
-from samebits.runs.source import code_folders, libraries_of, library_changes, python_path
+from samebits.runs import directory
 
 PAGE = '"""A library."""\n__version__ = "0.2.0"\n'
 FILES = {
@@ -209,16 +210,16 @@ def run(project: Path, site: Path, tmp_path: Path) -> Path:
     run = tmp_path / "run"
     run.mkdir()
     known = surroundings(project)
-    write_json(run / FILE, known.environment)
+    write_json(run / ENVIRONMENT, known.environment)
     assert code_of(run) == code_here(project, known)
     return run
 
 
 def test_a_run_of_an_older_version_has_recorded_none(project: Path, site: Path, run: Path) -> None:
     """That is said, and equals no library; where none lies outside of src/ it is no difference."""
-    facts = json.loads((run / FILE).read_text())
+    facts = json.loads((run / ENVIRONMENT).read_text())
     del facts["libraries"]
-    write_json(run / FILE, facts)
+    write_json(run / ENVIRONMENT, facts)
     older, here = code_of(run), code_here(project)
     assert said(older, here) == ["libraries not recorded -> rows_of 0.2.0"]
     assert str(older) == f"commit {older.commit:.7} [libraries not recorded]"
@@ -245,9 +246,9 @@ def test_a_resume_records_the_libraries_with_which_it_goes_on(
     was, now = codes_of(run)
     assert was == began
     assert code_changes(was, now) == ["rows_of 0.2.0 -> 0.3.0"]
-    facts = json.loads((run / FILE).read_text())
+    facts = json.loads((run / ENVIRONMENT).read_text())
     (change,) = facts["changes"]
-    write_json(run / FILE, {**facts, "changes": [{**change, "code": change["code"][:3]}]})
+    write_json(run / ENVIRONMENT, {**facts, "changes": [{**change, "code": change["code"][:3]}]})
     assert codes_of(run)[-1].libraries is None
     assert codes_of(run)[-1] != now
 
@@ -262,11 +263,11 @@ def test_a_run_without_a_step_begins_with_the_libraries_that_are_there(project: 
     "damage", [lambda code: code[:2], lambda code: [*code[:3], {"a": 1}], lambda code: [*code, 1], lambda code: [1] * 4]
 )
 def test_a_change_of_another_form_is_damage(run: Path, damage: Callable[[list[Any]], list[Any]]) -> None:
-    facts = json.loads((run / FILE).read_text())
+    facts = json.loads((run / ENVIRONMENT).read_text())
     good = ["a", "b", "", facts["libraries"]]
-    write_json(run / FILE, {**facts, "changes": [{"after": 1, "code": good}]})
+    write_json(run / ENVIRONMENT, {**facts, "changes": [{"after": 1, "code": good}]})
     assert len(codes_of(run)) == 2
-    write_json(run / FILE, {**facts, "changes": [{"after": 1, "code": damage(good)}]})
+    write_json(run / ENVIRONMENT, {**facts, "changes": [{"after": 1, "code": damage(good)}]})
     with pytest.raises(environment.Damaged, match="its changes are not as a run records them"):
         codes_of(run)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from samebits.code import code_here, code_of, source, surroundings
 from samebits.files import read_text, write_json
-from samebits.runs import code_here, code_of, source, surroundings
 from samebits.runs.directory import ENVIRONMENT
 from samebits.sweeps import ray_cluster, slurm
 from samebits.sweeps.code import record_code

@@ -16,6 +16,7 @@ RunFailed for a full disk.
 
     checkpoint    the files of a run, loading weights      shards    sharded ones      intact    sums and reading
     background    writing beside the loop      buffers    what a save would miss      optimizers    several as one
+    trained           a run's config and checkpoint, to apply or export it
     shared_weights    what no step changes, written once for all checkpoints of a run
 """
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from samebits.checkpoints.buffers import BufferChecks, unregistered
     from samebits.checkpoints.checkpoint import (
         Checkpoints,
-        find_checkpoint,
         find_weights,
         load_checkpoint,
         load_fitting,
@@ -42,5 +42,6 @@ if TYPE_CHECKING:
     from samebits.checkpoints.intact import error_line, load_intact
     from samebits.checkpoints.optimizers import Optimizers
     from samebits.checkpoints.shards import laid_out
+    from samebits.checkpoints.trained import export, read_run
 else:
     __getattr__ = lazy(__name__, __file__)

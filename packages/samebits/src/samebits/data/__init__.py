@@ -10,6 +10,7 @@ sample). No process or thread stays once a loader is closed.
 Raised: DataFailed for what a data set's own code raises, and for workers that died; it names data set, rows and split.
 
     order, sampling, windows, lanes, permutation    row numbers of each step (an order is named by data.order._target_)
+    plans              which rows each rank reads
     stateful           orders with a state that training changes
     loading/           the Loader: threads, workers, a set on the device; samples/s, waiting for data
     stream, spec       sources without a length; what a batch is made of
@@ -24,15 +25,15 @@ from samebits.pages import lazy
 
 if TYPE_CHECKING:
     from samebits.data.counter import Draws
-    from samebits.data.lanes import LanePlan
     from samebits.data.loading.alike import check_alike
     from samebits.data.loading.choose import loader_speeds
     from samebits.data.loading.clock import Clock
     from samebits.data.loading.loader import Loader, Transform, remedy
-    from samebits.data.loading.samples import check_indexed, random_numbers_of, seed_of_split
+    from samebits.data.loading.samples import check_indexed, drawing, seed_of_split
     from samebits.data.loading.slots import hand_over
-    from samebits.data.order import EvalPlan, Plan, Repeated, TrainPlan, shuffled
-    from samebits.data.stateful import StatefulOrder, has_state
+    from samebits.data.order import Plan, TrainPlan, shuffled
+    from samebits.data.plans import evaluation_plan, training_plan
+    from samebits.data.stateful import StatefulOrder
     from samebits.data.stream import Stream, is_stream
 else:
     __getattr__ = lazy(__name__, __file__)

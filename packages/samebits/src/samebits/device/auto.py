@@ -8,10 +8,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from samebits.code import ENVIRONMENT
 from samebits.device.hardware import Hardware
 from samebits.device.threads import Threads, recorded_threads, threads_for
 from samebits.files import read_json, write_json
-from samebits.runs import ENVIRONMENT
 from samebits.world import World
 
 # Of a step, on all ranks together. Below, a GPU's step takes as long as launching its kernels, of which autocast adds a

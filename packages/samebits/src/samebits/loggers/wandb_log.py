@@ -17,13 +17,14 @@ from urllib.parse import urlsplit
 
 from omegaconf import OmegaConf
 
+from samebits.code import ENVIRONMENT, python_path
 from samebits.credentials import redacted
 from samebits.errors import ConfigError
 from samebits.files import no_links, read_json, write_json
 from samebits.loggers.media import Media
 from samebits.loggers.options import LoggerConfig
 from samebits.project import Project
-from samebits.runs import ENVIRONMENT, python_path, read_status, shown
+from samebits.runs import read_status, shown
 from samebits.saved import read_config, read_overrides
 from samebits.schema import typed
 

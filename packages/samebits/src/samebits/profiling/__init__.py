@@ -4,6 +4,7 @@ Given: the objects of the loop, a device, a directory to write to. Promised: whe
 wrapped, so nothing is paid; the device is never waited for at a step; times are those of the device, which a GPU's
 host runs ahead of.
 
+    running     the profile of a run, and the work of its samples
     timeline    spans on the device's clock, added up by part       report    the table, and what bounds the run
     trace       torch.profiler: a chrome trace, a kernel table      memory    what to change where memory is full
     work        tokens and FLOP of a sample, peak FLOP/s            options   the group `profiler`
@@ -20,12 +21,10 @@ from samebits.pages import lazy
 if TYPE_CHECKING:
     from samebits.profiling.memory import explained, is_out_of_memory, limit_memory
     from samebits.profiling.options import ProfilerConfig
-    from samebits.profiling.report import as_dict, bound, table
+    from samebits.profiling.running import profiling, work_of
     from samebits.profiling.summary import summarize, summary_table
-    from samebits.profiling.timeline import Batches, Timeline, wrapped
-    from samebits.profiling.trace import Trace, dump_memory
     from samebits.profiling.waits import allowed, waits_noticed
-    from samebits.profiling.work import Work, count_flop, peak_tflops
+    from samebits.profiling.work import Work, count_flop
     from samebits.profiling.writes import writes_noticed
 else:
     __getattr__ = lazy(__name__, __file__)

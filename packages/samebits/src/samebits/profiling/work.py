@@ -32,6 +32,8 @@ PEAKS: dict[str, dict[str, float]] = {
     "T4": {"fp16": 65, "fp32": 8.1},
 }
 
+Loss = Callable[[list[nn.Module], dict[str, Any]], Tensor]
+
 
 @dataclass(frozen=True)
 class Work:
@@ -62,7 +64,7 @@ def peak_tflops(device_name: str, precision: str) -> float | None:
     return None
 
 
-def count_flop(modules: list[nn.Module], batch: dict[str, Any], losses: list[Callable[..., Tensor]]) -> float:
+def count_flop(modules: list[nn.Module], batch: dict[str, Any], losses: list[Loss]) -> float:
     """FLOP of forward and backward of a micro-batch by torch's own counter, on the device `meta`: nothing is computed,
     and nothing of the model is touched. What is computed again (activation checkpointing) does not count.
 

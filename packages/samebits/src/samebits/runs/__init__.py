@@ -10,9 +10,8 @@ under a final name. A resume that fails before its first step leaves the directo
 Raised: Claimed where another process holds the directory, ConfigError for what the user asked in vain, Damaged for a
 file that does not read, RunFailed for a directory that went away.
 
-    directory, environment    files, lock, status         resume    a new run, or an old one with changed values
-    data_files                data known again elsewhere  spent     seconds over all processes of a run
-    source                    src/, packages/, libraries
+    directory     files, lock, status           resume    a new run, or an old one with changed values
+    data_files    data known again elsewhere    spent     seconds over all processes of a run
 """
 
 from __future__ import annotations
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
         BEFORE,
         CHECKPOINT,
         CHECKPOINTS,
-        CLASSES,
-        DIFF,
-        ENVIRONMENT,
         FAILURE,
         FAILURES,
         METRICS,
@@ -39,6 +35,7 @@ if TYPE_CHECKING:
         STATUS,
         checkpoint_files,
         claimed,
+        class_names,
         commit_resume,
         empty_directory,
         end_status,
@@ -48,11 +45,13 @@ if TYPE_CHECKING:
         has_trained,
         holds_run,
         is_claimed,
+        keep_class_names,
         keep_failure,
         keep_versions,
         newest_checkpoint,
         onward,
         read_failure,
+        read_metrics,
         read_status,
         record_failure,
         reopen_directory,
@@ -62,30 +61,7 @@ if TYPE_CHECKING:
         write_config,
         write_status,
     )
-    from samebits.runs.environment import (
-        Code,
-        Surroundings,
-        by_code,
-        changes_of,
-        code_changes,
-        code_here,
-        code_of,
-        codes_of,
-        record_machine,
-        surroundings,
-        use_code,
-        version_of,
-    )
     from samebits.runs.resume import change_value, choose_run, has_key
-    from samebits.runs.source import (
-        code_folders,
-        has_own_engine,
-        is_vendored,
-        libraries_of,
-        library_changes,
-        python_path,
-        source_of,
-    )
     from samebits.runs.spent import record_start
 else:
     __getattr__ = lazy(__name__, __file__)

@@ -17,9 +17,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from samebits.code import ENVIRONMENT
 from samebits.errors import Damaged
 from samebits.files import read_json, write_json
-from samebits.runs.environment import FILE
 from samebits.saved import flat, portable
 from samebits.schema import plain
 
@@ -38,9 +38,9 @@ def fingerprints(root: Path, cfg: Any) -> dict[str, dict[str, Any]]:
 
 def files_of(run_dir: Path) -> dict[str, dict[str, Any]]:
     """The fingerprints of what a run began with; {} where it is older than they are. Damaged: of another form."""
-    found = read_json(run_dir / FILE).get("files", {})
+    found = read_json(run_dir / ENVIRONMENT).get("files", {})
     if not isinstance(found, dict) or not all(isinstance(one, dict) and "digest" in one for one in found.values()):
-        raise Damaged(f"{run_dir / FILE}: damaged, its files are not as a run records them")
+        raise Damaged(f"{run_dir / ENVIRONMENT}: damaged, its files are not as a run records them")
     return found
 
 
@@ -49,7 +49,7 @@ def keep_files(root: Path, run_dir: Path, cfg: DictConfig, begins: bool) -> list
     the same content; warns of one that is another. begins: the run has no step yet."""
     began, now = files_of(run_dir), fingerprints(root, cfg)
     if begins:
-        write_json(run_dir / FILE, read_json(run_dir / FILE) | {"files": now})
+        write_json(run_dir / ENVIRONMENT, read_json(run_dir / ENVIRONMENT) | {"files": now})
         return []
     for key, found in now.items():
         if key in began and not is_same(began[key], found):

@@ -18,6 +18,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from samebits.code import DIFF, ENVIRONMENT, Surroundings, code_here, codes_of, surroundings, use_code
 from samebits.config import agents_run
 from samebits.credentials import redacted
 from samebits.errors import (
@@ -37,21 +38,19 @@ from samebits.files import (
     overwrite_json,
     read_file,
     read_json,
+    records,
     remove_leftovers,
     replace_text,
     write_json,
 )
 from samebits.locks import Busy, Lock, is_locked, write_once
 from samebits.project import Project
-from samebits.runs import environment
 from samebits.runs.data_files import files_of, fingerprints, is_same
-from samebits.runs.environment import Surroundings, code_here, codes_of, surroundings, use_code
 from samebits.saved import CONFIG, OVERRIDES, enter, flat, load_flat, portable, read_overrides
 from samebits.schema import plain
 
 log = logging.getLogger("samebits")
 
-ENVIRONMENT, DIFF = environment.FILE, environment.DIFF
 CLASSES = "classes.json"  # {field: names of its classes}, where the data set names them
 SHARED_WEIGHTS = (
     "frozen.pt"  # beside the checkpoints: weights that no step changes, samebits.checkpoints.shared_weights
@@ -199,6 +198,22 @@ def keep_versions(directory: Path, versions: dict[str, str]) -> None:
             log.warning("%s is not the file that this run began with: it goes on with other data", url)
     if versions:
         write_json(directory / REMOTE, versions | began)
+
+
+def keep_class_names(directory: Path, names: dict[str, list[str]]) -> None:
+    """Record {field: names of its classes}."""
+    write_json(directory / CLASSES, names)
+
+
+def class_names(directory: Path, field: str = "y") -> list[str] | None:
+    """Return the names of a field's classes; None where the run's data named none."""
+    names: list[str] | None = read_json(directory / CLASSES).get(field)
+    return names
+
+
+def read_metrics(directory: Path) -> list[dict[str, Any]]:
+    """Return the records of metrics.jsonl: [{"step": 50, "train/loss": 0.3, ...}, ...]; [] where nothing was logged."""
+    return [record for _, record in records(directory / METRICS)]
 
 
 def commit_resume(directory: Path) -> None:

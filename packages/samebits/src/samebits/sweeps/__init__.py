@@ -13,6 +13,7 @@ count of failed jobs, at its end.
 
     identity, ledger, plan        what a job is; the sweep's directory; the command line -> jobs
     progress                      counts of long loops
+    command                       the command that trains
     drive, screen                 due jobs -> launcher -> table -> exit status
     launching                     what the launchers share: ends of jobs, signals
     pool, lease                   launcher: several jobs at once on this machine
@@ -30,8 +31,8 @@ from typing import TYPE_CHECKING
 from samebits.pages import lazy
 
 if TYPE_CHECKING:
+    from samebits.sweeps.command import leave, train
     from samebits.sweeps.drive import Work, run_sweep, sweep
-    from samebits.sweeps.job import run_job
     from samebits.sweeps.lease import Leases
     from samebits.sweeps.ledger import Ledger
     from samebits.sweeps.options import PoolConfig, RayConfig, SlurmConfig, SweepConfig

@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from samebits.code import Code, by_code, code_changes, code_here, codes_of, surroundings, use_code
 from samebits.errors import Claimed
-from samebits.runs import Code, by_code, claimed, code_changes, code_here, codes_of, surroundings, use_code
+from samebits.runs import claimed
 
 if TYPE_CHECKING:
     from samebits.sweeps.ledger import Ledger

@@ -25,9 +25,11 @@ def run_job(project: Program, directory: Path) -> int:
     """
     if not holds_run(directory):
         raise ConfigError(f"{directory}: no run directory (it has no {CONFIG})")
+    from samebits.process import start  # imports torch
+
     try:
         cfg, overrides = read_config(project, directory), read_overrides(project, directory)
-        project.start(cfg, directory, overrides, own_process=False, leave=ENDED)
+        start(project, project.read(cfg), directory, overrides, own_process=False, leave=ENDED)
     except Claimed:
         return ELSEWHERE
     except Cancelled as error:

@@ -20,12 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from samebits.code import Surroundings, surroundings
 from samebits.credentials import redacted
 from samebits.errors import ConfigError
 from samebits.files import read_json, remove_leftovers, write_json
 from samebits.locks import Lock
 from samebits.project import Program
-from samebits.runs import RESULT, STATUS, Surroundings, fill_directory, holds_run, is_claimed, surroundings
+from samebits.runs import RESULT, STATUS, fill_directory, holds_run, is_claimed
 from samebits.saved import enter, override_of_now
 from samebits.sweeps.identity import OLD_DIGITS, differing_keys, digest, directory_name, older_digest
 from samebits.sweeps.progress import counted

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samebits.children import die_with
+from samebits.code import python_path
 from samebits.config import quote_value
 from samebits.errors import ConfigError, first_line
 from samebits.host import limited_to
-from samebits.runs import python_path
 from samebits.sweeps.job import ELSEWHERE
 from samebits.sweeps.job_process import OUTPUT, death, record_unexplained
 from samebits.sweeps.launching import Launch

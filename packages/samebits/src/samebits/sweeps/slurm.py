@@ -18,11 +18,12 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from samebits.code import python_path
 from samebits.errors import PREEMPTED, ConfigError, RunFailed
 from samebits.files import read_json, read_text, replace_text
 from samebits.programs import NoAnswer, answer_of
 from samebits.project import Program
-from samebits.runs import STATUS, python_path
+from samebits.runs import STATUS
 from samebits.signals import heeded_signals
 from samebits.sweeps.job import run_job
 from samebits.sweeps.job_process import OUTPUT, print_to, record_unexplained
@@ -52,7 +53,9 @@ class RunDirectory:
         become_rank()
         print_to(Path(directory) / OUTPUT)
         if meeting.follows():
-            status = self._project.join()
+            from samebits.process import join
+
+            status = join(self._project)
             status = 0 if status == PREEMPTED else status  # a failed task could end rank 0 before it requeues
         else:
             try:

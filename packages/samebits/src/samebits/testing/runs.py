@@ -74,10 +74,12 @@ def import_once(*overrides: str) -> None:
 def start_run(run_dir: Path, *overrides: str, own_process: bool = False) -> Path:
     """Train a run of these overrides in `run_dir` to its end, and return `run_dir`. A run of one rank is trained in
     this process, unless own_process."""
+    from samebits.process import start
+
     import_once(*overrides)
     threads = torch.get_num_threads()
     try:
-        program().start(compose(*overrides), run_dir, list(overrides), own_process)
+        start(program(), program().read(compose(*overrides)), run_dir, list(overrides), own_process)
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(False)
@@ -90,10 +92,13 @@ def resume_run(run_dir: Path, **changed: Any) -> Path:
     resume_run(folder, optim__lr=0.1)."""
     from omegaconf import OmegaConf
 
+    from samebits.process import start
+
     cfg = OmegaConf.load(run_dir / "config.yaml")
     for key, value in changed.items():
         OmegaConf.update(cfg, key.replace("__", "."), value)
-    program().start(cfg, run_dir, [f"{key}={value}" for key, value in changed.items()], own_process=False)
+    overrides = [f"{key}={value}" for key, value in changed.items()]
+    start(program(), program().read(cfg), run_dir, overrides, own_process=False)
     return run_dir
 
 

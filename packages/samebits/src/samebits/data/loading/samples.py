@@ -60,6 +60,18 @@ def own_random_numbers() -> Iterator[None]:
         torch.set_rng_state(states[2])
 
 
+@contextmanager
+def drawing(seed: int | None) -> Iterator[None]:
+    """In this block random numbers are those of the seed, and what is drawn changes none that is drawn after; None:
+    they go on."""
+    if seed is None:
+        yield
+        return
+    with own_random_numbers():
+        seed_sample(seed, -1)
+        yield
+
+
 def check_indexed(dataset: Any) -> None:
     """A dataset knows its length, and its samples by number."""
     own = type(dataset)

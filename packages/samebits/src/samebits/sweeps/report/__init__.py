@@ -13,7 +13,8 @@ Raised: ConfigError for what is asked in vain.
     sheet           a table and its writers (md, tex, html)
     axes, curves    the data of pictures (png) and of the page
     writing         all of it into a folder
-    wandb_sync      uploading sweeps to W&B
+    command         the command that reports; `syncing`: the one that uploads
+    wandb_sync      uploading runs and sweeps to W&B
 """
 
 from __future__ import annotations
@@ -23,13 +24,8 @@ from typing import TYPE_CHECKING
 from samebits.pages import lazy
 
 if TYPE_CHECKING:
-    from samebits.sweeps.report.analyse import best_group, check_choice, groups
-    from samebits.sweeps.report.best import best_command, save_best
-    from samebits.sweeps.report.facts import score_text
-    from samebits.sweeps.report.read import SWEEP, Objective, runs_below
-    from samebits.sweeps.report.study import read_study
-    from samebits.sweeps.report.table import Ask
-    from samebits.sweeps.report.wandb_sync import upload_summary
-    from samebits.sweeps.report.writing import write, write_study
+    from samebits.sweeps.report.command import report
+    from samebits.sweeps.report.syncing import sync
+    from samebits.sweeps.report.writing import write
 else:
     __getattr__ = lazy(__name__, __file__)

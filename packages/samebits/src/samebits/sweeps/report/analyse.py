@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
+from samebits.code import by_code
 from samebits.config import written
 from samebits.errors import ConfigError
-from samebits.runs import NOT_COMPUTED, by_code
+from samebits.runs import NOT_COMPUTED
 from samebits.saved import is_seed
 from samebits.sweeps.report.read import Job, Objective, Study
 

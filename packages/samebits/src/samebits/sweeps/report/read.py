@@ -15,9 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from samebits.code import ENVIRONMENT, Code, codes_of
 from samebits.files import read_json, records
 from samebits.project import Project
-from samebits.runs import ENVIRONMENT, METRICS, NOT_COMPUTED, RESULT, STATUS, Code, codes_of, files_of, is_claimed
+from samebits.runs import METRICS, NOT_COMPUTED, RESULT, STATUS, files_of, is_claimed
 from samebits.saved import CONFIG, OVERRIDES, enter, load_flat, load_plain, override_of_now
 
 log = logging.getLogger("samebits")

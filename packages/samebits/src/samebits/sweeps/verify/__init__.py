@@ -10,6 +10,7 @@ code, the present check of the config comes first. It is stopped by process.stop
 
 Raised: ConfigError for a run that cannot be started again, or of which nothing can be compared.
 
+    command      prints the verdict
     recompute    the second run      compare    metrics, checkpoints and scores of two run directories
 """
 
@@ -20,6 +21,6 @@ from typing import TYPE_CHECKING
 from samebits.pages import lazy
 
 if TYPE_CHECKING:
-    from samebits.sweeps.verify.recompute import verify
+    from samebits.sweeps.verify.command import verify_command
 else:
     __getattr__ = lazy(__name__, __file__)

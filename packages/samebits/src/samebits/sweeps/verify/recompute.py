@@ -16,6 +16,22 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from samebits.checkpoints import Checkpoints
+from samebits.code import (
+    DIFF,
+    ENVIRONMENT,
+    Code,
+    changes_of,
+    code_folders,
+    code_here,
+    code_of,
+    has_own_engine,
+    is_vendored,
+    libraries_of,
+    library_changes,
+    python_path,
+    source_of,
+    version_of,
+)
 from samebits.config import quote_value
 from samebits.device import began_precision
 from samebits.errors import PREEMPTED, ConfigError, RunFailed
@@ -27,30 +43,16 @@ from samebits.programs import NoAnswer, git
 from samebits.project import Program, Project
 from samebits.runs import (
     CHECKPOINTS,
-    DIFF,
-    ENVIRONMENT,
     METRICS,
     RESULT,
-    Code,
-    changes_of,
-    code_folders,
-    code_here,
-    code_of,
     files_of,
     fill_directory,
-    has_own_engine,
     holds_run,
     is_claimed,
     is_same,
-    is_vendored,
-    libraries_of,
-    library_changes,
     other_data,
-    python_path,
     read_status,
-    source_of,
     step_of,
-    version_of,
 )
 from samebits.saved import CONFIG, check_saved, current, localized, read_config, saved_config
 from samebits.schema import plain

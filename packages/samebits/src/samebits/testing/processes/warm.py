@@ -34,7 +34,7 @@ IMPORTS = (
     "hydra._internal.core_plugins.basic_launcher", "hydra.core.global_hydra", "hydra.core.plugins", "h5py", "numpy",
     "torch", "torch.distributed", "torch.optim",
     "samebits.config", "samebits.device", "samebits.world", "samebits.runs", "samebits.loggers", "samebits.sweeps",
-    "samebits.sweeps.verify",
+    "samebits.process.parent", "samebits.sweeps.verify",
 )  # fmt: skip
 SHARDING = ("torch.distributed.fsdp", "torch.distributed.checkpoint")  # once a run with trainer=fsdp has begun
 OTHERS = (  # for a copy of the project, and its tests

@@ -3,50 +3,66 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from lab.config import Config
-from lab.project import PROJECT
-from lab.state import Run
+from samebits.code import code_changes, codes_of, record_machine
 from samebits.data import Loader, Stream
 from samebits.device import LAUNCHES_BOUND_FLOP, Hardware, HardwareConfig
+from samebits.host import gpu_facts, machine_facts, machine_line
 from samebits.loggers import Logger
 from samebits.parallel import class_name, describe_shards, padding_note
-from samebits.runs import BEFORE, code_changes, codes_of
+from samebits.process.rank import Rank
+from samebits.project import Project
+from samebits.runs import BEFORE
 from samebits.saved import load_flat, read_overrides
-from samebits.schema import plain, show
+from samebits.schema import show
 from samebits.shards import is_sharded
 
 SAID_ELSEWHERE = ("resume", "sweep", "logger")  # groups whose values are not what is trained
 
 
-def what_is_trained(config: Config, directory: Path) -> list[str]:
+def log_header(
+    rank: Rank, run: Any, model: nn.Module, sets: dict[str, Any], method: Sequence[Any], update: Sequence[Any],
+    changes: list[str],
+) -> None:  # fmt: skip
+    """Log what is trained and on what. All ranks call this.
+
+    run: has world, machine, trainer, total_steps, work, and train, the loader of the training batches. method: the
+    nodes of the task and of its model. update: nodes and texts that say what moves the weights. changes: of transforms.
+    """
+    logger = rank.logger
+    logger.say(rank.title)
+    gpus = rank.world.gather(gpu_facts(rank.world.device))
+    if rank.world.is_main:
+        facts = machine_facts(rank.world.device, gpus)
+        logger.say(machine_line(facts))
+        if unlike := record_machine(rank.directory, facts):
+            logger.warn(f"the run began on another machine, which rounds in its own way: {unlike}")
+        for line in what_is_trained(rank.project, rank.directory, method, update):
+            logger.say(line)
+    describe(logger, run.machine, model, run, sets, run.train, changes, rank.config.hardware)
+
+
+def what_is_trained(project: Project, directory: Path, method: Sequence[Any], update: Sequence[Any]) -> list[str]:
     """The method and the model, then what moves the weights, then the command's overrides and a resume's changes."""
-    task, model = plain(config.cfg.task), plain(config.cfg.model)
-    model = {key: value for key, value in model.items() if key not in ("input_shape", "num_outputs")}
-    trainer = config.trainer
-    limits = {"clip_norm": trainer.clip_norm, "ema_decay": trainer.ema_decay, "seed": config.cfg.seed}
-    values = [f"{key}={show(value)}" for key, value in limits.items() if value is not None]
-    lines = [
-        f"{node_text(task)} of {node_text(model)}",
-        ", ".join([node_text(config.optimizer), node_text(config.optim.schedule), *values]),
-    ]
-    given = [text for text in read_overrides(PROJECT, directory) if group_of(text) not in SAID_ELSEWHERE]
+    moves = (one if isinstance(one, str) else node_text(one) for one in update)
+    lines = [" of ".join(map(node_text, method)), ", ".join(moves)]
+    given = [text for text in read_overrides(project, directory) if group_of(text) not in SAID_ELSEWHERE]
     lines += [f"given: {' '.join(given)}"] if given else []
-    return lines + ([f"changed: {changed}"] if (changed := changes_of_resume(directory)) else [])
+    return lines + ([f"changed: {changed}"] if (changed := changes_of_resume(project, directory)) else [])
 
 
-def changes_of_resume(directory: Path) -> str:
+def changes_of_resume(project: Project, directory: Path) -> str:
     """optim.lr 0.001 -> 0.01, ...: what differs from the config and code before a resume, until its first step; else
     empty."""
     if not (directory / BEFORE).exists():
         return ""
-    was, now = load_flat(PROJECT, directory / BEFORE), load_flat(PROJECT, directory)
+    was, now = load_flat(project, directory / BEFORE), load_flat(project, directory)
     keys = [key for key in {**was, **now} if was.get(key) != now.get(key) and group_of(key) not in SAID_ELSEWHERE]
     values = [f"{key} {show(was.get(key))} -> {show(now.get(key))}" for key in keys]
     before, after = codes_of(directory / BEFORE), codes_of(directory)
@@ -75,7 +91,7 @@ def describe(
     logger: Logger,
     machine: Hardware,
     model: nn.Module,
-    run: Run,
+    run: Any,
     sets: dict[str, Any],
     loader: Loader,
     changes: list[str],
@@ -112,7 +128,7 @@ def describe(
         logger.say(line)
 
 
-def unheeded(run: Run, model: nn.Module, train: Any, hardware: HardwareConfig) -> list[str]:
+def unheeded(run: Any, model: nn.Module, train: Any, hardware: HardwareConfig) -> list[str]:
     """Return a line for each value that has no effect, or costs more time than it seems to."""
     lines = []
     if hardware.deterministic and hardware.cudnn_benchmark:
@@ -126,5 +142,7 @@ def unheeded(run: Run, model: nn.Module, train: Any, hardware: HardwareConfig) -
             "hardware.cudnn_benchmark=false spares that"
         )
     if any(p.dtype == torch.float64 for p in model.parameters()):
-        lines.append("the model has float64 weights, which are slow on GPUs and need twice the memory: model.float()")
+        lines.append(
+            "the model has float64 weights, which are slow on GPUs and need twice the memory: float() halves that"
+        )
     return lines

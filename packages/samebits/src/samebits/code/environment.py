@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from samebits import __version__
+from samebits.code.source import VENDORED, Library, is_vendored, libraries_of, library_changes, source_of
 from samebits.credentials import redacted
 from samebits.errors import Damaged
 from samebits.files import read_file, read_json, replace_text, write_json
 from samebits.host import machine_changes
 from samebits.programs import GIT_DIFF, NoAnswer, git
-from samebits.runs.source import VENDORED, Library, is_vendored, libraries_of, library_changes, source_of
 from samebits.schema import holds
 from samebits.signals import temporary_folder
 
 log = logging.getLogger("samebits")
-FILE, DIFF = "environment.json", "uncommitted.diff"
+ENVIRONMENT, DIFF = "environment.json", "uncommitted.diff"
 MOST_OF_ONE, MOST_OF_ALL = 1 << 20, 8 << 20  # bytes of a new or binary file, and of all, in uncommitted.diff
 # src/ and packages/*/src, of a project that may lie in a folder of its repository
 BELOW_SRC = re.compile(r'^(diff --git "?a/|# (new|changed), not in this patch: )([^\n]*?/)?src/', re.MULTILINE)
@@ -58,7 +58,7 @@ def surroundings(root: Path) -> Surroundings:
 class Code(NamedTuple):
     """The code that a run ran with. commit: None if git did not say. source: a digest of the files below src/; None:
     not known, and equal to no other. changes: a short name of the project's files that are not the commit's; empty:
-    they are. libraries: see samebits.runs.source; None: not recorded, as by older versions."""
+    they are. libraries: see samebits.code.source; None: not recorded, as by older versions."""
 
     commit: str | None
     source: str | None
@@ -116,7 +116,7 @@ def code_changes(was: Code, now: Code) -> list[str]:
 
 def code_of(run_dir: Path) -> Code:
     diff = run_dir / DIFF
-    return _code(read_json(run_dir / FILE), os.fsdecode(read_file(diff)) if diff.exists() else "")
+    return _code(read_json(run_dir / ENVIRONMENT), os.fsdecode(read_file(diff)) if diff.exists() else "")
 
 
 def codes_of(run_dir: Path) -> list[Code]:
@@ -126,7 +126,7 @@ def codes_of(run_dir: Path) -> list[Code]:
 
 def changes_of(run_dir: Path) -> list[dict[str, Any]]:
     """What resumes have changed, as directory.keep_changes records it. Damaged where it is of another form."""
-    changes, whole = read_json(run_dir / FILE).get("changes", []), {"was": {}, "code": [None, None, ""]}
+    changes, whole = read_json(run_dir / ENVIRONMENT).get("changes", []), {"was": {}, "code": [None, None, ""]}
 
     def is_one(change: Any) -> bool:
         one = whole | change if isinstance(change, dict) else {}
@@ -134,14 +134,14 @@ def changes_of(run_dir: Path) -> list[dict[str, Any]]:
         return kinds and holds(one["code"], RECORDED)
 
     if not isinstance(changes, list) or not all(map(is_one, changes)):
-        raise Damaged(f"{run_dir / FILE}: damaged, its changes are not as a run records them")
+        raise Damaged(f"{run_dir / ENVIRONMENT}: damaged, its changes are not as a run records them")
     return changes
 
 
 def use_code(run_dir: Path, known: Surroundings) -> None:
     """The run, which has no step that counts, begins with the present code."""
     own = {key: known.environment[key] for key in ("git_commit", "git_dirty", "source", "libraries")}
-    write_json(run_dir / FILE, read_json(run_dir / FILE) | own)
+    write_json(run_dir / ENVIRONMENT, read_json(run_dir / ENVIRONMENT) | own)
     replace_text(run_dir / DIFF, os.fsencode(known.diff)) if known.diff else (run_dir / DIFF).unlink(missing_ok=True)
 
 
@@ -276,11 +276,11 @@ def record_machine(run_dir: Path, found: dict[str, Any]) -> str:
     """Keep what a run began on in environment.json, and which packages it has imported. found:
     samebits.host.machine_facts. Returns in what this machine differs from it, where that may change rounding; else
     empty."""
-    known = read_json(run_dir / FILE)
+    known = read_json(run_dir / ENVIRONMENT)
     if "machine" in known:
         return machine_changes(known["machine"], found)
     packages = known.get("packages", {}) | imported_packages()
-    write_json(run_dir / FILE, known | {"packages": packages, "machine": found})
+    write_json(run_dir / ENVIRONMENT, known | {"packages": packages, "machine": found})
     return ""
 
 
@@ -302,7 +302,7 @@ def _asked(root: Path, *arguments: str) -> bytes | None:
     try:
         return git(root, *arguments)
     except NoAnswer as error:
-        _say(f"git does not say which code this is, so {FILE} has null for it: {error}")
+        _say(f"git does not say which code this is, so {ENVIRONMENT} has null for it: {error}")
         return None
 
 

@@ -11,14 +11,14 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from lab.config import Config
-from lab.loaders import fetch_remote
-from lab.project import PROJECT
-from lab.run import run
 from samebits import early
 from samebits.device import count_processes
 from samebits.errors import PREEMPTED, Cancelled, ConfigError, RunFailed, one_line
 from samebits.loggers import WANDB
+from samebits.process.options import Options
+from samebits.process.rank import longest_start_s, run
+from samebits.process.tuning import find_micro_batch
+from samebits.project import Program, Project
 from samebits.runs import (
     CHECKPOINTS,
     FAILURE,
@@ -46,12 +46,15 @@ from samebits.runs import (
     undo_resume,
 )
 from samebits.saved import read_config
-from samebits.schema import plain, seconds
+from samebits.schema import plain
 from samebits.targets import TRACEBACK
-from samebits.world import Ranks, Watch, cluster_role, meeting, place, recording
+from samebits.world import Ranks, cluster_role, meeting, place, recording
 
 
-def start(config: Config, run_dir: Path, overrides: list[str], own_process: bool, leave: Collection[str] = ()) -> None:
+def start(
+    program: Program, config: Options, run_dir: Path, overrides: list[str], own_process: bool,
+    leave: Collection[str] = (),
+) -> None:  # fmt: skip
     """Run a checked config in `run_dir` to its end, or resume the run in `run_dir`.
 
     own_process: start a process even for one rank, as for each job of a multirun. leave: do nothing if the run's status
@@ -61,10 +64,9 @@ def start(config: Config, run_dir: Path, overrides: list[str], own_process: bool
     cfg, process, hardware = config.given, config.process, config.hardware
     num_procs = count_processes(hardware, config.trainer)
     if hardware.micro_batch_size == "auto":
-        from lab.tune import resolve_micro_batch
-
         cfg = cfg.copy()
-        print(resolve_micro_batch(cfg), file=sys.stderr)
+        cfg.hardware.micro_batch_size, line = find_micro_batch(program, cfg)
+        print(line, file=sys.stderr)
     if process.max_restarts and (meeting.followers() or place.size is not None):
         raise ConfigError(
             "process.max_restarts: these ranks were not started by the plain command, and cannot be started again by "
@@ -72,7 +74,7 @@ def start(config: Config, run_dir: Path, overrides: list[str], own_process: bool
         )
     versions: dict[str, str] = {}
     if not meeting.followers():  # else each rank fetches its files
-        versions = fetch_remote(plain(cfg.data), early.leave_if_asked)
+        versions = program.fetch(plain(cfg.data), early.leave_if_asked)
     early.begin_run()
     with claimed(run_dir):
         if read_status(run_dir).get("status") in leave:
@@ -80,24 +82,25 @@ def start(config: Config, run_dir: Path, overrides: list[str], own_process: bool
         went_on = holds_run(run_dir)
         foreign = {path.name for path in run_dir.iterdir()}
         if went_on:
-            check_stop(run_dir, process.stop_at_step, overrides)
-            reopen_directory(PROJECT, run_dir, cfg, overrides)
+            check_stop(program, run_dir, process.stop_at_step, overrides)
+            reopen_directory(program, run_dir, cfg, overrides)
         else:
-            fill_directory(PROJECT, run_dir, cfg, overrides)
+            fill_directory(program, run_dir, cfg, overrides)
         keep_versions(run_dir, versions)
-        for line in keep_files(PROJECT.root, run_dir, cfg, begins=not has_trained(run_dir)):
+        for line in keep_files(program.root, run_dir, cfg, begins=not has_trained(run_dir)):
             print(line, file=sys.stderr)
         # a sweep's job keeps its new status and failure when the resume is undone
         stay = (STATUS, FAILURE) if leave else ()
         try:
             alone = num_procs == 1 and not own_process and not process.max_restarts
             if place.size is not None or alone:
-                run_rank(run_dir, began)
+                run_rank(program, run_dir, began)
             else:
+                program.training()  # imported once, before ranks are forked
                 if hardware.compile:
                     import torch._dynamo  # noqa: F401 - imported once, before ranks are forked
                 meeting.leave_to_ranks()
-                run_ranks(run_dir, num_procs // place.hosts, process.max_restarts, began)
+                run_ranks(program, run_dir, num_procs // place.hosts, process.max_restarts, began)
         except KeyboardInterrupt:
             end_status(run_dir, "interrupted", signal="SIGINT")
             undo_resume(run_dir, stay)
@@ -118,13 +121,13 @@ def start(config: Config, run_dir: Path, overrides: list[str], own_process: bool
         end_as_stopped(run_dir)
 
 
-def check_stop(run_dir: Path, stop_at_step: int | None, overrides: list[str]) -> None:
+def check_stop(project: Project, run_dir: Path, stop_at_step: int | None, overrides: list[str]) -> None:
     """Refuse a step to stop at that a resumed run has passed. One that the run was begun with has done its work, and a
     command that is repeated with resume=auto has it still."""
     step = max(map(step_of, checkpoint_files(run_dir / CHECKPOINTS)), default=0)
     if stop_at_step is None or stop_at_step > step:
         return
-    again = "resume=auto" in overrides and stop_at_step == read_config(PROJECT, run_dir).process.stop_at_step
+    again = "resume=auto" in overrides and stop_at_step == read_config(project, run_dir).process.stop_at_step
     given = any(text.lstrip("+").startswith(("process.stop_at_step=", "process={")) for text in overrides)
     if given and not again:
         raise ConfigError(
@@ -133,14 +136,14 @@ def check_stop(run_dir: Path, stop_at_step: int | None, overrides: list[str]) ->
         )
 
 
-def run_ranks(run_dir: Path, num_procs: int, max_restarts: int, began: float) -> None:
+def run_ranks(program: Program, run_dir: Path, num_procs: int, max_restarts: int, began: float) -> None:
     """Run `num_procs` ranks; restart them from the last checkpoint, max_restarts times, if `may_pass` says so."""
     ranks = Ranks()
     with ranks.passing_on_signals():
         for attempt in range(max_restarts + 1):
             checkpoint = newest_checkpoint(run_dir)
             try:
-                ranks.run(partial(run_rank, began=began), run_dir, num_procs)
+                ranks.run(partial(run_rank, program, began=began), run_dir, num_procs)
                 return
             except RunFailed as error:
                 moved = newest_checkpoint(run_dir) != checkpoint
@@ -166,23 +169,17 @@ def may_pass(run_dir: Path, moved: bool) -> bool:
     return record["type"] == "RankLost" or (moved and record["type"] not in ("ConfigError", "RunFailed"))
 
 
-def run_rank(run_dir: Path, began: float) -> None:
+def run_rank(program: Program, run_dir: Path, began: float) -> None:
     """Run this rank. Rank 0 first publishes the run directory to ranks and hosts that torchrun or srun has started."""
     if meeting.followers() and place.rank > 0:
         meeting.await_verdict()
     elif meeting.followers():
         with recording(run_dir, rank=0):
-            meeting.publish(run_dir, longest_start_s(read_config(PROJECT, run_dir).process.timeout))
-    run(run_dir, began)
+            meeting.publish(run_dir, longest_start_s(read_config(program, run_dir).process.timeout))
+    run(program, run_dir, began)
 
 
-def longest_start_s(timeout: float | str | None) -> float | None:
-    """How long a start may take. timeout: process.timeout."""
-    limit_s = seconds(timeout)
-    return None if limit_s is None else Watch.SLOW_TIMEOUTS * limit_s
-
-
-def join() -> int:
+def join(program: Program) -> int:
     """Run a rank above 0 that torchrun or srun has started, or the ranks of a host above 0: wait until rank 0 has
     published the run directory, then run in it. Returns the exit status."""
     began = time.monotonic()
@@ -201,9 +198,9 @@ def join() -> int:
     run_dir, local_ranks = published
     try:
         if here.kind == "host":
-            run_ranks(run_dir, local_ranks, 0, began)
+            run_ranks(program, run_dir, local_ranks, 0, began)
         else:
-            run(run_dir, began)
+            run(program, run_dir, began)
         end_as_stopped(run_dir)
     except KeyboardInterrupt:
         return 130

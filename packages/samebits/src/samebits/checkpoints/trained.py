@@ -1,0 +1,70 @@
+"""A run that somebody wants to apply or export: its config, with changed values, and its checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from samebits.checkpoints.checkpoint import find_checkpoint, save_checkpoint, weights_of
+from samebits.errors import ConfigError
+from samebits.project import Project
+from samebits.runs import has_key
+from samebits.saved import CONFIG, read_config
+from samebits.schema import check_resolved, no_such_key
+
+
+def read_run(project: Project, path: Path, overrides: Sequence[str] = ()) -> tuple[DictConfig, Path, dict[str, Any]]:
+    """Return (resolved config, checkpoint, its payload). path: a run directory or one of its checkpoints. overrides:
+    key=value, applied to the config."""
+    if not path.exists():
+        raise ConfigError(f"{path}: no such run directory or checkpoint")
+    file, payload = find_checkpoint(path)
+    config = file.parent.parent / CONFIG
+    if not config.exists():
+        raise ConfigError(f"{file}: its run's {CONFIG} is missing from {config.parent}; keep them together")
+    cfg = read_config(project, config.parent)
+    for override in overrides:
+        change_value(cfg, override)
+    return cfg, file, payload
+
+
+def change_value(cfg: DictConfig, override: str) -> None:
+    """Apply key=value to `cfg`, in Hydra's syntax: numbers, true, null, [lists], 'text'."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException as error:
+        raise ConfigError(
+            f"{override!r}: overrides are written key=value, with quotes around text of special characters, "
+            f"key='a=b' ({str(error).splitlines()[0]})"
+        ) from None
+    key = parsed.key_or_group
+    if parsed.is_add() or parsed.is_force_add() or parsed.is_delete() or parsed.package:
+        raise ConfigError(f"{override!r}: a run has the keys that it has; change the value of one with key=value")
+    if parsed.is_sweep_override():
+        raise ConfigError(f"{override!r}: several values; give one (a list is written {key}=[1,2])")
+    if not has_key(cfg, key):
+        parent = OmegaConf.select(cfg, key.rpartition(".")[0]) or cfg
+        raise ConfigError(no_such_key(key, [str(name) for name in parent]))
+    value = parsed.value()
+    check_resolved(value, key)
+    OmegaConf.update(cfg, key, value)
+
+
+def export(path: Path, target: Path, overwrite: bool) -> tuple[Path, int]:
+    """Write the weights of a run or checkpoint as a state dict. Returns (checkpoint path, number of values)."""
+    if not path.exists():
+        raise ConfigError(f"{path}: no such run directory or checkpoint")
+    if target.is_dir() or not target.parent.is_dir():
+        raise ConfigError(f"{target}: must be a file in a folder that exists")
+    if target.exists() and not overwrite:
+        raise ConfigError(f"{target} exists; add --overwrite to replace it")
+    source, payload = find_checkpoint(path)
+    state = weights_of(payload)
+    save_checkpoint(state, target)
+    return source, sum(value.numel() for value in state.values())

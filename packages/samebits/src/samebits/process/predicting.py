@@ -1,0 +1,75 @@
+"""The processes that predict: each writes its share of the samples, which are then merged into one file."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from samebits.device import Hardware
+from samebits.errors import ConfigError, RunFailed
+from samebits.host import count_gpus
+from samebits.predictions import Part, Spec, assemble, check_target
+from samebits.process.parent import first_failure
+from samebits.process.rank import collective_timeout_s
+from samebits.signals import STOP_SIGNALS, temporary_folder
+from samebits.world import Ranks, World, place, process_group, recording
+
+Rows = Callable[[World], Iterable[tuple[np.ndarray, dict[str, Any]]]]  # a rank's: rows (B,), {name: (B, ...)}
+Load = Callable[[int], tuple[Hardware, Rows]]
+
+
+def write_predictions(
+    out: Path, overwrite: bool, num_procs: int | None, load: Load, attributes: Mapping[str, Any]
+) -> Spec:
+    """Write the rows that all ranks yield into one file, in the order of the split. Return {name: (shape, dtype)}.
+
+    num_procs: processes that share the samples; None: one for each GPU, or one. load: called in each with their number.
+    attributes: of the file, where the format has any.
+    """
+    check_target(out, overwrite)
+    if place.size is not None:
+        raise ConfigError("this command starts its processes by itself: not by torchrun or srun, but with --procs 8")
+    if num_procs is not None and num_procs < 1:
+        raise ConfigError(f"--procs {num_procs}: must be at least 1")
+    count = num_procs or max(1, count_gpus())
+    # beside the target, which may be larger than /tmp
+    with temporary_folder(f".{out.name}-", out.parent) as folder:
+        if count == 1:
+            write_part(load, 1, folder)
+        else:
+            run_ranks(load, count, folder)
+        return assemble([folder / f"{number}.h5" for number in range(count)], out, attributes)
+
+
+def run_ranks(load: Load, count: int, folder: Path) -> None:
+    ranks = Ranks()
+    try:
+        with ranks.passing_on_signals():
+            ranks.run(partial(write_recorded, load, count), folder, count)
+    except RunFailed as error:
+        if ranks.signalled is not None:
+            raise KeyboardInterrupt from error
+        raise first_failure(folder, error) from error
+
+
+def write_recorded(load: Load, count: int, folder: Path) -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked while ranks are started
+    with recording(folder, place.rank):
+        write_part(load, count, folder)
+
+
+def write_part(load: Load, count: int, folder: Path) -> None:
+    """Write this rank's share of the samples into folder/<rank>.h5."""
+    machine, rows_of = load(count)
+    with (
+        process_group(machine.device, collective_timeout_s(None)) as world,
+        closing(Part(folder / f"{world.rank}.h5")) as part,
+    ):
+        for rows, fields in rows_of(world):
+            part.append(rows, fields)

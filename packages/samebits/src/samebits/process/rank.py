@@ -1,0 +1,140 @@
+"""What one rank does around its training: it opens the process group, the logger and the checkpoints, and writes how
+the run has ended."""
+
+from __future__ import annotations
+
+import faulthandler
+import math
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from samebits.checkpoints import Checkpoints
+from samebits.device import Hardware, resolve_auto_of_run, resolve_hardware
+from samebits.files import write_json
+from samebits.loggers import WANDB, Logger, RunLogger, log_to, stopped_by_wandb
+from samebits.private import skip_dynamo_import
+from samebits.process.options import Options
+from samebits.project import Program, Project
+from samebits.runs import RESULT, read_status, record_start, shown, write_status
+from samebits.saved import read_config
+from samebits.schema import seconds
+from samebits.world import StopRequest, Watch, World, place, process_group, recording, stop_on_signals
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What a rank has before anything of the experiment is built. config: of Program.read. payload: of the checkpoint
+    to go on from; None: the run begins. title: to be logged before training."""
+
+    project: Project
+    config: Any
+    machine: Hardware
+    world: World
+    logger: Logger
+    checkpoints: Checkpoints
+    stop: StopRequest
+    watch: Watch
+    payload: dict[str, Any] | None
+    title: str
+
+    @property
+    def directory(self) -> Path:
+        return self.checkpoints.directory.parent
+
+    def machine_of(self, flop: float) -> Hardware:
+        """Return `machine` with what the model decides of the hardware. flop: of a sample."""
+        return resolve_auto_of_run(self.machine, self.directory, self.world, flop, begins=self.payload is None)
+
+
+def run(program: Program, run_dir: Path, began: float) -> None:
+    """Run one rank, from the resolved config to result.json; resumes from the newest valid checkpoint if there is one.
+
+    began: time.monotonic() when the command began; process.max_time counts from there.
+    """
+    rank = place.rank
+    with recording(run_dir, rank), stop_on_signals(began) as stop:
+        if not faulthandler.is_enabled():  # a sweep's job has enabled it already, into a file
+            faulthandler.enable(file=2)  # print Python's stack to stderr when native code crashes
+        train = program.training()
+        config: Options = program.read(read_config(program, run_dir))
+        timeout_s = seconds(config.process.timeout)
+        stop.max_time_s = seconds(config.process.max_time)
+        watch = Watch(run_dir, rank, place.size or 1, timeout_s)
+        machine = resolve_hardware(config.hardware, config.trainer)
+        machine.apply(config.hardware)
+        if not config.hardware.compile:
+            skip_dynamo_import()
+        with (
+            watch.running(),
+            process_group(machine.device, collective_timeout_s(timeout_s)) as world,
+            Checkpoints(
+                run_dir / "checkpoints", world, beside=config.process.save_async, saved=stop.saved
+            ) as checkpoints,
+            recording(run_dir, world.rank, watch),
+            log_to(run_dir) if world.is_main else nullcontext(),
+        ):
+            if world.size > 1 and not place.has_parent:
+                watch.dead_peers = world.dead_peers()
+            # ---- the checkpoint to resume from: all ranks check it together and load the same one
+            checkpoints.directory.mkdir(exist_ok=True)
+            source, payload = checkpoints.newest_valid(put_aside=True) or (None, None)
+            with make_logger(program, run_dir, config, world, payload or {"step": 0}, began) as logger:
+                watch.before_end = logger.give_up
+                title = f"run {shown(run_dir)}" + (f", on from {source.name}" if source else "")
+                result = train(Rank(program, config, machine, world, logger, checkpoints, stop, watch, payload, title))
+                watch.beat("ending", result["step"], slow=True)
+                if world.is_main:
+                    finish(run_dir, logger, stop, result, time.monotonic() - began)
+
+
+def collective_timeout_s(timeout_s: float | None) -> float:
+    """Longer than the hang watchdog waits, as that names the stuck rank; no timeout is 7 days, as torch needs one."""
+    return 7 * 24 * 3600.0 if timeout_s is None else 2 * Watch.USER_TIMEOUTS * timeout_s + 60
+
+
+def longest_start_s(timeout: float | str | None) -> float | None:
+    """How long a start may take. timeout: process.timeout."""
+    limit_s = seconds(timeout)
+    return None if limit_s is None else Watch.SLOW_TIMEOUTS * limit_s
+
+
+def make_logger(
+    program: Program, run_dir: Path, config: Options, world: World, payload: dict[str, Any], began: float
+) -> Logger:
+    """Returns rank 0's RunLogger, which goes on from the checkpoint's payload; on other ranks the null logger."""
+    if not world.is_main:
+        return Logger()
+    record_start(run_dir, began)
+    timeout_s = seconds(config.process.timeout)
+    # the hang watchdog allows Watch.SLOW_TIMEOUTS * timeout_s
+    most_s = math.inf if timeout_s is None else (Watch.SLOW_TIMEOUTS - 1) * timeout_s
+    return RunLogger(program, run_dir, config.logger, payload["step"], most_s, payload.get("logged_lines"))
+
+
+def finish(run_dir: Path, logger: Logger, stop: StopRequest, result: dict[str, Any], seconds: float) -> None:
+    """Write result.json, status.json, W&B's summary and a short table for the user."""
+    scores = {key: value for key, value in result.items() if "/" in key}
+    logger.result(result)
+    seconds = round(seconds + read_status(run_dir).get("seconds", 0.0), 2)
+    if result.get("pruned"):
+        write_status(run_dir, "pruned", step=result["step"], seconds=seconds)
+        logger.say(f"pruned by the search at step {result['step']}: {shown(run_dir)}")
+        return
+    if stop.cause:
+        by = WANDB if stop.cause in ("SIGTERM", "SIGINT") and stopped_by_wandb() else stop.cause
+        state = "interrupted" if by in ("SIGINT", WANDB) else "preempted"
+        write_status(run_dir, state, signal=by, seconds=seconds)
+        logger.say(f"stopped by {by} at step {result['step']}, saved; go on with: resume={shown(run_dir)}")
+        return
+    write_json(run_dir / RESULT, result | {"seconds": seconds})
+    write_status(run_dir, "finished", seconds=seconds)
+    step, best = result["step"], result.get("best_step")
+    whose = f"{'last' if step else 'fresh'} weights, step {step:,}" if best is None else f"best weights, step {best:,}"
+    rows = [
+        f"  {key:<20} {value:<9.4f} {'in training, until step ' + f'{step:,}' if key.startswith('train/') else whose}"
+        for key, value in scores.items()
+    ]
+    logger.say("\n".join([f"finished {step:,} steps in {seconds:.1f} s", *rows, f"  {shown(run_dir)}"]))

@@ -1,0 +1,170 @@
+"""What of a run is timed with profiler=simple and profiler=torch, and how much work a sample is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import nn
+
+from samebits.data import Loader
+from samebits.device import Hardware
+from samebits.errors import first_line
+from samebits.files import write_json
+from samebits.loggers import Logger
+from samebits.profiling.memory import explained
+from samebits.profiling.options import ProfilerConfig
+from samebits.profiling.report import as_dict, bound, table
+from samebits.profiling.timeline import Batches, Timeline, wrapped
+from samebits.profiling.trace import Trace, dump_memory
+from samebits.profiling.work import Loss, Work, count_flop, peak_tflops
+from samebits.runs import shown
+from samebits.steps import rng_row, set_rng_row
+from samebits.world import place
+
+PROFILE = "profile.json"
+FEW = 20  # measured steps: with fewer, what a run does once (the last save) looks large
+
+
+@contextmanager
+def profiling(
+    options: ProfilerConfig, run: Any, nets: Iterable[nn.Module], train: Loader, compiles: bool,
+    parts: Mapping[tuple[Any, str], str], aside: Mapping[str, str],
+) -> Iterator[Any]:  # fmt: skip
+    """Yields the loader to train with. With profiler=none that is `train`, and nothing of the loop is touched; an error
+    of full memory is explained in any case.
+
+    run: has world, machine, trainer, directory, watch, logger and callbacks, which get one more. parts: {(where a
+    function is called, its name): the part of a step that it is}. aside: {part: how to spend less on it}.
+    """
+    device = run.world.device
+    folder = run.directory / "profile"
+
+    def where() -> str:
+        mark = run.watch.latest()
+        return f"{mark.doing}, at step {mark.step}"
+
+    def snapshot() -> str | None:
+        file = folder / f"memory_rank{run.world.rank}.pickle"
+        return shown(file) if options.kind == "torch" and dump_memory(file) else None
+
+    with explained(run.machine, where, snapshot):
+        if options.kind == "none":
+            yield train
+            return
+        simple = options.kind == "simple"
+        profiler: Simple | Traced = (
+            Simple(options, Timeline(device), run, compiles, train.why, aside)
+            if simple
+            else Traced(Trace(options, device, folder, run.world.rank), run)
+        )
+        places: list[tuple[Any, str, str]] = [(*function, part) for function, part in parts.items()]
+        places.append((torch.Tensor, "backward", "backward"))
+        if train.transform is not None:
+            places.append((train, "transform", "transform"))
+        run.callbacks.append(profiler)
+        try:
+            with wrapped(places, nets, profiler.spans):
+                yield Batches(train, profiler.spans)
+        except BaseException:
+            profiler.abandon()
+            raise
+        profiler.end()
+
+
+class Simple:
+    """A callback: the time of each part, and what bounds the run."""
+
+    def __init__(
+        self, options: ProfilerConfig, timeline: Timeline, run: Any, compiles: bool, loader: str,
+        aside: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        self.spans, self.run, self.wait, self.compiles, self.loader = timeline, run, options.wait, compiles, loader
+        self.aside = aside
+        self.done = self.first = 0
+
+    def before_step(self, state: Any) -> None:
+        if self.done == self.wait:
+            self.spans.restart()
+            self.first = state.step + 1
+        self.done += 1
+        self.spans.step()
+
+    def on_log(self, state: Any, values: dict[str, float]) -> None:
+        self.spans.collect()
+
+    def abandon(self) -> None:
+        """The run has failed."""
+
+    def end(self) -> None:
+        self.spans.step_end()
+        figures, run = self.spans.collect(), self.run
+        if not (run.world.is_main and figures.steps):
+            return
+        sharded = run.trainer.strategy == "fsdp"
+        kind, sentence = bound(figures, run.machine, self.compiles, self.loader, sharded, self.aside)
+        if figures.steps < FEW:
+            sentence = f"{sentence} (of {figures.steps} steps: too few to go by)"
+        write_json(run.directory / PROFILE, as_dict(figures, kind, sentence))
+        head = f"profile of {figures.steps} steps" + (f" from step {self.first} on" if self.first else "")
+        run.logger.say(f"{head}{', of rank 0' if run.world.size > 1 else ''}:\n{table(figures)}\n{sentence}")
+
+
+class Traced:
+    """A callback: torch.profiler's trace of some steps."""
+
+    def __init__(self, spans: Trace, run: Any) -> None:
+        self.spans, self.logger, self.ranks, self.stopped = spans, run.logger, run.world.size, False
+        self.spans.start()
+
+    def on_step(self, state: Any) -> None:
+        if not self.stopped:
+            self.spans.step()
+            if self.spans.written:
+                files = f"trace: {shown(self.spans.trace_file)}, kernels: {shown(self.spans.kernels_file)}"
+                self.logger.say(files + (f"; each of the {self.ranks} ranks writes its own" * (self.ranks > 1)))
+                self.end()
+
+    def abandon(self) -> None:
+        """The run has failed: the memory's history is still wanted, but a process that ends while torch records
+        crashes."""
+        if not self.stopped:
+            self.stopped = True
+            with suppress(Exception):  # such as a full disk: the run's own error counts
+                self.spans.stop_recording()
+
+    def end(self) -> None:
+        if not self.stopped:
+            self.stopped = True
+            self.spans.stop()
+            if not self.spans.written:
+                self.logger.warn("profiler=torch: the run has ended before profiler.wait + warmup + active steps")
+
+
+def work_of(
+    options: ProfilerConfig, machine: Hardware, modules: list[nn.Module], losses: list[Loss], dataset: Any,
+    first: Callable[[], dict[str, Any]], logger: Logger,
+) -> Work:  # fmt: skip
+    """How much work a sample of `dataset` is; all ranks call this. modules: not wrapped, not sharded. losses: see
+    `count_flop`. first: the next training batch."""
+    tokens = getattr(dataset, "tokens_per_sample", None)
+    wanted = machine.device == "cuda" or options.kind != "none" if options.flop == "auto" else options.flop
+    if not wanted:
+        return Work(tokens)
+    device = place.device(machine.device)
+    before = rng_row(device)
+    try:
+        batch = first()
+        flop = count_flop(modules, batch, losses) / len(next(iter(batch.values())))
+    except Exception as error:  # such as a loss that asks tensors for their values, which these have not
+        logger.say(f"perf/tflop_per_s is left out, as the FLOP cannot be counted: {first_line(error)}")
+        return Work(tokens)
+    finally:
+        set_rng_row(before, device)
+    name = torch.cuda.get_device_name(device) if machine.device == "cuda" else "cpu"
+    peak = options.peak_tflops or peak_tflops(name, machine.precision)
+    if peak is None and machine.device == "cuda":
+        logger.say(f"perf/mfu is left out: give profiler.peak_tflops, the peak of {name} in {machine.precision}")
+    return Work(tokens, flop, peak and peak * 1e12 * machine.num_procs * machine.devices)

@@ -1,0 +1,95 @@
+"""The command that reports on a sweep, while it runs or after, or compares any run directories."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from samebits.errors import ConfigError, plain_output
+from samebits.project import Project
+from samebits.sweeps.report.analyse import best_group, check_choice, groups
+from samebits.sweeps.report.best import best_command, save_best
+from samebits.sweeps.report.facts import score_text
+from samebits.sweeps.report.read import Objective
+from samebits.sweeps.report.study import read_study
+from samebits.sweeps.report.table import Ask
+from samebits.sweeps.report.writing import write_study
+
+
+def report(project: Project) -> int:
+    """Run the command. Return the exit status."""
+    args = parser().parse_args()
+    plain_output()
+    try:
+        write_report(project, args)
+    except (ConfigError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description="Write report.csv, report.md, pictures and report.html.")
+    made.add_argument("directories", nargs="+", type=Path, help="one sweep, or run directories, or folders of them")
+    made.add_argument("--out", type=Path, help="where to write; otherwise into the sweep, or outputs/compare")
+    made.add_argument("--score", metavar="KEY:min|max", help="what is best, e.g. val/accuracy:max")
+    made.add_argument("--save-best", action="store_true", help="write conf/experiment/best_<sweep>.yaml")
+    made.add_argument("--overwrite", action="store_true", help="with --save-best: replace the file")
+    made.add_argument("--choose-on-test", action="store_true", help="allow a test score to decide what is best")
+    paper = made.add_argument_group("a paper's table and figures, into paper/")
+    paper.add_argument("--per", nargs="+", default=[], metavar="KEY", help="a row for each value: model, optim, ...")
+    paper.add_argument("--columns", nargs="+", default=[], metavar="KEY", help="columns for each value: data, ...")
+    paper.add_argument("--show", nargs="+", default=[], metavar="KEY[:min|max]", help="scores: test/accuracy ...")
+    paper.add_argument("--percent", nargs="+", default=[], metavar="KEY", help="of the shown scores, as percentages")
+    paper.add_argument("--spread", choices=("sd", "se", "interval"), default="sd", help="what stands after ± [sd]")
+    axes = ("step", "samples", "hours", "flop")
+    paper.add_argument("--against", nargs="+", choices=axes, default=["step"], help="axes of the curves [step]")
+    paper.add_argument("--inches", nargs=2, type=float, default=(3.25, 6.75), metavar=("COLUMN", "PAGE"), help="widths")
+    return made
+
+
+def write_report(project: Project, args: argparse.Namespace) -> None:
+    """Write what is asked for and print what is best. Raises ConfigError."""
+    ask = asked(args)
+    study = read_study(
+        project, args.directories, args.out and args.out.absolute(), args.score and objective(args.score)
+    )
+    check_choice(study.objectives, args.choose_on_test)
+    done = [job for job in study.jobs if job.status == "finished"]
+    if args.score and done and not any(study.objective.key in job.result for job in done):
+        keys = ", ".join(sorted(key for key in done[0].result if "/" in key))
+        raise ConfigError(f"--score {args.score}: no run has this score; they have {keys}")
+    files = write_study(study, lambda line: print(line, file=sys.stderr), ask)
+    if ask:
+        print((study.directory / "paper/table.md").read_text().partition("\n![")[0])
+    else:
+        for group in groups(study)[:10]:
+            print(f"{score_text(group, study.objective):>24}  n={len(group.scores(study.objective))}  {group.label}")
+    print("\n".join(os.path.relpath(path) for path in files))
+    for one in study.objectives:
+        if of_one := best_group(study, one):
+            print(f"best {one.key}: {best_command(of_one)}")
+    if args.save_best:
+        best = best_group(study)
+        if best is None:
+            raise ConfigError(f"--save-best: no job of {study.name} has a score yet")
+        path = save_best(project, study, best, args.overwrite)
+        print(f"{os.path.relpath(path)}: ./run train experiment={path.stem}")
+
+
+def asked(args: argparse.Namespace) -> Ask | None:
+    """What is asked for of a paper's table; None: none is."""
+    if args.per and args.show:
+        return Ask(args.per, args.show, args.columns, args.percent, args.spread, args.against, tuple(args.inches))
+    if args.per or args.show or args.columns:
+        raise ConfigError("a paper's table needs its rows and its scores: --per model --show test/accuracy")
+    return None
+
+
+def objective(text: str) -> Objective:
+    key, colon, mode = text.rpartition(":")
+    if not colon or mode not in ("min", "max"):
+        raise ConfigError(f"--score {text}: write the key and what is better, val/accuracy:max or val/loss:min")
+    return Objective(key, mode)
