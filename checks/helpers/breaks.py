@@ -183,7 +183,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
      "tests/lab/test_loop.py::test_what_a_run_takes_up"),
     ("samebits/checkpoints/checkpoint.py", 'self._delete_outdated("last", best)', "pass",
      "checks/project/test_writes.py::test_killed_at_a_write_of_its_end_it_ends_as_undisturbed"),
-    ("samebits/runs/directory.py", 'CHECKPOINT = re.compile(r"(last|best)_', 'CHECKPOINT = re.compile(r"(last)_',
+    ("samebits/status/files.py", 'CHECKPOINT = re.compile(r"(last|best)_', 'CHECKPOINT = re.compile(r"(last)_',
      "checks/samebits/runs/test_run_directory.py::test_a_best_checkpoint_counts_as_any_other"),
     ("h5rows/packing/file.py", "place.unlink(missing_ok=True)", "pass",
      "packages/h5rows/tests/test_pack_killed.py::"

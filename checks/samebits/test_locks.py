@@ -15,6 +15,7 @@ import pytest
 
 from lab.program import PROGRAM
 from samebits import locks
+from samebits import status as run_status
 from samebits.errors import Claimed, ConfigError
 from samebits.runs import directory
 from samebits.sweeps.ledger import Ledger
@@ -137,11 +138,11 @@ def test_everything_that_locks_works(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("file_system")
 def test_the_first_failure_is_kept(tmp_path: Path) -> None:
-    directory.write_status(tmp_path, "running")
-    assert directory.record_failure(tmp_path, 1, ValueError("the cause"))
-    assert not directory.record_failure(tmp_path, 0, ValueError("an echo"))
-    assert directory.read_failure(tmp_path)["message"] == "the cause"  # type: ignore[index]
+    run_status.write_status(tmp_path, "running")
+    assert run_status.record_failure(tmp_path, 1, ValueError("the cause"))
+    assert not run_status.record_failure(tmp_path, 0, ValueError("an echo"))
+    assert run_status.read_failure(tmp_path)["message"] == "the cause"  # type: ignore[index]
     assert directory.read_json(tmp_path / "status.json")["error"] == "ValueError: the cause"
-    assert directory.record_failure(tmp_path, 2, ValueError("it came before"), first=True)
-    assert directory.read_failure(tmp_path)["rank"] == 2  # type: ignore[index]
+    assert run_status.record_failure(tmp_path, 2, ValueError("it came before"), first=True)
+    assert run_status.read_failure(tmp_path)["rank"] == 2  # type: ignore[index]
     assert sorted(os.listdir(tmp_path)) == ["failure.json", "status.json"]

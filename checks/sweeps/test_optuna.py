@@ -13,7 +13,7 @@ from common import QUICK
 
 from lab.program import PROGRAM
 from samebits.errors import ConfigError
-from samebits.runs import write_status
+from samebits.status import write_status
 from samebits.sweeps.options import SearchConfig
 from samebits.testing import start_run, status
 

@@ -15,7 +15,7 @@ from common import QUICK, TRAIN
 from sweeps import book, call, ended_at, environment, faulty_command, job_dirs, results, states
 
 from samebits.extras import missing
-from samebits.runs import checkpoint_files
+from samebits.status import checkpoint_files
 from samebits.testing import result, status
 from samebits.testing.processes import called, limit, processes_with, slow, wait_for, warm
 

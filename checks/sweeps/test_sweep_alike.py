@@ -11,6 +11,7 @@ import pytest
 from common import QUICK
 
 from lab.program import PROGRAM
+from samebits import status as run_status
 from samebits.code import environment
 from samebits.config.compose import initialize, register_resolvers
 from samebits.runs import directory
@@ -35,8 +36,8 @@ class Finishing:
 
     def run_jobs(self, work: drive.Work) -> None:
         for job in work.jobs:
-            directory.write_json(job.directory / directory.RESULT, {"val/loss": float(job.number)})
-            directory.write_status(job.directory, "finished")
+            directory.write_json(job.directory / run_status.RESULT, {"val/loss": float(job.number)})
+            run_status.write_status(job.directory, "finished")
 
 
 @pytest.fixture
@@ -131,8 +132,8 @@ def test_code_that_was_edited_between_two_commands_is_said(
     assert shown["sections"]["first"][0]["lines"][0].startswith("jobs 0 to 3 with commit aaaaaaa")
 
     job = study.jobs[5].path
-    (job / directory.RESULT).unlink()
-    directory.write_status(job, "queued")
+    (job / run_status.RESULT).unlink()
+    run_status.write_status(job, "queued")
     git |= {"diff": "", "source": "2"}
     command("seed=range(6)")
     assert not (job / "uncommitted.diff").exists()

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from lab.transforms.spec import described, dtype_name
 from samebits.checkpoints import unregistered
 from samebits.errors import ConfigError, DataFailed, RunFailed, first_line, in_users_code
-from samebits.runs import shown
 from samebits.shards import is_sharded
+from samebits.status import shown
 from samebits.targets import TRACEBACK
 
 CAST = "'+data.transforms.cast={_target_: lab.transforms.fields.Cast, field: %s}'"

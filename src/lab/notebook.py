@@ -26,8 +26,8 @@ from samebits.config import compose_here, remove_if_empty
 from samebits.data import Loader
 from samebits.device import Hardware, resolve_auto
 from samebits.errors import ConfigError
-from samebits.runs import class_names
-from samebits.runs import read_metrics as metrics_of
+from samebits.status import class_names
+from samebits.status import read_metrics as metrics_of
 from samebits.world import World
 
 

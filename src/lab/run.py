@@ -42,8 +42,8 @@ from samebits.errors import ConfigError, one_line
 from samebits.parallel import Balance, with_sync_batchnorm
 from samebits.process import Rank, log_header
 from samebits.profiling import explained, profiling, work_of
-from samebits.runs import keep_class_names
 from samebits.schema import leaves, parse_interval, plain
+from samebits.status import keep_class_names
 from samebits.sweeps import Pruning
 from samebits.targets import locate
 from samebits.world import Stopped

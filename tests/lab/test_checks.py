@@ -31,7 +31,7 @@ from samebits.data import check_indexed
 from samebits.device import resolve_hardware
 from samebits.errors import ConfigError, RunFailed
 from samebits.per_sample import check_per_sample, first_samples
-from samebits.runs import read_failure
+from samebits.status import read_failure
 from samebits.testing import compose, last_checkpoint, start_run, values
 from samebits.world import Ranks
 

@@ -119,7 +119,7 @@ def attacks(folder: Path) -> dict[str, dict[str, Any]]:
         "write": {"_target_": "samebits.runs.directory.replace_text", "path": path, "text": "x"},
         "write json": {"_target_": "samebits.runs.directory.write_json", "path": path, "value": 1},
         "delete": {
-            "_target_": "samebits.runs.directory.forget_failure",
+            "_target_": "samebits.status.failures.forget_failure",
             "directory": {"_target_": "samebits.runs.directory.Path", "_args_": [str(folder / "kept")]},
         },
         "path": path,

@@ -22,8 +22,9 @@ from samebits.loggers import Audio, Histogram, RunLogger, Table, wandb_upload
 from samebits.loggers.options import LoggerConfig
 from samebits.loggers.wandb_log import wandb_arguments
 from samebits.loggers.wandb_upload import own_checkpoint
-from samebits.runs import SHARED_WEIGHTS
-from samebits.runs.directory import fill_directory, write_config, write_status
+from samebits.runs.directory import fill_directory, write_config
+from samebits.status import SHARED_WEIGHTS
+from samebits.status.files import write_status
 from samebits.testing import compose, metrics, status
 from samebits.testing.processes import processes_with, wait_for
 

@@ -27,7 +27,7 @@ from samebits.loggers import RunLogger, wandb_upload
 from samebits.loggers.options import LoggerConfig
 from samebits.loggers.wandb_log import wandb_arguments
 from samebits.loggers.wandb_upload import Feed, upload
-from samebits.runs.directory import write_status
+from samebits.status.files import write_status
 from samebits.testing import status
 
 LAST = 20  # step at which the run finishes; a line every 2 steps, two and a text every 4, where it is saved, too

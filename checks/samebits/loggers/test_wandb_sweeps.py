@@ -24,7 +24,7 @@ from samebits.config.wandb_agent import from_agent, run_folder
 from samebits.errors import ConfigError
 from samebits.loggers.wandb_stop import stopped_by_wandb
 from samebits.process.parent import end_as_stopped
-from samebits.runs import checkpoint_files, write_status
+from samebits.status import checkpoint_files, write_status
 from samebits.testing import metrics, result, status
 from samebits.testing.processes import called, limit, processes_with, sample_of, wait_for, warm
 

@@ -21,11 +21,13 @@ import lab.loop
 from lab.make import count_steps
 from lab.options import TrainerConfig
 from lab.program import PROGRAM, start
+from samebits import status as run_status
 from samebits.code import environment
 from samebits.errors import ConfigError, RunFailed
 from samebits.files import as_json
-from samebits.runs import directory, newest_checkpoint
+from samebits.runs import directory
 from samebits.runs.resume import check_followers, choose_run
+from samebits.status import newest_checkpoint
 from samebits.testing import compose, last_checkpoint, metrics, result, resume_run, start_run, status
 
 SHORT = (*QUICK, "trainer.max_steps=6", "trainer.log_every=2", "trainer.eval_every=3", "trainer.save_every=3")
@@ -68,7 +70,7 @@ ERRORS = [ZeroDivisionError("x"), RunFailed("x"), KeyboardInterrupt()]
 def test_a_resume_that_fails_before_its_first_step_leaves_the_run_as_it_was(
     run: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    directory.write_status(run, "preempted", signal="SIGTERM")
+    run_status.write_status(run, "preempted", signal="SIGTERM")
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 7, "time": 1.0}\n')  # after the checkpoint: to be cut once the run goes on
     before = files(run)
@@ -101,7 +103,7 @@ def test_a_resume_that_was_killed_before_its_first_step_is_undone_by_the_next(ru
     changed.trainer.max_steps = 50
     with directory.claimed(run):
         directory.reopen_directory(PROGRAM, run, changed, ["trainer.max_steps=50"])
-        directory.write_status(run, "running")
+        run_status.write_status(run, "running")
         with pytest.raises(ConfigError, match="another process"):
             choose_run(PROGRAM, compose(*SHORT, f"resume={run}"), run, [], Path.cwd())
     cfg, _ = choose_run(PROGRAM, compose(*SHORT, f"resume={run}"), run, [], Path.cwd())
@@ -114,7 +116,7 @@ def test_the_values_logged_last_outlive_the_process(run: Path) -> None:
     before = result(run)
     assert "train/loss" in before
     (run / "result.json").unlink()
-    directory.write_status(run, "running")
+    run_status.write_status(run, "running")
     resume_run(run)
     depends = {"seconds": 0.0, "best_checkpoint": ""}  # on the time and the place
     assert {**result(run), **depends} == {**before, **depends}

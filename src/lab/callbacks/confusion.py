@@ -11,8 +11,8 @@ from lab.callbacks.base import Callback
 from lab.metrics.confusion import ConfusionMatrix
 from samebits.errors import ConfigError
 from samebits.extras import check_installed
-from samebits.runs import class_names
 from samebits.schema import did_you_mean
+from samebits.status import class_names
 
 MOST_NUMBERS = 20  # classes up to which the cells hold their counts
 

@@ -11,7 +11,7 @@ import numpy as np
 from lab.callbacks.base import Callback
 from samebits.extras import check_installed
 from samebits.files import replacing
-from samebits.runs import read_metrics
+from samebits.status import read_metrics
 
 POINTS = 40  # a curve of more is drawn faintly, and its running median over about 1/20 of them beside it
 ASIDE = ("epoch", "skipped_steps")  # values of training that are no curve to look at

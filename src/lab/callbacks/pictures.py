@@ -12,8 +12,8 @@ from lab.evaluation import samples_of
 from lab.tasks.base import overrides
 from samebits.errors import ConfigError
 from samebits.extras import check_installed
-from samebits.runs import class_names
 from samebits.schema import Count
+from samebits.status import class_names
 
 
 class Pictures(Callback):

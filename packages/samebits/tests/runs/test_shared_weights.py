@@ -12,7 +12,7 @@ from test_checkpoint import MAIN, names, payload
 
 from samebits.checkpoints import Checkpoints, find_weights, load_checkpoint
 from samebits.errors import ConfigError
-from samebits.runs import SHARED_WEIGHTS
+from samebits.status import SHARED_WEIGHTS
 from samebits.testing import assert_equal
 
 BASE = torch.arange(1000.0)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from samebits.runs import read_failure
+from samebits.status import read_failure
 from samebits.testing.processes import free_port, limit, on_ranks, wait_for
 from samebits.world import timer, watch
 from samebits.world.board import FAILED, STUCK, Board, tell_failed

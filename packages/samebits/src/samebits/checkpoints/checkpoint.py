@@ -24,10 +24,10 @@ from samebits.checkpoints.intact import WHOLE, Share, check_zip, load_intact, re
 from samebits.checkpoints.shared_weights import WEIGHTS, SharedWeights, with_shared
 from samebits.errors import ConfigError, Damaged, RunFailed
 from samebits.files import sync_folder
-from samebits.runs import CHECKPOINT, checkpoint_files, step_of
 from samebits.saved import CONFIG, enter
 from samebits.schema import misfits
 from samebits.shards import is_part
+from samebits.status import CHECKPOINT, checkpoint_files, step_of
 from samebits.world import World
 
 log = logging.getLogger("samebits")

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from samebits.checkpoints.intact import load_intact, reading
 from samebits.errors import ConfigError, Damaged
-from samebits.runs import SHARED_WEIGHTS
 from samebits.schema import misfits
 from samebits.shards import checksum
+from samebits.status import SHARED_WEIGHTS
 from samebits.world import to_host
 
 WEIGHTS = ("model", "ema")

@@ -15,7 +15,7 @@ from samebits.errors import first_line
 from samebits.files import records
 from samebits.loggers.media import Media
 from samebits.project import Project
-from samebits.runs import METRICS, shown
+from samebits.status import METRICS, shown
 
 log = logging.getLogger("samebits")
 FINISH_S = 60.0  # time for unsent data at the end

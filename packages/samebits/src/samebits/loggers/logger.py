@@ -29,7 +29,8 @@ from samebits.loggers.options import LoggerConfig
 from samebits.loggers.tensorboard_log import TensorBoardThread
 from samebits.loggers.wandb_log import WandbProcess
 from samebits.project import Project
-from samebits.runs import METRICS, commit_resume, read_status
+from samebits.runs import commit_resume
+from samebits.status import METRICS, read_status
 
 log = logging.getLogger("samebits")
 TRAIN_LOG = "train.log"

@@ -22,9 +22,10 @@ from samebits.loggers.media import Media
 from samebits.loggers.options import MLflowConfig
 from samebits.loggers.wandb_log import run_name
 from samebits.project import Project
-from samebits.runs import METRICS, RESULT, is_claimed, read_status
+from samebits.runs import is_claimed
 from samebits.saved import flat, read_config
 from samebits.schema import typed
+from samebits.status import METRICS, RESULT, read_status
 
 ID = "mlflow.json"  # in a run directory: {"run_id": ..., "tracking_uri": ...}
 STATUS = {"finished": "FINISHED", "pruned": "FINISHED", "interrupted": "KILLED", "preempted": "KILLED"}

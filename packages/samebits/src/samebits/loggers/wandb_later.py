@@ -20,8 +20,9 @@ from samebits.loggers.wandb_log import (
 )
 from samebits.loggers.wandb_upload import Feed, begin_wandb, confirmed, finish_wandb, send_wandb, sender_of, status_of
 from samebits.project import Project
-from samebits.runs import METRICS, is_claimed
+from samebits.runs import is_claimed
 from samebits.saved import read_config
+from samebits.status import METRICS
 
 RUN_S = 1800.0  # for what one run lacks
 

@@ -24,9 +24,9 @@ from samebits.files import no_links, read_json, write_json
 from samebits.loggers.media import Media
 from samebits.loggers.options import LoggerConfig
 from samebits.project import Project
-from samebits.runs import read_status, shown
 from samebits.saved import read_config, read_overrides
 from samebits.schema import typed
+from samebits.status import read_status, shown
 
 log = logging.getLogger("samebits")
 FOLDER, OUTPUT, SUMMARY = "wandb", "upload.log", "summary.json"  # wandb's and its process's own lines; whole-run values

@@ -35,8 +35,9 @@ from samebits.loggers.media import media_file, read_table
 from samebits.loggers.wandb_log import FOLDER, SUMMARY, upload_command, wandb_arguments, wandb_reachable
 from samebits.programs import NoAnswer, answer_of
 from samebits.project import Project
-from samebits.runs import METRICS, RESULT, SHARED_WEIGHTS, STATUS, is_claimed
+from samebits.runs import is_claimed
 from samebits.saved import enter
+from samebits.status import METRICS, RESULT, SHARED_WEIGHTS, STATUS
 
 POLL_S = 1.0  # between two looks at metrics.jsonl
 LIMIT_S = 900.0  # for what is left at a run's end; ./run sync sends the rest

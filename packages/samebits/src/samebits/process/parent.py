@@ -20,33 +20,35 @@ from samebits.process.rank import longest_start_s, run
 from samebits.process.tuning import find_micro_batch
 from samebits.project import Program, Project
 from samebits.runs import (
+    claimed,
+    commit_resume,
+    empty_directory,
+    fill_directory,
+    has_trained,
+    holds_run,
+    keep_files,
+    keep_versions,
+    reopen_directory,
+    undo_resume,
+)
+from samebits.saved import read_config
+from samebits.schema import plain
+from samebits.status import (
     CHECKPOINTS,
     FAILURE,
     FAILURES,
     STATUS,
     checkpoint_files,
-    claimed,
-    commit_resume,
-    empty_directory,
     end_status,
-    fill_directory,
     forget_failure,
-    has_trained,
-    holds_run,
     keep_failure,
-    keep_files,
-    keep_versions,
     newest_checkpoint,
     onward,
     read_failure,
     read_status,
-    reopen_directory,
     shown,
     step_of,
-    undo_resume,
 )
-from samebits.saved import read_config
-from samebits.schema import plain
 from samebits.targets import TRACEBACK
 from samebits.world import Ranks, cluster_role, meeting, place, recording
 

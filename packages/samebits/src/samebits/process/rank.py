@@ -18,9 +18,10 @@ from samebits.loggers import WANDB, Logger, RunLogger, log_to, stopped_by_wandb
 from samebits.private import skip_dynamo_import
 from samebits.process.options import Options
 from samebits.project import Program, Project
-from samebits.runs import RESULT, read_status, record_start, shown, write_status
+from samebits.runs import record_start
 from samebits.saved import read_config
 from samebits.schema import seconds
+from samebits.status import RESULT, read_status, shown, write_status
 from samebits.world import StopRequest, Watch, World, place, process_group, recording, stop_on_signals
 
 

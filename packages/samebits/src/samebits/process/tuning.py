@@ -21,8 +21,8 @@ from samebits.extras import missing
 from samebits.files import write_json
 from samebits.process.trials import best_loader, best_threads, smoothed, suggested_lr
 from samebits.project import Program
-from samebits.runs import shown
 from samebits.schema import plain
+from samebits.status import shown
 from samebits.world import cluster_role
 
 NAMES = ("micro_batch", "threads", "loader", "lr")  # in this order: each goes on with what was found before

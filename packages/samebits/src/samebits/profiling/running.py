@@ -20,7 +20,7 @@ from samebits.profiling.report import as_dict, bound, table
 from samebits.profiling.timeline import Batches, Timeline, wrapped
 from samebits.profiling.trace import Trace, dump_memory
 from samebits.profiling.work import Loss, Work, count_flop, peak_tflops
-from samebits.runs import shown
+from samebits.status import shown
 from samebits.steps import rng_row, set_rng_row
 from samebits.world import place
 

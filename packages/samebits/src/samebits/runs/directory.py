@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import errno
-import json
 import logging
 import os
-import re
-import secrets
 import shutil
-import time
-import traceback
 from collections.abc import Collection, Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,54 +13,46 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from samebits.code import DIFF, ENVIRONMENT, Surroundings, code_here, codes_of, surroundings, use_code
-from samebits.config import agents_run
 from samebits.credentials import redacted
 from samebits.errors import (
-    Cancelled,
     Claimed,
     ConfigError,
-    Damaged,
-    DataFailed,
-    RunFailed,
-    in_users_code,
-    one_line,
-    users_frames,
 )
 from samebits.files import (
-    as_json,
-    no_links,
-    overwrite_json,
     read_file,
     read_json,
-    records,
     remove_leftovers,
     replace_text,
     write_json,
 )
-from samebits.locks import Busy, Lock, is_locked, write_once
+from samebits.locks import Busy, Lock, is_locked
 from samebits.project import Project
 from samebits.runs.data_files import files_of, fingerprints, is_same
 from samebits.saved import CONFIG, OVERRIDES, enter, flat, load_flat, portable, read_overrides
 from samebits.schema import plain
+from samebits.status import (
+    CHECKPOINTS,
+    FAILURE,
+    METRICS,
+    RESULT,
+    STATUS,
+    checkpoint_files,
+    forget_failure,
+    new_wandb_id,
+    read_status,
+    step_of,
+    write_status,
+)
 
 log = logging.getLogger("samebits")
 
-CLASSES = "classes.json"  # {field: names of its classes}, where the data set names them
-SHARED_WEIGHTS = (
-    "frozen.pt"  # beside the checkpoints: weights that no step changes, samebits.checkpoints.shared_weights
-)
-STATUS, RESULT, FAILURE = "status.json", "result.json", "failure.json"
 REMOTE = "remote.json"
-METRICS, CHECKPOINTS, LOCK = "metrics.jsonl", "checkpoints", ".lock"
-CHECKPOINT = re.compile(r"(last|best)_(\d+)(\.pt|\.dcp)")
+LOCK = ".lock"
 BEFORE = ".before"  # copies of the files in UNDONE from before a resume, until its first step
 UNDONE = (CONFIG, OVERRIDES, STATUS, FAILURE, ENVIRONMENT, DIFF)
-FAILURES = "failures.jsonl"  # those before restarts
 NOT_COMPUTED = ("logger", "profiler", "resume", "sweep")  # groups that do not change what is computed
 MOST_DUMPS = 1000  # parts of configs that are kept as yaml
 _dumps: dict[str, str] = {}
-SHORT = 3  # innermost frames of the user's code that the screen shows
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
@@ -126,13 +112,6 @@ def fill_directory(
     replace_text(directory / OVERRIDES, to_yaml(redacted(overrides)))
     write_status(directory, status, wandb_id=new_wandb_id(), **facts)
     write_config(project, directory, cfg)
-
-
-def new_wandb_id() -> str:
-    """Returns the id that W&B's sweep agent or its launch agent has set; else a random one."""
-    ids = agents_run()
-    launched = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_LAUNCH") else None
-    return ids[1] if ids else launched or secrets.token_hex(4)
 
 
 def reopen_directory(project: Project, directory: Path, cfg: DictConfig, overrides: list[str]) -> None:
@@ -200,22 +179,6 @@ def keep_versions(directory: Path, versions: dict[str, str]) -> None:
         write_json(directory / REMOTE, versions | began)
 
 
-def keep_class_names(directory: Path, names: dict[str, list[str]]) -> None:
-    """Record {field: names of its classes}."""
-    write_json(directory / CLASSES, names)
-
-
-def class_names(directory: Path, field: str = "y") -> list[str] | None:
-    """Return the names of a field's classes; None where the run's data named none."""
-    names: list[str] | None = read_json(directory / CLASSES).get(field)
-    return names
-
-
-def read_metrics(directory: Path) -> list[dict[str, Any]]:
-    """Return the records of metrics.jsonl: [{"step": 50, "train/loss": 0.3, ...}, ...]; [] where nothing was logged."""
-    return [record for _, record in records(directory / METRICS)]
-
-
 def commit_resume(directory: Path) -> None:
     """Make a resume final, after its first step: delete the copies that `undo_resume` would restore."""
     if (directory / BEFORE).exists():
@@ -237,28 +200,6 @@ def undo_resume(directory: Path, but: Collection[str] = ()) -> None:
         if name not in but and (before / name).exists():
             (before / name).replace(directory / name)
     shutil.rmtree(before, ignore_errors=True)
-
-
-def checkpoint_files(checkpoints: Path) -> list[Path]:
-    """All checkpoints in a run's folder of them, oldest first; files with other names are not ours."""
-    found = [path for path in checkpoints.glob("*_*") if CHECKPOINT.fullmatch(path.name)]
-    return sorted(found, key=lambda path: (step_of(path), path.name))
-
-
-def newest_checkpoint(directory: Path) -> str | None:
-    return next((path.name for path in reversed(checkpoint_files(directory / CHECKPOINTS))), None)
-
-
-def onward(directory: Path) -> str:
-    """What follows a failure's line: how to go on from the newest checkpoint, or where the run is if it has none."""
-    checkpoint = newest_checkpoint(directory)
-    if checkpoint is None:
-        return f" ({shown(directory)})"
-    return f"; go on from step {step_of(Path(checkpoint)):,} with: resume={shown(directory)}"
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.stem.rsplit("_", 1)[1])
 
 
 def has_trained(directory: Path) -> bool:
@@ -297,99 +238,3 @@ def _dumped(entry: Any) -> str:
             _dumps.clear()
         _dumps[key] = OmegaConf.to_yaml(entry)
     return _dumps[key]
-
-
-def read_status(directory: Path) -> dict[str, Any]:
-    """Returns status.json; {} with a warning if it is damaged, as a run does not depend on it."""
-    try:
-        return read_json(directory / STATUS)
-    except Damaged as error:
-        log.warning("%s; going on without it", error)
-        return {}
-
-
-def write_status(directory: Path, status: str, **more: Any) -> None:
-    """status: queued (a sweep's job that has not run), created, running, finished, failed, pruned, interrupted (Ctrl-C)
-    or preempted (another signal, or max_time; to be resumed). wandb_id, sweep and seconds (of earlier processes) are
-    kept; began (the running process's start) until `seconds` includes that process."""
-    known = {"wandb_id": new_wandb_id()} | read_status(directory)
-    own = () if "seconds" in more else ("began",)
-    kept: dict[str, Any] = {key: known[key] for key in ("wandb_id", "sweep", "seconds", *own) if key in known}
-    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    value = {"status": status, "time": now, **kept, **more}
-    try:
-        write_json(directory / STATUS, value)
-    except OSError as error:
-        if error.errno in NO_ROOM:
-            overwrite_json(directory / STATUS, value)
-        raise
-
-
-def end_status(directory: Path, status: str, **more: Any) -> None:
-    """write_status without OSError: a full disk must not hide the error that ended the run."""
-    with suppress(OSError):
-        write_status(directory, status, **more)
-
-
-def explained_error(directory: Path, error: Exception) -> Exception:
-    """Returns a one-line RunFailed if `error` is an OSError for a file in the run directory; else the error itself."""
-    if not isinstance(error, OSError) or not error.filename:
-        return error
-    file = Path(os.fsdecode(error.filename))
-    if not file.is_relative_to(directory):
-        return error
-    if not directory.exists():
-        return RunFailed(f"{shown(directory)} has gone: it was removed or renamed while the run was writing there")
-    return RunFailed(f"{shown(file)}: {error.strerror}; once that is mended, go on with: resume={shown(directory)}")
-
-
-def record_failure(directory: Path, rank: int, error: BaseException, first: bool = False, stack: str = "") -> bool:
-    """Write failure.json unless another rank has: later failures are mostly consequences of the first. Returns whether
-    this was the first. On a full disk the record may be missing and the status shortened.
-
-    first: replace the record, as this failure is known to be earlier. stack: for an error without a traceback.
-    """
-    if first:
-        (directory / FAILURE).unlink(missing_ok=True)
-    text, short, cause = stack, "", one_line(error)
-    if error.__traceback__ is not None:
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    kind = ConfigError if isinstance(error, ConfigError) and not isinstance(error, Cancelled) else type(error)
-    if not isinstance(error, (ConfigError, RunFailed, DataFailed)) and (line := in_users_code(error, shown)):
-        cause, frames = line, users_frames(traceback.extract_tb(error.__traceback__))
-        short = "".join([*traceback.format_list(frames[-SHORT:]), *traceback.format_exception_only(error)])
-    record = {"rank": rank, "type": kind.__name__, "message": str(error), "cause": cause, "traceback": text}
-    record["short"] = short
-    try:
-        if not write_once(directory / FAILURE, as_json(record, indent=2)):
-            return False
-    except OSError:  # full disk or removed directory: the error itself is still raised
-        pass
-    end_status(directory, "failed", error=f"{record['type']}: {record['message']}", traceback=text, rank=rank)
-    return True
-
-
-def read_failure(directory: Path) -> dict[str, Any] | None:
-    with suppress(Damaged):
-        return read_json(directory / FAILURE) or None
-    return None
-
-
-def shown(path: Path) -> str:
-    """Returns the path relative to the working directory if it is below it."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
-
-
-def forget_failure(directory: Path) -> None:
-    """Delete the record of a failure before a restart or resume."""
-    (directory / FAILURE).unlink(missing_ok=True)
-
-
-def keep_failure(directory: Path, attempt: int) -> None:
-    """Before a restart: append the failure's record to failures.jsonl."""
-    with open(directory / FAILURES, "a", opener=no_links) as file:
-        file.write(json.dumps({"attempt": attempt, "time": time.time(), **(read_failure(directory) or {})}) + "\n")
-    forget_failure(directory)

@@ -16,9 +16,10 @@ from omegaconf.errors import OmegaConfBaseException
 from samebits.config import absolute, agents_run, composed, handed_out_again, quote_value, resolved
 from samebits.errors import ConfigError
 from samebits.project import Project
-from samebits.runs.directory import BEFORE, CONFIG, check_free, claimed, holds_run, read_status, shown, undo_resume
+from samebits.runs.directory import BEFORE, CONFIG, check_free, claimed, holds_run, undo_resume
 from samebits.saved import flat, read_config, read_overrides
 from samebits.schema import no_such_key, plain, show
+from samebits.status import read_status, shown
 
 log = logging.getLogger("samebits")
 LOGGER = "logger"

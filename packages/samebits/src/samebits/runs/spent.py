@@ -9,8 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from samebits.files import read_file
-from samebits.runs import directory
-from samebits.runs.directory import METRICS
+from samebits.status import METRICS, read_status, write_status
 
 SAME_S = 0.05  # `began` of one command is computed to within this; two commands start further apart
 
@@ -18,7 +17,7 @@ SAME_S = 0.05  # `began` of one command is computed to within this; two commands
 def record_start(run_dir: Path, began: float) -> None:
     """Write status running, with the seconds of earlier commands. began: time.monotonic() at this command's start."""
     since = time.time() - (time.monotonic() - began)
-    directory.write_status(run_dir, "running", seconds=round(before(run_dir, since), 2), began=since)
+    write_status(run_dir, "running", seconds=round(before(run_dir, since), 2), began=since)
 
 
 def before(run_dir: Path, since: float) -> float:
@@ -26,7 +25,7 @@ def before(run_dir: Path, since: float) -> float:
 
     since: time.time() when this command began; a restart within one command belongs to it.
     """
-    status = directory.read_status(run_dir)
+    status = read_status(run_dir)
     spent, began = float(status.get("seconds", 0.0)), status.get("began")
     if began is None or abs(began - since) < SAME_S:
         return spent

@@ -15,9 +15,9 @@ from omegaconf import DictConfig
 
 from samebits.errors import PREEMPTED, ConfigError, RunFailed
 from samebits.project import Program
-from samebits.runs import shown
 from samebits.saved import read_config
 from samebits.schema import plain, typed
+from samebits.status import shown
 from samebits.sweeps import plan
 from samebits.sweeps.code import record_code
 from samebits.sweeps.ledger import Job, Ledger, NewJob, differing

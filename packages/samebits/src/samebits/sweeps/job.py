@@ -10,8 +10,9 @@ from pathlib import Path
 
 from samebits.errors import Cancelled, Claimed, ConfigError, RunFailed
 from samebits.project import Program
-from samebits.runs import holds_run, read_failure, record_failure
+from samebits.runs import holds_run
 from samebits.saved import CONFIG, read_config, read_overrides
+from samebits.status import read_failure, record_failure
 from samebits.sweeps.ledger import ENDED
 
 ELSEWHERE = 73  # EX_CANTCREAT: another process runs this job

@@ -15,8 +15,9 @@ from samebits.children import die_with, readable_stack, say_ended, take_heart
 from samebits.errors import Claimed, RunFailed
 from samebits.files import no_links, read_text
 from samebits.project import Program
-from samebits.runs import claimed, record_failure, write_status
+from samebits.runs import claimed
 from samebits.signals import LIKELY_CAUSES, STOP_SIGNALS, heeded_signals
+from samebits.status import record_failure, write_status
 from samebits.sweeps.job import run_job
 from samebits.sweeps.ledger import Job
 

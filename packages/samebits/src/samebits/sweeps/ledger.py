@@ -26,8 +26,9 @@ from samebits.errors import ConfigError
 from samebits.files import read_json, remove_leftovers, write_json
 from samebits.locks import Lock
 from samebits.project import Program
-from samebits.runs import RESULT, STATUS, fill_directory, holds_run, is_claimed
+from samebits.runs import fill_directory, holds_run, is_claimed
 from samebits.saved import enter, override_of_now
+from samebits.status import RESULT, STATUS
 from samebits.sweeps.identity import OLD_DIGITS, differing_keys, digest, directory_name, older_digest
 from samebits.sweeps.progress import counted
 

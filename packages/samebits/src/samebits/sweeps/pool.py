@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 from samebits.children import Hearts, abort_hung
 from samebits.errors import Claimed, ConfigError, RankLost
 from samebits.host import start_method
-from samebits.runs import claimed, record_failure
+from samebits.runs import claimed
 from samebits.signals import held_signals
+from samebits.status import record_failure
 from samebits.sweeps.job import ELSEWHERE
 from samebits.sweeps.job_process import FAULT, death, job_main, record_unexplained
 from samebits.sweeps.launching import Launch

@@ -23,8 +23,8 @@ from samebits.errors import PREEMPTED, ConfigError, RunFailed
 from samebits.files import read_json, read_text, replace_text
 from samebits.programs import NoAnswer, answer_of
 from samebits.project import Program
-from samebits.runs import STATUS
 from samebits.signals import heeded_signals
+from samebits.status import STATUS
 from samebits.sweeps.job import run_job
 from samebits.sweeps.job_process import OUTPUT, print_to, record_unexplained
 from samebits.sweeps.launching import Launch

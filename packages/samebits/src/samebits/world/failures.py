@@ -11,7 +11,7 @@ from pathlib import Path
 
 from samebits.children import say_ended
 from samebits.errors import RunFailed, users_frames
-from samebits.runs import end_status, explained_error, record_failure
+from samebits.status import end_status, explained_error, record_failure
 from samebits.world.board import tell_failed
 from samebits.world.watch import Watch
 

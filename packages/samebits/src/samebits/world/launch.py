@@ -39,7 +39,6 @@ from samebits.children import (
 )
 from samebits.errors import ConfigError, RankLost, RunFailed, one_line
 from samebits.host import start_method
-from samebits.runs import read_failure, record_failure
 from samebits.signals import (
     LIKELY_CAUSES,
     SAME_SIGNAL_S,
@@ -48,6 +47,7 @@ from samebits.signals import (
     held_signals,
     temporary_folder,
 )
+from samebits.status import read_failure, record_failure
 from samebits.world.board import tell_failed
 from samebits.world.environment import first_rank, rank_environment
 

@@ -41,7 +41,7 @@ from types import FrameType
 
 from samebits.children import beat, has_starter, note_step, progress_at, say_ended
 from samebits.errors import RankLost
-from samebits.runs import onward, read_failure, record_failure
+from samebits.status import onward, read_failure, record_failure
 from samebits.world import collectives, group, stop, store, timer
 from samebits.world.board import FAILED, STUCK, Board, tell_failed
 from samebits.world.environment import place

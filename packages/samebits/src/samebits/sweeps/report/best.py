@@ -13,8 +13,9 @@ import yaml
 from samebits.config import written
 from samebits.errors import ConfigError
 from samebits.project import Project
-from samebits.runs import NOT_COMPUTED, shown
+from samebits.runs import NOT_COMPUTED
 from samebits.saved import flat, is_seed, portable
+from samebits.status import shown
 from samebits.sweeps.report.analyse import Group, caution, show
 from samebits.sweeps.report.read import CONFIG, Job, Study
 from samebits.sweeps.report.study import CONTENT

@@ -18,8 +18,9 @@ from typing import Any
 from samebits.code import ENVIRONMENT, Code, codes_of
 from samebits.files import read_json, records
 from samebits.project import Project
-from samebits.runs import METRICS, NOT_COMPUTED, RESULT, STATUS, files_of, is_claimed
+from samebits.runs import NOT_COMPUTED, files_of, is_claimed
 from samebits.saved import CONFIG, OVERRIDES, enter, load_flat, load_plain, override_of_now
+from samebits.status import METRICS, RESULT, STATUS
 
 log = logging.getLogger("samebits")
 SWEEP = "sweep.json"

@@ -11,7 +11,7 @@ from pathlib import Path
 from samebits.extras import missing
 from samebits.files import make_folder, remove_leftovers, replace_text
 from samebits.project import Project
-from samebits.runs import shown
+from samebits.status import shown
 from samebits.sweeps.report.against import lines
 from samebits.sweeps.report.analyse import caution, other_code
 from samebits.sweeps.report.facts import OTHER_CODE, WITHOUT_SCORE, facts

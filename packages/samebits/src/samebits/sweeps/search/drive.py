@@ -22,9 +22,9 @@ from samebits.errors import ConfigError, RunFailed
 from samebits.files import write_json
 from samebits.locks import Busy, Lock
 from samebits.project import Program
-from samebits.runs import shown
 from samebits.saved import NEVER_COMPARED
 from samebits.schema import plain, typed
+from samebits.status import shown
 from samebits.sweeps.code import record_code
 from samebits.sweeps.drive import Work, ahead, at_once, counted, opened, report, run_sweep, stop_here
 from samebits.sweeps.ledger import SWEEP, Job, Ledger, NewJob

@@ -10,8 +10,8 @@ from typing import Any
 from samebits.errors import ConfigError
 from samebits.files import records
 from samebits.project import Program
-from samebits.runs import METRICS
 from samebits.schema import did_you_mean, show
+from samebits.status import METRICS
 
 MODES = ("min", "max")
 # numbers in result.json beside the scores; a fork whose runs write more adds their keys here

@@ -14,8 +14,8 @@ from torch import Tensor
 from samebits.checkpoints import Checkpoints, load_checkpoint
 from samebits.errors import Damaged
 from samebits.files import read_json, records
-from samebits.runs import CHECKPOINTS, METRICS, RESULT, step_of
 from samebits.schema import walk
+from samebits.status import CHECKPOINTS, METRICS, RESULT, step_of
 
 BY_THE_CLOCK = ("perf/", "balance/")
 SMALLEST = 1e-8  # metrics below it are equal to rounding

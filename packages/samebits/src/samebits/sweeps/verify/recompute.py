@@ -41,22 +41,11 @@ from samebits.loggers import LoggerConfig
 from samebits.parallel import ONE_PROCESS
 from samebits.programs import NoAnswer, git
 from samebits.project import Program, Project
-from samebits.runs import (
-    CHECKPOINTS,
-    METRICS,
-    RESULT,
-    files_of,
-    fill_directory,
-    holds_run,
-    is_claimed,
-    is_same,
-    other_data,
-    read_status,
-    step_of,
-)
+from samebits.runs import files_of, fill_directory, holds_run, is_claimed, is_same, other_data
 from samebits.saved import CONFIG, check_saved, current, localized, read_config, saved_config
 from samebits.schema import plain
 from samebits.signals import temporary_folder
+from samebits.status import CHECKPOINTS, METRICS, RESULT, read_status, step_of
 from samebits.sweeps.verify.compare import Part, compare_checkpoints, compare_metrics, compare_scores
 from samebits.world import AT_STEP, MAX_TIME, place
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from samebits.errors import RunFailed
-from samebits.runs import read_failure, record_failure
+from samebits.status import read_failure, record_failure
 from samebits.world import Ranks, process_group
 
 

@@ -1,0 +1,103 @@
+"""The files by which a run's directory says how far the run is, and what it has scored."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import secrets
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from samebits.config import agents_run
+from samebits.errors import Damaged
+from samebits.files import overwrite_json, read_json, records, write_json
+
+log = logging.getLogger("samebits")
+
+CLASSES = "classes.json"  # {field: names of its classes}, where the data set names them
+SHARED_WEIGHTS = "frozen.pt"  # beside the checkpoints: weights that no step changes (checkpoints.shared_weights)
+STATUS, RESULT, METRICS = "status.json", "result.json", "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
+CHECKPOINT = re.compile(r"(last|best)_(\d+)(\.pt|\.dcp)")
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def shown(path: Path) -> str:
+    """Returns the path relative to the working directory if it is below it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def read_status(directory: Path) -> dict[str, Any]:
+    """Returns status.json; {} with a warning if it is damaged, as a run does not depend on it."""
+    try:
+        return read_json(directory / STATUS)
+    except Damaged as error:
+        log.warning("%s; going on without it", error)
+        return {}
+
+
+def write_status(directory: Path, status: str, **more: Any) -> None:
+    """status: queued (a sweep's job that has not run), created, running, finished, failed, pruned, interrupted (Ctrl-C)
+    or preempted (another signal, or max_time; to be resumed). wandb_id, sweep and seconds (of earlier processes) are
+    kept; began (the running process's start) until `seconds` includes that process."""
+    known = {"wandb_id": new_wandb_id()} | read_status(directory)
+    own = () if "seconds" in more else ("began",)
+    kept: dict[str, Any] = {key: known[key] for key in ("wandb_id", "sweep", "seconds", *own) if key in known}
+    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    value = {"status": status, "time": now, **kept, **more}
+    try:
+        write_json(directory / STATUS, value)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            overwrite_json(directory / STATUS, value)
+        raise
+
+
+def end_status(directory: Path, status: str, **more: Any) -> None:
+    """write_status without OSError: a full disk must not hide the error that ended the run."""
+    with suppress(OSError):
+        write_status(directory, status, **more)
+
+
+def new_wandb_id() -> str:
+    """Returns the id that W&B's sweep agent or its launch agent has set; else a random one."""
+    ids = agents_run()
+    launched = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_LAUNCH") else None
+    return ids[1] if ids else launched or secrets.token_hex(4)
+
+
+def read_metrics(directory: Path) -> list[dict[str, Any]]:
+    """Return the records of metrics.jsonl: [{"step": 50, "train/loss": 0.3, ...}, ...]; [] where nothing was logged."""
+    return [record for _, record in records(directory / METRICS)]
+
+
+def keep_class_names(directory: Path, names: dict[str, list[str]]) -> None:
+    """Record {field: names of its classes}."""
+    write_json(directory / CLASSES, names)
+
+
+def class_names(directory: Path, field: str = "y") -> list[str] | None:
+    """Return the names of a field's classes; None where the run's data named none."""
+    names: list[str] | None = read_json(directory / CLASSES).get(field)
+    return names
+
+
+def checkpoint_files(checkpoints: Path) -> list[Path]:
+    """All checkpoints in a run's folder of them, oldest first; files with other names are not ours."""
+    found = [path for path in checkpoints.glob("*_*") if CHECKPOINT.fullmatch(path.name)]
+    return sorted(found, key=lambda path: (step_of(path), path.name))
+
+
+def newest_checkpoint(directory: Path) -> str | None:
+    return next((path.name for path in reversed(checkpoint_files(directory / CHECKPOINTS))), None)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.stem.rsplit("_", 1)[1])
