@@ -29,8 +29,8 @@ from samebits.parallel.options import Strategy
 SRC = ROOT / "src"
 # each imports only those before it; below them the engine's single modules (errors, files, locks, ...)
 ROOMS = (
-    "host", "children", "targets", "saved", "config", "code", "status", "runs", "loggers", "world", "shards", "parallel",
-    "steps", "device", "compiling", "checkpoints", "data", "profiling", "process",
+    "host", "children", "targets", "saved", "config", "code", "status", "runs", "loggers", "world", "shards",
+    "parallel", "steps", "device", "compiling", "checkpoints", "data", "profiling", "process",
 )  # fmt: skip
 TESTING = ("testing.processes", "testing.devices", "testing")
 FOLDERS = (*ROOMS, "sweeps.report", "sweeps", "sweeps.verify", *TESTING)
