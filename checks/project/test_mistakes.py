@@ -39,7 +39,7 @@ def options(group: str, *more: str) -> str:
     return ", ".join(sorted([*more, *(path.stem for path in (PROGRAM.conf / group).glob("*.yaml"))]))
 
 
-ROOT_HAS = "(the config has: name, seed, rules, resume, sweep, monitor, process, data, model, task, optim, trainer, hardware, logger, profiler, callback)"
+ROOT_HAS = "(the config has: process, hardware, logger, profiler, name, seed, rules, resume, sweep, monitor, data, model, task, optim, trainer, callback)"
 GROUPS = "(the config has: data, model, task, optim, trainer, hardware, logger, callback, profiler, name, seed, rules, resume, sweep, monitor[...])"
 MODEL_HAS = f"(model has: {options('model')})"
 TRAINER_HAS = f"(trainer has: {', '.join(f.name for f in fields(TrainerConfig))})"
