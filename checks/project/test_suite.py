@@ -8,10 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import hydra
 import pytest
 from common import ROOT
 from fork import copy_of_the_project, run_python
+from omegaconf import OmegaConf
 
+from lab.program import PROGRAM
+from samebits.config import initialize
 from samebits.testing.processes import limit, sample_of, warm
 
 # As a build of torch with CUDA on a machine without NVML, where even counting starts CUDA. Children may: they end.
@@ -118,3 +122,23 @@ def test_what_a_fork_adds_and_deletes_leaves_the_tests_green(tmp_path: Path) -> 
     done = run_python(fork, "-m", "pytest", "-m", "", "-k", "not slow or far]", "-rs", *ASKED, seconds=240)
     for reason in ("/on/another/machine/*.h5 is not on this machine", "this project has one of its own", "has no conf"):
         assert reason in done.stdout
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("optim.lr=0.1", "optim.lr=0.2", "model.hidden=[8,8]", "trainer=ddp"),
+        ("experiment=digits", "trainer.max_steps=3", "data.transforms.to_float=null", "+optim.eps=1e-5"),
+        ("hardware=cpu", "hardware=auto", "hardware.num_threads=1", "~callback", "name=2024"),
+    ],
+)
+def test_a_config_of_tests_is_as_hydra_composes_it(overrides: tuple[str, ...]) -> None:
+    """Though plain values are set after a composition that is shared."""
+    from samebits.testing import runs
+
+    with initialize(PROGRAM.conf):
+        wanted = hydra.compose("train", list(overrides))
+    for _ in range(2):  # the second takes what the first has composed
+        found = OmegaConf.to_container(runs._composed(overrides))
+        del found["hydra"]
+        assert list(found.items()) == list(OmegaConf.to_container(wanted).items())

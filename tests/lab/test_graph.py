@@ -29,6 +29,7 @@ from samebits.errors import ConfigError
 from samebits.process import header, rank
 from samebits.profiling import Work
 from samebits.testing import assert_equal, compose, last_checkpoint, metrics, start_run
+from samebits.testing.processes import slow
 from samebits.world import World
 
 SMALL = (*QUICK[:3], "trainer.max_epochs=null", "trainer.max_steps=12", "trainer.global_batch_size=24",
@@ -132,8 +133,8 @@ class Changing(Supervised):
         ("keeps a batch", "a step changes the place of task.kept on the host, and a graph would not"),
         ("asks", r"the step does what no graph can hold, such as asking the GPU for a value \(\.item\(\)"),
         *(
-            (way, "a step draws random numbers on the host, and a graph would not")
-            for way in ("torch", "numpy", "python")
+            case(way, "a step draws random numbers on the host, and a graph would not")
+            for way, case in {"torch": pytest.param, "numpy": slow, "python": slow}.items()
         ),
     ],
 )
@@ -199,6 +200,9 @@ def test_a_batch_of_another_shape_has_a_step_as_it_is() -> None:
 def test_what_no_graph_can_hold_is_refused_before_the_run(more: tuple[str, ...], says: str) -> None:
     with pytest.raises(ConfigError, match=rf"^hardware\.cuda_graph=true: a graph of the step {says}"):
         Config.of(compose(*SMALL[:2], "hardware.cuda_graph=true", "hardware=auto", *more))
+
+
+def test_a_profiler_of_the_parts_of_a_step_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^hardware\.cuda_graph=true: profiler=simple times the parts of a step"):
         Config.of(compose(*SMALL[:2], "hardware.cuda_graph=true", "hardware=auto", "profiler=simple"))
 
@@ -233,10 +237,10 @@ class Projecting(Supervised):
     ("more", "says"),
     [
         (("+optim.fused=false",), "AdamW has no fused kernel here, so it may ask the GPU for the learning rate"),
-        (("optim._target_=torch.optim.NAdam",), "NAdam has no fused kernel here"),
+        slow(("optim._target_=torch.optim.NAdam",), "NAdam has no fused kernel here"),
         (("task._target_=lab.tasks.supervised.Choosing",), "Choosing.train_step may choose or draw on the host"),
-        (("task._target_=lab.tasks.supervised.Averaging",), "Averaging.share_in_average may choose"),
-        (
+        slow(("task._target_=lab.tasks.supervised.Averaging",), "Averaging.share_in_average may choose"),
+        slow(
             ("task._target_=lab.tasks.supervised.Updating",),
             "Updating.updated, as its class does not say `draws = False`",
         ),

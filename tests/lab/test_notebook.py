@@ -71,7 +71,7 @@ BUILT = {
 }
 
 
-@pytest.mark.one_quick(2)
+@pytest.mark.one_quick
 @pytest.mark.parametrize("kind", BUILT)
 def test_build_is_what_a_run_trains(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Bit for bit: all first weights and buffers, and the first step's loss with its dropout."""

@@ -221,6 +221,7 @@ class Holding:
         return 0.5 * self.inner(step, total_steps)
 
 
+@pytest.mark.one_quick(3)
 @pytest.mark.parametrize("kind", ["cosine.Cosine", "linear.Linear", "cosine.Holding"])
 @pytest.mark.parametrize("rules", [1, 2])
 def test_a_run_keeps_the_rate_of_its_last_step(

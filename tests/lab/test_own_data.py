@@ -165,7 +165,7 @@ STREAM = ("data/order=sequential", "trainer.max_steps=4", "trainer.eval_every=2"
           "trainer.max_epochs=null", "trainer.max_eval_batches=2")  # fmt: skip
 
 
-PART = ["data=mixed", "trainer.global_batch_size=16"]
+PART = ["data=mixed", "data.num_workers=0", "trainer.global_batch_size=16"]
 for name in "ab":
     PART += [f"+data@data.parts.{name}=synthetic", f"data.parts.{name}.size=64", f"data.parts.{name}.shape=[8]",
              f"data.parts.{name}.num_classes=2", f"data.parts.{name}._target_={synthetic.__name__}.Drawn",
@@ -175,8 +175,8 @@ MIXED = [*MODEL, *PART]
 
 
 def own(kind: type, *overrides: str) -> tuple[str, ...]:
-    """The overrides of a run with this data set of 64 samples."""
-    return (*MODEL, "data=synthetic", "data.size=64", "data.shape=[8]", "data.num_classes=2",
+    """The overrides of a run with this data set of 64 samples. It does not measure how many workers are fastest."""
+    return (*MODEL, "data=synthetic", "data.size=64", "data.shape=[8]", "data.num_classes=2", "data.num_workers=0",
             f"data._target_={synthetic.__name__}.{kind.__name__}", "trainer.global_batch_size=16",
             *overrides)  # fmt: skip
 
@@ -194,9 +194,9 @@ def first_batches(*overrides: str) -> dict[str, dict[str, Tensor]]:
     [
         (Drawn, ["+data.how=numpy"]),
         (Drawn, ["+data.how=torch", "data.num_workers=2"]),
-        (Drawn, ["+data.how=python", "data/order=sequential"]),
+        slow(Drawn, ["+data.how=python", "data/order=sequential"]),
         (Collating, ["+data.how=torch"]),
-        (Streamed, ["+data.how=numpy", *STREAM]),
+        slow(Streamed, ["+data.how=numpy", *STREAM]),
         (Streamed, ["+data.how=torch", *STREAM]),
         (None, MIXED),
     ],
@@ -221,7 +221,7 @@ RANKS = ("trainer=ddp", "hardware.num_procs=2")
     ("kind", "overrides", "said"),
     [
         (ByRank, ["+data.how=split", *STREAM], "ByRank, split train: the ranks read different samples"),
-        (ByRank, ["+data.how=val", *STREAM], "ByRank, split val: the ranks read different samples"),
+        slow(ByRank, ["+data.how=val", *STREAM], "ByRank, split val: the ranks read different samples"),
         (Halved, ["+data.how=lengths"], "Halved, split train: has 64, 63 samples"),
     ],
     ids=["stream", "stream of val", "lengths"],
@@ -235,7 +235,7 @@ def test_a_set_that_splits_by_rank_ends_the_run(kind: type, overrides: list[str]
 @pytest.mark.parametrize(
     ("kind", "overrides", "said"),
     [
-        (ByRank, ["+data.how=whole", *STREAM], False),
+        slow(ByRank, ["+data.how=whole", *STREAM], False),
         (Halved, ["+data.how=rows", "trainer.max_epochs=1"], True),
         (Drawn, ["+data.how=numpy", "trainer.max_epochs=1"], False),
     ],
@@ -251,7 +251,7 @@ def test_rows_that_differ_between_ranks_are_told(
 
 @pytest.mark.parametrize(
     "overrides",
-    [["trainer=ddp", "trainer.eval_in_step=true"], slow(["trainer=fsdp"]), ["trainer=ddp"]],
+    [slow(["trainer=ddp", "trainer.eval_in_step=true"]), slow(["trainer=fsdp"]), ["trainer=ddp"]],
     ids=["eval_in_step", "fsdp", "ddp"],
 )
 def test_packed_entries_count_once(overrides: list[str], tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_packed_entries_count_once(overrides: list[str], tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("norm", "size", "said"), [("BatchNorm1d", 70, True), ("BatchNorm1d", 64, False), ("LayerNorm", 70, False)]
+    ("norm", "size", "said"), [("BatchNorm1d", 70, True), slow("BatchNorm1d", 64, False), ("LayerNorm", 70, False)]
 )
 def test_statistics_that_count_a_filled_batch_are_told(
     norm: str, size: int, said: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -276,7 +276,8 @@ def test_statistics_that_count_a_filled_batch_are_told(
     assert ("but the statistics of 2 (BatchNorm1d) count them" in "".join(capfd.readouterr())) == said
 
 
-@pytest.mark.parametrize("value", ["true", "3", "[1,2]", "text"])
+@pytest.mark.one_quick
+@pytest.mark.parametrize("value", ["[1,2]", "true", "3", "text"])
 def test_an_own_argument_may_be_called_splits_or_parts(value: str) -> None:
     assert set(first_batches(*own(Named, "+data.how=numpy", f"+data.splits={value}", f"+data.parts={value}"))) == {
         "train", "val", "test",
@@ -329,5 +330,5 @@ def test_each_rank_has_its_own_position_in_an_open_file(tmp_path: Path, monkeypa
     (tmp_path / "rows").write_text("".join(f"{i:03}" for i in range(64)))
     with open(tmp_path / "rows", "rb") as file:
         monkeypatch.setattr(Held, "fd", file.fileno())
-        run = own(Held, "+data.how=numpy", "data.num_workers=0", "trainer.max_epochs=2", *RANKS)
+        run = own(Held, "+data.how=numpy", "trainer.max_epochs=2", *RANKS)
         assert result(start_run(tmp_path / "run", *run))["step"] == 8

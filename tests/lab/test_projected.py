@@ -132,7 +132,7 @@ class TestPruned(Promises):
         assert any(not torch.equal(held["ema"][name], value) for name, value in held["model"].items())
 
 
-@pytest.mark.parametrize("rules", [1, 2])
+@pytest.mark.parametrize("rules", [slow(1), 2])
 def test_the_average_is_of_the_weights_as_the_task_leaves_them(tmp_path: Path, rules: int) -> None:
     """A run that began by the rules before keeps to them: its average took the weights as the optimizer left them."""
     options = ("trainer.max_steps=1", "trainer.ema_decay=0.75", f"rules={rules}")
@@ -156,9 +156,9 @@ WAYS: dict[str, Any] = {
     "way",
     [
         "decay",
-        "skip",
+        slow("skip"),
         pytest.param("schedule-free", marks=needs("conf/optim/schedule_free.yaml")),
-        pytest.param("lookahead", marks=needs("conf/optim/lookahead.yaml")),
+        pytest.param("lookahead", marks=(needs("conf/optim/lookahead.yaml"), pytest.mark.slow)),
         slow("fsdp"),
     ],
 )
@@ -172,7 +172,7 @@ def test_all_that_is_scored_is_projected(tmp_path: Path, way: str) -> None:
             assert value.min() >= 0.99e-3
 
 
-@pytest.mark.parametrize("share", [None, 0.25])
+@pytest.mark.parametrize("share", [None, slow(0.25)])
 def test_an_average_that_takes_nothing_is_not_projected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float | None
 ) -> None:
@@ -187,7 +187,7 @@ def told(run: Path) -> list[str]:
     return [line for line in (run / "train.log").read_text().splitlines() if "changes the model's weights" in line]
 
 
-@pytest.mark.parametrize("way", WRITES)
+@pytest.mark.parametrize("way", ["view", "data", *map(slow, ("set", "out", "list"))])
 def test_an_update_that_the_average_does_not_get_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -199,7 +199,7 @@ def test_an_update_that_the_average_does_not_get_is_told_once(
 
 
 @pytest.mark.parametrize(
-    ("kind", "way", "decay"), [(Late, "data", "null"), (Late, "teacher", "0.9"), (Pruned, "", "0.9")]
+    ("kind", "way", "decay"), [(Late, "data", "null"), (Late, "teacher", "0.9"), slow(Pruned, "", "0.9")]
 )
 def test_an_update_is_not_told_of_where_nothing_lacks_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Supervised], way: str, decay: str

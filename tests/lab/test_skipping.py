@@ -262,6 +262,7 @@ def large(output: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return 1e25 * torch.nn.functional.cross_entropy(output, batch["y"].long(), reduction="none")
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("more", [(), ("debug='nan'",), ("trainer.clip_norm=null",)])
 def test_a_norm_beyond_float32_is_said_to_be_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
@@ -282,6 +283,7 @@ def test_debug_nan_names_the_gradient(tmp_path: Path, monkeypatch: pytest.Monkey
         start_run(tmp_path, *QUICK, *STEPS, "debug='nan'")
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("first", [0, 3])
 def test_a_run_that_leaves_out_its_steps_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     """Each interval between two logs of which all were left out; one that has left out all of them has failed, and

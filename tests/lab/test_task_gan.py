@@ -14,6 +14,7 @@ from common import needs
 from samebits.checkpoints import load_checkpoint
 from samebits.errors import ConfigError
 from samebits.testing import SMALL, WAYS, Promises, assert_equal, last_checkpoint, metrics, start_run
+from samebits.testing.processes import slow
 
 # eps: the gradient of the critic's last bias is zero but for rounding, by which Adam would divide
 RUN = (
@@ -33,6 +34,7 @@ class TestGan(Promises):
     terms = ("real", "fake")
     logged = (*(f"critic/{name}" for name in CRITIC), "generator/loss", "generator/grad_norm")
     monitor = "critic/penalty"
+    ranks = (slow(1), slow(2))
 
 
 @pytest.mark.slow

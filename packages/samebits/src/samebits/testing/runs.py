@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ def _composed(overrides: tuple[str, ...]) -> DictConfig:
     composition, as the jobs of a sweep do."""
     import hydra
     from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     from samebits.config import initialize, register_resolvers
     from samebits.sweeps import Composer
@@ -37,9 +40,38 @@ def _composed(overrides: tuple[str, ...]) -> DictConfig:
             loader = GlobalHydra.instance().config_loader()
             master = hydra.compose("train", [experiment] if experiment else [], return_hydra_config=True)
             _composers[experiment] = Composer(program(), loader, master, Path.cwd(), Path.cwd())
-        keys = [override.partition("=")[0] for override in overrides]
-        _composers[experiment].swept = keys
-        return _composers[experiment]._composed(overrides)
+        composer = _composers[experiment]
+        composer.swept = [override.partition("=")[0] for override in overrides]
+        others, values = _without_values(composer, overrides)
+        cfg = composer._composed(others)
+        try:
+            for key, value in values.items():
+                OmegaConf.update(cfg, key, value, merge=True)
+        except OmegaConfBaseException:
+            return composer._composed(overrides)  # Hydra says it in its words
+        return cfg
+
+
+def _without_values(composer: Any, overrides: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Return (the other overrides, the plain values), which Hydra sets after it has chosen all options. Of what is
+    given twice the last counts. A key that is also changed in another way is not among the values."""
+    parsed = {text: _parsed(text) for text in [*dict.fromkeys(reversed(overrides))][::-1]}
+    keys = {text: override.key_or_group for text, override in parsed.items() if "." in override.key_or_group}
+    plain = {text: key for text, key in keys.items() if composer._is_value(parsed[text])}
+    changed = {*plain.values(), *(f"{key}." for text, key in keys.items() if text not in plain)}
+    values = {
+        key: parsed[text].value()
+        for text, key in plain.items()
+        if not any(f"{key}.".startswith(f"{one.rstrip('.')}.") or one.startswith(f"{key}.") for one in changed - {key})
+    }
+    return [text for text in parsed if keys.get(text) not in values], values
+
+
+@cache
+def _parsed(override: str) -> Any:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create().parse_override(override)
 
 
 def compose(*overrides: str, checked: bool = True) -> DictConfig:
