@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,29 +18,30 @@ import fsspec
 import h5py
 import numpy as np
 import pytest
-from common import QUICK, ROOT
 from fsspec import AbstractFileSystem
 from h5_judge import in_a_fork
-from http_files import SMALL, Server, serving
+from http_files import Server, serving, small_blocks
+from running import assert_equal, wait_for
 
-from h5rows import probe
-from h5rows.dataset import Dataset
-from h5rows.errors import ConfigError
+from h5rows import ConfigError, Dataset
+from h5rows.engines import num_outputs, sample_shape
 from h5rows.reading import copies, ranges, remote, sources
-from samebits.testing import assert_equal, last_checkpoint, result, start_run
-from samebits.testing.processes import wait_for
 
 FIELDS = ("x", "z", "y", "words", "text")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages name keys of `data`, as in a program that sets this."""
+    monkeypatch.setattr(ConfigError, "group", "data.")
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """With small blocks, so that a small file has many."""
     monkeypatch.setenv("LAB_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
-    monkeypatch.setattr(sources, "PAUSE_S", 0.001)
-    for name, value in SMALL.items():
-        monkeypatch.setattr(ranges, name, value)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    small_blocks(monkeypatch)
     remote._known.clear()
     return tmp_path / "cache"
 
@@ -101,8 +103,8 @@ def test_numbers_are_those_of_the_local_file(tmp_path: Path, server: Server) -> 
 def test_composing_reads_by_ranges_too(tmp_path: Path, server: Server) -> None:
     server.files["/f.h5"] = made(tmp_path / "f.h5")
     node = {"path": server.url(), "fields": {"x": "x", "y": "y"}, "splits": {"all": {"group": "/"}}, "cache_gb": 1}
-    assert (probe.sample_shape(node, "x"), probe.num_outputs(node, "y")) == ([1001], 7)
-    assert probe.num_outputs({**node, "values": "meant", "fields": {"y": "words@classes"}}, "y") == 1000
+    assert (sample_shape(node, "x"), num_outputs(node, "y")) == ([1001], 7)
+    assert num_outputs({**node, "values": "meant", "fields": {"y": "words@classes"}}, "y") == 1000
     assert server.sent < 0.1 * len(server.files["/f.h5"])
 
 
@@ -242,7 +244,7 @@ def test_each_fault_is_one_line(tmp_path: Path, server: Server, monkeypatch: pyt
         Dataset(url, {"x": "x"}, cache_gb=1.0, external="allow")
     node = {"path": url, "fields": {"y": "y"}, "splits": {"all": {"group": "/"}}, "cache_gb": 1, "external": "allow"}
     with refused(r"^data\.external=allow: a set that is read by blocks", "leave one of the two out"):
-        probe.num_outputs(node, "y")
+        num_outputs(node, "y")
     monkeypatch.setattr(ranges, "LEAST_GB", 1)
     for wrong in (0.1, "lots"):
         with refused(f"data.cache_gb={wrong}", "from 1 on"):
@@ -290,34 +292,6 @@ def test_a_server_that_trickles(tmp_path: Path, server: Server, monkeypatch: pyt
     release.start()
     assert_equal(data.gather(rows), opened(str(tmp_path / "f.h5")).gather(rows))
     release.join()
-
-
-@pytest.mark.slow
-def test_a_run_over_stalls_is_the_local_file_s(tmp_path: Path, server: Server, cache: Path, monkeypatch: Any) -> None:
-    """Of a third of a second, some longer than the timeout, in the middle of answers."""
-    monkeypatch.setattr(sources, "TIMEOUT_S", 0.25)
-    server.files["/digits.h5"] = (ROOT / "data" / "digits.h5").read_bytes()
-    quick, ended = (*QUICK, "trainer.max_steps=30", "trainer.eval_every=10", "trainer.save_every=30"), threading.Event()
-
-    def stall() -> None:
-        while not ended.wait(0.02):
-            server.gate.clear()
-            ended.wait(0.35)
-            server.gate.set()
-
-    stalls = threading.Thread(target=stall)
-    stalls.start()
-    try:
-        far = start_run(tmp_path / "far", *quick, f"data.path={server.url('/digits.h5')}", "data.cache_gb=1")
-    finally:
-        ended.set()
-        stalls.join()
-    near = start_run(tmp_path / "near", *quick)
-    scores = [{k: v for k, v in result(run).items() if k not in ("seconds", "best_checkpoint")} for run in (far, near)]
-    assert scores[0] == scores[1]
-    assert_equal(last_checkpoint(far)["model"], last_checkpoint(near)["model"])
-    assert "digits.h5" in (far / "remote.json").read_text()
-    assert not list(cache.rglob("*.h5"))  # no copy of it
 
 
 def test_a_dead_process_s_claim_ends(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,27 +21,18 @@ import fsspec
 import h5py
 import numpy as np
 import pytest
-from common import QUICK, ROOT
 from fsspec.asyn import AsyncFileSystem
 from http_files import SMALL, Server, serving
+from running import assert_equal, limit, wait_for
 from writes import attempt, mark
 
-from h5rows import probe
-from h5rows.dataset import Dataset
-from h5rows.errors import ConfigError
+from h5rows import ConfigError, Dataset
+from h5rows.engines import num_outputs, sample_shape
 from h5rows.packing.inspect import inspect_file
 from h5rows.reading import folders, ranges, remote, sources
-from lab import load_run
-from lab.datasets.tokens import TokenWindows
-from lab.loaders import fetch_remote
-from lab.program import start
-from samebits.children import heartbeat
-from samebits.testing import assert_equal, compose, last_checkpoint, result, start_run
-from samebits.testing.processes import limit, wait_for
-from samebits.world.watch import Watch
 
 ALL = {"all": {"group": "/"}}
-DIGITS = (ROOT / "data" / "digits.h5").read_bytes()
+BYTES = np.random.default_rng(0).bytes(100_000)
 SMALL_SPANS = "import sys; from h5rows.reading import remote; remote.SPAN = 1 << 16; "
 FETCH = SMALL_SPANS + "print(remote.fetched(sys.argv[1]))"
 
@@ -50,7 +40,7 @@ FETCH = SMALL_SPANS + "print(remote.fetched(sys.argv[1]))"
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LAB_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     monkeypatch.setattr(sources, "PAUSE_S", 0.001)
     forget()
     return tmp_path / "cache"
@@ -122,7 +112,7 @@ def opened(path: Any, **fields: str) -> Dataset:
 
 def composed(url: str, **more: Any) -> tuple[list[int], int]:
     data = {"path": url, "fields": {"x": "x", "y": "y"}, "splits": ALL, "external": "refuse", **more}
-    return probe.sample_shape(data, "x"), probe.num_outputs(data, "y")
+    return sample_shape(data, "x"), num_outputs(data, "y")
 
 
 @contextmanager
@@ -160,47 +150,6 @@ def test_numbers_and_ways_are_those_of_the_local_file(
         assert server.sent == 1
 
 
-def test_shards_of_which_some_are_here(tmp_path: Path, server: Server) -> None:
-    for k in range(3):
-        server.files[f"/{k}.h5"] = made(tmp_path / f"{k}.h5", 50, seed=k)
-    mixed = [server.url("/0.h5"), str(tmp_path / "1.h5"), server.url("/2.h5?signature=secret")]
-    rows = np.arange(150)
-    whole = opened(str(tmp_path / "?.h5")).gather(rows)
-    assert_equal(opened(mixed).gather(rows), whole)
-    with h5py.File(tmp_path / "t.h5", "w") as file:
-        file["t"] = np.arange(100)
-    server.files["/t.h5"] = (tmp_path / "t.h5").read_bytes()
-    windows = TokenWindows([server.url("/t.h5")], {"t": "t"}, ALL, "all", window=9, stride=1)
-    assert windows[1]["t"].tolist() == list(range(9, 19)) or windows[1]["t"].tolist() == list(range(10, 20))
-
-
-@pytest.mark.slow
-def test_a_run_from_composing_to_its_scores(tmp_path: Path, server: Server, capsys: Any, caplog: Any) -> None:
-    """And on, with another file at that address, which it says."""
-    server.files["/digits.h5"] = DIGITS
-    quick = (*QUICK, "trainer.max_steps=6", "trainer.eval_every=3", "trainer.save_every=6")
-    far, near = server.url("/digits.h5"), ROOT / "data" / "digits.h5"
-    runs = [
-        start_run(tmp_path / name, *quick, f"data.path={path}") for name, path in {"far": far, "near": near}.items()
-    ]
-    assert server.sent == len(DIGITS) + 1  # composed, checked, trained and scored
-    scores = [{k: v for k, v in result(run).items() if k not in ("seconds", "best_checkpoint")} for run in runs]
-    assert scores[0] == scores[1]
-    assert_equal(last_checkpoint(runs[0])["model"], last_checkpoint(runs[1])["model"])
-    # a model needs no data: nothing is asked for
-    forget()
-    server.forget()
-    load_run(runs[0])
-    assert server.requests == 0
-    server.tags["/digits.h5"] = '"2"'
-    cfg = compose(*quick, f"data.path={far}")
-    cfg.trainer.max_steps = 7
-    start(cfg, runs[0], [], False)
-    said = capsys.readouterr().err + caplog.text  # whichever has the log by then
-    assert "/digits.h5 is not the file that this run began with" in said
-    assert "has changed since" in said
-
-
 # -- what is fetched ---------------------------------------------------------------------------------------------------
 
 
@@ -210,7 +159,7 @@ def test_composing_fetches_what_it_looks_at(tmp_path: Path, server: Server, monk
     assert composed(server.url()) == composed(str(tmp_path / "f.h5")) == ([1000], 7)
     assert server.sent < 0.02 * len(server.files["/f.h5"])
     with refused("has no 'w'", "x (1000, 1000) uint8"):
-        probe.sample_shape({"path": server.url(), "fields": {"w": "w"}, "splits": ALL}, "w")
+        sample_shape({"path": server.url(), "fields": {"w": "w"}, "splits": ALL}, "w")
     shutil.rmtree(folders.cache_dir())
     server.status = [200, 403]
     with refused(server.url(), "403"):  # not what HDF5 makes of it
@@ -457,18 +406,18 @@ def test_https_passwords_stay_with_their_host(tmp_path: Path, server: Server, mo
     (tmp_path / ".netrc").write_text("machine localhost login me password pw\ndefault login me password other\n")
     (tmp_path / ".netrc").chmod(0o600)
     monkeypatch.setenv("HOME", str(tmp_path))
-    server.files["/digits.h5"] = DIGITS
+    server.files["/digits.h5"] = BYTES
     with serving() as secure:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(tmp_path / "c.pem", tmp_path / "k.pem")
         secure.socket = context.wrap_socket(secure.socket, server_side=True)
-        secure.files["/digits.h5"], secure.moved["/moved.h5"] = DIGITS, server.url("/digits.h5")
+        secure.files["/digits.h5"], secure.moved["/moved.h5"] = BYTES, server.url("/digits.h5")
         there = f"https://localhost:{secure.server_address[1]}"
         with refused(there, "its certificate"):
             sources.source_of(f"{there}/digits.h5", 1)
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "c.pem"))
         for name in ("digits", "moved"):
-            assert sources.read(sources.source_of(f"{there}/{name}.h5", 1), 0, len(DIGITS)) == DIGITS
+            assert sources.read(sources.source_of(f"{there}/{name}.h5", 1), 0, len(BYTES)) == BYTES
         assert secure.logins == {"Basic bWU6cHc="}
         assert server.logins == {None}
 
@@ -499,23 +448,4 @@ def test_a_process_that_is_forked_does_not_use_a_thread_of_its_parent(tmp_path: 
     assert len(list(folders.cache_dir().glob("*/*/f.h5"))) == 1
 
 
-def test_what_is_fetched_is_not_taken_for_hung(tmp_path: Path, server: Server) -> None:
-    watch = Watch(tmp_path, 0, 1, 600.0)
-    server.files["/f.h5"] = made(tmp_path / "f.h5")
-    began = time.monotonic()
-    fetch_remote({"_target_": "lab.datasets.h5.Dataset", "path": server.url()}, heartbeat.note_progress)
-    assert watch.latest().at >= began
-    assert heartbeat.progress_at() >= began
-
-
 # -- the command -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_ranks(tmp_path: Path, server: Server, train_command: Any) -> None:
-    server.files["/digits.h5"] = DIGITS
-    more = [*QUICK, "trainer=ddp", "hardware.num_procs=2", "trainer.max_steps=4", f"hydra.run.dir={tmp_path}/run"]
-    done = train_command(*more, f"data.path={server.url('/digits.h5')}")
-    assert done.returncode == 0, done.stderr
-    assert server.sent <= len(DIGITS) + 3  # fetched once; each process may ask whether it has changed
-    assert np.isfinite(result(tmp_path / "run")["val/loss"])
