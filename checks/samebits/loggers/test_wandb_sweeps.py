@@ -20,10 +20,10 @@ from wandb_sweeps import SweepServer, serving_sweep
 
 from lab.program import PROGRAM
 from lab.start import end_as_stopped
-from samebits.config.compose import composed
+from samebits.config import composed
 from samebits.config.wandb_agent import from_agent, run_folder
 from samebits.errors import ConfigError
-from samebits.loggers.wandb_stop import stopped_by_wandb
+from samebits.loggers import stopped_by_wandb
 from samebits.runs import checkpoint_files, write_status
 from samebits.testing import metrics, result, status
 from samebits.testing.processes import called, limit, processes_with, sample_of, wait_for, warm

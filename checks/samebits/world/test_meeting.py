@@ -15,7 +15,7 @@ import pytest
 from common import QUICK, ROOT
 
 from lab.program import PROGRAM
-from samebits.runs.directory import fill_directory, read_failure
+from samebits.runs import fill_directory, read_failure
 from samebits.testing import compose, status
 from samebits.testing.processes import free_port, limit, processes_with
 

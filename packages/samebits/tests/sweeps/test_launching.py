@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from checking import in_a_terminal
 from hydra.plugins.launcher import Launcher
 from hydra_plugins.samebits_ray import RayLauncher
 from hydra_plugins.samebits_slurm import SlurmLauncher
@@ -18,7 +17,7 @@ from hydra_plugins.samebits_sweep import PoolLauncher
 
 from samebits.errors import ConfigError
 from samebits.sweeps.launching import Launch
-from samebits.testing.processes import limit, wait_for
+from samebits.testing.processes import in_a_terminal, limit, wait_for
 
 
 class Kept(Launch):
@@ -41,27 +40,6 @@ class Kept(Launch):
 
     def _kill(self) -> None:
         self.asked.append("now")
-
-
-HUNG_UP = f"""
-import pathlib, sys, time
-sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}
-from test_launching import Kept
-def act(kept):
-    pathlib.Path(sys.argv[1]).touch()
-    while not kept._ending:
-        time.sleep(0.01)
-    print("to a terminal that is not there", flush=True)
-sys.exit(100 + Kept(act).run())
-"""
-
-
-@pytest.mark.slow
-def test_a_terminal_that_goes_away_ends_the_jobs_and_no_print_raises(tmp_path: Path) -> None:
-    process, terminal = in_a_terminal(sys.executable, "-c", HUNG_UP, str(tmp_path / "begun"))
-    wait_for((tmp_path / "begun").exists, process)
-    os.close(terminal)
-    assert process.wait(limit(30)) == 100 + signal.SIGHUP
 
 
 def test_the_first_signal_is_passed_on_and_only_a_second_ctrl_c_kills() -> None:
@@ -91,3 +69,24 @@ def test_the_first_failure_ends_the_others_where_that_is_asked(fail_fast: bool) 
 def test_another_sweeper_is_refused(launcher: type[Launcher]) -> None:
     with pytest.raises(ConfigError, match=r"^hydra/launcher: this one runs the jobs of hydra/sweeper=ledger or optuna"):
         launcher().launch([["seed=1"]], 0)  # type: ignore[call-arg]
+
+
+HUNG_UP = f"""
+import pathlib, sys, time
+sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}
+from test_launching import Kept
+def act(kept):
+    pathlib.Path(sys.argv[1]).touch()
+    while not kept._ending:
+        time.sleep(0.01)
+    print("to a terminal that is not there", flush=True)
+sys.exit(100 + Kept(act).run())
+"""
+
+
+@pytest.mark.slow
+def test_a_terminal_that_goes_away_ends_the_jobs_and_no_print_raises(tmp_path: Path) -> None:
+    process, terminal = in_a_terminal(sys.executable, "-c", HUNG_UP, str(tmp_path / "begun"))
+    wait_for((tmp_path / "begun").exists, process)
+    os.close(terminal)
+    assert process.wait(limit(30)) == 100 + signal.SIGHUP

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from test_report import made
+from test_report_parts import made
 
-from samebits.sweeps.report.analyse import best_group, groups
+from samebits.sweeps.report import best_group, groups
 from samebits.sweeps.report.compare import Comparison, comparisons
 from samebits.sweeps.report.facts import facts
 from samebits.sweeps.report.page import data

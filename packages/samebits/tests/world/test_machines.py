@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from common import QUICK
 from torch import nn
 
-from lab.groups import HardwareConfig
-from lab.options import TrainerConfig
+from samebits.data import EvalPlan
 from samebits.data.loading.choose import kind_of
-from samebits.data.order import EvalPlan
-from samebits.device import as_run_began, resolve_hardware, threads
+from samebits.device import threads
 from samebits.host import available_memory
 from samebits.host import cpu as cores
 from samebits.host.memory import memory
-from samebits.testing import start_run
 
 V2 = "26 1 0:24 {root} {mount} rw shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = "32 31 0:29 {root} {mount} rw,relatime - cgroup cgroup rw,cpu,cpuacct\n"
@@ -242,31 +237,3 @@ def test_the_work_of_a_step_is_told_from_shapes() -> None:
     assert threads.rough_flop([words, nn.Linear(2, 2, bias=False)], (100,), 2) == 6 * 2 * 100 * (36 + 36 + 4)
     with torch.device("meta"):
         assert threads.rough_flop([nn.Linear(4, 4, bias=False)], (), 1) == 6 * 16, "a model that has no memory yet"
-
-
-AUTO = [*QUICK, "hardware.num_threads=auto", "model.dropout=0.1", "optim/schedule=constant", "trainer.eval_every=2"]
-
-
-@pytest.mark.slow
-def test_a_run_keeps_the_number_of_threads_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A resume takes the number on record, not today's rule: one of many cores, or what an older version measured."""
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
-    monkeypatch.setattr(cores, "cgroup_cores", lambda: None)
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # a pool of threads here would hang forks
-    with monkeypatch.context() as patch:
-        patch.setattr(threads, "SMALL_FLOP", 0)
-        run = start_run(tmp_path / "auto", *AUTO, "trainer.max_steps=2")
-    environment = json.loads((run / "environment.json").read_text())
-    assert environment["threads"] == {"count": 2, "most": 2, "why": "a rank's 2 cores", "auto": True}
-    start_run(run, *AUTO, "trainer.max_steps=4")
-    assert "threads: 2 (as the run began)" in (run / "train.log").read_text()
-    fewer = threads.recorded_threads(2, most=1)
-    assert fewer.count == 1
-    assert "the run began with 2, for which there are no cores now: rounding changes" in fewer.why
-    measured = environment | {
-        "threads": {"count": 2, "most": 4, "why": "measured: 2 is 1.4x faster than 1", "auto": True}
-    }
-    (run / "environment.json").write_text(json.dumps(measured))
-    auto = resolve_hardware(HardwareConfig(device="cpu"), TrainerConfig())
-    assert as_run_began(auto, run).threads == threads.Threads(2, 2, "as the run began")

@@ -11,16 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from common import QUICK
 from torch import nn
 
-from samebits.checkpoints import checkpoint
+from samebits.checkpoints import Checkpoints, checkpoint, load_checkpoint
 from samebits.checkpoints.background import Background
-from samebits.checkpoints.checkpoint import Checkpoints, load_checkpoint
 from samebits.errors import RunFailed
-from samebits.testing import assert_equal, metrics, result, resume_run, start_run
+from samebits.testing import assert_equal
 from samebits.testing.processes import limit
-from samebits.world.collectives import World
+from samebits.world import World
 
 MAIN = World(0, 1, 0, torch.device("cpu"))
 SAVE = torch.save
@@ -91,9 +89,6 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate.open.set()
 
 
-# ---- the copy
-
-
 def test_the_file_is_the_one_that_a_waiting_loop_writes(tmp_path: Path) -> None:
     """Byte for byte, so what shares memory shares it in the file, and again with the memory of the copy before."""
     for name, beside in (("waits", False), ("beside", True)):
@@ -123,9 +118,6 @@ def test_it_is_the_state_of_the_save_whatever_the_loop_does_next(tmp_path: Path,
         state["best"].append([0.0, 4])
         gate.open.set()
     assert_equal(load_checkpoint(tmp_path / "last_000000004.pt"), payload(4))
-
-
-# ---- one at a time, and what happens when it is durable
 
 
 def test_a_save_before_the_last_is_written_waits(tmp_path: Path, gate: Gate) -> None:
@@ -199,40 +191,3 @@ def test_a_run_that_fails_completes_what_it_writes(
     assert [record.getMessage().split(": ")[1] for record in caplog.records if record.name == "samebits"] == [
         "No space left on device; those written before are whole"
     ]
-
-
-# ---- runs
-
-RUN = (*QUICK, "trainer.max_steps=9", "trainer.save_every=2", "trainer.eval_every=3", "trainer.ema_decay=0.9")
-
-
-def contents(run: Path) -> dict[str, Any]:
-    return {path.name: load_checkpoint(path) for path in sorted((run / "checkpoints").iterdir())}
-
-
-@pytest.mark.slow
-def test_a_run_is_the_same_beside_and_waiting(tmp_path: Path) -> None:
-    ranks = ("trainer=fsdp", "hardware.num_procs=2")
-    beside = start_run(tmp_path / "beside", *RUN, *ranks)
-    waits = start_run(tmp_path / "waits", *RUN, *ranks, "process.save_async=false")
-    assert_equal(contents(beside), contents(waits))
-    assert metrics(beside) == metrics(waits)
-    assert result(beside)["val/loss"] == result(waits)["val/loss"]
-
-
-@pytest.mark.slow
-def test_a_resumed_run_holds_nothing_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither mapped nor in memory: the payload is let go when the state has it."""
-    import lab.loop
-
-    run = start_run(tmp_path / "run", *RUN, "trainer.max_steps=4")
-    train_step, seen = lab.loop.train_step, []
-
-    def step(nets: Any, state: Any, *rest: Any) -> Any:
-        maps = Path("/proc/self/maps").read_text().splitlines()
-        seen.append([line for line in maps if str(tmp_path) in line and ".pt" in line])
-        return train_step(nets, state, *rest)
-
-    monkeypatch.setattr(lab.loop, "train_step", step)
-    resume_run(run, trainer__max_steps=9)
-    assert seen == [[]] * 5

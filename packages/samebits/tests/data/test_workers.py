@@ -17,18 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from common import QUICK, ROOT
 from torch import Tensor
 
-from lab.callbacks.base import Callback
 from samebits.children import offsets
+from samebits.data import EvalPlan, Loader, Stream, TrainPlan, shuffled
 from samebits.data.loading import choose, open_workers
-from samebits.data.loading.loader import Loader
 from samebits.data.loading.samples import seed_sample
-from samebits.data.order import EvalPlan, TrainPlan, shuffled
-from samebits.data.stream import Stream
 from samebits.errors import ConfigError, DataFailed
-from samebits.testing import start_run
 from samebits.testing.processes import limit, slow, wait_for, warm
 
 CPU = torch.device("cpu")
@@ -119,24 +114,6 @@ class Failing(Noisy):
         if i == 33:
             raise OSError(f"sample {i} cannot be read")
         return super().__getitem__(i)
-
-
-class Hanging:
-    """Each worker makes its first batch and never another. variable: with a collate of its own."""
-
-    def __init__(self, variable: bool) -> None:
-        self.calls = 0
-        if variable:
-            self.collate = torch.utils.data.default_collate
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        self.calls += 1
-        while self.calls > 10:  # a batch has 6, and the loader looks at one sample
-            pass
-        return {"row": i}
 
 
 class Unpicklable(Noisy):
@@ -358,8 +335,6 @@ FAULTS: dict[str, tuple[Any, str, str, bool]] = {
     "SIGSEGV": (lambda: os.kill(os.getpid(), signal.SIGSEGV), "-11 .*native code", "-11 .*native", True),
 }
 BATCH = "rows 28, 29, 30, 31, 32, 33, 34 of split val"
-
-
 KINDS = {"sample": Faulty, "collate": FaultyCollate, "stream": FaultyStream, "gather": FaultyGather}
 HERE = [fault for fault, (*_, of_processes) in FAULTS.items() if not of_processes]
 CASES = [  # the kind of data set; data.loader and data.num_workers; the fault
@@ -450,11 +425,29 @@ def test_the_search_ends_where_more_gain_nothing_or_cannot_be_started() -> None:
         assert list(rates) == [count for count in tried if count <= most]
 
 
+class Hanging:
+    """Each worker makes its first batch and never another. variable: with a collate of its own."""
+
+    def __init__(self, variable: bool) -> None:
+        self.calls = 0
+        if variable:
+            self.collate = torch.utils.data.default_collate
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        self.calls += 1
+        while self.calls > 10:  # a batch has 6, and the loader looks at one sample
+            pass
+        return {"row": i}
+
+
 SCRIPT = """
 import multiprocessing, os, signal, sys, threading, time
 sys.path[:0] = {tests!r}
 from test_workers import CPU, Hanging, Noisy, plan_of
-from samebits.data.loading.loader import Loader
+from samebits.data import Loader
 
 def begin(dataset, method=None):
     global loader, stream
@@ -494,47 +487,11 @@ def alive(pid: int) -> bool:
     ids=["killed", "signals to workers", "hang with collate", "hang, thread", "hang, spawn"],
 )  # fmt: skip
 def test_workers_end_with_their_parent(begin: str, body: str, code: int) -> None:
-    script = SCRIPT.format(tests=[str(Path(__file__).parent), str(ROOT / "tests")], begin=begin, body=body)
+    script = SCRIPT.format(tests=[str(Path(__file__).parent), *sys.path], begin=begin, body=body)
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    with warm.Popen(
-        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, **pipes
-    ) as process:
+    with warm.Popen([sys.executable, "-c", script], **pipes) as process:
         out, err = process.communicate(timeout=limit(60))
     assert process.returncode == code, err
     pids = [int(pid) for pid in out.split()]
     assert len(pids) == 2
     wait_for(lambda: not any(alive(pid) for pid in pids), seconds=60)
-
-
-@pytest.mark.slow
-def test_worker_processes_are_there_while_they_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An evaluation's start with the first one and stay; of `auto`, one trial decides for all three splits."""
-    seen: list[tuple[str, int]] = []
-    measured: list[int] = []
-    best = open_workers._best
-
-    class Counts(Callback):
-        def on_start(self, state: Any) -> None:
-            seen.append(("start", len(multiprocessing.active_children())))
-
-        def on_eval(self, state: Any, scores: dict[str, float]) -> None:
-            seen.append(("eval", len(multiprocessing.active_children())))
-
-        def on_end(self, state: Any) -> None:
-            seen.append(("end", len(multiprocessing.active_children())))
-
-    def counted(*rest: Any) -> Any:
-        measured.append(1)
-        best(*rest)
-        return 2, {}
-
-    before = len(multiprocessing.active_children())
-    monkeypatch.setattr("lab.run.make_callbacks", lambda config: [Counts()])
-    monkeypatch.setattr(open_workers, "_best", counted)
-    monkeypatch.setattr(open_workers, "_HAND_OVER_S", 0.0)
-    start_run(
-        tmp_path / "run", *QUICK, "data=synthetic", "data.loader=workers", "trainer.max_steps=4",
-        "trainer.eval_every=2", "trainer.max_eval_batches=2",
-    )  # fmt: skip
-    assert seen == [("start", before + 2), ("eval", before + 4), ("eval", before + 4), ("end", before)]
-    assert measured == [1]

@@ -9,15 +9,15 @@ import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from lab.program import PROGRAM
 from samebits import locks
 from samebits.errors import Claimed, ConfigError
-from samebits.runs import directory
-from samebits.sweeps.ledger import Ledger
+from samebits.runs import claimed, directory, is_claimed, read_failure, record_failure, write_status
+from samebits.sweeps import Ledger
 from samebits.sweeps.search.drive import driving
 
 
@@ -87,16 +87,16 @@ def test_a_holder_that_nobody_can_see_is_left_to_the_user(tmp_path: Path, monkey
     held = tmp_path / ".lock.held"
     held.write_text("1\nelsewhere\n")
     says = r"wait or stop it - .*held names process 1 on elsewhere; delete it if that process is gone"
-    with pytest.raises(Claimed, match=says), directory.claimed(tmp_path):
+    with pytest.raises(Claimed, match=says), claimed(tmp_path):
         pass
-    assert directory.is_claimed(tmp_path)
+    assert is_claimed(tmp_path)
     held.write_text("")  # it has not yet said who it is
     with pytest.raises(locks.Busy):
         locks.Lock(tmp_path / ".lock")
     # a number that another process has got since, after a restart of the machine
     held.write_text(f"{os.getpid()}\n{platform.node()}\n5\n")
-    with directory.claimed(tmp_path):
-        assert directory.is_claimed(tmp_path)
+    with claimed(tmp_path):
+        assert is_claimed(tmp_path)
 
 
 def take_in_turns(path: Path, count: Path) -> None:
@@ -122,26 +122,27 @@ def test_waiting_processes_take_turns(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("file_system")
 def test_everything_that_locks_works(tmp_path: Path) -> None:
-    with directory.claimed(tmp_path / "run"), pytest.raises(Claimed), directory.claimed(tmp_path / "run"):
+    with claimed(tmp_path / "run"), pytest.raises(Claimed), claimed(tmp_path / "run"):
         pass
     search = tmp_path / "search"
     with (
-        driving(PROGRAM.root, search),
+        driving(tmp_path, search),
         pytest.raises(ConfigError, match="another process drives"),
-        driving(PROGRAM.root, search),
+        driving(tmp_path, search),
     ):
         pass
-    with Ledger(PROGRAM, tmp_path / "sweep")._exclusive():
+    project: Any = SimpleNamespace(root=tmp_path)
+    with Ledger(project, tmp_path / "sweep")._exclusive():
         assert locks.is_locked(tmp_path / "sweep" / ".lock")
 
 
 @pytest.mark.usefixtures("file_system")
 def test_the_first_failure_is_kept(tmp_path: Path) -> None:
-    directory.write_status(tmp_path, "running")
-    assert directory.record_failure(tmp_path, 1, ValueError("the cause"))
-    assert not directory.record_failure(tmp_path, 0, ValueError("an echo"))
-    assert directory.read_failure(tmp_path)["message"] == "the cause"  # type: ignore[index]
+    write_status(tmp_path, "running")
+    assert record_failure(tmp_path, 1, ValueError("the cause"))
+    assert not record_failure(tmp_path, 0, ValueError("an echo"))
+    assert read_failure(tmp_path)["message"] == "the cause"  # type: ignore[index]
     assert directory.read_json(tmp_path / "status.json")["error"] == "ValueError: the cause"
-    assert directory.record_failure(tmp_path, 2, ValueError("it came before"), first=True)
-    assert directory.read_failure(tmp_path)["rank"] == 2  # type: ignore[index]
+    assert record_failure(tmp_path, 2, ValueError("it came before"), first=True)
+    assert read_failure(tmp_path)["rank"] == 2  # type: ignore[index]
     assert sorted(os.listdir(tmp_path)) == ["failure.json", "status.json"]

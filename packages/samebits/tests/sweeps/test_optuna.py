@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
-from common import QUICK
 
-from lab.program import PROGRAM
 from samebits.errors import ConfigError
-from samebits.runs import write_status
+from samebits.project import Program
 from samebits.sweeps.options import SearchConfig
-from samebits.testing import start_run, status
+from samebits.sweeps.search.methods import Methods
+from samebits.sweeps.search.objectives import Objective, choose, read
+from samebits.sweeps.search.space import parse
+from samebits.sweeps.search.storage import open_study
+from samebits.sweeps.search.study import Search
 
-optuna = pytest.importorskip("optuna", reason="needs the extra optuna")
-
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution  # noqa: E402
-
-from samebits.sweeps.search.methods import Methods  # noqa: E402
-from samebits.sweeps.search.objectives import Objective, choose, read  # noqa: E402
-from samebits.sweeps.search.space import parse  # noqa: E402
-from samebits.sweeps.search.storage import open_study  # noqa: E402
-from samebits.sweeps.search.study import Search  # noqa: E402
-
+PROGRAM = Program(
+    name="theirs.project", root=Path(__file__).parent, allowed=(), factories=(), schema=object, own={}, paths=(),
+    resolvers={}, check=lambda cfg: None, start=lambda *_: None, join=lambda: 0, try_out=lambda *_: {},
+    scores=lambda cfg, *splits: [f"{split}/{name}" for split in splits for name in ("loss", "accuracy")],
+)  # fmt: skip
 LOSS = [Objective("val/loss", "min")]
 
 
@@ -56,65 +52,6 @@ def a_search(config: SearchConfig, arguments: list[str], objectives: list[Object
 
 
 # ---- the space
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("a=interval(0.5,2)", FloatDistribution(0.5, 2.0)),
-        ("a=interval(1,2)", FloatDistribution(1.0, 2.0)),
-        ("a=tag(log,interval(1e-4,1e-1))", FloatDistribution(1e-4, 1e-1, log=True)),
-        ("a=int(interval(1,4))", IntDistribution(1, 4)),
-        ("a=tag(int,log,interval(1,64))", IntDistribution(1, 64, log=True)),
-        ("a=range(1,5)", IntDistribution(1, 4)),
-        ("a=range(3)", IntDistribution(0, 2)),
-        ("a=range(1,10,4)", IntDistribution(1, 9, step=4)),
-        ("a=range(9,0,-4)", IntDistribution(1, 9, step=4)),
-        ("a=range(0.1,0.5,0.1)", FloatDistribution(0.1, 0.4, step=0.1)),
-        ("a=choice([16],[32,32])", CategoricalDistribution(["[16]", "[32,32]"])),
-        ("a=shuffle(choice(b,a))", CategoricalDistribution(["b", "a"])),
-        ("a=1,1.0,true,null", CategoricalDistribution(["1", "1.0", "True", "null"])),
-        ("+a='x y',z", CategoricalDistribution(["'x y'", "z"])),
-    ],
-)
-def test_override_syntax_becomes_distributions(override: str, expected: Any) -> None:
-    [found] = parse([override]).swept.values()
-    assert found == expected
-
-
-def test_every_value_of_a_space_is_an_override_that_reads_as_itself() -> None:
-    """What is drawn goes back through Hydra's grammar to the same value, real ones to six digits."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    space = parse(["a=tag(log,interval(1e-9,1e-1))", "b=range(0.1,1,0.1)", "c='x,y',z", "d=range(5)", "e=3", "~f"])
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    steps = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9}
-    for _ in range(20):
-        params = study.ask(space.swept).params
-        fixed_e, fixed_f, *drawn = space.overrides(params)
-        assert (fixed_e, fixed_f) == ("e=3", "~f")
-        values = {o.key_or_group: o.value() for o in OverridesParser.create().parse_overrides(drawn)}
-        assert values["a"] == pytest.approx(params["a"], rel=1e-5)
-        assert 1e-9 <= values["a"] <= 1e-1
-        assert len(drawn[0]) <= len("a=1.23456e-09")
-        assert values["b"] in steps
-        assert values["c"] in ("x,y", "z")
-        assert values["d"] == params["d"]
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("a=interval(3,1)", "a=interval(3,1): `low <= high` must hold"),
-        ("a=tag(log,interval(0,1))", "`low > 0` must hold for `log=True`"),
-        ("a=tag(lgo,interval(1,2))", "no tag 'lgo' (tags: log, int, 'if key=value')"),
-        ("a=range(3,3)", "this range is empty"),
-        ("a=tag(log,choice(1,2))", "a choice has no scale"),
-        ("hydra.sweeper.seed=1,2", "a search varies the experiment, not Hydra"),
-    ],
-)
-def test_mistakes_in_a_space(override: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse([override])
-    assert message in str(caught.value)
 
 
 # ---- keys that are searched only where another has a certain value
@@ -133,35 +70,6 @@ def test_a_key_is_drawn_only_where_its_condition_holds(tmp_path: Path) -> None:
         assert [text.partition("=")[0] for text in space.overrides(params)] == list(params)
         seen.add(len(params))
     assert seen == {2, 3, 4}
-
-
-def test_a_condition_on_a_value_of_all_trials_holds_for_all_or_none() -> None:
-    assert list(parse([OPTIM[0], "x=1,2", "optim=sgd"]).swept) == ["optim.momentum", "x"]
-    momentum = "optim.momentum=tag('if optim=sgd',range(0.8,1,0.1))"
-    space = parse([momentum, "x=1,2", "optim=adamw", "nesterov=tag('if optim.momentum=0.9',choice(true))"])
-    assert list(space.swept) == ["x"]
-    assert space.overrides({"x": "1"}) == ["optim=adamw", "x=1"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (OPTIM[:1], "'if optim=sgd': optim is neither searched nor set here - give it too, optim=..."),
-        ([OPTIM[0], "optm=1,2"], "'if optim=sgd': optim is neither searched nor set here - did you mean optm?"),
-        (["a=tag('if b=z',range(3))", "b=x,y"], "'if b=z': b is never z here (it is one of: x, y)"),
-        (["a=tag('if b=7',range(3))", "b=range(5)"], "'if b=7': b is never 7 here (it is one of: 0, 1, 2, 3, 4)"),
-        (["a=tag('if b=0.5',range(3))", "b=interval(0,1)"], "'if b=0.5': an interval has no end of values"),
-        (["a=tag('if b=interval(0,1)',range(3))", "b=1,2"], "is no condition - write 'if key=value'"),
-        (["a=tag('if b',range(3))", "b=1,2"], "is no condition - write 'if key=value'"),
-        (["a=tag('if b=1',range(3))", "b=tag('if a=1',range(3))"], "leads back to itself (a -> b -> a)"),
-        (["a=tag('if b=1','if c=1',range(3))", "b=1,2", "c=tag('if b=2',choice(1,2))"], "exclude each other"),
-    ],
-)
-def test_mistakes_in_a_condition(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse(overrides)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.slow
@@ -320,52 +228,3 @@ def test_pruning_needs_one_score_that_is_known_on_the_way() -> None:
 
 
 # ---- pruning inside a run
-def study_with_good_trials(sweep_dir: Path, evaluations: int = 20) -> Any:
-    """A study whose one complete trial had no loss at all, at every evaluation."""
-    study = open_study(None, "s", sweep_dir, ["min"])
-    trial = study.ask()
-    for evaluation in range(evaluations):
-        trial.report(0.0, evaluation)
-    study.tell(trial, 0.0)
-    return study
-
-
-def trial_directory(sweep_dir: Path, **arguments: Any) -> tuple[Path, Any]:
-    study = study_with_good_trials(sweep_dir)
-    trial = study.ask()
-    run_dir = sweep_dir / "trial_0001"
-    run_dir.mkdir()
-    facts = {"study": "s", "storage": None, "trial": trial.number, "params": {}, "objective": "val/loss"}
-    facts["pruner"] = pruner("MedianPruner", n_startup_trials=1, **arguments)
-    (run_dir / "trial.json").write_text(json.dumps(facts))
-    return run_dir, study
-
-
-PRUNED = [*QUICK, "trainer.max_steps=40", "trainer.eval_every=4", "trainer.log_every=10"]
-
-
-@pytest.mark.slow
-def test_a_pruned_run_stops_and_stays_so(tmp_path: Path) -> None:
-    """Of several ranks: test_optuna_runs.py."""
-    run_dir, study = trial_directory(tmp_path, n_warmup_steps=2)
-    start_run(run_dir, *PRUNED)
-    assert status(run_dir)["status"] == "pruned"
-    assert status(run_dir)["step"] == 12  # the third evaluation: two are never the last
-    assert not (run_dir / "result.json").exists()
-    assert study.trials[1].intermediate_values.keys() == {0, 1, 2}
-    evaluated = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert max(evaluated) == 12
-    write_status(run_dir, "running")  # as one that was killed before it could say how it ended
-    start_run(run_dir, *PRUNED)
-    assert status(run_dir)["status"] == "pruned"
-    assert not (run_dir / "result.json").exists()
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_where_its_search_cannot_be_reached(tmp_path: Path) -> None:
-    run_dir, _ = trial_directory(tmp_path)
-    os.remove(tmp_path / "study.db")
-    (tmp_path / "study.db").mkdir()
-    start_run(run_dir, *PRUNED)
-    assert status(run_dir)["status"] == "finished"
-    assert (run_dir / "train.log").read_text().count("goes on without pruning") == 1

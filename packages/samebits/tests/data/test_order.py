@@ -7,21 +7,16 @@ import math
 import pickle
 import tracemalloc
 from collections import Counter
-from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 import torch
-from common import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
-from h5rows.dataset import Dataset
-from samebits.data import windows
-from samebits.data.order import EvalPlan, TrainPlan, first, overfit, sequential, shuffled, spread
+from samebits.data import EvalPlan, TrainPlan, shuffled, windows
 from samebits.data.order import epochs as whole_batches
+from samebits.data.order import first, overfit, sequential, spread
 from samebits.data.permutation import hashed
 from samebits.data.sampling import class_balanced, length_buckets, weighted
 from samebits.data.windows import ChunkWindows, chunk_windows
@@ -346,22 +341,3 @@ def test_hash_is_uniform_and_streams_differ() -> None:
     assert np.abs(bits - 0.5).max() < 0.01
     assert not np.intersect1d(draws, hashed(0, 1, np.arange(100_000))).size
     assert not np.intersect1d(draws, hashed(1, 0, np.arange(100_000))).size
-
-
-EXPERIMENTS = sorted((ROOT / "conf" / "experiment").glob("*.yaml"))
-
-
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
-def test_no_experiment_chooses_its_best_on_the_test_split(path: Path, tmp_path: Path) -> None:
-    """Of a file sorted by class, train, val and test of the experiment's `data` share no row and hold all classes."""
-    splits = OmegaConf.load(path).get("data", {}).get("splits")
-    if splits is None:
-        return  # those of its data group, which are groups of the file
-    with h5py.File(tmp_path / "sorted.h5", "w") as file:
-        for number, group in enumerate(("train", "val", "test")):
-            file[f"{group}/id"] = np.arange(500) + 1000 * number
-            file[f"{group}/y"] = np.repeat(np.arange(10), 50)
-    sets = {s: Dataset(str(tmp_path / "sorted.h5"), {"id": "id", "y": "y"}, s, splits) for s in splits if splits[s]}
-    ids = {name: set(data.column("id").tolist()) for name, data in sets.items()}
-    assert all(not ids[a] & ids[b] for a, b in itertools.combinations(ids, 2))
-    assert all(set(data.column("y").tolist()) == set(range(10)) for data in sets.values())

@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.program import PROGRAM
-from samebits.runs.data_files import BLOCK, BLOCKS, fingerprints, is_same
+from samebits.runs import is_same
+from samebits.runs.data_files import BLOCK, BLOCKS, fingerprints
+
+ROOT = Path("/a/project")  # below which no data lie
 
 
 def of(*paths: Path | str) -> dict[str, object]:
     names = [str(path) for path in paths]
-    return fingerprints(PROGRAM.root, {"data": {"path": names[0] if len(names) == 1 else names}})["data.path"]
+    return fingerprints(ROOT, {"data": {"path": names[0] if len(names) == 1 else names}})["data.path"]
 
 
 @given(size=st.integers(1, BLOCKS * BLOCK), place=st.floats(0, 1, exclude_max=True), byte=st.integers(1, 255))
@@ -55,4 +57,4 @@ def test_shards_count_in_their_order_and_folders_not_at_all(tmp_path: Path) -> N
     a, b = tmp_path / "a.h5", tmp_path / "b.h5"
     assert is_same(of(tmp_path / "*.h5"), of(a, b))
     assert not is_same(of(a, b), of(b, a))
-    assert fingerprints(PROGRAM.root, {"data": {"path": str(tmp_path), "x": "a.h5", "y": 1}, "name": str(a)}) == {}
+    assert fingerprints(tmp_path, {"data": {"path": str(tmp_path), "x": "a.h5", "y": 1}, "name": str(a)}) == {}
