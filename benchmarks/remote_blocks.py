@@ -153,8 +153,8 @@ def batches(
         import torch
 
         from h5rows import Dataset
+        from samebits.data import TrainPlan
         from samebits.data.loading.ring import Ring
-        from samebits.data.order import TrainPlan
         from samebits.data.windows import chunk_windows
 
         if not made:

@@ -29,7 +29,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from startup import first_step
 
-from samebits.checkpoints import checkpoint, intact
+from samebits.checkpoints import load_intact, save_checkpoint
 from samebits.data import TrainPlan, shuffled
 from samebits.steps import rng_row, set_rng_row
 
@@ -53,8 +53,8 @@ def checkpoint_rates(rounds: int, megabytes: int = 400) -> tuple[float, float]:
             call()
             return time.perf_counter() - began
 
-        save_s = median(lambda: timed(lambda: checkpoint.save_checkpoint(payload, path)), rounds)
-        load_s = median(lambda: timed(lambda: intact.load_intact(path)), rounds)
+        save_s = median(lambda: timed(lambda: save_checkpoint(payload, path)), rounds)
+        load_s = median(lambda: timed(lambda: load_intact(path)), rounds)
         size = path.stat().st_size / 1e6
     return size / save_s, size / load_s
 

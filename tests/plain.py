@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lab.config import Config
 from lab.network import make_model
-from samebits.steps.seed import seed_everything
+from samebits.steps import seed_everything
 from samebits.testing import compose, last_checkpoint
 
 BATCH = 12

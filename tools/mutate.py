@@ -53,7 +53,7 @@ TESTS = {
     "src/lab/optim.py": ("tests/lab/test_optim.py",),
     "packages/samebits/src/samebits/steps/seed.py": ("checks/samebits/device/test_seed.py",),
     "packages/samebits/src/samebits/data/order.py": (
-        "checks/samebits/data/test_order.py", "-k=not class and not chunks and not windows and not independent and not "
+        "checks/project/test_experiments.py", "-k=not class and not chunks and not windows and not independent and not "
         "length and not equally and not place and not cost and not experiment",
     ),
     "packages/samebits/src/samebits/data/loading/loader.py": (

@@ -35,7 +35,7 @@ from hydra.conf import HelpConf  # noqa: E402
 from prune import less, targets_of, written  # noqa: E402
 
 from samebits.schema import DURATION, INTERVAL, Rule, describe, join, rule_of  # noqa: E402
-from samebits.sweeps.options import PoolConfig, RayConfig, SearchConfig, SlurmConfig  # noqa: E402
+from samebits.sweeps import PoolConfig, RayConfig, SearchConfig, SlurmConfig  # noqa: E402
 
 CONFIG = importlib.import_module(f"{PACKAGE}.config")
 PROJECT = importlib.import_module(f"{PACKAGE}.project").PROJECT

@@ -17,8 +17,7 @@ from common import QUICK, TRAIN
 from common import ROOT as PROJECT
 
 import samebits.errors
-from h5rows.dataset import Dataset
-from h5rows.errors import ConfigError
+from h5rows import ConfigError, Dataset
 from lab.datasets.tokens import TokenWindows
 from samebits.testing import assert_equal, last_checkpoint, metrics, start_run, status
 from samebits.testing.processes import limit, slow, warm

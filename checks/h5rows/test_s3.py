@@ -18,12 +18,9 @@ from urllib.request import Request, urlopen
 import numpy as np
 import pytest
 from common import QUICK
-from http_files import SMALL
+from http_files import forget_files, small_blocks
 
-from h5rows import functions
-from h5rows.dataset import Dataset
-from h5rows.errors import ConfigError
-from h5rows.reading import listed, ranges, remote, sources
+from h5rows import ConfigError, Dataset, pack
 from samebits.testing import assert_equal, last_checkpoint, result, start_run
 
 moto = pytest.importorskip("moto.server", reason="needs moto[s3], flask and flask-cors")
@@ -32,7 +29,7 @@ boto3 = pytest.importorskip("boto3")
 INDEX, WAYS = "s3://bucket/set/index.json", ({}, {"cache_gb": 1.0})
 KILLED = """
 import os, signal, sys
-from h5rows import functions
+from h5rows import pack
 from h5rows.packing import shards
 send = shards.Place.send
 def killed(self, file, name):
@@ -40,16 +37,14 @@ def killed(self, file, name):
     if name.startswith("00004"):
         os.kill(os.getpid(), signal.SIGKILL)
 shards.Place.send = killed
-functions.pack(sys.argv[1], "s3://bucket/set", shards=3, append=True)
+pack(sys.argv[1], "s3://bucket/set", shards=3, append=True)
 """
 
 
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """boto3's client of a server with one bucket, and so small blocks that a small file has many."""
-    monkeypatch.setattr(sources, "PAUSE_S", 0.001)
-    for name, value in SMALL.items():
-        monkeypatch.setattr(ranges, name, value)
+    small_blocks(monkeypatch)
     monkeypatch.setenv("LAB_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     server = moto.ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
@@ -72,8 +67,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def forget() -> None:
     """As a new process knows nothing."""
-    for known in (listed._known, listed.EXPECTED, remote._known):
-        known.clear()
+    forget_files()
     s3fs.S3FileSystem.clear_instance_cache()
 
 
@@ -99,14 +93,14 @@ def values(path: str, **more: Any) -> dict[str, Any]:
 def test_a_bucket_s_set_is_the_local_one(tmp_path: Path, bucket: Any) -> None:
     """Packed, killed while it was added to, added to, read whole and by blocks, trained on."""
     a, b = source(tmp_path, "a", 0, 300), source(tmp_path, "b", 1000, 90)
-    functions.pack(a, str(tmp_path / "near"), shards=3)
-    functions.pack(a, "s3://bucket/set", shards=3)
+    pack(a, str(tmp_path / "near"), shards=3)
+    pack(a, "s3://bucket/set", shards=3)
     before = values(str(tmp_path / "near/index.json"))
     assert subprocess.run([sys.executable, "-c", KILLED, b]).returncode == -signal.SIGKILL
     for more in WAYS:
         assert_equal(values(INDEX, **more), before)
     for place in (str(tmp_path / "near"), "s3://bucket/set"):
-        functions.pack(b, place, shards=3, append=True)
+        pack(b, place, shards=3, append=True)
     for more in WAYS:
         assert_equal(values(INDEX, **more), values(str(tmp_path / "near/index.json")))
     quick = (
@@ -124,7 +118,7 @@ def test_a_bucket_s_set_is_the_local_one(tmp_path: Path, bucket: Any) -> None:
 
 def test_each_mistake_is_one_line(tmp_path: Path, bucket: Any) -> None:
     given = source(tmp_path, "a", 0, 300)
-    functions.pack(given, "s3://bucket/set", shards=3)
+    pack(given, "s3://bucket/set", shards=3)
     shard = json.loads(bucket.get_object(Bucket="bucket", Key="set/index.json")["Body"].read())["shards"][1]["file"]
     body = bucket.get_object(Bucket="bucket", Key=f"set/{shard}")["Body"].read()
 
@@ -132,7 +126,7 @@ def test_each_mistake_is_one_line(tmp_path: Path, bucket: Any) -> None:
         return pytest.raises(ConfigError, match=r"^[^\n]*" + r"[^\n]*".join(words) + r"[^\n]*$")
 
     with refused("s3://nowhere/set: there is no nowhere, perhaps mistyped; make it first; the set is as it was"):
-        functions.pack(given, "s3://nowhere/set", shards=1)
+        pack(given, "s3://nowhere/set", shards=1)
     assert [one["Name"] for one in bucket.list_buckets()["Buckets"]] == ["bucket"]  # none was made
     for more in WAYS:
         for name in ("nowhere/set", "bucket/sett"):
@@ -167,7 +161,7 @@ def test_each_mistake_is_one_line(tmp_path: Path, bucket: Any) -> None:
         with refused(r"set/index\.json: Forbidden; of s3://, AWS_ACCESS_KEY_ID and .* say who asks"):
             values(INDEX, **more)
     with refused(r"s3://bucket/set: Forbidden; of s3://, .* say who asks; the set is as it was"):
-        functions.pack(given, "s3://bucket/set", shards=1, append=True)
+        pack(given, "s3://bucket/set", shards=1, append=True)
 
 
 def test_no_login_at_all(tmp_path: Path, bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
-import pty
 import random
 import signal
 import subprocess
@@ -53,14 +51,3 @@ def ctrl_c_twice(process: subprocess.Popen[str], answer: str, send: Callable[[in
         with contextlib.suppress(subprocess.TimeoutExpired):
             return heard + process.communicate(timeout=limit(10))[1]
     raise AssertionError(f"it goes on: {heard}")
-
-
-def in_a_terminal(*command: str) -> tuple[subprocess.Popen[bytes], int]:
-    """The command in a terminal of its own -> (its process, the terminal's other end)."""
-    ours, theirs = pty.openpty()
-    code = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *command], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-    )
-    os.close(theirs)
-    return process, ours

@@ -28,7 +28,7 @@ import lab.run
 import train
 from lab.callbacks.base import Callback
 from samebits import early
-from samebits.data.stream import Stream
+from samebits.data import Stream
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZE, HELD_AT = 64, 3

@@ -16,12 +16,13 @@ import torch
 from common import NEEDS_GPT, QUICK
 from torch import nn
 
-import samebits.compiling.dynamo as dynamo
 from lab.restore import score_checkpoint
 from lab.transforms.fields import ChannelsFirst, Cutout, Normalize, RandomCrop, RandomErase, RandomFlip, ToFloat
 from lab.transforms.fields import compose as chain
 from lab.transforms.mixup import Mixup
-from samebits.data.order import EvalPlan
+from samebits import compiling
+from samebits.compiling import CompiledChain, compile_report, for_evaluation
+from samebits.data import EvalPlan
 from samebits.errors import ConfigError
 from samebits.testing import compose, last_checkpoint, metrics, result, start_run, without_code_generator
 from samebits.testing.processes import slow
@@ -33,7 +34,7 @@ real = torch.compile
 def modes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """torch.compile by aot_eager; the modes that were asked for."""
     with without_code_generator(monkeypatch) as asked:
-        dynamo.compile_report(lambda line: None)
+        compile_report(lambda line: None)
         yield asked
 
 
@@ -118,11 +119,6 @@ def test_compiled_block_by_block_is_eager(tmp_path: Path, modes: list[Any], more
         assert len(modes) > made, "scored as it was trained"
 
 
-def test_a_model_without_blocks_is_not_compiled_by_them() -> None:
-    with pytest.raises(ConfigError, match=r"hardware\.compile=blocks: Linear has no list of blocks - use default"):
-        dynamo.compile_blocks(nn.Linear(3, 1), SimpleNamespace(compile="blocks"))
-
-
 @pytest.mark.slow
 def test_with_torch_s_code_generator(tmp_path: Path) -> None:
     run = (*SMALL, "model.hidden=[16]", "data.splits.test=null", "trainer.eval_every=null")
@@ -144,7 +140,7 @@ def test_a_chain_of_transforms_is_one_graph_to_the_bit(monkeypatch: pytest.Monke
     apply: Any = chain(TRANSFORMS, training=True)
     monkeypatch.setattr(torch, "compile", lambda target: real(target, backend="aot_eager", fullgraph=True))
     torch._dynamo.reset()
-    compiled = dynamo.CompiledChain(apply)
+    compiled = CompiledChain(apply)
     torch.manual_seed(0)
     for batch in range(3):
         given = {"x": torch.randint(256, (8, 7, 7, 3), dtype=torch.uint8), "y": torch.randint(3, (8,))}
@@ -152,7 +148,7 @@ def test_a_chain_of_transforms_is_one_graph_to_the_bit(monkeypatch: pytest.Monke
         own, wanted = compiled(dict(given), numbers), apply(dict(given), numbers)
         assert all(torch.equal(own[name], wanted[name]) for name in ("x", "y"))
     assert compiled.transform is not apply
-    compiled = dynamo.CompiledChain(chain(TRANSFORMS[2:], training=True))  # type: ignore[arg-type]
+    compiled = CompiledChain(chain(TRANSFORMS[2:], training=True))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="put ToFloat before it"):  # in its own words
         compiled({"x": torch.ones(2, 3, 7, 7, dtype=torch.uint8), "y": torch.zeros(2)}, torch.arange(2))
 
@@ -172,7 +168,7 @@ def test_with_cuda_graphs_each_replay_is_marked_and_gradients_are_kept(
     for p in net.parameters():
         p.register_hook(lambda g: given.append(g.data_ptr()))
     hardware = compose(*QUICK, "trainer.max_steps=1").hardware
-    compiled = dynamo.compiled(net, hardware, machine())
+    compiled = compiling.compiled(net, hardware, machine())
     kept = []
     for size in (3, 2):
         compiled(torch.ones(size, 3)).sum().backward()
@@ -183,28 +179,13 @@ def test_with_cuda_graphs_each_replay_is_marked_and_gradients_are_kept(
     assert net.weight.grad is not None
     assert net.weight.grad.tolist() == [[5.0, 5.0, 5.0]]
     assert modes == ["reduce-overhead"]
-    dynamo.for_evaluation(net, machine())
-    dynamo.for_evaluation(net, machine(compile="max-autotune"))
+    for_evaluation(net, machine())
+    for_evaluation(net, machine(compile="max-autotune"))
     assert modes[1:] == ["default", "max-autotune-no-cudagraphs"], "results of an evaluation are kept by metrics"
     marks.clear()
-    dynamo.compiled(nn.Linear(3, 1), hardware, machine(device="cpu"))(torch.ones(2, 3))
+    compiling.compiled(nn.Linear(3, 1), hardware, machine(device="cpu"))(torch.ones(2, 3))
     assert marks == []
-    assert dynamo.for_evaluation(net, machine(compile=None)) is net
-
-
-@pytest.mark.slow
-def test_recompiles_are_named_and_seconds_counted(modes: list[Any]) -> None:
-    net = dynamo.for_evaluation(nn.Linear(3, 1), machine(device="cpu"))
-    lines: list[str] = []
-    net(torch.ones(2, 3))
-    assert dynamo.compile_report(lines.append) > 0
-    assert lines == []
-    net(torch.ones(5, 3))
-    assert dynamo.compile_report(lines.append) > 0
-    assert len(lines) == 1
-    assert "size mismatch at index 0. expected 2, actual 5" in lines[0]
-    net(torch.ones(7, 3))  # any size by now
-    assert dynamo.compile_report(lines.append) == 0.0
+    assert for_evaluation(net, machine(compile=None)) is net
 
 
 def test_full_batches_hold_every_row_once() -> None:

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.torch_version import TorchVersion
 
 import lab.loop as loop
@@ -28,10 +27,9 @@ from lab.evaluation import evaluate
 from lab.experiment import Experiment
 from lab.logging import log_train
 from lab.state import TrainState, averaged
-from samebits.device import Hardware
-from samebits.device.threads import Threads
+from samebits.device import Hardware, HardwareConfig, resolve_hardware
 from samebits.testing import compose
-from samebits.testing.devices.fake_gpu import GPU, Waited, Watched, fake_gpu
+from samebits.testing.devices import GPU, Watched, fake_gpu
 from samebits.testing.processes import sample_of
 from samebits.world import World
 
@@ -120,7 +118,9 @@ class Training:
 def training(*overrides: str, micro: Sequence[int] = (5, 3)) -> Iterator[Training]:
     config = Config.of(compose(*COMMON, *overrides))
     precision = config.hardware.precision
-    machine = Hardware("cuda", 1, "fp32" if precision == "auto" else precision, Threads(1, 1, ""), list(micro), 4)
+    here = resolve_hardware(HardwareConfig(device="cpu", num_threads=1), config.trainer)
+    precision = "fp32" if precision == "auto" else precision
+    machine = replace(here, device="cuda", precision=precision, micro_batch_sizes=list(micro), eval_batch_size=4)
     torch.manual_seed(0)
     dataset, one = loaders.make_datasets(config)["train"], World(0, 1, 0, torch.device("cpu"))
     rows = np.arange(8) * len(dataset) // 8
@@ -259,35 +259,3 @@ def test_text_is_sampled_on_the_device() -> None:
         callback.draws = Draws(0, "SampleText")
         run.state.model.eval()
         assert run.waits(lambda: callback.sampled(run.state.model, 1, GPU)).get("values") == 1
-
-
-QUESTIONS: list[Callable[[Tensor], Any]] = [
-    lambda x: x.sum().item(), lambda x: float(x[0]), lambda x: 1 if x.sum() > 2 else 0, lambda x: x.tolist(),
-    lambda x: x.cpu(), lambda x: torch.equal(x, x), lambda x: torch.linalg.inv(torch.diag(x)),
-    lambda x: x + torch.tensor([1.0, 2.0, 3.0], device=x.device), lambda x: x.copy_(torch.ones(3)),
-    lambda x: x[torch.tensor([0, 1])],
-]  # fmt: skip
-# without an order; a mask, whose count of values the host must know; tensors of two devices
-UNORDERED: list[Callable[[Tensor], Any]] = [
-    lambda x: x.cumsum(0), lambda x: x.double().cumsum(0), lambda x: torch.histc(x), lambda x: x.median(0),
-]  # fmt: skip
-IMPOSSIBLE: list[Callable[[Tensor], Any]] = [
-    lambda x: x[x > 1], lambda x: x + torch.ones(3), lambda x: torch.stack([x, x.cpu()]),
-]  # fmt: skip
-
-
-def test_a_question_is_noticed() -> None:
-    with fake_gpu(None) as (gpu, _):
-        x = torch.ones(3, device=GPU)
-        for question in QUESTIONS:
-            with pytest.raises(Waited), gpu.refused():
-                question(x)
-        for spoil in IMPOSSIBLE:
-            with pytest.raises((DynamicOutputShapeException, RuntimeError)):
-                spoil(x)
-        x.long().cumsum(0)
-        assert not gpu.unordered
-        for sum_up in UNORDERED:
-            sum_up(x)
-            assert gpu.unordered
-            gpu.unordered.clear()

@@ -74,8 +74,8 @@ SLOW_GPU = """
 import sys, torch
 sys.path[:0] = sys.argv[1:]
 import test_side_stream as cases
-from samebits.data.loading.loader import Loader
-from samebits.data.order import TrainPlan, shuffled
+from samebits.data import Loader
+from samebits.data import TrainPlan, shuffled
 
 device = torch.device("cuda", 0)
 for name, (dataset, kind, num_workers) in cases.CASES.items():
@@ -177,7 +177,7 @@ def test_compiled_steps_agree_in_half_precision(tmp_path: Path, precision: str, 
 
 TRANSFORMS_ON_GPU = """
 import torch
-from samebits.compiling.dynamo import CompiledChain
+from samebits.compiling import CompiledChain
 from lab.transforms.fields import ChannelsFirst, Cutout, Normalize, RandomCrop, RandomErase, RandomFlip, ToFloat
 from lab.transforms.fields import compose
 from lab.transforms.augment import TrivialAugment

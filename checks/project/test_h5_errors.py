@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from common import QUICK
 
 import h5rows
 from h5rows import engines
@@ -18,10 +19,9 @@ from lab.datasets.h5 import Dataset
 from lab.datasets.tokens import TokenWindows
 from lab.loaders import fetch_remote
 from lab.program import PROGRAM
-from samebits.data.loading.loader import Loader
-from samebits.data.order import EvalPlan
+from samebits.data import EvalPlan, Loader
 from samebits.errors import ConfigError, mistakes_of, with_mistakes_of
-from samebits.saved.config import _moved_path
+from samebits.saved import current
 from samebits.targets import construct
 from samebits.testing import compose
 
@@ -135,7 +135,10 @@ def test_all_public_methods_of_the_data_set_are_translated() -> None:
 
 @pytest.mark.parametrize("was", ["h5rows.dataset.Dataset", "engine.data.h5.H5Dataset"])
 def test_a_saved_run_finds_the_class(was: str) -> None:
-    assert _moved_path(PROGRAM, was) == f"{Dataset.__module__}.{Dataset.__qualname__}"
+    saved = compose(*QUICK, "trainer.max_steps=1")
+    saved.data._target_ = was
+    now = current(PROGRAM, saved, Path("config.yaml"))
+    assert now.data._target_ == f"{Dataset.__module__}.{Dataset.__qualname__}"
 
 
 def test_a_config_with_the_old_path_is_told_the_new_one() -> None:

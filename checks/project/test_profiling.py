@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import time
 from collections.abc import Callable
@@ -22,14 +21,14 @@ from lab.callbacks.base import Callback
 from lab.config import Config
 from lab.make import make_task
 from lab.network import make_model
+from lab.options import TrainerConfig
 from lab.profiling import losses_of
 from lab.tasks.base import Task
 from lab.tasks.supervised import Supervised
-from samebits.device import Hardware
-from samebits.device.threads import Threads
+from samebits.device import Hardware, HardwareConfig, resolve_hardware
 from samebits.errors import RunFailed
 from samebits.loggers import Logger
-from samebits.profiling import Work, count_flop, memory, trace, work_of
+from samebits.profiling import Work, count_flop, work_of
 from samebits.profiling.running import PROFILE
 from samebits.testing import assert_equal, compose, last_checkpoint, metrics, start_run, without_code_generator
 
@@ -180,12 +179,6 @@ def test_full_memory_names_the_key(tmp_path: Path, use: Callable[..., None], tra
     assert "torch.empty(2**50)" in status["traceback"]
 
 
-def test_replicas_are_advised_of_a_micro_batch_on_one_gpu() -> None:
-    four = replace(machine(), micro_batch_sizes=[128], devices=4)  # trainer=dp: 32 samples on each
-    assert memory.advice(four, False).startswith("a micro-batch has 32 samples - hardware.micro_batch_size=16 computes")
-    assert "auto finds" not in memory.advice(four, False)
-
-
 @pytest.mark.slow
 def test_a_run_that_fails_while_torch_records_ends_with_its_own_error(tmp_path: Path) -> None:
     """A process that ends in the middle of a recording crashes: status 139 in place of the error's."""
@@ -199,7 +192,9 @@ def test_a_run_that_fails_while_torch_records_ends_with_its_own_error(tmp_path: 
 
 
 def machine() -> Hardware:
-    return Hardware("cpu", 1, "fp32", Threads(1, 1, "given"), [8], 8)
+    return resolve_hardware(
+        HardwareConfig(device="cpu", precision="fp32", num_threads=1), TrainerConfig(global_batch_size=8)
+    )
 
 
 def parts(*overrides: str) -> tuple[Config, nn.Module, Any]:
@@ -380,16 +375,3 @@ def test_flop_that_cannot_be_counted_are_left_out_with_a_line() -> None:
     work = work_of_task(config, machine(), Asks(), task, lambda: batch, Told())
     assert work.flop is None
     assert said[0].startswith("perf/tflop_per_s is left out")
-
-
-def test_the_memory_is_recorded_with_stacks_of_python_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of C++ take minutes to write where memory is full."""
-    known = inspect.signature(torch.cuda.memory._record_memory_history_impl)  # type: ignore[attr-defined]
-    asked: list[Any] = []
-    monkeypatch.setattr(
-        torch.cuda.memory, "_record_memory_history", lambda *args, **more: asked.append(known.bind(*args, **more))
-    )
-    trace.record_memory(True, 7)
-    trace.record_memory(True, None)
-    assert asked[0].arguments == {"stacks": "python", "max_entries": 7}
-    assert asked[1].arguments == {"enabled": None}

@@ -32,11 +32,10 @@ torch.cuda.is_available = torch.cuda.device_count = start_cuda
 torch.backends.cuda.is_built = lambda: True
 
 def pytest_collection_finish(session):
-    from samebits.testing.devices import gpu_environment
-    from samebits.testing.plugin import NUM_GPUS
+    from samebits.testing.devices import gpu_environment, hide_gpus
     skipped = [item for item in session.items if item.get_closest_marker("gpu") and item.get_closest_marker("skip")]
     with open(os.environ["NOTES"] + "/" + session.config.workerinput["workerid"], "w") as notes:
-        print("GPUs:", NUM_GPUS, "skipped:", len(skipped), file=notes)
+        print("GPUs:", hide_gpus(), "skipped:", len(skipped), file=notes)
         print("tests of the CPU see:", repr(os.environ["CUDA_VISIBLE_DEVICES"]), file=notes)
         print("tests of GPUs see:", gpu_environment()["CUDA_VISIBLE_DEVICES"], file=notes)
     for item in session.items:

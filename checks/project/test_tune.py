@@ -137,16 +137,6 @@ def test_a_trial_leaves_no_step_out(monkeypatch: pytest.MonkeyPatch, option: str
     assert [state["step"] for state in seen[0].optimizer[""].state.values()] == [2, 2, 2, 2]
 
 
-def test_the_fullest_of_the_ranks_gpus_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    free, shares = [60, 45, 9], []
-    monkeypatch.setattr(memory, "count_gpus", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device.index], 100))
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: shares.append(share))
-    for ranks in (1, 2, 3):
-        memory.limit_memory(torch.device("cuda", 0), ranks)
-    assert shares == pytest.approx([memory.USED * each / 100 for each in free])
-
-
 @pytest.mark.slow
 def test_what_cannot_be_tried_is_refused(tried: Tried) -> None:
     with pytest.raises(ConfigError, match="trainer=dp uses several - use trainer=ddp, or give a number"):

@@ -7,8 +7,6 @@ import pickle
 import re
 import shutil
 import sys
-import threading
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,8 +17,8 @@ from common import QUICK, ROOT
 from fork import copy_of_the_project, run_python
 
 from lab.program import PROGRAM
-from samebits.config import absolute, compose_here, quote_value
-from samebits.config.compose import _composed, resolved
+from samebits.config import absolute, compose_here, quote_value, resolved
+from samebits.config.compose import _composed
 from samebits.errors import ConfigError
 from samebits.project import Project
 from samebits.runs import write_config
@@ -28,7 +26,6 @@ from samebits.saved import portable, read_config
 from samebits.targets import locate
 from samebits.testing import metrics, result
 from samebits.testing.processes import importing, warm
-from samebits.world.watch import Watch, in_debugger
 
 GIVEN = [text for text in QUICK if text != "trainer.max_epochs=null"]
 
@@ -97,28 +94,6 @@ def test_a_project_goes_into_other_processes() -> None:
 
 
 # -- names -----------------------------------------------------------------------------------------------------------
-
-
-def in_module(name: str, function: Callable[[], Any]) -> Any:
-    """What the function returns, called from a frame of a module of this name."""
-    space: dict[str, Any] = {"__name__": name, "function": function}
-    exec("def call():\n    return function()", space)
-    return space["call"]()
-
-
-def test_the_debugger_that_started_a_run_is_none_within_it(tmp_path: Path) -> None:
-    """Whatever the modules between are called: an IDE's frames are outside, a prompt's inside."""
-    thread = threading.current_thread()
-
-    def run() -> tuple[bool, bool]:
-        watch = Watch(tmp_path, 0, 1, 600.0)
-
-        def asked() -> bool:
-            return in_debugger(thread, watch._outer)
-
-        return asked(), in_module("bdb", asked)
-
-    assert run() == in_module("pydevd", run) == in_module("IPython.core", run) == (False, True)
 
 
 def renamed(folder: Path) -> dict[str, str]:

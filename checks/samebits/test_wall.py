@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 import subprocess
@@ -24,7 +25,7 @@ from h5rows.pages import names_of as listed_of
 from lab.groups import RootConfig
 from lab.options import TrainerConfig
 from samebits.pages import names_of
-from samebits.parallel.options import Strategy
+from samebits.parallel import Strategy
 
 SRC = ROOT / "src"
 # each imports only those before it; below them the engine's single modules (errors, files, locks, ...)
@@ -63,6 +64,7 @@ def imported(path: Path) -> set[str]:
 
 
 MODULES = modules()
+USERS = ("benchmarks", "tools")  # of the pages, beside src/
 
 
 def map_of(page: Path) -> Iterator[str]:
@@ -250,6 +252,113 @@ def test_rooms_are_imported_through_their_pages() -> None:
     assert past == []
 
 
+CODE = re.compile(r"^\s*(?:from|import) (?:samebits|h5rows)\b.*$", re.MULTILINE)
+# {file: why it reaches past a page: for what no page and no command gives}
+ALLOWED = {
+    "benchmarks/compose.py": "composing alone",
+    "benchmarks/pack.py": "the writer alone",
+    "benchmarks/read_chunks.py": "filters alone",
+    "benchmarks/read_gather.py": "one reader alone",
+    "benchmarks/remote.py": "the size of a request",
+    "benchmarks/remote_blocks.py": "windows and rings alone",
+    "benchmarks/remote_hosts.py": "the size of a block",
+    "benchmarks/scale_ranks.py": "counts the messages of ranks",
+    "benchmarks/seeds.py": "the tests of a report alone",
+    "checks/project/test_resume_changes.py": "a step to stop at that has passed",
+    "checks/project/test_suite.py": "how tests compose",
+    "checks/samebits/test_wall.py": "how a page lists its names",
+    "checks/h5rows/test_s3.py": "kills a pack between two shards",
+    "checks/h5rows/test_stalls.py": "a timeout shorter than a stall",
+    "checks/project/test_forking.py": "code of a fork that edits the engine",
+    "checks/project/test_gpu.py": "ranks that share one GPU",
+    "checks/project/test_many_ranks.py": "bytes of a rank in a table",
+    "checks/project/test_profiling.py": "batches that come late",
+    "checks/project/test_replicas.py": "blocks so small that a run has many",
+    "checks/project/test_run.py": "a full disk in the middle of a save",
+    "checks/project/test_said.py": "progress at every step",
+    "checks/project/test_tune.py": "a GPU of a given memory",
+    "checks/project/test_writes.py": "git is asked once, not after each kill",
+    "checks/samebits/config/test_config.py": "what an option leaves to the user",
+    "checks/samebits/config/test_credentials.py": "what wandb.init is told",
+    "checks/samebits/config/test_untrusted.py": "each reader of a stranger's files",
+    "checks/samebits/data/test_damage.py": "a checkpoint in parts, without a run",
+    "checks/samebits/data/test_worker_processes.py": "counts trials of loaders",
+    "checks/samebits/device/test_small_steps.py": "the bound of a small step",
+    "checks/samebits/loggers/test_loggers.py": "a server that refuses",
+    "checks/samebits/loggers/test_wandb.py": "a server that refuses",
+    "checks/samebits/loggers/test_wandb_invariant.py": "servers and senders that die anywhere",
+    "checks/samebits/loggers/test_wandb_sweeps.py": "the variables of an agent",
+    "checks/samebits/loggers/test_wandb_sync.py": "names of runs on a server",
+    "checks/samebits/parallel/test_balance.py": "a clock that the test moves",
+    "checks/samebits/parallel/test_data_parallel.py": "CPUs in the place of GPUs",
+    "checks/samebits/parallel/test_fsdp.py": "parts and shares of one rank",
+    "checks/samebits/runs/test_old_runs.py": "what was said once is said again",
+    "checks/samebits/runs/test_run_directory.py": "overrides of a resume, without the resume",
+    "checks/samebits/test_project.py": "configs before they are resolved",
+    "checks/samebits/world/test_cluster.py": "short timeouts",
+    "checks/samebits/world/test_hang.py": "a timer that is held",
+    "checks/samebits/world/test_hosts.py": "blocks of a file that two hosts read",
+    "checks/samebits/world/test_kill.py": "faults in the middle of ranks",
+    "checks/samebits/world/test_meeting.py": "short timeouts",
+    "checks/samebits/world/test_other_machines.py": "machines that are not there",
+    "checks/samebits/world/test_threads_kept.py": "cores that are not there",
+    "checks/sweeps/test_ledger.py": "the book is read and written without jobs",
+    "checks/sweeps/test_pruned_runs.py": "trials of a study, without its search",
+    "checks/sweeps/test_report.py": "parts of the page",
+    "checks/sweeps/test_sweep_alike.py": "jobs that finish without a run",
+    "checks/sweeps/test_sweep_lease.py": "a pool without jobs",
+    "checks/sweeps/test_verify.py": "second runs that differ where the test says",
+}
+
+
+def past_a_page(path: Path) -> set[str]:
+    """Modules of the libraries that a file outside of them imports though no page lists them; in functions and in
+    strings of code, too. A page may list a module: `from samebits.testing.processes import warm`."""
+    wanted: set[tuple[str, str]] = set()
+    for tree in trees_of(path):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                wanted |= {(alias.name, "") for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                wanted |= {(str(node.module), alias.name) for alias in node.names}
+    found = set()
+    for page, name in wanted:
+        module = f"{page}.{name}" if f"{page}.{name}" in MODULES else page
+        if room_of(module) not in ("", module) and module not in LIBRARY and name not in listed_on(page):
+            found.add(module)
+    return found
+
+
+def trees_of(path: Path) -> Iterator[ast.Module]:
+    """A file, and the imports in its strings."""
+    yield (tree := ast.parse(path.read_text()))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            for line in CODE.findall(node.value):
+                with contextlib.suppress(SyntaxError):  # prose
+                    yield ast.parse(line.strip())
+
+
+@cache
+def listed_on(page: str) -> set[str]:
+    """Names that a page has of its own folder."""
+    if page not in PAGES:
+        return set()
+    nodes = ast.walk(ast.parse(PAGES[page].read_text()))
+    return {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+
+
+@pytest.mark.parametrize("folder", ["tests", "checks", *USERS])
+def test_what_is_outside_imports_through_pages(folder: str) -> None:
+    """Tests of a library's inside are its own, in packages/*/tests, which need no project. A fork has tests/ alone, and
+    no exceptions."""
+    files = sorted((ROOT / folder).rglob("*.py"))
+    found = {str(path.relative_to(ROOT)): modules for path in files if (modules := past_a_page(path))}
+    assert {file: modules for file, modules in found.items() if file not in ALLOWED} == {}
+    assert {file for file in ALLOWED if file.startswith(f"{folder}/")} == found.keys()  # and none that needs it no more
+    assert not [file for file in ALLOWED if file.startswith("tests/")]
+
+
 def test_a_page_holds_its_contract_and_names_that_exist() -> None:
     for page, path in PAGES.items():
         tree = ast.parse(path.read_text())
@@ -296,7 +405,7 @@ def test_a_stranger_sees_the_library_s_names() -> None:
 def test_all_that_a_page_shows_is_used_or_documented() -> None:
     used = {
         (str(node.module), alias.name)
-        for path in [*MODULES.values(), *(ROOT / "benchmarks").glob("*.py")]
+        for path in [*MODULES.values(), *(path for folder in USERS for path in (ROOT / folder).rglob("*.py"))]
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom)
         for alias in node.names

@@ -17,12 +17,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf, open_dict
 
 from lab.program import PROGRAM
-from samebits.config import resolved
-from samebits.config.compose import initialize, register_resolver, register_resolvers
-from samebits.runs.directory import to_yaml
+from samebits.config import initialize, register_resolvers, resolved
 from samebits.schema import plain
-from samebits.sweeps.plan import Composer
-from samebits.testing import compose
+from samebits.sweeps import Composer
 from samebits.testing.processes import sample_of
 
 CONF = {
@@ -84,8 +81,8 @@ def composing(conf: tuple[Any, Any]) -> Iterator[Composer]:
     def resolver(name: str, _parent_: Any) -> str:
         return f"{name} of {_parent_.path} {_parent_.size}"
 
-    register_resolver("seen", resolver, replace=True)
-    register_resolver("random_of_a_user", lambda: "drawn", replace=True)
+    OmegaConf.register_new_resolver("seen", resolver, replace=True)
+    OmegaConf.register_new_resolver("random_of_a_user", lambda: "drawn", replace=True)
     before, HydraConfig.instance().cfg = HydraConfig.instance().cfg, None
     try:
         project = replace(PROGRAM, resolvers={**PROGRAM.resolvers, "seen": resolver})
@@ -159,12 +156,3 @@ def test_no_job_shares_a_value_with_another(conf: Any, monkeypatch: pytest.Monke
         assert configs[2]["deep"]["er"]["list"] == [1, [2, 2]]
         assert configs[2]["data"]["size"] == [4, 4]
         assert composer.config(0, "job", ["seed=0", "data.size=[4,4]"])["data"]["size"] == [4, 4]
-
-
-def test_yaml_in_parts_is_the_yaml_of_the_whole() -> None:
-    cfg = compose("trainer=fsdp", "+model.odd={a: 'null', b1: [1, 1.0, true, 'x: y', null], e: 1e-10}", checked=False)
-    assert to_yaml(plain(cfg)) == OmegaConf.to_yaml(cfg)
-    assert to_yaml({}) == OmegaConf.to_yaml({})
-    texts = ["optim.lr=1e-3", "a='x, y'", "b={c: 1}", "~d", "1", "null"]
-    assert to_yaml(texts) == OmegaConf.to_yaml(texts)
-    assert to_yaml([]) == OmegaConf.to_yaml([])

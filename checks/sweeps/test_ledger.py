@@ -12,11 +12,12 @@ from omegaconf import OmegaConf
 from writes import attempt
 
 from lab.program import PROGRAM
-from samebits import status as run_status
 from samebits.errors import ConfigError
-from samebits.runs import directory
+from samebits.runs import claimed, directory
+from samebits.status import RESULT, write_status
+from samebits.sweeps import Ledger
 from samebits.sweeps.identity import digest, values_of
-from samebits.sweeps.ledger import Job, Ledger, NewJob, differing, is_due
+from samebits.sweeps.ledger import Job, NewJob, is_due
 
 
 @pytest.fixture(autouse=True)
@@ -51,10 +52,10 @@ def test_a_job_is_its_directory(tmp_path: Path) -> None:
     assert job.status()["sweep"] == {"sweep": "s", "job": 0, "trial": 3}
     assert OmegaConf.load(job.directory / "config.yaml") == {"name": "digits", "seed": "0"}
     assert OmegaConf.load(job.directory / "overrides.yaml") == ["seed=0"]
-    directory.write_json(job.directory / run_status.RESULT, {"val/loss": 1.5})
-    run_status.write_status(job.directory, "finished")
+    (job.directory / RESULT).write_text(json.dumps({"val/loss": 1.5}))
+    write_status(job.directory, "finished")
     assert (job.state(), job.result()) == ("finished", {"val/loss": 1.5})
-    with directory.claimed(job.directory):
+    with claimed(job.directory):
         assert job.claimed()
     assert Job(1, (), tmp_path / "nothing").state() == "queued"
 
@@ -69,16 +70,10 @@ def test_a_job_is_its_directory(tmp_path: Path) -> None:
 def test_which_jobs_are_due(tmp_path: Path, state: str, due: bool, retried: bool) -> None:
     assert (is_due(state, False), is_due(state, True)) == (due, retried)
     jobs = added(tmp_path / "s", one("seed=0"), one("seed=1"))
-    run_status.write_status(jobs[0].directory, state)
+    write_status(jobs[0].directory, state)
     ledger = Ledger(PROGRAM, tmp_path / "s")
     assert ledger.due(jobs, False) == (jobs if due else jobs[1:])
     assert ledger.due(jobs, True) == (jobs if retried else jobs[1:])
-
-
-def test_the_overrides_that_differ() -> None:
-    overrides = ("+a.b=1", "++c=2", "d=3", "ab=4")
-    assert differing(overrides, ["a.b", "c", "e"]) == "+a.b=1 ++c=2"
-    assert differing(overrides, []) == ""
 
 
 # ---- the book
@@ -136,7 +131,7 @@ def test_a_second_command_adds(tmp_path: Path) -> None:
     created = book(folder)["created"]
     share = {"share": {"cores": 2, "threads": 1}}  # an older version's
     (folder / "sweep.json").write_text(json.dumps({**book(folder), "created": "earlier", **share}))
-    run_status.write_status(first[1].directory, "finished")
+    write_status(first[1].directory, "finished")
     goals = [{"key": "val/accuracy", "mode": "max"}]
     jobs = added(
         folder, one("seed=1"), one("seed=0", "lr=3"), one("seed=1"), command=["lr=3"], swept=["lr", "seed"],
@@ -202,7 +197,7 @@ def test_nothing_that_has_run_is_lost(tmp_path: Path) -> None:
     """Somebody has removed sweep.json: what ran stays, what only waited is written anew."""
     folder = tmp_path / "s"
     ran, waited = added(folder, one("seed=0"), one("seed=1"))
-    run_status.write_status(ran.directory, "failed", error="the cause")
+    write_status(ran.directory, "failed", error="the cause")
     for job in (ran, waited):
         (job.directory / "overrides.yaml").write_text("[old]\n")
     (folder / "sweep.json").unlink()
@@ -211,7 +206,7 @@ def test_nothing_that_has_run_is_lost(tmp_path: Path) -> None:
     assert OmegaConf.load(ran.directory / "overrides.yaml") == ["old"]
     assert OmegaConf.load(waited.directory / "overrides.yaml") == ["seed=1"]
     (waited.directory / "config.yaml").unlink()  # half a directory, of a process that was killed
-    run_status.write_status(waited.directory, "running")
+    write_status(waited.directory, "running")
     (folder / "sweep.json").unlink()
     added(folder, one("seed=1"))
     assert waited.state() == "queued"

@@ -6,70 +6,17 @@ import json
 import shutil
 import statistics
 from pathlib import Path
-from typing import Any
 
 import pytest
 from common import QUICK, ROOT
 from fork import copy_of_the_project, run_undrawn
 
 from lab.program import PROGRAM
-from samebits.sweeps.report.analyse import difference, groups
-from samebits.sweeps.report.read import Job, Objective, Study, differing
-from samebits.sweeps.report.study import read_study, same_data
+from samebits.sweeps.report import Objective, groups, read_study
 from samebits.testing import result
 
 LOSS = Objective("val/loss", "min")
 SWEEP = ("-m", *QUICK, "trainer.max_steps=4", "trainer.log_every=2", "optim=sgd", "hydra.sweep.dir=outputs/lr")
-
-
-def job(number: int, config: dict[str, Any], overrides: tuple[str, ...] = (), digest: str = "") -> Job:
-    files = {"data.path": digest} if digest else {}
-    score = {"val/loss": 1.0 + number}
-    key, folder = str(number), Path("/none", str(number))
-    return Job(key, number, folder, overrides, "finished", None, None, config, score, {}, [], files=files)
-
-
-def study(*jobs: Job) -> Study:
-    known = same_data(jobs)
-    return Study("both", Path("/none"), known, differing(known), (LOSS,), is_sweep=False)
-
-
-def labels(*jobs: Job) -> dict[str, int]:
-    return {group.label: len(group.scores(LOSS)) for group in groups(study(*jobs))}
-
-
-def of(lr: Any, seed: int, path: str = "${root:}/data/d.h5") -> dict[str, Any]:
-    return {"optim.lr": lr, "seed": seed, "data.path": path, "name": "default"}
-
-
-def test_values_and_not_their_spelling_tell_runs_apart() -> None:
-    a = job(0, of(0.01, 0), ("optim.lr=0.01", "seed=0"))
-    b = job(1, of(0.01, 1), ("optim.lr=1e-2", "seed=1", "logger=none"))
-    c = job(2, of(1.0, 2), ("optim.lr=1.0",))
-    d = job(3, of(1, 3), ("optim.lr=1",))
-    assert labels(a, b, c, d) == {"optim.lr=0.01": 2, "optim.lr=1": 2}
-
-
-def test_data_are_the_same_if_their_content_is() -> None:
-    here, there = of(0.01, 0), of(0.01, 1, "/scratch/d.h5")
-    typed = ("optim.lr=0.01",)
-    assert len(labels(job(0, here, typed, "aa"), job(1, there, typed, "aa"))) == 1
-    assert len(labels(job(0, here, typed, "aa"), job(1, there, typed, "bb"))) == 2
-    assert len(labels(job(0, here, typed, "aa"), job(1, of(0.01, 1), typed, "bb"))) == 2, "one path, two contents"
-    assert len(labels(job(0, here, typed), job(1, of(0.01, 1), typed, "bb"))) == 1, "an older run has its path alone"
-    assert len(labels(job(0, here, typed), job(1, there, typed, "bb"))) == 2
-    assert same_data([job(0, here), job(1, there)])[1].config["data.path"] == "/scratch/d.h5"
-
-
-def test_what_sets_equal_labels_apart_is_named() -> None:
-    typed = ("optim.lr=0.01",)
-    pair = job(0, of(0.01, 0), typed, "aa"), job(1, of(0.01, 1), typed, "bb")
-    texts = [f"data.path=${{root:}}/data/d.h5 (content {digest})" for digest in ("aa", "bb")]
-    assert labels(*pair) == dict.fromkeys(texts, 1)
-    third = job(2, of(0.1, 0), ("optim.lr=0.1",), "aa")
-    assert set(labels(*pair, third)) >= {f"optim.lr=0.01 ({text})" for text in texts}
-    wide = [job(i, {**of(0.01, i), "model.width": 8 * i}, typed) for i in (1, 2)]
-    assert labels(*wide) == {"model.width=8": 1, "model.width=16": 1}
 
 
 def of_an_older_version(run: Path, root: Path) -> None:
@@ -98,7 +45,7 @@ def test_two_people_s_folders_are_one_sweep(tmp_path: Path) -> None:
         shown = run_undrawn(b, "report", str(a / "outputs/lr"), "outputs/lr", "--out", str(tmp_path / "both"))
         found = {group.label: group for group in groups(read_study(PROGRAM, [a / "outputs/lr", b / "outputs/lr"]))}
         assert sorted(found) == ["lr=0.01", "lr=0.1"]
-        assert difference(read_study(PROGRAM, [a / "outputs/lr", b / "outputs/lr"])) is None
+        assert read_study(PROGRAM, [a / "outputs/lr", b / "outputs/lr"]).unswept == ()
         lower = [*(a / "outputs/lr").glob("lr-0.01*"), *(b / "outputs/lr").glob("seed-*")]
         scores = [result(path)["val/loss"] for path in lower]
         assert len(set(scores)) == 4

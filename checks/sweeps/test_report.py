@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import csv
-import html
 import json
 import math
-import os
-import platform
 import re
 import shutil
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,20 +21,13 @@ from common import QUICK, ROOT, TRAIN
 from lab.program import PROGRAM
 from samebits.errors import ConfigError
 from samebits.extras import missing
-from samebits.runs.directory import claimed, write_json
-from samebits.sweeps.report import write
-from samebits.sweeps.report.analyse import best_group, groups
-from samebits.sweeps.report.axes import axis
-from samebits.sweeps.report.best import override_list, save_best
+from samebits.runs import claimed
+from samebits.sweeps.report import Objective, best_group, groups, read_study, save_best, write, write_study
+from samebits.sweeps.report.best import override_list
 from samebits.sweeps.report.curves import band
 from samebits.sweeps.report.facts import COMPARED, facts
-from samebits.sweeps.report.importance import importance
 from samebits.sweeps.report.page import data, page
-from samebits.sweeps.report.read import Job, Objective, Study
-from samebits.sweeps.report.study import read_study
-from samebits.sweeps.report.table import Ask
-from samebits.sweeps.report.text import markdown
-from samebits.sweeps.report.writing import write_study
+from samebits.sweeps.report.read import Job, Study
 from samebits.testing import compose, result
 from samebits.testing.processes import called
 
@@ -103,11 +92,11 @@ def test_jobs_in_every_state_are_shown(copy: Path) -> None:
     states = ["running", "running", "queued", "preempted", "pruned", "finished"]
     for path, status in zip(job_dirs(copy), states):
         known = json.loads((path / "status.json").read_text())
-        write_json(path / "status.json", {**known, "status": status})
+        (path / "status.json").write_text(json.dumps({**known, "status": status}))
         if status != "finished":
             (path / "result.json").unlink()
         else:
-            write_json(path / "result.json", {**result(path), "val/loss": math.nan})
+            (path / "result.json").write_text(json.dumps({**result(path), "val/loss": None}))
     (job_dirs(copy)[0] / "metrics.jsonl").write_text('{"step": 4, "time": 1.0, "val/loss": 2.5}\n{"step": 8, "ti')
     shutil.rmtree(job_dirs(copy)[2])  # not even its directory
     with claimed(job_dirs(copy)[1]):
@@ -133,13 +122,13 @@ def test_columns_in_which_nothing_stands_are_left_out(copy: Path) -> None:
     assert head() == ["lr", "val/loss", "n", "failures"]
     one = job_dirs(copy)[0]
     finished = json.loads((one / "status.json").read_text())
-    write_json(one / "status.json", {**finished, "status": "pruned"})
+    (one / "status.json").write_text(json.dumps({**finished, "status": "pruned"}))
     assert head() == ["lr", "val/loss", "n", "failures", "pruned, unfinished"]
     assert "pruned" not in (copy / "table.tex").read_text()
-    write_json(one / "status.json", finished)
+    (one / "status.json").write_text(json.dumps(finished))
     for path in job_dirs(copy)[-3:]:
-        write_json(path / "status.json", finished)
-        write_json(path / "result.json", result(one))
+        (path / "status.json").write_text(json.dumps(finished))
+        (path / "result.json").write_text(json.dumps(result(one)))
     assert head() == ["lr", "val/loss", "n"]
     assert all(COMPARED)  # each column has a heading
 
@@ -147,9 +136,9 @@ def test_columns_in_which_nothing_stands_are_left_out(copy: Path) -> None:
 @pytest.mark.slow
 def test_a_lucky_seed_is_not_the_best(copy: Path) -> None:
     one = job_dirs(copy)[0]  # lr 0.001, worse than 0.1 by far
-    write_json(one / "result.json", {**result(one), "val/loss": 1e-9})
+    (one / "result.json").write_text(json.dumps({**result(one), "val/loss": 1e-9}))
     for path in job_dirs(copy)[1:3]:
-        write_json(path / "status.json", {"status": "queued"})
+        (path / "status.json").write_text(json.dumps({"status": "queued"}))
     study = read_study(PROGRAM, [copy])
     best = best_group(study)
     assert best is not None
@@ -310,61 +299,6 @@ def test_pictures_are_drawn(sweep: Path, tmp_path: Path) -> None:
     assert (sweep / "report/curves.png").stat().st_size > 10_000
 
 
-FORMULAS = ["$HOME/x_$USER", "a$b^^c$", r"$\foo{$", r"$\beta$", "$x^2$", r"\$a$", "a_b^{", "$$", "#%&~{}"]
-
-
-@pytest.mark.slow
-def test_dollars_in_values_are_no_formulas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In each picture of a report and of a paper's: labels, ticks, titles and legends; nor are 10**-3 of an axis."""
-    pytest.importorskip("matplotlib", reason="extra `report`")
-    from matplotlib import mathtext
-
-    def parse(*given: Any, **more: Any) -> None:
-        raise AssertionError(f"a formula: {given}")
-
-    monkeypatch.setattr(mathtext.MathTextParser, "parse", parse)
-    columns: dict[str, list[Any]] = {"data.path": FORMULAS * 2, r"$\key$": FORMULAS[::-1] * 2}
-    columns["optim.lr"] = [1e-3, 1e-5] * 9
-    one = made("$a$", columns, [10.0**-i for i in range(18)], folder=tmp_path)
-    key = r"val/$\foo{$"
-    jobs = tuple(
-        replace(job, result={key: 10.0**-i, "b": float(i)}, curves={key: [(1, 1.0), (90, 10.0**-i)]})
-        for i, job in enumerate(one.jobs)
-    )
-    study = replace(one, jobs=jobs, objectives=(Objective(key, "min"), Objective("b", "max")))
-    write_study(study, print, Ask(["data.path"], [key], ["optim.lr"], [], "sd", ("step",), (3.25, 6.75)))
-    drawn = {path.name for path in (tmp_path / "report").iterdir()}
-    assert {"curves.png", "scores.pdf", "objectives.png"} <= drawn
-    assert len(list((tmp_path / "paper").glob("*.pdf"))) >= 4
-
-
-def test_what_a_killed_report_has_left_is_removed(tmp_path: Path) -> None:
-    """Of this machine and of a process that is gone; what is another's stays."""
-    study = made("grid", {"width": [16, 32]}, [1.0, 2.0], folder=tmp_path)
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    left = [f".report.csv.{platform.node()}.{gone.pid}", f"report/.scores.png.{platform.node()}.{gone.pid}",
-            f"paper/.table.md.{platform.node()}.{gone.pid}"]  # fmt: skip
-    others = [f".report.csv.elsewhere.{gone.pid}", f".report.csv.{platform.node()}.{os.getppid()}", "mine.txt"]
-    for name in left + others:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    write_study(study, print)
-    assert [name for name in left + others if (tmp_path / name).exists()] == others
-
-
-@pytest.mark.parametrize("name", ["report", "paper"])
-def test_a_report_writes_through_no_link(name: str, tmp_path: Path) -> None:
-    study = made("grid", {"width": [16, 32]}, [1.0, 2.0], folder=tmp_path / "to")
-    (tmp_path / "pictures").mkdir()
-    (tmp_path / "pictures" / "scores.png").write_bytes(b"mine")
-    (tmp_path / "to").mkdir()
-    (tmp_path / "to" / name).symlink_to(tmp_path / "pictures")
-    with pytest.raises(ConfigError, match=rf"to/{name}: is a symbolic link to .*; put the folder itself there"):
-        write_study(study, print, Ask(["width"], ["val/loss"], [], [], "sd", ("step",), (3.25, 6.75)))
-    assert [(path.name, path.read_bytes()) for path in (tmp_path / "pictures").iterdir()] == [("scores.png", b"mine")]
-
-
 def made(name: str, columns: dict[str, list[Any]], scores: list[float | None], folder: Path = Path("/none")) -> Study:
     """A study as `read` would make it, from values and scores. A value of ...: the job has no such key."""
     configs = [{k: column[i] for k, column in columns.items() if column[i] is not ...} for i in range(len(scores))]
@@ -379,91 +313,6 @@ def made(name: str, columns: dict[str, list[Any]], scores: list[float | None], f
     return Study(name, folder, jobs, tuple(columns), (LOSS,), is_sweep=True)
 
 
-@pytest.mark.parametrize(
-    ("values", "kind", "named"),
-    [
-        ((1e-4, 1e-3, 1e-2), "log", True),
-        ((1e-3, 3e-3, 1e-2, 3e-2), "log", True),
-        ((0.0, 0.1, 0.2), "linear", True),
-        (range(1, 11), "linear", False),
-        ((1e-3, 1e-2, 1e25), "log", False),
-        ((0.001904, 0.0021, 0.0119, 0.0125, 0.0501, 0.08311), "log", False),  # numbers stay numbers
-        (([16], [32]), "category", True),
-        ((None, 1.0), "category", True),
-        ((True, False), "category", True),
-    ],
-)
-def test_the_scale_of_an_axis_follows_the_values(values: Any, kind: str, named: bool) -> None:
-    found = axis(made("x", {"a": list(values)}, [1.0] * len(values)), "a")
-    assert (found.kind, found.named) == (kind, named)
-
-
-def test_importance_of_a_search_is_optuna_s() -> None:
-    """And of a grid: it tells what matters from what does not, also where one job diverged."""
-    pytest.importorskip("optuna", reason="importance needs it")
-    columns = {"optim.lr": [10 ** (-i / 10) for i in range(40)], "b": [((13 * i) % 40) / 40 for i in range(40)]}
-    scores: list[float | None] = [abs(i - 20) + 0.0 for i in range(40)]
-    found = importance(made("x", columns, scores))
-    assert found is not None
-    assert "PED-ANOVA" in found.note
-    assert next(iter(found.shares)) == "optim.lr"
-    grid = [(a, b) for a in (1, 2, 3) for b in (1, 2, 3) for _ in range(3)]
-    columns = {"matters": [a for a, _ in grid], "does not": [b for _, b in grid]}
-    scores = [a + 0.01 * ((7 * i) % 5) for i, (a, _) in enumerate(grid)]
-    for diverged in (1.0, 1e9):
-        scores[0] = diverged
-        found = importance(made("x", columns, scores))
-        assert found is not None
-        assert found.shares["matters"] > 0.85
-        assert found.shares["does not"] < 0.05
-    assert importance(made("x", columns, [1.0, 2.0] + [None] * 25)) is None  # two scores say nothing
-
-
-@pytest.mark.slow
-def test_a_key_that_only_some_jobs_have_is_shown_for_these(tmp_path: Path) -> None:
-    """optim.momentum, searched with sgd alone: its axis stays one of numbers, and the other jobs' lines pass it by."""
-    pytest.importorskip("optuna", reason="importance needs it")
-    pytest.importorskip("plotly", reason="needs the extra report")
-    sgd = [i % 2 == 0 for i in range(40)]
-    columns = {
-        "optim": ["sgd" if one else "adamw" for one in sgd],
-        "optim.momentum": [0.5 + i / 100 if one else ... for i, one in enumerate(sgd)],
-        "optim.lr": [10 ** (-1 - i % 5) * (1 + i / 1000) for i in range(40)],
-    }
-    study = made("x", columns, [abs(i - 20) + 5.0 * one for i, one in enumerate(sgd)], tmp_path)
-    assert axis(study, "optim.momentum").kind == "linear"
-    known = facts(study)
-    found = known.importance
-    assert found is not None
-    assert set(found.shares) == {"optim", "optim.momentum", "optim.lr"}
-    assert all(0 <= share <= 1 for share in found.shares.values())
-    assert found.note.endswith("optim.momentum: of the jobs that have it")
-    shown = data(known)
-    assert shown["axes"][1]["values"] == [value for value in columns["optim.momentum"] if value is not ...]
-    assert shown["jobs"][1]["values"]["optim.momentum"] == {"text": "-", "place": None}
-    assert {group.label for group in groups(study)} >= {"optim=adamw lr=0.01001", "optim=sgd momentum=0.5 lr=0.1"}
-    assert "| adamw | - | " in markdown(known)
-    files = {path.name for path in write_study(study, print)}
-    assert {"scores.png", "report.html", "groups.csv"} <= files
-    momenta = [row["optim.momentum"] for row in rows(tmp_path / "report.csv")]
-    assert [bool(text) for text in momenta] == sgd
-
-
-def test_pareto_holds_those_that_nothing_beats() -> None:
-    study = made("x", {"a": [1, 2, 3, 4]}, [1.0, 2.0, 3.0, 4.0])
-    accuracy = Objective("val/accuracy", "max")
-    for job, value in zip(study.jobs, (0.5, 0.9, 0.8, 0.95)):
-        job.result["val/accuracy"] = value  # type: ignore[index]
-    both = Study("x", study.directory, study.jobs, study.swept, (LOSS, accuracy), is_sweep=True)
-    shown = data(facts(both))
-    assert [group["label"] for group in shown["groups"] if group["front"]] == ["a=1", "a=2", "a=4"]
-    # each objective has a best of its own
-    assert [(best["key"], best["label"]) for best in shown["best"]] == [("val/loss", "a=1"), ("val/accuracy", "a=4")]
-    text = markdown(facts(both))
-    assert "**Best: a=1**, val/loss 1" in text
-    assert "**Best: a=4**, val/accuracy 0.95" in text
-
-
 @pytest.mark.slow
 def test_a_band_is_of_the_seeds_that_have_come_so_far(sweep: Path) -> None:
     study = made("x", {"a": [1, 1, 1, 1]}, [1.0, 1.0, 1.0, None])
@@ -473,32 +322,6 @@ def test_a_band_is_of_the_seeds_that_have_come_so_far(sweep: Path) -> None:
     assert found is not None
     assert (found.steps, found.mean, found.seeds) == ([1, 2, 3], [2.0, 3.0, 9.0], 2)  # the failed one is not in it
     assert found.low[0] == pytest.approx(2.0 - math.sqrt(2))
-
-
-def test_long_curves_are_thinned_to_the_same_steps() -> None:
-    study = made("x", {"a": [1, 1]}, [1.0, 1.0])
-    long = [(i, float(i)) for i in range(1, 20_001)]
-    jobs = tuple(
-        Job(**{**job.__dict__, "curves": {"val/loss": points}})
-        for job, points in zip(study.jobs, (long, long[:15_001]))
-    )
-    held = data(facts(replace(study, jobs=jobs)))["jobs"]
-    a, b = (job["curves"]["val/loss"][0] for job in held)
-    assert len(a) <= 1501
-    assert a[-1] == 20_000
-    assert set(b[:-1]) <= set(a)
-
-
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-def in_a_browser(text: str, script: str, tmp_path: Path, *options: str) -> str:
-    """The page's DOM, or what another option asks for, after `script`."""
-    path = tmp_path / "page.html"
-    path.write_text(text.replace("</body>", f"<script>{script}</script></body>"))
-    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,2400"]
-    done = called([*command, *(options or ("--dump-dom",)), f"file://{path}"], fresh=True)
-    return done.stdout
 
 
 NODE = shutil.which("node")
@@ -543,31 +366,3 @@ def test_the_page_of_a_search_has_its_history_and_a_contour_of_two_keys(tmp_path
     measured = sorted(z for row in found["z"] for z in row if z is not None)
     assert measured == sorted(scores[::2])
     assert len(found["z"]) == len(found["z"][0]) == 10
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
-def test_a_selection_holds_for_all_of_the_page(tmp_path: Path) -> None:
-    pytest.importorskip("plotly", reason="extra `report`")
-    columns = {"lr": [10 ** (-i / 10) for i in range(20)], "width": [16, 32] * 10}
-    study = made("grid", columns, [float(i) for i in range(20)], folder=tmp_path)
-    jobs = tuple(Job(**{**job.__dict__, "curves": {"val/loss": [(1, 2.0), (2, 1.0)]}}) for job in study.jobs)
-    text = page(facts(replace(study, jobs=jobs)))
-    script = """
-        Plotly.restyle("parallel", {"dimensions[2].constraintrange": [[17.5, 19]]}).then(() => {
-          const rows = (id) => [...document.querySelectorAll(`#${id} tbody tr`)].map((row) => row.textContent);
-          const buttons = [...document.querySelectorAll("#curves .modebar-btn")].map((b) => b.dataset.title);
-          document.title = JSON.stringify({
-            groups: rows("groups"), jobs: rows("jobs"), legend: $("legend").textContent,
-            traces: $("curves").data.map((t) => t.line.color), ticks: $("score-0").layout.xaxis.type, buttons });
-        });
-    """
-    dom = in_a_browser(text, script, tmp_path)
-    seen = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", dom, re.DOTALL)[1]))  # type: ignore[index]
-    assert len(seen["groups"]) == len(seen["jobs"]) == 2
-    assert "lr=0.01585 width=16" in seen["legend"]
-    assert "others" not in seen["legend"]
-    assert len(set(seen["traces"])) == 2  # colours of their own
-    assert seen["ticks"] == "log"
-    assert seen["buttons"]
-    assert not [name for name in seen["buttons"] if "hare" in name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,17 +12,15 @@ import pytest
 from common import QUICK
 
 from lab.program import PROGRAM
-from samebits import status as run_status
-from samebits.code import environment
-from samebits.config.compose import initialize, register_resolvers
-from samebits.runs import directory
+from samebits.code import codes_of, environment
+from samebits.config import initialize, register_resolvers
 from samebits.saved import JobConfig, dependents, unswept
-from samebits.sweeps import drive
-from samebits.sweeps.report.analyse import best_group, groups
+from samebits.status import RESULT, write_status
+from samebits.sweeps import Work, drive, sweep
+from samebits.sweeps.report import best_group, groups, read_study
 from samebits.sweeps.report.best import override_list
 from samebits.sweeps.report.facts import facts
 from samebits.sweeps.report.page import data
-from samebits.sweeps.report.study import read_study
 from samebits.sweeps.report.text import groups_csv, jobs_csv, markdown
 
 Command = Callable[..., str]
@@ -34,10 +33,10 @@ class Finishing:
     def at_once(self, num_jobs: int) -> int:
         return min(num_jobs, 4)
 
-    def run_jobs(self, work: drive.Work) -> None:
+    def run_jobs(self, work: Work) -> None:
         for job in work.jobs:
-            directory.write_json(job.directory / run_status.RESULT, {"val/loss": float(job.number)})
-            run_status.write_status(job.directory, "finished")
+            (job.directory / RESULT).write_text(json.dumps({"val/loss": float(job.number)}))
+            write_status(job.directory, "finished")
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ def command(tmp_path: Path, conf: Path, capsys: pytest.CaptureFixture[str], monk
             with open_dict(master):
                 master.hydra.runtime.cwd = str(tmp_path)
             capsys.readouterr()
-            drive.sweep(PROGRAM, master, loader, Finishing(), arguments)  # type: ignore[arg-type]
+            sweep(PROGRAM, master, loader, Finishing(), arguments)  # type: ignore[arg-type]
         return capsys.readouterr().err
 
     return call
@@ -132,12 +131,12 @@ def test_code_that_was_edited_between_two_commands_is_said(
     assert shown["sections"]["first"][0]["lines"][0].startswith("jobs 0 to 3 with commit aaaaaaa")
 
     job = study.jobs[5].path
-    (job / run_status.RESULT).unlink()
-    run_status.write_status(job, "queued")
+    (job / RESULT).unlink()
+    write_status(job, "queued")
     git |= {"diff": "", "source": "2"}
     command("seed=range(6)")
     assert not (job / "uncommitted.diff").exists()
-    assert [str(code) for code in environment.codes_of(job)] == ["commit ccccccc"]
+    assert [str(code) for code in codes_of(job)] == ["commit ccccccc"]
 
 
 @pytest.mark.slow

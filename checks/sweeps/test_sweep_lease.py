@@ -10,12 +10,9 @@ from sweeps import SWEEP, call_faulty, states
 
 from lab.program import PROGRAM
 from samebits.errors import ConfigError
-from samebits.host.cpu import cores
-from samebits.sweeps import pool
-from samebits.sweeps.drive import Work
-from samebits.sweeps.lease import Leases
-from samebits.sweeps.ledger import Job, Ledger
-from samebits.sweeps.options import PoolConfig, SweepConfig
+from samebits.host import cores
+from samebits.sweeps import Leases, Ledger, PoolConfig, SweepConfig, Work, pool, run_in_pool
+from samebits.sweeps.ledger import Job
 
 
 def job(folder: Path, name: str, strategy: str = "single", num_procs: int | str = "auto", device: str = "auto") -> Path:
@@ -94,7 +91,7 @@ def test_what_is_left_of_a_command_changes_no_jobs_cores(tmp_path: Path, monkeyp
     jobs = [Job(number, (), tmp_path) for number in range(3)]
     for due in (jobs, jobs[2:], iter(jobs)):
         work = Work(Ledger(PROGRAM, tmp_path / "s"), due, jobs, SweepConfig())
-        pool.run_in_pool(work, PoolConfig("auto", "auto"))
+        run_in_pool(work, PoolConfig("auto", "auto"))
     assert seen == [5, 5, 5]
 
 

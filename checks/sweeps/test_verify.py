@@ -21,14 +21,12 @@ import torch
 import yaml
 from common import QUICK, ROOT
 from fork import copy_of_the_project, run_python
-from omegaconf import OmegaConf
 
 import verify
 from lab.program import PROGRAM, start
-from samebits.code import environment, source
-from samebits.code.environment import code_of
+from samebits.code import code_of, codes_of, environment, libraries_of, source, surroundings
 from samebits.errors import ConfigError
-from samebits.runs import directory
+from samebits.runs import reopen_directory, undo_resume
 from samebits.saved import read_config
 from samebits.sweeps.verify import compare, recompute
 from samebits.testing import compose, metrics, start_run, status
@@ -89,42 +87,10 @@ def test_its_first_steps_are_compared_alone(whole: Path, tmp_path: Path, capfd: 
     assert "--steps 12: goes on to step 20, where the run saved its weights" in capfd.readouterr().err
 
 
-def test_what_compared_no_weights_is_not_equal() -> None:
-    some, none = (compare.Part(f"checkpoints/last_{step:09}.pt", text) for step, text in ((20, "4 tensors"), (24, "")))
-    logged = compare.Part("metrics.jsonl", "16 values of 5 records")
-    verdicts = [recompute.Verdict(20, "", 0.0, [], parts, []) for parts in ([logged], [logged, none], [logged, some])]
-    assert [found.equal for found in verdicts] == [False, False, True]
-
-
 def test_a_run_without_checkpoints_has_nothing_to_compare(copied: Path) -> None:
     shutil.rmtree(copied / "checkpoints")
     with pytest.raises(ConfigError, match=r"has saved no checkpoint, so no weights can be compared; resume it"):
         recompute.verify(PROGRAM, copied)
-
-
-def test_of_a_package_that_lies_on_the_path_twice_the_imported_one_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """setuptools appends its own copies to the path."""
-    known = environment.imported_packages()["numpy"]
-    (own := tmp_path / "numpy-0.1.dist-info").mkdir()
-    (own / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 0.1\n")
-    (own / "top_level.txt").write_text("numpy\n")
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    assert environment.imported_packages()["numpy"] == known
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    assert environment.imported_packages()["numpy"] == "0.1"
-
-
-def test_packages_of_other_versions_are_named() -> None:
-    began: dict[str, Any] = {
-        "packages": {"engine": "0.1", "torch": "1", "h5py": "3.0", "numpy": "1", "gone": "1.0", "same": "1"}
-    }
-    now: dict[str, Any] = {"packages": {"samebits": "0.2", "torch": "2", "h5py": "3.0", "same": "1"}}
-    assert recompute.other_packages(began, now) == ["package samebits 0.1 -> 0.2", "package gone 1.0 -> unknown"]
-    for one in (began, now):
-        one["libraries"] = {"samebits": {}}  # is said with the surroundings
-    assert recompute.other_packages(began, now) == ["package gone 1.0 -> unknown"]
 
 
 @pytest.mark.parametrize(
@@ -197,28 +163,6 @@ def test_not_a_number_equals_itself_and_a_damaged_checkpoint_is_a_difference(who
     assert any("last_000000020.pt" in part.difference for part in compare.compare_checkpoints(copied, whole, 24, 0.0))
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"machine": {"torch": "2.8.0", "cpu": "Z80"}}, ["cpu Z80 -> 6502", "torch 2.8.0 -> 2.9.0"]),
-        (
-            {"packages": {"numpy": "1.26", "wandb": "0.1"}, "threads": {"count": 8}},
-            ["numpy 1.26 -> 2.0", "threads 8 -> 1"],
-        ),
-        ({}, []),
-    ],
-)
-def test_other_surroundings_are_named(tmp_path: Path, change: dict[str, Any], said: list[str]) -> None:
-    """And a GPU, which computes to rounding unless it is told to be deterministic."""
-    now: dict[str, Any] = {"machine": {"torch": "2.9.0", "cpu": "6502"}, "packages": {"numpy": "2.0", "wandb": "0.2"}}
-    now["threads"] = {"count": 1}
-    assert recompute.surroundings_differ({**now, **change}, now, None, 2, tmp_path) == said  # type: ignore[arg-type]
-    gpu = {"machine": {"gpu": {"name": "H100"}, "gpus": ["H100"]}}
-    for deterministic, of_gpu in ((False, ["hardware.deterministic=false on a GPU"]), (True, [])):
-        cfg = OmegaConf.create({"hardware": {"deterministic": deterministic}})
-        assert recompute.surroundings_differ(gpu, gpu, cfg, 1, tmp_path) == of_gpu
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_again")
 def test_what_a_resume_has_changed_is_put_back(whole: Path, copied: Path) -> None:
@@ -244,17 +188,17 @@ def test_a_resume_with_other_code_is_recorded(copied: Path, monkeypatch: pytest.
     monkeypatch.setattr(environment, "source_of", lambda _: "other")
     monkeypatch.setattr(environment, "libraries_of", lambda _: {})
     for _ in range(2):
-        directory.reopen_directory(PROGRAM, copied, read_config(PROGRAM, copied), [])
+        reopen_directory(PROGRAM, copied, read_config(PROGRAM, copied), [])
     (change,) = json.loads((copied / "environment.json").read_text())["changes"]
     assert change["after"] == 24
-    assert [str(code) for code in environment.codes_of(copied)] == [began, "no commit, files other"]
+    assert [str(code) for code in codes_of(copied)] == [began, "no commit, files other"]
     hints = recompute.undo_changes(PROGRAM.root, read_config(PROGRAM, copied), [change])
     assert hints == ["compared up to step 24, after which a resume changed code -> no commit, files other"]
-    directory.undo_resume(copied)
-    assert len(environment.codes_of(copied)) == 1
+    undo_resume(copied)
+    assert len(codes_of(copied)) == 1
     shutil.rmtree(copied / "checkpoints")
-    directory.reopen_directory(PROGRAM, copied, read_config(PROGRAM, copied), [])
-    assert [str(code) for code in environment.codes_of(copied)] == ["no commit, files other"]
+    reopen_directory(PROGRAM, copied, read_config(PROGRAM, copied), [])
+    assert [str(code) for code in codes_of(copied)] == ["no commit, files other"]
 
 
 @pytest.mark.parametrize(
@@ -347,7 +291,7 @@ def test_the_second_run_computes_as_the_first_was_decided_to(
     recompute.prepare(PROGRAM, tmp_path / "again", compose(), began, PROGRAM.root)
     known = json.loads((tmp_path / "again/environment.json").read_text())
     assert (known["precision"], known.get("threads")) == (precision, began.get("threads"))
-    assert known["libraries"] == source.libraries_of(PROGRAM.root)
+    assert known["libraries"] == libraries_of(PROGRAM.root)
     recompute.prepare(PROGRAM, tmp_path / "other", compose(), began, tmp_path)
     known = json.loads((tmp_path / "other/environment.json").read_text())
     assert known["libraries"] is None, "other code has others, which its own process records"
@@ -487,8 +431,8 @@ def library(folder: Path, version: str) -> Path:
 
 def run_of(project: Path, folder: Path) -> Path:
     folder.mkdir()
-    known = environment.surroundings(project)
-    directory.write_json(folder / "environment.json", known.environment)
+    known = surroundings(project)
+    (folder / "environment.json").write_text(json.dumps(known.environment))
     (folder / "uncommitted.diff").write_text(known.diff)
     return folder
 

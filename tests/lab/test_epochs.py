@@ -14,15 +14,22 @@ import torch
 from common import QUICK, ROOT
 from torch.nn import functional as F
 
+from lab.program import PROGRAM
 from samebits.data import TrainPlan
-from samebits.data.order import epochs
 from samebits.errors import ConfigError
+from samebits.targets import locate
 from samebits.testing import SMALL, WAYS, assert_undisturbed, broken_off, metrics, result, start_run, values
 
 WALLS = (
     *QUICK, "trainer.max_epochs=3", "trainer.global_batch_size=300", "trainer.log_every=1ep", "trainer.eval_every=1ep",
     "trainer.save_every=1ep", "data.order._target_=samebits.data.order.epochs", "+data.order.batch_size=300",
 )  # fmt: skip
+
+
+def in_epochs(dataset: Any, seed: int, batch_size: int) -> Any:
+    """Return the order that SMALLER asks for."""
+    order = locate(PROGRAM, "samebits.data.order.epochs", "data.order")
+    return order(dataset, seed, batch_size, drop_last=False)
 
 
 @pytest.mark.slow
@@ -53,7 +60,7 @@ def test_the_smaller_batch_of_an_epoch_is_what_a_plain_loop_makes_of_it(tmp_path
     model = plain.first_weights(*SMALLER)
     with h5py.File(ROOT / "data" / "digits.h5") as file:
         x, y = (torch.from_numpy(file["train"][name][:]) for name in ("image", "label"))
-    order, losses = epochs(x, 3, 300, drop_last=False), []
+    order, losses = in_epochs(x, 3, 300), []
     for step in range(10):
         numbers = np.arange(step * 300, step * 300 + (97 if step % 5 == 4 else 300))
         rows = torch.from_numpy(order(numbers))
@@ -88,7 +95,7 @@ def test_a_smaller_batch_is_killed_and_goes_on(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(("size", "batch"), [(10, 4), (8, 4), (3, 8), (13, 12)])
 def test_each_row_counts_once_an_epoch(size: int, batch: int) -> None:
     """Whatever the ranks; padding has the number -1."""
-    order: Any = epochs(range(size), 0, batch, drop_last=False)
+    order = in_epochs(range(size), 0, batch)
     steps = -(-size // batch)
     assert order.epoch_samples == steps * batch
     for ranks in (1, 2):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,56 +14,29 @@ import pytest
 import torch
 from common import QUICK, needs
 from torch import nn
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import lab.callbacks.curves
 import lab.tasks.supervised
-import samebits.compiling.captured as captured
 from lab.callbacks.base import Callback
 from lab.config import Config
 from lab.tasks.supervised import Supervised
-from samebits.device import Hardware, HardwareConfig, resolve_hardware
-from samebits.device.threads import Threads
+from samebits.compiling import Captured
+from samebits.device import resolve_hardware
 from samebits.errors import ConfigError
-from samebits.process import header, rank
-from samebits.profiling import Work
 from samebits.testing import assert_equal, compose, last_checkpoint, metrics, start_run
+from samebits.testing.devices import RecordedGraph
 from samebits.testing.processes import slow
-from samebits.world import World
 
 SMALL = (*QUICK[:3], "trainer.max_epochs=null", "trainer.max_steps=12", "trainer.global_batch_size=24",
          "trainer.log_every=4", "trainer.eval_every=6", "trainer.save_every=6", "model.hidden=[16]")  # fmt: skip
 
 
-class Recorded:
-    """In the place of a CUDA graph: the operations of a step, recorded while it runs once, and run again on the same
-    memory. As in a graph, what Python decided meanwhile is decided for all steps after it."""
-
-    made: int
-
-    def __init__(self, step: Callable[..., Any], inputs: Sequence[Any]) -> None:
-        type(self).made += 1
-        self.inputs, self.names = inputs, list[str]()
-        self.first: dict[str, torch.Tensor] | None = None
-
-        def whole(batches: Any) -> torch.Tensor:
-            self.first = step(batches)
-            self.names = list(self.first)
-            return torch.stack([value.float() for value in self.first.values()])
-
-        self.graph = make_fx(whole)(inputs)
-
-    @torch.no_grad()
-    def __call__(self) -> dict[str, torch.Tensor]:
-        first, self.first = self.first, None  # recording has run the step, which capturing does not
-        return first or dict(zip(self.names, self.graph(self.inputs).clone().unbind()))
-
-
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captured, "Graph", Recorded)
-    monkeypatch.setattr(rank, "resolve_hardware", lambda *given: replace(resolve_hardware(*given), cuda_graph=True))
-    Recorded.made = 0
+    RecordedGraph.replace_graphs(monkeypatch)
+    monkeypatch.setattr(
+        "samebits.process.rank.resolve_hardware", lambda *given: replace(resolve_hardware(*given), cuda_graph=True)
+    )
 
 
 WAYS = [
@@ -80,9 +52,9 @@ def test_a_run_of_replays_is_a_run_of_steps(tmp_path: Path, on_cpu: None, more: 
     """To rounding: a rate on the device is a float32. The checkpoint has numbers for rates, and can be gone on from
     without a graph."""
     graph = start_run(tmp_path / "graph", *SMALL, *more)
-    assert Recorded.made == 1
+    assert RecordedGraph.made == 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rank, "resolve_hardware", resolve_hardware)
+        patch.setattr("samebits.process.rank.resolve_hardware", resolve_hardware)
         plain = start_run(tmp_path / "plain", *SMALL, *more)
         for late in graph.glob("checkpoints/*12.pt"):
             late.unlink()
@@ -163,7 +135,7 @@ def test_what_a_callback_changes_is_captured_anew(
     run = start_run(
         tmp_path, *SMALL, "+callback.turning={_target_: lab.callbacks.curves.Turning}", "trainer.eval_every=3"
     )
-    assert Recorded.made == 3  # at step 4, after the evaluation at step 6, after that at step 9
+    assert RecordedGraph.made == 3  # at step 4, after the evaluation at step 6, after that at step 9
     assert metrics(run)[-1]["step"] == 12
 
 
@@ -171,7 +143,7 @@ def test_a_batch_of_another_shape_has_a_step_as_it_is() -> None:
     net = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
     said: list[str] = []
-    run = captured.Captured({"net": net}, [optimizer], said.append)
+    run = Captured({"net": net}, [optimizer], said.append)
     sizes: list[int] = []
 
     def step(batches: Sequence[Any]) -> dict[str, torch.Tensor]:
@@ -257,18 +229,3 @@ def test_methods_that_choose_on_the_host_are_refused(
         monkeypatch.setattr(lab.tasks.supervised, kind.__name__, kind, raising=False)
     with pytest.raises(ConfigError, match=rf"^hardware\.cuda_graph=true: {says}"):
         start_run(tmp_path, *SMALL, *more)
-
-
-@pytest.mark.parametrize(("flop", "graph", "told"), [(5e5, False, True), (5e5, True, False), (1e9, False, False)])
-def test_a_small_step_is_told_of_the_graph(flop: float, graph: bool, told: bool) -> None:
-    """On the first screen of a run on a GPU, where it would help and is not on."""
-    lines: list[str] = []
-    machine = Hardware("cuda", 1, "bf16", Threads(1, 1, ""), [64], 64, cuda_graph=graph)
-    run: Any = SimpleNamespace(
-        trainer=SimpleNamespace(global_batch_size=64), world=World(0, 1, 0, torch.device("cpu")), total_steps=9,
-        work=Work(flop=flop), machine=machine,
-    )  # fmt: skip
-    logger: Any = SimpleNamespace(say=lines.append)
-    loader: Any = SimpleNamespace(why="")
-    header.describe(logger, machine, nn.Linear(2, 2), run, {"train": range(9)}, loader, [], HardwareConfig())
-    assert any("hardware.cuda_graph=true" in line for line in lines) is told

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from common import needs
 
-from h5rows.engines import PackOptions, open_source
-from h5rows.packing.write import pack
+from h5rows import pack
 from lab.config import Config
 from lab.datasets.image_folder import ImageFolder
 from lab.loaders import make_dataset
@@ -49,8 +48,8 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("crop", ["center", "none"])
 def test_its_samples_are_those_that_are_packed(photos: Path, tmp_path: Path, channels: int, crop: str) -> None:
     """Bit for bit, in the same order."""
-    options = PackOptions(size=(6, 10), crop=crop, mode={1: "L", 3: "RGB"}[channels], quiet=True, workers=1)
-    pack(open_source(str(photos), options), tmp_path / "photos.h5", options, {})
+    mode = {1: "L", 3: "RGB"}[channels]
+    pack(photos, tmp_path / "photos.h5", size=(6, 10), crop=crop, mode=mode, quiet=True, workers=1)
     found = ImageFolder(str(photos), [6, 10], crop, channels, {"train": [0, 1]}, "train")  # type: ignore[arg-type]
     with h5py.File(tmp_path / "photos.h5") as file:
         assert len(found) == len(file["image"]) == 150

@@ -33,8 +33,7 @@ from lab.state import Every, Run, TrainState
 from lab.tasks.base import Task
 from lab.tasks.supervised import Supervised
 from samebits.checkpoints import Optimizers
-from samebits.device import Hardware
-from samebits.device.threads import Threads
+from samebits.device import HardwareConfig, resolve_hardware
 from samebits.errors import ConfigError, RunFailed
 from samebits.testing.processes import on_ranks
 from samebits.world import Stopped, World
@@ -126,7 +125,7 @@ def trainer(**changed: Any) -> TrainerConfig:
     return TrainerConfig(**{**given, **changed})
 
 
-MACHINE = Hardware("cpu", 1, "fp32", Threads(1, 1, ""), [3, 2], 3)
+MACHINE = resolve_hardware(HardwareConfig(device="cpu", num_threads=1, micro_batch_size=3), trainer())
 
 
 def run_of(around: Any, **changed: Any) -> Run:

@@ -32,7 +32,7 @@ from lab.tasks.supervised import Supervised
 from samebits.checkpoints import Optimizers, load_checkpoint
 from samebits.errors import ConfigError
 from samebits.private import lean_step
-from samebits.saved.config import updated
+from samebits.saved import current
 from samebits.targets import locate
 from samebits.testing import assert_equal, compose, last_checkpoint, start_run, values
 
@@ -296,9 +296,10 @@ def test_saved_configs_with_the_names_of_older_versions_are_built() -> None:
     """Optimizers and schedules were classes of one module."""
     old_names = [old for old in PROGRAM.moved if ".optim." in old]
     assert len(old_names) == 6
+    saved = compose(*QUICK, "trainer.max_steps=1")
     for old in old_names:
-        values, _, _ = updated(PROGRAM, {"optim": {"schedule": {"_target_": old}}})
-        new = values["optim"]["schedule"]["_target_"]
+        saved.optim.schedule = {"_target_": old}
+        new = current(PROGRAM, saved, Path("config.yaml")).optim.schedule._target_
         assert locate(PROGRAM, new, "optim").__name__ == old.rpartition(".")[2]
 
 

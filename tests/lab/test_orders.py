@@ -14,9 +14,9 @@ import torch
 from common import ROOT
 from torch import Tensor, nn
 
+import lab.datasets.h5
 import lab.run
 import lab.tasks.supervised
-import samebits.data.order
 from lab.callbacks.base import Callback
 from lab.rows import by_row
 from lab.tasks.base import Batch, Losses
@@ -32,7 +32,7 @@ DIGITS = ROOT / "data" / "digits.h5"
 class Weighted:
     """Rows in proportion to their weights."""
 
-    __module__ = "samebits.data.order"
+    __module__ = "lab.datasets.h5"
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self.draws, self.weights = Draws(seed, "Weighted"), torch.ones(len(dataset))
@@ -84,12 +84,12 @@ class Miner(Callback):
 
 @pytest.fixture(autouse=True)
 def named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samebits.data.order, "Weighted", Weighted, raising=False)
+    monkeypatch.setattr(lab.datasets.h5, "Weighted", Weighted, raising=False)
 
 
 RUN = (
     *SMALL, "model.hidden=[16]", "optim.lr=1e-2", "trainer.ema_decay=0.5",
-    "data.order._target_=samebits.data.order.Weighted",
+    "data.order._target_=lab.datasets.h5.Weighted",
 )  # fmt: skip
 
 
@@ -152,7 +152,7 @@ def test_a_batch_says_which_rows_it_holds(tmp_path: Path, monkeypatch: pytest.Mo
     loader = (f"data.loader={kind}", "data.num_workers=2", "trainer.eval_in_step=true", "hardware.eval_batch_size=99")
     start_run(
         tmp_path, *SMALL, *WAYS[way], *loader, "task._target_=lab.tasks.supervised.Named", "model.hidden=[8]",
-        "trainer.max_steps=4", "data.order._target_=samebits.data.order.Weighted", "data.splits.test=null",
+        "trainer.max_steps=4", "data.order._target_=lab.datasets.h5.Weighted", "data.splits.test=null",
     )  # fmt: skip
 
 

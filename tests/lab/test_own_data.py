@@ -27,7 +27,7 @@ from lab.metrics.base import SummedMetric
 from lab.transforms.fields import ToFloat
 from samebits.device import HardwareConfig
 from samebits.errors import ConfigError
-from samebits.process.header import unheeded
+from samebits.process import unheeded
 from samebits.testing import compose, result, start_run
 from samebits.testing.processes import slow
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from lab.config import Config
 from lab.network import make_model
 from lab.restore import score_checkpoint
-from samebits.data.permutation import Permutation
+from samebits.data import shuffled
 from samebits.steps import seed_everything
 from samebits.testing import compose, last_checkpoint, metrics, result, start_run, values
 
@@ -62,12 +62,12 @@ def reference(overrides: tuple[str, ...], given: dict[str, Any]) -> tuple[nn.Mod
         groups = [{"params": weights, "weight_decay": given["decay"]}, {"params": biases, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr)
     (x, y), (val_x, val_y) = digits("train"), digits("val")
-    permutation = Permutation(len(x), 4, stream=0)
+    order = shuffled(x, 4)
     seed_everything(4, stream=1)
     lines, sums = [], {"loss": 0.0, "grad_norm": 0.0}
     for step in range(1, STEPS + 1):
         numbers = np.arange((step - 1) * BATCH, step * BATCH)
-        rows = permutation(numbers % len(x), numbers // len(x))
+        rows = order(numbers)
         rate = lr * min(1.0, step / round(WARMUP * STEPS))
         for group in optimizer.param_groups:
             group["lr"] = rate

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -17,9 +16,6 @@ from omegaconf import OmegaConf
 from lab.program import PROGRAM
 from lab.restore import score_checkpoint
 from samebits.errors import ConfigError
-from samebits.sweeps.report.curves import keys_of
-from samebits.sweeps.search.methods import Methods
-from samebits.sweeps.search.objectives import Objective, choose
 from samebits.testing import (
     SMALL,
     assert_undisturbed,
@@ -123,23 +119,9 @@ def test_text_has_them_too(tmp_path: Path) -> None:
 
 def test_a_search_follows_and_prunes_by_one() -> None:
     cfg: Mapping[str, Any] = OmegaConf.to_container(compose(*RUN))  # type: ignore[assignment]
-    assert choose(PROGRAM, {"val_hard/accuracy": "max", "test_more/loss": "min"}, cfg)[0] == Objective(
-        "val_hard/accuracy", "max"
-    )
-    with pytest.raises(ConfigError, match=r"has no 'val_har/loss' - did you mean val_hard/loss\?"):
-        choose(PROGRAM, {"val_har/loss": "min"}, cfg)
-    method: Any = SimpleNamespace(prunes=True)
-    Methods.check_pruning(method, [Objective("val_hard/loss", "min")], cfg)
-    with pytest.raises(ConfigError, match="test_more/loss is known at a run's end only"):
-        Methods.check_pruning(method, [Objective("test_more/loss", "min")], cfg)
-
-
-def test_a_report_shows_them_beside_val() -> None:
-    keys = ["test/loss", "test_more/loss", "train/loss", "val/loss", "val_hard/loss", "perf/samples_per_s"]
-    jobs: Any = [SimpleNamespace(curves=dict.fromkeys(keys))]
-    assert keys_of(jobs, ["val_hard/loss"]) == [
-        "val_hard/loss", "val/loss", "train/loss", "test/loss", "test_more/loss", "perf/samples_per_s",
-    ]  # fmt: skip
+    scores = {"val_hard/accuracy", "val_hard/loss", "test_more/loss"}
+    assert scores <= {*PROGRAM.scores(cfg, "val", "test")}
+    assert "test_more/loss" not in PROGRAM.scores(cfg, "val")
 
 
 @pytest.mark.slow

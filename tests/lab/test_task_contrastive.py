@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,13 @@ from shipped import Shipped
 from torch import nn
 from torch.nn import functional as F
 
-import samebits.device.hardware
-import samebits.parallel.ddp
+import lab.run
 from lab import tune
 from lab.restore import score_checkpoint
 from lab.tasks.contrastive import Contrastive
 from samebits.checkpoints import load_checkpoint
 from samebits.children import in_a_child
+from samebits.device import resolve_hardware
 from samebits.errors import ConfigError, RunFailed
 from samebits.testing import SMALL, WAYS, Promises, compose, start_run
 from samebits.testing.processes import on_ranks
@@ -123,9 +124,9 @@ def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         (("trainer=fsdp", "hardware.num_procs=2"), "trainer=fsdp: Contrastive holds parameters beside the model (log_"),
         (("trainer=dp", "hardware.device=auto"), "trainer=dp: Contrastive compares the samples of a whole batch"),
     ):
-        if "trainer=dp" in overrides:  # of devices that are the CPU
-            monkeypatch.setattr(samebits.device.hardware, "choose_device", lambda hardware: "cpu")
-            for module in (samebits.parallel.ddp, samebits.device.hardware):
-                monkeypatch.setattr(module, "gpus", lambda: [torch.device("cpu")] * 2)
+        if "trainer=dp" in overrides:  # on the machine of a test, which has no two GPUs
+            monkeypatch.setattr(
+                lab.run, "resolve_hardware", lambda own, given: resolve_hardware(own, replace(given, strategy="single"))
+            )
         with pytest.raises(ConfigError, match=re.escape(line)):
             start_run(tmp_path / "run", *SMALL, *RUN, *overrides)

@@ -16,8 +16,7 @@ from lab.losses.cross_entropy import CrossEntropy
 from lab.network import make_model
 from lab.restore import score_checkpoint
 from lab.tasks.finetune import Finetune
-from samebits.checkpoints import export, weights_of
-from samebits.checkpoints.checkpoint import find_checkpoint
+from samebits.checkpoints import export, find_checkpoint, weights_of
 from samebits.errors import ConfigError, Damaged
 from samebits.testing import assert_equal, compose, last_checkpoint, result, start_run
 

@@ -12,8 +12,8 @@ from test_transforms import batch_of
 from test_transforms import test_bitwise_the_same_for_any_split as check_bits
 from torch import Tensor
 
-import samebits.compiling.dynamo as dynamo
 from lab.transforms.augment import BY_LEVEL, KINDS, SIGNED, TrivialAugment
+from samebits.compiling import CompiledChain
 from samebits.errors import ConfigError
 
 SHARED = {"brightness": "Brightness", "color": "Color", "contrast": "Contrast", "sharpness": "Sharpness"}
@@ -114,7 +114,7 @@ def test_it_is_one_graph_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     real, transform, numbers = torch.compile, TrivialAugment("x", 0), torch.arange(8)
     monkeypatch.setattr(torch, "compile", lambda target: real(target, backend="aot_eager", fullgraph=True))
     torch._dynamo.reset()
-    compiled = dynamo.CompiledChain(transform)
+    compiled = CompiledChain(transform)
     for _ in range(2):
         numbers = numbers + 8
         assert torch.equal(compiled({"x": images()}, numbers)["x"], transform({"x": images()}, numbers)["x"])

@@ -26,10 +26,11 @@ from lab.make import make_task
 from lab.options import TrainerConfig
 from lab.program import PROGRAM
 from samebits import testing
-from samebits.config.compose import composed, initialize, missing_keys, resolved
+from samebits.config import composed, initialize, resolved
+from samebits.config.compose import missing_keys
 from samebits.errors import ConfigError
 from samebits.schema import Rule, option, parse_interval, passed, split_own, typed
-from samebits.targets.nodes import build_target, check_targets
+from samebits.targets import build_target, check_targets
 
 OPTIONS = sorted(
     f"{path.parent.relative_to(PROGRAM.conf)}={path.stem}"

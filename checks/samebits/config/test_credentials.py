@@ -14,7 +14,7 @@ from lab.program import PROGRAM
 from samebits.credentials import redacted, restored
 from samebits.errors import ConfigError
 from samebits.loggers.wandb_log import wandb_arguments
-from samebits.runs.directory import fill_directory
+from samebits.runs import fill_directory
 from samebits.saved import read_config, read_overrides
 from samebits.testing import compose
 

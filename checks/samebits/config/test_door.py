@@ -23,9 +23,9 @@ from lab import load_run
 from lab.program import PROGRAM
 from samebits.errors import ConfigError
 from samebits.files import LARGEST, LONGEST_LINE, read_file, read_json, records
-from samebits.saved.config import enter, load_plain, read_config, saved_config
-from samebits.sweeps.ledger import Ledger
-from samebits.sweeps.report.read import runs_below
+from samebits.saved import enter, load_plain, read_config, saved_config
+from samebits.sweeps import Ledger
+from samebits.sweeps.report import runs_below
 from samebits.testing import start_run
 
 OUTSIDE = Path(__file__)

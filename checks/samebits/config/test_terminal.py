@@ -19,9 +19,9 @@ from common import QUICK, ROOT
 from test_untrusted import main, stranger  # noqa: F401 - a fixture
 
 from h5rows.engines import run as h5
-from samebits.checkpoints.checkpoint import save_checkpoint
+from samebits.checkpoints import save_checkpoint
 from samebits.errors import plain_output, visible
-from samebits.loggers.logger import log_to
+from samebits.loggers import log_to
 from samebits.testing.processes import called
 
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b2J\rover\u202e"

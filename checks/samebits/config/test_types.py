@@ -17,7 +17,7 @@ import torch
 from common import QUICK, ROOT
 from test_untrusted import main
 
-from samebits.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from samebits.checkpoints import load_checkpoint, save_checkpoint
 from samebits.errors import Damaged
 from samebits.files import KINDS, read_json
 from samebits.testing import start_run

@@ -14,18 +14,18 @@ import pytest
 import torch
 from common import ROOT
 
-from samebits.checkpoints import checkpoint, shards
+from samebits.checkpoints import Checkpoints, load_checkpoint, save_checkpoint, shards
 from samebits.errors import Damaged
 from samebits.testing import assert_equal
-from samebits.world.collectives import World
+from samebits.world import World
 
 RUNS = ROOT / "checks" / "runs"
 
 
 def in_parts(path: Path) -> Path:
     """A checkpoint of this version, in parts."""
-    payload = checkpoint.load_checkpoint(RUNS / "whole-stopped/checkpoints/last_000000005.pt")
-    shards.save(payload, path, World(0, 1, 0, torch.device("cpu")), checkpoint.save_checkpoint)
+    payload = load_checkpoint(RUNS / "whole-stopped/checkpoints/last_000000005.pt")
+    shards.save(payload, path, World(0, 1, 0, torch.device("cpu")), save_checkpoint)
     return path
 
 
@@ -69,7 +69,7 @@ def test_damage_is_seen_or_harmless(tmp_path: Path, kind: str) -> None:
         path = in_parts(tmp_path / "last_000000005.dcp")
         files = sorted(path.iterdir())
         assert {".metadata", "rest.pt", "__0_0.distcp"} <= {file.name for file in files}
-    whole, count = checkpoint.load_checkpoint(path), 100 if kind == "file" else 30  # DCP is slow
+    whole, count = load_checkpoint(path), 100 if kind == "file" else 30  # DCP is slow
     said: list[str] = []
     for file in files:
         raw = file.read_bytes()
@@ -77,7 +77,7 @@ def test_damage_is_seen_or_harmless(tmp_path: Path, kind: str) -> None:
         for place, what in damages(len(raw), places, count // len(files), rng):
             file.write_bytes(damage(raw, place, what, rng.randrange(8)))
             try:
-                loaded = checkpoint.load_checkpoint(path)
+                loaded = load_checkpoint(path)
             except Damaged as error:
                 said.append(str(error))
             else:
@@ -85,7 +85,7 @@ def test_damage_is_seen_or_harmless(tmp_path: Path, kind: str) -> None:
         file.write_bytes(raw)
     assert len(said) > count / 4
     assert all(str(path) in line and "\n" not in line for line in said)
-    assert_equal(checkpoint.load_checkpoint(path), whole)
+    assert_equal(load_checkpoint(path), whole)
 
 
 FOREIGN: list[Any] = [[1, 2], {"a": torch.zeros(2)}, {"model": [], "ema": None}, torch.zeros(3), "text"]
@@ -112,7 +112,7 @@ def test_the_newest_that_is_whole_counts(tmp_path: Path, suffix: str, caplog: py
     for name in ("last_final.pt", "best_.pt", "last_5.damaged", "best_model.dcp"):
         (tmp_path / name).write_bytes(b"mine")
     with caplog.at_level(logging.WARNING, "samebits"):
-        found = checkpoint.Checkpoints(tmp_path).newest_valid()
+        found = Checkpoints(tmp_path).newest_valid()
     assert found is not None
     assert found[0] == good
     said = [record.getMessage() for record in caplog.records if record.name == "samebits"]
@@ -130,7 +130,7 @@ def test_a_disk_that_cannot_be_read_is_no_damage(tmp_path: Path, monkeypatch: py
     ):
         monkeypatch.setattr(torch, "load", lambda *a, error=error, **k: (_ for _ in ()).throw(error))
         with pytest.raises(type(error)):
-            checkpoint.Checkpoints(tmp_path / "run/checkpoints").newest_valid(put_aside=True)
+            Checkpoints(tmp_path / "run/checkpoints").newest_valid(put_aside=True)
     assert sorted(p.name for p in (tmp_path / "run/checkpoints").iterdir()) == [
         "best_000000004.pt",
         "last_000000005.pt",

@@ -13,8 +13,7 @@ from common import QUICK
 from torch.utils.data import IterableDataset
 
 import lab.loaders
-from samebits.data.loading.samples import check_indexed
-from samebits.data.stream import Stream, is_stream
+from samebits.data import Stream, check_indexed, is_stream
 from samebits.errors import ConfigError
 from samebits.testing import assert_equal, last_checkpoint, metrics, raise_at_step, result, start_run
 

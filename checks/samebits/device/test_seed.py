@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import random
 from collections.abc import Iterator
 
@@ -12,8 +11,7 @@ import pytest
 import torch
 from checking import old_rng_state
 
-from samebits.device.hardware import make_deterministic
-from samebits.steps.seed import StepNumbers, rng_row, seed_everything, set_rng_row, set_rng_state
+from samebits.steps import StepNumbers, rng_row, seed_everything, set_rng_row, set_rng_state
 
 CPU = torch.device("cpu")
 
@@ -135,16 +133,3 @@ def test_the_generator_of_the_device_is_saved_too(monkeypatch: pytest.MonkeyPatc
     set_rng_state(old, device)  # a checkpoint that the CPU wrote
     set_rng_state({**old, kind: own}, CPU)  # one of a GPU, read on the CPU
     assert len(set_to) == 2
-
-
-def test_deterministic_means_all_three_switches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    try:
-        make_deterministic()
-        assert torch.are_deterministic_algorithms_enabled()
-        assert not torch.is_deterministic_algorithms_warn_only_enabled()
-        assert torch.backends.cudnn.benchmark is False
-        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    finally:
-        torch.use_deterministic_algorithms(False)

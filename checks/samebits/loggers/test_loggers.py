@@ -20,11 +20,10 @@ from common import QUICK, TRAIN
 from lab.program import PROGRAM
 from samebits.errors import ConfigError
 from samebits.extras import missing
-from samebits.loggers.logger import RunLogger
-from samebits.loggers.media import Audio, Histogram, Table, grid, save
-from samebits.loggers.mlflow_log import MLflowThread, name_there, sync_mlflow
-from samebits.loggers.options import LoggerConfig, MLflowConfig
-from samebits.runs.directory import write_config
+from samebits.loggers import Audio, Histogram, LoggerConfig, RunLogger, Table, sync_mlflow
+from samebits.loggers.mlflow_log import MLflowThread, name_there
+from samebits.loggers.options import MLflowConfig
+from samebits.runs import write_config
 from samebits.testing import compose, kill_at, metrics, start_run
 from samebits.testing.processes import called
 
@@ -144,25 +143,6 @@ def test_a_resume_drops_what_was_logged_after_its_checkpoint(tmp_path: Path) -> 
     assert log(2, None, (3, 0.6)) == [(1, 0.1), (2, 0.2), (3, 0.6)]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("../out", "text", "a name is made of letters"),
-        ("a b", "text", "a name is made of letters"),
-        ("x", np.zeros((2, 2), np.int64), r"int64 \(2, 2\) is no picture"),
-        (
-            "x",
-            np.zeros(5, np.uint8),
-            r"uint8 \(5,\) is no picture: .* a Histogram, Audio or Table of samebits\.loggers",
-        ),
-        ("x", Audio(np.zeros((1, 2, 3)), 8000), r"samples have the shape \(1, 2, 3\)"),
-    ],
-)
-def test_what_cannot_be_shown_is_said(tmp_path: Path, name: str, value: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        save(tmp_path, 1, name, value)
-
-
 @pytest.mark.one_quick
 @pytest.mark.parametrize(("name", "extra"), [("tensorboard", "tensorboard"), ("mlflow", "mlflow"), ("wandb", "")])
 def test_a_library_that_is_missing_is_said_before_the_run(
@@ -260,15 +240,6 @@ def test_pictures_of_predictions_at_each_evaluation(tmp_path: Path) -> None:
     run = start_run(tmp_path / "run", *overrides, "trainer=ddp", "hardware.num_procs=2")
     pictures = sorted((run / "media/val/predictions").iterdir())
     assert [path.name for path in pictures] == ["00000004.png", "00000008.png"]
-
-
-def test_a_grid_has_its_images_in_order() -> None:
-    images = torch.arange(5.0).view(5, 1, 1, 1).expand(5, 3, 2, 2)
-    made = grid(images, columns=3)
-    assert made.shape == (3, 4, 6)
-    assert made[1, ::2, ::2].tolist() == [[0, 1, 2], [3, 4, 0]]
-    with pytest.raises(ConfigError, match=r"grid: needs images \(N, 1 or 3, H, W\), not \(5, 3, 2\)"):
-        grid(images[..., 0])
 
 
 def test_what_was_logged_after_the_checkpoint_is_logged_again_alone(tmp_path: Path) -> None:

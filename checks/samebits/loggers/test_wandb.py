@@ -18,13 +18,10 @@ from wandb_server import KEY, Server, serving
 
 from lab.program import PROGRAM
 from samebits.errors import ConfigError
-from samebits.loggers import Audio, Histogram, RunLogger, Table, wandb_upload
-from samebits.loggers.options import LoggerConfig
+from samebits.loggers import Audio, Histogram, LoggerConfig, RunLogger, Table, wandb_upload
 from samebits.loggers.wandb_log import wandb_arguments
-from samebits.loggers.wandb_upload import own_checkpoint
-from samebits.runs.directory import fill_directory, write_config
-from samebits.status import SHARED_WEIGHTS
-from samebits.status.files import write_status
+from samebits.runs import fill_directory, write_config
+from samebits.status import write_status
 from samebits.testing import compose, metrics, status
 from samebits.testing.processes import processes_with, wait_for
 
@@ -92,25 +89,6 @@ def test_an_online_run_holds_metrics_and_config(train_command: Command, tmp_path
     assert (artifact["state"], artifact["artifactCollectionName"]) == ("COMMITTED", f"model-{name}")
 
 
-def test_a_checkpoint_outside_of_the_run_is_not_uploaded(tmp_path: Path) -> None:
-    """Whatever result.json names, and wherever a link leads."""
-    run = tmp_path / "run"
-    (run / "checkpoints").mkdir(parents=True)
-    for file in (tmp_path / "best_000000001.pt", run / "checkpoints/best_000000002.pt"):
-        file.write_bytes(b"weights")
-    (run / "checkpoints/best_000000003.pt").symlink_to(tmp_path / "best_000000001.pt")
-    (tmp_path / "link").symlink_to(run)
-    named = {
-        "checkpoints/best_000000002.pt": True, f"{run}/checkpoints/best_000000002.pt": True, "": False, "..": False,
-        str(tmp_path / "best_000000001.pt"): False, "../best_000000001.pt": False,
-        "checkpoints/best_000000003.pt": False,
-    }  # fmt: skip
-    for where in (run, tmp_path / "link"):
-        found = {name: own_checkpoint(where, {"best_checkpoint": name}) for name in named}
-        assert {name: path is not None and path.is_file() for name, path in found.items()} == named
-        assert own_checkpoint(where, {}) is None
-
-
 @pytest.mark.parametrize("had", [0, 2, 4])
 def test_each_line_is_sent_once_without_what_was_not_finite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, had: int
@@ -123,18 +101,6 @@ def test_each_line_is_sent_once_without_what_was_not_finite(
     assert wandb_upload.send_wandb(PROGRAM, tmp_path / "run", lines, tmp_path, "online") == (run, 4, had)
     wanted = [{"step": line["step"], "_timestamp": 1.0, "train/loss": line["train/loss"]} for line in lines[had:]]
     assert sent == [{key: value for key, value in row.items() if value is not None} for row in wanted]
-
-
-@pytest.mark.slow
-def test_an_artifact_has_what_its_checkpoint_needs(tmp_path: Path) -> None:
-    from samebits.loggers.wandb_upload import log_artifact
-
-    for name in ("best_000000004.pt", SHARED_WEIGHTS):
-        (tmp_path / name).write_bytes(b"weights")
-    logged: list[Any] = []
-    run = SimpleNamespace(id="x", offline=True, log_artifact=lambda artifact, aliases: logged.append(artifact))
-    log_artifact(run, {"best_step": 4}, tmp_path / "best_000000004.pt")
-    assert sorted(logged[0].manifest.entries) == ["best_000000004.pt", SHARED_WEIGHTS]
 
 
 def begun(run: Path, *overrides: str) -> LoggerConfig:
@@ -176,29 +142,6 @@ def test_each_kind_of_media_reaches_wandb(tmp_path: Path, server: Server, monkey
     assert (table["columns"], table["data"]) == (["image", "label"], [[7, "cat"], [0.5, "dog"]])
     assert {made[key]["path"] for key in ("val/image", "voice", "text")} <= server.files[name].keys()
     assert server.summaries[name]["balance/x"] == 2
-
-
-def test_a_key_is_found_where_wandb_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from samebits.loggers.wandb_log import _server, auto_wandb_mode
-
-    for name in ("MODE", "API_KEY", "BASE_URL", "IDENTITY_TOKEN_FILE"):
-        monkeypatch.delenv(f"WANDB_{name}", raising=False)
-    monkeypatch.delenv("NETRC", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
-    assert auto_wandb_mode() == "offline"
-    (tmp_path / "mine").write_text("machine api.wandb.ai login user password " + "0" * 40)
-    with monkeypatch.context() as patch:
-        patch.setenv("NETRC", str(tmp_path / "mine"))
-        assert auto_wandb_mode() == "online"
-    with monkeypatch.context() as patch:
-        patch.setenv("WANDB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
-        assert auto_wandb_mode() == "online"
-    (tmp_path / ".netrc").write_text("machine my.server:8080 login user password " + "0" * 40)
-    assert auto_wandb_mode() == "offline"
-    (tmp_path / "config").mkdir()
-    (tmp_path / "config/settings").write_text("[default]\nbase_url = http://my.server:8080\n")  # wandb login --host
-    assert (auto_wandb_mode(), _server()) == ("online", ("my.server", 8080))
 
 
 @pytest.fixture

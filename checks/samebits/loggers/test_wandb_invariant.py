@@ -23,11 +23,10 @@ from wandb_server import Server
 
 from lab.program import PROGRAM
 from samebits.files import write_json
-from samebits.loggers import RunLogger, wandb_upload
-from samebits.loggers.options import LoggerConfig
+from samebits.loggers import LoggerConfig, RunLogger, wandb_upload
 from samebits.loggers.wandb_log import wandb_arguments
 from samebits.loggers.wandb_upload import Feed, upload
-from samebits.status.files import write_status
+from samebits.status import write_status
 from samebits.testing import status
 
 LAST = 20  # step at which the run finishes; a line every 2 steps, two and a text every 4, where it is saved, too

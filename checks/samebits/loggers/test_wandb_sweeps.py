@@ -19,10 +19,10 @@ from omegaconf import OmegaConf
 from wandb_sweeps import SweepServer, serving_sweep
 
 from lab.program import PROGRAM
-from samebits.config.compose import composed
+from samebits.config import composed
 from samebits.config.wandb_agent import from_agent, run_folder
 from samebits.errors import ConfigError
-from samebits.loggers.wandb_stop import stopped_by_wandb
+from samebits.loggers import stopped_by_wandb
 from samebits.process.parent import end_as_stopped
 from samebits.status import checkpoint_files, write_status
 from samebits.testing import metrics, result, status

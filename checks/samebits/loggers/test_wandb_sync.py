@@ -23,12 +23,8 @@ from wandb_server import Server, serving
 
 from lab.program import PROGRAM
 from samebits.config.wandb_agent import from_agent
-from samebits.errors import RunFailed
-from samebits.locks import Lock
-from samebits.loggers import wandb_upload
 from samebits.loggers.wandb_log import run_name
-from samebits.loggers.wandb_upload import sending
-from samebits.runs.directory import claimed, write_json
+from samebits.runs import claimed
 from samebits.testing import kill_at, metrics, result, status
 from samebits.testing.processes import at_once, called, free_port, processes_with, sample_of, wait_for, warm
 
@@ -82,7 +78,7 @@ def test_offline_runs_are_sent_once(finished: Path, tmp_path: Path, server: Serv
             "interrupted": (255, "killed")}  # fmt: skip
     for end in ends:
         copied = shutil.copytree(run, tmp_path / end)
-        write_json(copied / "status.json", {**status(run), "status": end, "wandb_id": end})
+        (copied / "status.json").write_text(json.dumps({**status(run), "status": end, "wandb_id": end}))
     count = len(metrics(run))
     assert sync(server, str(tmp_path)).count(f"{count} of {count} lines sent") == 5
     assert_holds(server, run)
@@ -108,7 +104,7 @@ def test_a_run_that_runs_offline_is_sent_as_far_as_it_is(finished: Path, tmp_pat
     shutil.copytree(finished, run)
     end, name = status(run), status(run)["wandb_id"]
     with claimed(run):
-        write_json(run / "status.json", {**end, "status": "running"})
+        (run / "status.json").write_text(json.dumps({**end, "status": "running"}))
         for count, new in ((3, 3), (7, 4)):
             (run / "metrics.jsonl").write_text("".join(lines[:count]) + '{"step": 12, "tr')  # being written
             said = sync(server, str(run))
@@ -117,40 +113,9 @@ def test_a_run_that_runs_offline_is_sent_as_far_as_it_is(finished: Path, tmp_pat
             assert len(server.rows(name)) == count
             assert server.summaries[name]["status"] == "running"
     (run / "metrics.jsonl").write_text("".join(lines))
-    write_json(run / "status.json", end)
+    (run / "status.json").write_text(json.dumps(end))
     sync(server, str(run))
     assert_holds(server, run)
-
-
-def test_only_a_run_s_own_sender_is_asked_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever number a file of the run's directory names; and only once."""
-    monkeypatch.setattr(wandb_upload, "PATIENCE_S", 0.3)
-    (tmp_path / "wandb").mkdir()
-    holder, code = tmp_path / "wandb/.sending.json", "import time; time.sleep(60)  # samebits.loggers.wandb_upload"
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(Lock(tmp_path / "wandb/.sending"))
-
-        def start(*command: str) -> int:
-            process = subprocess.Popen(command)
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            wait_for(lambda: wandb_upload.command_line(process.pid) == " ".join(command))
-            return process.pid
-
-        def signals(pid: object) -> list[tuple[int, int]]:
-            sent: list[tuple[int, int]] = []
-            write_json(holder, {"pid": pid, "host": os.uname().nodename, "live": True})
-            with monkeypatch.context() as patch:
-                patch.setattr(os, "kill", lambda *signal: sent.append(signal))
-                with pytest.raises(RunFailed, match="another process is sending it"), sending(tmp_path, 0.0):
-                    pass
-            return sent
-
-        others = [start(sys.executable, "-c", code, *words) for words in (("/x", "live"), (str(tmp_path), "sync"))]
-        for pid in (-1, 0, 1, None, True, "7", 10**30, os.getpid(), start("sleep", "60"), *others):
-            assert signals(pid) == []
-        own = start(sys.executable, "-c", code, str(tmp_path), "live", "7")
-        assert signals(own) == [(own, signal.SIGTERM)]
 
 
 @pytest.mark.slow
@@ -346,7 +311,7 @@ def test_every_value_of_the_agent_arrives(
     from omegaconf import OmegaConf
     from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
 
-    from samebits.config.compose import composed
+    from samebits.config import composed
 
     made = create_sweep_command_args({"args": {k: {"value": v} for k, v in values.items()}})["args_no_hyphens"]
     assert from_agent(PROGRAM, made) == made  # not an agent's run: nothing is touched
@@ -362,6 +327,8 @@ def test_the_name_of_a_job_is_as_short_as_it_is_clear(tmp_path: Path) -> None:
     run = tmp_path / "a"
     run.mkdir()
     swept = ["optim.lr", "model.dropout", "data.dropout", "model.new"]
-    write_json(tmp_path / "sweep.json", {"swept": swept, "jobs": [{"key": "a", "number": 0, "overrides": overrides}]})
+    (tmp_path / "sweep.json").write_text(
+        json.dumps({"swept": swept, "jobs": [{"key": "a", "number": 0, "overrides": overrides}]})
+    )
     assert run_name(PROGRAM, run) == "lr=0.1 model.dropout=0.5 data.dropout=0.1 new=1"
     assert run_name(PROGRAM, tmp_path / "other") == "other"

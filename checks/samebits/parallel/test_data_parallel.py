@@ -4,14 +4,12 @@ twice or three times; the copies of the weights alone need GPUs."""
 from __future__ import annotations
 
 import re
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from common import QUICK
-from torch import Tensor, nn
+from torch import nn
 
 import samebits.device.hardware
 import samebits.parallel.ddp
@@ -19,9 +17,8 @@ from lab.losses.cross_entropy import CrossEntropy
 from lab.objective import LossModule
 from lab.tasks.supervised import Supervised
 from samebits.errors import ConfigError
-from samebits.parallel.data_parallel import Replicas, split
+from samebits.parallel.data_parallel import Replicas
 from samebits.testing import compose, last_checkpoint, result, start_run, values
-from samebits.testing.processes import limit
 
 CPU = torch.device("cpu")
 
@@ -44,33 +41,6 @@ def test_losses_and_gradients_are_those_of_the_whole_batch(size: int, devices: i
     losses["loss"].mean().backward()
     for a, b in zip(shared.parameters(), one.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad)
-
-
-def test_shares_are_equal_to_one_sample_and_keep_lists() -> None:
-    shares = split({"x": torch.arange(11), "name": [str(i) for i in range(11)]}, [CPU] * 3)
-    assert [len(share["x"]) for share in shares] == [3, 4, 4]
-    assert torch.equal(torch.cat([share["x"] for share in shares]), torch.arange(11))
-    assert [name for share in shares for name in share["name"]] == [str(i) for i in range(11)]
-
-
-def test_devices_work_at_the_same_time_under_the_loops_settings() -> None:
-    meeting = threading.Barrier(2, timeout=limit(30))  # passes only if both shares are in their forward pass at once
-    seen: list[Any] = []
-
-    class Noting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = net()
-
-        def forward(self, batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-            meeting.wait()
-            output = self.model(batch["x"])
-            seen.append((output.dtype, torch.is_grad_enabled()))
-            return {"loss": output.float().sum(1)}, output
-
-    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        Replicas(Noting(), [CPU, CPU])({"x": torch.randn(4, 8)})
-    assert seen == [(torch.bfloat16, False)] * 2
 
 
 @pytest.mark.slow

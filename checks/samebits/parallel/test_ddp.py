@@ -19,7 +19,7 @@ import lab.run
 from lab.models.mlp import MLP
 from lab.restore import score_checkpoint
 from samebits.errors import ConfigError
-from samebits.parallel.ddp import with_sync_batchnorm
+from samebits.parallel import with_sync_batchnorm
 from samebits.testing import compose, last_checkpoint, metrics, result, start_run
 
 RUN = (*QUICK, "trainer.max_steps=8", "trainer.log_every=2", "trainer.eval_every=null", "trainer.save_every=null")

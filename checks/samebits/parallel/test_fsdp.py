@@ -10,7 +10,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -26,10 +25,9 @@ import lab.run
 from lab import load_run
 from lab.callbacks.base import Callback
 from lab.models.mlp import MLP
-from samebits.checkpoints import checkpoint, shards
+from samebits.checkpoints import load_checkpoint, shards
 from samebits.checkpoints.intact import file_sum
 from samebits.errors import ConfigError, Damaged, RunFailed
-from samebits.parallel.fsdp import _without_sync
 from samebits.testing import (
     assert_equal,
     assert_undisturbed,
@@ -177,7 +175,7 @@ def test_each_rank_holds_its_share(tmp_path: Path) -> None:
         from lab.descend import update
         from lab.make import make_state, make_task
         from lab.network import make_model
-        from samebits.device.hardware import resolve_hardware
+        from samebits.device import resolve_hardware
         from samebits.parallel.fsdp import local_share
 
         cfg = compose(*QUICK, *FSDP, "trainer.max_steps=1", "model.hidden=[32,32]", "trainer.ema_decay=0.9")
@@ -211,7 +209,7 @@ def test_shards_are_clipped_as_the_whole(tmp_path: Path) -> None:
 
     def work(world: Any, folder: Path) -> None:
         from lab.descend import clip
-        from samebits.parallel.fsdp import shard
+        from samebits.parallel import shard
 
         torch.manual_seed(0)
         whole, parts = (nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 1)) for _ in range(2))
@@ -231,18 +229,6 @@ def test_shards_are_clipped_as_the_whole(tmp_path: Path) -> None:
     assert len({path.read_text() for path in (tmp_path / "ranks").glob("[0-9]")}) == 1
 
 
-def test_gradients_are_reduced_again_after_a_block_without() -> None:
-    """Whether the block ends well or not; until then by no module."""
-    asked: list[bool] = []
-    model = SimpleNamespace(set_requires_gradient_sync=asked.append)
-    with _without_sync(model):
-        assert asked == [False]
-    assert asked == [False, True]
-    with pytest.raises(ZeroDivisionError), _without_sync(model):
-        raise ZeroDivisionError
-    assert asked == [False, True] * 2
-
-
 @pytest.mark.slow
 def test_fused_kernels_are_given_the_shards(tmp_path: Path) -> None:
     """Bit for bit what they make of plain tensors; the state is sharded like the weights."""
@@ -255,9 +241,9 @@ def test_fused_kernels_are_given_the_shards(tmp_path: Path) -> None:
         from torch.distributed.tensor import DTensor
         from torch.utils._python_dispatch import TorchDispatchMode
 
-        from samebits.parallel.fsdp import shard
+        from samebits.parallel import shard
         from samebits.private import lean_step
-        from samebits.shards.tensors import on_shards
+        from samebits.shards import on_shards
 
         class Spy(TorchDispatchMode):
             def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -508,7 +494,7 @@ def test_an_index_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         rest["sums"][".metadata"] = file_sum(path / ".metadata")
         torch.save(rest, path / "rest.pt")
         with pytest.raises(Damaged, match="mkdir"):
-            checkpoint.load_checkpoint(path)
+            load_checkpoint(path)
     assert not (tmp_path / "evil").exists()
 
 
@@ -553,27 +539,6 @@ def test_an_optimizer_that_cannot_shard_is_named(tmp_path: Path) -> None:
         start_run(tmp_path / "run", *QUICK, *FSDP, *more)
 
 
-@pytest.mark.parametrize("broken", [False, True])
-@pytest.mark.parametrize("error", [NotImplementedError("aten.x"), TypeError("unlike any"), AssertionError()])
-def test_what_an_optimizer_cannot_do_with_shards_is_told_by_what_it_can_do_with_others(
-    error: Exception, broken: bool
-) -> None:
-    """Whatever torch raises for an operation that has no sharded form; its own mistakes stay what they are."""
-    from samebits.shards.tensors import on_shards
-
-    class Refusing(torch.optim.SGD):
-        def step(self, closure: Any = None) -> None:  # type: ignore[override]
-            if broken or hasattr(self.param_groups[0]["params"][0], "full_tensor"):
-                raise error
-
-    weight: Any = nn.Parameter(torch.ones(3))
-    weight.full_tensor, weight._local_tensor = None, weight.detach()  # what a DTensor is known by
-    optimizer = Refusing([weight], lr=0.1)
-    told = None if broken else "^optim: Refusing cannot update sharded weights"
-    with pytest.raises(type(error) if broken else RunFailed, match=told), on_shards(optimizer):
-        optimizer.step()
-
-
 @pytest.mark.slow
 @NEEDS_GPT
 def test_tied_weights_cannot_be_wrapped(tmp_path: Path, tokens: Path) -> None:
@@ -595,7 +560,7 @@ def test_tied_weights_cannot_be_wrapped(tmp_path: Path, tokens: Path) -> None:
 )
 def test_modules_by_class_and_name(patterns: str | list[str], names: list[str]) -> None:
     from lab.models.gpt import GPT
-    from samebits.parallel.blocks import find_blocks
+    from samebits.parallel import find_blocks
 
     assert list(find_blocks(GPT([8], 11, width=16, heads=2, layers=2, dropout=0.0), patterns, "key")) == names
 
@@ -618,7 +583,7 @@ def test_a_block_is_gathered_while_the_one_before_computes(tmp_path: Path) -> No
     def work(world: Any, folder: Path) -> None:
         from torch.utils._python_dispatch import TorchDispatchMode
 
-        from samebits.parallel.fsdp import shard
+        from samebits.parallel import shard
 
         class Count(TorchDispatchMode):
             def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -671,7 +636,7 @@ def test_a_compiled_block_is_one_graph(tmp_path: Path, monkeypatch: pytest.Monke
         from torch._dynamo.utils import counters
 
         from lab.models.gpt import GPT
-        from samebits.parallel.fsdp import shard
+        from samebits.parallel import shard
 
         model = GPT([8], 11, width=16, heads=2, layers=3, dropout=0.1)
         shard(model, fsdp_config(), "bf16", world, compiled=True)
@@ -691,7 +656,7 @@ def test_a_compiled_block_is_one_graph(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.slow
 def test_a_block_that_is_no_graph_is_named(tmp_path: Path) -> None:
     def work(world: Any, folder: Path) -> None:
-        from samebits.parallel.fsdp import shard
+        from samebits.parallel import shard
 
         class Breaks(nn.Linear):
             def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -21,13 +19,11 @@ import lab.loop
 from lab.make import count_steps
 from lab.options import TrainerConfig
 from lab.program import PROGRAM, start
-from samebits import status as run_status
-from samebits.code import environment
 from samebits.errors import ConfigError, RunFailed
-from samebits.files import as_json
-from samebits.runs import directory
-from samebits.runs.resume import check_followers, choose_run
-from samebits.status import newest_checkpoint
+from samebits.runs import BEFORE, choose_run, claimed, reopen_directory
+from samebits.runs.resume import check_followers
+from samebits.status import newest_checkpoint, write_status
+from samebits.sweeps.report import read_study
 from samebits.testing import compose, last_checkpoint, metrics, result, resume_run, start_run, status
 
 SHORT = (*QUICK, "trainer.max_steps=6", "trainer.log_every=2", "trainer.eval_every=3", "trainer.save_every=3")
@@ -70,7 +66,7 @@ ERRORS = [ZeroDivisionError("x"), RunFailed("x"), KeyboardInterrupt()]
 def test_a_resume_that_fails_before_its_first_step_leaves_the_run_as_it_was(
     run: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    run_status.write_status(run, "preempted", signal="SIGTERM")
+    write_status(run, "preempted", signal="SIGTERM")
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 7, "time": 1.0}\n')  # after the checkpoint: to be cut once the run goes on
     before = files(run)
@@ -84,7 +80,7 @@ def test_a_resume_that_fails_before_its_first_step_leaves_the_run_as_it_was(
         resume_run(run, trainer__max_steps=9)
     assert OmegaConf.load(run / "config.yaml").trainer.max_steps == 9  # it was at it
     assert status(run)["status"] in ("failed", "interrupted")
-    assert not (run / directory.BEFORE).exists()
+    assert not (run / BEFORE).exists()
     assert metrics(run)[-1]["step"] == 6
 
 
@@ -101,9 +97,9 @@ def test_a_resume_that_was_killed_before_its_first_step_is_undone_by_the_next(ru
     before = files(run)
     changed: Any = OmegaConf.load(run / "config.yaml")
     changed.trainer.max_steps = 50
-    with directory.claimed(run):
-        directory.reopen_directory(PROGRAM, run, changed, ["trainer.max_steps=50"])
-        run_status.write_status(run, "running")
+    with claimed(run):
+        reopen_directory(PROGRAM, run, changed, ["trainer.max_steps=50"])
+        write_status(run, "running")
         with pytest.raises(ConfigError, match="another process"):
             choose_run(PROGRAM, compose(*SHORT, f"resume={run}"), run, [], Path.cwd())
     cfg, _ = choose_run(PROGRAM, compose(*SHORT, f"resume={run}"), run, [], Path.cwd())
@@ -116,7 +112,7 @@ def test_the_values_logged_last_outlive_the_process(run: Path) -> None:
     before = result(run)
     assert "train/loss" in before
     (run / "result.json").unlink()
-    run_status.write_status(run, "running")
+    write_status(run, "running")
     resume_run(run)
     depends = {"seconds": 0.0, "best_checkpoint": ""}  # on the time and the place
     assert {**result(run), **depends} == {**before, **depends}
@@ -161,9 +157,7 @@ def test_bad_lines_of_the_metrics_are_left_out(run: Path) -> None:
     assert {line["step"] for line in metrics(run)[len(before) :]} == {8}, (
         "a line that the run did not log is no part of it"
     )
-    from samebits.sweeps.report.read import read_job
-
-    assert read_job(PROGRAM, run, 0, ()).status == "finished"
+    assert read_study(PROGRAM, [run]).jobs[0].status == "finished"
 
 
 def test_a_best_checkpoint_counts_as_any_other(run: Path) -> None:
@@ -174,15 +168,9 @@ def test_a_best_checkpoint_counts_as_any_other(run: Path) -> None:
     assert newest_checkpoint(run) == best.name
     cfg: Any = OmegaConf.load(run / "config.yaml")
     cfg.trainer.max_steps = 99
-    directory.reopen_directory(PROGRAM, run, cfg, ["trainer.max_steps=99"])
+    reopen_directory(PROGRAM, run, cfg, ["trainer.max_steps=99"])
     (change,) = json.loads((run / "environment.json").read_text())["changes"]
     assert change["after"] == int(best.stem[5:])
-
-
-def test_json_files_are_json() -> None:
-    value = {"a": math.nan, "b": [math.inf, 1.5, (2, -math.inf)], "c": {"d": None, "e": True}}
-    text = as_json(value)
-    assert json.loads(text, parse_constant=pytest.fail) == {"a": None, "b": [None, 1.5, [2, None]], "c": value["c"]}
 
 
 def is_clean(run_dir: Path) -> bool:
@@ -310,34 +298,6 @@ def test_epochs_are_counted_in_samples(run: Path) -> None:
     assert abs(payload["samples"] - 1297) <= 64
     resume_run(run, trainer__max_epochs=2, trainer__global_batch_size=64)
     assert abs(last_checkpoint(run)["samples"] - 2 * 1297) <= 32
-
-
-def test_new_files_are_in_the_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It makes them again, byte for byte; large, binary and hidden ones are named only."""
-    texts = {"src/a b.py": "x = 1\n", "no_end.py": "x = '\u00e9'\r\ny", "empty.py": "", "deep/er/z.yaml": "a: 1\n\n\n"}
-    others = {
-        "image.bin": b"\0\1",
-        "latin.txt": b"\xff",
-        "large.txt": b"x" * (environment.MOST_OF_ONE + 1),
-        ".env": b"K=1",
-    }
-    git = ["git", "-c", "user.name=n", "-c", "user.email=e", "-C"]
-    for name in ("one", "two"):
-        subprocess.run([*git, str(tmp_path), "init", "-q", name], check=True)
-        (tmp_path / name / "known.py").write_text("x\n")
-        subprocess.run([*git, str(tmp_path / name), "add", "."], check=True)
-        subprocess.run([*git, str(tmp_path / name), "commit", "-qm", "x"], check=True)
-    for name, content in {**{k: v.encode() for k, v in texts.items()}, **others}.items():
-        (tmp_path / "one" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "one" / name).write_bytes(content)
-    (tmp_path / "one/known.py").write_text("y\n")
-    diff = environment.surroundings(tmp_path / "one").diff
-    for name in others:
-        assert f"# new, not in this patch: {name}\n" in diff
-    (tmp_path / "patch").write_bytes(os.fsencode(diff))
-    subprocess.run([*git, str(tmp_path / "two"), "apply", str(tmp_path / "patch")], check=True)
-    for name, text in {**texts, "known.py": "y\n"}.items():
-        assert (tmp_path / "two" / name).read_bytes() == text.encode()
 
 
 @pytest.mark.parametrize("epochs", [0.5, 2.5])

@@ -11,12 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from checking import in_a_terminal
 from common import QUICK, ROOT, TRAIN
 
 from samebits.signals import heeded_signals
 from samebits.testing import last_checkpoint, metrics, status
-from samebits.testing.processes import limit, processes_with, slowdown, wait_for
+from samebits.testing.processes import in_a_terminal, limit, processes_with, slowdown, wait_for
 
 ENDLESS = (*QUICK, "trainer.max_steps=1000000", "trainer.eval_every=null", "trainer.save_every=20")
 

@@ -22,7 +22,7 @@ import lab.objective
 from lab.callbacks.base import Callback
 from lab.program import PROGRAM
 from samebits.errors import RunFailed
-from samebits.sweeps.report.read import read_job
+from samebits.sweeps.report import read_study
 from samebits.testing import start_run, status
 from samebits.testing.processes import at_once, called, importing, limit, processes_with, slowdown
 from samebits.world.watch import HELD
@@ -93,7 +93,7 @@ def test_native_code_in_a_process_without_a_parent(tmp_path: Path) -> None:
     assert f"in {HELD}\n" in shown
     assert "in strike" in shown.rpartition("Thread ")[2]
     assert status(tmp_path / "run")["status"] == "running"  # a report calls this one killed
-    assert read_job(PROGRAM, tmp_path / "run", 0, ()).status == "killed"
+    assert read_study(PROGRAM, [tmp_path / "run"]).jobs[0].status == "killed"
     assert not processes_with(str(tmp_path))
 
 

@@ -15,8 +15,8 @@ import pytest
 from common import QUICK, ROOT
 
 from lab.program import PROGRAM
-from samebits.runs.directory import fill_directory
-from samebits.status.failures import read_failure
+from samebits.runs import fill_directory
+from samebits.status import read_failure
 from samebits.testing import compose, status
 from samebits.testing.processes import free_port, limit, processes_with
 

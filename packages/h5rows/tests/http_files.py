@@ -11,10 +11,26 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+import pytest
 from running import wait_for
+
+from h5rows.reading import listed, ranges, remote, sources
 
 # of h5rows.reading.ranges, for files of a megabyte
 SMALL = {"BLOCK": 1 << 12, "RUN": 1 << 14, "SEGMENT": 1 << 18, "_BLOCKS": 64, "_CLAIMS": (1 << 18) + 64, "LEAST_GB": 0}
+
+
+def forget_files() -> None:
+    """Know nothing of remote files, as a new process."""
+    for known in (listed._known, listed.EXPECTED, remote._known):
+        known.clear()
+
+
+def small_blocks(patch: pytest.MonkeyPatch) -> None:
+    """Read remote files by blocks as small as SMALL, and try again at once."""
+    patch.setattr(sources, "PAUSE_S", 0.001)
+    for name, value in SMALL.items():
+        patch.setattr(ranges, name, value)
 
 
 class Server(ThreadingHTTPServer):

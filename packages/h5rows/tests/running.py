@@ -46,3 +46,11 @@ def run_python(*arguments: str, seconds: float = 60, **options: Any) -> subproce
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, timeout=limit(seconds), **options
     )
+
+
+def assert_equal(batch: dict[str, Any], other: dict[str, Any]) -> None:
+    """Bit for bit. A field is a tensor, or a list of tensors or texts."""
+    assert batch.keys() == other.keys()
+    for name, value in batch.items():
+        pairs = [*zip(value, other[name], strict=True)] if isinstance(value, list) else [(value, other[name])]
+        assert all(one == two if isinstance(one, str) else one.equal(two) for one, two in pairs), name

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from samebits.checkpoints.buffers import BufferChecks, unregistered
     from samebits.checkpoints.checkpoint import (
         Checkpoints,
+        find_checkpoint,
         find_weights,
         load_checkpoint,
         load_fitting,

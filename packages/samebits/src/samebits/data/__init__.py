@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from samebits.data.loading.loader import Loader, Transform, remedy
     from samebits.data.loading.samples import check_indexed, drawing, seed_of_split
     from samebits.data.loading.slots import hand_over
-    from samebits.data.order import Plan, TrainPlan, shuffled
+    from samebits.data.order import EvalPlan, Plan, TrainPlan, shuffled
     from samebits.data.plans import evaluation_plan, training_plan
     from samebits.data.stateful import StatefulOrder
     from samebits.data.stream import Stream, is_stream

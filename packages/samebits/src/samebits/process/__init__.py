@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from samebits.pages import lazy
 
 if TYPE_CHECKING:
-    from samebits.process.header import log_header
+    from samebits.process.header import log_header, unheeded
     from samebits.process.models import model_of_rank, ready_net, to_devices
     from samebits.process.options import EngineGroups
     from samebits.process.parent import join, start

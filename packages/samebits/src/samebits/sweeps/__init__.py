@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from samebits.sweeps.drive import Work, run_sweep, sweep
     from samebits.sweeps.lease import Leases
     from samebits.sweeps.ledger import Ledger
-    from samebits.sweeps.options import PoolConfig, RayConfig, SlurmConfig, SweepConfig
+    from samebits.sweeps.options import PoolConfig, RayConfig, SearchConfig, SlurmConfig, SweepConfig
     from samebits.sweeps.plan import Composer
     from samebits.sweeps.pool import run_in_pool
     from samebits.sweeps.preflight import Trial

@@ -24,8 +24,13 @@ from typing import TYPE_CHECKING
 from samebits.pages import lazy
 
 if TYPE_CHECKING:
+    from samebits.sweeps.report.analyse import best_group, groups
+    from samebits.sweeps.report.best import save_best
     from samebits.sweeps.report.command import report
+    from samebits.sweeps.report.read import Objective, runs_below
+    from samebits.sweeps.report.study import read_study
     from samebits.sweeps.report.syncing import sync
-    from samebits.sweeps.report.writing import write
+    from samebits.sweeps.report.table import Ask
+    from samebits.sweeps.report.writing import write, write_study
 else:
     __getattr__ = lazy(__name__, __file__)

@@ -6,9 +6,11 @@ of torch that are private, of torch 2.11 and later.
 
     waits     refused, refused_in_steps: raise Waited where the host asks the device for a value
     fake_gpu  fake_gpu: tensors on `cuda` without values; nothing is computed
+    recorded  RecordedGraph: a step that is recorded and run again, in the place of a CUDA graph
     gpu       GPUs that are there: hidden from tests of the CPU
 """
 
-from samebits.testing.devices.fake_gpu import fake_gpu
+from samebits.testing.devices.fake_gpu import GPU, Watched, fake_gpu
 from samebits.testing.devices.gpu import gpu_environment, hide_gpus
+from samebits.testing.devices.recorded import RecordedGraph
 from samebits.testing.devices.waits import ON_A_GPU, Waited, allowed, refused, refused_by_the_gpu, refused_in_steps

@@ -17,6 +17,7 @@ from samebits.testing.processes.commands import (
     held_command,
     holds_lock,
     importing,
+    in_a_terminal,
     processes_with,
 )
 from samebits.testing.processes.limits import ALL, at_once, limit, sample_of, slow, slowdown, wait_for

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import pty
 import random
 import socket
 import subprocess
@@ -27,6 +28,17 @@ def called(
     done = run([*command], capture_output=True, text=True, timeout=limit(seconds), **options)
     assert code in (None, done.returncode), f"it ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def in_a_terminal(*command: str) -> tuple[subprocess.Popen[bytes], int]:
+    """Start the command in a terminal of its own; return its process and the terminal's other end."""
+    ours, theirs = pty.openpty()
+    code = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *command], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    )
+    os.close(theirs)
+    return process, ours
 
 
 def importing(*folders: Path) -> dict[str, str]:

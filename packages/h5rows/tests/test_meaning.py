@@ -1,0 +1,538 @@
+"""What programs mean by their files: the values are those that netCDF4, MATLAB and AnnData show."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from netcdf import netcdf4
+
+import h5rows
+from h5rows import ConfigError, engines
+from h5rows.engines import shares_of
+from h5rows.meaning.choice import choose
+from h5rows.meaning.kinds import kind_of
+from h5rows.packing.inspect import meaning_of
+
+ROWS = 40
+
+
+@pytest.fixture(autouse=True)
+def _in_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages name keys of `data`, as in a program that sets this."""
+    monkeypatch.setattr(ConfigError, "group", "data.")
+
+
+def matlab(file: h5py.File, name: str, values: Any, kind: str = "double") -> None:
+    """As MATLAB writes an array: its axes the other way round."""
+    dset = file.create_dataset(name, data=np.asarray(values).T)
+    dset.attrs["MATLAB_class"] = np.bytes_(kind)
+
+
+def sparse(file: h5py.File, name: str, dense: np.ndarray, kind: str) -> None:
+    """As AnnData writes a matrix by rows (csr) or by columns (csc)."""
+    by = dense if kind == "csr" else dense.T
+    group = file.create_group(name)
+    group.attrs.update({"encoding-type": f"{kind}_matrix", "encoding-version": "0.1.0", "shape": dense.shape})
+    group["data"], group["indices"] = by[by != 0], np.nonzero(by)[1].astype(np.int32)
+    group["indptr"] = np.concatenate([[0], np.cumsum((by != 0).sum(1))]).astype(np.int32)
+
+
+def categorical(file: h5py.File, name: str, codes: np.ndarray, names: list[str]) -> None:
+    group = file.create_group(name)
+    group.attrs["encoding-type"] = "categorical"
+    group["codes"], group["categories"] = codes.astype(np.int8), names
+
+
+def climate(path: Path) -> None:
+    rng = np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        file.attrs["_NCProperties"] = "version=2"
+        packed = rng.integers(0, 1000, (ROWS, 6)).astype(np.int16)
+        packed[rng.random(packed.shape) < 0.3] = -1
+        rain = file.create_dataset("rain", data=packed)
+        rain.attrs.update({"_FillValue": np.int16(-1), "scale_factor": np.float32(0.01), "add_offset": np.float32(5)})
+        file["level"] = rng.normal(size=ROWS).astype(np.float32)
+
+
+def arrays(path: Path) -> None:
+    rng = np.random.default_rng(0)
+    with h5py.File(path, "w", userblock_size=512) as file:
+        matlab(file, "X", rng.normal(size=(ROWS, 5)))
+        matlab(file, "images", rng.integers(0, 255, (6, 4, 3, ROWS), np.uint8), "uint8")
+        matlab(file, "labels", rng.integers(1, 4, (ROWS, 1)).astype(float))
+
+
+def cells(path: Path) -> None:
+    rng = np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        file.attrs["encoding-type"] = "anndata"
+        sparse(file, "X", rng.poisson(0.3, (ROWS, 9)).astype(np.float32), "csr")
+        categorical(file, "obs/kind", rng.integers(0, 3, ROWS), ["B", "NK", "T"])
+        file["obs/_index"], file["var/_index"] = [f"c{k}" for k in range(ROWS)], [f"g{k}" for k in range(9)]
+
+
+def scattering(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        file.attrs["default"] = "entry"
+        entry = file.create_group("entry/run")
+        entry.attrs.update({"NX_class": "NXdata", "signal": "counts"})
+        file["entry"].attrs.update({"NX_class": "NXentry", "default": "run"})
+        entry["counts"] = np.random.default_rng(0).integers(0, 50, (ROWS, 7), np.int32)
+        entry["angle"] = np.linspace(0, 1, ROWS)
+
+
+def table(path: Path) -> None:
+    rows = np.zeros(ROWS, [("energy", "f4"), ("name", "S5"), ("hits", "f4", (3,)), ("label", "i4")])
+    rows["energy"], rows["label"] = np.random.default_rng(0).normal(size=ROWS), np.arange(ROWS) % 2
+    with h5py.File(path, "w") as file:
+        file.attrs["PYTABLES_FORMAT_VERSION"] = "2.1"
+        file.create_dataset("particles", data=rows, chunks=(8,))
+
+
+FILES: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "netcdf": (".nc", climate), "matlab": (".mat", arrays), "anndata": (".h5ad", cells), "nexus": (".nxs", scattering),
+    "pytables": (".h5", table),
+}  # fmt: skip
+
+
+def made(kind: str, folder: Path) -> Path:
+    ending, make = FILES[kind]
+    make(path := folder / f"file{ending}")
+    return path
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_each_program_s_file_is_known(tmp_path: Path, kind: str) -> None:
+    with h5py.File(made(kind, tmp_path)) as file:
+        assert kind_of(file) == kind
+        choice = choose(file)
+        assert choice is not None
+        assert choice.y is not None
+        assert choice.x.shape[0] == choice.y.shape[0] == ROWS
+
+
+# -- CF
+
+
+def packed(path: Path, stored: np.ndarray, **attrs: Any) -> None:
+    with h5py.File(path, "w") as file:
+        file.create_dataset("v", data=stored).attrs.update(attrs)
+
+
+@pytest.mark.parametrize(
+    ("stored", "attrs", "values"),
+    [
+        (np.int16([1, -1]), {"_FillValue": np.int16(-1), "scale_factor": np.float32(0.5)}, np.float32([0.5, math.nan])),
+        (np.int16([1, 2]), {"scale_factor": 0.25, "add_offset": 10.0}, np.float64([10.25, 10.5])),
+        (np.float32([1, 1e20]), {"missing_value": np.float32(1e20)}, np.float32([1, math.nan])),
+        (np.int32([1, 5, 9]), {"valid_range": np.int32([2, 8])}, np.float64([math.nan, 5, math.nan])),
+        (np.int8([-1, 3]), {"_Unsigned": "true", "scale_factor": 1.5}, np.float64([382.5, 4.5])),
+        (np.int16([3, 4]), {"_FillValue": np.int16(-9)}, np.int16([3, 4])),
+        (np.float64([1, math.nan]), {"_FillValue": math.nan}, np.float64([1, math.nan])),
+        (np.int16([7, 8]), {"_FillValue": 1e20}, np.int16([7, 8])),  # the type cannot hold it
+    ],
+)  # fmt: skip
+def test_packed_values(tmp_path: Path, stored: np.ndarray, attrs: dict[str, Any], values: np.ndarray) -> None:
+    packed(tmp_path / "a.h5", stored, **attrs)
+    read = h5rows.Dataset(str(tmp_path / "a.h5"), {"v": "v"}, values="meant").column("v")
+    assert read.dtype == values.dtype
+    assert read.tobytes() == values.tobytes()
+    raw = h5rows.Dataset(str(tmp_path / "a.h5"), {"v": "v"}).column("v")
+    assert raw.tobytes() == stored.tobytes()
+
+
+def test_what_is_missing(tmp_path: Path) -> None:
+    """nan, a number, a field of its own, or left out with its row; wrong values are one line."""
+    path = str(tmp_path / "a.h5")
+    with h5py.File(path, "w") as file:
+        for name, values in (("x", [[1, 2], [-1, 4], [5, 6], [7, -1]]), ("y", [0, 1, -1, 1])):
+            file.create_dataset(name, data=np.int16(values)).attrs["_FillValue"] = np.int16(-1)
+
+    def read(masked: Any, **fields: str) -> dict[str, Any]:
+        data = h5rows.Dataset(path, fields or {"x": "x", "y": "y"}, values="meant", masked=masked)
+        return {name: value.tolist() for name, value in data.gather(np.arange(len(data))).items()}
+
+    shown = str(read("nan"))
+    assert shown == "{'x': [[1.0, 2.0], [nan, 4.0], [5.0, 6.0], [7.0, nan]], 'y': [0.0, 1.0, nan, 1.0]}"
+    assert read({"x": 9, "y": "drop"}) == {"x": [[1, 2], [9, 4], [7, 9]], "y": [0, 1, 1]}
+    assert read("drop") == {"x": [[1, 2]], "y": [0]}
+    assert read(0, m="x@mask") == {"m": [[False, False], [True, False], [False, False], [False, True]]}
+    for masked, said in ((0.5, "holds int16"), ("none", "data.masked=none"), ({"z": 0}, "none of data.fields")):
+        with pytest.raises(ConfigError, match=said):
+            read(masked)
+
+
+@pytest.mark.parametrize("masked", ["drop", {"y": "drop"}])
+def test_rows_that_are_all_left_out_are_named(tmp_path: Path, masked: Any) -> None:
+    """A split that has none is another mistake."""
+    path, splits = str(tmp_path / "a.h5"), {"train": {"group": "/", "rows": [0, 0.9]}, "val": {"group": "empty"}}
+    with h5py.File(path, "w") as file:
+        for group, values in (("/", [-1, -1, -1]), ("/empty", [])):
+            for name in ("x", "y"):
+                dset = file.require_group(group).create_dataset(name, data=np.int16(values))
+                dset.attrs["_FillValue"] = np.int16(-1)
+
+    def mistake(split: str) -> str:
+        with pytest.raises(ConfigError) as error:
+            h5rows.Dataset(path, {"x": "x", "y": "y"}, split, splits, values="meant", masked=masked)
+        return str(error.value)
+
+    lacking = "x or y" if masked == "drop" else "y"
+    remedy = f"data.masked=drop leaves out 3 that lack a value of {lacking}; a number or nan keeps them"
+    assert mistake("train") == f"data.splits.train has no rows in {path}; {remedy}"
+    assert mistake("val").endswith("set it to null if there is no such split")
+
+
+@pytest.mark.slow
+def test_values_are_those_of_netcdf4(tmp_path: Path) -> None:
+    """Of 600 variables: every type, each attribute there or not, in types of its own."""
+    rng = np.random.default_rng(0)
+    attributes = {
+        "missing_value": [3, [3, 4], 99, -5, 1e20], "valid_range": [[1, 9], [3]], "valid_min": [-3, 2],
+        "valid_max": [7, 3], "scale_factor": [1, 0.01, 2, -3.5], "add_offset": [0, 10, 273.15],
+    }  # fmt: skip
+
+    def one_of(values: Any) -> Any:
+        return values[rng.integers(len(values))]
+
+    path = tmp_path / "all.nc"
+    with netcdf4().Dataset(path, "w") as nc:
+        nc.createDimension("row", ROWS)
+        for k in range(600):
+            kind = one_of(["i1", "u1", "i2", "u2", "i4", "u4", "i8", "f4", "f8"])  # torch has no uint64
+            fill = one_of([None, 5, 100, False])
+            variable = nc.createVariable(f"v{k}", kind, ("row",), fill_value=7 if "1" in kind else fill)
+            variable.set_auto_maskandscale(False)
+            written = one_of([ROWS, 20])  # what is not is netCDF's default fill
+            variable[:written] = (np.arange(ROWS) % 20).astype(kind)[:written]
+            for name, choices in attributes.items():
+                if rng.random() < 0.3:
+                    own = [] if name in ("scale_factor", "add_offset") else [np.dtype(kind).type]
+                    typed = one_of([*own, np.float32, np.float64])
+                    with np.errstate(all="ignore"):
+                        variable.setncattr(name, np.asarray(one_of(choices)).astype(typed))
+    names = {f"v{k}": f"v{k}" for k in range(600)}
+    ours = h5rows.Dataset(str(path), names, values="meant")
+    with netcdf4().Dataset(path) as nc:
+        for name in names:
+            theirs = nc[name][:]
+            mask, values = np.ma.getmaskarray(theirs), np.ma.getdata(theirs)
+            read = ours.column(name)
+            if mask.any() or read.dtype.kind == "f":
+                assert read.dtype.kind == "f", name
+                assert (np.isnan(read) == (mask | (values != values))).all(), name
+            assert np.array_equal(read[~mask].astype(np.float64), values[~mask].astype(np.float64)), name
+
+
+# -- MATLAB
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_axes_are_as_matlab_shows_them(tmp_path: Path, chunked: bool) -> None:
+    """Samples along the first axis or the last, found by what the fields have in common."""
+    rng, path = np.random.default_rng(0), str(tmp_path / "a.mat")
+    features, images, volume = (rng.normal(size=size) for size in ((ROWS, 5), (6, 4, 3, ROWS), (ROWS, 2, 3)))
+    labels = rng.integers(0, 3, ROWS).astype(float)
+    with h5py.File(path, "w", userblock_size=512) as file:
+        made = {"f": features, "i": images, "v": volume, "down": labels[:, None], "across": labels[None]}
+        for name, values in made.items():
+            dset = file.create_dataset(name, data=values.T, compression="gzip" if chunked else None)
+            dset.attrs["MATLAB_class"] = np.bytes_("double")
+    rows = rng.permutation(ROWS)[:7]
+    for down in ("down", "across"):
+        data = h5rows.Dataset(path, {"f": "f", "i": "i", "v": "v", "y": down}, values="meant", cache_mb=16)
+        batch = data.gather(rows)
+        assert batch["f"].equal(torch.from_numpy(features[rows]))
+        assert batch["i"].equal(torch.from_numpy(np.moveaxis(images, -1, 0)[rows]))
+        assert batch["v"].equal(torch.from_numpy(volume[rows]))
+        assert batch["y"].equal(torch.from_numpy(labels[rows]))
+    if chunked:
+        with pytest.raises(ConfigError, match=r"data.cache_mb=1 holds it in memory"):
+            h5rows.Dataset(path, {"f": "f", "y": "down"}, values="meant", cache_mb=0)
+
+
+def test_characters(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.mat")
+    words = ["left", "up"]
+    with h5py.File(path, "w") as file:
+        matlab(file, "names", np.array([list(map(ord, word.ljust(4))) for word in words], np.uint16), "char")
+        for k, word in enumerate(words):
+            matlab(file, f"#refs#/{k}", np.array([list(map(ord, word))], np.uint16), "char")
+        references = np.array([[file[f"#refs#/{k}"].ref for k in range(2)]], h5py.ref_dtype)
+        file.create_dataset("cells", data=references, dtype=h5py.ref_dtype).attrs["MATLAB_class"] = np.bytes_("cell")
+    data = h5rows.Dataset(path, {"a": "names", "b": "cells"}, values="meant")
+    assert data.gather(np.arange(2)) == {"a": ["left", "up  "], "b": words}
+    with h5py.File(nc := str(tmp_path / "a.nc"), "w") as file:
+        file["station"] = np.array([list(word.ljust(5, "\0")) for word in words], "S1")
+    assert h5rows.Dataset(nc, {"s": "station"}, values="meant").gather(np.arange(2)) == {"s": words}
+
+
+def test_matlab_s_sparse_matrix(tmp_path: Path) -> None:
+    """Stored by columns: `ir` rows, `jc` where each column begins, the number of rows as an attribute."""
+    rng, path = np.random.default_rng(0), str(tmp_path / "a.mat")
+    dense = rng.poisson(0.3, (ROWS, 9)).astype(float)
+    dense[:, 4] = 0
+    with h5py.File(path, "w") as file:
+        matlab(file, "y", rng.integers(1, 3, (ROWS, 1)).astype(float))
+        group = file.create_group("X")
+        group.attrs.update({"MATLAB_class": np.bytes_("double"), "MATLAB_sparse": np.uint64(ROWS)})
+        group["data"], group["ir"] = dense.T[dense.T != 0], np.nonzero(dense.T)[1].astype(np.uint64)
+        group["jc"] = np.concatenate([[0], np.cumsum((dense != 0).sum(0))]).astype(np.uint64)
+        choice = choose(file)
+    assert choice is not None
+    assert (choice.x.name, choice.x.shape) == ("X", dense.shape)
+    assert (h5rows.Dataset(path, {"x": "X", "y": "y"}, values="meant", cache_mb=1).column("x") == dense).all()
+
+
+# -- AnnData, NeXus
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc"])
+def test_rows_of_a_sparse_matrix(tmp_path: Path, kind: str) -> None:
+    rng, path = np.random.default_rng(0), str(tmp_path / "a.h5ad")
+    dense = rng.poisson(0.3, (ROWS, 9)).astype(np.float32)
+    dense[3] = 0
+    with h5py.File(path, "w") as file:
+        sparse(file, "X", dense, kind)
+    data = h5rows.Dataset(path, {"x": "X"}, values="meant", cache_mb=1)
+    rows = rng.integers(ROWS, size=100)
+    assert data.gather(rows)["x"].equal(torch.from_numpy(dense[rows]))
+    assert data.nbytes == dense.nbytes
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda group: group["indptr"].__setitem__(3, 9999), "indptr does not rise"),
+        (lambda group: group["indices"].__setitem__(0, 9), "outside of the 9 columns"),
+    ],
+)
+def test_a_damaged_sparse_matrix_is_one_line(tmp_path: Path, harm: Callable[[h5py.Group], None], said: str) -> None:
+    path = str(tmp_path / "a.h5ad")
+    with h5py.File(path, "w") as file:
+        sparse(file, "X", np.eye(ROWS, 9, dtype=np.float32), "csr")
+        harm(file["X"])
+    with pytest.raises(ConfigError, match=said):
+        h5rows.Dataset(path, {"x": "X"}, values="meant")
+
+
+def test_categories(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.h5ad")
+    with h5py.File(path, "w") as file:
+        categorical(file, "obs/all", np.array([0, 2, 1, 0]), ["B", "NK", "T"])
+        categorical(file, "obs/some", np.array([0, -1, 1, 0]), ["B", "T"])
+    data = h5rows.Dataset(path, {"y": "obs/all"}, values="meant")
+    assert (data.class_names, data.column("y").tolist()) == ({"y": ["B", "NK", "T"]}, [0, 2, 1, 0])
+    node = {"path": path, "fields": {"y": "obs/some"}, "splits": {"train": {"group": "/"}}, "values": "meant"}
+    assert engines.num_outputs({**node, "masked": "drop"}, "y") == 2
+    assert len(h5rows.Dataset(path, {"y": "obs/some"}, values="meant", masked="drop")) == 3
+
+
+def test_values_with_a_mask(tmp_path: Path) -> None:
+    """AnnData's integers and bools of which some are missing (nullable)."""
+    path = str(tmp_path / "a.h5ad")
+    with h5py.File(path, "w") as file:
+        both = (("count", "integer", np.int32([7, -3, 5])), ("sick", "boolean", [True, False, True]))
+        for name, kind, values in both:
+            group = file.create_group(f"obs/{name}")
+            group.attrs["encoding-type"] = f"nullable-{kind}"
+            group["values"], group["mask"] = values, [False, False, True]
+        file["X"] = np.ones((3, 2))
+        file.create_group("var")
+
+    def read(name: str, masked: Any) -> list[Any]:
+        read: list[Any] = h5rows.Dataset(path, {"y": f"obs/{name}"}, values="meant", masked=masked).column("y").tolist()
+        return read
+
+    assert (read("count", "drop"), read("count", 0), read("sick", "drop")) == ([7, -3], [7, -3, 0], [1, 0])
+    assert str(read("count", "nan")) == "[7.0, -3.0, nan]"
+
+
+def test_categories_of_a_table(tmp_path: Path) -> None:
+    """AnnData below 0.7: `obs` is a table, the categories lie apart."""
+    rows = np.zeros(4, [("index", "S2"), ("kind", "i1"), ("size", "f4")])
+    rows["kind"] = [1, -1, 0, 1]
+    with h5py.File(path := str(tmp_path / "a.h5ad"), "w") as file:
+        file["X"], file["obs"], file["var"], file["uns/kind_categories"] = np.ones((4, 2)), rows, np.ones(2), ["B", "T"]
+    data = h5rows.Dataset(path, {"y": "obs/kind", "size": "obs/size"}, values="meant", masked={"y": "drop"})
+    assert (data.class_names, data.column("y").tolist()) == ({"y": ["B", "T"]}, [1, 0, 1])
+
+
+def test_a_group_of_nexus_is_its_signal(tmp_path: Path) -> None:
+    data = h5rows.Dataset(str(made("nexus", tmp_path)), {"x": "entry/run"}, values="meant")
+    with h5py.File(tmp_path / "file.nxs") as file:
+        assert (data.column("x") == file["entry/run/counts"][:]).all()
+
+
+def test_columns_of_a_table(tmp_path: Path) -> None:
+    rows = np.zeros(3, [("n", "f4"), ("fixed", "S5"), ("free", h5py.string_dtype()), ("each", "f4", (2,))])
+    rows["n"], rows["fixed"], rows["free"] = [1, 2, 3], [b"a", b"", "\u00e9".encode()], ["x", "yy", ""]
+    with h5py.File(path := str(tmp_path / "a.h5"), "w") as file:
+        file["table"] = rows
+    names = {name: f"table/{name}" for name in ("n", "fixed", "free", "each")}
+    batch = h5rows.Dataset(path, names).gather(np.array([2, 0]))
+    assert (batch["fixed"], batch["free"], batch["n"].tolist()) == (["\u00e9", "a"], ["", "x"], [3, 1])
+    assert batch["each"].shape == (2, 2)
+
+
+# -- splits of a file that has none
+
+
+@pytest.mark.parametrize("by", ["random", "blocks", "patient"])
+def test_each_row_is_in_one_split(tmp_path: Path, by: str) -> None:
+    path, rng = str(tmp_path / "a.h5"), np.random.default_rng(0)
+    patients = rng.integers(0, 30, 500)
+    with h5py.File(path, "w") as file:
+        file["row"], file["patient"] = np.arange(500), patients
+    splits = shares_of("70/20/10", by, "data.split")
+    parts = [h5rows.Dataset(path, {"row": "row"}, split, splits).column("row") for split in ("train", "val", "test")]
+    assert sorted(itertools.chain(*parts)) == list(range(500))
+    assert all(len(part) == pytest.approx(share, abs=40) for part, share in zip(parts, (350, 100, 50)))
+    if by == "blocks":
+        assert np.concatenate(parts).tolist() == list(range(500))
+    if by == "patient":
+        of = [set(patients[part].tolist()) for part in parts]
+        assert sum(map(len, of)) == len(set.union(*of))
+
+
+@pytest.mark.parametrize("text", ["80/10/20", "100/0", "0.8/0.2", "80", "a/b", "80,20"])
+def test_shares_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"data\.split="):
+        shares_of(text, None, "data.split")
+
+
+# -- values as classes
+
+
+def test_distinct_values_are_classes(tmp_path: Path) -> None:
+    """Of all splits the same; texts and numbers; what is missing is left out."""
+    path = str(tmp_path / "a.h5")
+    with h5py.File(path, "w") as file:
+        for split, words, numbers in (("train", ["b", "a", "d"], [2, 5, 2]), ("val", ["c", "a"], [5, math.nan])):
+            file[f"{split}/word"], file[f"{split}/number"] = words, np.float64(numbers)
+    splits = {split: {"group": split} for split in ("train", "val")}
+
+    def read(split: str, name: str, masked: Any = "nan") -> tuple[list[int], list[str]]:
+        data = h5rows.Dataset(path, {"y": name}, split, splits, values="meant", masked=masked)
+        node = {"path": path, "fields": {"y": name}, "splits": splits, "values": "meant", "masked": masked}
+        assert engines.num_outputs(node, "y") == len(data.class_names["y"])
+        return data.gather(np.arange(len(data)))["y"].tolist(), data.class_names["y"]
+
+    assert read("train", "word@classes") == ([1, 0, 3], ["a", "b", "c", "d"])
+    assert read("val", "word@classes") == ([2, 0], ["a", "b", "c", "d"])
+    assert read("train", "number@classes") == ([0, 1, 0], ["2", "5"])
+    assert read("val", "number@classes", "drop") == ([1], ["2", "5"])
+    with pytest.raises(ConfigError, match="after @ stands mask"):
+        read("train", "word@class")
+
+
+# -- what is no sample
+
+
+def mark(file: h5py.File, name: str, values: Any, **attrs: Any) -> None:
+    file.create_dataset(name, data=values).attrs.update(attrs)
+
+
+def objects(file: h5py.File) -> None:
+    """As MATLAB stores a string, an enumeration, an empty array: numbers that are none of theirs."""
+    mark(file, "text", np.uint32([[3707764736, 2, 1, 1, 1, 1]]), MATLAB_class=b"string", MATLAB_object_decode=3)
+    file.create_group("enum").attrs.update({"MATLAB_class": np.bytes_("Color"), "MATLAB_object_decode": np.int32(3)})
+    mark(file, "enum/ValueIndices", np.arange(8, dtype=np.uint32))
+    mark(file, "nothing", np.zeros(8, np.uint64), MATLAB_class=b"double", MATLAB_empty=np.uint8(1))
+
+
+def dimensions(file: h5py.File) -> None:
+    mark(file, "time", np.zeros(8, np.float32), CLASS=b"DIMENSION_SCALE")
+    file["time"].attrs["NAME"] = np.bytes_("This is a netCDF dimension but not a netCDF variable.         8")
+
+
+def filtered(file: h5py.File) -> None:
+    plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plan.set_chunk((8,))
+    plan.set_filter(305, h5py.h5z.FLAG_OPTIONAL, ())
+    space = h5py.h5s.create_simple((8,))
+    h5py.h5d.create(file.id, b"energy", h5py.h5t.NATIVE_DOUBLE, space, plan)
+
+
+def times(file: h5py.File) -> None:
+    h5py.h5d.create(file.id, b"when", h5py.h5t.UNIX_D32LE, h5py.h5s.create_simple((8,)))
+
+
+def weights(file: h5py.File) -> None:
+    file.attrs["layer_names"] = ["dense"]
+    file["dense/kernel"], file["dense/bias"] = np.ones((8, 3)), np.ones(8)
+
+
+def few(file: h5py.File) -> None:
+    file["gone"] = np.full((8, 2), math.nan)
+    file["x"], file["z"], file["name"] = np.ones(3), np.ones(8, np.complex64), [f"n{k}" for k in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (objects, ["text: is a string of MATLAB's", "enum: is a Color of MATLAB's", "nothing: is empty in MATLAB"]),
+        (dimensions, ["time: is a dimension of netCDF's, which has no values"]),
+        (filtered, ["energy: needs the filter LZO (number 305), which is not in hdf5plugin"]),
+        (times, ["when: has a type that NumPy lacks"]),
+        (few, ["gone: has no values", "x: has 3 rows", "z: holds complex numbers", "name: holds texts"]),
+        (weights, ["these are weights, no samples"]),
+        (lambda file: file.__setitem__("one", 1), ["nothing in it can be trained on: no rows of numbers"]),
+    ],
+)
+def test_what_cannot_be_trained_on_is_named(tmp_path: Path, make: Callable[[h5py.File], None], said: list[str]) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        make(file)
+        assert choose(file) is None
+        text = "\n".join(meaning_of(file, "a.h5"))
+    assert all(f"\n{line}" in text.replace("\n  ", "\n") for line in said), text
+    assert "train" not in text.replace("trained", "")
+
+
+def test_the_rows_names_of_pandas_are_no_field(tmp_path: Path) -> None:
+    rows = np.zeros(ROWS, [("index", "i8"), ("values_block_0", "f8", (2,)), ("label", "i1")])
+    rows["index"], rows["label"] = np.arange(ROWS), np.arange(ROWS) % 2
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.attrs["PYTABLES_FORMAT_VERSION"] = "2.1"
+        file.create_group("df").attrs["pandas_type"] = "frame_table"
+        file["df/table"] = rows
+        choice = choose(file)
+    assert choice is not None
+    assert choice.y is not None
+    assert (choice.x.name, choice.y.name) == ("df/table/values_block_0", "df/table/label")
+
+
+@pytest.mark.parametrize("kind", ["plain", "netcdf", "matlab", "table"])
+def test_stored_nan_is_a_missing_value_where_it_is_asked_for(tmp_path: Path, kind: str) -> None:
+    """By the command that is printed, too, else its first step would not be finite."""
+    rng, path = np.random.default_rng(0), tmp_path / "a.h5"
+    values, labels = rng.normal(size=(ROWS, 5)), rng.normal(size=ROWS)
+    values[rng.random(values.shape) < 0.2], labels[3] = math.nan, math.nan
+    with h5py.File(path, "w") as file:
+        if kind == "matlab":
+            matlab(file, "x", values)
+            matlab(file, "y", labels[:, None])
+        elif kind == "table":
+            file["t"] = np.rec.fromarrays([values, labels], dtype=[("x", "f8", (5,)), ("y", "f8")])
+        else:
+            file["x"], file["y"] = values, labels
+            if kind == "netcdf":
+                file["x"].attrs["_FillValue"] = file["y"].attrs["_FillValue"] = 1e20
+    found = engines.suggestion(str(path))
+    assert found is not None
+    assert found[0]["masked"] == {"x": 0, "y": "drop"}
+    fields = {name: found[0][f"fields.{name}"] for name in "xy"}
+    data = h5rows.Dataset(str(path), fields, values="meant", masked=found[0]["masked"])
+    there = labels == labels
+    assert (data.column("y") == labels[there]).all()
+    assert (data.column("x") == np.nan_to_num(values, nan=0)[there]).all()
+    as_it_lies = h5rows.Dataset(str(path), fields, values="meant").column("x")
+    assert np.array_equal(as_it_lies, values, equal_nan=True)

@@ -1,0 +1,66 @@
+"""What a checkpoint's artifact has, and where W&B's key is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from samebits.loggers.wandb_upload import own_checkpoint
+from samebits.status import SHARED_WEIGHTS
+
+
+def test_a_checkpoint_outside_of_the_run_is_not_uploaded(tmp_path: Path) -> None:
+    """Whatever result.json names, and wherever a link leads."""
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    for file in (tmp_path / "best_000000001.pt", run / "checkpoints/best_000000002.pt"):
+        file.write_bytes(b"weights")
+    (run / "checkpoints/best_000000003.pt").symlink_to(tmp_path / "best_000000001.pt")
+    (tmp_path / "link").symlink_to(run)
+    named = {
+        "checkpoints/best_000000002.pt": True, f"{run}/checkpoints/best_000000002.pt": True, "": False, "..": False,
+        str(tmp_path / "best_000000001.pt"): False, "../best_000000001.pt": False,
+        "checkpoints/best_000000003.pt": False,
+    }  # fmt: skip
+    for where in (run, tmp_path / "link"):
+        found = {name: own_checkpoint(where, {"best_checkpoint": name}) for name in named}
+        assert {name: path is not None and path.is_file() for name, path in found.items()} == named
+        assert own_checkpoint(where, {}) is None
+
+
+@pytest.mark.slow
+def test_an_artifact_has_what_its_checkpoint_needs(tmp_path: Path) -> None:
+    from samebits.loggers.wandb_upload import log_artifact
+
+    for name in ("best_000000004.pt", SHARED_WEIGHTS):
+        (tmp_path / name).write_bytes(b"weights")
+    logged: list[Any] = []
+    run = SimpleNamespace(id="x", offline=True, log_artifact=lambda artifact, aliases: logged.append(artifact))
+    log_artifact(run, {"best_step": 4}, tmp_path / "best_000000004.pt")
+    assert sorted(logged[0].manifest.entries) == ["best_000000004.pt", SHARED_WEIGHTS]
+
+
+def test_a_key_is_found_where_wandb_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from samebits.loggers.wandb_log import _server, auto_wandb_mode
+
+    for name in ("MODE", "API_KEY", "BASE_URL", "IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(f"WANDB_{name}", raising=False)
+    monkeypatch.delenv("NETRC", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+    assert auto_wandb_mode() == "offline"
+    (tmp_path / "mine").write_text("machine api.wandb.ai login user password " + "0" * 40)
+    with monkeypatch.context() as patch:
+        patch.setenv("NETRC", str(tmp_path / "mine"))
+        assert auto_wandb_mode() == "online"
+    with monkeypatch.context() as patch:
+        patch.setenv("WANDB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+        assert auto_wandb_mode() == "online"
+    (tmp_path / ".netrc").write_text("machine my.server:8080 login user password " + "0" * 40)
+    assert auto_wandb_mode() == "offline"
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/settings").write_text("[default]\nbase_url = http://my.server:8080\n")  # wandb login --host
+    assert (auto_wandb_mode(), _server()) == ("online", ("my.server", 8080))

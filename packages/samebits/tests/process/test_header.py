@@ -1,0 +1,33 @@
+"""The first lines of a run's log."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from samebits.device import HardwareConfig, resolve_hardware
+from samebits.parallel import Strategy
+from samebits.process import header
+from samebits.profiling import Work
+from samebits.world import World
+
+
+@pytest.mark.parametrize(("flop", "graph", "told"), [(5e5, False, True), (5e5, True, False), (1e9, False, False)])
+def test_a_small_step_is_told_of_the_graph(flop: float, graph: bool, told: bool) -> None:
+    """On the first screen of a run on a GPU, where it would help and is not on."""
+    lines: list[str] = []
+    here = resolve_hardware(HardwareConfig(device="cpu"), Strategy())
+    machine = replace(here, device="cuda", precision="bf16", cuda_graph=graph)
+    run: Any = SimpleNamespace(
+        trainer=SimpleNamespace(global_batch_size=64), world=World(0, 1, 0, torch.device("cpu")), total_steps=9,
+        work=Work(flop=flop), machine=machine,
+    )  # fmt: skip
+    logger: Any = SimpleNamespace(say=lines.append)
+    loader: Any = SimpleNamespace(why="")
+    header.describe(logger, machine, nn.Linear(2, 2), run, {"train": range(9)}, loader, [], HardwareConfig())
+    assert any("hardware.cuda_graph=true" in line for line in lines) is told

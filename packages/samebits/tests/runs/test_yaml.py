@@ -1,0 +1,23 @@
+"""The yaml of a run is made in parts, as OmegaConf would make it whole."""
+
+from __future__ import annotations
+
+from omegaconf import OmegaConf
+
+from samebits.runs.directory import to_yaml
+
+
+def test_yaml_in_parts_is_the_yaml_of_the_whole() -> None:
+    cfg = OmegaConf.create(
+        {
+            "seed": 0,
+            "trainer": {"strategy": "fsdp", "fsdp": {"wrap": "auto", "replicas": 1}, "clip_norm": None},
+            "model": {"odd": {"a": "null", "b1": [1, 1.0, True, "x: y", None], "e": 1e-10}, "hidden": [16]},
+            "data": {"path": "${root:}/data/digits.h5", "shape": "${x.y}", "empty": {}, "none": []},
+        }
+    )
+    assert to_yaml(OmegaConf.to_container(cfg)) == OmegaConf.to_yaml(cfg)
+    assert to_yaml({}) == OmegaConf.to_yaml({})
+    texts = ["optim.lr=1e-3", "a='x, y'", "b={c: 1}", "~d", "1", "null"]
+    assert to_yaml(texts) == OmegaConf.to_yaml(texts)
+    assert to_yaml([]) == OmegaConf.to_yaml([])
