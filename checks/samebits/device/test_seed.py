@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from checking import old_rng_state
+from common import old_rng_state
 
 from samebits.device.hardware import make_deterministic
 from samebits.steps.seed import StepNumbers, rng_row, seed_everything, set_rng_row, set_rng_state
