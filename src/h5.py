@@ -25,7 +25,8 @@ def train_command(out: Path | str, paths: Sequence[str], sequences: Sequence[str
     groups = {path.rpartition("/")[0] for path in paths}
     names = list(dict.fromkeys(path.rpartition("/")[2] for path in paths))
     if names == ["tokens"]:
-        return "train on it: " + shlex.join(["./run", "train", "experiment=shakespeare", f"data.path={out}"])
+        chosen = ["data=tokens", "model=gpt", "task=next_token"]
+        return "train on it: " + shlex.join(["./run", "train", *chosen, f"data.path={out}"])
     if len(names) == 1 and names == sequences:
         command = ["./run", "train", "experiment=sequences", f"data.path={out}", f"data.fields.tokens={names[0]}"]
         if groups == {""}:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import sys
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from lab.program import PROGRAM
 from samebits.testing import register
@@ -29,3 +33,11 @@ def needs(*files: str) -> pytest.MarkDecorator:
 
 
 NEEDS_GPT = needs("conf/model/gpt.yaml", "src/lab/models/gpt.py", "conf/data/tokens.yaml")
+SMALL_GPT = ("model=gpt", "model.width=16", "model.layers=1", "model.heads=2")
+
+
+def old_rng_state() -> dict[str, Any]:
+    """The generators' states as checkpoints before 0.2 hold them."""
+    kind, keys, *rest = np.random.get_state()
+    drawn = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    return {**drawn, "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest)}

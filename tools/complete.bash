@@ -26,7 +26,6 @@ _complete_run() {
       esac
       ;;
     docs:*) found="build serve" ;;
-    bench:-*) found=$("$root/.ci/python" "$root/benchmarks/bench.py" --help | _options_of_help) ;;
     fork:-* | schema:-*) found=$("$root/.ci/python" "$root/tools/$command.py" --help | _options_of_help) ;;
     *:-*) [ ! -f "$root/src/$command.py" ] || found=$("$root/.ci/python" "$root/src/$command.py" --help | _options_of_help) ;;
     esac

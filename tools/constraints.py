@@ -30,7 +30,7 @@ else:  # mypy and pytest bring it along
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = "constraints.txt"
-NOT_PINNED = ("samebits", "h5rows")  # installed from packages/; in a fork without it from the template, by hand
+NOT_PINNED = ("samebits", "h5rows")  # from packages/, vendor/ or an address of git
 HEAD = """\
 # The versions with which all tests passed, of all that the extra dev needs: what ./run installs, by pip or uv.
 # Without this file it takes what pyproject.toml allows. Written by tools/constraints.py.

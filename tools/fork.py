@@ -2,11 +2,12 @@
 """Make a project of your own out of this template: another package name than `lab`, without the parts you do not want.
 
     ./run fork mypackage --title "My project" --author "Ada Lovelace" --without gan vae search
-    ./run fork --without reports               # later, in a fork
     ./run fork mypackage --into ../my-project  # leaves this folder as it is; what copier runs
+    ./run fork --without gan                   # later, in a fork
+    ./run fork --update TEMPLATE@v0.3.1        # later, in a fork: newer libraries
 
-Reads the files that git tracks. The libraries in packages/ are copied byte for byte, less the parts left out. Needs
-git, ruff and nothing else, so that it runs before an environment is made. parts.py lists what can be left out.
+Reads the files that git tracks. Needs git, ruff, pip and nothing else, so that it runs before an environment is made.
+parts.py lists what can be left out, libraries.py where the libraries come from.
 
 Exit status: 0 done, 2 a mistake in what was asked; nothing was changed then.
 """
@@ -16,35 +17,31 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
-import gc
 import json
 import keyword
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
+import libraries
 from parts import PARTS, TEMPLATE_ONLY, Part
-from prune import bound_by, count_tests, prune_schema, prune_tests, without
+from schema_prune import prune_schema
+from wheels import Mistake
 
 ROOT = Path(__file__).resolve().parents[1]
 OLD, LONGEST = "lab", 20
 ENGINE = "packages/"
 README_INTRO = re.compile(r"\A.*?(?=^## )", re.DOTALL | re.MULTILINE)
 # Files that name the template's package and go on to: history, runs of older versions, the engine, and this.
-VERBATIM = (ENGINE, "checks/runs/", "tools/", "docs/fork.md", "docs/remote.md", "CHANGELOG.md", "LICENSE")
+VERBATIM = (ENGINE, "vendor/", "tools/", "docs/fork.md", "docs/remote.md", "CHANGELOG.md", "LICENSE")
 SAVED_TARGET = r'(?![\w.]*": )'  # not the keys of `moved` in project.py: import paths that saved configs have
 ANSWERS = ".copier-answers.yml"
-
-
-class Mistake(Exception):
-    """One line for the user."""
 
 
 def main() -> int:
@@ -55,29 +52,42 @@ def main() -> int:
     parser.add_argument("--license", choices=("MIT", "none"), default="MIT", help="of your code; none: all rights kept")
     parser.add_argument("--without", nargs="*", default=[], metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--into", type=Path, metavar="FOLDER", help="write there; default: change this checkout")
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument(
+        "--libraries", default=libraries.WHEELS, metavar="WHERE",
+        help="wheels: built into vendor/ (default); git+ADDRESS@TAG: installed from there; copy: in packages/, to edit",
+    )  # fmt: skip
+    shape.add_argument(
+        "--vendor", dest="libraries", action="store_const", const=libraries.COPY, help="the same as --libraries copy"
+    )
+    parser.add_argument("--update", metavar="TEMPLATE[@TAG]", help="in a fork: take the libraries of this template")
     args = parser.parse_args()
     try:
         present = own_package(ROOT)
+        if args.update:
+            return update(args.update, present)
         package = args.package or present
         without = chosen([name for text in args.without for name in text.split(",") if name])
         if not args.package and not without:
             raise Mistake("give a package name, or --without and parts to leave out; --help has more")
-        if args.package and os.environ.get("COPIER_OPERATION") != "update":  # else it has its name
-            check_name(package, present)
+        if args.package:
+            libraries.check(args.libraries)
+            if os.environ.get("COPIER_OPERATION") != "update":  # else it has its name
+                check_name(package, present)
         check_folder(args.into or ROOT, keeps=args.into is not None)
         with tempfile.TemporaryDirectory() as folder:
-            tree, names = Path(folder), tracked(ROOT)
+            tree, names, parts = Path(folder), tracked(ROOT), [PARTS[name] for name in without]
             for name in names:
                 (tree / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, tree / name)
-            remarks = leave_out(tree, TEMPLATE_ONLY, present) if args.package else []
-            for name in without:
-                remarks += [f"{name}: {remark}" for remark in leave_out(tree, PARTS[name], present)]
-            prune_tests(tree, ROOT)
-            lines_of_tests = tests_report(count_tests(ROOT), count_tests(tree))
+            delete(tree, [name for part in parts for name in part.files(names)])
+            if args.package:
+                delete(tree, TEMPLATE_ONLY)
+                delete_marked(tree)
+                libraries.depend(tree, ROOT, args.libraries)
+            delete_entries(tree, parts)
             prune_schema(tree)
-            functions = [spelled(name, present) for part in without for name in PARTS[part].files if "::" in name]
-            forget(tree, [*functions, *(name for name in names if not (tree / name).exists())])
+            forget(tree, [name for name in names if not (tree / name).exists()], parts)
             if args.package:
                 rename(tree, package)
                 name_owner(tree, args.title or package, args.author, args.license)
@@ -86,36 +96,27 @@ def main() -> int:
     except Mistake as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for remark in remarks:
-        print(remark, file=sys.stderr)
-    for line in lines_of_tests:
-        print(line)
     if "COPIER_OPERATION" not in os.environ:  # copier has words of its own, and makes several copies for an update
         folder = (args.into or ROOT).resolve()
         left = f", left out: {', '.join(without)}" if without else ""
         print(f"{folder}: the package is {package}{left}")
         print(f"next, in {folder} (docs/fork.md says how to update):")
-        for command in next_commands(folder, wheel="engine" in without):
+        begin = [] if (folder / ".git").exists() else ["git init"]
+        for command in [*begin, 'git add -A && git commit -m "Fork"', "./run train", "./run test"]:
             print(f"  {command}")
     return 0
 
 
-def next_commands(folder: Path, wheel: bool) -> list[str]:
-    """What to type there. wheel: the engine is one, which no index has, so it is built of the template's commit."""
-    commands = [] if (folder / ".git").exists() else ["git init"]
-    commands += ['git add -A && git commit -m "Fork"']
-    if wheel:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-        ).stdout
-        builds = subprocess.run(
-            ["git", "cat-file", "-e", "HEAD:packages/samebits"], cwd=ROOT, stderr=subprocess.DEVNULL
-        )
-        # a fork has no packages/samebits
-        source = "ADDRESS-OF-THE-TEMPLATE" if builds.returncode else f"{ROOT.as_uri()}@{commit.strip()}"
-        wheels = [shlex.quote(f"git+{source}#subdirectory=packages/{name}") for name in ("h5rows", "samebits")]
-        commands += [f"./run pip install --no-deps {' '.join(wheels)}"]
-    return [*commands, "./run train", "./run test"]
+def update(source: str, package: str) -> int:
+    if package == OLD:
+        raise Mistake("--update: this is the template; its libraries are in packages/")
+    check_folder(ROOT, keeps=False)
+    for line in libraries.update(ROOT, source):
+        print(line)
+    print("next:")
+    for command in ("./run test", 'git add -A && git commit -m "Newer libraries"'):
+        print(f"  {command}")
+    return 0
 
 
 # -- what was asked --------------------------------------------------------------------------------------------------
@@ -130,13 +131,13 @@ def own_package(root: Path) -> str:
 
 
 def chosen(names: list[str]) -> list[str]:
-    """In the order of PARTS, with the parts that need one of these."""
+    """In the order of PARTS."""
     for name in names:
         if name not in PARTS:
             near = difflib.get_close_matches(name, PARTS, 1)
             hint = f" - did you mean {near[0]}?" if near else ""
             raise Mistake(f"--without {name}: no such part{hint} (there are: {', '.join(PARTS)})")
-    return [name for name, part in PARTS.items() if name in names or set(part.needs) & set(names)]
+    return [name for name in PARTS if name in names]
 
 
 def check_name(name: str, present: str) -> None:
@@ -166,7 +167,7 @@ def check_name(name: str, present: str) -> None:
 def own_names() -> set[str]:
     """Top-level folders, and modules that commands and tests import by their bare name."""
     files = [*ROOT.glob("src/*"), *ROOT.glob("packages/*"), *ROOT.glob("tests/*"), *ROOT.glob("tools/*")]
-    return {path.stem for path in files} | {path.name for path in ROOT.iterdir() if path.is_dir()}
+    return {path.stem for path in files} | {path.name for path in ROOT.iterdir() if path.is_dir()} | {libraries.FOLDER}
 
 
 def file_with_variable(name: str) -> str | None:
@@ -215,33 +216,35 @@ def tracked(root: Path) -> list[str]:
 # -- leaving out -----------------------------------------------------------------------------------------------------
 
 
-def leave_out(tree: Path, part: Part, package: str) -> list[str]:
-    """Delete a part's files, functions and lines. Returns what was not found, a line each."""
-    missing = []
-    for name in (spelled(one, package) for one in part.files):
-        path, _, function = name.partition("::")
-        if not any(function_of(one, function) if function else True for one in ROOT.glob(path)):
-            missing.append(f"{path} has no {function}" if function else f"there is no {path}")
-        for one in tree.glob(path):
-            if function:
-                delete_function(one, function)
-            elif one.is_dir():
-                shutil.rmtree(one)
-            else:
-                one.unlink()
-    changes = [(name, rf"^.*{line}.*\n", "", f"line {line!r}") for name, lines in part.lines.items() for line in lines]
-    changes += [(name, old, new, repr(old)) for name, texts in part.texts.items() for old, new in texts.items()]
-    for name, pattern, new, said in (tuple(spelled(one, package) for one in change) for change in changes):
-        edit(tree / name, pattern, new)
-        # asked of the project as it was: in the tree another part may have taken it
-        if (ROOT / name).exists() and not re.search(pattern, (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE):
-            missing.append(f"{name} has no {said}")
-    return missing
+def delete(tree: Path, names: Iterable[str]) -> None:
+    """Files and folders; a folder that is left empty goes too."""
+    for name in names:
+        path = tree / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        for parent in path.parents:
+            if parent == tree or not parent.is_dir() or any(parent.iterdir()):
+                break
+            parent.rmdir()
 
 
-def spelled(text: str, package: str) -> str:
-    """parts.py names the template's package."""
-    return re.sub(rf"\b{OLD}\b", package, text)
+def delete_marked(tree: Path) -> None:
+    """Delete lines that end with `template only` (parts.py), and the sections of such headings."""
+    section = r"^## .*template only -->\n(?:(?!## ).*\n)*"
+    for name in tracked(ROOT):
+        if not name.startswith(VERBATIM) and b"template only" in (ROOT / name).read_bytes():
+            if name.endswith(".md"):
+                edit(tree / name, section, "")
+            edit(tree / name, r"^.*\btemplate only[^\w\n]*\n", "")
+
+
+def delete_entries(tree: Path, parts: Iterable[Part]) -> None:
+    """The lines of pyproject.toml that begin with a folder that has gone, and the extras of parts."""
+    file = tree / "pyproject.toml"
+    for folder in (path.name for path in ROOT.iterdir() if path.is_dir() and not (tree / path.name).exists()):
+        edit(file, rf'^ *"{re.escape(folder)}/.*\n', "")
+    for name in (name for part in parts for name in part.names):
+        edit(file, rf"^{re.escape(name)} = \[.*\n", "")
+        edit(file, rf"(?<=[\[,]){re.escape(name)},|,{re.escape(name)}(?=\])", "")
 
 
 def edit(path: Path, pattern: str, new: str | Callable[[re.Match[str]], str]) -> None:
@@ -249,49 +252,39 @@ def edit(path: Path, pattern: str, new: str | Callable[[re.Match[str]], str]) ->
         path.write_text(re.sub(pattern, new, path.read_text(encoding="utf-8"), flags=re.MULTILINE), encoding="utf-8")
 
 
-def function_of(path: Path, name: str) -> ast.stmt | None:
-    """A function, class or assignment of a module."""
-    return next((node for node in ast.parse(path.read_text(encoding="utf-8")).body if name in bound_by(node)), None)
+def forget(tree: Path, deleted: Iterable[str], parts: Iterable[Part]) -> None:
+    """Take what names a deleted file, an option or a command out of the pages: rows of tables, sentences, lines of
+    code. Elsewhere than in the README, packages/ and checks/ may be named: the template has them."""
+    gone = list(deleted)
+    outside = [name for name in gone if not name.startswith(("packages/", "checks/"))]
+    rows = "|".join(re.escape(name) for part in parts for name in part.names)
+    for page in [
+        *(tree / "docs").glob("*.md"),
+        *tree.glob("*.md"),
+        tree / "mkdocs.yml",
+        *tree.glob("src/*/project.py"),
+    ]:
+        if not page.exists() or page.relative_to(tree).as_posix().startswith(VERBATIM):
+            continue
+        text = page.read_text(encoding="utf-8")
+        if rows and page.suffix == ".md":
+            text = re.sub(rf"^\| `(?:{rows})` \|.*\n", "", text, flags=re.MULTILINE)
+        if told := naming(tree, gone if page.name == "README.md" else outside):
+            if page.suffix == ".py":
+                text = "".join(line for line in text.splitlines(keepends=True) if not told.search(line))
+            else:
+                text = without_sentences(text, told)
+        page.write_text(text, encoding="utf-8")
 
 
-def delete_function(path: Path, name: str) -> None:
-    if (node := function_of(path, name)) is not None:
-        path.write_text(without(path.read_text(encoding="utf-8"), [node]), encoding="utf-8")
-
-
-def tests_report(before: dict[str, list[str]], left: dict[str, list[str]]) -> list[str]:
-    """How many test functions are left, and which are not: by folder, file or function, as much as has gone whole."""
-    gone = {name: [one for one in tests if one not in left.get(name, ())] for name, tests in before.items()}
-    gone = {name: tests for name, tests in gone.items() if tests}
-    number, kept = sum(map(len, before.values())), sum(map(len, left.values()))
-    lines = [f"tests: {kept} of {number} functions are kept" + (", gone are:" if gone else "")]
-    folders = {parent for name in gone for parent in Path(name).parents}
-    whole = {one.as_posix() for one in folders if not any(Path(name).is_relative_to(one) for name in left)}
-    outer: dict[str, int] = {}
-    for name, tests in gone.items():
-        inside = [one for one in (*reversed(Path(name).parents), Path(name)) if one.as_posix() in whole]
-        if inside or name not in left:
-            place = f"{inside[0].as_posix()}/" if inside else name
-            outer[place] = outer.get(place, 0) + len(tests)
-        else:
-            lines.append(f"  {name}: {', '.join(tests)}")
-    return [lines[0], *(f"  {place}: {count}" for place, count in outer.items()), *lines[1:]]
-
-
-def forget(tree: Path, deleted: list[str]) -> None:
-    """Take what names a deleted file or option out of the pages: rows of tables, sentences, lines of code."""
+def naming(tree: Path, deleted: list[str]) -> re.Pattern[str] | None:
+    """What a page says of these files: their names, folders, `group=option`, `./run command`."""
     names = set(deleted) | {name.removeprefix("src/") for name in deleted}
     names |= {Path(name).name for name in deleted if name.startswith("docs/")}
-    for group, option in re.findall(r"^conf/(.+)/(\w+)\.yaml$", "\n".join(deleted), re.MULTILINE):
-        names |= {f"{group}={option}"}
-    names |= {f"./run {command}" for command in re.findall(r"^src/(\w+)\.py$", "\n".join(deleted), re.MULTILINE)}
-    folders = {f"{parent}/" for name in deleted for parent in Path(name).parents if not (tree / parent).exists()}
-    if not names:
-        return
-    told = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, names | folders))})(?![\w=])")
-    for page in [*(tree / "docs").glob("*.md"), *tree.glob("*.md"), tree / "mkdocs.yml"]:
-        if page.exists() and page.name not in ("fork.md", "CHANGELOG.md"):
-            page.write_text(without_sentences(page.read_text(encoding="utf-8"), told), encoding="utf-8")
+    text = "\n".join(deleted)
+    names |= {f"{group}={option}" for group, option in re.findall(r"^conf/(.+)/(\w+)\.yaml$", text, re.MULTILINE)}
+    names |= {f"{parent}/" for name in deleted for parent in Path(name).parents if not (tree / parent).exists()}
+    return re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, names))})(?![\w=])") if names else None
 
 
 def without_sentences(text: str, told: re.Pattern[str]) -> str:
@@ -410,5 +403,4 @@ def place_whole(tree: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    gc.disable()  # all tests are held parsed: looking through them for garbage takes a third of the time
     sys.exit(main())

@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT / "src"))
 PACKAGE = next(path.parent.name for path in (ROOT / "src").glob("*/project.py") if path.parent.name != "engine")
 
 from hydra.conf import HelpConf  # noqa: E402
-from prune import less, targets_of, written  # noqa: E402
+from schema_prune import less, targets_of, written  # noqa: E402
 
 from samebits.schema import DURATION, INTERVAL, Rule, describe, join, rule_of  # noqa: E402
 from samebits.sweeps import PoolConfig, RayConfig, SearchConfig, SlurmConfig  # noqa: E402

@@ -38,15 +38,15 @@ def build(root: Path, into: Path) -> list[Path]:
     """Build a wheel of each folder of root/packages into the folder `into`; return the wheels, sorted by name.
 
     The files are those of HEAD, unpacked to a temporary folder, so that a wheel has nothing that an earlier build left
-    behind. Two builds of a commit by the same setuptools are equal byte for byte. `into` is made if it is missing; it
-    gets no wheel if one build fails. Raises Mistake if root is not a git checkout, if HEAD has no packages/, if files
-    there are not committed, or if a build fails.
+    behind. Two builds by the same setuptools are equal byte for byte if the last commit that changed packages/ is the
+    same. `into` is made if it is missing; it gets no wheel if one build fails. Raises Mistake if root is not a git
+    checkout, if HEAD has no packages/, if files there are not committed, or if a build fails.
     """
     if changed := changes(root, "packages"):
         raise Mistake(f"{changed[0]}: is not committed - wheels are built from the commit: git commit, or git stash")
     if not (folders := git(root, "ls-tree", "-d", "--name-only", "HEAD", "packages/").decode().split()):
         raise Mistake(f"{root}: the commit has no packages/, of which wheels are built")
-    committed = git(root, "log", "-1", "--format=%ct", "HEAD").decode().strip()
+    committed = git(root, "log", "-1", "--format=%ct", "HEAD", "--", "packages").decode().strip()
     with tempfile.TemporaryDirectory() as folder:
         source, built = Path(folder) / "source", Path(folder) / "built"
         with tarfile.open(fileobj=io.BytesIO(git(root, "archive", "--format=tar", "HEAD", "packages"))) as archive:

@@ -652,7 +652,7 @@ NAMES: list[tuple[Any, ...]] = [
      "tests/lab/test_task_dino.py::test_it_is_the_paper_s_algorithm"),
     ("src/lab/tasks/dpo.py", "preferred(model, batch) - before", "preferred(model, batch)",
      "tests/lab/test_task_dpo.py::test_it_is_the_paper_s_loss"),
-    ("src/lab/models/lora.py", "    model.requires_grad_(False)\n", "",
+    ("src/lab/models/gpt_lora.py", "    model.requires_grad_(False)\n", "",
      "tests/lab/test_task_dpo.py::test_it_is_the_paper_s_loss"),
     ("src/lab/config.py", "OmegaConf.create(with_run_values(plain(given)))", "OmegaConf.create(plain(given))",
      "tests/lab/test_run_values.py::test_what_no_yaml_gives_is_the_run_s"),

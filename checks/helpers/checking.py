@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import random
 import signal
 import subprocess
 import sys
@@ -12,8 +11,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import torch
 from common import ROOT
 
 from samebits.signals import SAME_SIGNAL_S
@@ -27,13 +24,6 @@ def import_tool(name: str) -> Any:
         return importlib.import_module(name)
     finally:
         sys.path.remove(str(ROOT / "tools"))
-
-
-def old_rng_state() -> dict[str, Any]:
-    """The generators' states as checkpoints before 0.2 hold them."""
-    kind, keys, *rest = np.random.get_state()
-    drawn = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    return {**drawn, "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest)}
 
 
 def ctrl_c_twice(process: subprocess.Popen[str], answer: str, send: Callable[[int], object]) -> str:

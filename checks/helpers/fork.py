@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,21 @@ def with_fewer_digits(copy: Path) -> Path:
     return copy
 
 
+def python_path(copy: Path) -> str:
+    """Its src/, and its wheels as an installation would unpack them."""
+    installed = copy / ".venv/installed"
+    for wheel in copy.glob("vendor/*.whl"):
+        if not (installed / wheel.name.split("-")[0]).exists():
+            with zipfile.ZipFile(wheel) as held:
+                held.extractall(installed)
+    return os.pathsep.join([str(copy / "src"), *([str(installed)] if installed.exists() else [])])
+
+
 def run_python(
     copy: Path, *arguments: str, code: int | None = 0, seconds: float = 120, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[Any]:
     """python with these arguments and the modules of a copy of the project; there, or in `cwd`."""
-    environment = {**os.environ, "PYTHONPATH": str(copy / "src")}
+    environment = {**os.environ, "PYTHONPATH": python_path(copy)}
     return called([sys.executable, *arguments], code, seconds, cwd=cwd or copy, env=environment)
 
 

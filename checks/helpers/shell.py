@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from fork import copy_of_the_project, with_fewer_digits
+from fork import copy_of_the_project, python_path, with_fewer_digits
 
 from samebits.testing.processes import called, warm
 
@@ -86,12 +86,13 @@ def serve(channel: socket.socket, copy: Path) -> None:
 
 def environment_of(copy: Path, given: dict[str, str]) -> dict[str, str]:
     free = {name: value for name, value in given.items() if not name.startswith(warm.ONCE)}
-    return {**free, **warm.read_once(warm.BEGAN), "PYTHONPATH": str(copy / "src")}
+    return {**free, **warm.read_once(warm.BEGAN), "PYTHONPATH": python_path(copy)}
 
 
 def stamp_of(folder: Path) -> str:
     """As ./run writes it."""
     files = [folder / "pyproject.toml", *sorted(folder.glob("packages/*/pyproject.toml")), folder / "constraints.txt"]
+    files += sorted(folder.glob("vendor/*.whl"))
     text = b"".join(file.read_bytes() for file in files)
     return subprocess.run(["cksum"], input=text, capture_output=True, check=True).stdout.decode()
 

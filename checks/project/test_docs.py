@@ -37,7 +37,7 @@ SHOWN.add("tests/lab/test_task_denoising.py")  # an indented block of tasks.md
 
 def anchors(page: str) -> set[str]:
     """As the site makes them of headings; GitHub's are the same for these characters."""
-    titles = [re.sub(r"[`*]", "", title) for title in re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)]
+    titles = [re.sub(r"[`*]|<!--.*-->", "", title) for title in re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)]
     return {re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
 
 

@@ -102,6 +102,26 @@ def test_the_libraries_of_the_project_are_installed_with_it(machine: Machine) ->
     assert machine.types("./run python x.py")[2] == [installed, "python x.py"]
 
 
+def test_wheels_in_vendor_are_installed_whatever_is_installed_already(machine: Machine) -> None:
+    """Another wheel may have the same version, which neither pip nor uv would replace by itself."""
+    (machine.root / "vendor").mkdir()
+    names = [f"{machine.root}/vendor/{name}-0.3.0-py3-none-any.whl" for name in ("h5rows", "samebits")]
+    for name in names:
+        Path(name).write_text("first")
+    alone = f"pip install --quiet --disable-pip-version-check --force-reinstall --no-deps {' '.join(names)}"
+    whole = machine.pip("all").replace("-e ", f"{' '.join(names)} -e ")
+    assert machine.types("./run python x.py")[2] == [f"venv {machine.root}/.venv", alone, whole, "python x.py"]
+    assert (machine.root / ".venv/stamp.all").read_text() == stamp_of(machine.root)
+    assert machine.types("./run python x.py")[2] == ["python x.py"]
+    Path(names[0]).write_text("second")
+    assert machine.types("./run python x.py")[2] == [alone, whole, "python x.py"]
+    Path(names[0]).write_text("third")
+    machine.has("uv", UV)
+    (asked, _) = machine.types("./run python x.py")[2]
+    again = "--reinstall-package h5rows --reinstall-package samebits"
+    assert asked.endswith(f"constraints.txt {again} {' '.join(names)} -e {machine.root}[all]")
+
+
 @pytest.mark.parametrize("given", [{}, {"LC_ALL": "C", "PYTHONUTF8": "0"}, {"LC_ALL": "de_DE.ISO-8859-1"}])
 def test_files_and_names_are_utf8_whatever_the_locale(machine: Machine, given: dict[str, str]) -> None:
     assert "utf8 1" in machine.types("./run train", SAY_UTF8="1", **given)[1].splitlines()

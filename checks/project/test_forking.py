@@ -1,15 +1,15 @@
-"""A fork: tools/fork.py and copier make the same, without a trace of what was left out, and a later version goes in."""
+"""A fork: tools/fork.py and copier make the same, without a trace of what was left out, and update it."""
 
 from __future__ import annotations
 
 import ast
 import importlib
-import itertools
 import os
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,7 @@ from samebits.testing.processes import called, sample_of
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 GIT = ("git", "-c", "user.name=me", "-c", "user.email=me@example.org", "-c", "commit.gpgsign=false")
-ENGINE = "packages/"
-LIBRARIES = ("h5rows", "samebits", "hydra_plugins")
+OWN = ("lab==", "samebits==", "h5rows==")
 SMALL = ("logger=none", "hardware=cpu", "model.hidden=[8]", "trainer.max_epochs=null", "trainer.eval_every=4")
 
 
@@ -76,16 +75,9 @@ def fork(template: Path, *arguments: str, code: int = 0) -> subprocess.Completed
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    left = (".git", "__pycache__", ".copier-answers.yml", ".ruff_cache", "outputs")
+    left = (".git", ".venv", "__pycache__", ".copier-answers.yml", ".ruff_cache", "outputs")
     found = [path for path in folder.rglob("*") if path.is_file() and not set(left) & set(path.parts)]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
-
-
-def engine(folder: Path) -> dict[str, bytes]:
-    """{module's file: bytes} of the libraries, of a project or where they are installed."""
-    sources = [*folder.glob("packages/*/src")] or [folder]
-    found = {name: data for source in sources for name, data in files(source).items()}
-    return {name: data for name, data in found.items() if name.split("/")[0] in LIBRARIES}
 
 
 # -- what is asked ---------------------------------------------------------------------------------------------------
@@ -127,30 +119,45 @@ def test_copier_and_the_docs_name_every_part(tools: Any) -> None:
 # -- what is made ----------------------------------------------------------------------------------------------------
 
 
+def modules_named(path: Path) -> set[str]:
+    """All that a module imports, in functions too, and what a yaml names."""
+    text = path.read_text()
+    if path.suffix == ".yaml":
+        options = re.findall(r"override /?([\w/]+)(?:@\S+)?: (\w+)", text)
+        return {*re.findall(r"_target_: ([\w.]+)\.\w+", text), *(f"{group}={option}" for group, option in options)}
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_each_part_has_files_of_its_own_that_nothing_else_needs(tools: Any) -> None:
+    """So that a fork works without any choice of parts. Tests may be skipped where a part is not (`needs`)."""
+    tracked = tools.tracked(ROOT)
+    owners = {name: part for part, one in tools.PARTS.items() for name in one.files(tracked)}
+    assert {*owners.values()} == {*tools.PARTS}
+    assert sum(len(one.files(tracked)) for one in tools.PARTS.values()) == len(owners)  # none is of two parts
+    needed = {}
+    for name, part in owners.items():
+        if name.startswith("src/"):
+            needed[name.removeprefix("src/").removesuffix(".py").replace("/", ".")] = part
+        elif found := re.fullmatch(r"conf/(.+)/(\w+)\.yaml", name):
+            needed["=".join(found.groups())] = part
+    assert len(needed) > 60
+    for name in tracked:
+        if name.startswith(("src/", "tests/", "conf/")) and name.endswith((".py", ".yaml")):
+            others = {
+                one: needed[one] for one in modules_named(ROOT / name) & {*needed} if needed[one] != owners.get(name)
+            }
+            assert others == {}, name
+
+
 @pytest.fixture(scope="module")
 def parts(tools: Any) -> list[str]:
-    """All but the engine, whose folder other tests compare."""
-    return [name for name in tools.PARTS if name != "engine"]
-
-
-@pytest.fixture(scope="module")
-def prune(tools: Any) -> Any:
-    return sys.modules[tools.prune_tests.__module__]
-
-
-def check_imports(tree: Path, prune: Any) -> None:
-    """All that src/ imports of the project is there, in functions too."""
-    asks = [("drive.py", "samebits.sweeps.report")]  # whether it is there
-    sources = [tree / "src", *tree.glob("packages/*/src")]
-    own = {path.stem for source in sources for path in source.iterdir()}
-    prune.names_of.cache_clear()
-    prune.home.cache_clear()
-    for path in (path for source in sources for path in source.rglob("*.py")):
-        for module, wanted, _ in prune.imports(path.read_text()):
-            if module.partition(".")[0] in own and (path.name, module) not in asks:
-                held = prune.names_of(tree, module)
-                assert held, f"{path}: {module}"
-                assert not wanted or wanted in held, f"{path}: {module} {wanted}"
+    return [*tools.PARTS]
 
 
 # pytest collects, then all modules of the package are imported
@@ -167,14 +174,20 @@ sys.exit(status)
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_fork_without_any_part(template: Path, parts: list[str], tools: Any, prune: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", ["--libraries=wheels", "--vendor"])
+def test_a_fork_without_any_part(template: Path, parts: list[str], tools: Any, tmp_path: Path, shape: str) -> None:
     """Of a long name that sorts behind all others: it has no trace of what was left out, and works."""
-    done = fork(template, "zebrafish_tracking", "--title", "Our fish", "--without", *parts, "--into", str(tmp_path))
-    assert done.stderr == ""  # so all of parts.py was found
+    asked = ("zebrafish_tracking", "--title", "Our fish", shape, "--without", *parts, "--into", str(tmp_path))
+    assert fork(template, *asked).stderr == ""
     made, before = files(tmp_path), files(template)
-    check_engine_and_name(made, before)
-    check_trace(made, {name.replace("/lab/", "/zebrafish_tracking/") for name in before}, tools)
-    check_imports(tmp_path, prune)
+    check_name(made)
+    check_trace(made, {name.replace("/lab/", "/zebrafish_tracking/") for name in before})
+    check_entries(tmp_path)
+    engine = {name: data for name, data in before.items() if name.startswith("packages/")}
+    assert {name: data for name, data in made.items() if name.startswith("packages/")} == (
+        engine if shape == "--vendor" else {}
+    )
+    assert len([*tmp_path.glob("vendor/*.whl")]) == (0 if shape == "--vendor" else 2)
     for command in (["ruff", "check", "-q", "."], ["ruff", "format", "--check", "-q", "."], ["yamllint", "-s", "."]):
         run(tmp_path, "-m", *command)
     assert run(tmp_path, "tools/schema.py", "--check").stdout == ""  # fork.py takes out what is gone without torch
@@ -182,29 +195,21 @@ def test_a_fork_without_any_part(template: Path, parts: list[str], tools: Any, p
     run(tmp_path, "src/evaluate.py", str(old), "--split", "val")
     run(tmp_path, "src/train.py", "-m", *SMALL, "trainer.max_steps=2", "seed=1,2", "sweep=two")
     assert len(list((tmp_path / "outputs/default/sweeps/two").glob("seed-*/result.json"))) == 2
-    run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "checks/samebits/test_wall.py")
     run(tmp_path, "-c", COLLECT, "zebrafish_tracking")
 
 
-def check_engine_and_name(made: dict[str, bytes], before: dict[str, bytes]) -> None:
-    engine = {name for name in made if name.startswith(ENGINE)}
-    pages = {
-        "packages/h5rows/src/h5rows/__init__.py",
-        "packages/h5rows/src/h5rows/engines.py",
-        "packages/samebits/src/samebits/sweeps/__init__.py",
-    }  # without what was left out
-    assert {name for name in engine if made[name] != before[name]} == pages
-    assert len(engine) > 100
-    for name in made.keys() - engine:
-        if name.startswith(("conf/", "src/", "tests/")) and not name.startswith("checks/runs/"):
+def check_name(made: dict[str, bytes]) -> None:
+    for name in made:
+        if name.startswith(("conf/", "src/", "tests/")):
             lines = made[name].decode(errors="ignore").splitlines()
             old = [line for line in lines if re.search(r"(?<![\w-])lab(?![\w-])", line)]
             assert all('    "lab.' in line for line in old), (name, old)  # PROJECT.moved
 
 
-def check_trace(made: dict[str, bytes], before: set[str], tools: Any) -> None:
+def check_trace(made: dict[str, bytes], before: set[str]) -> None:
     """No name of a deleted file, or of a part, in any text but prose; names that other files have too may stay."""
-    assert made.keys() < before
+    assert {name for name in made if not name.startswith("vendor/")} < before
+    assert not [name for name in made if name.startswith(("checks/", "benchmarks/"))]
     folders = (
         "conf/model/", "conf/task/", "conf/experiment/", "conf/callback/", "src/zebrafish_tracking/", "notebooks/",
     )  # fmt: skip
@@ -212,97 +217,27 @@ def check_trace(made: dict[str, bytes], before: set[str], tools: Any) -> None:
     gone = (deleted | {"benchmarks", "notebooks"}) - {Path(name).stem for name in made}
     assert {"byol", "autoencoder", "cifar10_fast", "sample_text", "tour", "benchmarks"} < gone
     named = re.compile(rf"(?<![\w-])({'|'.join(gone)})(?![\w-])")
-    kept = ("tools/", "docs/fork.md", "CHANGELOG.md", tools.ENGINE)  # say what there is to leave out; are untouched
+    kept = ("tools/", "docs/fork.md", "CHANGELOG.md", "packages/")  # say what there is to leave out; are untouched
     for name, data in made.items():
         if name.startswith(kept) or b"\0" in data:
             continue
         text = data.decode(errors="ignore")
-        lines = [
-            line for line in text.splitlines() if not line.lstrip().startswith(('"""', "#", 'r"', "for name in re."))
-        ]
-        assert [line for line in lines if named.search(line)] == [], name
+        lines = [line for line in text.splitlines() if not line.lstrip().startswith(('"""', "#", '"lab.'))]
+        skipped = r"needs\(\"|\(\"optim=|\"task="  # rows of tests about several options, skipped without one
+        left = [line for line in lines if named.search(line) and not re.search(skipped, line)]
+        assert left == [], name
+        assert "template only" not in text, name
         if name.endswith(".md"):
-            assert not re.search(r"src/(h5|report|sync)\.py|run (h5|report|sync)\b|sweeper=optuna", text), name
-        if name.startswith("tests/") and name.endswith(".py"):
-            assert [said for said in strings(text) if re.search(r"\b(h5|report|sync)\.py", said)] == [], name
+            assert "sweeper=optuna" not in text, name
 
 
-def strings(text: str) -> list[str]:
-    """But for docstrings."""
-    nodes = [*ast.walk(ast.parse(text))]
-    docs = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-    return [
-        node.value
-        for node in nodes
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs
-    ]
-
-
-USES = """
-
-import samebits.parallel.balance as balance, helper, lab.loop as loop, pytest
-from samebits.world import World
-from lab import tasks, state
-from lab.loop import fit
-class Own: pass
-"""
-TESTS_OF = {  # of what stays, or never was; of what goes
-    "kept": [
-        "def test(): World", "def test(): balance.anything.more", "def test(): fit", "def test(): loop.fit.more",
-        "def test(): helper.Kept", "def test(start): pass", "class TestOwn(Own): pass", "def test(): lab.never.was",
-        "def test(): tasks.kept.run", "def test(monkeypatch): monkeypatch.setattr(loop, 'fit', 1)",
-        "def test(): helper.state.load",
-    ],
-    "gone": [
-        "def test(): from lab.gone import x", "def test(): state.load", "def test(): loop.descend",
-        "@pytest.mark.parametrize('x', [loop.descend])\ndef test(x): pass", "class TestOwn(helper.Gone): pass",
-        "def test(): helper.uses_it()", "def test(resume): pass", "def test(): tasks.gan.run",
-        "@pytest.mark.usefixtures('resume')\ndef test(): pass", "def test(): import lab.state",
-        "def test(monkeypatch): monkeypatch.setattr(loop, 'descend', 1)",
-        "class Test:\n    def test_it(self): tasks.gan",
-    ],
-}  # fmt: skip
-
-
-def test_tests_of_what_has_gone_go_and_no_others(prune: Any, tmp_path: Path) -> None:
-    files = {
-        "packages/samebits/src/samebits/world/__init__.py": "World = 1",
-        "packages/samebits/src/samebits/parallel/balance.py": "anything = 1",
-        "src/lab/__init__.py": "",
-        "src/lab/loop.py": "def fit(): pass\ndef descend(): pass",
-        "src/lab/state.py": "def load(): pass",
-        "src/lab/tasks/__init__.py": "",
-        "src/lab/tasks/gan.py": "def run(): pass",
-        "src/lab/tasks/kept.py": "def run(): pass",
-        "src/lab/gone.py": "x = 1",
-        "tests/conftest.py": "from lab.gone import x\ndef start(): pass\ndef resume(): x",
-        "tests/helper.py": "from lab import state\nclass Kept: pass\nclass Gone(state.load): pass\n"
-        "def uses_it(): Gone\nclass state: load = 1",
-        "tests/of_gone.py": "import deep",
-        "tests/deep.py": "one = 1",
-        "tests/script.py": "print(1)",
-        "tests/a_user_s.py": "one = 1",
-        "tests/lab/test_gone_too.py": "import of_gone\nimport lab.gone\ndef test(): of_gone.deep, lab.gone.x",
-        "tests/lab/test_script.py": "def test(): start('tests/script.py')",
-    }
-    for what, tests in TESTS_OF.items():
-        files |= {f"tests/lab/test_{what}_{i}.py": f"{USES}\n{test}" for i, test in enumerate(tests)}
-    for name, text in files.items():
-        for tree in ("before", "after"):
-            (tmp_path / tree / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / tree / name).write_text(text)
-    before, after = tmp_path / "before", tmp_path / "after"
-    shutil.rmtree(after / "packages/samebits/src/samebits")  # a wheel has it
-    for name in ("lab/gone.py", "lab/state.py", "lab/tasks/gan.py"):
-        (after / "src" / name).unlink()
-    (after / "src/lab/loop.py").write_text("def fit(): pass")
-    prune.prune_tests(after, before)
-    left = {path.relative_to(after / "tests").as_posix() for path in (after / "tests").rglob("*.py")}
-    kept = {f"lab/test_kept_{i}.py" for i, _ in enumerate(TESTS_OF["kept"])}
-    assert left == {"conftest.py", "helper.py", "script.py", "a_user_s.py", "lab/test_script.py", *kept}
-    for name in kept:
-        assert (after / "tests" / name).read_text() == files[f"tests/{name}"]
-    assert "Gone" not in (after / "tests/helper.py").read_text()
+def check_entries(folder: Path) -> None:
+    """pyproject.toml names no file or folder that is not there."""
+    text = (folder / "pyproject.toml").read_text()
+    named = re.findall(r'^ *"([\w./-]+)",$', text, re.MULTILINE)
+    paths = [name for name in named if "/" in name or name in ("src", "tests")]
+    assert {"src", "tests"} <= {*paths}
+    assert [name for name in paths if not (folder / name).exists()] == []
 
 
 def test_a_new_folder_is_whole_or_not_there(tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,7 +322,7 @@ def test_the_wheel_and_the_library_need_what_the_project_needs() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "without",
-    sample_of(["all"], ["all", "reports", "packing", "search", "benchmarks reports", "shakespeare container"]),
+    sample_of(["all"], ["all", "search", "shakespeare container"]),
 )
 def test_the_commands_of_a_fork_s_readme_run(
     with_few_tests: Path, parts: list[str], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, without: str
@@ -411,37 +346,6 @@ def test_the_commands_of_a_fork_s_readme_run(
         assert not re.search(rf"(run |^src/\*\.py.*)\b{name}\b", readme, re.MULTILINE), name
 
 
-def forks_of_pairs(tools: Any, parts: list[str]) -> list[list[str]]:
-    """What to leave out: for each two parts a fork without the first that has the second: some 8 for 31 parts."""
-    codes = list(itertools.combinations(range(7), 3))  # 35, of which none holds another
-    assert len(parts) <= len(codes), "take combinations of more"
-    forks = [tools.chosen([part for part, code in zip(parts, codes) if i in code]) for i in range(7)]
-    beside = {kept: [part for part in parts if kept not in tools.chosen([part])] for kept in parts}
-    for kept, others in beside.items():  # what others take with them is there too seldom
-        if {*others} - {part for fork in forks if kept not in fork for part in fork}:
-            forks.append(others)
-    return forks
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(7200)  # each of 7 forks takes some seconds where nothing else runs
-def test_without_some_parts_all_is_collected_and_imported(
-    template: Path, with_few_tests: Path, tools: Any, prune: Any, parts: list[str], tmp_path: Path
-) -> None:
-    folder = tmp_path / "fork"
-    for without in forks_of_pairs(tools, parts)[:: sample_of(8, 1)]:
-        whole = sample_of(with_few_tests, template)
-        fork(whole, "--without", *without, "--into", str(folder))
-        check_imports(folder, prune)
-        run(folder, "-c", COLLECT, "lab")
-        shutil.rmtree(folder)
-
-
-def count_tests(folder: Path) -> int:
-    nodes = [node for path in folder.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
-    return len([node for node in nodes if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")])
-
-
 def typed(folder: Path, command: str, seconds: float = 120) -> str:
     """In a shell of the folder, without any network. pip takes what is installed."""
     offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_FIND_LINKS": "", "PYTHONPATH": ""}
@@ -451,65 +355,149 @@ def typed(folder: Path, command: str, seconds: float = 120) -> str:
     return done.stdout + done.stderr
 
 
-def changed_tests(template: Path, fork: Path) -> list[str]:
-    """The files of its tests that are not word for word the template's, but for the package's name."""
-    before = {path: text.replace(b"lab", b"small_one") for path, text in files(template / "tests").items()}
-    tests = {path: text for path, text in files(fork / "tests").items() if "/test_" in path}
-    names = [f"tests/{path}" for path, text in tests.items() if before.get(path) != text]
-    assert len(names) > 5
-    return names
-
-
-def check_another_engine(folder: Path, site: Path, train_it: str) -> None:
-    """A run of the installed engine; then another version is installed. --steps ends the second run there."""
+def check_another_engine(folder: Path, template: Path, train_it: str) -> None:
+    """A run of the first engine; then a newer one, of the same version, is installed. --steps ends the second run."""
     typed(folder, f"{train_it} {' '.join(SMALL)} trainer.max_steps=4 trainer.save_every=2 hydra.run.dir=outputs/a")
     again = "./run verify outputs/a --steps 2"
-    for more in ("", " --commit own"):
-        said = typed(folder, again + more)
-        assert "a: 2 steps again, equal bit for bit" in said
-        assert "surroundings differ" not in said
-    change(site / "samebits/__init__.py", '__version__ = "', '__version__ = "9.')
-    for more in ("", " --commit own"):
-        said = typed(folder, again + more)
-        assert "a: 2 steps again, equal bit for bit" in said
-        assert re.search(r"^  surroundings differ: samebits ([\d.]+) -> 9\.\1$", said, re.MULTILINE)
-        assert re.search(r"^  code: .* libraries .*installed.*: samebits ([\d.]+) -> 9\.\1$", said, re.MULTILINE)
-    change(site / "samebits/__init__.py", '__version__ = "9.', '__version__ = "')
+    assert "a: 2 steps again, equal bit for bit" in typed(folder, again)
+    newer = folder.parent / "newer"
+    git(folder.parent, "clone", "-q", str(template), "newer")
+    (newer / "packages/samebits/src/samebits/newer.py").touch()
+    commit(newer)
+    said = typed(folder, f"./run fork --update {newer}")
+    assert "samebits 0.3.0: another content of the same version\n" in said.replace(version_of(newer), "0.3.0")
+    said = typed(folder, again)
+    assert "a: 2 steps again, equal bit for bit" in said
+    assert re.search(r"^code: .* libraries are installed: samebits [\d.]+: another content", said, re.MULTILINE)
+
+
+def version_of(template: Path) -> str:
+    text = (template / "packages/samebits/src/samebits/__init__.py").read_text()
+    return re.findall(r'^__version__ = "(.*)"$', text, re.MULTILINE)[0]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)  # with TESTS_ALL=1 all of its quick tests, which take minutes
-@pytest.mark.parametrize("asked", sample_of(["all"], ["engine", "all"]))
-def test_the_tests_of_a_small_fork_pass(template: Path, tools: Any, tmp_path: Path, asked: str) -> None:
-    """Without the engine; the files of tests that are others than the template's. What the command says is typed, to
-    the letter."""
-    without = tools.PARTS if asked == "all" else [asked]
-    done = fork(template, "small_one", "--without", *without, "--into", str(tmp_path))
+@pytest.mark.parametrize("asked", sample_of(["all"], ["nothing", "all"]))
+def test_a_clone_of_a_fork_needs_nothing_else(template: Path, tools: Any, tmp_path: Path, asked: str) -> None:
+    """Its commands install the wheels, without a network; what the fork command says is typed, to the letter."""
+    folder = tmp_path / "fork"
+    without = [*tools.PARTS] if asked == "all" else []
+    done = fork(template, "small_one", "--without", *without, "--into", str(folder))
     assert done.stderr == ""
-    kept, number = map(int, re.findall(r"^tests: (\d+) of (\d+) functions are kept, gone are:$", done.stdout, re.M)[0])
-    assert (kept, number) == (count_tests(tmp_path / "tests"), count_tests(template / "tests"))
-    assert kept > 0.7 * count_tests(template / "tests/lab")
-    assert "\n  tests/engine/: " in done.stdout
 
-    # without a network: an environment that sees what this one has, but for its editable installation
-    installed = run(tmp_path, "-m", "pip", "list", "--format=freeze")
-    (tmp_path / "constraints.txt").write_text(installed.stdout)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / ".venv")], check=True)
-    (own,) = (tmp_path / ".venv").glob("lib/python*/site-packages")
+    # an environment that sees what this one has, but for its editable installation
+    installed = run(folder, "-m", "pip", "list", "--format=freeze")
+    others = [line for line in installed.stdout.splitlines(keepends=True) if not line.startswith(OWN)]
+    (folder / "constraints.txt").write_text("".join(others))
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / ".venv")], check=True)
+    (own,) = (folder / ".venv").glob("lib/python*/site-packages")
     (own / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
     *commands, train_it, test_it = re.findall(r"^  ((?:git|\./run) .*)$", done.stdout, re.M)
     assert (train_it, test_it) == ("./run train", "./run test")
     for command in commands:
-        typed(tmp_path, command)
-    assert engine(own) == engine(template)
-    typed(tmp_path, ".ci/python -m mypy", 300)
-    typed(tmp_path, f"{train_it} -m {' '.join(SMALL)} trainer.max_steps=2 seed=1,2 sweep=two")
-    assert len(list((tmp_path / "outputs/default/sweeps/two").glob("seed-*/result.json"))) == 2
-    assert (tmp_path / "outputs/default/sweeps/two/report.html").exists()  # of files that are not Python
-    check_another_engine(tmp_path, own, train_it)
-    names = sorted(changed_tests(template, tmp_path))[sample_of(3, 0) :: sample_of(40, 1)]
-    assert len(names) > 1
-    assert re.search(r"\d+ passed", typed(tmp_path, f"{test_it} -n {sample_of(0, 2)} {' '.join(names)}", 1200))
+        typed(folder, command)
+    typed(folder, f"{train_it} -m {' '.join(SMALL)} trainer.max_steps=2 seed=1,2 sweep=two")
+    for wheel in folder.glob("vendor/*.whl"):
+        with zipfile.ZipFile(wheel) as held:
+            assert [name for name in held.namelist() if held.read(name) != (own / name).read_bytes()] in (
+                [], [next(name for name in held.namelist() if name.endswith("RECORD"))],  # pip adds its own files
+            )  # fmt: skip
+    typed(folder, "./run lint", 300)
+    assert len(list((folder / "outputs/default/sweeps/two").glob("seed-*/result.json"))) == 2
+    assert (folder / "outputs/default/sweeps/two/report.html").exists()  # of files that are not Python
+    check_another_engine(folder, template, train_it)
+    chosen = sample_of("tests/*/test_state.py tests/*/test_loop.py", "")
+    assert re.search(r"\d+ passed", typed(folder, f"{test_it} -n {sample_of(0, 2)} {chosen}", 1200))
+
+
+# -- the libraries ---------------------------------------------------------------------------------------------------
+
+PROJECT = '[build-system]\nrequires = ["setuptools>=68"]\n[project]\nname = "{0}"\nversion = "{1}"\n'
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A template of two small libraries, with the tags v1 and v2."""
+    for version in ("1", "2"):
+        for name in ("h5rows", "samebits"):
+            folder = tmp_path / "template/packages" / name
+            (folder / "src" / name).mkdir(parents=True, exist_ok=True)
+            (folder / "pyproject.toml").write_text(PROJECT.format(name, version))
+            (folder / "src" / name / "__init__.py").write_text(f'__version__ = "{version}"\n')
+        git(commit(tmp_path / "template"), "tag", f"v{version}")
+    return tmp_path / "template"
+
+
+@pytest.fixture
+def libraries(tools: Any) -> Any:
+    return tools.libraries
+
+
+def forked(template: Path, folder: Path, libraries: Any, choice: str) -> Path:
+    """Of the template at v1: what there is of the libraries in a fork."""
+    git(template, "checkout", "-q", "v1")
+    shutil.copytree(template / "packages", folder / "packages")
+    (folder / "Dockerfile").write_text("COPY --chown=me packages packages\nRUN x\n")
+    (folder / "pyproject.toml").write_text(
+        'dependencies = [\n  "samebits", # why\n  "h5rows",\n]\nx = ["samebits[x]"]\n'
+    )
+    libraries.check(choice)
+    libraries.depend(folder, template, choice)
+    git(template, "checkout", "-q", "v2")
+    return folder
+
+
+@pytest.mark.parametrize("choice", ["wheels", "copy", "address"])
+def test_newer_libraries_are_one_command(small: Path, libraries: Any, tmp_path: Path, choice: str) -> None:
+    address = choice == "address"
+    folder = forked(small, tmp_path / "fork", libraries, f"git+{small.as_uri()}@v1" if address else choice)
+    was = files(folder)
+    assert (folder / "packages").exists() is (choice == "copy")
+    copied = {"wheels": "vendor vendor", "copy": "packages packages"}.get(choice)
+    assert (f"COPY --chown=me {copied}\n" if copied else "") + "RUN x\n" == (folder / "Dockerfile").read_text()
+    for source, said in (
+        (f"{small}@v3", "has no tag v3; it has v1, v2"),
+        (f"{tmp_path}/none@v1", "git ls-remote failed: .*does not"),
+        (f"{tmp_path}/none", "give one" if address else "git clone failed: .*does not"),
+    ):
+        with pytest.raises(libraries.Mistake, match=said) as caught:
+            libraries.update(folder, source)
+        assert "\n" not in str(caught.value)
+    if not address:
+        (small / "packages/h5rows/new.py").touch()
+        with pytest.raises(libraries.Mistake, match=r"packages/h5rows/new.py is not committed"):
+            libraries.update(folder, str(small))
+        (small / "packages/h5rows/new.py").unlink()
+    assert files(folder) == was
+    tags = [f"{name} {'v' * address}1 -> {'v' * address}2" for name in ("h5rows", "samebits")]
+    assert sorted(libraries.update(folder, f"git+{small.as_uri()}@v2" if address else str(small))) == tags
+    if choice == "wheels":
+        assert [wheel.name.split("-")[1] for wheel in folder.glob("vendor/*")] == ["2", "2"]
+        assert libraries.update(folder, f"{small}@v2") == ["h5rows 2: unchanged", "samebits 2: unchanged"]
+    elif choice == "copy":
+        assert files(folder / "packages") == files(small / "packages")
+    else:
+        text = (folder / "pyproject.toml").read_text()
+        assert f'"samebits @ git+{small.as_uri()}@v2#subdirectory=packages/samebits",\n' in text
+        assert f'"h5rows @ git+{small.as_uri()}@v2#subdirectory=packages/h5rows",\n' in text
+        assert 'x = ["samebits[x]"]' in text
+
+
+@pytest.mark.parametrize("choice", ["wheel", "git+ssh://me@host/path", "https://host/path@v1"])
+def test_where_libraries_cannot_come_from(libraries: Any, choice: str) -> None:
+    with pytest.raises(libraries.Mistake, match=r"expected wheels, copy or git\+ADDRESS@TAG"):
+        libraries.check(choice)
+
+
+def test_wheels_of_what_is_not_committed_are_refused(small: Path, libraries: Any, tmp_path: Path) -> None:
+    (small / "packages/h5rows/new.py").touch()
+    with pytest.raises(libraries.Mistake, match=r"^packages/h5rows/new.py: is not committed"):
+        libraries.depend(tmp_path / "fork", small, "wheels")
+
+
+def test_the_template_is_not_updated(template: Path) -> None:
+    assert fork(template, "--update", str(template), code=2).stderr.startswith("error: --update: this is the template")
 
 
 # -- a later version -------------------------------------------------------------------------------------------------
@@ -563,8 +551,8 @@ def test_a_later_version_goes_into_an_edited_fork(with_few_tests: Path, tmp_path
     (mine / "conf/optim/adamw.yaml").write_text(both.sub(r"\1\n", conflict))
     commit(mine)
 
-    assert engine(mine) == engine(theirs)
-    assert b"NEWER" in files(mine)["packages/samebits/src/samebits/__init__.py"]
+    (wheel,) = mine.glob("vendor/samebits-*.whl")
+    assert b"NEWER" in zipfile.ZipFile(wheel).read("samebits/__init__.py")
     merged = {"loop.py": "The newer loop", "models/newer.py": "fold_it.models", "models/mlp.py": "OURS"}
     for name, text in merged.items():
         assert text in (mine / "src/fold_it" / name).read_text()

@@ -128,7 +128,7 @@ class Experiment:
             )
         with constructing(PROJECT, "task", config.cfg.task):
             for part in model.modules() if begins and not any(p.is_meta for p in model.parameters()) else ():
-                if load := getattr(part, "load_pretrained", None):  # lab.models.pretrained
+                if load := getattr(part, "load_pretrained", None):  # a model of Hugging Face
                     logger.say(load())
             if begins and (line := task.initialize(model, self._first_batches())):
                 logger.say(line)

@@ -160,8 +160,7 @@ PROJECT = Project(
     # the run calls them with objects of its own.
     factories=("lab.models.*",),
     remedies={
-        "transformers.AutoModel": "choose model=pretrained, with model.folder=... and model.head=AutoModelFor...; it "
-        "loads safetensors alone and runs no code of the folder",
+        "transformers.AutoModel": "choose model=pretrained, it loads safetensors only and runs no code of a folder",
     },
     schema=RootConfig,
     own={"data": DataConfig, "optim": OptimConfig, "task": TaskConfig},
@@ -180,6 +179,7 @@ PROJECT = Project(
         "lab.data.order.": "samebits.data.order.",
         "lab.data.windows.": "samebits.data.windows.",
         "lab.data.sampling.": "samebits.data.sampling.",
+        "lab.models.lora.": "lab.models.gpt_lora.",
         "lab.optim.ByShape": "lab.optimizers.by_shape.ByShape",
         "lab.optim.Constant": "lab.schedules.constant.Constant",
         "lab.optim.Linear": "lab.schedules.linear.Linear",

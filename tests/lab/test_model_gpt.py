@@ -1,27 +1,21 @@
-"""The language model: padded vocabularies, logits in pieces, and the experiment that trains it on characters."""
+"""The language model: padded vocabularies, logits in pieces, and windows of several documents."""
 
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
-import h5py
-import numpy as np
 import pytest
 import torch
-from common import NEEDS_GPT, ROOT, needs
+from common import NEEDS_GPT, SMALL_GPT
 from torch.nn import functional as F
 
 from lab.losses.next_token import NextToken, Unprojected, _InPieces
-from samebits.data import Draws
 from samebits.errors import ConfigError
-from samebits.testing import SMALL, assert_equal, compose, last_checkpoint, metrics, result, start_run, values
-from samebits.testing.processes import warm
+from samebits.testing import SMALL, last_checkpoint, start_run, values
 
 pytestmark = NEEDS_GPT
-MODEL = ("model=gpt", "model.width=16", "model.layers=1", "model.heads=2")
 
 
 def gpt(window: int = 12, **values: Any) -> Any:
@@ -222,20 +216,8 @@ def test_a_separator_is_a_token() -> None:
         gpt(separator=11)
 
 
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Counting up modulo 11, with a tenth of the tokens drawn."""
-    path = tmp_path_factory.mktemp("gpt") / "tokens.h5"
-    random = np.random.default_rng(0)
-    with h5py.File(path, "w") as file:
-        for split, count in (("train", 3000), ("val", 400)):
-            values = np.where(random.random(count) < 0.1, random.integers(0, 11, count), np.arange(count) % 11)
-            file.create_dataset(f"{split}/tokens", data=values.astype(np.uint8)).attrs["classes"] = 11
-    return str(path)
-
-
 def overrides(path: str) -> tuple[str, ...]:
-    return ("data=tokens", f"data.path={path}", "data.window=12", *MODEL, "task=next_token", "optim.lr=1e-2")
+    return ("data=tokens", f"data.path={path}", "data.window=12", *SMALL_GPT, "task=next_token", "optim.lr=1e-2")
 
 
 @pytest.mark.slow
@@ -265,106 +247,3 @@ def test_chunks_compile() -> None:
         call(model, data["x"], data["y"]).sum().backward()
         gradients.append([p.grad for p in model.parameters()])
     torch.testing.assert_close(*gradients)
-
-
-# ---- text written at evaluation
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """As a user makes it: a file of 20 letters that take turns, packed with a vocabulary of characters."""
-    folder = tmp_path_factory.mktemp("text")
-    (folder / "text.txt").write_text("to be or not to be, that is the question:\n" * 100)
-    command = [sys.executable, "src/h5.py", "pack", f"{folder}/text.txt", f"{folder}/text.h5", "--tokenizer", "chars"]
-    warm.run([*command, "--split", "val=0.1"], check=True, cwd=ROOT, capture_output=True)
-    return str(folder / "text.h5")
-
-
-SHAKESPEARE = (
-    "experiment=shakespeare", "model.width=32", "model.layers=1", "data.window=16", "trainer.max_steps=60",
-    "trainer.eval_every=20", "logger=none", "hardware=cpu", "hardware.num_threads=1", "optim.lr=1e-2",
-)  # fmt: skip
-
-
-def texts(run: Path) -> dict[str, str]:
-    return {file.name: file.read_text() for file in (run / "samples").iterdir()}
-
-
-@pytest.mark.slow
-@needs("src/h5.py")
-def test_the_experiment_learns_and_writes(tmp_path: Path, text: str) -> None:
-    """Text of the data's characters, other at each evaluation; the same in the same run; it changes no weight."""
-    common = (*SHAKESPEARE, f"data.path={text}", "model.dropout=0.1", "callback.sample_text.length=40")
-    run, again = (start_run(tmp_path / name, *common) for name in ("run", "again"))
-    without = start_run(tmp_path / "without", *(one for one in common if "callback" not in one), "callback=none")
-    assert result(run)["val/loss"] < 1.0  # a guess: 2.8
-    written = texts(run)
-    assert sorted(written) == ["000000020.txt", "000000040.txt", "000000060.txt"]
-    assert len({*written.values()}) == 3
-    letters = set("to be or not to be, that is the question:\n")
-    assert all(len(each) == 41 and set(each) <= letters for each in written.values())
-    assert texts(again) == written
-    assert_equal(last_checkpoint(run)["model"], last_checkpoint(without)["model"])
-    assert metrics(run) == metrics(without)
-
-
-def test_samples_have_the_models_probabilities() -> None:
-    """A model that puts 1/4, 0, 3/4 on three tokens: of many samples each is as frequent; none has the second."""
-    from lab.callbacks.sample_text import SampleText
-
-    callback = object.__new__(SampleText)
-    callback.window, callback.length, callback.temperature, callback.prompt = 4, 4000, 1.0, [0]
-    callback.draws = Draws(0, "SampleText")
-    logits = torch.tensor([0.25, 0.0, 0.75]).log()
-
-    class Fixed(torch.nn.Module):
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            assert tokens.shape[1] <= 4
-            return logits.expand(*tokens.shape, 3)
-
-    found = np.bincount(callback.sampled(Fixed(), 5, torch.device("cpu"))[1:], minlength=3) / 4000
-    assert found[1] == 0
-    assert found[0] == pytest.approx(0.25, abs=0.03)
-
-
-@pytest.mark.slow
-@needs("src/h5.py")
-def test_what_cannot_be_written_is_refused(tmp_path: Path, text: str, tokens: str) -> None:
-    common = (*SHAKESPEARE, "trainer.max_steps=1")
-    with pytest.raises(ConfigError, match=r"sample_text.prompt='X': 'X' is none of its \d+ characters"):
-        start_run(tmp_path / "a", *common, f"data.path={text}", "callback.sample_text.prompt=X")
-    with pytest.raises(ConfigError, match=r"has the tokenizer None, whose tokens cannot be read back"):
-        start_run(tmp_path / "b", *common, f"data.path={tokens}")
-
-
-# ---- the recipe of GPT-2
-
-
-def test_the_recipe_is_gpt_2(tmp_path: Path) -> None:
-    """124 M parameters, 0.5 M tokens a step in micro-batches, which several ranks share evenly."""
-    from torch.nn.utils import parameters_to_vector
-
-    from lab.models.gpt import GPT
-
-    with h5py.File(tmp_path / "tokens.h5", "w") as file:
-        for split in ("train", "val"):
-            file.create_dataset(f"{split}/tokens", data=np.zeros(2000, np.uint16)).attrs["classes"] = 50257
-    cfg = compose("experiment=gpt2", f"data.path={tmp_path}/tokens.h5")
-    arguments = {key: value for key, value in cfg.model.items() if key != "_target_"}
-    with torch.device("meta"):
-        model = GPT(**arguments)
-    assert parameters_to_vector(model.parameters()).numel() == pytest.approx(124e6, rel=0.005)
-    assert cfg.trainer.global_batch_size * cfg.data.window == pytest.approx(0.5e6, rel=0.02)
-    assert cfg.trainer.global_batch_size % (8 * cfg.hardware.micro_batch_size) == 0
-    assert cfg.optim.schedule.warmup * cfg.trainer.max_steps == pytest.approx(2000, rel=0.01)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("model.separator=0",)])  # some ten tokens a document
-def test_the_recipe_of_gpt_2_learns_in_small(tmp_path: Path, tokens: str, more: tuple[str, ...]) -> None:
-    run = start_run(
-        tmp_path / "run", "experiment=gpt2", f"data.path={tokens}", "data.window=40", *MODEL, "trainer.max_steps=60",
-        "trainer.global_batch_size=24", "trainer.eval_every=20", "logger=none", "hardware=cpu",
-        "hardware.num_threads=1", "optim.lr=2e-2", "optim.schedule.warmup=0.1", *more,
-    )  # fmt: skip
-    assert result(run)["val/loss"] < 1.2  # a guess: 2.4; what is drawn: 0.5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 import sys
 import threading
@@ -14,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from common import ROOT
+from common import ROOT, needs
 from omegaconf import OmegaConf
 
 import lab
@@ -22,10 +21,9 @@ import lab.loop
 from samebits.errors import ConfigError
 from samebits.testing import assert_equal, last_checkpoint, start_run
 from samebits.testing import compose as typed
-from samebits.testing.processes import called, limit
+from samebits.testing.processes import called
 
 SHORT = ["logger=none", "hardware=cpu", "trainer.max_steps=6", "trainer.max_epochs=null", "trainer.eval_every=3"]
-NOTEBOOK = ROOT / "notebooks/tour.ipynb"
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +70,15 @@ BUILT = {
 
 
 @pytest.mark.one_quick
-@pytest.mark.parametrize("kind", BUILT)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "dropout",
+        "convolutions",
+        pytest.param("own modules", marks=needs("conf/task/byol.yaml")),
+        pytest.param("finetune", marks=needs("conf/task/finetune.yaml")),
+    ],
+)
 def test_build_is_what_a_run_trains(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Bit for bit: all first weights and buffers, and the first step's loss with its dropout."""
     common = [*SHORT, "hardware.num_threads=1", "trainer.log_every=1", "seed=5"]
@@ -178,15 +184,3 @@ if __name__ == "__main__":  # ranks are spawned, as the process has a thread
     env = {"PYTHONPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
     called([sys.executable, tmp_path / "script.py"], cwd=tmp_path, env=env, fresh=True)
     assert last_checkpoint(tmp_path / "run")["step"] == 6
-
-
-@pytest.mark.slow
-def test_the_shipped_notebook_runs(tmp_path: Path) -> None:
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    client = nbclient.NotebookClient(notebook, timeout=int(limit(120)), resources={"metadata": {"path": str(tmp_path)}})
-    client.execute()
-    assert not [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell.get("outputs")]  # none committed
-    texts = [output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", [])]
-    assert any("finished 100 steps" in text for text in texts)
-    assert any("image/png" in output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", []))

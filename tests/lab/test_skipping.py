@@ -95,11 +95,7 @@ RUNS = {
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(
     "kind",
-    [
-        "adamw",
-        "sgd",
-        "lion",
-    ],
+    ["adamw", "sgd", pytest.param("lion", marks=needs("conf/optim/lion.yaml"))],
 )
 def test_the_device_leaves_out_what_the_host_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """To the bit, the first step among the skipped."""

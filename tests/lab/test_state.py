@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from checking import old_rng_state
-from common import QUICK
+from common import QUICK, old_rng_state
 
 from lab.config import Config
 from lab.make import make_state, make_task

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lab import build
 from lab.models.gpt import GPT
-from lab.models.lora import with_adapters
+from lab.models.gpt_lora import with_adapters
 from lab.restore import restore
 from samebits.errors import ConfigError
 from samebits.testing import SMALL, assert_equal, compose, last_checkpoint, scores, start_run, values

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from checking import old_rng_state
+from common import old_rng_state
 
 from samebits.steps import StepNumbers, rng_row, seed_everything, set_rng_row, set_rng_state
 

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from samebits.device import HardwareConfig, resolve_hardware
-from samebits.parallel import Strategy
 from samebits.process import header
 from samebits.profiling import Work
 from samebits.world import World
@@ -21,7 +20,8 @@ from samebits.world import World
 def test_a_small_step_is_told_of_the_graph(flop: float, graph: bool, told: bool) -> None:
     """On the first screen of a run on a GPU, where it would help and is not on."""
     lines: list[str] = []
-    here = resolve_hardware(HardwareConfig(device="cpu"), Strategy())
+    strategy: Any = SimpleNamespace(strategy="ddp", global_batch_size=64)
+    here = resolve_hardware(HardwareConfig(device="cpu"), strategy)
     machine = replace(here, device="cuda", precision="bf16", cuda_graph=graph)
     run: Any = SimpleNamespace(
         trainer=SimpleNamespace(global_batch_size=64), world=World(0, 1, 0, torch.device("cpu")), total_steps=9,

@@ -6,7 +6,6 @@ import re
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from hydra.core.config_loader import ConfigLoader
@@ -179,8 +178,6 @@ def stop_here(ledger: Ledger, stopped: signal.Signals | None, unfinished: bool) 
 
 
 def report(ledger: Ledger, changed: bool) -> None:
-    if find_spec("samebits.sweeps.report") is None:  # the project has left reports out (tools/fork.py)
-        return
     if changed or not (ledger.directory / "report.md").exists():
         from samebits.sweeps.report import write
 

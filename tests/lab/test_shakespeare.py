@@ -1,0 +1,85 @@
+"""experiment=shakespeare: a language model of characters, which writes at each evaluation."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from common import NEEDS_GPT, ROOT, needs
+
+from samebits.data import Draws
+from samebits.errors import ConfigError
+from samebits.testing import assert_equal, last_checkpoint, metrics, result, start_run
+from samebits.testing.processes import warm
+
+pytestmark = NEEDS_GPT
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """As a user makes it: a file of 20 letters that take turns, packed with a vocabulary of characters."""
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "text.txt").write_text("to be or not to be, that is the question:\n" * 100)
+    command = [sys.executable, "src/h5.py", "pack", f"{folder}/text.txt", f"{folder}/text.h5", "--tokenizer", "chars"]
+    warm.run([*command, "--split", "val=0.1"], check=True, cwd=ROOT, capture_output=True)
+    return str(folder / "text.h5")
+
+
+SHAKESPEARE = (
+    "experiment=shakespeare", "model.width=32", "model.layers=1", "data.window=16", "trainer.max_steps=60",
+    "trainer.eval_every=20", "logger=none", "hardware=cpu", "hardware.num_threads=1", "optim.lr=1e-2",
+)  # fmt: skip
+
+
+def texts(run: Path) -> dict[str, str]:
+    return {file.name: file.read_text() for file in (run / "samples").iterdir()}
+
+
+@pytest.mark.slow
+@needs("src/h5.py")
+def test_the_experiment_learns_and_writes(tmp_path: Path, text: str) -> None:
+    """Text of the data's characters, other at each evaluation; the same in the same run; it changes no weight."""
+    common = (*SHAKESPEARE, f"data.path={text}", "model.dropout=0.1", "callback.sample_text.length=40")
+    run, again = (start_run(tmp_path / name, *common) for name in ("run", "again"))
+    without = start_run(tmp_path / "without", *(one for one in common if "callback" not in one), "callback=none")
+    assert result(run)["val/loss"] < 1.0  # a guess: 2.8
+    written = texts(run)
+    assert sorted(written) == ["000000020.txt", "000000040.txt", "000000060.txt"]
+    assert len({*written.values()}) == 3
+    letters = set("to be or not to be, that is the question:\n")
+    assert all(len(each) == 41 and set(each) <= letters for each in written.values())
+    assert texts(again) == written
+    assert_equal(last_checkpoint(run)["model"], last_checkpoint(without)["model"])
+    assert metrics(run) == metrics(without)
+
+
+def test_samples_have_the_models_probabilities() -> None:
+    """A model that puts 1/4, 0, 3/4 on three tokens: of many samples each is as frequent; none has the second."""
+    from lab.callbacks.sample_text import SampleText
+
+    callback = object.__new__(SampleText)
+    callback.window, callback.length, callback.temperature, callback.prompt = 4, 4000, 1.0, [0]
+    callback.draws = Draws(0, "SampleText")
+    logits = torch.tensor([0.25, 0.0, 0.75]).log()
+
+    class Fixed(torch.nn.Module):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            assert tokens.shape[1] <= 4
+            return logits.expand(*tokens.shape, 3)
+
+    found = np.bincount(callback.sampled(Fixed(), 5, torch.device("cpu"))[1:], minlength=3) / 4000
+    assert found[1] == 0
+    assert found[0] == pytest.approx(0.25, abs=0.03)
+
+
+@pytest.mark.slow
+@needs("src/h5.py")
+def test_what_cannot_be_written_is_refused(tmp_path: Path, text: str, tokens: str) -> None:
+    common = (*SHAKESPEARE, "trainer.max_steps=1")
+    with pytest.raises(ConfigError, match=r"sample_text.prompt='X': 'X' is none of its \d+ characters"):
+        start_run(tmp_path / "a", *common, f"data.path={text}", "callback.sample_text.prompt=X")
+    with pytest.raises(ConfigError, match=r"has the tokenizer None, whose tokens cannot be read back"):
+        start_run(tmp_path / "b", *common, f"data.path={tokens}")
