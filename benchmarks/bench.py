@@ -116,6 +116,8 @@ def measure(case: Case, blocks: int, file: Path) -> None:
     import torch
 
     torch.set_num_threads(1)  # a pool of threads would not survive the fork
+    import common  # noqa: F401 - registers the program
+
     import lab.run
     from lab.callbacks.base import Callback
     from samebits.testing import start_run

@@ -62,6 +62,8 @@ def bare(steps: int, fused: bool) -> float:
 
 
 def ours(steps: int) -> float:
+    import common  # noqa: F401 - registers the program
+
     from samebits.testing import start_run
 
     with tempfile.TemporaryDirectory() as folder:

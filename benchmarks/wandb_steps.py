@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / folder) for folder in ("src", "tests", "checks/helpers")]
 from wandb_server import KEY, Server, serving  # noqa: E402
 
 COMMON = ("hardware=cpu", "hardware.num_threads=1", "trainer.max_epochs=null", "trainer.save_every=null")

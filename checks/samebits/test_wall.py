@@ -64,7 +64,7 @@ def imported(path: Path) -> set[str]:
 
 
 MODULES = modules()
-USERS = ("benchmarks", "tools")  # of the pages, beside src/
+USERS = ("benchmarks", "checks", "tests", "tools")  # of the pages, beside src/
 
 
 def map_of(page: Path) -> Iterator[str]:

@@ -14,7 +14,6 @@ from shipped import Shipped
 from torch import nn
 from torch.nn import functional as F
 
-import lab.run
 from lab import tune
 from lab.restore import score_checkpoint
 from lab.tasks.contrastive import Contrastive
@@ -126,7 +125,8 @@ def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ):
         if "trainer=dp" in overrides:  # on the machine of a test, which has no two GPUs
             monkeypatch.setattr(
-                lab.run, "resolve_hardware", lambda own, given: resolve_hardware(own, replace(given, strategy="single"))
+                "samebits.process.rank.resolve_hardware",
+                lambda own, given: resolve_hardware(own, replace(given, strategy="single")),
             )
         with pytest.raises(ConfigError, match=re.escape(line)):
             start_run(tmp_path / "run", *SMALL, *RUN, *overrides)

@@ -9,12 +9,12 @@ import pytest
 from common import QUICK
 
 import lab.restore
-import lab.run
 from samebits.device import (
     Hardware,
     auto,
     resolve_hardware,
 )
+from samebits.process import rank
 from samebits.testing import assert_equal, last_checkpoint, metrics, result, start_run
 
 
@@ -29,7 +29,7 @@ def test_a_run_of_small_steps_is_one_in_fp32_and_stays_one(tmp_path: Path, monke
 
     short = (*QUICK, "trainer.global_batch_size=60", "trainer.log_every=2", "trainer.eval_every=2")
     of_cpu = start_run(tmp_path / "of_cpu", *short, "trainer.max_steps=4")
-    for module in (lab.run, lab.restore):
+    for module in (rank, lab.restore):
         monkeypatch.setattr(module, "resolve_hardware", as_gpu)
     small = start_run(tmp_path / "small", *short, "trainer.max_steps=4")
     assert "cpu, fp32 (a small step), threads: 1" in (small / "train.log").read_text()

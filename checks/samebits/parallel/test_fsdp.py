@@ -638,6 +638,7 @@ def test_a_compiled_block_is_one_graph(tmp_path: Path, monkeypatch: pytest.Monke
         from lab.models.gpt import GPT
         from samebits.parallel import shard
 
+        counters.clear()  # of tests before
         model = GPT([8], 11, width=16, heads=2, layers=3, dropout=0.1)
         shard(model, fsdp_config(), "bf16", world, compiled=True)
         types: list[torch.dtype] = []

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from samebits.errors import ConfigError
-from samebits.sweeps.report import Ask, Objective, write_study
+from samebits.sweeps.report import Objective, write_study
 from samebits.sweeps.report.against import lines
 from samebits.sweeps.report.read import Job, Study
 from samebits.sweeps.report.sheet import latex_table, page_table, rounded
-from samebits.sweeps.report.table import Table, table
+from samebits.sweeps.report.table import Ask, Table, table
 from samebits.sweeps.report.table_text import paper_csv, paper_markdown, paper_sheet
 
 VAL = Objective("val/accuracy", "max")

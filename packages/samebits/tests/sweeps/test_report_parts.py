@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 
 from samebits.errors import ConfigError
-from samebits.sweeps.report import Ask, Objective, groups, write_study
+from samebits.sweeps.report import Objective, groups, write_study
 from samebits.sweeps.report.axes import axis
 from samebits.sweeps.report.facts import facts
 from samebits.sweeps.report.importance import importance
 from samebits.sweeps.report.page import data, page
 from samebits.sweeps.report.read import Job, Study
+from samebits.sweeps.report.table import Ask
 from samebits.sweeps.report.text import markdown
 from samebits.testing.processes import called
 

@@ -75,7 +75,7 @@ def group_of(key: str) -> str:
 
 
 def node_text(node: Mapping[str, Any]) -> str:
-    """AdamW(lr=0.001, betas=[0.9, 0.99]), of a node with a _target_; arguments that are null are left out."""
+    """Return AdamW(lr=0.001, betas=[0.9, 0.99]) of a node: its class and its arguments, without those that are null."""
 
     def text(value: Any) -> str:
         if not isinstance(value, Mapping):

@@ -314,7 +314,7 @@ def main() -> None:
             del sys.modules[name]
         ours = {str(path) for path in code_of(root)}  # an editable installation's too
         sys.path[1:] = [folder for folder in sys.path[1:] if folder not in ours]
-    else:
+    elif is_project(str(root / "src")):
         importlib.import_module("_python")  # the project's
     import_all(names)
     request, streams = serve(channel)
