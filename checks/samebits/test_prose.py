@@ -22,22 +22,6 @@ NOT_OURS = {
     "AdamW", "DataLoader", "GPT", "P", "TestMine", "choice", "glob", "interval", "one_quick", "shuffle", "tag", "tan",
     "trigamma",
 }  # fmt: skip
-    [
-        "AdamW",
-        "TestMine",
-        "P",
-        "tan",
-        "trigamma",
-        "choice",
-        "interval",
-        "shuffle",
-        "glob",
-        "tag",
-        "DataLoader",
-        "GPT",
-        "one_quick",
-    ]
-)
 
 
 def prose(path: Path) -> Iterator[str]:

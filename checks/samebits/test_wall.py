@@ -64,7 +64,7 @@ def imported(path: Path) -> set[str]:
 
 
 MODULES = modules()
-USERS = ("benchmarks", "checks", "tests", "tools")  # of the pages, beside src/
+USERS = ("benchmarks", "tools")  # of the pages, beside src/
 
 
 def map_of(page: Path) -> Iterator[str]:
@@ -404,7 +404,10 @@ def test_a_stranger_sees_the_library_s_names() -> None:
 def test_all_that_a_page_shows_is_used_or_documented() -> None:
     used = {
         (str(node.module), alias.name)
-        for path in [*MODULES.values(), *(path for folder in USERS for path in (ROOT / folder).rglob("*.py"))]
+        for path in [
+            *MODULES.values(),
+            *(path for folder in (*USERS, "checks", "tests") for path in (ROOT / folder).rglob("*.py")),
+        ]
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom)
         for alias in node.names

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from samebits.sweeps.report.read import Objective, runs_below
     from samebits.sweeps.report.study import read_study
     from samebits.sweeps.report.syncing import sync
-    from samebits.sweeps.report.table import Ask
     from samebits.sweeps.report.writing import write, write_study
 else:
     __getattr__ = lazy(__name__, __file__)
