@@ -64,8 +64,11 @@ def _root() -> Path:
 
 
 def is_for_copy(environment: dict[str, str]) -> bool:
+    """Return whether the first folder of PYTHONPATH is src/ of a copy of the project that the tests are of."""
+    from samebits.testing.processes import registered
+
     first = environment.get("PYTHONPATH", "").partition(os.pathsep)[0]
-    return Path(first) != _root() / "src" and is_project(first)
+    return registered.is_registered() and Path(first) != _root() / "src" and is_project(first)
 
 
 def read_once(environment: dict[str, str]) -> dict[str, str]:
