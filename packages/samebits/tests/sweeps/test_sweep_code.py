@@ -49,7 +49,8 @@ def test_jobs_on_other_nodes_find_the_packages(tmp_path: Path, monkeypatch: pyte
     library(tmp_path / "packages/rows-of/src", "0.2.0")
     (tmp_path / "src").mkdir()
     (tmp_path / "src/train.py").write_text("import rows_of\nprint(rows_of.__version__, flush=True)\n")
-    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setenv("PYTHONPATH", "")  # which is put back
+    monkeypatch.delenv("PYTHONPATH")
     assert ray_cluster.run_directory(tmp_path, str(tmp_path), {}) == 0
     assert read_text(tmp_path / OUTPUT) == "0.2.0\n"
     monkeypatch.setattr(slurm, "Batch", lambda *_: SimpleNamespace(run=lambda: os.environ["PYTHONPATH"]))
