@@ -1,7 +1,4 @@
-"""Tests that need both a project and the libraries: ranks, kills, resumes, W&B, forks, docs. A fork does not have them.
-
-Names that start with a capital letter are of the template's own `tests/common.py`.
-"""
+"""Tests that need both a project and the libraries: ranks, kills, resumes, W&B, forks, docs. No fork has them."""
 
 from __future__ import annotations
 

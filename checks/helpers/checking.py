@@ -1,4 +1,4 @@
-"""Shared by the checks: terminals, tools, what older versions wrote."""
+"""Shared by the checks: modules of tools/, and a Ctrl-C that comes twice."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import html
 import json
+import math
 import os
 import platform
 import re
@@ -17,8 +18,10 @@ from typing import Any
 import pytest
 
 from samebits.errors import ConfigError
+from samebits.sweeps import report
 from samebits.sweeps.report import Objective, groups, write_study
 from samebits.sweeps.report.axes import axis
+from samebits.sweeps.report.curves import band
 from samebits.sweeps.report.facts import facts
 from samebits.sweeps.report.importance import importance
 from samebits.sweeps.report.page import data, page
@@ -241,3 +244,76 @@ def test_a_selection_holds_for_all_of_the_page(tmp_path: Path) -> None:
     assert seen["ticks"] == "log"
     assert seen["buttons"]
     assert not [name for name in seen["buttons"] if "hare" in name]
+
+
+def test_a_name_ends_no_script_of_the_page() -> None:
+    evil = "</script><script>alert(1)</script>"
+    text = page(facts(made(evil, {"a": [evil, "b"]}, [1.0, 2.0])))
+    assert evil not in text
+    assert json.loads(text.partition('id="data">')[2].partition("</script>")[0])["name"] == evil
+
+
+@pytest.mark.slow
+def test_pictures_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="extra `report`")
+    columns = {"optim.lr": [10**-i for i in (1, 2, 3, 4)] * 6, "width": [16] * 8 + [32] * 8 + [64] * 8}
+    study = made("grid", columns, [float(i) for i in range(24)], folder=tmp_path)
+    write_study(study, print)
+    pictures = {path.name: path.read_bytes() for path in (tmp_path / "report").iterdir()}
+    assert set(pictures) == {"scores.png", "scores.pdf"}  # nothing was logged: no curves
+    begin = {".png": b"\x89PNG", ".pdf": b"%PDF"}
+    assert all(data.startswith(begin[name[-4:]]) and len(data) > 5000 for name, data in pictures.items())
+
+
+def test_a_band_is_of_the_seeds_that_have_come_so_far() -> None:
+    study = made("x", {"a": [1, 1, 1, 1]}, [1.0, 1.0, 1.0, None])
+    curves = [[(1, 1.0), (2, 2.0), (3, 9.0)], [(1, 3.0), (2, 4.0)], [], [(1, 100.0)]]
+    jobs = [Job(**{**job.__dict__, "curves": {"val/loss": c}}) for job, c in zip(study.jobs, curves)]
+    found = band(jobs, "val/loss")
+    assert found is not None
+    assert (found.steps, found.mean, found.seeds) == ([1, 2, 3], [2.0, 3.0, 9.0], 2)  # the failed one is not in it
+    assert found.low[0] == pytest.approx(2.0 - math.sqrt(2))
+
+
+NODE = shutil.which("node")
+PRELUDE = """
+const nodes = {}, drawn = {}, redraws = [], PLOT_TOOLS = {};
+const $ = (id) => (nodes[id] ??= { hidden: true, value: "", append() {}, addEventListener() {} });
+const Plotly = { react: (id, traces, layout) => { drawn[id] = { traces, layout }; } };
+const shownJob = () => true, css = () => "", faintColor = css, plain = String, round = String, layout = (l) => l;
+const element = () => ({}), viridis = (badness) => badness;
+"""
+LOOK = """
+const firstTwo = [contourAxis("x").key, contourAxis("y").key];
+nodes["contour-x"].value = "optim.lr"; nodes["contour-y"].value = "optim.momentum";
+redraws.forEach((draw) => draw());
+const [area, dots] = drawn.contour.traces, kind = drawn.contour.layout.xaxis.type;
+console.log(JSON.stringify({ history: drawn.history.traces.map((t) => t.y), firstTwo, kind, dots: dots.x.length,
+  shown: ["history", "contour"].map((name) => !nodes[`${name}-section`].hidden), z: area.z,
+  ends: [area.colorscale[0][1], area.colorscale[4][1]] }));
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="no node here")
+def test_the_page_of_a_search_has_its_history_and_a_contour_of_two_keys(tmp_path: Path) -> None:
+    """20 trials, the last without a score; every other one has a momentum. The functions draw the page's data."""
+    columns = {
+        "optim": ["sgd", "adamw"] * 10,
+        "optim.momentum": [0.5 + i / 100 if i % 2 == 0 else ... for i in range(20)],
+        "optim.lr": [10 ** (-1 - i % 5) * (1 + i / 1000) for i in range(20)],
+    }
+    scores = [float((7 * i) % 19) for i in range(19)]
+    study = replace(made("s", columns, [*scores, None], folder=tmp_path), is_search=True)
+    web = Path(report.__file__).parent / "web"
+    helpers = (web / "scores.js").read_text().partition("function scoreTraces")[0]
+    parts = [f"const D = {json.dumps(data(facts(study)))};", PRELUDE, helpers, (web / "search.js").read_text(), LOOK]
+    (tmp_path / "page.js").write_text("\n".join(parts).replace('"use strict";', ""))
+    done = called([str(NODE), str(tmp_path / "page.js")], fresh=True)
+    found = json.loads(done.stdout)
+    assert found["history"] == [[], scores, [min(scores[: i + 1]) for i in range(19)]]
+    assert (found["firstTwo"], found["kind"], found["dots"]) == (["optim", "optim.momentum"], "log", 10)
+    assert found["shown"] == [True, True]
+    assert found["ends"] == [0, 1]  # the least loss has the colour of the best, as in the parallel coordinates
+    measured = sorted(z for row in found["z"] for z in row if z is not None)
+    assert measured == sorted(scores[::2])
+    assert len(found["z"]) == len(found["z"][0]) == 10
