@@ -39,7 +39,7 @@ OLD, LONGEST = "lab", 20
 ENGINE = "packages/"
 README_INTRO = re.compile(r"\A.*?(?=^## )", re.DOTALL | re.MULTILINE)
 # Files that name the template's package and go on to: history, runs of older versions, the engine, and this.
-VERBATIM = (ENGINE, "vendor/", "tools/", "docs/fork.md", "docs/remote.md", "CHANGELOG.md", "LICENSE")
+VERBATIM = (ENGINE, "vendor/", "tools/", "docs/fork.md", "docs/remote_data.md", "CHANGELOG.md", "LICENSE")
 SAVED_TARGET = r'(?![\w.]*": )'  # not the keys of `moved` in project.py: import paths that saved configs have
 ANSWERS = ".copier-answers.yml"
 

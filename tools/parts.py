@@ -24,7 +24,7 @@ TEMPLATE_ONLY = (
     "benchmarks",
     "checks",
     "copier.yml",
-    "docs/speed.md",
+    "docs/performance.md",
     "tools/copier",
     "tools/mutate.py",
     "tools/release.py",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# For each test that docs/contract.md names a break that it must catch, in the order of that page; the test's cheapest
+# For each test that docs/guarantees.md names a break that it must catch, in the order of that page; the test's cheapest
 # case.
 # fmt: off
 CONTRACT: list[tuple[str, str, str, str]] = [

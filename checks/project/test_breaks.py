@@ -1,4 +1,4 @@
-"""tools/mutate.py and its table of breaks: each promise of docs/contract.md has a test that can fail."""
+"""tools/mutate.py and its table of breaks: each promise of docs/guarantees.md has a test that can fail."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_each_break_breaks_one_place(mutate: ModuleType, table: str) -> None:
 
 
 def test_each_test_that_holds_the_contract_has_a_break() -> None:
-    named = set(re.findall(r"`(tests/[\w/]+\.py::\w+)`", (ROOT / "docs/contract.md").read_text()))
+    named = set(re.findall(r"`(tests/[\w/]+\.py::\w+)`", (ROOT / "docs/guarantees.md").read_text()))
     assert len(named) > 25
     assert named - {test.partition("[")[0] for _, _, _, test, *_ in breaks.CONTRACT} == set()
 

@@ -246,7 +246,7 @@ def keys_of(page: str, column: int = 0) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "column"), [slow("coming_from.md", 1), slow("two_commands.md", 0), ("why_did_my_run_die.md", 1)]
+    ("name", "column"), [slow("coming_from.md", 1), slow("two_commands.md", 0), ("troubleshooting.md", 1)]
 )
 def test_keys_in_tables_compose(name: str, column: int, text_file: Path) -> None:
     found = keys_of(DOCS[name], column)
@@ -273,7 +273,7 @@ def texts() -> str:
 
 @pytest.mark.slow
 def test_messages_are_those_of_the_code() -> None:
-    tables = DOCS["why_did_my_run_die.md"].split("## Before the first step")[1]
+    tables = DOCS["troubleshooting.md"].split("## Before the first step")[1]
     messages = [span for row in re.findall(r"^\| (.*?) \|", tables, re.MULTILINE) for span in SPAN.findall(row)]
     assert len(messages) > 40
     parts = [part.strip(" :;()") for message in messages for part in message.split("...")]
@@ -281,7 +281,7 @@ def test_messages_are_those_of_the_code() -> None:
 
 
 def test_tests_that_hold_the_contract_exist() -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", DOCS["contract.md"])
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", DOCS["guarantees.md"])
     assert len(named) > 25
     for file, test in named:
         assert re.search(rf"^def {test}\(", (ROOT / file).read_text(), re.MULTILINE), f"{file}::{test}"
@@ -289,7 +289,7 @@ def test_tests_that_hold_the_contract_exist() -> None:
 
 def test_figures_are_those_of_the_benchmarks() -> None:
     results = set(re.findall(r"\d[\d,.]*\d|\d", (ROOT / "benchmarks/RESULTS.md").read_text()))
-    rows = re.findall(r"^\|(.*)\|$", DOCS["speed.md"], re.MULTILINE)
+    rows = re.findall(r"^\|(.*)\|$", DOCS["performance.md"], re.MULTILINE)
     figures = {number for row in rows for cell in row.split("|")[1:] for number in re.findall(r"\d[\d,.]*\d|\d", cell)}
     assert len(figures) > 15
     assert not figures - results

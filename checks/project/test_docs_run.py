@@ -144,7 +144,7 @@ def make_files(clone: Path) -> None:
 def on_a_server(clone: Path) -> dict[str, bytes]:
     """Path -> file of https://example.org and s3://bucket."""
     digits = (clone / "data/digits.h5").read_bytes()
-    named = re.findall(r"(?:https://example\.org|s3://bucket)(/\S+?\.h5)", DOCS["remote.md"])
+    named = re.findall(r"(?:https://example\.org|s3://bucket)(/\S+?\.h5)", DOCS["remote_data.md"])
     packed = [path.relative_to(clone / "served") for path in (clone / "served").rglob("*.*")]
     return dict.fromkeys(named, digits) | {f"/{path}": (clone / "served" / path).read_bytes() for path in packed}
 

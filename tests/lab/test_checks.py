@@ -224,7 +224,7 @@ def test_a_rank_that_aborts_is_told_the_likely_cause(tmp_path: Path) -> None:
         Ranks().run(work, tmp_path, 2)
     message = (read_failure(tmp_path) or {})["message"]
     assert message.startswith("rank 1 was killed by SIGABRT (native code gave up")
-    page = "docs/why_did_my_run_die.md"
+    page = "docs/troubleshooting.md"
     (row,) = [line for line in (ROOT / page).read_text().splitlines() if "SIGABRT" in line]
     assert page in message and "trainer.eval_in_step=true" in row  # noqa: PT018
 

@@ -1,4 +1,4 @@
-"""data.order=epochs: each ends with a whole batch, so steps, evaluations and logs fall on its end. docs/your_script.md
+"""data.order=epochs: each ends with a whole batch, so steps, evaluations and logs fall on its end. docs/port_script.md
 compares such a run with a plain loop."""
 
 from __future__ import annotations

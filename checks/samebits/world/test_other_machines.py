@@ -122,8 +122,8 @@ def test_compiled_ddp_refuses_what_torch_cannot_cut() -> None:
 
 
 def example(kind: str) -> dict[str, Any]:
-    """The yaml of docs/scale.md with this line."""
-    text = (ROOT / "docs" / "scale.md").read_text()
+    """The yaml of docs/launch.md with this line."""
+    text = (ROOT / "docs" / "launch.md").read_text()
     (found,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if kind in block]
     return yaml.safe_load(found)
 

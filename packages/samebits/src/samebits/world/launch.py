@@ -60,7 +60,7 @@ _UNRECORDED = "\0failed "  # in a rank's pipe, before its time and its line
 LIKELY: dict[int, str] = {  # of a rank
     **LIKELY_CAUSES,
     signal.SIGABRT: " (native code gave up, as gloo does where ranks join a collective with tensors of different "
-    "sizes: see docs/why_did_my_run_die.md)",
+    "sizes: see docs/troubleshooting.md)",
 }
 
 
