@@ -251,8 +251,8 @@ def test_rows_that_differ_between_ranks_are_told(
 
 @pytest.mark.parametrize(
     "overrides",
-    [slow(["trainer=ddp", "trainer.eval_in_step=true"]), slow(["trainer=fsdp"]), ["trainer=ddp"]],
-    ids=["eval_in_step", "fsdp", "ddp"],
+    [slow(["trainer=ddp", "trainer.pad_eval_batches=true"]), slow(["trainer=fsdp"]), ["trainer=ddp"]],
+    ids=["pad_eval_batches", "fsdp", "ddp"],
 )
 def test_packed_entries_count_once(overrides: list[str], tmp_path: Path) -> None:
     """255 samples with 510 nodes, on two ranks in batches of 8: one rank has a sample less."""
