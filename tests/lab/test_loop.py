@@ -218,7 +218,7 @@ IMPATIENT = {"step": 3, "evals_without_improvement": 2, "stop_reason": "patience
         (IMPATIENT, {"early_stop_patience": 2}, ["save"], "patience"),
         (IMPATIENT, {"early_stop_patience": 3}, ["save"], ""),
         (IMPATIENT, {"early_stop_patience": 2, "total_steps": 9}, ["save"], "patience"),
-        ({"step": 3, "evals_without_improvement": 2, "stop_reason": "callback", **LEFT}, {"early_stop_patience": 3}, ["save"], "callback"),
+        (IMPATIENT | {"stop_reason": "callback"}, {"early_stop_patience": 3}, ["save"], "callback"),
         ({"step": 3, "stop_reason": "callback", **LEFT}, {"total_steps": 6}, ["save"], "callback"),
         ({"step": 3, "stop_reason": "callback", **LEFT}, {"total_steps": 8}, ["save"], ""),
     ],
@@ -461,8 +461,8 @@ MORE = {"monitor": MonitorConfig(mode="max")}
     ],
 )  # fmt: skip
 def test_scores_are_ranked(
-    monkeypatch: pytest.MonkeyPatch, values: list[float], changed: Any, best: Any, best_score: float, evals_without_improvement: int,
-    stop_reason: list[int],
+    monkeypatch: pytest.MonkeyPatch, values: list[float], changed: Any, best: Any, best_score: float,
+    evals_without_improvement: int, stop_reason: list[int],
 ) -> None:  # fmt: skip
     """best: what is kept after which step; stop_reason: after which steps patience is at an end."""
     around, state, told = scoring(monkeypatch, values, **changed)
