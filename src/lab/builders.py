@@ -20,9 +20,10 @@ from lab.model_io import make_model
 from lab.optim import Named, Schedule, build_optimizer, check_closure, largest, parameter_groups, trainable
 from lab.options import TrainerConfig
 from lab.project import PROJECT
+from lab.renamed import check_method, check_task_names
 from lab.schedules.constant import Constant
 from lab.state import TrainState, may_skip
-from lab.tasks.base import Task, TaskRun, check_names, overrides
+from lab.tasks.base import Task, TaskRun, overrides
 from samebits.checkpoints import Optimizers
 from samebits.data import Stream
 from samebits.device import Hardware
@@ -69,7 +70,7 @@ def averaging_rules(config: Config, task: Task) -> list[str]:
 
 def check_task(task: Task, model: nn.Module, config: Config, machine: Hardware) -> None:
     """What a task promises by its methods and names, before a batch is read."""
-    check_names(task)
+    check_task_names(task)
     kind, trainer = type(task).__name__, config.trainer
     if task.needs_global_batch and (len(machine.micro_batch_sizes) > 1 or trainer.strategy == "dp"):
         dp = trainer.strategy == "dp"
@@ -176,7 +177,7 @@ def make_state(
         if not overrides(task, "train_step"):
             check_closure(optimizers[objective], config.optimizer["_target_"])
     factor = construct(PROJECT, "optim.schedule", optim.schedule)
-    check_renamed("optim.schedule", factor, "on_score")
+    check_method("optim.schedule", factor, "on_score")
     if (rules := config.cfg.get("rules", 1)) < 2:
         for one in (factor, *getattr(factor, "__dict__", {}).values()):
             if isinstance(one, Constant):
@@ -193,12 +194,6 @@ def make_state(
     return TrainState(model, task, ema, optimizers, schedule, scaler, order, monitor, rules=rules)
 
 
-def check_renamed(key: str, made: Any, new: str) -> None:
-    """Raise ConfigError if an optimizer or a schedule has the method `scored` of 0.2, which would not be called."""
-    if hasattr(made, "scored") and not hasattr(made, new):
-        raise ConfigError(f"{key}: {type(made).__name__}.scored is called {new} since 0.3 - rename it")
-
-
 def make_optimizer(config: Config, named: Named, whose: str, others: Sequence[str] = ()) -> Optimizer:
     """named: the parameters to train. whose: the owner's name, for messages. others: other optimizers' parameters."""
     optim = config.optim
@@ -210,5 +205,5 @@ def make_optimizer(config: Config, named: Named, whose: str, others: Sequence[st
         optimizer = build_optimizer(
             make, lambda: parameter_groups(named, decay, optim.decay_norms_and_biases, optim.lr_factors, others)
         )
-        check_renamed("optim", optimizer, "eval_weight")
+        check_method("optim", optimizer, "eval_weight")
         return of_kind("optim", config.optimizer, optimizer, Optimizer)

@@ -29,24 +29,6 @@ from samebits.world import StopRequest, Watch, World
 LOADED = ("model", "task", "ema", "source", "order")
 
 
-# names of 0.2: now
-OF_STATE = {
-    "owes": "pending",
-    "ended": "stop_reason",
-    "stale": "evals_without_improvement",
-    "totals": "running_sums",
-    "trained": "parameter_names",
-    "add": "add_to_sums",
-}
-OF_RUN = {"machine": "hardware", "renewed": "bn_updated_at", "scan": "iterate_rows", "told": "printed_once"}
-
-
-def renamed(name: str, owner: str, names: Mapping[str, str]) -> None:
-    """Raise ConfigError for a name of 0.2, in a callback or a task."""
-    if name in names:
-        raise ConfigError(f"{owner}.{name} is called {owner}.{names[name]} since 0.3 - rename it")
-
-
 @dataclass
 class TrainState:
     """All that a checkpoint holds. `model` is unwrapped: no DDP, no torch.compile."""
@@ -78,10 +60,6 @@ class TrainState:
     total_steps: int = 0  # the end of training when `pending` was written; 0: not begun, or of an older version
     epoch_samples: int = 0  # rows of the training set, for a task that is loaded (TaskRun)
     rules: int = RULES  # the run's, see lab.options
-
-    def __getattr__(self, name: str) -> Any:
-        renamed(name, "state", OF_STATE)
-        raise AttributeError(name)
 
     def payload(self, ranks: Tensor | None = None) -> dict[str, Any]:
         """Returns every field for the checkpoint. ranks: (N, K), each rank's rank_row; None: without them."""
@@ -198,10 +176,6 @@ class RunContext:
     # the last step after which BatchNorm's statistics of the weight average were computed
     bn_updated_at: list[int] = field(default_factory=list)
     printed_once: set[str] = field(default_factory=set)  # what a warning that is printed once has been printed for
-
-    def __getattr__(self, name: str) -> Any:
-        renamed(name, "run", OF_RUN)
-        raise AttributeError(name)
 
     @property
     def directory(self) -> Path:

@@ -136,7 +136,7 @@ def run_of(around: Any, **changed: Any) -> RunContext:
     given: dict[str, Any] = {
         "world": ONE, "callbacks": [around],
         "trainer": trainer(**{"global_batch_size": 4, "keep_best": 2, **of_trainer}),
-        "monitor": MonitorConfig(), "machine": MACHINE, "every": Every(**every), "epoch_samples": 10, "total_steps": 7,
+        "monitor": MonitorConfig(), "hardware": MACHINE, "every": Every(**every), "epoch_samples": 10, "total_steps": 7,
         **dict.fromkeys(parts, around),
     }  # fmt: skip
     return RunContext(**{**given, **changed})
@@ -200,7 +200,7 @@ IMPATIENT = {"step": 3, "evals_without_improvement": 2, "stop_reason": "patience
 
 
 @pytest.mark.parametrize(
-    ("state", "changed", "pending", "stop_reason"),
+    ("state", "changed", "actions", "stop_reason"),
     [
         ({}, {}, [], ""),
         (BOTH, {}, ["score", "save"], ""),
@@ -224,12 +224,12 @@ IMPATIENT = {"step": 3, "evals_without_improvement": 2, "stop_reason": "patience
     ],
 )  # fmt: skip
 def test_what_a_run_takes_up(
-    state: dict[str, Any], changed: dict[str, Any], pending: list[str], stop_reason: str
+    state: dict[str, Any], changed: dict[str, Any], actions: list[str], stop_reason: str
 ) -> None:
-    """What its checkpoint pending, and an end that stands unless the resume has moved that very end."""
+    """The actions that its checkpoint has pending, and an end that stands unless the resume has moved that very end."""
     found, run = state_of(**copy.deepcopy(state)), run_of(Surroundings(), **changed)
     pending.restore_pending(found, True, run)
-    assert (found.pending, found.stop_reason, found.total_steps) == (pending, stop_reason, run.total_steps)
+    assert (found.pending, found.stop_reason, found.total_steps) == (actions, stop_reason, run.total_steps)
 
 
 @pytest.fixture

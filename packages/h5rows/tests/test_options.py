@@ -59,7 +59,7 @@ REPACK: list[tuple[dict[str, Any], str]] = [
 ]
 OPEN: list[tuple[dict[str, Any], str]] = [
     ({"external": "alow"}, "'refuse' or 'allow'"),
-    ({"values": "ment"}, "'stored' or 'meant'"),
+    ({"decode": "yes"}, "decode='yes'"),
     ({"missing": "drop"}, "missing='drop': has an effect only where values are decoded"),
     ({"missing": {"x": 0}}, "missing=0: has an effect only where values are decoded"),
     ({"missing": 0, "decode": True, "swmr": True}, "missing=0.*swmr=False"),

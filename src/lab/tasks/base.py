@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FunctionType, MethodType
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -167,30 +166,6 @@ class Task(nn.Module):
             if isinstance(network, nn.Module):
                 network._apply(fn, recurse)
         return super()._apply(fn, recurse)
-
-
-# names of 0.2: (name now, what it was)
-RENAMED: dict[str, tuple[str, type | tuple[type, ...]]] = {
-    "numbered": ("needs_sample_ids", bool),
-    "across_samples": ("needs_global_batch", bool),
-    "carries": ("stateful", bool),
-    "kept_if_skipped": ("buffers_kept_on_skip", (tuple, list)),
-    "terms": ("loss_names", (tuple, list)),
-    "terms_of": ("loss_names_for", (FunctionType, MethodType)),
-    "trained": ("objectives", (FunctionType, MethodType)),
-    "attach": ("setup", (FunctionType, MethodType)),
-    "updated": ("on_step_end", (FunctionType, MethodType)),
-    "synchronize": ("sync_buffers", (FunctionType, MethodType)),
-    "share_in_average": ("averaging_factor", (FunctionType, MethodType)),
-    "fresh_statistics": ("bn_update_batches", int),
-}
-
-
-def check_names(task: Task) -> None:
-    """Raise ConfigError if the task has a name of 0.2, which would be ignored."""
-    for old, (new, kind) in RENAMED.items():
-        if isinstance(getattr(task, old, None), kind):
-            raise ConfigError(f"task: {type(task).__name__}.{old} is called {new} since 0.3 - rename it")
 
 
 def overrides(task: Task | type[Task], name: str) -> bool:
