@@ -191,8 +191,8 @@ def test_a_task_is_checked_before_a_batch_is_read(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(ConfigError, match=line):
             builders.check_task(task, model, config, machine)
     builders.check_task(Terms(metric, {"other": metric}), model, config, machine)
-    monkeypatch.setattr(make, "construct", lambda project, key, node: Hasty)
-    monkeypatch.setattr(make, "task_class", lambda node: Hasty)
+    monkeypatch.setattr(builders, "construct", lambda project, key, node: Hasty)
+    monkeypatch.setattr(builders, "task_class", lambda node: Hasty)
     with pytest.raises(ConfigError, match=r"^task: the __init__ of Hasty must begin with super\(\).__init__\(\)$"):
         builders.make_task(SimpleNamespace(cfg=SimpleNamespace(task={"_target_": "x"})))  # type: ignore[arg-type]
 

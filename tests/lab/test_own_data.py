@@ -299,7 +299,7 @@ def test_an_own_argument_may_be_called_splits_or_parts(value: str) -> None:
 def test_values_without_effect_and_hidden_costs_are_told(
     given: dict[str, bool], device: str, dataset: type, model: nn.Module, said: str | None
 ) -> None:
-    run: Any = SimpleNamespace(machine=SimpleNamespace(device=device))
+    run: Any = SimpleNamespace(hardware=SimpleNamespace(device=device))
     lines = unheeded(run, model, dataset, HardwareConfig(**given))
     assert [said in line for line in lines] == [True] if said else lines == []
 

@@ -191,11 +191,12 @@ def initialize(conf: Path) -> contextlib.AbstractContextManager[Any]:
 
 def _composed(project: Project, overrides: Sequence[str], with_hydra: bool) -> DictConfig:
     register_resolvers(project)
+    words = quoted(project, overrides)
     at_work = GlobalHydra.instance()
     outer, at_work.hydra = at_work.hydra, None  # a sweep's Hydra, if a job has a mistake
     try:
         with initialize(project.conf):
-            return hydra.compose("train", quoted(project, overrides), return_hydra_config=with_hydra)
+            return hydra.compose("train", words, return_hydra_config=with_hydra)
     finally:
         at_work.hydra = outer
 
