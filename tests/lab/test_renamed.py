@@ -12,7 +12,6 @@ from torch import nn
 from lab.renamed import OF_RUN, OF_STATE, OF_TASK, check_method, check_task_names
 from lab.state import RunContext, TrainState
 from lab.tasks.base import Task
-from samebits.checkpoints.checkpoint import KEYS, LATER, RENAMED, with_new_names
 from samebits.errors import ConfigError, arguments_of_now
 from samebits.schema import plain
 from samebits.testing import compose
@@ -85,12 +84,6 @@ def test_an_old_method_of_an_optimizer_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"^optim: Mine\.scored is called eval_weight since 0\.3 - rename it$"):
         check_method("optim", made, "eval_weight")
     check_method("optim", torch.optim.SGD([torch.zeros(1)]), "eval_weight")
-
-
-def test_an_old_checkpoint_has_the_names_of_now() -> None:
-    old = {name: [name] for name in RENAMED} | {"step": 3}
-    assert with_new_names(old) == {new: [name] for name, new in RENAMED.items()} | {"step": 3}
-    assert set(RENAMED.values()) <= {*KEYS, *LATER}
 
 
 def test_an_old_option_of_a_command_is_read(capsys: pytest.CaptureFixture[str]) -> None:
