@@ -30,4 +30,4 @@ def by_row(state: TrainState, run: RunContext, rows: Any, value: Callable[[nn.Mo
             with autocast():
                 values = value(model, batch)
             table[batch["row"]] = values.float()
-    return run.world.all_sum(table).cpu()[rows]
+    return run.world.all_reduce_sum(table).cpu()[rows]

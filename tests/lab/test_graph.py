@@ -214,11 +214,11 @@ class Projecting(Supervised):
         slow(("task._target_=lab.tasks.supervised.Averaging",), "Averaging.averaging_factor may choose"),
         slow(
             ("task._target_=lab.tasks.supervised.Updating",),
-            "Updating.on_step_end, as its class does not say `draws = False`",
+            "Updating.on_step_end, as its class does not say `uses_rng = False`",
         ),
         (
             ("task._target_=lab.tasks.supervised.Projecting",),
-            "Projecting.project, as its class does not say `draws = False`",
+            "Projecting.project, as its class does not say `uses_rng = False`",
         ),
     ],
 )

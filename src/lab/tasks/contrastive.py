@@ -29,7 +29,7 @@ class Contrastive(Task):
 
     loss_names = ("top1", "temperature")
     needs_sample_ids = needs_global_batch = True
-    draws = False  # `on_step_end` draws no random numbers
+    uses_rng = False  # `on_step_end` draws no random numbers
     not_compiled = ("gathered",)
 
     def __init__(

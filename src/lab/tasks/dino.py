@@ -43,7 +43,7 @@ class DINO(Task):
 
     loss_names = ("entropy",)
     needs_sample_ids = True
-    draws = False  # `on_step_end` draws no random numbers
+    uses_rng = False  # `on_step_end` draws no random numbers
 
     def __init__(
         self,

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from h5rows.checks import check_options
+from h5rows.conventions.choice import choose
+from h5rows.conventions.opening import Opened, lost_share, parts_of
 from h5rows.errors import ConfigError, as_typed
-from h5rows.meaning.choice import choose
-from h5rows.meaning.opening import Opened, lost_share, parts_of
 from h5rows.reading.copies import files_of, open_file, ranged
 from h5rows.reading.external import items_below
 from h5rows.reading.fields import Field
@@ -49,7 +49,7 @@ class Dataset:
     cache_mb: memory for decoded chunks, used where a compressed chunk holds several samples, or where all fit into it.
     external: refuse or allow datasets whose bytes lie in other files (h5rows.reading.external).
     decode: false: the numbers as they are in the file; true: the values that its program means by them
-    (h5rows.meaning): CF's packed data are unpacked, MATLAB's axes turned, sparse rows dense, categories named.
+    (h5rows.conventions): CF's packed data are unpacked, MATLAB's axes turned, sparse rows dense, categories named.
     missing: of decoded values, what replaces a missing one: a number, nan, or drop, which leaves such rows out. One for
     all fields, or field -> which (nan for others).
     encoding: of strings whose bytes are not UTF-8, such as gb18030 or latin-1, whatever the file marks them as.
