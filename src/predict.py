@@ -18,20 +18,23 @@ import argparse
 import sys
 from pathlib import Path
 
+RENAMED = {"--with": "--fields", "--apply": "--activation"}  # of 0.2: now
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write a model's outputs for every sample of a split into one file.")
     parser.add_argument("runs", nargs="+", metavar="run", help="run directories or checkpoints, then key=value")
     parser.add_argument("--out", type=Path, required=True, help="FILE.h5, .npz or .parquet")
     parser.add_argument("--split", default="test", help="train, val, test or what else the data config names")
-    parser.add_argument("--fields", dest="fields", default="", metavar="FIELD,...", help="fields of the batch to copy")
+    parser.add_argument("--fields", default="", metavar="FIELD,...", help="fields of the batch to copy")
     parser.add_argument(
         "--activation", choices=("softmax", "sigmoid"), help="to each model's outputs, before their mean"
     )
     parser.add_argument("--procs", type=int, help="processes that share the samples; default: one for each GPU")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE where it exists")
-    args = parser.parse_intermixed_args()
-    from samebits.errors import ConfigError, RunFailed, plain_output
+    from samebits.errors import ConfigError, RunFailed, arguments_of_now, plain_output
+
+    args = parser.parse_intermixed_args(arguments_of_now(sys.argv[1:], RENAMED))
 
     plain_output()
     overrides = [word for word in args.runs if "=" in word and not Path(word).exists()]
@@ -40,7 +43,7 @@ def main() -> int:
     try:
         from lab.predict import Prediction, predict
 
-        what = Prediction(paths, args.split, args.out, overrides, fields, args.apply)
+        what = Prediction(paths, args.split, args.out, overrides, fields, args.activation)
         spec = predict(what, args.procs, args.overwrite)
     except (ConfigError, RunFailed) as error:
         print(f"error: {error}", file=sys.stderr)

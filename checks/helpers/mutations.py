@@ -161,7 +161,8 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ("samebits/checkpoints/checkpoint.py", "temporary.unlink(missing_ok=True)\n        cause", "cause",
      "checks/project/test_run.py::test_a_full_disk_leaves_the_last_checkpoint"),
     # ---- a step: random numbers and replicas
-    ("src/lab/optimizer_step.py", "        self.step_rng.use_shared()  # what moves the weights must move them alike on all ranks\n",
+    ("src/lab/optimizer_step.py",
+     "        self.step_rng.use_shared()  # what moves the weights must move them alike on all ranks\n",
      "", "checks/project/test_replicas.py::TestNoise::test_ranks_and_micro_batches_change_nothing[ways0]"),
     ("src/lab/loop.py", "        step_rng.use_shared()  # of a schedule that draws\n", "",
      "checks/project/test_replicas.py::test_rates_that_are_drawn_are_the_same_on_all_ranks"),

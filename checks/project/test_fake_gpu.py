@@ -170,8 +170,8 @@ PAIRS = [
 )
 def test_a_step_waits_only_where_it_must(mode: str, optimizer: str) -> None:
     """With a moving average, clipping and unequal micro-batches. Where a step may be left out, an optimizer without a
-    fused kernel waits once to learn of it: lab.optimizer_step.update. A log waits for the gradients that were not finite and
-    for the means; for the scale."""
+    fused kernel waits once to learn of it: lab.optimizer_step.update. A log waits for the gradients that were not
+    finite and for the means; for the scale."""
     asks = ("fp16" in mode or "skip" in mode) and optimizer not in ("adamw", "sgd", "muon")
     with training(*OPTIMIZERS[optimizer], *MODES[mode], "trainer.ema_decay=0.9", "trainer.clip_norm=1.0") as run:
         run.check_steps({"values": 1} if asks else {})

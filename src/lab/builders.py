@@ -20,6 +20,7 @@ from lab.model_io import make_model
 from lab.optim import Named, Schedule, build_optimizer, check_closure, largest, parameter_groups, trainable
 from lab.options import TrainerConfig
 from lab.project import PROJECT
+from lab.renamed import check_method, check_task_names
 from lab.schedules.constant import Constant
 from lab.state import TrainState, may_skip
 from lab.tasks.base import Task, TaskRun, overrides
@@ -69,6 +70,7 @@ def averaging_rules(config: Config, task: Task) -> list[str]:
 
 def check_task(task: Task, model: nn.Module, config: Config, machine: Hardware) -> None:
     """What a task promises by its methods and names, before a batch is read."""
+    check_task_names(task)
     kind, trainer = type(task).__name__, config.trainer
     if task.needs_global_batch and (len(machine.micro_batch_sizes) > 1 or trainer.strategy == "dp"):
         dp = trainer.strategy == "dp"
@@ -154,7 +156,8 @@ def count_steps(trainer: TrainerConfig, num_samples: int, step: int = 0, samples
 def make_state(
     config: Config, machine: Hardware, model: nn.Module, task: Task, total_steps: int, world: World
 ) -> TrainState:
-    """model, task: of Experiment.build_model_and_task; moved to the device, or the model sharded over the ranks, in place."""
+    """model, task: of Experiment.build_model_and_task; moved to the device, or the model sharded over the ranks, in
+    place."""
     trainer, optim = config.trainer, config.optim
     ema = copy.deepcopy(model).requires_grad_(False) if averaging_rules(config, task) else None
     to_devices(model, ema, task, config, machine, world)
@@ -174,6 +177,7 @@ def make_state(
         if not overrides(task, "train_step"):
             check_closure(optimizers[objective], config.optimizer["_target_"])
     factor = construct(PROJECT, "optim.schedule", optim.schedule)
+    check_method("optim.schedule", factor, "on_score")
     if (rules := config.cfg.get("rules", 1)) < 2:
         for one in (factor, *getattr(factor, "__dict__", {}).values()):
             if isinstance(one, Constant):
@@ -201,4 +205,5 @@ def make_optimizer(config: Config, named: Named, whose: str, others: Sequence[st
         optimizer = build_optimizer(
             make, lambda: parameter_groups(named, decay, optim.decay_norms_and_biases, optim.lr_factors, others)
         )
+        check_method("optim", optimizer, "eval_weight")
         return of_kind("optim", config.optimizer, optimizer, Optimizer)

@@ -166,6 +166,7 @@ def _missing_field(batch: dict[str, Any], error: KeyError) -> ConfigError | None
     if not error.args or error.args[0] in batch or "batch[" not in line:
         return None
     more = {
+        "number": '; it is batch["sample_id"] since 0.3 - rename it, and',
         "sample_id": ", and a task gets it that has `needs_sample_ids = True`",
         "row": ", and a task gets it that has `needs_sample_ids = True`, but of a stream, which has no rows",
     }.get(error.args[0], "")

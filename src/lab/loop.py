@@ -1,8 +1,8 @@
 """The training loop. Edit this file to change the order of training; a new method is a file in lab/tasks.
 
     while steps are left:
-        the task's train_step -> optimizer_step: micro-batches -> losses -> backward (gradients averaged over ranks on the
-                                 last) -> unscale, clip, update                                       lab/optimizer_step.py
+        the task's train_step -> optimizer_step: micro-batches -> losses -> backward (gradients averaged over ranks on
+                                 the last) -> unscale, clip, update           lab/optimizer_step.py
         at log_every / eval_every / save_every: values are copied to the host        lab/logging.py, evaluation.py
         a signal or max_time on any rank: all ranks save a checkpoint and stop after the same step
 
@@ -77,8 +77,8 @@ def may_draw(state: TrainState) -> bool:
 def fit(
     nets: Mapping[str, nn.Module], state: TrainState, train: Loader, validate: Validate | None, run: RunContext
 ) -> None:
-    """Train from state.step until `is_finished`, or until a stop is asked for. What is due after a step is a list in the
-    state, so in each checkpoint: a run that goes on from one begins with the rest of the list.
+    """Train from state.step until `is_finished`, or until a stop is requested. The actions that are due after a step
+    are a list in the state, so each checkpoint has it: a resumed run begins with the rest of the list.
 
     validate: scores the validation sets, and says whether the state is among the best; None: there are none.
     """
@@ -121,7 +121,8 @@ def fit(
 
 
 def run_pending(state: TrainState, validate: Validate | None, run: RunContext, clock: Clock) -> None:
-    """Do what is to be done before the next step. A checkpoint has what is left then; a stop leaves the evaluation."""
+    """Run the pending actions before the next step. A checkpoint lists those that are left; a stop leaves the
+    evaluation."""
     if "log" in state.pending:
         state.pending.remove("log")
         log_train(state, run, clock)
@@ -129,7 +130,7 @@ def run_pending(state: TrainState, validate: Validate | None, run: RunContext, c
         return
     with clock.paused():
         if "score" in state.pending and not run.stop.cause:
-            assert validate is not None  # else restore_pending and actions_after_step owe no score
+            assert validate is not None  # else restore_pending and actions_after_step leave out score
             score(state, validate, run)
         if "save" in state.pending and state.step == run.stop_at_step and not is_finished(state, run):
             run.stop.at_step()

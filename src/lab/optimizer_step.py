@@ -5,8 +5,8 @@ A task's train_step is given an object of OptimizerStep, for its step:
 
     optimizer_step(objective, batches)              forward, backward, clip, update: what most methods need
     optimizer_step.gradients(objective, batches)    forward and backward; the gradients are left in p.grad
-    optimizer_step.parameters(objective)            whose gradients these are
-    optimizer_step.update(objective)                clip and update, by what is in p.grad then
+    optimizer_step.parameters(objective)            the parameters that have these gradients
+    optimizer_step.update(objective)                clip and update with what is in p.grad then
 
 Nothing here waits for the device, but for an optimizer without a fused kernel where steps may be skipped, and for a
 closure.
@@ -168,19 +168,16 @@ class OptimizerStep:
 
     @contextmanager
     def _writes_told(self, name: str) -> Iterator[None]:
-        """Warn once of an `on_step_end` that writes to the model's weights where an average of them is kept, which does not
-        get the change.
+        """Warn once if `on_step_end` writes to the model's weights while an average of them is kept, which does not get
+        the change.
 
         In the steps 1, 2, 4, 8, ... of the run, because pruning may begin late; other steps cost nothing."""
         state, run = self.state, self.state.task.run.training
         due = name == "on_step_end" and state.ema is not None and state.step & (state.step + 1) == 0
-        if (
-            not due
-            or overrides(state.task, "project")
-            or run is None
-            or name in run.printed_once
-            or not self.world.is_main
-        ):
+        if not due or overrides(state.task, "project") or run is None or not self.world.is_main:
+            yield
+            return
+        if name in run.printed_once:
             yield
             return
         written: list[str] = []
@@ -189,8 +186,9 @@ class OptimizerStep:
         if written:
             run.printed_once.add(name)
             run.logger.warn(
-                f"task: {type(state.task).__name__}.on_step_end changes the model's weights ({format_keys(written)}), and "
-                "their average, which is scored, does not get the change: change them in `project`, which is called "
+                f"task: {type(state.task).__name__}.on_step_end changes the model's weights "
+                f"({format_keys(written)}), and their average, which is scored, does not get the change: change them in "
+                "`project`, which is called "
                 "with the model and with its average (docs/my_method.md)"
             )
 
@@ -318,8 +316,8 @@ def as_many(batches: Iterable[Batch], sizes: list[int], task: Task) -> Iterator[
         batch = next(given, None)
         if batch is None:
             raise ConfigError(
-                f"task: {type(task).__name__}.train_step has given optimizer_step fewer than the {len(sizes)} micro-batches "
-                "of a step: to use them twice it must keep them, list(batches)"
+                f"task: {type(task).__name__}.train_step has given optimizer_step fewer than the {len(sizes)} "
+                "micro-batches of a step: to use them twice it must keep them, list(batches)"
             )
         yield size, batch
 

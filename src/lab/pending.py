@@ -1,10 +1,10 @@
-"""What is still to be done after a step, and why there is no further one: state.pending and state.stop_reason, which each
-checkpoint holds. A run that was killed or stopped after any of its writes goes on with the rest of it.
+"""The actions that are pending after a step, and why training has ended: state.pending and state.stop_reason, which
+each checkpoint holds. A run that was killed or stopped after any of its writes resumes with the rest of the actions.
 
-    after a step         pending = log, score, save, as they are due           actions_after_step
-    after each of them   pending = the rest; checkpoints have it so            lab.loop.run_pending
-    a stop               saves at once; the evaluation is still owed
-    a resume             pays what the checkpoint pending, then takes steps    restore_pending
+    after a step      pending = log, score, save, as they are due                  actions_after_step
+    after each action pending = the rest; a checkpoint holds these                 lab.loop.run_pending
+    a stop            saves at once; the evaluation stays pending
+    a resume          runs the actions that are pending, then takes steps          restore_pending
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def out_of_patience(state: TrainState, run: RunContext) -> bool:
 
 
 def restore_pending(state: TrainState, validates: bool, run: RunContext) -> None:
-    """Before the first step of a process: decide anew what is owed, and why training has ended, where a resume has
-    changed the config.
+    """Before the first step of a process: compute again which actions are pending and why training has ended, because
+    a resume may have changed the config.
 
     The end by max_steps, max_epochs and by patience is that of today's config. A callback's end stands, unless the run
     is given more steps than it had.
     """
     moved = state.total_steps != run.total_steps
     if state.step and moved and (state.step == run.total_steps or not state.total_steps):
-        # this step has become the last one; or an older version wrote the checkpoint, and did not say what it pending
+        # this step has become the last one; or an older version wrote the checkpoint, without its pending actions
         done = {"log": state.logged_step, "score": state.scored_step}
         state.pending = [what for what in actions_after_step(state, validates, run) if done.get(what) != state.step]
     if not (validates and run.every.eval):

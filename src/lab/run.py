@@ -237,9 +237,8 @@ def load_payload(state: TrainState, payload: dict[str, Any], config: Config, run
     """Load the checkpoint's payload into `state`; raises ConfigError where it does not fit the config."""
     kind = str(config.optimizer["_target_"]).rpartition(".")[2]
     check_optimizer(payload["optimizer"]["param_groups"], state.optimizer, kind)
-    check_trained(
-        payload.get("parameter_names", state.parameter_names), state.parameter_names
-    )  # checkpoints of older versions lack it
+    # checkpoints of older versions lack the names
+    check_trained(payload.get("parameter_names", state.parameter_names), state.parameter_names)
     score = state.monitor
     payload = reshard_like(payload, state.model, state.optimizer)
     # not the rate, which the schedule sets: a run that has no step left saves that of its last one again

@@ -1,4 +1,4 @@
-"""TrainState, which a checkpoint holds, and RunContext: what else the loop uses (ranks, config values, logger, callbacks)."""
+"""TrainState, which a checkpoint holds, and RunContext: what else the loop uses (ranks, config values, logger, ...)."""
 
 from __future__ import annotations
 
@@ -40,9 +40,8 @@ class TrainState:
     schedule: Any  # lab.optim.Schedule, which alone sets the learning rates
     scaler: torch.amp.GradScaler | None  # None unless precision is fp16
     parameter_names: list[str] = field(default_factory=list)  # names of the optimizers' parameters, in their order
-    monitor: list[str] = field(
-        default_factory=list
-    )  # key and mode of the score that best, best_score, evals_without_improvement are of
+    # key and mode of the score that `best`, `best_score` and `evals_without_improvement` are of
+    monitor: list[str] = field(default_factory=list)
     source: Stream | None = None  # training data without a length; its state is the read position
     order: StatefulOrder | None = None  # data.order, where it has a state
     step: int = 0  # optimizer steps done, skipped ones included
@@ -70,8 +69,8 @@ class TrainState:
             group["lr"] = rate if isinstance(group["lr"], Tensor) else group["lr"]
         weights = self.model.state_dict(keep_vars=True)
         frozen = [k for k, v in weights.items() if isinstance(v, nn.Parameter) and not v.requires_grad]
-        totals = {name: str(value.dtype).removeprefix("torch.") for name, value in sorted(self.running_sums.items())}
-        return saved | {"ranks": [] if ranks is None else ranks, "running_sum_types": totals, "frozen": frozen}
+        types = {name: str(value.dtype).removeprefix("torch.") for name, value in sorted(self.running_sums.items())}
+        return saved | {"ranks": [] if ranks is None else ranks, "running_sum_types": types, "shared": frozen}
 
     @torch.no_grad()
     def add_to_sums(self, values: Mapping[str, Tensor]) -> None:
@@ -85,7 +84,8 @@ class TrainState:
                 self.running_sums[name] = value.clone()
 
     def rank_row(self, device: torch.device) -> Tensor:
-        """What a rank has of its own, (K,) uint8: its random numbers, and its `running_sums` in the order of their names."""
+        """What a rank has of its own, (K,) uint8: its random numbers, and its `running_sums`
+        in the order of their names."""
         sums = [self.running_sums[name].detach().double() for name in sorted(self.running_sums)]
         row = rng_row(device)
         return torch.cat([row, torch.stack(sums).cpu().view(torch.uint8)]) if sums else row
@@ -96,8 +96,8 @@ class TrainState:
         options: names of optimizer arguments for which the config's values, which a resume may have changed, hold
         instead of the checkpoint's.
 
-        If the number of ranks has changed, every rank takes the mean of the checkpoint's unlogged `running_sums`. A rank that
-        the checkpoint lacks keeps its freshly seeded RNG.
+        If the number of ranks has changed, every rank takes the mean of the checkpoint's unlogged `running_sums`. A
+        rank that the checkpoint lacks keeps its freshly seeded RNG.
         """
         given = [{k: v for k, v in group.items() if k in options} for group in self.optimizer.param_groups]
         for name in (one.name for one in fields(self) if one.name in payload and one.name not in LOADED):
@@ -146,7 +146,7 @@ class Every:
 
 @dataclass(frozen=True)
 class RunContext:
-    """What the loop needs beside the state; no checkpoint holds it."""
+    """What the loop needs in addition to the state; no checkpoint holds it."""
 
     world: World
     trainer: TrainerConfig
@@ -169,14 +169,13 @@ class RunContext:
     statistics: Loader | None = None  # training samples of which the average's statistics are made
     train: Loader | None = None  # of the training batches, as `fit` takes them
     train_set: Any = None  # may have `not_finite`, which says where its values are inf or NaN
-    # iterate_rows(rows): a loader of these rows of the training set, (N,) int64, as evaluations read them: without random
-    # transforms, with "row", each row once over all ranks. To be closed: `with run.iterate_rows(rows) as batches`
+    # iterate_rows(rows): a loader of these rows of the training set, (N,) int64, as evaluations read them: without
+    # random transforms, with "row", each row once over all ranks. Close it: `with run.iterate_rows(rows) as batches`
     iterate_rows: Callable[..., Loader] = Loader
     evaluations: list[int] = field(default_factory=list)  # under way: the step of each
-    bn_updated_at: list[int] = field(
-        default_factory=list
-    )  # the last step after which the average got statistics of its own
-    printed_once: set[str] = field(default_factory=set)  # what a line, which is printed once, has been printed of
+    # the last step after which BatchNorm's statistics of the weight average were computed
+    bn_updated_at: list[int] = field(default_factory=list)
+    printed_once: set[str] = field(default_factory=set)  # what a warning that is printed once has been printed for
 
     @property
     def directory(self) -> Path:

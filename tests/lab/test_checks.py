@@ -170,7 +170,7 @@ def test_a_part_of_a_task_hides_no_method(name: str) -> None:
 
 
 def test_a_task_is_checked_before_a_batch_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lab import make
+    from lab import builders
 
     def metric(output: Tensor, batch: Any) -> Tensor:
         return output[:, 0]
@@ -189,12 +189,12 @@ def test_a_task_is_checked_before_a_batch_is_read(monkeypatch: pytest.MonkeyPatc
         (Lossless(), r"^task: Lossless needs losses\(model, batch\) -> \(losses, output\): see lab\.tasks\.base$"),
     ):
         with pytest.raises(ConfigError, match=line):
-            make.check_task(task, model, config, machine)
-    make.check_task(Terms(metric, {"other": metric}), model, config, machine)
-    monkeypatch.setattr(make, "construct", lambda project, key, node: Hasty)
-    monkeypatch.setattr(make, "task_class", lambda node: Hasty)
+            builders.check_task(task, model, config, machine)
+    builders.check_task(Terms(metric, {"other": metric}), model, config, machine)
+    monkeypatch.setattr(builders, "construct", lambda project, key, node: Hasty)
+    monkeypatch.setattr(builders, "task_class", lambda node: Hasty)
     with pytest.raises(ConfigError, match=r"^task: the __init__ of Hasty must begin with super\(\).__init__\(\)$"):
-        make.make_task(SimpleNamespace(cfg=SimpleNamespace(task={"_target_": "x"})))  # type: ignore[arg-type]
+        builders.make_task(SimpleNamespace(cfg=SimpleNamespace(task={"_target_": "x"})))  # type: ignore[arg-type]
 
 
 # ---- ranks

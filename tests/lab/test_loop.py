@@ -200,7 +200,7 @@ IMPATIENT = {"step": 3, "evals_without_improvement": 2, "stop_reason": "patience
 
 
 @pytest.mark.parametrize(
-    ("state", "changed", "pending", "stop_reason"),
+    ("state", "changed", "actions", "stop_reason"),
     [
         ({}, {}, [], ""),
         (BOTH, {}, ["score", "save"], ""),
@@ -218,18 +218,18 @@ IMPATIENT = {"step": 3, "evals_without_improvement": 2, "stop_reason": "patience
         (IMPATIENT, {"early_stop_patience": 2}, ["save"], "patience"),
         (IMPATIENT, {"early_stop_patience": 3}, ["save"], ""),
         (IMPATIENT, {"early_stop_patience": 2, "total_steps": 9}, ["save"], "patience"),
-        ({"step": 3, "evals_without_improvement": 2, "stop_reason": "callback", **LEFT}, {"early_stop_patience": 3}, ["save"], "callback"),
+        (IMPATIENT | {"stop_reason": "callback"}, {"early_stop_patience": 3}, ["save"], "callback"),
         ({"step": 3, "stop_reason": "callback", **LEFT}, {"total_steps": 6}, ["save"], "callback"),
         ({"step": 3, "stop_reason": "callback", **LEFT}, {"total_steps": 8}, ["save"], ""),
     ],
 )  # fmt: skip
 def test_what_a_run_takes_up(
-    state: dict[str, Any], changed: dict[str, Any], pending: list[str], stop_reason: str
+    state: dict[str, Any], changed: dict[str, Any], actions: list[str], stop_reason: str
 ) -> None:
-    """What its checkpoint pending, and an end that stands unless the resume has moved that very end."""
+    """The actions that its checkpoint has pending, and an end that stands unless the resume has moved that very end."""
     found, run = state_of(**copy.deepcopy(state)), run_of(Surroundings(), **changed)
     pending.restore_pending(found, True, run)
-    assert (found.pending, found.stop_reason, found.total_steps) == (pending, stop_reason, run.total_steps)
+    assert (found.pending, found.stop_reason, found.total_steps) == (actions, stop_reason, run.total_steps)
 
 
 @pytest.fixture
@@ -461,8 +461,8 @@ MORE = {"monitor": MonitorConfig(mode="max")}
     ],
 )  # fmt: skip
 def test_scores_are_ranked(
-    monkeypatch: pytest.MonkeyPatch, values: list[float], changed: Any, best: Any, best_score: float, evals_without_improvement: int,
-    stop_reason: list[int],
+    monkeypatch: pytest.MonkeyPatch, values: list[float], changed: Any, best: Any, best_score: float,
+    evals_without_improvement: int, stop_reason: list[int],
 ) -> None:  # fmt: skip
     """best: what is kept after which step; stop_reason: after which steps patience is at an end."""
     around, state, told = scoring(monkeypatch, values, **changed)

@@ -21,8 +21,9 @@ from samebits.world import World
 
 CPU = torch.device("cpu")
 VALUES = {
-    "step": 12, "samples": 345, "best": [[0.5, 9], [0.7, 3]], "best_score": 0.5, "evals_without_improvement": 3, "logged_step": 10,
-    "scored_step": 9, "parameter_names": ["a", "b"], "monitor": ["val/x", "max"], "counts": {"loss": 2, "non_finite": 2},
+    "step": 12, "samples": 345, "best": [[0.5, 9], [0.7, 3]], "best_score": 0.5, "evals_without_improvement": 3,
+    "logged_step": 10, "scored_step": 9, "parameter_names": ["a", "b"], "monitor": ["val/x", "max"],
+    "counts": {"loss": 2, "non_finite": 2},
     "logged_lines": 4, "pending": ["save"], "stop_reason": "callback", "epoch_samples": 1297, "total_steps": 40,
     "skipped_steps": 3, "rules": 1,
 }  # fmt: skip
@@ -81,7 +82,7 @@ def test_every_field_comes_back() -> None:
     assert_equal(payload["ema"], state.ema.state_dict())
     # a field that is added to the state is added to the checkpoint: nothing of a run may begin anew at a resume
     parts = {"source", "order", "model", "task", "ema", "optimizer", "schedule", "scaler", "ranks"}
-    assert set(payload) == parts | set(VALUES) | {"frozen", "running_sum_types"}
+    assert set(payload) == parts | set(VALUES) | {"shared", "running_sum_types"}
     assert set(state.__dataclass_fields__) == (parts - {"ranks"}) | set(VALUES) | {"running_sums"}
 
 

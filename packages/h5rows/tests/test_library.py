@@ -309,7 +309,7 @@ def test_messages_name_arguments_and_no_keys_of_a_config(photos: Path, monkeypat
         ({"fields": {"x": "other"}}, "fields.x"),
         ({"splits": {"val": None}}, "splits has no"),
         ({"encoding": "nope"}, "encoding=nope"),
-        ({"missing": {"z": 0}, "decode": True}, "masked has"),
+        ({"missing": {"z": 0}, "decode": True}, "missing has"),
         ({"splits": {"test": None}}, "splits.test is "),
         ({"split": "tests"}, "no group 'tests' ("),
         ({"missing": 0, "decode": True, "swmr": True}, "swmr="),

@@ -9,8 +9,8 @@ from typing import Any
 class Callback:
     """Methods are called on every rank, with the loop's TrainState as `state`; those not overridden cost nothing.
 
-    run: lab.state.RunContext, set before on_start: run.directory (write files if run.world.is_main), run.world (rank, size,
-    device), run.logger (log(step, values), say(text), warn(text)).
+    run: lab.state.RunContext, set before on_start: run.directory (write files if run.world.is_main), run.world (rank,
+    size, device), run.logger (log(step, values), say(text), warn(text)).
     """
 
     run: Any  # lab.state.RunContext
@@ -22,7 +22,8 @@ class Callback:
         """Before each optimizer step, and before its batch is taken from the loader."""
 
     def on_step(self, state: Any) -> None:
-        """After each optimizer step. state.running_sums: sums since the last log, on the device; reading one waits for it."""
+        """After each optimizer step. state.running_sums: sums since the last log, on the device; reading one waits
+        for it."""
 
     def on_log(self, state: Any, values: dict[str, float]) -> None:
         """Before training values are logged, on all ranks; entries added to `values` are logged too."""

@@ -28,9 +28,8 @@ class TaskRun:
     input_shape: tuple[int, ...] = ()  # of a sample of batch["x"]: data.input_shape
     num_outputs: int | None = None  # data.num_outputs
     parts: tuple[str, ...] = ()  # of data=mixed: their names; batch["set"] is a number in this list
-    training: Any = (
-        None  # while a run trains its lab.state.RunContext: .order and .reorder(), .iterate_rows(rows), .logger, ...
-    )
+    # while a run trains: its lab.state.RunContext, with .order and .reorder(), .iterate_rows(rows), .logger, ...
+    training: Any = None
 
     @property
     def rank(self) -> int:
@@ -53,14 +52,14 @@ class Task(nn.Module):
 
     A task is a module. Its parameters and buffers (a teacher, a temperature, a critic, a queue) are on the device, and
     saved and restored with the model. Parameters that require a gradient are trained, alike on all ranks.
-    Random numbers: torch's generators differ by rank in `losses`, and draw the same on all ranks in `on_step_end`, and in
-    `train_step` after an optimizer_step; they are restored at a resume. samebits.data.SampleRNG(seed,
-    stream), indexed by batch["sample_id"], gives the same for any number of ranks and micro-batches (set `needs_sample_ids`).
+    Random numbers: torch's generators differ by rank in `losses`, and draw the same on all ranks in `on_step_end`, and
+    in `train_step` after `optimizer_step(...)`; they are restored at a resume. samebits.data.SampleRNG(seed, stream),
+    indexed by batch["sample_id"] (set `needs_sample_ids`), gives the same for any number of ranks and micro-batches.
     """
 
     loss_names: tuple[str, ...] = ()  # what `losses` returns beside "loss": logged, and scored in evaluations
-    # True: batches have "sample_id" and "row", (B,) int64: the sample's global number in training, and its row of the data
-    # set, which a stream has not. In an evaluation both are the row, or -1: not counted
+    # True: batches have "sample_id" and "row", (B,) int64: the sample's index in the run's order in training, and its
+    # row of the data set, which a stream does not have. In an evaluation both are the row, or -1: not counted
     needs_sample_ids = False
     # True: the loss compares samples over all ranks: one micro-batch per step, as many evaluation batches on each rank
     needs_global_batch = False
@@ -68,9 +67,7 @@ class Task(nn.Module):
     # has `eval_lanes`: docs/my_method.md, States that go on
     stateful = False
     waits = False  # True: a step asks the device for values by the method's nature, and its test allows that
-    buffers_kept_on_skip: tuple[
-        str, ...
-    ] = ()  # modules whose buffers follow the data: a skipped step's values stay there
+    buffers_kept_on_skip: tuple[str, ...] = ()  # modules whose buffers keep their new values after a skipped step
     not_compiled: tuple[str, ...] = ()  # names of methods that hardware.compile does not compile
     metrics: Mapping[str, Metric] = {}
     run: TaskRun = TaskRun()
@@ -124,10 +121,10 @@ class Task(nn.Module):
         return {"": [model, self]}
 
     def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
-        """One step of the loop: optimizer_step(objective, batches) for each objective to update. Returns all their values.
+        """One step of the loop: optimizer_step(objective, batches) for each objective to update. Returns their values.
 
-        step: from 0. batches: iterator of this step's micro-batches; to use them twice, list(batches). What lies
-        between a gradient and its update is optimizer_step.gradients, .parameters and .update: see lab/optimizer_step.py.
+        step: from 0. batches: iterator of this step's micro-batches; to use them twice, list(batches). For work between
+        a gradient and its update call optimizer_step.gradients, .parameters and .update: see lab/optimizer_step.py.
         """
         return optimizer_step("", batches)
 

@@ -13,8 +13,8 @@ from lab.tasks.base import Batch, Losses, Metric, Task
 
 class Supervised(Task):
     """model(batch["x"]) -> output. criterion(output, batch) -> (B,) losses, or {"loss": (B,), term: (B,), ...} if a
-    subclass declares these `loss_names`. metrics: {name: metric}, see lab.metrics.base. A criterion may be an nn.Module with
-    parameters, which are trained."""
+    subclass declares these `loss_names`. metrics: {name: metric}, see lab.metrics.base. A criterion may be an nn.Module
+    with parameters, which are trained."""
 
     def __init__(self, criterion: Callable[[Any, Batch], Any], metrics: Mapping[str, Metric]) -> None:
         super().__init__()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -47,10 +48,10 @@ class Dataset:
     swmr: the file is being written by a SWMR writer; the rows that are there now are read.
     cache_mb: memory for decoded chunks, used where a compressed chunk holds several samples, or where all fit into it.
     external: refuse or allow datasets whose bytes lie in other files (h5rows.reading.external).
-    values: stored: the file's numbers; meant: what its program means by them (h5rows.conventions): CF's packed data are
-    unpacked, MATLAB's axes turned, sparse rows dense, categories named.
-    missing: of values that are meant: what stands where a file has none; a number, nan, or drop: such rows are left out.
-    One for all fields, or field -> which (nan for others).
+    decode: false: the numbers as they are in the file; true: the values that its program means by them
+    (h5rows.conventions): CF's packed data are unpacked, MATLAB's axes turned, sparse rows dense, categories named.
+    missing: of decoded values, what replaces a missing one: a number, nan, or drop, which leaves such rows out. One for
+    all fields, or field -> which (nan for others).
     encoding: of strings whose bytes are not UTF-8, such as gb18030 or latin-1, whatever the file marks them as.
     cache_gb: of remote files the blocks that are needed are fetched, into a folder of at most this size (10**9 bytes)
     that all processes share (h5rows.reading.ranges); null fetches whole files, which stay.
@@ -71,12 +72,12 @@ class Dataset:
         swmr: bool = False,
         cache_mb: Annotated[int, {"at_least": 0}] = 64,
         external: Literal["refuse", "allow"] = "refuse",
-        values: Literal["stored", "meant"] = "stored",
+        decode: bool = False,
         missing: float | str | Mapping[str, float | str] = "nan",
         cache_gb: float | None = None,
         encoding: str = "utf-8",
     ) -> None:
-        given = {"split": split, "swmr": swmr, "cache_mb": cache_mb, "external": external, "values": values}
+        given = {"split": split, "swmr": swmr, "cache_mb": cache_mb, "external": external, "decode": decode}
         check_options(_HINTS, {**given, "missing": missing, "encoding": encoding})
         if cache_mb < 0:
             raise ConfigError(f"data.cache_mb={cache_mb}: must be at least 0")
@@ -99,7 +100,7 @@ class Dataset:
             raise ConfigError(f"data.fields: {made[0]} of {len(files)} files: each may have others; write integers")
         for file_name in files:
             with open_file(file_name, swmr, cache_gb) as file:
-                meaning = (values, missing, groups, None, encoding)
+                meaning = (decode, missing, groups, None, encoding)
                 opened = Opened(file, entry["group"], named, cache, swmr, external, *meaning)
                 for field in named:
                     found, names = opened.field(field)
@@ -394,7 +395,7 @@ def open(
     have as many rows; otherwise `x` and `y`, as `inspect` finds them, with their meaning. split: the group, or a name
     of `splits`; None: `train` if there is such a group, otherwise the root. options: of Dataset.
     """
-    names = names_of(path)
+    names, options = names_of(path), _of_now(options)
     if fields is None or split is None:
         with open_file(names[0], bool(options.get("swmr")), options.get("cache_gb")) as file:
             if split is None:
@@ -405,6 +406,18 @@ def open(
                 fields, meant = _found(file, entry["group"])
                 options = {**meant, **options}
     return Dataset(names, fields, split, **options)
+
+
+def _of_now(options: dict[str, Any]) -> dict[str, Any]:
+    """Translate the options of 0.2, `values` and `masked`, with a warning."""
+    options = dict(options)
+    if "values" in options:
+        options["decode"] = options.pop("values") == "meant"
+        warnings.warn(f"values= is decode={options['decode']} since 0.3", DeprecationWarning, stacklevel=3)
+    if "masked" in options:
+        options["missing"] = options.pop("masked")
+        warnings.warn("masked= is missing= since 0.3", DeprecationWarning, stacklevel=3)
+    return options
 
 
 _GROUPS = {"train"}

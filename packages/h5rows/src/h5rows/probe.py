@@ -106,7 +106,7 @@ def _stored(data: Mapping[str, Any], field: str, group: str) -> Iterator[_Stored
         with open_file(path, swmr, data.get("cache_gb")) if whole else peek(path) as file:
             name, part = parts_of(fields[field])
             item, member = find(file, group, name, key, external)
-            if data.get("values") != "meant" or not (part or has_meaning(file, item)):
+            if not data.get("decode") or not (part or has_meaning(file, item)):
                 yield _as_it_lies(path, item, member, key, external)
                 continue
         with open_file(path, swmr, data.get("cache_gb")) as file:
@@ -131,7 +131,7 @@ def _as_meant(file: h5py.File, data: Mapping[str, Any], field: str, group: str, 
     named = {name: path for name, path in data["fields"].items() if path is not None}
     cache = ChunkCache(int(data.get("cache_mb") or 0) << 20)
     groups = _groups(data)
-    how = (swmr, external, "meant", data.get("missing", "nan"), groups, None, data.get("encoding", "utf-8"))
+    how = (swmr, external, True, data.get("missing", "nan"), groups, None, data.get("encoding", "utf-8"))
     opened = Opened(file, group, named, cache, *how)
     found, names = opened.field(field)
     fixed = not found.text and found.shape[0] != -1

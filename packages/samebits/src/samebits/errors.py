@@ -6,7 +6,7 @@ import io
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -18,6 +18,19 @@ T = TypeVar("T", bound=type)
 INTERRUPTED = 130  # exit status after Ctrl-C
 MISTAKE = 2  # exit status after a mistake in the configuration
 PREEMPTED = 75  # EX_TEMPFAIL: exit status of a preempted run, which was saved and is to be resumed
+
+
+def arguments_of_now(arguments: Sequence[str], renamed: Mapping[str, str]) -> list[str]:
+    """Replace the options of a command that have another name now, and print a line for each.
+
+    renamed: {--old: --new}."""
+    found = []
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        if new := renamed.get(option):
+            print(f"{option}: is {new} now, and read as that", file=sys.stderr)
+        found.append(f"{new or option}{equals}{value}")
+    return found
 
 
 class ConfigError(ValueError):

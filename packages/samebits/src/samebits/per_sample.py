@@ -26,7 +26,8 @@ def check_per_sample(values: Any, size: int, key: str) -> None:
 
 
 def check_terms(key: str, losses: dict[str, Any], size: int, terms: Sequence[str]) -> None:
-    """Losses must be {"loss": (B,), term: (B,), ...} with exactly the terms in `loss_names`. key: of what makes them."""
+    """Losses must be {"loss": (B,), term: (B,), ...} with exactly the terms in `loss_names`. key: of what makes
+    them."""
     for name, values in losses.items():
         check_per_sample(values, size, key if name == "loss" else f"task: the term {name!r}")
     if losses.keys() != {"loss", *terms}:

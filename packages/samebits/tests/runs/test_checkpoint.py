@@ -17,6 +17,9 @@ from torch import nn
 
 from samebits.checkpoints import checkpoint, shards
 from samebits.checkpoints.checkpoint import (
+    KEYS,
+    LATER,
+    RENAMED,
     Checkpoints,
     copy_from_mmap,
     eval_state_dict,
@@ -25,6 +28,7 @@ from samebits.checkpoints.checkpoint import (
     load_weights,
     peek,
     save_checkpoint,
+    with_new_names,
 )
 from samebits.errors import ConfigError, CorruptFileError, RunFailed
 from samebits.testing import assert_equal
@@ -474,3 +478,9 @@ def test_an_index_names_members_of_enums_and_nothing_else_by_getattr() -> None:
     for kind, name in ((Format, "mro"), (OrderedDict, "fromkeys"), (Format, "__members__")):
         with pytest.raises(pickle.UnpicklingError, match=f"asks for {name} of"):
             loaded(kind, name)
+
+
+def test_an_old_checkpoint_has_the_names_of_now() -> None:
+    old = {name: [name] for name in RENAMED} | {"step": 3}
+    assert with_new_names(old) == {new: [name] for name, new in RENAMED.items()} | {"step": 3}
+    assert set(RENAMED.values()) <= {*KEYS, *LATER}

@@ -48,8 +48,8 @@ def parts_of(name: Any) -> tuple[Any, str]:
 class Opened:
     """Fields of one open file. fields: name in the batch -> name in the file, below `group`.
 
-    values: stored, as the numbers lie; meant. missing: what stands where there is no value, a number or `drop`; or
-    field -> which, NaN for others. groups: of all splits, whose values NAME@classes are one set of classes.
+    decode: False gives the numbers as they are in the file. missing: what replaces a missing value, a number or `drop`;
+    or field -> which, NaN for others. groups: of all splits, whose values NAME@classes are one set of classes.
     kind: of the file, where it is known already. encoding: of strings."""
 
     def __init__(
@@ -60,18 +60,16 @@ class Opened:
         cache: ChunkCache,
         swmr: bool,
         external: str,
-        values: str = "meant",
+        decode: bool = True,
         missing: Any = "nan",
         groups: Sequence[str] = (),
         kind: str | None = None,
         encoding: str = UTF_8,
     ) -> None:
-        if values not in ("stored", "meant"):
-            raise ConfigError(f"data.values={values}: must be stored or meant")
         self.file, self.group, self.cache, self.swmr, self.external = file, group, cache, swmr, external
-        self.names, self.meant, self.fills = fields, values == "meant" and not swmr, checked(missing, fields)
+        self.names, self.meant, self.fills = fields, decode and not swmr, checked(missing, fields)
         if not self.meant and (given := [value for value in self.fills.values() if value == value]):
-            why = "values are meant" + ", and no writer adds to the file (data.swmr=false)" * swmr
+            why = "values are decoded" + ", and no writer adds to the file (data.swmr=false)" * swmr
             raise ConfigError(f"data.missing={given[0]}: has an effect only where {why}: data.decode=true")
         self.encoding = check_encoding(encoding)
         self.kind, self.groups = (kind or kind_of(file)) if self.meant else "plain", groups or (group,)

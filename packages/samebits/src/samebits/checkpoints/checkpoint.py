@@ -36,14 +36,18 @@ Weights = dict[str, torch.Tensor]
 # keys and types in checkpoints of all versions, and those that later versions added, which may be missing
 KEYS = {
     "model": Weights, "ema": Weights | None, "optimizer": dict, "schedule": dict[str, Any], "step": int,
-    "samples": int, "best": list[tuple[Real, float]], "evals_without_improvement": int, "logged_step": int, "scored_step": int,
-    "ranks": list[dict[str, Any]] | torch.Tensor,
+    "samples": int, "best": list[tuple[Real, float]], "evals_without_improvement": int, "logged_step": int,
+    "scored_step": int,    "ranks": list[dict[str, Any]] | torch.Tensor,
 }  # fmt: skip
 LATER = {
     "task": Weights, "scaler": dict[str, Any] | None, "parameter_names": list[str], "monitor": list[str],
     "source": dict[str, Any] | None, "best_score": Real | None, "counts": dict[str, int],
-    "running_sum_types": dict[str, str], "logged_lines": int, "pending": list[str], "stop_reason": str, "total_steps": int,
-    "epoch_samples": int, "skipped_steps": int, "rules": int, "frozen": dict[str, dict[str, Real]],
+    "running_sum_types": dict[str, str], "logged_lines": int, "pending": list[str], "stop_reason": str,
+    "total_steps": int, "epoch_samples": int, "skipped_steps": int, "rules": int, "shared": dict[str, dict[str, Real]],
+}  # fmt: skip
+RENAMED = {  # keys of 0.2 and before: now
+    "stale": "evals_without_improvement", "owes": "pending", "ended": "stop_reason", "trained": "parameter_names",
+    "total_types": "running_sum_types", "frozen": "shared",
 }  # fmt: skip
 INNER: dict[str, dict[str, Any]] = {  # what is in some of them
     "optimizer": {"state": dict[Any, dict[Any, Any]], "param_groups": list[dict[str, Any]]},
@@ -83,7 +87,7 @@ def load_checkpoint(path: Path, parts: Collection[str] = shards.PARTS) -> dict[s
     if not path.is_dir():
         return peek(path)
     with reading(path):
-        payload = shards.load(path, parts)
+        payload = with_new_names(shards.load(path, parts))
         check_content(payload)
     return payload
 
@@ -95,10 +99,10 @@ def peek(path: Path, share: Share = WHOLE) -> dict[str, Any]:
     """
     with reading(path):
         if path.is_dir():
-            payload = shards.head(path, share)
+            payload = with_new_names(shards.head(path, share))
             check_content({"model": {}, "ema": None, **payload})
             return payload
-        payload = load_verified(path, share)
+        payload = with_new_names(load_verified(path, share))
         check_content(payload)
     return with_shared(payload, path)
 
@@ -115,6 +119,14 @@ def copy_from_mmap(state: dict[str, Any], device: torch.device) -> dict[str, Any
     return state | {"state": kept}
 
 
+def with_new_names(payload: dict[str, Any]) -> dict[str, Any]:
+    """Rename the keys of a checkpoint that an older version has written, in place; return it."""
+    for old, new in RENAMED.items() if isinstance(payload, dict) else ():
+        if old in payload:
+            payload.setdefault(new, payload.pop(old))
+    return payload
+
+
 def check_content(payload: Any) -> None:
     """Raise a ValueError if the payload lacks a key of a run's checkpoint or has another type for it."""
     if not isinstance(payload, dict):
@@ -125,8 +137,8 @@ def check_content(payload: Any) -> None:
             wrong.append(key)
     if isinstance(ranks := payload.get("ranks"), torch.Tensor) and (ranks.dim(), ranks.dtype) != (2, torch.uint8):
         wrong.append("ranks")
-    if not all(payload.get(part) for part in payload.get("frozen", ())):
-        wrong.append("frozen")
+    if not all(payload.get(part) for part in payload.get("shared", ())):
+        wrong.append("shared")
     types: dict[str, str] = payload.get("running_sum_types", {})
     counts: dict[str, int] = payload.get("counts", types)
     known = all(isinstance(getattr(torch, str(kind), None), torch.dtype) for kind in types.values())
@@ -209,7 +221,7 @@ class Checkpoints:
         self._shared = SharedWeights(directory, save_checkpoint)
 
     def save_last(self, payload: dict[str, Any]) -> None:
-        """All ranks call this. A sharded payload is written by all ranks, any other by rank 0. payload["frozen"]: names
+        """All ranks call this. A sharded payload is written by all ranks, any other by rank 0. payload["shared"]: names
         in "model" of what is not trained, which is written once (shared_weights.py)."""
         self._save("last", payload)
 
@@ -222,7 +234,7 @@ class Checkpoints:
         began = time.monotonic()
         in_parts = any(is_part(value) for value in payload["model"].values())
         payload = dict(payload)
-        names = payload.pop("frozen", ())
+        names = payload.pop("shared", ())
         if names and not in_parts and self.world.is_main:
             payload = self._shared.left_out(payload, names)
         if not self._beside:
@@ -263,7 +275,7 @@ class Checkpoints:
         if payload is not None and self._beside and not self._prepared:
             self._prepared, held = True, payload()
             if self._leads or any(is_part(value) for value in held["model"].values()):
-                left_out = set(held.pop("frozen", ()))
+                left_out = set(held.pop("shared", ()))
                 held["model"] = {name: value for name, value in held["model"].items() if name not in left_out}
                 self._copies.prepare(held)
 

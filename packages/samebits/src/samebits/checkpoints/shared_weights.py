@@ -1,7 +1,7 @@
 """Weights that no step changes (LoRA's base, a frozen backbone): written once, for all checkpoints of a run.
 
     checkpoints/frozen.pt     {"weights": {name: tensor}, "sums": {name: checksum}}, before the first checkpoint
-    last_000000100.pt         "frozen": {"model": {name: checksum}, "ema": {...}}: what its "model" and "ema" lack
+    last_000000100.pt         "shared": {"model": {name: checksum}, "ema": {...}}: what its "model" and "ema" lack
 
 A weight is left out for its bits, not for what the model says of it: one that has changed since frozen.pt was written
 is in each checkpoint, as those that are trained.
@@ -51,13 +51,13 @@ class SharedWeights:
             shared[part] = {name: total for name, total in totals.items() if self._sums.get(name) == total}
             for name in shared[part]:
                 del state[name]
-        return payload | parts | {"frozen": shared}
+        return payload | parts | {"shared": shared}
 
 
 def with_shared(payload: dict[str, Any], path: Path) -> dict[str, Any]:
     """The payload of the checkpoint `path`, with what was left out of it. ConfigError where the file beside it is
     missing, damaged or another run's: all checkpoints of the run need it."""
-    shared = payload.pop("frozen", {})
+    shared = payload.pop("shared", {})
     if not shared:
         return payload
     file = path.with_name(SHARED_WEIGHTS)

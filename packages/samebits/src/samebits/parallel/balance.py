@@ -52,7 +52,8 @@ class WaitsForData(Protocol):
 class Balance:
     """Of a run with several ranks: `timed` measures its steps, `table` and `read` share the figures at each log.
 
-    straggler_threshold: warn about a rank slower than the others' mean by more than this share (0.2: 20 %); None: never.
+    straggler_threshold: warn about a rank that is slower than the others' mean by more than this share (0.2: 20 %);
+    None: never.
 
     FSDP and SyncBatchNorm wait for other ranks throughout the step, so a rank's own work cannot be told apart: then
     step_time is left out.

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
         read_config,
         read_overrides,
         saved_config,
+        say_renamed,
+        taken_out,
+        typed_of_now,
     )
     from samebits.saved.paths import localized, portable
 else:

@@ -120,7 +120,7 @@ def check_effects(cfg: DictConfig, overrides: list[str]) -> None:
             raise ConfigError(f"{text}: of a multirun, and would have no effect here - add -m, or leave it out")
         if cfg.resume not in (None, "auto") and text.startswith("hydra.run.dir="):
             raise ConfigError(f"{text}: would have no effect, as resume={cfg.resume} goes on there - leave it out")
-        if text.lstrip("+").startswith("data.split_by=") and cfg.data.get("split") is None:
+        if text.lstrip("+").startswith("data.split_by=") and cfg.data.get("split_ratio") is None:
             raise ConfigError(
                 f"{text}: has no effect without data.split_ratio - add data.split_ratio=80/10/10, or leave it out"
             )

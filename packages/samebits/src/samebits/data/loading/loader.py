@@ -215,8 +215,8 @@ class Loader:
     def _with_row(self, batch: Batch, numbers: Tensor, k: int) -> Batch:
         if "row" in batch:
             raise ConfigError(
-                "data: a field is called 'row', as what a task with `needs_sample_ids = True` gets is - give it another name, "
-                "as in data.fields"
+                "data: a field is called 'row', as what a task with `needs_sample_ids = True` gets is - give it "
+                "another name, as in data.fields"
             )
         # an evaluation's numbers are its rows, and say what is padding
         row = numbers.clone() if self.lengths is not None else indices_on(self.device, self.plan(k)[1])  # type: ignore[index]

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from samebits.errors import ConfigError, plain_output
+from samebits.errors import ConfigError, arguments_of_now, plain_output
 from samebits.project import Project
 from samebits.sweeps.report.analyse import best_group, check_choice, groups
 from samebits.sweeps.report.best import best_command, save_best
@@ -17,10 +17,18 @@ from samebits.sweeps.report.study import read_study
 from samebits.sweeps.report.table import Ask
 from samebits.sweeps.report.writing import write_study
 
+RENAMED = {
+    "--per": "--rows",
+    "--show": "--metrics",
+    "--against": "--x-axis",
+    "--spread": "--error",
+    "--inches": "--widths",
+}
+
 
 def report(project: Project) -> int:
     """Run the command. Return the exit status."""
-    args = parser().parse_args()
+    args = parser().parse_args(arguments_of_now(sys.argv[1:], RENAMED))
     plain_output()
     try:
         write_report(project, args)
@@ -81,9 +89,9 @@ def write_report(project: Project, args: argparse.Namespace) -> None:
 
 def asked(args: argparse.Namespace) -> Ask | None:
     """What is asked for of a paper's table; None: none is."""
-    if args.per and args.show:
-        return Ask(args.per, args.show, args.columns, args.percent, args.spread, args.against, tuple(args.inches))
-    if args.per or args.show or args.columns:
+    if args.rows and args.metrics:
+        return Ask(args.rows, args.metrics, args.columns, args.rowscent, args.error, args.x_axis, tuple(args.widths))
+    if args.rows or args.metrics or args.columns:
         raise ConfigError("a paper's table needs its rows and its scores: --rows model --metrics test/accuracy")
     return None
 
