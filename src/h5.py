@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from h5rows.engines import proposal, run
+from h5rows.integration import proposal, run
 from lab.project import train_on
 from samebits.errors import plain_output
 

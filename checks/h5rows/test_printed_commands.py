@@ -18,14 +18,14 @@ from test_meaning import (
     made,
 )
 
-from h5rows import engines
+from h5rows import integration
 from lab.notebook import compose
 from lab.project import train_on
 from samebits.testing.processes import limit, warm
 
 
 def trains_on(path: Path) -> list[str]:
-    found = engines.suggestion(str(path))
+    found = integration.suggestion(str(path))
     assert found is not None
     return shlex.split(train_on(str(path), *found))
 

@@ -23,7 +23,7 @@ from common import ROOT, TRAIN
 from netcdf import netcdf4
 
 import h5rows
-from h5rows import engines
+from h5rows import integration
 from lab.project import train_on
 from samebits.testing.processes import limit, warm
 
@@ -81,7 +81,7 @@ def test_it_trains_at_the_first_try_or_says_why_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], package: str, name: str, kind: str, expected: Any
 ) -> None:
     path = str(fetched(package) / name)
-    found = engines.suggestion(path)
+    found = integration.suggestion(path)
     if isinstance(expected, str):
         assert found is None
         h5rows.inspect(path)

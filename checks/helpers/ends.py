@@ -27,7 +27,7 @@ import lab.make
 import lab.run
 import train
 from lab.callbacks.base import Callback
-from samebits import early
+from samebits import early_signals
 from samebits.data import Stream
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -130,7 +130,7 @@ def begin(case: dict[str, Any]) -> None:
     lab.run.make_callbacks = lambda config: [*callbacks(config), ends]
     sys.argv = [str(ROOT / "src/train.py"), *overrides]
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    early.prepare()
+    early_signals.prepare()
 
 
 def members(session: int) -> list[int]:
@@ -182,7 +182,7 @@ def main() -> None:
             try:
                 train.leave(train.main())
             finally:
-                early.ignore_signals()
+                early_signals.ignore_signals()
         print(json.dumps(outcome(case, pid)), flush=True)
 
 

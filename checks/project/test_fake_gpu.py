@@ -251,11 +251,11 @@ def test_a_task_waits_for_nothing(task: str) -> None:
 def test_text_is_sampled_on_the_device() -> None:
     """With one wait at its end, and operations that hardware.deterministic=true allows."""
     from lab.callbacks.sample_text import SampleText
-    from samebits.data import Draws
+    from samebits.data import SampleRNG
 
     with training(*GPT) as run:
         callback = object.__new__(SampleText)
         callback.window, callback.length, callback.temperature, callback.prompt = 8, 3, 1.0, [0]
-        callback.draws = Draws(0, "SampleText")
+        callback.draws = SampleRNG(0, "SampleText")
         run.state.model.eval()
         assert run.waits(lambda: callback.sampled(run.state.model, 1, GPU)).get("values") == 1

@@ -14,7 +14,7 @@ import torch
 from common import QUICK
 
 import h5rows
-from h5rows import engines
+from h5rows import integration
 from lab.datasets.h5 import Dataset
 from lab.datasets.tokens import TokenWindows
 from lab.loaders import fetch_remote
@@ -77,7 +77,7 @@ def test_images_too(tmp_path: Path) -> None:
     from lab.datasets.image_folder import ImageFolder
 
     with pytest.raises(h5rows.ConfigError) as own:
-        engines.open_source(str(tmp_path), engines.PackOptions(format="images", size=(4, 4), quiet=True))
+        integration.open_source(str(tmp_path), integration.PackOptions(format="images", size=(4, 4), quiet=True))
     with pytest.raises(ConfigError) as error:
         ImageFolder(str(tmp_path), [4, 4], "none", 3, {}, "train")
     assert str(error.value) == str(own.value)

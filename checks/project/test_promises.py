@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from lab.tasks.supervised import Supervised
 from samebits import testing
 from samebits.errors import ConfigError, RunFailed
-from samebits.testing import Promises, start_run
+from samebits.testing import TaskTests, start_run
 
 SMALL = (*testing.SMALL, "model.hidden=[16]")
 
 
 def skipped(folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str, **attributes: Any) -> None:
     """The test of a skipped step, of a method with these attributes."""
-    kind = type("TestMine", (Promises,), attributes)
+    kind = type("TestMine", (TaskTests,), attributes)
     kind().test_a_skipped_step_changes_nothing(folder, monkeypatch, (*SMALL, *more), 1)
 
 
@@ -65,7 +65,7 @@ def test_a_task_may_wait_where_it_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(Supervised, "waits", waits)
 
     def asked() -> None:
-        Promises().test_no_step_waits_for_the_device(tmp_path / "run", monkeypatch, SMALL, straight, "bf16")
+        TaskTests().test_no_step_waits_for_the_device(tmp_path / "run", monkeypatch, SMALL, straight, "bf16")
 
     if waits:
         asked()

@@ -124,7 +124,7 @@ def optimizer_of(kind: type[torch.optim.Optimizer] = torch.optim.SGD, **said: An
 
 
 def test_what_may_draw_is_known() -> None:
-    """Steps of torch's own code cost nothing; each thing of one's own counts that does not say `draws = False`."""
+    """Steps of torch's own code cost nothing; each thing of one's own counts that does not say `uses_rng = False`."""
 
     def none(*args: Any) -> None:
         pass
@@ -132,9 +132,9 @@ def test_what_may_draw_is_known() -> None:
     plain, hooked, replaced, noisy = optimizer_of(), optimizer_of(), optimizer_of(), optimizer_of(Noisy)
     hooked.register_step_post_hook(none)
     replaced.step = none  # type: ignore[assignment, method-assign]
-    still = optimizer_of(draws=False)
-    own_schedule, quiet = type("Own", (Constant,), {})(0.0), type("Own", (Constant,), {"draws": False})(0.0)
-    wrapper = type("Own", (lab.optimizers.base.Wrapper,), {"draws": False})
+    still = optimizer_of(uses_rng=False)
+    own_schedule, quiet = type("Own", (Constant,), {})(0.0), type("Own", (Constant,), {"uses_rng": False})(0.0)
+    wrapper = type("Own", (lab.optimizers.base.Wrapper,), {"uses_rng": False})
     for state, drawn in (
         (make(plain), False),
         (make(noisy), True),

@@ -83,4 +83,4 @@ def renew_statistics(model: nn.Module, task: Task, batches: Iterable[Batch], wor
         norm.momentum = momentum
         for statistic in (norm.running_mean, norm.running_var):
             assert statistic is not None
-            statistic.copy_(world.all_sum(statistic) / world.size)
+            statistic.copy_(world.all_reduce_sum(statistic) / world.size)

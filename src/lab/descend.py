@@ -25,25 +25,25 @@ from torch.optim import Optimizer
 from lab.options import TrainerConfig
 from lab.state import TrainState, may_skip
 from lab.tasks.base import Batch, Task, key_of_losses, overrides
-from samebits.checkpoints import some_keys
+from samebits.checkpoints import format_keys
 from samebits.device import Hardware
 from samebits.errors import ConfigError
 from samebits.parallel import name_unused, without_sync
 from samebits.per_sample import check_losses
-from samebits.private import closure_step, lean_step
-from samebits.profiling import writes_noticed
+from samebits.profiling import observe_writes
 from samebits.shards import global_norm, local_parts, on_shards
 from samebits.steps import (
-    StepNumbers,
+    StepRNG,
     all_of,
     any_of,
     copy_buffers,
-    put_back_buffers,
+    restore_buffers_if,
+    restore_if,
     takes_found_inf,
-    unless,
     update_average,
     update_scale,
 )
+from samebits.torch_private import closure_step, lean_step
 from samebits.world import World, to_host
 
 
@@ -60,11 +60,11 @@ class Descend:
         trainer: TrainerConfig,
         machine: Hardware,
         world: World,
-        numbers: StepNumbers,
+        step_rng: StepRNG,
         averaged: Callable[[], None],
     ) -> None:
         self.nets, self.state, self.trainer, self.machine = nets, state, trainer, machine
-        self.world, self.numbers, self.averaged = world, numbers, averaged
+        self.world, self.step_rng, self.averaged = world, step_rng, averaged
         self.norms: dict[str, Tensor] = {}  # by objective: of its last update's gradients, before clipping
         self.non_finite: dict[str, list[Tensor]] = {}  # by objective: of each update 0-d, 1.0 where it was left out
         self.skips = may_skip(trainer, state.scaler)
@@ -139,14 +139,14 @@ class Descend:
             self._average()
         if acts := [name for name in ("updated", "project") if overrides(state.task, name)]:
             # after a skipped step too, whose traces are then wiped away
-            with unless(skipped, [*state.task.parameters(), *state.model.parameters()]):
+            with restore_if(skipped, [*state.task.parameters(), *state.model.parameters()]):
                 for name in acts:
                     with self._writes_told(name):
                         getattr(state.task, name)(state.model)
         if state.rules >= 2:  # of the weights as the task has left them
             self._average()
         if skipped is not None:
-            put_back_buffers(self.before, self._buffers(), skipped)
+            restore_buffers_if(self.before, self._buffers(), skipped)
         if state.scaler:
             flags = [flag for flags in self.non_finite.values() for flag in flags]
             update_scale(state.scaler, any_of(flags).to(device))
@@ -163,7 +163,7 @@ class Descend:
         skipped, means = self._skipped(objectives), list(state.ema.parameters())
         update_average(local_parts(means), local_parts(weights), share, skipped)
         if overrides(state.task, "project"):
-            with unless(skipped, means):
+            with restore_if(skipped, means):
                 state.task.project(state.ema)
 
     @contextmanager
@@ -178,12 +178,12 @@ class Descend:
             yield
             return
         written: list[str] = []
-        with writes_noticed(state.model.named_parameters(), written):
+        with observe_writes(state.model.named_parameters(), written):
             yield
         if written:
             run.told.add(name)
             run.logger.warn(
-                f"task: {type(state.task).__name__}.updated changes the model's weights ({some_keys(written)}), and "
+                f"task: {type(state.task).__name__}.updated changes the model's weights ({format_keys(written)}), and "
                 "their average, which is scored, does not get the change: change them in `project`, which is called "
                 "with the model and with its average (docs/my_method.md)"
             )
@@ -197,7 +197,7 @@ class Descend:
         share, autocast = sum(sizes), self.machine.autocast
         totals: dict[str, Tensor] = {}
         weight = None  # sum of the samples' weights, for a task that weights them
-        self.numbers.own()
+        self.step_rng.use_per_rank()
         for p in trained:
             p.grad = None  # of a call of `gradients` before
         with torch.enable_grad(), only(objective, state) if objective else nullcontext():
@@ -218,7 +218,7 @@ class Descend:
                 for name, value in means.items():
                     totals[name] = totals[name] + value.detach() if name in totals else value.detach()
         self.averaged()
-        self.numbers.same()  # what moves the weights must move them alike on all ranks
+        self.step_rng.use_shared()  # what moves the weights must move them alike on all ranks
         if term == "loss" and (unused := [p for p in trained if p.grad is None]):
             name_unused(net, unused, state.step)
         gradients = [p.grad for p in trained if p.grad is not None]
@@ -233,7 +233,7 @@ class Descend:
             scale = self.state.scaler.scale(torch.ones((), device=self.world.device))
             torch._foreach_mul_(local_parts(gradients), scale.reciprocal().to(gradients[0].device))
         if weight is not None:  # over all ranks
-            weight = self.world.all_sum(weight.detach().clone())
+            weight = self.world.all_reduce_sum(weight.detach().clone())
             share = sum(self.machine.micro_batch_sizes)
             factor = torch.where(weight > 0, share * self.world.size / weight, 0.0)
             # with FSDP's CPU offload they are on the host
@@ -299,7 +299,7 @@ class Closure:
 
     def _computed(self) -> tuple[Tensor, Tensor]:
         world = self.descend.world
-        loss = world.all_sum(self.closure().detach().clone()) / world.size
+        loss = world.all_reduce_sum(self.closure().detach().clone()) / world.size
         return loss, self.descend._clipped(self.objective)
 
 

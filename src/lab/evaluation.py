@@ -17,7 +17,7 @@ from lab.objective import LossModule
 from lab.owed import out_of_patience
 from lab.state import Run, TrainState
 from lab.tasks.base import Batch, Task, key_of_losses
-from samebits.checkpoints import laid_out, weights_of
+from samebits.checkpoints import eval_state_dict, reshard_like
 from samebits.compiling import compile_report, for_evaluation
 from samebits.data import Loader
 from samebits.device import Hardware
@@ -75,7 +75,7 @@ def evaluate(
                     applied(metric.update, f"task.metrics.{name}", *shown)
                 for observe in observers:
                     observe(*shown)
-    world.all_sum(sums)
+    world.all_reduce_sum(sums)
     *totals, samples = to_host(sums)
     scores = {name: total / samples if samples else math.nan for name, total in zip(names, totals)}
     for name, metric in stateful.items():
@@ -162,12 +162,12 @@ def samples_of(state: TrainState, run: Run, count: int) -> Mapping[str, Any]:
 def until_stopped(loader: Loader, step: int, run: Run) -> Iterator[Batch]:
     """Yields an evaluation's batches. Raises Stopped on all ranks, after the same batch, if they agree to stop."""
     run.stop.finish_broadcast()
-    run.watch.beat("evaluating", step)
+    run.watchdog.beat("evaluating", step)
     run.evaluations.append(step)
     try:
         for number, batch in enumerate(loader):
             yield batch
-            run.watch.beat("evaluating", step)
+            run.watchdog.beat("evaluating", step)
             collect_garbage(number)
             if number < loader.plan.common and run.stop.agreed(run.world):  # type: ignore[attr-defined]
                 raise Stopped
@@ -183,10 +183,10 @@ def final_scores(state: TrainState, loaders: dict[str, Loader], run: Run) -> dic
     model = scored_model(state, run)
     losses = {key: value for key, value in run.logger.latest("train/").items() if key.endswith("/loss")}
     result: dict[str, Any] = {"step": state.step, **losses}
-    run.watch.beat("loading the best checkpoint", state.step, slow=True)
+    run.watchdog.beat("loading the best checkpoint", state.step, slow=True)
     if best := run.checkpoints.load_best(state.best):
         entry, payload = best
-        model.load_state_dict(weights_of(laid_out(payload, model, parts=("model", "ema"))))
+        model.load_state_dict(eval_state_dict(reshard_like(payload, model, parts=("model", "ema"))))
         if "task" in payload:
             state.task.load_state_dict(payload["task"])
         path = run.checkpoints.best_path(entry)

@@ -31,7 +31,7 @@ from samebits.loggers import Logger
 from samebits.process import ready_net
 from samebits.steps import seed_everything
 from samebits.targets import constructing
-from samebits.world import World, place, world_of_one
+from samebits.world import World, dist_env, world_of_one
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Experiment:
         machine = resolve_hardware(config.hardware, config.trainer)
         if apply:
             machine.apply(config.hardware)
-        world = World(0, machine.num_procs, 0, place.device(machine.device))
+        world = World(0, machine.num_procs, 0, dist_env.device(machine.device))
         return Experiment(config, machine, world, make_datasets(config))
 
     @property

@@ -37,7 +37,7 @@ from samebits.device import Hardware
 from samebits.errors import ConfigError
 from samebits.host import cores_each
 from samebits.targets import construct, constructing, locate, of_kind
-from samebits.world import World, place
+from samebits.world import World, dist_env
 
 
 def task_class(config: Config) -> type[Task]:
@@ -59,7 +59,7 @@ def fetch_remote(data: Mapping[str, Any], between: Callable[[], object]) -> dict
         remote = "://" in str(node.get("path"))
         # others read addresses themselves
         if remote and getattr(locate(PROJECT, node["_target_"], "data"), "takes_remote", False):
-            from h5rows.engines import fetch
+            from h5rows.integration import fetch
 
             with h5_mistakes():
                 versions |= fetch(node["path"], between, node.get("cache_gb"))
@@ -247,7 +247,7 @@ def _loader(
     given = config.hardware.num_threads
     padded = getattr(plan, "padded", False)
     transform = make_transform(config, random, dataset, mark, padded)
-    cores = min(int(given), cores_each(place.local_size)) if given != "auto" else None
+    cores = min(int(given), cores_each(dist_env.local_size)) if given != "auto" else None
     return Loader(
         dataset, plan, world.device, transform, config.data.loader, config.data.num_workers,
         seed=_sample_seed(config, split), cores=cores, like=like, split=split,

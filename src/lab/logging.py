@@ -71,7 +71,7 @@ def log_train(state: TrainState, run: Run, clock: Clock) -> None:
     names = [name for name in state.totals if name.rpartition("/")[2] != "non_finite"]
     means = torch.stack([state.totals[name].float() for name in names])
     times = means.new_empty(0) if run.balance is None else run.balance.table()
-    sums = to_host(run.world.all_sum(torch.cat([means, times])))
+    sums = to_host(run.world.all_reduce_sum(torch.cat([means, times])))
     counted = [run.world.size * (state.counts[name] - skipped.get(name.rpartition("/")[0], 0)) for name in names]
     logged = {f"train/{name}": value / count for name, value, count in zip(names, sums, counted) if count}
     logged["train/lr"] = state.schedule.last_lr

@@ -30,7 +30,7 @@ from samebits.data import Clock, Loader
 from samebits.device import Hardware
 from samebits.errors import ConfigError
 from samebits.host import collect_garbage, no_garbage_collection
-from samebits.steps import StepNumbers, draw_nothing
+from samebits.steps import StepRNG, uses_no_rng
 from samebits.world import World
 
 Validate = Callable[[TrainState], bool]  # lab.evaluation.validate, of a run and its sets
@@ -53,11 +53,11 @@ def train_step(
     """
     task = state.task
     micro_batches = itertools.islice(batches, len(machine.micro_batch_sizes))
-    with StepNumbers(state.step, world.device, may_draw(state)) as numbers:
-        numbers.same()  # of a schedule that draws
+    with StepRNG(state.step, world.device, may_draw(state)) as step_rng:
+        step_rng.use_shared()  # of a schedule that draws
         state.schedule.set_rates(state.step)
-        numbers.own()
-        descend = Descend(nets, state, trainer, machine, world, numbers, averaged)
+        step_rng.use_per_rank()
+        descend = Descend(nets, state, trainer, machine, world, step_rng, averaged)
         values = task.train_step(state.step, micro_batches, descend)
         if not (descend.norms and values):
             raise ConfigError(f"task: {type(task).__name__}.train_step must call descend, and return its values")
@@ -68,9 +68,9 @@ def train_step(
 
 def may_draw(state: TrainState) -> bool:
     """Whether random numbers may be drawn between a gradient and the end of the step: not by torch's optimizers, nor by
-    optimizers, schedules and tasks that say so (`draws = False`); by any other, and by what another task does there."""
+    optimizers, schedules and tasks that say so (`uses_rng = False`); by any other, and by what another task does there."""
     acts = any(overrides(state.task, name) for name in ("updated", "project", "train_step"))
-    return not draw_nothing(state.schedule, state.optimizer.values(), [state.task] if acts else [])
+    return not uses_no_rng(state.schedule, state.optimizer.values(), [state.task] if acts else [])
 
 
 @no_garbage_collection()
@@ -91,19 +91,19 @@ def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, validat
         step = as_graph(step, state, run, may_draw(state), called=bool(before_step or on_step))
     for net in nets.values():
         training_mode(net) if state.rules >= 2 else net.train()
-    run.watch.beat("training", state.step, slow=True)  # a first step may compile
+    run.watchdog.beat("training", state.step, slow=True)  # a first step may compile
     while not (ended(state, run) or run.stop.cause):
         for call in before_step:
             call(state)
         values = step(nets, state, batches, trainer, run.machine, run.world)
         state.step += 1
         state.samples += trainer.global_batch_size
-        run.watch.beat("training", state.step)
+        run.watchdog.beat("training", state.step)
         run.checkpoints.check(state.payload)  # stops the run if a checkpoint could not be written
         state.add(values)
         run.logger.progress(state.step)
         if on_step:
-            with run.watch.user_code("a callback's on_step", state.step):
+            with run.watchdog.user_code("a callback's on_step", state.step):
                 for call in on_step:
                     call(state)
         collect_garbage(state.step)
@@ -112,7 +112,7 @@ def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, validat
         state.owes = due_after(state, validate is not None, run)
         run.stop.agreed(run.world)
         pay(state, validate, run, clock)
-    run.watch.beat("saving", state.step, slow=True)
+    run.watchdog.beat("saving", state.step, slow=True)
     if not run.stop.cause:
         check_has_trained(state, run)
     run.checkpoints.wait(state.best)  # the run ends, and is scored, with all checkpoints on the disk
@@ -148,7 +148,7 @@ def save(state: TrainState, run: Run, best: bool) -> None:
     """Save a checkpoint; all ranks call this. Rank 0 writes it; of a sharded model each rank writes its own shards.
 
     With process.save_async it is written beside the loop, from a copy of the state in host memory."""
-    run.watch.beat("saving", state.step, slow=True)
+    run.watchdog.beat("saving", state.step, slow=True)
     check_finite(state, run)
     check_replicas(state, run)  # before all get rank 0's buffers
     held = nn.ModuleDict({"model": state.model, "task": state.task})
@@ -160,7 +160,7 @@ def save(state: TrainState, run: Run, best: bool) -> None:
         run.logger.warn(warning)
     payload = state.payload(run.world.gather_bytes(state.rank_row(run.world.device)))
     (run.checkpoints.save_best if best else run.checkpoints.save_last)(payload)
-    run.watch.beat("training", state.step)
+    run.watchdog.beat("training", state.step)
 
 
 def check_replicas(state: TrainState, run: Run) -> None:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from samebits.errors import ConfigError
-from samebits.private import lean_step
 from samebits.schema import regex
 from samebits.shards import is_part
 from samebits.steps import FUSED
+from samebits.torch_private import lean_step
 
 # factor(step, total_steps) -> factor of the peak learning rate in step number `step`, from 0, skipped ones included
 Factor = Callable[[int, int], float]

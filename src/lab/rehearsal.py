@@ -47,7 +47,7 @@ def rehearse(state: TrainState, vals: Mapping[str, Loader], run: Run) -> None:
     parts = [part for transform in transforms for part in getattr(transform, "__dict__", {}).values()]  # of a Chain
     with as_before(state, run, [*transforms, *parts]):
         for split, loader in vals.items():
-            run.watch.beat("trying an evaluation", state.step, slow=True)
+            run.watchdog.beat("trying an evaluation", state.step, slow=True)
             first: list[Batch] = []
             with closing(noted(loader, first)) as batches:
                 found = evaluate(model, task, batches, run.world, run.machine, loader.lengths, observers, compute)

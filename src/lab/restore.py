@@ -20,7 +20,7 @@ from lab.network import restore_model
 from lab.tasks.base import Task
 from samebits.checkpoints import load_weights
 from samebits.compiling import compile_blocks
-from samebits.device import as_run_began, resolve_hardware
+from samebits.device import resolve_auto_as_recorded, resolve_hardware
 from samebits.errors import ConfigError
 from samebits.world import process_group, world_of_one
 
@@ -42,7 +42,7 @@ def restore(path: Path, split: str, overrides: Sequence[str], num_procs: int = 1
     model, cfg, file, payload = restore_model(path, overrides)
     set_processes(cfg, num_procs)
     config = check(cfg, trains=False)
-    machine = as_run_began(resolve_hardware(config.hardware, config.trainer), file.parent.parent)
+    machine = resolve_auto_as_recorded(resolve_hardware(config.hardware, config.trainer), file.parent.parent)
     splits = config.dataset.get("splits")
     if isinstance(splits, dict) and split not in splits:
         raise ConfigError(f"--split {split}: data.splits has {', '.join(splits)}")

@@ -30,4 +30,4 @@ def by_row(state: TrainState, run: Run, rows: Any, value: Callable[[nn.Module, B
             with autocast():
                 values = value(model, batch)
             table[batch["row"]] = values.float()
-    return run.world.all_sum(table).cpu()[rows]
+    return run.world.all_reduce_sum(table).cpu()[rows]

@@ -36,8 +36,8 @@ from lab.rehearsal import mistakes_before_training, rehearse
 from lab.schedules.plateau import Plateau
 from lab.state import Every, Run, TrainState
 from lab.transforms.fields import KEPT
-from samebits.checkpoints import BufferChecks, error_line, laid_out, load_weights, unmapped, weights_of
-from samebits.data import StatefulOrder, Stream, check_alike
+from samebits.checkpoints import BufferChecks, copy_from_mmap, error_line, eval_state_dict, load_weights, reshard_like
+from samebits.data import StatefulOrder, Stream, check_same_data
 from samebits.errors import ConfigError, one_line
 from samebits.parallel import Balance, with_sync_batchnorm
 from samebits.process import Rank, log_header
@@ -54,7 +54,7 @@ def train(process: Rank) -> dict[str, Any]:
     experiment, payload = load_sets(process), process.payload
     begun = payload or {"samples": 0}
     with experiment.open(begun["samples"], begun.get("order")) as data:
-        for line in check_alike(process.world, {"train": data.train, **data.others}):
+        for line in check_same_data(process.world, {"train": data.train, **data.others}):
             process.logger.warn(line)
         with explained_cast(process, data):
             state, nets, run = build(process, experiment, data)
@@ -137,7 +137,7 @@ def build(process: Rank, experiment: Experiment, data: Data) -> tuple[TrainState
     every = Every(*(one and round(one) if state.rules < 2 else one for one in steps))
     run = Run(
         world, trainer, config.monitor, machine, every, logger, process.checkpoints, callbacks, process.stop,
-        process.watch, buffers, epoch_samples=size, total_steps=total_steps, balance=balance, work=work,
+        process.watchdog, buffers, epoch_samples=size, total_steps=total_steps, balance=balance, work=work,
         first_batch=data.train.first, statistics=statistics, stop_at_step=config.process.stop_at_step, train=data.train,
         train_set=dataset,
         scan=partial(make_eval_loader, config, machine, dataset, "train", world, data.train, True),
@@ -218,7 +218,7 @@ def fit_and_score(process: Rank, data: Data, state: TrainState, nets: dict[str, 
         balanced = {} if run.balance is None else run.balance.report()
         data.train.close()
         final = final_scores(state, data.others, run)
-        with process.watch.user_code("a callback's on_end", state.step):
+        with process.watchdog.user_code("a callback's on_end", state.step):
             end_callbacks(run.callbacks, state, {key: value for key, value in final.items() if "/" in key})
         return final | balanced
     except Stopped:  # during the final scores: a resume computes them again
@@ -237,15 +237,15 @@ def load_payload(state: TrainState, payload: dict[str, Any], config: Config, run
     check_optimizer(payload["optimizer"]["param_groups"], state.optimizer, kind)
     check_trained(payload.get("trained", state.trained), state.trained)  # checkpoints of older versions lack it
     score = state.monitor
-    payload = laid_out(payload, state.model, state.optimizer)
+    payload = reshard_like(payload, state.model, state.optimizer)
     # not the rate, which the schedule sets: a run that has no step left saves that of its last one again
     options = {key.rpartition(".")[2] for key in leaves(config.optimizer, "optim")} - {"lr"} | {"fused"}
     load_weights(state.model, payload["model"], "the checkpoint")
     if state.ema is not None:
-        load_weights(state.ema, weights_of(payload), "the checkpoint")
+        load_weights(state.ema, eval_state_dict(payload), "the checkpoint")
     if "task" in payload:  # checkpoints of older versions lack it: their tasks had no state
         load_weights(state.task, payload["task"], "the checkpoint", "task")
-    payload["optimizer"] = unmapped(payload["optimizer"], run.world.device)
+    payload["optimizer"] = copy_from_mmap(payload["optimizer"], run.world.device)
     try:
         state.load(payload, run.world, options=options)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:

@@ -16,14 +16,14 @@ from lab.options import RULES, MonitorConfig, TrainerConfig
 from lab.tasks.base import Batch, Task
 from samebits.checkpoints import BufferChecks, Checkpoints, Optimizers
 from samebits.data import Loader, StatefulOrder, Stream
-from samebits.device import Hardware, order_as_weights
+from samebits.device import Hardware, match_memory_format
 from samebits.errors import ConfigError
 from samebits.loggers import Logger
 from samebits.parallel import Balance
 from samebits.profiling import Work
 from samebits.shards import Replicas, numbers_in
 from samebits.steps import rng_row, set_rng_row, set_rng_state
-from samebits.world import StopRequest, Watch, World
+from samebits.world import HangWatchdog, StopRequest, World
 
 # loaded by the caller of `load`: earlier, or with better error messages
 LOADED = ("model", "task", "ema", "source", "order")
@@ -107,7 +107,7 @@ class TrainState:
                 held.load_state_dict(payload[name])
             if name == "optimizer":
                 for optimizer in self.optimizer.values():
-                    order_as_weights(optimizer)
+                    match_memory_format(optimizer)
                 for group, values in zip(self.optimizer.param_groups, given):
                     group.update(values)
         ranks = payload["ranks"]
@@ -155,7 +155,7 @@ class Run:
     checkpoints: Checkpoints
     callbacks: list[Any]  # lab.callbacks.base.Callback, or any object with some of its methods
     stop: StopRequest
-    watch: Watch
+    watchdog: HangWatchdog
     buffers: BufferChecks
     epoch_samples: int
     total_steps: int
@@ -186,7 +186,7 @@ class Run:
         said: list[Any] = []
         for call in overriding(self.callbacks, event):
             owner = type(getattr(call, "__self__", call)).__name__
-            with self.watch.user_code(f"{owner}.{event}", state.step):
+            with self.watchdog.user_code(f"{owner}.{event}", state.step):
                 said.append(call(state, *values))
         return any(answer is True for answer in said)
 
@@ -205,7 +205,7 @@ class Run:
                 "call it in on_eval, or between steps"
             )
         order.take()
-        step = self.watch.latest().step
+        step = self.watchdog.latest().step
         Replicas(self.replicas.step).check(numbers_in("data.order's state", order.state_dict()), step, self.world)
         assert self.train is not None
         self.train.reorder(order.use)

@@ -12,7 +12,7 @@ from lab.state import Run, TrainState
 from lab.tasks.base import Batch, overrides
 from samebits.compiling import Captured, check_optimizer_of_graph
 from samebits.errors import ConfigError
-from samebits.steps import says_no_draws
+from samebits.steps import declares_no_rng
 
 TrainStep = Callable[..., dict[str, Tensor]]  # lab.loop.train_step
 
@@ -20,8 +20,8 @@ TrainStep = Callable[..., dict[str, Tensor]]  # lab.loop.train_step
 def as_graph(train_step: TrainStep, state: TrainState, run: Run, draws: bool, called: bool) -> TrainStep:
     """draws: see lab.loop.may_draw. called: something else runs between steps."""
     hooks = [name for name in ("train_step", "share_in_average") if overrides(state.task, name)]
-    if draws and not says_no_draws(state.task):
-        why = "as its class does not say `draws = False`,"
+    if draws and not declares_no_rng(state.task):
+        why = "as its class does not say `uses_rng = False`,"
         hooks += [f"{name}, {why}" for name in ("updated", "project") if overrides(state.task, name)]
     if hooks or draws:
         what = f"{type(state.task).__name__}.{hooks[0]}" if hooks else "the optimizer, or the schedule,"

@@ -33,7 +33,7 @@ from samebits.errors import ConfigError, RunFailed
 from samebits.per_sample import check_per_sample, first_samples
 from samebits.status import read_failure
 from samebits.testing import compose, last_checkpoint, start_run, values
-from samebits.world import Ranks
+from samebits.world import RankLauncher
 
 CrossEntropy, Accuracy, MLP = lab.losses.cross_entropy.CrossEntropy, lab.metrics.accuracy.Accuracy, lab.models.mlp.MLP
 SHORT = (*QUICK, "trainer.max_steps=2", "trainer.log_every=1", "trainer.eval_every=2", "hardware.micro_batch_size=33")
@@ -221,7 +221,7 @@ def test_a_rank_that_aborts_is_told_the_likely_cause(tmp_path: Path) -> None:
             os.abort()
 
     with pytest.raises(RunFailed):
-        Ranks().run(work, tmp_path, 2)
+        RankLauncher().run(work, tmp_path, 2)
     message = (read_failure(tmp_path) or {})["message"]
     assert message.startswith("rank 1 was killed by SIGABRT (native code gave up")
     page = "docs/troubleshooting.md"

@@ -214,11 +214,11 @@ class Projecting(Supervised):
         slow(("task._target_=lab.tasks.supervised.Averaging",), "Averaging.share_in_average may choose"),
         slow(
             ("task._target_=lab.tasks.supervised.Updating",),
-            "Updating.updated, as its class does not say `draws = False`",
+            "Updating.updated, as its class does not say `uses_rng = False`",
         ),
         (
             ("task._target_=lab.tasks.supervised.Projecting",),
-            "Projecting.project, as its class does not say `draws = False`",
+            "Projecting.project, as its class does not say `uses_rng = False`",
         ),
     ],
 )

@@ -130,7 +130,7 @@ MACHINE = resolve_hardware(HardwareConfig(device="cpu", num_threads=1, micro_bat
 
 def run_of(around: Any, **changed: Any) -> Run:
     """changed: fields of the run, of its trainer, or of `every`."""
-    parts = ("logger", "checkpoints", "stop", "watch", "buffers")
+    parts = ("logger", "checkpoints", "stop", "watchdog", "buffers")
     of_trainer = {name: changed.pop(name) for name in [*changed] if name in TrainerConfig.__dataclass_fields__}
     every = {name: changed.pop(name, default) for name, default in {"log": 2, "eval": 3, "save": 4}.items()}
     given: dict[str, Any] = {
@@ -364,7 +364,7 @@ def totals(**values: float) -> dict[str, Tensor]:
 def test_a_log_has_the_means_over_the_steps_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks, six steps since the last log, two of them skipped; the other rank's sums are four times these."""
     around = Surroundings()
-    monkeypatch.setattr(World, "all_sum", lambda self, values: values * 5)
+    monkeypatch.setattr(World, "all_reduce_sum", lambda self, values: values * 5)
     run = run_of(around, non_finite="skip", world=World(0, 2, 0, CPU))
     sums = totals(loss=8.0, grad_norm=16.0, non_finite=2.0)
     state = state_of(step=10, samples=40, logged_step=4, totals=sums, counts=dict.fromkeys(sums, 6))
@@ -822,11 +822,11 @@ def test_an_evaluation_counts_what_counts(monkeypatch: pytest.MonkeyPatch, train
     """Of this rank and of another one, which has 3 samples more, of 10 each; observers see what counts."""
     told, seen = [], []
 
-    def all_sum(self: World, sums: Tensor) -> None:
+    def all_reduce_sum(self: World, sums: Tensor) -> None:
         told.append("summed")
         sums += torch.tensor([30.0, 60.0, 0.0, 3.0])
 
-    monkeypatch.setattr(World, "all_sum", all_sum)
+    monkeypatch.setattr(World, "all_reduce_sum", all_reduce_sum)
     monkeypatch.setattr(World, "broadcast_buffers", lambda self, model: told.append("buffers"))
     model = Same().train(training)
     task = Supervised(first, {"double": double, "none": lambda output, batch: 0 * output})

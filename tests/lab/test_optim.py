@@ -31,10 +31,10 @@ from lab.schedules.step import Step
 from lab.tasks.supervised import Supervised
 from samebits.checkpoints import Optimizers, load_checkpoint
 from samebits.errors import ConfigError
-from samebits.private import lean_step
 from samebits.saved import current
 from samebits.targets import locate
 from samebits.testing import assert_equal, compose, last_checkpoint, start_run, values
+from samebits.torch_private import lean_step
 
 
 def small() -> nn.Module:

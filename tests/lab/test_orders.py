@@ -21,7 +21,7 @@ from lab.callbacks.base import Callback
 from lab.rows import by_row
 from lab.tasks.base import Batch, Losses
 from lab.tasks.supervised import Supervised
-from samebits.data import Draws
+from samebits.data import SampleRNG
 from samebits.errors import ConfigError, RunFailed
 from samebits.testing import SMALL, WAYS, Killed, assert_undisturbed, last_checkpoint, resume_run, start_run, values
 from samebits.testing.processes import sample_of
@@ -35,7 +35,7 @@ class Weighted:
     __module__ = "lab.datasets.h5"
 
     def __init__(self, dataset: Any, seed: int) -> None:
-        self.draws, self.weights = Draws(seed, "Weighted"), torch.ones(len(dataset))
+        self.draws, self.weights = SampleRNG(seed, "Weighted"), torch.ones(len(dataset))
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
         ends = self.weights.double().cumsum(0)

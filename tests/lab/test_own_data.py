@@ -27,7 +27,7 @@ from lab.metrics.base import SummedMetric
 from lab.transforms.fields import ToFloat
 from samebits.device import HardwareConfig
 from samebits.errors import ConfigError
-from samebits.process import unheeded
+from samebits.process import options_without_effect
 from samebits.testing import compose, result, start_run
 from samebits.testing.processes import slow
 
@@ -300,7 +300,7 @@ def test_values_without_effect_and_hidden_costs_are_told(
     given: dict[str, bool], device: str, dataset: type, model: nn.Module, said: str | None
 ) -> None:
     run: Any = SimpleNamespace(machine=SimpleNamespace(device=device))
-    lines = unheeded(run, model, dataset, HardwareConfig(**given))
+    lines = options_without_effect(run, model, dataset, HardwareConfig(**given))
     assert [said in line for line in lines] == [True] if said else lines == []
 
 

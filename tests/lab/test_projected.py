@@ -16,7 +16,7 @@ import lab.tasks.supervised
 from lab import load_run
 from lab.tasks.supervised import Supervised
 from samebits.checkpoints import load_checkpoint
-from samebits.testing import SMALL, Promises, last_checkpoint, start_run
+from samebits.testing import SMALL, TaskTests, last_checkpoint, start_run
 from samebits.testing.processes import slow
 
 
@@ -24,7 +24,7 @@ class Pruned(Supervised):
     """Magnitude pruning at a growing rate (Zhu and Gupta 2017): `updated` chooses, `project` cuts."""
 
     __module__ = "lab.tasks.supervised"
-    draws = False
+    uses_rng = False
 
     def attach(self, model: nn.Module) -> None:
         self.register_buffer("steps", torch.zeros(()))
@@ -62,7 +62,7 @@ class Late(Supervised):
     """The weights are cut in `updated` from step 3 on, in one of several ways."""
 
     __module__ = "lab.tasks.supervised"
-    draws = False
+    uses_rng = False
     way = "list"
 
     def attach(self, model: nn.Module) -> None:
@@ -91,7 +91,7 @@ class Clipped(Supervised):
     """All weights are above zero, which no mean of them with the first weights is."""
 
     __module__ = "lab.tasks.supervised"
-    draws = False
+    uses_rng = False
 
     def project(self, model: nn.Module) -> None:
         for p in model.parameters():
@@ -113,7 +113,7 @@ def zeros(weights: dict[str, Tensor]) -> list[float]:
     return [float((w == 0).float().mean()) for w in weights.values() if w.dim() > 1]
 
 
-class TestPruned(Promises):
+class TestPruned(TaskTests):
     """A skipped step, kills, ranks and micro-batches change nothing."""
 
     ranks = (1, slow(2))

@@ -19,12 +19,12 @@ from lab.tasks.base import Task
 from lab.tasks.supervised import Supervised
 from samebits.checkpoints import save_checkpoint
 from samebits.errors import RunFailed
-from samebits.steps import takes_found_inf, unless
+from samebits.steps import restore_if, takes_found_inf
 from samebits.testing import (
     SMALL,
     WAYS,
     Killed,
-    Promises,
+    TaskTests,
     assert_equal,
     assert_undisturbed,
     broken_off,
@@ -170,7 +170,7 @@ def test_what_a_task_updates_is_put_back(tmp_path: Path, monkeypatch: pytest.Mon
 def test_batch_norm_forgets_a_skipped_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images that are NaN: the run goes on, with the statistics of before."""
     run = (*SMALL, "trainer.ema_decay=0.9", "model=resnet", "model.width=4", "model.blocks=[1]")
-    Promises().test_a_skipped_step_changes_nothing(tmp_path, monkeypatch, run, 1)
+    TaskTests().test_a_skipped_step_changes_nothing(tmp_path, monkeypatch, run, 1)
 
 
 def test_unless() -> None:
@@ -178,7 +178,7 @@ def test_unless() -> None:
     for skipped, wanted in ((None, 5.0), (torch.zeros(()), 5.0), (torch.ones(()), 1.0)):
         with torch.no_grad():
             net.weight.fill_(1.0), net.running_var.fill_(1.0)  # type: ignore[union-attr]
-            with unless(skipped, [*net.parameters(), *net.buffers()]):
+            with restore_if(skipped, [*net.parameters(), *net.buffers()]):
                 net.weight.fill_(5.0), net.running_var.fill_(5.0)  # type: ignore[union-attr]
         assert net.weight.tolist() == net.running_var.tolist() == [wanted, wanted]  # type: ignore[union-attr, operator]
 

@@ -11,12 +11,12 @@ from torch import nn
 
 from lab.tasks.byol import BYOL
 from lab.transforms.fields import RandomFlip
-from samebits.testing import Promises
+from samebits.testing import TaskTests
 
 
 class TestByol(Shipped):
     overfits_to = 0.3
-    test_debug_overfit = Promises.test_debug_overfit
+    test_debug_overfit = TaskTests.test_debug_overfit
 
     @pytest.fixture
     def run(self) -> tuple[str, ...]:

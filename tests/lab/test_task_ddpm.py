@@ -15,7 +15,7 @@ from lab import load_run
 from lab.tasks.base import TaskRun
 from lab.tasks.ddpm import DDPM, noise_added
 from samebits.errors import ConfigError
-from samebits.testing import SMALL, Promises, start_run, values
+from samebits.testing import SMALL, TaskTests, start_run, values
 
 pytestmark = needs("data/digits.h5")
 RUN = ("task=ddpm", "model.input_shape=[11,8,8]", "model.num_outputs=64", "model.hidden=[256]", "task.steps=20",
@@ -24,7 +24,7 @@ RUN = ("task=ddpm", "model.input_shape=[11,8,8]", "model.num_outputs=64", "model
 
 class TestDDPM(Shipped):
     overfits_to = 0.8  # in so few steps; and nobody can tell all noise from an image
-    test_debug_overfit = Promises.test_debug_overfit
+    test_debug_overfit = TaskTests.test_debug_overfit
 
     @pytest.fixture
     def run(self) -> tuple[str, ...]:

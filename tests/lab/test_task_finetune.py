@@ -16,8 +16,8 @@ from lab.losses.cross_entropy import CrossEntropy
 from lab.network import make_model
 from lab.restore import score_checkpoint
 from lab.tasks.finetune import Finetune
-from samebits.checkpoints import export, find_checkpoint, weights_of
-from samebits.errors import ConfigError, Damaged
+from samebits.checkpoints import eval_state_dict, export, find_checkpoint
+from samebits.errors import ConfigError, CorruptFileError
 from samebits.testing import assert_equal, compose, last_checkpoint, result, start_run
 
 pytestmark = needs("conf/task/finetune.yaml", "src/lab/tasks/finetune.py")
@@ -102,10 +102,10 @@ def test_files_without_such_weights_are_one_line(tmp_path: Path) -> None:
     for name, kind, line in (
         ("missing.pt", ConfigError, "missing.pt: no such run directory, checkpoint or file with weights$"),
         ("folder", ConfigError, "folder is neither a checkpoint nor a run directory"),
-        ("text.pt", Damaged, r"text.pt does not load: "),
-        ("cut.pt", Damaged, r"cut.pt does not load: "),
-        ("flipped.pt", Damaged, r"flipped.pt does not load: Bad CRC-32"),
-        ("list.pt", Damaged, r"list.pt does not load: it holds no weights"),
+        ("text.pt", CorruptFileError, r"text.pt does not load: "),
+        ("cut.pt", CorruptFileError, r"cut.pt does not load: "),
+        ("flipped.pt", CorruptFileError, r"flipped.pt does not load: Bad CRC-32"),
+        ("list.pt", CorruptFileError, r"list.pt does not load: it holds no weights"),
         ("other.pt", ConfigError, r"other.pt: none of its weights fits the model: it has x\.0\.weight, .* the model 0"),
     ):
         with pytest.raises(kind, match=line) as caught:
@@ -164,7 +164,7 @@ class TestFinetune(Shipped):
 @pytest.mark.parametrize("more", [("hardware.precision=bf16",), ("trainer=fsdp", "hardware.num_procs=2")])
 def test_frozen_parts_stay_bit_for_bit(pretrained: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     """Parameters, buffers and their moving average; a run goes on, and is scored, without the file."""
-    theirs = weights_of(find_checkpoint(pretrained)[1])
+    theirs = eval_state_dict(find_checkpoint(pretrained)[1])
     weights = tmp_path / "weights.pt"
     torch.save(theirs, weights)
     overrides = (

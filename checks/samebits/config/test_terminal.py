@@ -18,7 +18,7 @@ import yaml
 from common import QUICK, ROOT
 from test_untrusted import main, stranger  # noqa: F401 - a fixture
 
-from h5rows.engines import run as h5
+from h5rows.integration import run as h5
 from samebits.checkpoints import save_checkpoint
 from samebits.errors import plain_output, visible
 from samebits.loggers import log_to

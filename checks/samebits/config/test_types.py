@@ -18,7 +18,7 @@ from common import QUICK, ROOT
 from test_untrusted import main
 
 from samebits.checkpoints import load_checkpoint, save_checkpoint
-from samebits.errors import Damaged
+from samebits.errors import CorruptFileError
 from samebits.files import KINDS, read_json
 from samebits.testing import start_run
 
@@ -80,7 +80,7 @@ def damage(read: Callable[[], Any]) -> str:
     """What it is said to be; empty: it is read."""
     try:
         read()
-    except Damaged as error:
+    except CorruptFileError as error:
         return str(error)
     return ""
 
@@ -109,7 +109,9 @@ def test_a_tensor_without_memory_of_its_own_is_damage(kind: str, begun: Path, tm
     for place in places:
         content = put({**payload, "schedule": {**payload["schedule"], "x": 0}}, place, TENSORS[kind]())
         save_checkpoint(content, tmp_path / "a.pt")
-        with pytest.raises(Damaged, match=r"a\.pt does not load: it holds a tensor .*(no run saves|larger than)"):
+        with pytest.raises(
+            CorruptFileError, match=r"a\.pt does not load: it holds a tensor .*(no run saves|larger than)"
+        ):
             load_checkpoint(tmp_path / "a.pt")
 
 

@@ -24,7 +24,7 @@ from http_files import Server, serving, small_blocks
 from running import assert_equal, wait_for
 
 from h5rows import ConfigError, Dataset
-from h5rows.engines import num_outputs, sample_shape
+from h5rows.integration import num_outputs, sample_shape
 from h5rows.reading import copies, ranges, remote, sources
 
 FIELDS = ("x", "z", "y", "words", "text")

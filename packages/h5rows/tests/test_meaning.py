@@ -15,10 +15,10 @@ import torch
 from netcdf import netcdf4
 
 import h5rows
-from h5rows import ConfigError, engines
-from h5rows.engines import shares_of
-from h5rows.meaning.choice import choose
-from h5rows.meaning.kinds import kind_of
+from h5rows import ConfigError, integration
+from h5rows.conventions.choice import choose
+from h5rows.conventions.detect import kind_of
+from h5rows.integration import shares_of
 from h5rows.packing.inspect import meaning_of
 
 ROWS = 40
@@ -332,7 +332,7 @@ def test_categories(tmp_path: Path) -> None:
     data = h5rows.Dataset(path, {"y": "obs/all"}, values="meant")
     assert (data.class_names, data.column("y").tolist()) == ({"y": ["B", "NK", "T"]}, [0, 2, 1, 0])
     node = {"path": path, "fields": {"y": "obs/some"}, "splits": {"train": {"group": "/"}}, "values": "meant"}
-    assert engines.num_outputs({**node, "masked": "drop"}, "y") == 2
+    assert integration.num_outputs({**node, "masked": "drop"}, "y") == 2
     assert len(h5rows.Dataset(path, {"y": "obs/some"}, values="meant", masked="drop")) == 3
 
 
@@ -423,7 +423,7 @@ def test_distinct_values_are_classes(tmp_path: Path) -> None:
     def read(split: str, name: str, masked: Any = "nan") -> tuple[list[int], list[str]]:
         data = h5rows.Dataset(path, {"y": name}, split, splits, values="meant", masked=masked)
         node = {"path": path, "fields": {"y": name}, "splits": splits, "values": "meant", "masked": masked}
-        assert engines.num_outputs(node, "y") == len(data.class_names["y"])
+        assert integration.num_outputs(node, "y") == len(data.class_names["y"])
         return data.gather(np.arange(len(data)))["y"].tolist(), data.class_names["y"]
 
     assert read("train", "word@classes") == ([1, 0, 3], ["a", "b", "c", "d"])
@@ -526,7 +526,7 @@ def test_stored_nan_is_a_missing_value_where_it_is_asked_for(tmp_path: Path, kin
             file["x"], file["y"] = values, labels
             if kind == "netcdf":
                 file["x"].attrs["_FillValue"] = file["y"].attrs["_FillValue"] = 1e20
-    found = engines.suggestion(str(path))
+    found = integration.suggestion(str(path))
     assert found is not None
     assert found[0]["masked"] == {"x": 0, "y": "drop"}
     fields = {name: found[0][f"fields.{name}"] for name in "xy"}

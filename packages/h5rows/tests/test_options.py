@@ -37,7 +37,7 @@ PACK: list[tuple[dict[str, Any], str]] = [
     ({"external": "alow"}, "'refuse' or 'allow'"),
     ({"fields": ["x"]}, "fields="),
     ({"kinds": {"x": "float"}}, "kinds=: .* has no use for it"),
-    ({"leave_out": "x"}, "leave_out='x'"),
+    ({"ignore": "x"}, "ignore='x'"),
     ({"workers": 0}, "workers=0"),
     ({"workers": "2"}, "workers='2': must be a whole number"),
     ({"seed": 0.5}, "seed=0.5"),

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from h5rows.engines import files_of, open_h5
+from h5rows.integration import files_of, open_h5
 from lab.callbacks.base import Callback
 from lab.h5_errors import h5_methods
 from lab.state import averaged
-from samebits.data import Draws
+from samebits.data import SampleRNG
 from samebits.errors import ConfigError
 from samebits.files import replace_text
 from samebits.schema import Count, NotNegativeInt, Positive
@@ -41,7 +41,7 @@ class SampleText(Callback):
     ) -> None:
         self.path, self.dataset, self.text = path, dataset, prompt
         self.window, self.length, self.temperature = window[0], length, temperature
-        self.draws = Draws(seed, "SampleText")
+        self.draws = SampleRNG(seed, "SampleText")
 
     def on_start(self, state: Any) -> None:
         with open_h5(files_of(self.path)[0]) as file:

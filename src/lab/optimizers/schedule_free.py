@@ -22,7 +22,7 @@ class ScheduleFree(Wrapper):
     is constant after its warmup.
     """
 
-    draws = False
+    uses_rng = False
 
     def __init__(
         self,

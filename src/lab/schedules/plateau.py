@@ -14,7 +14,7 @@ class Plateau:
     monitored score, down to final. Better: by more than `threshold`, a share of the best score. Evaluations in the
     warmup do not count."""
 
-    draws = False
+    uses_rng = False
 
     def __init__(
         self,

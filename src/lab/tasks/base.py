@@ -43,7 +43,7 @@ class TaskRun:
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over ranks of a tensor of one shape, without gradients; all ranks call this."""
-        return self.world.all_sum(values.detach().clone()) / self.world.size
+        return self.world.all_reduce_sum(values.detach().clone()) / self.world.size
 
 
 class Task(nn.Module):
@@ -52,7 +52,7 @@ class Task(nn.Module):
     A task is a module. Its parameters and buffers (a teacher, a temperature, a critic, a queue) are on the device, and
     saved and restored with the model. Parameters that require a gradient are trained, alike on all ranks.
     Random numbers: torch's generators differ by rank in `losses`, and draw the same on all ranks in `updated`, and in
-    `train_step` after a descend; they are restored at a resume. samebits.data.Draws(seed,
+    `train_step` after a descend; they are restored at a resume. samebits.data.SampleRNG(seed,
     stream), indexed by batch["number"], gives the same for any number of ranks and micro-batches (set `numbered`).
     """
 
@@ -129,13 +129,13 @@ class Task(nn.Module):
 
     def updated(self, model: nn.Module) -> None:
         """Called once a step, after its updates, under no_grad: update a teacher's EMA, a queue. To change the model's
-        weights is for `project`. A class that says `draws = False` draws no random numbers here (not inherited): what
+        weights is for `project`. A class that says `uses_rng = False` draws no random numbers here (not inherited): what
         keeps ranks alike is left out, 0.2 ms a step, and hardware.cuda_graph may record it."""
 
     def project(self, model: nn.Module) -> None:
         """Called once a step, behind `updated` and under no_grad, with the model, and then with the average of its
         weights where there is one: change the weights in place (a pruning mask, a limit of their norm), so that all
-        that is scored, saved and loaded is changed. `draws = False` is as for `updated`."""
+        that is scored, saved and loaded is changed. `uses_rng = False` is as for `updated`."""
 
     def synchronize(self) -> None:
         """Called on all ranks before each evaluation and save, under no_grad: give buffers that each rank has filled

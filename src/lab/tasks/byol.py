@@ -25,7 +25,7 @@ class BYOL(Task):
     """
 
     numbered = True
-    draws = False  # `updated` draws no random numbers
+    uses_rng = False  # `updated` draws no random numbers
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ class Contrastive(Task):
 
     terms = ("top1", "temperature")
     numbered = across_samples = True
-    draws = False  # `updated` draws no random numbers
+    uses_rng = False  # `updated` draws no random numbers
     not_compiled = ("gathered",)
 
     def __init__(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.tasks.base import Batch, Losses, Task
-from samebits.data import Draws
+from samebits.data import SampleRNG
 from samebits.errors import ConfigError
 from samebits.schema import Count
 
@@ -28,7 +28,7 @@ class DDPM(Task):
         if channels % 2:
             raise ConfigError(f"task.channels={channels}: a sine and a cosine for each frequency, so an even number")
         self.steps, self.channels = steps, channels
-        self.noises, self.times = Draws(seed, "DDPM noise"), Draws(seed, "DDPM time")
+        self.noises, self.times = SampleRNG(seed, "DDPM noise"), SampleRNG(seed, "DDPM time")
         kept = torch.cumprod(1 - noise_added(steps, schedule), 0).float()  # the paper's alpha with a bar
         self.kept = nn.Buffer(kept, persistent=False)
 

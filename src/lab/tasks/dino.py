@@ -43,7 +43,7 @@ class DINO(Task):
 
     terms = ("entropy",)
     numbered = True
-    draws = False  # `updated` draws no random numbers
+    uses_rng = False  # `updated` draws no random numbers
 
     def __init__(
         self,

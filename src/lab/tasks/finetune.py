@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lab.tasks.base import Batch, Metric
 from lab.tasks.supervised import Supervised
-from samebits.checkpoints import find_weights, load_fitting, some_keys
+from samebits.checkpoints import find_weights, format_keys, load_fitting
 from samebits.errors import ConfigError
 from samebits.schema import regex
 
@@ -52,14 +52,14 @@ class Finetune(Supervised):
             if new:
                 weights[new] = value
         for pattern in self.rename.keys() - used:
-            raise ConfigError(f"task.rename: no name holds {pattern.pattern!r}; names are {some_keys(list(state))}")
+            raise ConfigError(f"task.rename: no name holds {pattern.pattern!r}; names are {format_keys(list(state))}")
         return weights
 
     def attach(self, model: nn.Module) -> None:
         names = list(model.state_dict())
         for pattern in self.patterns:
             if not any(map(pattern.search, names)):
-                raise ConfigError(f"task.frozen: no name holds {pattern.pattern!r}; names are {some_keys(names)}")
+                raise ConfigError(f"task.frozen: no name holds {pattern.pattern!r}; names are {format_keys(names)}")
         stays = {name for name in names if any(pattern.search(name) for pattern in self.patterns)}
         for name, p in model.named_parameters():
             p.requires_grad_(p.requires_grad and name not in stays)

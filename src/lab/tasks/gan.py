@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.tasks.base import Batch, Descend, Losses, Metric, Task
-from samebits.data import Draws
+from samebits.data import SampleRNG
 from samebits.errors import ConfigError
 from samebits.loggers import grid
 from samebits.schema import Count, NotNegative
@@ -39,7 +39,7 @@ class WGAN(Task):
     ) -> None:
         super().__init__()
         self.critic, self.noise_shape, self.critic_steps, self.penalty = critic, noise_shape, critic_steps, penalty
-        self.draws = {name: Draws(seed, f"WGAN {name}") for name in ("critic", "generator", "between", "scored")}
+        self.draws = {name: SampleRNG(seed, f"WGAN {name}") for name in ("critic", "generator", "between", "scored")}
         self.metrics = metrics
 
     def trained(self, model: nn.Module) -> dict[str, list[nn.Module]]:

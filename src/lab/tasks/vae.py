@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lab.tasks.base import Batch, Losses, Task
-from samebits.data import Draws
+from samebits.data import SampleRNG
 from samebits.errors import ConfigError
 from samebits.loggers import grid
 from samebits.schema import NotNegative
@@ -29,7 +29,7 @@ class VAE(Task):
 
     def __init__(self, kl_factor: NotNegative, seed: int) -> None:
         super().__init__()
-        self.kl_factor, self.draws = kl_factor, Draws(seed, "VAE")
+        self.kl_factor, self.draws = kl_factor, SampleRNG(seed, "VAE")
 
     def attach(self, model: nn.Module) -> None:
         if not isinstance(model, nn.ModuleDict) or not {"encoder", "decoder"} <= model.keys():

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from h5rows.checks import check_options
+from h5rows.conventions.choice import choose
+from h5rows.conventions.opening import Opened, lost_share, parts_of
 from h5rows.errors import ConfigError, as_typed
-from h5rows.meaning.choice import choose
-from h5rows.meaning.opening import Opened, lost_share, parts_of
 from h5rows.reading.copies import files_of, open_file, ranged
 from h5rows.reading.external import items_below
 from h5rows.reading.fields import Field
@@ -47,7 +47,7 @@ class Dataset:
     swmr: the file is being written by a SWMR writer; the rows that are there now are read.
     cache_mb: memory for decoded chunks, used where a compressed chunk holds several samples, or where all fit into it.
     external: refuse or allow datasets whose bytes lie in other files (h5rows.reading.external).
-    values: stored: the file's numbers; meant: what its program means by them (h5rows.meaning): CF's packed data are
+    values: stored: the file's numbers; meant: what its program means by them (h5rows.conventions): CF's packed data are
     unpacked, MATLAB's axes turned, sparse rows dense, categories named.
     masked: of values that are meant: what stands where a file has none; a number, nan, or drop: such rows are left out.
     One for all fields, or field -> which (nan for others).

@@ -8,8 +8,8 @@ from typing import Any
 import h5py
 import numpy as np
 
+from h5rows.conventions.opening import Opened, has_meaning, parts_of
 from h5rows.errors import ConfigError
-from h5rows.meaning.opening import Opened, has_meaning, parts_of
 from h5rows.reading.copies import open_file, peek, ranged
 from h5rows.reading.external import ALLOW_EXTERNAL
 from h5rows.reading.finding import find, stated_classes

@@ -37,7 +37,7 @@ def log_header(
     """
     logger = rank.logger
     logger.say(rank.title)
-    gpus = rank.world.gather(gpu_facts(rank.world.device))
+    gpus = rank.world.gather_object(gpu_facts(rank.world.device))
     if rank.world.is_main:
         facts = machine_facts(rank.world.device, gpus)
         logger.say(machine_line(facts))
@@ -118,7 +118,7 @@ def describe(
             f"a small step, {flop / 1e6:,.0f} MFLOP: to launch its kernels takes longer than to run them; "
             "hardware.cuda_graph=true launches them at once"
         )
-    for line in unheeded(run, model, sets["train"], hardware):
+    for line in options_without_effect(run, model, sets["train"], hardware):
         logger.warn(line)
     if is_sharded(model):
         logger.say(describe_shards(model))
@@ -128,7 +128,7 @@ def describe(
         logger.say(line)
 
 
-def unheeded(run: Any, model: nn.Module, train: Any, hardware: HardwareConfig) -> list[str]:
+def options_without_effect(run: Any, model: nn.Module, train: Any, hardware: HardwareConfig) -> list[str]:
     """Return a line for each value that has no effect, or costs more time than it seems to."""
     lines = []
     if hardware.deterministic and hardware.cudnn_benchmark:

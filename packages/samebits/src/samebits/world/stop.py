@@ -29,10 +29,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from samebits import early
+from samebits import early_signals
 from samebits.children import end_children_at_exit
 from samebits.signals import SAME_SIGNAL_S, STOP_SIGNALS, handling_signals
-from samebits.world.environment import place
+from samebits.world.environment import dist_env
 from samebits.world.store import store
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class StopRequest:
     """
 
     def __init__(self, began: float, messages: Messages | None = None) -> None:
-        self.requested, self.cause = early.asked(), ""
+        self.requested, self.cause = early_signals.asked(), ""
         self.messages = messages or Messages()
         self._asked = ""  # what rank 0 was told
         self.began = began
@@ -153,7 +153,7 @@ class StopRequest:
 
     def _handle(self, number: int, frame: Any) -> None:
         now, name = time.monotonic(), signal.Signals(number).name
-        again = now - self._signalled_at > SAME_SIGNAL_S or place.size is None
+        again = now - self._signalled_at > SAME_SIGNAL_S or dist_env.size is None
         if number == signal.SIGINT and self.requested == "SIGINT" and again:
             if not self._interrupted:  # once: what it ends is not to be disturbed
                 self._interrupted = True
@@ -161,7 +161,7 @@ class StopRequest:
             return
         if number == signal.SIGINT:
             self._signalled_at = now
-        if not self.requested and place.rank == 0:
+        if not self.requested and dist_env.rank == 0:
             with suppress(OSError):  # nobody reads it any more
                 os.write(2, f"\n{name}: saving and stopping after this step; Ctrl-C again: now\n".encode())
         if CAUSES.index(name) > CAUSES.index(self.requested):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from samebits.profiling import allowed, waits_noticed
+from samebits.profiling import allow_waits, observe_waits
 from samebits.testing.processes import module
 
 
@@ -28,7 +28,7 @@ def refused() -> Iterator[None]:
     def refuse(*wait: Any) -> None:
         raise Waited(*wait)
 
-    with waits_noticed(refuse):
+    with observe_waits(refuse):
         yield
 
 
@@ -116,5 +116,5 @@ def _freely(function: Callable[..., Any], *args: Any) -> Any:
 
 @contextmanager
 def _free() -> Iterator[None]:
-    with allowed(), _sync_debug("default") if torch.cuda.is_initialized() else nullcontext():
+    with allow_waits(), _sync_debug("default") if torch.cuda.is_initialized() else nullcontext():
         yield

@@ -12,9 +12,9 @@ from typing import Any
 import h5py
 import numpy as np
 
+from h5rows.conventions.detect import attribute, kind_of
+from h5rows.conventions.opening import MOST_CLASSES, Opened, lost_share
 from h5rows.errors import ConfigError, first_line
-from h5rows.meaning.kinds import attribute, kind_of
-from h5rows.meaning.opening import MOST_CLASSES, Opened, lost_share
 from h5rows.reading.external import REFUSE_EXTERNAL, items_below
 from h5rows.reading.fields import Field
 from h5rows.reading.opening import is_remote, names_of, open_h5

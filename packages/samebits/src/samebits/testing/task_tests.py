@@ -1,4 +1,4 @@
-"""What every method promises (docs/tasks.md), asked of a small run: `class TestMine(Promises)` in its test file."""
+"""What every method promises (docs/tasks.md), asked of a small run: `class TestMine(TaskTests)` in its test file."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Killed(Exception):
     pass
 
 
-class Promises:
+class TaskTests:
     """Test what every method promises (docs/tasks.md). A subclass has a fixture `run`, which returns the overrides of a
     small run as a tuple; they are added to SMALL.
 

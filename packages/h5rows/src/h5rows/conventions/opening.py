@@ -21,10 +21,10 @@ from typing import Any
 import h5py
 import numpy as np
 
+from h5rows.conventions.cf import Packing, packing_of
+from h5rows.conventions.derived import Columns, Mask, Numbers, Sparse, Strings, Turned, Unpacked, Vector
+from h5rows.conventions.detect import attribute, kind_of
 from h5rows.errors import ConfigError
-from h5rows.meaning.kinds import attribute, kind_of
-from h5rows.meaning.made import Columns, Mask, Numbers, Sparse, Strings, Turned, Unpacked, Vector
-from h5rows.meaning.packed import Packing, packing_of
 from h5rows.reading.fields import Field, Fixed, open_field
 from h5rows.reading.finding import check_type, class_names, find
 from h5rows.reading.memory import afford

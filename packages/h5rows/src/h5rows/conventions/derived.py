@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from h5rows.conventions.cf import Packing
 from h5rows.errors import ConfigError
-from h5rows.meaning.packed import Packing
 from h5rows.reading.fields import Field, Fixed, for_torch, torch_dtype
 
 Masked = float | str  # what stands where a file has no value: a number (NaN), or "drop": such rows are left out

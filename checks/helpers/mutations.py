@@ -1,14 +1,14 @@
-"""Breaks of the source on purpose, each with the test that must turn red (tools/mutate.py --table contract).
+"""Mutations of the source on purpose, each with the test that must turn red (tools/mutate.py --table contract).
 
 A row: file, a text that is there exactly once, what stands in its place, the test (or a tuple of pytest's arguments);
-of NAMES also why no test can notice it, where none can. test_breaks.py runs CONTRACT; NAMES is run by hand.
+of NAMES also why no test can notice it, where none can. test_mutations.py runs CONTRACT; NAMES is run by hand.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-# For each test that docs/guarantees.md names a break that it must catch, in the order of that page; the test's cheapest
+# For each test that docs/guarantees.md names a mutation that it must catch, in the order of that page; the test's cheapest
 # case.
 # fmt: off
 CONTRACT: list[tuple[str, str, str, str]] = [
@@ -30,7 +30,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
      "packages/samebits/tests/data/test_workers.py::test_each_worker_has_its_own_position_in_an_open_file[buffered]"),
     ("samebits/data/loading/samples.py", 'return seed if split == "train" else', "return seed if split else",
      "tests/lab/test_own_data.py::test_no_split_draws_what_another_draws[Drawn-overrides0]"),
-    ("samebits/data/loading/alike.py", "    if world.size == 1:\n", "    if world.size:\n",
+    ("samebits/data/loading/same_data.py", "    if world.size == 1:\n", "    if world.size:\n",
      "tests/lab/test_own_data.py::test_a_set_that_splits_by_rank_ends_the_run[stream]"),
     # ---- a step
     ("src/lab/descend.py", "means = {name: value.sum() / share for", "means = {name: value.mean() for",
@@ -45,9 +45,9 @@ CONTRACT: list[tuple[str, str, str, str]] = [
      "torch._foreach_mul_(change, weight)", "tests/lab/test_skipping.py::test_what_a_task_updates_is_put_back"),
     ("src/lab/descend.py", "optimizer.found_inf = non_finite", "optimizer.found_inf = None",
      "tests/lab/test_skipping.py::test_the_device_leaves_out_what_the_host_would[sgd]"),
-    ("src/lab/descend.py", "with unless(skipped, [*state.task.parameters(), *state.model.parameters()]):",
+    ("src/lab/descend.py", "with restore_if(skipped, [*state.task.parameters(), *state.model.parameters()]):",
      "with nullcontext():", "tests/lab/test_skipping.py::test_what_a_task_updates_is_put_back"),
-    ("src/lab/descend.py", "put_back_buffers(self.before, self._buffers(), skipped)", "pass",
+    ("src/lab/descend.py", "restore_buffers_if(self.before, self._buffers(), skipped)", "pass",
      "tests/lab/test_skipping.py::test_what_a_task_updates_is_put_back"),
     ("src/lab/loop.py", "state.schedule.set_rates(state.step)",
      "state.schedule.set_rates(state.step - (state.step > 4))",
@@ -121,11 +121,11 @@ CONTRACT: list[tuple[str, str, str, str]] = [
      "packages/samebits/tests/data/test_order.py::test_evaluation_counts_each_row_once"),
     ("samebits/data/order.py", "num_ranks if whole and in_step else", "num_ranks if whole and not in_step else",
      "tests/lab/test_own_data.py::test_packed_entries_count_once[eval_in_step]"),
-    ("src/lab/evaluation.py", "    world.all_sum(sums)\n", "",
+    ("src/lab/evaluation.py", "    world.all_reduce_sum(sums)\n", "",
      "tests/lab/test_exactness.py::test_scores_do_not_depend_on_the_ranks[mlp]"),
-    ("src/lab/metrics/base.py", "world.all_sum(total)", "total",
+    ("src/lab/metrics/base.py", "world.all_reduce_sum(total)", "total",
      "tests/lab/test_metrics.py::test_ranks_change_nothing[ends0]"),
-    ("src/lab/network.py", "load_weights(model, weights_of(payload), str(file))",
+    ("src/lab/network.py", "load_weights(model, eval_state_dict(payload), str(file))",
      'load_weights(model, payload["model"], str(file))',
      "checks/project/test_run.py::test_load_run_and_evaluate_agree_with_the_run"),
     ("src/lab/run.py", "            if begins and run.every.eval and run.total_steps:", "            if not begins:",
@@ -143,7 +143,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ("samebits/checkpoints/checkpoint.py", "for path in files:\n            try:",
      "for path in files[:1]:\n            try:",
      "tests/lab/test_exactness.py::test_truncated_checkpoint_falls_back_to_the_one_before"),
-    ("samebits/checkpoints/intact.py", "weights_only=True, mmap=True)", "weights_only=False, mmap=True)",
+    ("samebits/checkpoints/integrity.py", "weights_only=True, mmap=True)", "weights_only=False, mmap=True)",
      "packages/samebits/tests/runs/test_checkpoint.py::test_loading_runs_no_code"),
     ("samebits/checkpoints/shared_weights.py",
      "{name: total for name, total in totals.items() if self._sums.get(name) == total}",
@@ -161,9 +161,9 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ("samebits/checkpoints/checkpoint.py", "temporary.unlink(missing_ok=True)\n        cause", "cause",
      "checks/project/test_run.py::test_a_full_disk_leaves_the_last_checkpoint"),
     # ---- a step: random numbers and replicas
-    ("src/lab/descend.py", "        self.numbers.same()  # what moves the weights must move them alike on all ranks\n",
+    ("src/lab/descend.py", "        self.step_rng.use_shared()  # what moves the weights must move them alike on all ranks\n",
      "", "checks/project/test_replicas.py::TestNoise::test_ranks_and_micro_batches_change_nothing[ways0]"),
-    ("src/lab/loop.py", "        numbers.same()  # of a schedule that draws\n", "",
+    ("src/lab/loop.py", "        step_rng.use_shared()  # of a schedule that draws\n", "",
      "checks/project/test_replicas.py::test_rates_that_are_drawn_are_the_same_on_all_ranks"),
     ("src/lab/loop.py", 'for name in ("updated", "project", "train_step"))', 'for name in ("train_step",))',
      "checks/project/test_replicas.py::test_what_may_draw_is_known"),
@@ -193,7 +193,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ("h5rows/reading/remote.py", 'with open(part, "ab") as file:',
      'with open(part, "r+b" if part.exists() else "wb") as file:',
      "packages/h5rows/tests/test_h5_remote.py::test_killed_at_any_write_the_next_one_has_the_whole_file"),
-    ("samebits/early.py", "signal.signal(number, signal.SIG_IGN)", "signal.signal(number, signal.SIG_DFL)",
+    ("samebits/early_signals.py", "signal.signal(number, signal.SIG_IGN)", "signal.signal(number, signal.SIG_DFL)",
      "checks/samebits/world/test_ends.py::test_a_signal_that_does_not_end_changes_nothing[some]"),
     ("samebits/process/parent.py", "return RunFailed(record[\"cause\"] + (", 'return RunFailed("" + (',
      "checks/samebits/world/test_ends.py::test_every_end_of_every_loader[some]"),
@@ -252,7 +252,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
      "checks/samebits/config/test_door.py::test_a_saved_yaml_holds_plain_values"),
     ("samebits/config/compose.py", "    register_resolvers(project)  # another project may have",
      "    # another project may have", "checks/samebits/test_project.py::test_two_projects_compose_in_one_process"),
-    ("samebits/world/watch.py", "modules[: len(modules) - outer]", "modules",
+    ("samebits/world/watchdog.py", "modules[: len(modules) - outer]", "modules",
      "packages/samebits/tests/world/test_debugger.py::test_the_debugger_that_started_a_run_is_none_within_it"),
     ("samebits/sweeps/verify/recompute.py", "    check_saved(project, cfg)\n", "",
      "checks/sweeps/test_verify.py::test_the_present_check_comes_before_anything_starts"),
@@ -321,13 +321,13 @@ CONTRACT: list[tuple[str, str, str, str]] = [
      "packages/h5rows/tests/test_pack_tables.py::test_a_missing_category_is_refused_or_minus_one_and_masked[csv]"),
     ("h5rows/reading/listed.py", " < ASKED_S and local == last:", " < ASKED_S:",
      "packages/h5rows/tests/test_shards.py::test_a_set_that_has_changed_is_read_as_it_is_now"),
-    ("h5rows/meaning/packed.py", "mask |= np.isnan(stored) if number != number else stored == number",
+    ("h5rows/conventions/cf.py", "mask |= np.isnan(stored) if number != number else stored == number",
      "mask |= np.isnan(stored) if number != number else stored > number",
      "packages/h5rows/tests/test_meaning.py::test_packed_values"),
-    ("h5rows/meaning/made.py", "return samples.transpose(0, *range(samples.ndim - 1, 0, -1))",
+    ("h5rows/conventions/derived.py", "return samples.transpose(0, *range(samples.ndim - 1, 0, -1))",
      "return samples.reshape(len(samples), *self.shape[1:])",
      "packages/h5rows/tests/test_meaning.py::test_axes_are_as_matlab_shows_them[False]"),
-    ("h5rows/meaning/made.py", "np.repeat(begin - (np.cumsum(count) - count), count)",
+    ("h5rows/conventions/derived.py", "np.repeat(begin - (np.cumsum(count) - count), count)",
      "np.repeat(begin - np.cumsum(count), count)",
      "packages/h5rows/tests/test_meaning.py::test_rows_of_a_sparse_matrix[csr]"),
     ("h5rows/dataset.py", "chosen = np.flatnonzero(inside[of])", "chosen = np.flatnonzero(inside[of[::-1]])",
@@ -436,7 +436,7 @@ NAMES: list[tuple[Any, ...]] = [
     # ---- a run
     ("src/lab/run.py", "seed_rank(process.config, world.rank)", "seed_rank(process.config, world.size)",
      "tests/lab/test_exactness.py::test_checkpoints_hold_bare_names_and_load_safely"),
-    ("src/lab/run.py", 'load_weights(state.ema, weights_of(payload), "the checkpoint")',
+    ("src/lab/run.py", 'load_weights(state.ema, eval_state_dict(payload), "the checkpoint")',
      'load_weights(state.ema, payload["model"], "the checkpoint")',
      "tests/lab/test_skipping.py::test_killed_after_skipped_steps_is_undisturbed"),
     ("src/lab/evaluation.py", 'state.task.load_state_dict(payload["task"])',
@@ -480,8 +480,8 @@ NAMES: list[tuple[Any, ...]] = [
      "packages/samebits/tests/data/test_workers.py::test_numbers_depend_on_the_sample_only"),
     ("samebits/data/counter.py", "torch.log1p(-radius)", "torch.log(radius)",
      "tests/lab/test_transforms.py::test_normal_numbers_are_finite_at_the_ends_of_the_uniform_ones"),
-    ("samebits/data/loading/loader.py", "yield from hand_over(held)\n            yield from rest",
-     "yield from rest\n            yield from hand_over(held)",
+    ("samebits/data/loading/loader.py", "yield from drain(held)\n            yield from rest",
+     "yield from rest\n            yield from drain(held)",
      "packages/samebits/tests/data/test_loader.py::test_the_first_batch_can_be_looked_at_before"),
     # ---- checkpoints
     ("samebits/checkpoints/checkpoint.py", 'return payload["ema"] or payload["model"]',
@@ -568,7 +568,7 @@ NAMES: list[tuple[Any, ...]] = [
      'Replicas(self.replicas.step).check(numbers_in("data.order\'s state", order.state_dict()), step, self.world)',
      "_ = step", "tests/lab/test_orders.py::test_mistakes_are_one_line"),
     ("src/lab/state.py", "if self.evaluations:", "if False:", "tests/lab/test_orders.py::test_mistakes_are_one_line"),
-    ("src/lab/rows.py", "return run.world.all_sum(table).cpu()[rows]", "return table.cpu()[rows]",
+    ("src/lab/rows.py", "return run.world.all_reduce_sum(table).cpu()[rows]", "return table.cpu()[rows]",
      "tests/lab/test_orders.py::test_ranks_and_micro_batches_change_nothing"),
     ("src/lab/optimizers/lion.py", "torch._foreach_add_(momenta, gradients, alpha=1 - betas[1])",
      "torch._foreach_add_(momenta, gradients, alpha=1 - betas[0])",
@@ -580,7 +580,7 @@ NAMES: list[tuple[Any, ...]] = [
      "tests/lab/test_lookahead.py::test_it_is_the_papers_algorithm"),
     ("src/lab/optimizers/base.py", "super().__setstate__(state)\n        self._share()", "super().__setstate__(state)",
      "tests/lab/test_lookahead.py::test_its_state_goes_on_in_another"),
-    ("samebits/steps/seed.py", 'vars(type(one)).get("draws") is False', 'getattr(type(one), "draws", True) is False',
+    ("samebits/steps/seed.py", 'vars(type(one)).get("uses_rng") is False', 'getattr(type(one), "uses_rng", True) is False',
      "checks/project/test_replicas.py::test_what_may_draw_is_known"),
     ("samebits/steps/skipping.py", 'return bool(getattr(optimizer, "takes_found_inf", False))', "return False",
      "tests/lab/test_lion.py::test_no_step_waits_where_steps_may_be_left_out"),
