@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-# For each test that docs/guarantees.md names a mutation that it must catch, in the order of that page; the test's cheapest
-# case.
+# For each test that docs/guarantees.md names a mutation that it must catch, in the order of that page; the test's
+# cheapest case.
 # fmt: off
 CONTRACT: list[tuple[str, str, str, str]] = [
     # ---- the order of samples
@@ -161,8 +161,9 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ("samebits/checkpoints/checkpoint.py", "temporary.unlink(missing_ok=True)\n        cause", "cause",
      "checks/project/test_run.py::test_a_full_disk_leaves_the_last_checkpoint"),
     # ---- a step: random numbers and replicas
-    ("src/lab/descend.py", "        self.step_rng.use_shared()  # what moves the weights must move them alike on all ranks\n",
-     "", "checks/project/test_replicas.py::TestNoise::test_ranks_and_micro_batches_change_nothing[ways0]"),
+    ("src/lab/descend.py",
+     "        self.step_rng.use_shared()  # what moves the weights must move them alike on all ranks\n", "",
+     "checks/project/test_replicas.py::TestNoise::test_ranks_and_micro_batches_change_nothing[ways0]"),
     ("src/lab/loop.py", "        step_rng.use_shared()  # of a schedule that draws\n", "",
      "checks/project/test_replicas.py::test_rates_that_are_drawn_are_the_same_on_all_ranks"),
     ("src/lab/loop.py", 'for name in ("updated", "project", "train_step"))', 'for name in ("train_step",))',
@@ -580,7 +581,8 @@ NAMES: list[tuple[Any, ...]] = [
      "tests/lab/test_lookahead.py::test_it_is_the_papers_algorithm"),
     ("src/lab/optimizers/base.py", "super().__setstate__(state)\n        self._share()", "super().__setstate__(state)",
      "tests/lab/test_lookahead.py::test_its_state_goes_on_in_another"),
-    ("samebits/steps/seed.py", 'vars(type(one)).get("uses_rng") is False', 'getattr(type(one), "uses_rng", True) is False',
+    ("samebits/steps/seed.py", 'vars(type(one)).get("uses_rng") is False',
+     'getattr(type(one), "uses_rng", True) is False',
      "checks/project/test_replicas.py::test_what_may_draw_is_known"),
     ("samebits/steps/skipping.py", 'return bool(getattr(optimizer, "takes_found_inf", False))', "return False",
      "tests/lab/test_lion.py::test_no_step_waits_where_steps_may_be_left_out"),

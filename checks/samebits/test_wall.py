@@ -40,7 +40,7 @@ PAGES = {f"samebits.{name}": SAMEBITS / name.replace(".", "/") / "__init__.py" f
 PAGES = {name: page for name, page in PAGES.items() if page.exists()}  # a fork may have no reports
 NOT_YOURS = ("h5rows", "samebits")  # in a fork; neither imports the other
 H5ROWS = ROOT / "packages/h5rows/src/h5rows"
-LIBRARY = {"h5rows": "__init__.py", "h5rows.integration": "integration.py"}  # page for all, for engines
+LIBRARY = {"h5rows": "__init__.py", "h5rows.integration": "integration.py"}  # page for all, for programs
 
 
 def modules() -> dict[str, Path]:

@@ -68,7 +68,7 @@ def train_step(
 
 def may_draw(state: TrainState) -> bool:
     """Whether random numbers may be drawn between a gradient and the end of the step: not by torch's optimizers, nor by
-    optimizers, schedules and tasks that say so (`uses_rng = False`); by any other, and by what another task does there."""
+    optimizers, schedules and tasks with `uses_rng = False`; by any other, and by what another task does there."""
     acts = any(overrides(state.task, name) for name in ("updated", "project", "train_step"))
     return not uses_no_rng(state.schedule, state.optimizer.values(), [state.task] if acts else [])
 
