@@ -42,7 +42,7 @@ TESTS = {
     "src/lab/loop.py": (
         "tests/lab/test_loop.py", "tests/lab/test_reference.py::test_a_run_is_what_a_plain_loop_computes",
     ),
-    "src/lab/descend.py": (
+    "src/lab/optimizer_step.py": (
         "tests/lab/test_loop.py", "tests/lab/test_reference.py::test_a_run_is_what_a_plain_loop_computes",
         "tests/lab/test_task_sam.py",
     ),

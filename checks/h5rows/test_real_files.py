@@ -152,7 +152,7 @@ def test_values_are_those_of_its_library(package: str, name: str, kind: str, exp
     path, compared = str(fetched(package) / name), 0
     for field, theirs in VALUES[kind](path):
         if theirs.dtype.kind in "biuf":
-            ours = h5rows.Dataset(path, {"x": field}, values="meant", cache_mb=64).column("x")
+            ours = h5rows.Dataset(path, {"x": field}, decode=True, cache_mb=64).column("x")
             last = kind == "matlab" and theirs.ndim > 1 and ours.shape[:1] != theirs.shape[:1]  # along that
             there = (np.moveaxis(theirs, -1, 0) if last else theirs).reshape(ours.shape)
             assert np.array_equal(ours, there, equal_nan=ours.dtype.kind == "f"), field

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import lab.make
+import lab.builders
 import lab.run
 import train
 from lab.callbacks.base import Callback
@@ -125,7 +125,7 @@ def begin(case: dict[str, Any]) -> None:
         lab.run.make_datasets = make_datasets
         if not any(override.startswith("resume=") for override in overrides):
             overrides += [*DATA, *more]
-    callbacks = lab.make.make_callbacks
+    callbacks = lab.builders.make_callbacks
     ends = Ends(folder, case["end"], bool(case["signals"]))
     lab.run.make_callbacks = lambda config: [*callbacks(config), ends]
     sys.argv = [str(ROOT / "src/train.py"), *overrides]

@@ -53,7 +53,7 @@ USES: dict[str, Callable[[], Any]] = {
     "tokens": lambda: tokens_of(GONE),
     "shape": lambda: compose("data=h5", f"data.path={GONE}").data.input_shape,
     "outputs": lambda: compose("data=h5", f"data.path={GONE}", "data.input_shape=[3]").data.num_outputs,
-    "shares": lambda: compose("data=h5", "data.split=80/x", "data.input_shape=[3]", "data.num_outputs=2"),
+    "shares": lambda: compose("data=h5", "data.split_ratio=80/x", "data.input_shape=[3]", "data.num_outputs=2"),
     "remote": lambda: fetch_remote(
         {"_target_": "lab.datasets.h5.Dataset", "path": "no://where/f.h5"}, lambda: None
     ),

@@ -60,9 +60,12 @@ def test_each_test_that_holds_the_contract_has_a_mutation() -> None:
         ([("src/lab/loop.py", "no such text", "", "tests/lab/test_loop.py")], "src/lab/loop.py has 0 times, not once"),
         ([("src/lab/loop.py", "state", "", "tests/lab/test_loop.py")], r"src/lab/loop.py has \d+ times, not once"),
         ([("src/lab/gone.py", "state", "", "tests/lab/test_loop.py")], "src/lab/gone.py has 0 times, not once"),
-        ([("src/lab/descend.py", "def clip(", "def (", "tests/lab/test_loop.py")], "src/lab/descend.py: not Python"),
         (
-            [("src/lab/descend.py", "def clip(", "def cut(", "tests/test_gone.py::test_a")],
+            [("src/lab/optimizer_step.py", "def clip(", "def (", "tests/lab/test_loop.py")],
+            "src/lab/optimizer_step.py: not Python",
+        ),
+        (
+            [("src/lab/optimizer_step.py", "def clip(", "def cut(", "tests/test_gone.py::test_a")],
             "no such file of tests: .*gone",
         ),
     ],

@@ -33,11 +33,11 @@ def test_a_callback_may_change_what_the_task_holds(tmp_path: Path, monkeypatch: 
         def on_eval(self, state: Any, scores: dict[str, float]) -> None:
             state.task.labels += 1
 
-    def attach(self: Supervised, model: nn.Module) -> None:
+    def setup(self: Supervised, model: nn.Module) -> None:
         self.register_buffer("labels", torch.zeros(3))
 
     monkeypatch.setattr(lab.callbacks.base, "Relabels", Relabels, raising=False)
-    monkeypatch.setattr(Supervised, "attach", attach)
+    monkeypatch.setattr(Supervised, "setup", setup)
     skipped(tmp_path, monkeypatch, "+callback.relabels._target_=lab.callbacks.base.Relabels")
 
 

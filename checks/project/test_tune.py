@@ -17,7 +17,7 @@ import torch
 from common import QUICK, ROOT
 from omegaconf import OmegaConf
 
-import lab.descend
+import lab.optimizer_step
 from lab import tune
 from lab.config import Config
 from lab.state import TrainState
@@ -131,7 +131,7 @@ def test_a_trial_leaves_no_step_out(monkeypatch: pytest.MonkeyPatch, option: str
         return found
 
     monkeypatch.setattr(tune.Trial, "begin_run", noted)
-    monkeypatch.setattr(lab.descend, "global_norm", lambda gradients: torch.tensor(math.inf))
+    monkeypatch.setattr(lab.optimizer_step, "global_norm", lambda gradients: torch.tensor(math.inf))
     trial = tune.Trial.of(compose(*QUICK, "trainer.max_steps=4", option, f"+optim.{kernel}=true"))
     assert trials.step_fits(trial, 64, 2)
     assert [state["step"] for state in seen[0].optimizer[""].state.values()] == [2, 2, 2, 2]

@@ -140,7 +140,7 @@ def test_to_read_the_loop_is_to_read_few_files() -> None:
         found |= further
         todo += further
     lines = {name: len(MODULES[name].read_text().splitlines()) for name in found}
-    assert {"lab.descend", "lab.state", "lab.tasks.base"} < found
+    assert {"lab.optimizer_step", "lab.state", "lab.tasks.base"} < found
     assert sum(lines.values()) <= MOST_LINES, sorted(lines.items(), key=lambda one: -one[1])
 
 
@@ -178,13 +178,13 @@ def test_the_engine_names_no_file_class_or_key_of_the_project() -> None:
     files = {path.stem for path in (SRC / "lab").rglob("*.py")} - {path.stem for path in engine_files()}
     words_of_hydra = {"Config"}
     classes = classes_of((SRC / "lab").rglob("*.py")) - classes_of(engine_files()) - words_of_hydra
-    assert {"descend", "evaluation"} < files and {"TrainState", "Task"} < classes  # noqa: PT018
+    assert {"optimizer_step", "evaluation"} < files and {"TrainState", "Task"} < classes  # noqa: PT018
     schema = get_type_hints(RootConfig)
     open_ended = [name for name, kind in schema.items() if get_origin(kind) is dict and name != "data"]
     assert {"optim", "task", "model"} <= {*open_ended}
     known = {*vars(Strategy), "non_finite", "eval_every"}  # and that there are evaluations, for pruning
     of_trainer = [one.name for one in fields(TrainerConfig) if one.name not in known]
-    assert {"save_every", "eval_in_step"} <= {*of_trainer}
+    assert {"save_every", "pad_eval_batches"} <= {*of_trainer}
     keys = rf"(?<![.\w])(({'|'.join(open_ended)})\.[a-z_]+|trainer\.({'|'.join(of_trainer)})\b)"
     words = rf"\b({'|'.join(classes)})\b|\b({'|'.join(files)})\.py\b|{keys}"
     assert [(path, text) for path, text in texts_of_the_engine() if re.search(words, text)] == []

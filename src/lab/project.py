@@ -37,7 +37,7 @@ def h5_outputs(field: str, _parent_: Any) -> int | None:
 
 
 def expand(cfg: Any) -> None:
-    """data.split=80/10/10 -> data.splits that say so, which the run's config.yaml has, and a resume goes by."""
+    """data.split_ratio=80/10/10 -> data.splits that say so, which the run's config.yaml has, and a resume goes by."""
     nodes = {"data": cfg.data, **{f"data.parts.{name}": node for name, node in mixed_parts(cfg.data).items()}}
     for key, node in nodes.items():
         if hasattr(node, "get") and (text := node.get("split")) is not None:

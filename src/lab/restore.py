@@ -9,14 +9,14 @@ from typing import Any
 
 from torch import nn
 
+from lab.builders import make_task, task_run
 from lab.checks import check_holds_no_weights
 from lab.config import Config, check, set_processes
 from lab.evaluation import evaluate
 from lab.experiment import Experiment
-from lab.frozen import provide_frozen
+from lab.frozen_networks import provide_frozen
 from lab.loaders import make_dataset
-from lab.make import make_task, task_run
-from lab.network import restore_model
+from lab.model_io import restore_model
 from lab.tasks.base import Task
 from samebits.checkpoints import load_weights
 from samebits.compiling import compile_blocks
@@ -58,7 +58,7 @@ def restore_task(config: Config, model: nn.Module, file: Path, payload: dict[str
     task = make_task(config)
     known = {key: payload[key] for key in ("total_steps", "epoch_samples") if key in payload}  # else an older run's
     task.run = replace(task_run(config, world_of_one()), **known)
-    task.attach(model)
+    task.setup(model)
     check_holds_no_weights(task, model)
     provide_frozen(task, model, config.cfg.model, file.parent.parent, begins=False, writes=False)
     if "task" in payload:

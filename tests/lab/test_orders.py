@@ -134,14 +134,14 @@ class Named(Supervised):
     """A sample is what the file has in its row, in training and in evaluation."""
 
     __module__ = "lab.tasks.supervised"
-    numbered = True
+    needs_sample_ids = True
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses | Tensor, Any]:
         with h5py.File(DIGITS) as file:
             images = torch.from_numpy(file["train/image" if self.training else "val/image"][:]) / 255
         counted = batch["row"] >= 0
         assert torch.equal(batch["x"][counted], images[batch["row"][counted]])
-        assert self.training or torch.equal(batch["row"], batch["number"])
+        assert self.training or torch.equal(batch["row"], batch["sample_id"])
         return super().losses(model, batch)
 
 
@@ -149,7 +149,12 @@ class Named(Supervised):
 @pytest.mark.parametrize(("kind", "way"), [("device", "2 ranks"), ("workers", "micro-batches")])
 def test_a_batch_says_which_rows_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, way: str) -> None:
     monkeypatch.setattr(lab.tasks.supervised, "Named", Named, raising=False)
-    loader = (f"data.loader={kind}", "data.num_workers=2", "trainer.eval_in_step=true", "hardware.eval_batch_size=99")
+    loader = (
+        f"data.loader={kind}",
+        "data.num_workers=2",
+        "trainer.pad_eval_batches=true",
+        "hardware.eval_batch_size=99",
+    )
     start_run(
         tmp_path, *SMALL, *WAYS[way], *loader, "task._target_=lab.tasks.supervised.Named", "model.hidden=[8]",
         "trainer.max_steps=4", "data.order._target_=lab.datasets.h5.Weighted", "data.splits.test=null",

@@ -34,8 +34,8 @@ RUN = (
 class TestContrastive(Shipped):
     """The 250 samples of an evaluation leave a last batch of 10, which 3 ranks share with two padded rows."""
 
-    terms = ("top1", "temperature")
-    across_samples = True
+    loss_names = ("top1", "temperature")
+    needs_global_batch = True
     overfits_to = 0.2
     ways = (["3 ranks"],)
     test_debug_overfit = TaskTests.test_debug_overfit
@@ -54,7 +54,7 @@ class TestContrastive(Shipped):
 def test_the_losses_are_those_of_the_formula() -> None:
     torch.manual_seed(0)
     model, task = nn.Linear(4, 3), Contrastive(nn.Linear(3, 2), 0.2, ["a", "b"], {}, {})
-    batch = {"a": torch.randn(5, 4), "b": torch.randn(5, 4), "number": torch.tensor([7, 8, 9, 10, -1])}
+    batch = {"a": torch.randn(5, 4), "b": torch.randn(5, 4), "sample_id": torch.tensor([7, 8, 9, 10, -1])}
     losses, seen = task.losses(model, batch)
     torch.testing.assert_close(seen, model(batch["a"]))
     a, b = (F.normalize(task.projector(model(batch[name])), dim=1)[:4] for name in "ab")  # the last does not count

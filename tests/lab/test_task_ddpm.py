@@ -62,7 +62,7 @@ def test_who_knows_the_noise_draws_the_data(schedule: str, mean: float, spread: 
 def test_the_loss_is_the_paper_s() -> None:
     """Algorithm 1, for a model that puts out what it sees: the noise by the schedule, and the time of each sample."""
     task = DDPM(50, "linear", 2, seed=3)
-    batch = {"x": torch.rand(4000, 1, 4, 4), "number": torch.arange(4000)}
+    batch = {"x": torch.rand(4000, 1, 4, 4), "sample_id": torch.arange(4000)}
     seen: list[Tensor] = []
     losses, output = task.losses(lambda x: seen.append(x) or x[:, :1], batch)  # type: ignore
     time = (seen[0][:, 1, 0, 0].asin() * 50 / math.pi).round().long()

@@ -31,7 +31,7 @@ def run() -> tuple[str, ...]:
 
 
 class TestGan(TaskTests):
-    terms = ("real", "fake")
+    loss_names = ("real", "fake")
     logged = (*(f"critic/{name}" for name in CRITIC), "generator/loss", "generator/grad_norm")
     monitor = "critic/penalty"
     ranks = (slow(1), slow(2))
@@ -66,7 +66,7 @@ def test_the_penalty_is_that_of_the_paper() -> None:
 
     critic, model = torch.nn.Linear(3, 1), torch.nn.Linear(2, 3)
     task = WGAN(critic, [2], 1, 10.0, seed=0, metrics={})
-    batch = {"x": torch.randn(5, 3), "number": torch.arange(5)}
+    batch = {"x": torch.randn(5, 3), "sample_id": torch.arange(5)}
     losses, made = task.critic_losses(model, batch)
     wanted = (critic.weight.norm() - 1) ** 2
     torch.testing.assert_close(losses["penalty"], wanted.expand(5))

@@ -177,11 +177,12 @@ def test_the_older_one_is_used_and_none_is_put_aside_in_vain(
 ) -> None:
     run = Path(shutil.copytree(begun, tmp_path / "run"))
     files = sorted((run / "checkpoints").glob("last_*"))
-    torch.save({**torch.load(files[-1], weights_only=True), "owes": None}, files[-1])
+    torch.save({**torch.load(files[-1], weights_only=True), "pending": None}, files[-1])
     assert main("train.py", f"resume={run}", "trainer.max_steps=5") == 0
     error = capfd.readouterr().err
     assert (
-        "last_000000004.pt does not load: it is no checkpoint of a run: missing or of another kind in it: owes" in error
+        "last_000000004.pt does not load: it is no checkpoint of a run: missing or of another kind in it: pending"
+        in error
     )
     assert (run / "checkpoints/last_000000004.damaged").exists()
     assert read_json(run / "result.json")["step"] == 5

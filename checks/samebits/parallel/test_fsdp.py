@@ -171,10 +171,10 @@ def test_each_rank_holds_its_share(tmp_path: Path) -> None:
     """Half the weights, the gradients, the average and the optimizer's state, and all of them again after a forward."""
 
     def work(world: Any, folder: Path) -> None:
+        from lab.builders import make_state, make_task
         from lab.config import Config
-        from lab.descend import update
-        from lab.make import make_state, make_task
-        from lab.network import make_model
+        from lab.model_io import make_model
+        from lab.optimizer_step import update
         from samebits.device import resolve_hardware
         from samebits.parallel.fsdp import local_share
 
@@ -208,7 +208,7 @@ def test_shards_are_clipped_as_the_whole(tmp_path: Path) -> None:
     """In two copies. Some ranks hold unequal parts of a weight, or none. All ranks have the same bits of the norm."""
 
     def work(world: Any, folder: Path) -> None:
-        from lab.descend import clip
+        from lab.optimizer_step import clip
         from samebits.parallel import shard
 
         torch.manual_seed(0)

@@ -142,9 +142,9 @@ def test_shards_are_those_of_rank_0(tmp_path: Path, ranks: int, replicas: int) -
 @pytest.mark.slow
 def test_all_ranks_go_on_with_the_random_numbers_of_a_plain_build(tmp_path: Path) -> None:
     def work(world: Any, folder: Path) -> None:
+        from lab.builders import make_model_of_rank
         from lab.config import Config
-        from lab.make import make_model_of_rank
-        from lab.network import make_model
+        from lab.model_io import make_model
         from samebits.loggers import Logger
         from samebits.steps import seed_everything
 

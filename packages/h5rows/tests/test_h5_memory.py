@@ -85,7 +85,7 @@ def test_rows_without_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         integration.num_outputs({"path": path, "fields": {"y": "label"}, "splits": SPLITS}, "y")
     for name in ("label@classes", "s"):
         with pytest.raises(h5rows.ConfigError, match=r"take [12]\d,\d+.* GB of memory, and"):
-            h5rows.Dataset(path, {"y": name}, values="meant")
+            h5rows.Dataset(path, {"y": name}, decode=True)
     h5rows.inspect(path)
     assert "x: 1099511627776 float32" in capsys.readouterr().out
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from h5rows.integration import files_of, open_h5
 from lab.callbacks.base import Callback
 from lab.h5_errors import h5_methods
-from lab.state import averaged
+from lab.state import averaged_model
 from samebits.data import SampleRNG
 from samebits.errors import ConfigError
 from samebits.files import replace_text
@@ -85,10 +85,10 @@ class SampleText(Callback):
         return tokens[0].tolist()
 
     def on_eval(self, state: Any, scores: dict[str, float]) -> None:
-        model = averaged(state)  # on all ranks: a sharded model's forward needs them
+        model = averaged_model(state)  # on all ranks: a sharded model's forward needs them
         was_training = model.training
         model.eval()
-        with self.run.machine.autocast():
+        with self.run.hardware.autocast():
             text = self.decoded(self.sampled(model, state.step, self.run.world.device))
         model.train(was_training)
         if self.run.world.is_main:

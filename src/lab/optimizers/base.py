@@ -6,7 +6,7 @@ takes_found_inf = True  a step changes nothing where `self.found_inf`, a 0-d ten
                         samebits.steps.unless puts back what a step has changed
 takes_rate_tensor = True  its groups' lr may be 0-d tensors of the device: what hardware.cuda_graph has
 takes_names = True      its groups have "param_names" beside "params"
-scored(p) -> Tensor     what is scored, saved as the average, exported and given by load_run in the place of the weight
+eval_weight(p) -> Tensor     what is scored, saved as the average, exported and given by load_run in the place of the weight
                         p (the mean of Schedule-free): called after each step
 """
 

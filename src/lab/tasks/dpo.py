@@ -26,7 +26,7 @@ class DPO(Task):
     the chosen answer, times beta; "accuracy": whether it does.
     """
 
-    terms = ("margin", "accuracy")
+    loss_names = ("margin", "accuracy")
 
     def __init__(self, weights: str | None, beta: Positive, metrics: Mapping[str, Metric]) -> None:
         super().__init__()

@@ -37,7 +37,14 @@ MAIN, OTHER = World(0, 1, 0, CPU), World(1, 2, 1, CPU)
 def payload(step: int = 5, **changed: Any) -> dict[str, Any]:
     model = {"w": torch.full((2,), float(step)), "b": torch.zeros(1)}
     optimizer = {"state": {0: {"momentum": torch.ones(2)}}, "param_groups": []}
-    plain = {"step": step, "samples": 8 * step, "best": [], "stale": 0, "logged_step": step, "scored_step": 0}
+    plain = {
+        "step": step,
+        "samples": 8 * step,
+        "best": [],
+        "evals_without_improvement": 0,
+        "logged_step": step,
+        "scored_step": 0,
+    }
     parts = {"model": model, "ema": None, "optimizer": optimizer, "schedule": {"updates": step}, "ranks": []}
     return {**parts, **plain, **changed}
 

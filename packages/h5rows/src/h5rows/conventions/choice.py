@@ -168,7 +168,7 @@ def choose(file: h5py.File, refused: dict[str, str] | None = None) -> Choice | N
         settings |= {f"splits.{split}": None for split in SPLITS if split not in splits}
     lost = {"x": 0 if x.lost else None, "y": "drop" if y is not None and y.lost else None}
     if any(value is not None for value in lost.values()):
-        settings["masked"] = {field: value for field, value in lost.items() if value is not None}
+        settings["missing"] = {field: value for field, value in lost.items() if value is not None}
     numbers = y is not None and y.classes is None
     if numbers and y is not None and y.dtype.kind in "iu":
         settings["num_outputs"] = y.size

@@ -36,13 +36,13 @@ Weights = dict[str, torch.Tensor]
 # keys and types in checkpoints of all versions, and those that later versions added, which may be missing
 KEYS = {
     "model": Weights, "ema": Weights | None, "optimizer": dict, "schedule": dict[str, Any], "step": int,
-    "samples": int, "best": list[tuple[Real, float]], "stale": int, "logged_step": int, "scored_step": int,
+    "samples": int, "best": list[tuple[Real, float]], "evals_without_improvement": int, "logged_step": int, "scored_step": int,
     "ranks": list[dict[str, Any]] | torch.Tensor,
 }  # fmt: skip
 LATER = {
-    "task": Weights, "scaler": dict[str, Any] | None, "trained": list[str], "monitor": list[str],
+    "task": Weights, "scaler": dict[str, Any] | None, "parameter_names": list[str], "monitor": list[str],
     "source": dict[str, Any] | None, "best_score": Real | None, "counts": dict[str, int],
-    "total_types": dict[str, str], "logged_lines": int, "owes": list[str], "ended": str, "total_steps": int,
+    "running_sum_types": dict[str, str], "logged_lines": int, "pending": list[str], "stop_reason": str, "total_steps": int,
     "epoch_samples": int, "skipped_steps": int, "rules": int, "frozen": dict[str, dict[str, Real]],
 }  # fmt: skip
 INNER: dict[str, dict[str, Any]] = {  # what is in some of them
@@ -128,11 +128,11 @@ def check_content(payload: Any) -> None:
         wrong.append("ranks")
     if not all(payload.get(part) for part in payload.get("frozen", ())):
         wrong.append("frozen")
-    types: dict[str, str] = payload.get("total_types", {})
+    types: dict[str, str] = payload.get("running_sum_types", {})
     counts: dict[str, int] = payload.get("counts", types)
     known = all(isinstance(getattr(torch, str(kind), None), torch.dtype) for kind in types.values())
     if not known or not types.keys() <= counts.keys():
-        wrong.append("total_types")
+        wrong.append("running_sum_types")
     if wrong:
         raise ValueError(f"it is no checkpoint of a run: missing or of another kind in it: {format_keys(wrong)}")
 

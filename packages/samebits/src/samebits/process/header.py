@@ -45,7 +45,7 @@ def log_header(
             logger.warn(f"the run began on another machine, which rounds in its own way: {unlike}")
         for line in what_is_trained(rank.project, rank.directory, method, update):
             logger.say(line)
-    describe(logger, run.machine, model, run, sets, run.train, changes, rank.config.hardware)
+    describe(logger, run.hardware, model, run, sets, run.train, changes, rank.config.hardware)
 
 
 def what_is_trained(project: Project, directory: Path, method: Sequence[Any], update: Sequence[Any]) -> list[str]:
@@ -136,7 +136,7 @@ def options_without_effect(run: Any, model: nn.Module, train: Any, hardware: Har
     tries = not hardware.deterministic and hardware.cudnn_benchmark is not False
     varies = hasattr(train, "collate") or any(-1 in shape for shape, _ in getattr(train, "spec", {}).values())
     convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
-    if run.machine.device == "cuda" and tries and varies and convolves:
+    if run.hardware.device == "cuda" and tries and varies and convolves:
         lines.append(
             "batches may differ in shape, and cuDNN tries its convolutions anew for each shape: "
             "hardware.cudnn_benchmark=false spares that"

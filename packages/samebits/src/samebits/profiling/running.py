@@ -50,7 +50,7 @@ def profiling(
         file = folder / f"memory_rank{run.world.rank}.pickle"
         return shown(file) if options.kind == "torch" and dump_memory(file) else None
 
-    with explained(run.machine, where, snapshot):
+    with explained(run.hardware, where, snapshot):
         if options.kind == "none":
             yield train
             return
@@ -104,7 +104,7 @@ class Simple:
         if not (run.world.is_main and figures.steps):
             return
         sharded = run.trainer.strategy == "fsdp"
-        kind, sentence = bound(figures, run.machine, self.compiles, self.loader, sharded, self.aside)
+        kind, sentence = bound(figures, run.hardware, self.compiles, self.loader, sharded, self.aside)
         if figures.steps < FEW:
             sentence = f"{sentence} (of {figures.steps} steps: too few to go by)"
         write_json(run.directory / PROFILE, as_dict(figures, kind, sentence))

@@ -121,7 +121,9 @@ def check_effects(cfg: DictConfig, overrides: list[str]) -> None:
         if cfg.resume not in (None, "auto") and text.startswith("hydra.run.dir="):
             raise ConfigError(f"{text}: would have no effect, as resume={cfg.resume} goes on there - leave it out")
         if text.lstrip("+").startswith("data.split_by=") and cfg.data.get("split") is None:
-            raise ConfigError(f"{text}: has no effect without data.split - add data.split=80/10/10, or leave it out")
+            raise ConfigError(
+                f"{text}: has no effect without data.split_ratio - add data.split_ratio=80/10/10, or leave it out"
+            )
     run_dir = plain(hydra.run, resolve=False)["dir"]
     if cfg.resume == "auto" and not agents_run() and re.search(r"\$\{(now|suffix):", run_dir):
         raise ConfigError(

@@ -19,7 +19,7 @@ A method's test inherits what every method promises (docs/tasks.md), such as tha
         run = pytest.fixture(lambda self: ("task=mine",))
 
 Replaced by name are `train_step` of the project's loop.py, `to_host`, `lean_step`, `closure_step` and `check_losses` of
-descend.py, `make_callbacks` of run.py: keep these names.
+optimizer_step.py, `make_callbacks` of run.py: keep these names.
 
     task_tests  TaskTests, SMALL, broken_off: what is asked of every method
     runs        compose, start_run, resume_run and what a run wrote

@@ -165,7 +165,7 @@ def gather_rows(own: Tensor) -> tuple[Tensor, int]:
     """(B, ...) of each rank -> ((N, ...) of all ranks, in their order; the row where its own begin).
 
     With gradients: in the backward pass a rank's rows get what the losses of all ranks say of them. All ranks call
-    this, with equally many rows; with one rank it is the identity. For losses of a task that is `across_samples`.
+    this, with equally many rows; with one rank it is the identity. For losses of a task that is `needs_global_batch`.
     """
     import torch
     import torch.distributed as dist

@@ -2,7 +2,7 @@
 
     a signal -> requested (this rank) -> the store -> rank 0, the clock -> broadcast -> cause (all, after the same step)
 
-Rank 0 alone decides, and tells the others on the CPU, beside the step: one call of `agreed` starts a broadcast, the
+Rank 0 alone decides, and tells the others on the CPU, beside the step: one call of `agree` starts a broadcast, the
 first call past half the way to the next broadcast reads it. This happens about every 0.2 s (on all ranks after the same
 steps) rather than at each step, as it would cost a short CPU step half its time. N ranks get N - 1 messages each time,
 along a tree, and nobody waits for the slowest: an all-reduce passes 2 N (N - 1) along a ring.
@@ -100,7 +100,7 @@ class StopRequest:
         self.cause = self.cause or AT_STEP
         return True
 
-    def agreed(self, world: World) -> bool:
+    def agree(self, world: World) -> bool:
         """Whether all ranks stop now. All must call it equally often: after each step and each evaluation batch."""
         if self.cause:
             return True

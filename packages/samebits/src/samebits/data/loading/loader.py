@@ -215,7 +215,7 @@ class Loader:
     def _with_row(self, batch: Batch, numbers: Tensor, k: int) -> Batch:
         if "row" in batch:
             raise ConfigError(
-                "data: a field is called 'row', as what a task with `numbered = True` gets is - give it another name, "
+                "data: a field is called 'row', as what a task with `needs_sample_ids = True` gets is - give it another name, "
                 "as in data.fields"
             )
         # an evaluation's numbers are its rows, and say what is padding

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from lab.network import restore_model
+from lab.model_io import restore_model
 from lab.project import PROJECT
 from lab.tasks.base import Task
 from samebits.checkpoints import load_verified, load_weights, save_checkpoint
