@@ -221,7 +221,7 @@ def _say_little(rank: int, size: int, folder: str) -> None:
 
 
 def little(size: int) -> list[float]:
-    """Milliseconds of a barrier, World.gather_object and World.broadcast_object, of so many ranks on this machine's cores."""
+    """Milliseconds of a barrier, World.gather_object and World.broadcast_object, of so many ranks on these cores."""
     with tempfile.TemporaryDirectory() as folder:
         start_processes(_say_little, (size, folder), nprocs=size, start_method="fork")
         return list(json.loads(Path(folder, "took").read_text()))
@@ -232,7 +232,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of c10d, which asks DNS for the names of the clients
-    print("| real ranks | barrier, ms | gather of 40 bytes, ms | share, ms |\n|---|---|---|---|")
+    print("| real ranks | barrier, ms | gather of 40 bytes, ms | broadcast, ms |\n|---|---|---|---|")
     for size in (2, 8, 32):  # first: forked before anything has started a thread
         print(f"| {size} | {' | '.join(f'{ms:.1f}' for ms in little(size))} |", flush=True)
     print("\n| clients of the store | what | all of them, ms | of the store's processor, ms |\n|---|---|---|---|")

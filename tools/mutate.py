@@ -6,10 +6,10 @@
     ./run python tools/mutate.py src/lab/loop.py --sample 40 --seed 1   # operators and statements, by those of TESTS
     ./run python tools/mutate.py src/lab/optim.py --lines 90-120
 
-Works in a copy of the tracked files. torch is imported once; each mutation is a fork that imports the broken project and
-runs the tests until the first failure; processes that these start read the copy too. What no test notices is listed at
-the end; a mutation that exceeds its limit counts as noticed. Exit status: 1 if a mutation of a table was not noticed, or less
-than --at-least of a module's; 2 for a mistake, or tests that are red before anything is broken.
+Works in a copy of the tracked files. torch is imported once; each mutation is a fork that imports the broken project
+and runs the tests until the first failure; processes that these start read the copy too. What no test notices is listed
+at the end; a mutation that exceeds its limit counts as noticed. Exit status: 1 if a mutation of a table was not
+noticed, or less than --at-least of a module's; 2 for a mistake, or tests that are red before anything is broken.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Mutation:
 
 
 class _Breaker(ast.NodeTransformer):
-    """Applies the `wanted`-th possible mutation, counted in the order of the tree; `what` stays None beyond the last."""
+    """Apply the `wanted`-th possible mutation, counted in the order of the tree; `what` stays None beyond the last."""
 
     def __init__(self, wanted: int) -> None:
         self.left, self.what, self.line = wanted, None, 0
@@ -405,9 +405,8 @@ def main() -> int:
         print(f"error: {mistake}", file=sys.stderr)
         return 2
     noticed = len(mutations) - len(unseen)
-    print(
-        f"\n{given.module or given.table}: {noticed} of {len(mutations)} mutations noticed ({noticed / len(mutations):.0%})"
-    )
+    share = f"{noticed} of {len(mutations)} mutations noticed ({noticed / len(mutations):.0%})"
+    print(f"\n{given.module or given.table}: {share}")
     for b in unseen:
         print(f"  unseen  {b}{b.unseen_as and f'  ({b.unseen_as})'}")
     if given.table:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-# For each test that docs/guarantees.md names a mutation that it must catch, in the order of that page; the test's cheapest
-# case.
+# For each test that docs/guarantees.md names a mutation that it must catch, in the order of that page; the test's
+# cheapest case.
 # fmt: off
 CONTRACT: list[tuple[str, str, str, str]] = [
     # ---- the order of samples
@@ -581,7 +581,8 @@ NAMES: list[tuple[Any, ...]] = [
      "tests/lab/test_lookahead.py::test_it_is_the_papers_algorithm"),
     ("src/lab/optimizers/base.py", "super().__setstate__(state)\n        self._share()", "super().__setstate__(state)",
      "tests/lab/test_lookahead.py::test_its_state_goes_on_in_another"),
-    ("samebits/steps/seed.py", 'vars(type(one)).get("uses_rng") is False', 'getattr(type(one), "uses_rng", True) is False',
+    ("samebits/steps/seed.py", 'vars(type(one)).get("uses_rng") is False',
+     'getattr(type(one), "uses_rng", True) is False',
      "checks/project/test_replicas.py::test_what_may_draw_is_known"),
     ("samebits/steps/skipping.py", 'return bool(getattr(optimizer, "takes_found_inf", False))', "return False",
      "tests/lab/test_lion.py::test_no_step_waits_where_steps_may_be_left_out"),

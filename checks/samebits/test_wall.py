@@ -24,7 +24,7 @@ import lab
 from h5rows.lazy_imports import names_of as listed_of
 from lab.groups import RootConfig
 from lab.options import TrainerConfig
-from samebits.lazy_imports import names_of
+from samebits.lazy_imports import RENAMED, names_of
 from samebits.parallel import Strategy
 
 SRC = ROOT / "src"
@@ -40,7 +40,7 @@ PAGES = {f"samebits.{name}": SAMEBITS / name.replace(".", "/") / "__init__.py" f
 PAGES = {name: page for name, page in PAGES.items() if page.exists()}  # a fork may have no reports
 NOT_YOURS = ("h5rows", "samebits")  # in a fork; neither imports the other
 H5ROWS = ROOT / "packages/h5rows/src/h5rows"
-LIBRARY = {"h5rows": "__init__.py", "h5rows.integration": "integration.py"}  # page for all, for engines
+LIBRARY = {"h5rows": "__init__.py", "h5rows.integration": "integration.py"}  # page for all, for programs
 
 
 def modules() -> dict[str, Path]:
@@ -436,6 +436,14 @@ def test_importing_all_pages_imports_no_library() -> None:
 def test_a_name_that_a_page_lacks_is_named() -> None:
     with pytest.raises(ImportError, match=r"cannot import name 'Wurld' from 'samebits\.world'"):
         from samebits.world import Wurld  # type: ignore[attr-defined]  # noqa: F401
+
+
+@pytest.mark.parametrize("package", RENAMED)
+def test_an_import_of_an_old_name_names_the_new_one(package: str) -> None:
+    for old, new in RENAMED[package].items():
+        with pytest.raises(ImportError, match=rf"^{package}\.{old} was renamed in samebits 0\.3: import {new}$"):
+            exec(f"from {package} import {old}")
+        exec(f"from {package} import {new}")
 
 
 @pytest.mark.parametrize("line", ["from a import b as c", "import a", "x = 1"])

@@ -57,7 +57,7 @@ def train_step(
         step_rng.use_shared()  # of a schedule that draws
         state.schedule.set_rates(state.step)
         step_rng.use_per_rank()
-        optimizer_step = OptimizerStep(nets, state, trainer, machine, world, step_rng, after_all_reduce)
+        optimizer_step = OptimizerStep(nets, state, trainer, machine, world, step_rng, averaged)
         values = task.train_step(state.step, micro_batches, optimizer_step)
         if not (optimizer_step.norms and values):
             raise ConfigError(f"task: {type(task).__name__}.train_step must call optimizer_step, and return its values")
@@ -68,7 +68,7 @@ def train_step(
 
 def may_draw(state: TrainState) -> bool:
     """Whether random numbers may be drawn between a gradient and the end of the step: not by torch's optimizers, nor by
-    optimizers, schedules and tasks that say so (`uses_rng = False`); by any other, and by what another task does there."""
+    optimizers, schedules and tasks with `uses_rng = False`; by any other, and by what another task does there."""
     acts = any(overrides(state.task, name) for name in ("on_step_end", "project", "train_step"))
     return not uses_no_rng(state.schedule, state.optimizer.values(), [state.task] if acts else [])
 

@@ -8,6 +8,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from pack_typed import typed
 
 import h5rows
 from h5rows.command import as_options
@@ -121,3 +122,19 @@ def test_paths_of_every_kind(given: Path, capsys: pytest.CaptureFixture[str]) ->
 )
 def test_the_command_names_options_as_they_are_typed(said: str, typed: str) -> None:
     assert as_options(said) == typed
+
+
+def test_options_of_older_versions_name_the_present_ones(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    np.save(tmp_path / "in/x.npy", np.arange(6.0))
+    (tmp_path / "in/README").write_text("words")
+    shown = "{} was renamed to {}, and will be removed in h5rows 0.4\n".format
+    old, new = "--leave-out", "--ignore"  # renamed
+    done = typed("pack", tmp_path / "in", tmp_path / "a.h5", "--quiet", old, "README")
+    assert (done.status, done.err) == (0, shown(old, new))
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert new in str(file.attrs["command"])
+    done = typed("repack", tmp_path / "a.h5", tmp_path / "b.h5", "--quiet", "--inflate", "--fixed")  # renamed
+    said = [shown("--inflate", "--allow-larger"), shown("--fixed", "--contiguous")]  # renamed
+    assert (done.status, done.err) == (0, "".join(said))
+    assert old not in typed("pack", "--help").out

@@ -130,7 +130,7 @@ class Task(nn.Module):
 
     def on_step_end(self, model: nn.Module) -> None:
         """Called once a step, after its updates, under no_grad: update a teacher's EMA, a queue. To change the model's
-        weights is for `project`. A class that says `uses_rng = False` draws no random numbers here (not inherited): what
+        weights is for `project`. A class with `uses_rng = False` draws no random numbers here (not inherited): what
         keeps ranks alike is left out, 0.2 ms a step, and hardware.cuda_graph may record it."""
 
     def project(self, model: nn.Module) -> None:

@@ -15,13 +15,14 @@ Raised: ConfigError, one line that names the file, the field or sample, and the 
 Imports numpy and h5py, torch where batches are made, and nothing of the programs that use it.
 
     dataset, reading/     files -> batches         probe    what a file holds, asked without torch
-    meaning/              what packed, turned and sparse values stand for; which fields x and y could be
+    conventions/          what packed, turned and sparse values stand for; which fields x and y could be
     functions, command    what strangers call, and `python -m h5rows`
     options, account      what pack and repack can be told; what was left out
     source                what an importer gives to the writer
     packing/              the writer; other layouts, copies of all that a file holds, what a file is like
     importers/            readers of folders of files, arrays, tables and text
-    engines, pages        names for programs that are built on this one; how a page imports its names
+    integration           names for programs that are built on this one
+    lazy_imports          how a package imports its public names
 """
 
 from __future__ import annotations

@@ -135,10 +135,29 @@ def common(p: argparse.ArgumentParser) -> None:
     p.add_argument("--quiet", action="store_true")
 
 
+RENAMED = {  # {option in 0.2: option now}; to be removed in 0.4
+    "--leave-out": "--ignore",
+    "--inflate": "--allow-larger",
+    "--fixed": "--contiguous",
+}
+
+
+def with_present_names(argv: Sequence[str]) -> list[str]:
+    """Return the arguments with renamed options replaced. Print a line to stderr for each."""
+    words = []
+    for word in argv:
+        name, equals, value = word.partition("=")
+        if new := RENAMED.get(name):
+            print(f"{name} was renamed to {new}, and will be removed in h5rows 0.4", file=sys.stderr)
+        words.append(f"{new or name}{equals}{value}")
+    return words
+
+
 def main(argv: Sequence[str]) -> int:
     """-> the exit status. Raises ConfigError, which `run` shows."""
     from h5rows import functions
 
+    argv = with_present_names(argv)
     args = vars(parser().parse_args(argv))
     verb = args.pop("verb")
     if verb == "inspect":

@@ -1,4 +1,4 @@
-"""What a program that is built on h5rows uses beside the seven names of its page: `from h5rows.integration import open_h5`.
+"""What a program that is built on h5rows uses in addition to its seven names: `from h5rows.integration import open_h5`.
 
 Given: the arguments of a data set as the program's config has them. Returned: what a model must know of a field before
 its data set is made, fields as rows of one dataset, the local copies of remote files, the command.

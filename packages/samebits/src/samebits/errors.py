@@ -11,7 +11,12 @@ from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from types import FunctionType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+from samebits.lazy_imports import renamed_getattr
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed_getattr(__name__)
 
 T = TypeVar("T", bound=type)
 

@@ -103,7 +103,8 @@ def no_links(path: str, flags: int) -> int:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file of a run for reading; CorruptFileError if it is no regular file, or larger than a run writes. Never waits.
+    """Open a file of a run for reading; CorruptFileError if it is no regular file, or larger than a run writes. Never
+    waits.
 
     OSError where it cannot be opened, FileNotFoundError where there is none.
     """
@@ -119,7 +120,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def check_regular(path: Path, most: float = math.inf) -> int:
-    """Return the size of a file that a library opens by its name; CorruptFileError if it is a link or no regular file."""
+    """Return the size of a file that a library opens by name; CorruptFileError if it is a link or no regular file."""
     found = os.lstat(path)
     _check_regular(path, found, most)
     return found.st_size

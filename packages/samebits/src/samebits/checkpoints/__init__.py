@@ -11,10 +11,10 @@ Promised: a process that is killed at any moment leaves the old file or the new 
 before it is loaded, by all ranks together, each its part; a damaged one is put aside and the one before is taken.
 Files load with weights_only=True and hold neither `module.` nor `_orig_mod.`. What older versions saved still loads.
 
-Raised: CorruptFileError for a file that is not whole, ConfigError for weights that do not fit the model (with keys and shapes),
-RunFailed for a full disk.
+Raised: CorruptFileError for a file that is not whole, ConfigError for weights that do not fit the model (with keys and
+shapes), RunFailed for a full disk.
 
-    checkpoint    the files of a run, loading weights      shards    sharded ones      intact    sums and reading
+    checkpoint    the files of a run, loading weights      shards    sharded ones      integrity    sums and reading
     background    writing beside the loop      buffers    what a save would miss      optimizers    several as one
     trained           a run's config and checkpoint, to apply or export it
     shared_weights    what no step changes, written once for all checkpoints of a run

@@ -93,7 +93,8 @@ def load_checkpoint(path: Path, parts: Collection[str] = shards.PARTS) -> dict[s
 
 
 def peek(path: Path, share: Share = WHOLE) -> dict[str, Any]:
-    """Returns the payload; of a sharded checkpoint its `head`, without tensors (shards.reshard_like). Raises CorruptFileError.
+    """Return the payload; of a sharded checkpoint its `head`, without tensors (shards.reshard_like). Raise
+    CorruptFileError if the file is not whole.
 
     share: (rank, ranks) if several ranks check the same checkpoint, each its part of the files or records.
     """

@@ -2,12 +2,13 @@
 
 Given: processes of multiprocessing. Imports no torch.
 
-Promised: a child that calls `die_with(parent)` ends with its parent, even if that was killed. `Heartbeats` are heartbeats
-in shared memory: the parent finds a child that is stopped, or whose native code holds the GIL, and ends it
-(`abort_hung`). `run_in_subprocess` runs one function in a process of its own. A forked child has positions of its own in the
-files that it inherits (`own_offsets`).
+Promised: a child that calls `die_with(parent)` ends with its parent, even if that was killed. `Heartbeats` are in
+shared memory: the parent finds a child that is stopped, or whose native code holds the GIL, and ends it
+(`abort_hung`). `run_in_subprocess` runs one function in a process of its own. A forked child has positions of its own
+in the files that it inherits (`own_offsets`).
 
-Raised: ConfigError and RunFailed by `run_in_subprocess`, as the function in the child did; OSError where the system refuses.
+Raised: ConfigError and RunFailed by `run_in_subprocess`, as the function in the child did; OSError where the system
+refuses.
 
     parent, child      processes that end with their parent       heartbeat    finding those that hang
     offsets            positions in open files

@@ -43,29 +43,29 @@ class Heartbeats:
     def __init__(self, context: Any, count: int) -> None:
         self._looked = time.monotonic()
         self.shared = context.RawArray(Heartbeat, count)
-        for heart in self.shared:
-            heart.until, heart.limit_s = self._looked + START_S, START_S
+        for entry in self.shared:
+            entry.until, entry.limit_s = self._looked + START_S, START_S
 
     def overdue(self) -> list[int]:
         """Indices of the processes past their deadline, fewest steps first. Call this at least every GAP_S."""
         now = time.monotonic()
         if now - self._looked > GAP_S:
-            for heart in self.shared:
-                heart.until += now - self._looked
+            for entry in self.shared:
+                entry.until += now - self._looked
         self._looked = now
-        late = [i for i, heart in enumerate(self.shared) if now > heart.until + LATE_S and not heart.said]
+        late = [i for i, entry in enumerate(self.shared) if now > entry.until + LATE_S and not entry.said]
         return sorted(late, key=lambda i: self.shared[i].step)
 
     def latest(self) -> float:
         """Seconds until the latest deadline of them."""
-        return max(heart.until for heart in self.shared) - time.monotonic()
+        return max(entry.until for entry in self.shared) - time.monotonic()
 
     def said(self, index: int) -> bool:
         return bool(self.shared[index].said)
 
     def place(self, index: int) -> str:
-        heart = self.shared[index]
-        return f"{heart.doing.decode()}, at step {heart.step}" if heart.doing else "start"
+        entry = self.shared[index]
+        return f"{entry.doing.decode()}, at step {entry.step}" if entry.doing else "start"
 
     def why(self, index: int, pid: int) -> str:
         """The reason why an overdue process is taken for hung, for a message."""

@@ -11,7 +11,7 @@ Raised: ConfigError for what the user asked in vain, RunFailed for an upload tha
     logger, media             logged values, pictures
     background, *_log         threads for TensorBoard and MLflow; what W&B is told
     wandb_upload, wandb_stop  the process that sends a run to W&B; a run that was stopped there
-    wandb_later               what W&B lacks of runs, sent when somebody asks
+    wandb_sync                what W&B lacks of runs, sent when somebody asks
     options, installed        what a user may set; whether its libraries are there
 """
 

@@ -104,7 +104,8 @@ def save(run_dir: Path, step: int, name: str, value: Any) -> Media:
 
 
 def media_file(run_dir: Path, step: int, name: str, kind: str) -> Path:
-    """Where `save` wrote it. Raises CorruptFileError for a name that it cannot have had: metrics.jsonl may be a stranger's."""
+    """Return where `save` wrote it. Raise CorruptFileError for a name that it cannot have had: metrics.jsonl may be a
+    stranger's."""
     if not NAME.fullmatch(name) or ".." in name or kind not in SUFFIXES:
         raise CorruptFileError(f"{run_dir}: no picture of a run: {name!r}, {kind!r}")
     return run_dir / FOLDER / name / f"{step:08d}{SUFFIXES[kind]}"

@@ -9,7 +9,7 @@ Raised: ConfigError for options that do not fit the model or the machine.
 
     ddp, fsdp, data_parallel    the strategies
     blocks                  a model's blocks: what is sharded, or computed again, as one
-    weightless              a model that is built without its weights
+    meta_init               a model that is built without its weights
     balance                 stragglers and peak memory
     options                 values of the group
 """

@@ -7,11 +7,11 @@ Promised: a directory with a config is complete. A process that is killed at any
 under a final name. A resume that fails before its first step leaves the directory as it was (`undo_resume`, until
 `commit_resume`).
 
-Raised: DirectoryLockedError where another process holds the directory, ConfigError for what the user asked in vain, CorruptFileError for a
-file that does not read, RunFailed for a directory that went away.
+Raised: DirectoryLockedError where another process holds the directory, ConfigError for what the user asked in vain,
+CorruptFileError for a file that does not read, RunFailed for a directory that went away.
 
     directory     files, lock, status           resume    a new run, or an old one with changed values
-    data_files    data known again elsewhere    spent     seconds over all processes of a run
+    data_files    data known again elsewhere    elapsed   seconds over all processes of a run
 """
 
 from __future__ import annotations

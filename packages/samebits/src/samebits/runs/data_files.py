@@ -37,7 +37,8 @@ def fingerprints(root: Path, cfg: Any) -> dict[str, dict[str, Any]]:
 
 
 def files_of(run_dir: Path) -> dict[str, dict[str, Any]]:
-    """The fingerprints of what a run began with; {} where it is older than they are. CorruptFileError: of another form."""
+    """Return the fingerprints of what a run began with; {} where it is older than they are. Raise CorruptFileError if
+    they are of another form."""
     found = read_json(run_dir / ENVIRONMENT).get("files", {})
     if not isinstance(found, dict) or not all(isinstance(one, dict) and "digest" in one for one in found.values()):
         raise CorruptFileError(f"{run_dir / ENVIRONMENT}: damaged, its files are not as a run records them")

@@ -57,7 +57,8 @@ _dumps: dict[str, str] = {}
 
 @contextmanager
 def claimed(directory: Path) -> Iterator[None]:
-    """Hold the directory's lock in this block; the kernel releases it if the process dies. Raises DirectoryLockedError."""
+    """Hold the directory's lock in this block; the kernel releases it if the process dies. Raise DirectoryLockedError
+    if another process holds it."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         enter(directory)

@@ -1,7 +1,7 @@
 """Leaving a step out where its gradients are not finite, without asking the device whether they are.
 
-weights          the optimizer's fused kernel leaves them as they are (found_inf, see samebits.torch_private), or an optimizer
-                 that says so does (takes_found_inf)
+weights          the optimizer's fused kernel leaves them as they are (found_inf, see samebits.torch_private), or an
+                 optimizer that says so does (takes_found_inf)
 moving average   takes a weight of 0
 module's state   what a step did to it is put back
 

@@ -21,7 +21,7 @@ A method's test inherits what every method promises (docs/tasks.md), such as tha
 Replaced by name are `train_step` of the project's loop.py, `to_host`, `lean_step`, `closure_step` and `check_losses` of
 optimizer_step.py, `make_callbacks` of run.py: keep these names.
 
-    promises    TaskTests, SMALL, broken_off: what is asked of every method
+    task_tests  TaskTests, SMALL, broken_off: what is asked of every method
     runs        compose, start_run, resume_run and what a run wrote
     plugin      hooks and fixtures of pytest: `use`, `train_command`, time limits by how slow the machine is
     processes/  commands, warm processes, ranks, limits
@@ -30,6 +30,9 @@ optimizer_step.py, `make_callbacks` of run.py: keep these names.
 Raises AssertionError where something is not as promised. Needs the extra `samebits[testing]`.
 """
 
+from typing import TYPE_CHECKING
+
+from samebits.lazy_imports import renamed_getattr
 from samebits.testing.processes import register
 from samebits.testing.runs import (
     assert_equal,
@@ -49,3 +52,6 @@ from samebits.testing.runs import (
     without_code_generator,
 )
 from samebits.testing.task_tests import SMALL, WAYS, Killed, TaskTests, broken_off, poison
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed_getattr(__name__)

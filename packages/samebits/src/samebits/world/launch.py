@@ -6,7 +6,8 @@ processes of their own, forked from a parent that has imported torch once, made 
 (samebits.host.gpu.start_method) they are spawned. The parent hands over the run directory and nothing else.
 
 A rank that fails writes failure.json; for one killed by a signal the parent writes it. The other ranks end by
-themselves on a broken connection or through their watchdog (samebits.world.watchdog); the parent kills those that do not.
+themselves on a broken connection or through their watchdog (samebits.world.watchdog); the parent kills those that do
+not.
 """
 
 from __future__ import annotations
