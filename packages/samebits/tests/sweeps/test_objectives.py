@@ -31,7 +31,7 @@ def test_a_search_follows_the_scores_of_any_split_and_of_each_class() -> None:
 def test_a_search_prunes_by_what_is_known_before_the_end() -> None:
     method: Any = SimpleNamespace(prunes=True)
     Methods.check_pruning(method, [Objective("val_hard/loss", "min")], {"trainer": {"eval_every": 5}})
-    with pytest.raises(ConfigError, match="test_more/loss is known at a run's end only"):
+    with pytest.raises(ConfigError, match="test_more/loss is only known after training"):
         Methods.check_pruning(method, [Objective("test_more/loss", "min")], {})
 
 
