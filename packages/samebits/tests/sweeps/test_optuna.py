@@ -105,7 +105,8 @@ def test_objectives_are_the_monitor_or_named_keys_of_a_result() -> None:
     ]:
         assert read(result, several) == ([], why)
     with pytest.raises(
-        ConfigError, match=r"no 'val/acuracy' - did you mean val/accuracy\? \(it has: val/loss, val/acc"
+        ConfigError,
+        match=r"'val/acuracy' is not in result\.json - did you mean val/accuracy\? \(it contains: val/loss, val/acc",
     ):
         choose(PROGRAM, {"val/acuracy": "max"}, CONFIG)
     with pytest.raises(ConfigError, match=r"no mode 'maximum' \(modes: min, max\)"):
