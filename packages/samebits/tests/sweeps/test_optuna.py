@@ -109,7 +109,7 @@ def test_objectives_are_the_monitor_or_named_keys_of_a_result() -> None:
         match=r"'val/acuracy' is not in result\.json - did you mean val/accuracy\? \(it contains: val/loss, val/acc",
     ):
         choose(PROGRAM, {"val/acuracy": "max"}, CONFIG)
-    with pytest.raises(ConfigError, match=r"no mode 'maximum' \(modes: min, max\)"):
+    with pytest.raises(ConfigError, match=r"unknown mode 'maximum' \(modes: min, max\)"):
         choose(PROGRAM, {"val/accuracy": "maximum"}, CONFIG)
 
 
