@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from samebits import early
-from samebits.children import die_with, readable_stack, say_ended, take_heart
-from samebits.errors import Claimed, RunFailed
+from samebits import early_signals
+from samebits.children import die_with, mark_finished, readable_stack, register_heartbeat
+from samebits.errors import DirectoryLockedError, RunFailed
 from samebits.files import no_links, read_text
 from samebits.project import Program
 from samebits.runs import claimed
@@ -30,7 +30,7 @@ OUTPUT, FAULT = (
 def record_unexplained(job: Job, error: RunFailed, stopped: signal.Signals | None = None) -> None:
     """Record the end of a job whose process has not recorded it. stopped: the signal that requested the stop, if
     any."""
-    with suppress(Claimed), claimed(job.directory):  # otherwise another process has already resumed it
+    with suppress(DirectoryLockedError), claimed(job.directory):  # otherwise another process has already resumed it
         if job.state() not in ("queued", "running"):
             return
         if stopped is not None:
@@ -49,20 +49,20 @@ def death(exit_code: int) -> RunFailed:
 
 
 def job_main(
-    project: Program, directory: Path, environment: dict[str, str], quiet: bool, parent: int, hearts: Any
+    project: Program, directory: Path, environment: dict[str, str], quiet: bool, parent: int, heartbeats: Any
 ) -> None:
     """Run one job in a forked process, and exit with its status.
 
     environment: variables to set. quiet: write stdout and stderr to OUTPUT. parent: process id; the job ends when this
-    process ends. hearts: the heartbeats that the pool watches.
+    process ends. heartbeats: the heartbeats that the pool watches.
     """
     os.setpgid(0, 0)  # Ctrl-C in a terminal reaches only the parent, which forwards it once
-    early.begin_run(own_process=True)
+    early_signals.begin_run(own_process=True)
     for number in heeded_signals():
-        signal.signal(number, early.note_only)
+        signal.signal(number, early_signals.note_only)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     die_with(parent)
-    take_heart(hearts, 0)
+    register_heartbeat(heartbeats, 0)
     os.environ.update(environment)
     code = 1
     try:
@@ -74,10 +74,10 @@ def job_main(
             faulthandler.disable()
     except KeyboardInterrupt:
         code = 130
-    early.ignore_signals()
+    early_signals.ignore_signals()
     sys.stdout.flush()
     sys.stderr.flush()
-    say_ended()
+    mark_finished()
     raise SystemExit(code)
 
 

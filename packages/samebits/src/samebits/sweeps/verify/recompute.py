@@ -33,7 +33,7 @@ from samebits.code import (
     version_of,
 )
 from samebits.config import quote_value
-from samebits.device import began_precision
+from samebits.device import recorded_precision
 from samebits.errors import PREEMPTED, ConfigError, RunFailed
 from samebits.files import read_file, read_json, records, replace_text, write_json
 from samebits.host import count_gpus, machine_changes
@@ -47,7 +47,7 @@ from samebits.schema import plain
 from samebits.signals import temporary_folder
 from samebits.status import CHECKPOINTS, METRICS, RESULT, read_status, step_of
 from samebits.sweeps.verify.compare import Part, compare_checkpoints, compare_metrics, compare_scores
-from samebits.world import AT_STEP, MAX_TIME, place
+from samebits.world import AT_STEP, MAX_TIME, dist_env
 
 HERE, OWN = "here", "own"  # code of the second run: the current files; the run's commit
 ROUNDING = 1e-2  # relative difference that is allowed if the environment rounds differently
@@ -96,7 +96,7 @@ def verify(
     None: a temporary one. rounding: largest relative difference that counts as equal; None: 0, or ROUNDING if the
     environment differs. overrides: key=value, as for a resume. diff: use OWN with the run's uncommitted.diff. OWN and
     diff execute code of the run, which may be from a stranger, so they are never the default."""
-    if place.size is not None:
+    if dist_env.size is not None:
         raise ConfigError("verify starts its own processes - run it without torchrun or srun")
     if rounding is not None and not 0 <= rounding < 1:
         raise ConfigError(f"--rounding {rounding}: must be a relative difference, >= 0 and < 1")
@@ -200,7 +200,7 @@ def prepare(project: Project, again: Path, cfg: DictConfig, began: dict[str, Any
     again.mkdir(parents=True)
     fill_directory(project, again, cfg, [])
     replace_text(again / CONFIG, OmegaConf.to_yaml(cfg))  # keep its paths: other code is in another folder
-    decided = {"precision": began_precision(began)} | ({"threads": began["threads"]} if "threads" in began else {})
+    decided = {"precision": recorded_precision(began)} | ({"threads": began["threads"]} if "threads" in began else {})
     unknown = {} if root == project.root else {"libraries": None}
     write_json(again / ENVIRONMENT, read_json(again / ENVIRONMENT) | decided | unknown)
 
