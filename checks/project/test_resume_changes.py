@@ -114,7 +114,7 @@ REFUSED = (
     ("process.stop_at_step=1", "process.stop_at_step=1: would have no effect: the run in"),
     ("process.stop_at_step=4", "is at step 4 already - give a later one"),
     ("process={stop_at_step: 2}", "process.stop_at_step=2: would have no effect"),
-    ("hydra.run.dir=elsewhere", "hydra.run.dir=elsewhere: would have no effect"),
+    ("hydra.run.dir=elsewhere", "hydra.run.dir=elsewhere: has no effect"),
     ("optim.lr=1,2", "error: optim.lr=1,2: several values"),
 )  # fmt: skip
 

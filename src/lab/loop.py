@@ -57,7 +57,7 @@ def train_step(
         step_rng.use_shared()  # of a schedule that draws
         state.schedule.set_rates(state.step)
         step_rng.use_per_rank()
-        optimizer_step = OptimizerStep(nets, state, trainer, machine, world, step_rng, averaged)
+        optimizer_step = OptimizerStep(nets, state, trainer, machine, world, step_rng, after_all_reduce)
         values = task.train_step(state.step, micro_batches, optimizer_step)
         if not (optimizer_step.norms and values):
             raise ConfigError(f"task: {type(task).__name__}.train_step must call optimizer_step, and return its values")

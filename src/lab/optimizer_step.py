@@ -64,7 +64,7 @@ class OptimizerStep:
         after_all_reduce: Callable[[], None],
     ) -> None:
         self.nets, self.state, self.trainer, self.machine = nets, state, trainer, machine
-        self.world, self.step_rng, self.after_all_reduce = world, step_rng, averaged
+        self.world, self.step_rng, self.after_all_reduce = world, step_rng, after_all_reduce
         self.norms: dict[str, Tensor] = {}  # by objective: of its last update's gradients, before clipping
         self.non_finite: dict[str, list[Tensor]] = {}  # by objective: of each update 0-d, 1.0 where it was left out
         self.skips = may_skip(trainer, state.scaler)

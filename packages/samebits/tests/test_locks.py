@@ -128,7 +128,7 @@ def test_everything_that_locks_works(tmp_path: Path) -> None:
     search = tmp_path / "search"
     with (
         driving(tmp_path, search),
-        pytest.raises(ConfigError, match="another process drives"),
+        pytest.raises(ConfigError, match="another process runs"),
         driving(tmp_path, search),
     ):
         pass

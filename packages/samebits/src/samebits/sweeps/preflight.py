@@ -1,7 +1,7 @@
-"""Before a sweep starts: build every job, run one batch of each distinct shape, estimate the sweep's time and memory.
+"""Check a sweep before it starts: build every job, run one batch of each distinct shape, estimate time and memory.
 
-Each job is tried in a process of its own, which does one rank's work; nothing is written. With several ranks, times are
-without communication, and a model that would be sharded is whole.
+Each job runs in its own process, which does the work of one rank and writes nothing. With several ranks, times do not
+include communication, and a model is not sharded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from samebits.sweeps.screen import clock
 
 @dataclass(frozen=True)
 class Candidate:
-    """A job before it is written."""
+    """A job that has not been written yet."""
 
     number: int
     label: str
@@ -32,9 +32,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Trial:
-    """Measurements of one rank of a job. shape: key of all that decides times and memory. step_s, eval_s, end_s:
-    seconds of one optimizer step, of one evaluation, of the final scores; None: the shape was timed before. memory:
-    bytes."""
+    """Measurements of one rank of a job.
+
+    shape: identifies everything that determines time and memory. step_s, eval_s, end_s: seconds per optimizer step, per
+    evaluation and for the final scores; None if the shape was measured before. memory: bytes.
+    """
 
     shape: str
     batch: str
@@ -47,8 +49,9 @@ class Trial:
 
 
 def preflight(project: Project, candidates: Sequence[Candidate], at_once: int) -> str:
-    """The table for the user. Raises ConfigError or RunFailed for the first job that cannot be built or run."""
-    import torch  # noqa: F401 - once, for all processes
+    """Return the table of steps, time and memory. Raise ConfigError or RunFailed for the first job that cannot be built
+    or run."""
+    import torch  # noqa: F401 - imported once for all processes
 
     known: dict[str, Trial] = {}
     rows = [["job", "steps", "ms a step", "memory", "time", "batch", "overrides"]]

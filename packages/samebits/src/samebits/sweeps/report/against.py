@@ -1,4 +1,4 @@
-"""The learning curves of a paper's table: what was chosen in each row, against steps, samples, hours or FLOP."""
+"""Learning curves of a paper's table: the chosen configuration of each row against steps, samples, hours or FLOP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ AXES = {
 
 @dataclass(frozen=True)
 class Line:
-    """All lists: (points,). low, high: the mean -+ its error, one of SPREADS; the mean where there is none."""
+    """A curve. All lists: (points,). low, high: mean -+ error, one of SPREADS; equal to the mean if there is no
+    error."""
 
     row: int
     column: str
@@ -32,7 +33,8 @@ class Line:
 
 
 def lines(table: Table, axis: str) -> list[Line]:
-    """Curves of the score that chooses, over the seeds of each cell. ConfigError: a run has not logged this axis."""
+    """Return the curves of the objective over the seeds of each cell. Raise ConfigError if a run has not logged the
+    axis."""
     key, found = table.objective.key, []
     for row, column, cell in table.cells():
         jobs = [job for job in (cell.group.jobs if cell.group else ()) if job.curves.get(key)]
@@ -50,7 +52,7 @@ def lines(table: Table, axis: str) -> list[Line]:
 
 
 def _place(job: Job, axis: str) -> Callable[[int], float]:
-    """A function from a step to the place on the axis."""
+    """Return a function that maps a step to its position on the axis."""
     if axis == "step":
         return float
     if axis == "hours":
