@@ -395,7 +395,7 @@ def test_a_run_of_another_commit_with_changes_that_were_not_committed(
     assert "step 4: train/loss" in done.stdout
     assert "in a temporary worktree" in done.stdout
     patch = (run / "uncommitted.diff").read_text()
-    for text, remedy in (("# new, not in this patch: src/lab/large.bin\n", "does not contain a patch of uncommitted changes"),
+    for text, remedy in (("# new, not in this patch: src/lab/large.bin\n", "does not contain a patch of"),
                          (patch.replace("diff --git", "\033[1mdiff --git"), "does not contain a patch"),
                          (patch.replace("+    ", "    "), "does not apply to the run's commit")):  # fmt: skip
         (run / "uncommitted.diff").write_text(text)

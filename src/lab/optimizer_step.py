@@ -187,7 +187,7 @@ class OptimizerStep:
             run.printed_once.add(name)
             run.logger.warn(
                 f"task: {type(state.task).__name__}.on_step_end changes the model's weights "
-                f"({format_keys(written)}), and their average, which is scored, does not get the change: change them in "
+                f"({format_keys(written)}), but not their average, which is evaluated: change them in "
                 "`project`, which is called "
                 "with the model and with its average (docs/my_method.md)"
             )
