@@ -41,12 +41,19 @@ def check_task_names(task: Task) -> None:
     for old, (new, kind) in OF_TASK.items():
         if isinstance(getattr(task, old, None), kind):
             raise ConfigError(f"task: {type(task).__name__}.{old} is called {new} since 0.3 - rename it")
+    _check_draws("task", task)
+
+
+def _check_draws(key: str, made: Any) -> None:
+    if getattr(type(made), "draws", None) is False:
+        raise ConfigError(f"{key}: {type(made).__name__}.draws = False is uses_rng = False since 0.3 - rename it")
 
 
 def check_method(key: str, made: Any, new: str) -> None:
     """Raise ConfigError if an optimizer or a schedule has the method `scored` of 0.2, which would not be called."""
     if hasattr(made, "scored") and not hasattr(made, new):
         raise ConfigError(f"{key}: {type(made).__name__}.scored is called {new} since 0.3 - rename it")
+    _check_draws(key, made)
 
 
 def _name_the_new(kind: type, owner: str, names: dict[str, str]) -> None:

@@ -20,11 +20,16 @@ from samebits.testing import compose
 @pytest.mark.parametrize(
     ("given", "key", "value", "line"),
     [
-        ("data.values=stored", "data.decode", False, "data.values=stored: is data.decode=false now"),
-        ("data.values=meant", "data.decode", True, "data.values=meant: is data.decode=true now"),
-        ("data.masked={y: drop}", "data.missing", {"y": "drop"}, "is data.missing={y: drop} now"),
-        ("trainer.eval_in_step=true", "trainer.pad_eval_batches", True, "is trainer.pad_eval_batches=true now"),
-        ("process.straggler_share=0.7", "process.straggler_threshold", 0.7, "is process.straggler_threshold=0.7 now"),
+        ("data.values=stored", "data.decode", False, "data.values=stored: was renamed to data.decode=false"),
+        ("data.values=meant", "data.decode", True, "data.values=meant: was renamed to data.decode=true"),
+        ("data.masked={y: drop}", "data.missing", {"y": "drop"}, "was renamed to data.missing={y: drop}"),
+        ("trainer.eval_in_step=true", "trainer.pad_eval_batches", True, "was renamed to trainer.pad_eval_batches=true"),
+        (
+            "process.straggler_share=0.7",
+            "process.straggler_threshold",
+            0.7,
+            "was renamed to process.straggler_threshold=0.7",
+        ),
     ],
 )
 def test_an_old_override_is_read(
@@ -63,6 +68,14 @@ def test_an_old_name_in_a_task_is_an_error(name: str) -> None:
     check_task_names(Old())
 
 
+def test_an_old_declaration_about_random_numbers_is_an_error() -> None:
+    line = r"Mine\.draws = False is uses_rng = False since 0\.3 - rename it$"
+    with pytest.raises(ConfigError, match=f"^task: {line}"):
+        check_task_names(type("Mine", (Task,), {"draws": False})())
+    with pytest.raises(ConfigError, match=f"^optim: {line}"):
+        check_method("optim", type("Mine", (), {"draws": False})(), "eval_weight")
+
+
 def test_a_module_of_the_task_may_have_an_old_name() -> None:
     task = Old()
     task.trained = nn.Linear(1, 1)
@@ -91,5 +104,6 @@ def test_an_old_option_of_a_command_is_read(capsys: pytest.CaptureFixture[str]) 
         "a", "--fields=y", "--activation", "x",
     ]  # fmt: skip
     assert capsys.readouterr().err.splitlines() == [
-        "--with: is --fields now, and read as that", "--apply: is --activation now, and read as that",
+        "--with: was renamed to --fields - please use the new name",
+        "--apply: was renamed to --activation - please use the new name",
     ]  # fmt: skip

@@ -33,7 +33,7 @@ def arguments_of_now(arguments: Sequence[str], renamed: Mapping[str, str]) -> li
     for argument in arguments:
         option, equals, value = argument.partition("=")
         if new := renamed.get(option):
-            print(f"{option}: is {new} now, and read as that", file=sys.stderr)
+            print(f"{option}: was renamed to {new} - please use the new name", file=sys.stderr)
         found.append(f"{new or option}{equals}{value}")
     return found
 

@@ -207,7 +207,7 @@ def typed_of_now(project: Project, text: str) -> str:
 def say_renamed(old: str, new: str) -> None:
     if (old, new) not in _said:
         _said.add((old, new))
-        print(f"{old}: is {new} now, and read as that", file=sys.stderr)
+        print(f"{old}: was renamed to {new} - please use the new name", file=sys.stderr)
 
 
 def enter(directory: Path, jobs: Collection[str] = ()) -> None:
