@@ -71,7 +71,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     unsaved = ("data.order._target_=samebits.data.order.sequential", "~data.order.begin")
     for more, message in (
         (("data.order.begin=2000",), "data.order.begin=2000: the training split holds 1297 samples"),
-        (unsaved, "has no state that could change"),
+        (unsaved, "data.order has no state - choose"),
     ):
         with pytest.raises(ConfigError, match=message):
             start_run(tmp_path, *POOL, *more)

@@ -207,7 +207,7 @@ def read_order(folder: Path) -> Any:
     [
         (Parting(), (*RUN, *WAYS["2 ranks"]), "no longer hold the same data.order's state order weights at step 1"),
         (InEvaluation(), RUN, r"run.reorder\(\) in an evaluation.*on_eval"),
-        (Reorders(), SMALL, "data.order has no state that could change.*state_dict and load_state_dict"),
+        (Reorders(), SMALL, "data.order has no state - choose an order.*state_dict and load_state_dict"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -183,9 +183,9 @@ class Lacking(Shifted):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: has_state(Half()), "data.order: Half has no state_dict, and an order with a state has both"),
+        (lambda: has_state(Half()), "data.order: Half has no state_dict; an order with a state needs both"),
         (lambda: StatefulOrder(Arrays), r"Arrays.state_dict\(\)\['weights'\]\[0\] is a ndarray.*torch.from_numpy"),
-        (lambda: StatefulOrder(Lacking), "Lacking.load_state_dict refuses a state: KeyError: 'weights'"),
+        (lambda: StatefulOrder(Lacking), "Lacking.load_state_dict failed: KeyError: 'weights'"),
     ],
 )
 def test_mistakes_are_one_line(make: Callable[[], Any], message: str) -> None:

@@ -1,20 +1,26 @@
-"""Which sample when, and how batches reach the loop.
+"""Sample orders, and the loaders that deliver batches to the training loop.
 
-Given: a data set (`__len__` and `__getitem__`, or `gather`, or a `Stream`), the seed, the device. Returned: a
-`Loader` of micro-batches, dict[str, Tensor], on the device; `Clock` measures how long the loop waited for them.
+Input: a data set (`__len__` and `__getitem__`, or `gather`, or a `Stream`), the seed and the device. Output: a `Loader`
+of micro-batches, dict[str, Tensor], on the device. `Clock` measures how long the loop waited for them.
 
-Promised: the global batch of a step depends on the seed and the step alone, for any number of ranks, workers and
-micro-batches; an evaluation counts each sample once. Random numbers of a sample (`SampleRNG`) depend on (seed, epoch,
-sample). No process or thread stays once a loader is closed.
+Guarantees: the global batch of a step depends only on the seed and the step, for any number of ranks, workers and
+micro-batches. An evaluation counts each sample once. Random numbers of a sample (`SampleRNG`) depend only on the seed,
+the epoch and the sample. After a loader is closed, none of its processes and threads is left.
 
-Raised: DataFailed for what a data set's own code raises, and for workers that died; it names data set, rows and split.
+Errors: DataFailed for exceptions in the data set's own code and for workers that died; it names data set, rows and
+split.
 
-    order, sampling, windows, lanes, permutation    row numbers of each step (an order is named by data.order._target_)
-    plans              which rows each rank reads
-    stateful           orders with a state that training changes
-    loading/           the Loader: threads, workers, a set on the device; samples/s, waiting for data
-    stream, spec       sources without a length; what a batch is made of
-    counter            random numbers by sample
+    order       sample orders (chosen by data.order._target_) and the plans of training and evaluation
+    sampling    orders by class, weight or length
+    windows     shuffles chunks of compressed or large files
+    lanes       orders in which row k of a batch continues row k of the batch before
+    permutation keyed permutations and the hash of all orders
+    plans       builds the plan of a loader: which rows each rank reads
+    stateful    orders with a state that training changes
+    stream      data sets without a length
+    spec        shapes and dtypes of a batch
+    counter     random numbers per sample
+    loading/    the Loader: threads, worker processes, data sets on the device; samples/s, waiting for data
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Random numbers on the batch's device as a pure function of (seed, stream, sample number, draw): no state.
+"""Random numbers on the batch's device as a pure function of (seed, stream, sample id, index of the draw): no state.
 
-The same numbers on any device, for any number of ranks, workers and micro-batches. Splitmix's finaliser over a counter,
-in int64 arithmetic that wraps around.
+The numbers are equal on all devices and for any number of ranks, workers and micro-batches. They are computed by the
+finalizer of splitmix64 over a counter, in int64 arithmetic that wraps around.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from samebits.data.permutation import GOLDEN, mix64, shift, signed
 
-_BITS = 24  # of each draw: exact as a float32 in [0, 1)
+_BITS = 24  # bits per number: exact as a float32 in [0, 1)
 
 
 class SampleRNG:
-    """stream: a name; draws under different names have nothing in common."""
+    """Random numbers per sample. stream: a name; numbers of different streams are independent."""
 
     def __init__(self, seed: int, stream: str) -> None:
         key = (seed * 0x9E3779B97F4A7C15 + zlib.crc32(stream.encode()) * 0xD1B54A32D192ED03) & 0xFFFFFFFFFFFFFFFF
@@ -27,23 +27,24 @@ class SampleRNG:
         self._key = signed(key ^ (key >> 32))
 
     def _bits(self, numbers: Tensor, count: int) -> Tensor:
-        """numbers: (B,) int64 -> (B, count) int64 of _BITS random bits."""
+        """Return (B, count) int64 of _BITS random bits each; numbers: (B,) int64 sample ids."""
         state = mix64(numbers * GOLDEN + self._key)
-        # 1, 2, ..., count. The ~ keeps torch.compile from working out arange * constant, which does not fit an int64
+        # 1, 2, ..., count. ~ prevents torch.compile from folding arange * constant, which does not fit into an int64
         draw = ~torch.arange(-2, -2 - count, -1, device=numbers.device) * GOLDEN
         bits: Tensor = shift(mix64(state[:, None] + draw), 64 - _BITS)
         return bits
 
     def uniform(self, numbers: Tensor, count: int) -> Tensor:
-        """numbers: (B,) int64 -> (B, count) float32 in [0, 1)."""
+        """Return (B, count) float32 in [0, 1); numbers: (B,) int64 sample ids."""
         return self._bits(numbers, count).float() * 2.0**-_BITS
 
     def normal(self, numbers: Tensor, count: int) -> Tensor:
-        """numbers: (B,) int64 -> (B, count) float32, standard normal (Box-Muller), none beyond 5.8."""
+        """Return (B, count) float32, standard normal (Box-Muller), at most 5.8 in size; numbers: (B,) int64 sample
+        ids."""
         radius, angle = self.uniform(numbers, 2 * count).chunk(2, 1)
         return torch.sqrt(-2 * torch.log1p(-radius)) * torch.cos(2 * math.pi * angle)
 
     def below(self, numbers: Tensor, limits: tuple[int, ...]) -> Tensor:
-        """numbers: (B,) int64 -> (B, len(limits)) int64, each in [0, its limit)."""
+        """Return (B, len(limits)) int64, column j in [0, limits[j]); numbers: (B,) int64 sample ids."""
         columns = self._bits(numbers, len(limits)).unbind(1)
         return torch.stack([bits * limit >> _BITS for bits, limit in zip(columns, limits, strict=True)], 1)

@@ -1,17 +1,18 @@
-"""Which sample when: the order of samples as a pure function of (seed, global sample number), and of the order's state
-where it has one (samebits.data.stateful).
+"""Sample orders: the row of each sample id, as a pure function of the seed and the sample id, and of the order's state
+if it has one (samebits.data.stateful).
 
-    sample number   0 1 2 3 | 4 5 6 7 | 8 9 ...       counts all samples of a run, over all epochs and ranks
+    sample id       0 1 2 3 | 4 5 6 7 | 8 9 ...       counts all samples of a run, over all epochs and ranks
     global batch    step 0  | step 1  | ...           the same set for any number of ranks
-    share           rank 0: 0 1, rank 1: 2 3 | ...    equal and disjoint, cut again into micro-batches
+    local batch     rank 0: 0 1, rank 1: 2 3 | ...    equal sizes, disjoint, divided further into micro-batches
 
-The stream does not end at an epoch: a batch may hold the last samples of one epoch and the first of the next, so all
-batches have one size and no rank ever has a step more than another. To compare with a loop whose epochs end with a
-whole batch (drop_last=True) or a smaller one, `epochs` leaves the last rows of each epoch out or pads their batch.
+The sequence continues across epochs: a batch may contain the last samples of one epoch and the first of the next. So
+all batches have the same size and all ranks the same number of steps. To compare with a loop whose epochs end with a
+complete batch (drop_last=True) or a smaller one, use `epochs`: it drops the last rows of each epoch or pads their
+batch.
 
-The yaml chooses an order by `data.order._target_` and the run calls it with (dataset, seed=seed): here `shuffled`,
-`sequential`, `first`, `lanes`, `overfit`, `epochs`; in samebits.data.windows `chunk_windows`; in samebits.data.sampling
-`class_balanced`, `weighted`, `length_buckets`.
+The config selects an order by `data.order._target_`, and the run calls it with (dataset, seed=seed). This module has
+`shuffled`, `sequential`, `first`, `lanes`, `overfit` and `epochs`; samebits.data.windows has `chunk_windows`;
+samebits.data.sampling has `class_balanced`, `weighted` and `length_buckets`.
 """
 
 from __future__ import annotations
@@ -28,30 +29,33 @@ from samebits.data.permutation import Permutation, hashed
 from samebits.errors import ConfigError
 from samebits.schema import Count
 
-# k-th micro-batch of this rank -> (sample numbers, dataset rows), each (B,) int64 and read-only; None after the last
+# index of a micro-batch of this rank -> (sample ids, rows), each (B,) int64 and read-only; None after the last
 Plan = Callable[[int], "tuple[np.ndarray, np.ndarray] | None"]
 
-_BLOCK = 16384  # samples whose rows are computed in one go: numpy's cost per call, spread over so many, is nothing
+_BLOCK = 16384  # samples whose rows are computed in one call, so that numpy's cost per call does not matter
 
 
 class Order(Protocol):
-    """May also have `note(batch_size) -> str`; `window_of(number) -> int`: windows are best read whole;
-    `epoch_samples`: how many samples an epoch has, where that is not the whole set; `padded`, with
-    `counts(numbers) -> (B,) bool`: some stand for padding."""
+    """Map sample ids to rows.
+
+    Optional methods and attributes: `note(batch_size) -> str`: a sentence for the log. `window_of(sample_id) -> int`:
+    the window of a sample; windows are read as a whole if possible. `epoch_samples`: samples per epoch, if not the size
+    of the data set. `padded` = True, with `counts(sample_ids) -> (B,) bool`: some sample ids are padding."""
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
-        """numbers: (B,) int64 global sample numbers -> (B,) int64 dataset rows."""
+        """Return rows of the data set, (B,) int64; numbers: (B,) int64 global sample ids."""
         ...
 
 
 def size_of(dataset: Sized) -> int:
+    """Return the number of samples. Raise ConfigError if there are none."""
     if not len(dataset):
-        raise ConfigError("data: the training split holds no samples; check data.path and data.splits")
+        raise ConfigError("data: the training split contains no samples; check data.path and data.splits")
     return len(dataset)
 
 
 def shuffled(dataset: Sized, seed: int) -> Order:
-    """A new permutation of the rows for each epoch."""
+    """Return an order with a new permutation of the rows in each epoch."""
     size = size_of(dataset)
     permutation = Permutation(size, seed, stream=0)
 
@@ -63,13 +67,13 @@ def shuffled(dataset: Sized, seed: int) -> Order:
 
 
 def sequential(dataset: Sized, seed: int) -> Order:
-    """The rows as they lie, again and again."""
+    """Return the order of the rows in the data set, repeated in each epoch."""
     size = size_of(dataset)
     return lambda numbers: numbers % size
 
 
 def first(dataset: Sized, seed: int, count: Count) -> Order:
-    """The first `count` rows again and again: what a model must be able to overfit."""
+    """Return an order that repeats the first `count` rows. A model should be able to overfit them."""
     if not 0 < count <= size_of(dataset):
         raise ConfigError(
             f"data.order.count={count} must be between 1 and the {len(dataset)} samples of the training split"
@@ -78,70 +82,82 @@ def first(dataset: Sized, seed: int, count: Count) -> Order:
 
 
 def lanes(dataset: Sized, seed: int, lanes: Count) -> Lanes:
-    """lanes: trainer.global_batch_size. dataset: rows that continue each other, as data=tokens with
-    data.stride=${data.window}. See samebits.data.lanes."""
+    """Return an order in lanes, see samebits.data.lanes.
+
+    dataset: its rows continue each other, for example data=tokens with data.stride=${data.window}. lanes:
+    trainer.global_batch_size. Raise ConfigError if the rows do not continue each other.
+    """
     if not getattr(dataset, "consecutive", True):
         raise ConfigError("data.stride: lanes need rows that continue each other - give data.stride=${data.window}")
     return Lanes(size_of(dataset), lanes)
 
 
 class Repeated:
-    """The first `count` samples of an order, again and again: what a model must be able to overfit."""
+    """Repeat the first `count` samples of an order. A model should be able to overfit them."""
 
     def __init__(self, order: Any, count: int) -> None:
         self._order, self._count = order, count
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
+        """Return rows, (B,) int64; numbers: (B,) int64 sample ids."""
         rows: np.ndarray = self._order(numbers % self._count)
         return rows
 
     def mark(self, batch: Any, numbers: Any) -> Any:
-        """As Lanes.mark, of an order that is in lanes."""
+        """Return the batch with its lanes, as Lanes.mark. Only for an order in lanes."""
         return self._order.mark(batch, numbers % self._count)
 
 
 def overfit(dataset: Sized, seed: int, count: Count, **replaced: Any) -> Order:
-    """What debug=overfit took before data.overfit, for the runs that have it."""
+    """Return the order of debug=overfit in runs from before data.overfit existed."""
     order = first(dataset, seed, count)
     return Lanes(count, replaced["lanes"]) if "lanes" in replaced else order
 
 
 def epochs(dataset: Sized, seed: int, batch_size: Count, drop_last: bool = True) -> Order:
-    """A new permutation of the rows for each epoch, as `shuffled`; those that fill no whole batch are left out, other
-    ones in each epoch: DataLoader(shuffle=True, drop_last=True). batch_size: trainer.global_batch_size. drop_last:
-    false trains on them as an epoch's last, smaller batch, see `Epochs`."""
+    """Return an order with a new permutation of the rows in each epoch, whose epochs end with a batch.
+
+    batch_size: trainer.global_batch_size. drop_last=True drops the rows that do not fill a batch, different ones in
+    each epoch, as DataLoader(shuffle=True, drop_last=True). drop_last=False trains on them as a smaller last batch, see
+    `Epochs`."""
     return Epochs(size_of(dataset), seed, batch_size, drop_last)
 
 
 class Epochs:
-    """numbers 0 1 2 3 | 4 5 6 7 || 8 9 ...: with 10 rows and batches of 4 an epoch has 8 samples.
+    """Divide sample ids into epochs of complete batches. With 10 rows and batches of 4:
 
-    drop_last=False: 0 1 2 3 | 4 5 6 7 | 8 9 - - || 12 13 ...: it has 12 numbers. Those of the last batch for which no
-    row is left stand for its padding, rows that the epoch has had: `counts` says which, the batch has the number -1 for
-    them, and the loss weighs them with 0. So all batches have one shape, and all ranks equally many rows."""
+    drop_last=True:  0 1 2 3 | 4 5 6 7 || 8 9 10 11 ...          an epoch has 8 samples
+    drop_last=False: 0 1 2 3 | 4 5 6 7 | 8 9 - - || 12 13 ...    an epoch has 12 sample ids
+
+    "-" is padding with rows that the epoch has already used: `counts` returns False for it, its sample id in the batch
+    is -1, and the loss gives it weight 0. So all batches have the same shape, and all ranks the same number of rows.
+    """
 
     def __init__(self, size: int, seed: int, batch_size: int, drop_last: bool = True) -> None:
         self.epoch_samples = (size if drop_last else size + batch_size - 1) // batch_size * batch_size
         self._size, self.padded = size, self.epoch_samples > size
         if not self.epoch_samples:
             raise ConfigError(
-                f"data.order.batch_size={batch_size}: the training split has {size} samples, so its epochs hold no "
-                "whole batch - give a smaller trainer.global_batch_size, or use samebits.data.order.shuffled"
+                f"data.order.batch_size={batch_size}: the training split has {size} samples, so its epochs contain no "
+                "complete batch - give a smaller trainer.global_batch_size, or use samebits.data.order.shuffled"
             )
         self._permutation = Permutation(size, seed, stream=0)
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
-        """numbers: (B,) int64 -> (B,) int64 rows."""
+        """Return rows, (B,) int64; numbers: (B,) int64 sample ids."""
         epochs = numbers // self.epoch_samples
         return self._permutation((numbers - epochs * self.epoch_samples) % self._size, epochs)
 
     def counts(self, numbers: np.ndarray) -> np.ndarray:
-        """(B,) bool: False for padding."""
+        """Return (B,) bool: False for padding."""
         return numbers % self.epoch_samples < self._size
 
 
 class TrainPlan:
-    """Endless: this rank's micro-batches from sample number `start` on; sum(micro_sizes) * num_ranks samples a step."""
+    """The endless sequence of this rank's micro-batches, from sample id `start` on.
+
+    A step has sum(micro_sizes) * num_ranks = global_batch_size samples. Raise ConfigError if epochs do not end with a
+    batch."""
 
     def __init__(
         self, order: Order, global_batch_size: int, micro_sizes: list[int], rank: int, num_ranks: int, start: int
@@ -159,7 +175,7 @@ class TrainPlan:
         self._lock = threading.Lock()
         self._window_of: Callable[[int], int] | None = getattr(order, "window_of", None)
         self.epoch_samples: int | None = getattr(order, "epoch_samples", None)
-        self.padded: bool = getattr(order, "padded", False)  # some numbers are -1
+        self.padded: bool = getattr(order, "padded", False)  # some sample ids are -1
         if self.epoch_samples and self.epoch_samples % global_batch_size:
             raise ConfigError(
                 f"trainer.global_batch_size={global_batch_size}: epochs of {self.epoch_samples:,} samples do not end "
@@ -169,6 +185,7 @@ class TrainPlan:
         self.note: str = note(global_batch_size) if note else ""
 
     def __call__(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return (sample ids, rows) of the k-th micro-batch, each (B,) int64."""
         step, micro = divmod(k, len(self._begins) - 1)
         block, step_in_block = divmod(step, self._steps)
         numbers, rows = self._block(block)
@@ -177,18 +194,22 @@ class TrainPlan:
         return numbers[part], rows[part]
 
     def window(self, k: int) -> int | None:
-        """The window in which the k-th micro-batch begins; None for an order without windows."""
+        """Return the window in which the k-th micro-batch begins; None if the order has no windows."""
         if self._window_of is None:
             return None
         step, micro = divmod(k, len(self._begins) - 1)
         return self._window_of(self._first + step * self._global_batch_size + self._begins[micro])
 
     def begins_step(self, k: int) -> bool:
+        """Return True if a step begins with the k-th micro-batch."""
         return k % (len(self._begins) - 1) == 0
 
     def changed(self, k: int, change: Callable[[], None]) -> TrainPlan:
-        """The plan from the step on that the k-th micro-batch begins, by the order as change() leaves it. Threads that
-        still ask this one are refused: what they make is thrown away."""
+        """Call change(), which changes the order, and return a plan that continues at the step that begins with
+        micro-batch k.
+
+        Threads that still use the old plan get a RuntimeError; batches that they prepare are not used.
+        """
         assert self.begins_step(k)
         plan = copy.copy(self)
         plan._first += k // (len(self._begins) - 1) * self._global_batch_size
@@ -198,7 +219,7 @@ class TrainPlan:
         return plan
 
     def _block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        with self._lock:  # several threads fill batches ahead; the second to come finds the block of the first
+        with self._lock:  # threads share a block: the first one computes it
             if block not in self._blocks:
                 steps = np.arange(block * self._steps, (block + 1) * self._steps, dtype=np.int64)
                 begins = self._first + steps * self._global_batch_size
@@ -220,15 +241,14 @@ class TrainPlan:
 
 
 def _replaced(numbers: np.ndarray) -> np.ndarray:
-    raise RuntimeError("a reorder has taken this plan's place")
+    raise RuntimeError("this plan was replaced by a reorder")
 
 
 def spread(positions: np.ndarray, count: int, size: int) -> np.ndarray:
-    """A fixed choice of `count` of `size` rows: positions (B,) int64 below count -> (B,) int64 rows, rising.
+    """Return a fixed selection of `count` of `size` rows, ascending: (B,) int64. positions: (B,) int64 below count.
 
-    One row of each of `count` equal parts, at a place in its part that follows from a hash: files sorted by class and
-    files in which the classes take turns are both seen in their true shares.
-    """
+    One row is selected from each of `count` equal ranges, at an offset given by a hash. So the shares of the classes
+    are right both in files sorted by class and in files in which the classes alternate."""
     if count >= size:
         return positions
     begins, ends = positions * size // count, (positions + 1) * size // count
@@ -237,15 +257,14 @@ def spread(positions: np.ndarray, count: int, size: int) -> np.ndarray:
 
 
 class EvalPlan:
-    """Every row exactly once over all ranks: rank r takes rows r, r + num_ranks, ...; of `count` rows that are spread
-    evenly over the set, if count is less than its size.
+    """The batches of an evaluation: every row exactly once over all ranks. Rank r reads rows r, r + num_ranks, ...
 
-    in_step: all ranks get equally many batches of equal sizes: a rank with one row less has its batch filled up. full:
-    all batches are, to batch_size rows. What fills up is one of the rank's rows (or row 0), last, which is not to be
-    counted: its sample number is -1. Those of all others are their rows. of_rows: the rows that are meant, by number;
-    None: the set's `size` rows. whole, of in_step: no batch is filled up; the last one has a row of each rank, and all
-    of a rank's either count or do not, so nothing need be cut from what samples are packed into.
-    """
+    count: evaluate only this number of rows, spread evenly over the data set; None: all. in_step: all ranks have the
+    same number of batches with the same sizes, so a rank with one row less pads its last batch. full: all batches are
+    padded to batch_size rows. Padding is at the end of a batch; it repeats one of the rank's rows (or row 0), its
+    sample id is -1, and it does not count. The sample id of all other rows is the row. of_rows: (N,) the rows to
+    evaluate; None: all `size` rows. whole, with in_step: no batch is partly padding. The last batch has one row per
+    rank, which counts or is padding, so that packed samples need not be cut."""
 
     def __init__(
         self,
@@ -262,15 +281,17 @@ class EvalPlan:
         self._of_rows = of_rows
         self._size, self._batch_size = size, batch_size
         self._count = size if count is None else min(count, size)
-        self._own = range(rank, self._count, num_ranks)  # places among the rows that are scored
+        self._own = range(rank, self._count, num_ranks)  # positions among the evaluated rows
         self.num_rows = len(self._own)
         self._length = -(-self._count // num_ranks) if in_step else self.num_rows
         self._length = -(-self._length // batch_size) * batch_size if full else self._length
-        self._even = self._count // num_ranks if whole and in_step else self._length  # before a batch of one row
+        self._even = self._count // num_ranks if whole and in_step else self._length  # without a last batch of 1 row
         self._num_batches = -(-self._even // batch_size) + (self._even < self._length)
-        self.common = self._num_batches if in_step else -(-(self._count // num_ranks) // batch_size)  # every rank's
+        # number of batches that every rank has
+        self.common = self._num_batches if in_step else -(-(self._count // num_ranks) // batch_size)
 
     def __call__(self, k: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return (sample ids, rows) of the k-th batch, each (B,) int64; None after the last batch."""
         if k >= self._num_batches:
             return None
         rows, counted = self.lengths(k)
@@ -284,7 +305,7 @@ class EvalPlan:
         return np.where(np.arange(rows) < counted, chosen, -1) if rows > counted else chosen, chosen
 
     def lengths(self, k: int) -> tuple[int, int]:
-        """Of the k-th batch: (its rows, those of them that count, which come first)."""
+        """Return (number of rows, number of rows that count) of the k-th batch; padding is at its end."""
         begin, end = self._places(k)
         return end - begin, max(0, min(end, self.num_rows) - begin)
 

@@ -1,4 +1,4 @@
-"""The plan of a loader: which rows each rank reads, in training and in an evaluation."""
+"""Build the plan of a loader: which rows each rank reads, in training and in an evaluation."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from samebits.data.lanes import LanePlan
 from samebits.data.order import EvalPlan, Plan, Repeated, TrainPlan
 from samebits.data.stateful import StatefulOrder, has_state
 
-Mark = Callable[[Any, Any], Any]  # says which lane each row of a batch is of
+Mark = Callable[[Any, Any], Any]  # adds the lane of each row to a batch
 
 
 def training_plan(
     make_order: Callable[[], Any], saved: dict[str, Any] | None, overfit: int | None, batch_size: int,
     micro_batch_sizes: list[int], rank: int, ranks: int, start: int,
 ) -> tuple[TrainPlan, Mark | None]:  # fmt: skip
-    """Return the plan, and the mark of an order that is in lanes.
+    """Return the training plan, and `mark` if the order has lanes (otherwise None).
 
-    saved: the state of an order that has one, at a resume. overfit: the first so many samples, again and again. start:
-    global sample number to begin with.
-    """
+    make_order: returns a new order. saved: if a run is resumed, the state of an order with a state, otherwise None.
+    overfit: repeat this number of samples; None: use all. start: first global sample id."""
     order = make_order()
     repeated = Repeated(make_order(), overfit) if overfit else None
     mark = getattr(repeated or order, "mark", None) if hasattr(order, "mark") else None
@@ -34,8 +33,10 @@ def evaluation_plan(
     size: int, batch_size: int, rank: int, ranks: int, in_step: bool, count: int | None, full: bool,
     rows: np.ndarray | None = None, whole: bool = False, lanes: int | None = None,
 ) -> tuple[Plan, Mark | None]:  # fmt: skip
-    """Return the plan, and the mark of one in `lanes`. rows: (N,) int64, those that are meant; None: all `size`. The
-    others: see EvalPlan."""
+    """Return the evaluation plan, and `mark` if lanes are given (otherwise None).
+
+    rows: (N,) int64, the rows to evaluate; None: all `size` rows. See EvalPlan for the other arguments.
+    """
     common = (batch_size, rank, ranks, in_step, count, full)
     if lanes is not None:
         plan = LanePlan(size, lanes, *common)

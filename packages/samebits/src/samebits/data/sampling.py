@@ -1,4 +1,4 @@
-"""Orders that look at the data: draws with replacement by class or weight, and batches of similar length."""
+"""Orders that depend on the data: sampling with replacement by class or weight, and batches of similar length."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ from samebits.data.spec import empty_batch, is_ragged
 from samebits.errors import ConfigError
 from samebits.schema import Count, NotNegative
 
-_PER_READ = 4096  # rows read at once where a dataset has no `column`
+_PER_READ = 4096  # rows per read if a dataset has no `column`
 
 
 def class_balanced(dataset: Sized, seed: int, field: str) -> Order:
-    """Every class equally often, whatever its number of samples: a class, then one of its rows, with replacement."""
+    """Return an order that draws every class equally often: first a class, then one of its rows, with replacement.
+
+    field: its values are class numbers. Raise ConfigError if it contains something else.
+    """
     labels = column(dataset, field)
     if labels.ndim != 1 or labels.dtype.kind not in "iub":
         raise ConfigError(
-            f"data.order.field={field!r} holds {labels.dtype} of shape {labels.shape[1:]}; it must hold class numbers"
+            f"data.order.field={field!r} contains {labels.dtype} of shape {labels.shape[1:]}; it must "
+            "contain class numbers"
         )
     by_class = np.argsort(labels, kind="stable")
     _, begins, counts = np.unique(labels[by_class], return_index=True, return_counts=True)
@@ -35,10 +39,10 @@ def class_balanced(dataset: Sized, seed: int, field: str) -> Order:
 
 
 def weighted(dataset: Sized, seed: int, weights: str | Sequence[float]) -> Order:
-    """Rows with probability in proportion to their weight, with replacement.
+    """Return an order that draws rows with probabilities proportional to their weights, with replacement.
 
-    weights: one number >= 0 per row: a list, a .npy file, or the name of a field that holds them.
-    """
+    weights: one number >= 0 per row, as a list, a .npy file or the name of a field. Raise ConfigError for other
+    weights."""
     if isinstance(weights, str):
         values = np.load(weights) if weights.endswith(".npy") else column(dataset, weights)
     else:
@@ -51,7 +55,7 @@ def weighted(dataset: Sized, seed: int, weights: str | Sequence[float]) -> Order
     if not np.isfinite(values).all() or values.min() < 0 or values.sum() == 0:
         raise ConfigError("data.order.weights must be finite, not negative, and not all 0")
     ends = np.cumsum(values)
-    last = int(np.flatnonzero(values)[-1])  # rounding must not draw a row of weight 0 behind it
+    last = int(np.flatnonzero(values)[-1])  # rounding must not draw a later row, whose weight is 0
 
     def order(numbers: np.ndarray) -> np.ndarray:
         draws = (hashed(seed, 3, numbers) >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -61,13 +65,13 @@ def weighted(dataset: Sized, seed: int, weights: str | Sequence[float]) -> Order
 
 
 def length_buckets(dataset: Sized, seed: int, field: str, batch_size: Count, jitter: NotNegative) -> Order:
-    """Global batches of similar length, in random order; every row once an epoch.
+    """Return an order of global batches of similar length, in random order; each row occurs once per epoch.
 
-    field: holds the lengths of the samples, or is itself of variable length (its batch has `<field>_length` beside it).
-    batch_size: trainer.global_batch_size. jitter: each epoch sorts by length * (1 + jitter * u), u in [0, 1), so that
-    batches are composed anew. Within a batch any share of consecutive positions holds long and short samples alike:
-    ranks and micro-batches get nearly equal numbers of tokens.
-    """
+    field: contains the length of each sample, or has a variable length itself (then batches also have
+    `<field>_length`). batch_size: trainer.global_batch_size. jitter: each epoch sorts by length * (1 + jitter * u), u
+    in [0, 1), so that batches differ between epochs. Within a batch, long and short samples alternate, so that ranks
+    and micro-batches get nearly equal numbers of tokens. Raise ConfigError if the field does not have one length per
+    sample."""
     lengths = column(dataset, field).astype(np.float64)
     if lengths.shape != (size_of(dataset),):
         raise ConfigError(
@@ -77,12 +81,14 @@ def length_buckets(dataset: Sized, seed: int, field: str, batch_size: Count, jit
 
 
 class LengthBuckets:
+    """The order of `length_buckets`. lengths: (N,) one per row."""
+
     def __init__(self, lengths: np.ndarray, seed: int, batch_size: int, jitter: float) -> None:
         self._lengths, self._seed, self._batch_size, self._jitter = lengths, seed, batch_size, jitter
         self._epoch = lru_cache(2)(self._arrange)
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
-        """numbers: (B,) int64 -> (B,) int64 rows."""
+        """Return rows, (B,) int64; numbers: (B,) int64 sample ids."""
         epochs, positions = np.divmod(numbers, len(self._lengths))
         rows = np.empty_like(numbers)
         for epoch in np.unique(epochs).tolist():
@@ -91,8 +97,11 @@ class LengthBuckets:
         return rows
 
     def _arrange(self, epoch: int) -> np.ndarray:
-        """(N,) the rows of one epoch. Batches do not end at epochs: the first and last few rows share a batch with
-        those of the epochs beside, so they are taken from the middle of the lengths, which is alike in every epoch."""
+        """Return the rows of one epoch, (N,) int64.
+
+        Batches do not end at epochs: the first and last few rows of an epoch share a batch with rows of the neighboring
+        epochs. They are taken from the middle of the lengths, because that is similar in all epochs.
+        """
         size, batch_size = len(self._lengths), self._batch_size
         random = np.random.default_rng([self._seed, 4, epoch])
         by_length = np.argsort(self._lengths * (1 + self._jitter * random.random(size)), kind="stable")
@@ -106,10 +115,10 @@ class LengthBuckets:
 
 
 def deal(batch_size: int) -> np.ndarray:
-    """(B,) which of B samples sorted by length comes at each position.
+    """Return (B,) indices into B samples that are sorted by length: which sample is at each position of the batch.
 
-    The shortest is paired with the longest, the second with the second longest, ...; pairs are spread by multiples of
-    the golden ratio, so that any run of positions has pairs from all over the range.
+    The shortest is paired with the longest, the second shortest with the second longest, and so on. Pairs are placed by
+    multiples of the golden ratio, so that each range of positions contains pairs from the whole range of lengths.
     """
     pairs = np.argsort(np.arange(batch_size // 2) * 0.6180339887498949 % 1.0, kind="stable")
     dealt = np.stack([pairs, batch_size - 1 - pairs], axis=1).ravel()
@@ -117,7 +126,11 @@ def deal(batch_size: int) -> np.ndarray:
 
 
 def column(dataset: Any, field: str) -> np.ndarray:
-    """All values of one field, by row: by `dataset.column(field)` where there is one, else by reading the set once."""
+    """Return all values of one field, by row: from `dataset.column(field)` if it exists, otherwise by reading the data
+    set.
+
+    If the field has a variable length, return the lengths. Raise ConfigError if there is no such field.
+    """
     if hasattr(dataset, "spec"):
         _named(dataset.spec, field)
     if hasattr(dataset, "column"):
@@ -128,7 +141,7 @@ def column(dataset: Any, field: str) -> np.ndarray:
     for begin in range(0, size, _PER_READ):
         rows = np.arange(begin, min(begin + _PER_READ, size), dtype=np.int64)
         batch = dataset.gather(rows, None if ragged else empty_batch(dataset.spec, len(rows)))
-        # of samples of different length, what is wanted here is how long they are
+        # if samples differ in length, return their lengths
         parts.append(np.asarray(batch[f"{field}_length" if -1 in dataset.spec[field][0] else field]))
     return np.concatenate(parts)
 
@@ -140,6 +153,6 @@ def _named(fields: Any, field: str) -> Any:
 
 
 def _below(limits: int | np.ndarray, seed: int, stream: int, numbers: np.ndarray) -> np.ndarray:
-    """(B,) int64 in [0, limits): 32 random bits scaled, a bias of limits / 2**32."""
+    """Return (B,) int64 in [0, limits): 32 random bits scaled, with a bias of limits / 2**32."""
     bits = hashed(seed, stream, numbers) >> np.uint64(32)
     return (bits * np.asarray(limits).astype(np.uint64) >> np.uint64(32)).astype(np.int64)

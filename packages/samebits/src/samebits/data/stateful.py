@@ -1,10 +1,10 @@
-"""Orders that follow the model: their state is changed by the run, saved, and put in use at a reorder.
+"""Orders with a state: the run changes, saves and loads it; a reorder makes the loader use the changed state.
 
-    order    what the run's code changes: weights of rows, a stage, a pool
-    in use   what the loader goes by: an order of its own, with the state that `order` had at the last `take`
+    order    the order that the run's code changes: weights of rows, a stage, a pool
+    in use   a second order, which the loader uses; it has the state that `order` had at the last `take`
 
-A checkpoint holds both states. The order in use is only ever given a state_dict, as that of a resumed run is: a value
-that the state leaves out is missed at the first reorder, not at a resume.
+A checkpoint contains both states. The order in use gets its state only by load_state_dict, as in a resumed run.
+Therefore a value that is missing in the state is noticed at the first reorder, not only after a resume.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 def has_state(order: Any) -> bool:
-    """Whether an order has a state; half of the two methods is refused."""
+    """Return True if an order has a state. Raise ConfigError if it has only one of the two methods."""
     missing = [name for name in METHODS if not callable(getattr(order, name, None))]
     if len(missing) == 1:
-        raise ConfigError(f"data.order: {type(order).__name__} has no {missing[0]}, and an order with a state has both")
+        raise ConfigError(f"data.order: {type(order).__name__} has no {missing[0]}; an order with a state needs both")
     return not missing
 
 
 class StatefulOrder:
-    """make() -> a new order with state_dict and load_state_dict. saved: what `state_dict` gave, at a resume. repeated:
-    goes in place of the order in use (debug=overfit), whose state changes all the same."""
+    """Hold the two orders. make: returns a new order with state_dict and load_state_dict. saved: the result of
+    `state_dict` if a run is resumed, otherwise None. repeated: replaces the order in use (debug=overfit); the state
+    still changes."""
 
     def __init__(
         self,
@@ -51,44 +52,49 @@ class StatefulOrder:
 
     @classmethod
     def of(cls, loader: Any) -> StatefulOrder:
-        """Return the order of a training loader, which run.order and run.reorder change; ConfigError if it has no
+        """Return the order of a training loader, which run.order and run.reorder change. Raise ConfigError if it has no
         state."""
         order = getattr(loader and loader.plan, "order", None)
         if isinstance(order, cls):
             return order
         if loader is not None and loader.is_stream:
-            raise ConfigError("run.order, run.reorder(): the training data are a stream, which comes in its own order")
+            raise ConfigError("run.order, run.reorder(): the training data are a stream, which has its own order")
         raise ConfigError(
-            "run.order, run.reorder(): data.order has no state that could change - choose one with state_dict and "
+            "run.order, run.reorder(): data.order has no state - choose an order with state_dict and "
             "load_state_dict, as in docs/my_data.md"
         )
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
+        """Return rows, (B,) int64; numbers: (B,) int64 sample ids."""
         rows: np.ndarray = (self._repeated or self._in_use)(numbers)
         return rows
 
     def take(self) -> None:
-        """The present state of `order` is what `use` puts in use; checkpoints hold it as such from now on. `order` gets
-        a copy: a tensor that was given to it, such as a buffer of the task, may change in its own time."""
+        """Copy the present state of `order`: `use` puts it in use, and checkpoints save it as the state in use.
+
+        `order` loads a copy as well, because a tensor in its state, such as a buffer of the task, may change at any
+        time."""
         self._state = copied(self.order.state_dict(), self.name)
         self._load(self.order, copied(self._state, self.name))
 
     def use(self) -> None:
-        """To be called while nobody asks for rows."""
+        """Load the state of the last `take` into the order in use. Call it while no thread requests rows."""
         self._load(self._in_use, self._state)
 
     def _load(self, order: Any, state: Any) -> None:
         try:
             order.load_state_dict(state)
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise ConfigError(f"data.order: {self.name}.load_state_dict refuses a state: {one_line(error)}") from error
+            raise ConfigError(f"data.order: {self.name}.load_state_dict failed: {one_line(error)}") from error
 
     def state_dict(self) -> dict[str, Any]:
+        """Return both states, for a checkpoint."""
         return {"order": copied(self.order.state_dict(), self.name), "in_use": self._state}
 
 
 def copied(value: Any, name: str, key: str = "state_dict()") -> Any:
-    """A copy of an order's state, of what a checkpoint can give back (weights_only=True), on the CPU."""
+    """Return a copy of an order's state on the CPU. Raise ConfigError for values that torch.load(weights_only=True)
+    rejects."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if type(value) in PLAIN:
@@ -98,6 +104,6 @@ def copied(value: Any, name: str, key: str = "state_dict()") -> Any:
     if type(value) is dict:
         return {k: copied(item, name, f"{key}[{k!r}]") for k, item in value.items()}
     raise ConfigError(
-        f"data.order: {name}.{key} is a {type(value).__name__}, and a checkpoint holds tensors, numbers, texts, lists "
-        "and dicts: give torch.from_numpy(array), float(value) or the like"
+        f"data.order: {name}.{key} is a {type(value).__name__}, but a checkpoint contains only tensors, numbers, "
+        "strings, lists and dicts - use for example torch.from_numpy(array) or float(value)"
     )

@@ -1,9 +1,9 @@
-"""A source without a length, read in its own order: any iterable of samples.
+"""Data sets without a length, read in their own order: any iterable of samples.
 
-    samples of the stream   0 1 2 3 | 4 5 6 7 | ...      global batches; each rank reads all and keeps its share
+    samples of the stream   0 1 2 3 | 4 5 6 7 | ...      global batches; each rank reads all samples and keeps its share
 
-So that the loader can ask for samples by number, which only rises, a stream is wrapped; where a lower number is asked
-for (the next evaluation, a rank that went on from another rank's state) it is read again from its beginning.
+`Stream` wraps an iterable, so that the loader can read samples by ascending index. A lower index (the next evaluation,
+a rank that resumes from the state of another rank) makes it read from the beginning again.
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ _DIGESTS = 4
 
 
 def is_stream(dataset: Any) -> bool:
+    """Return True if a data set can only be iterated."""
     own = type(dataset)
     indexed = hasattr(own, "__getitem__") or hasattr(dataset, "gather")
     return hasattr(own, "__iter__") and (isinstance(dataset, IterableDataset) or not indexed)
 
 
 class Stream:
-    """A map-style dataset of an iterable that gives samples, dicts of tensors, arrays or numbers. One that ends begins
-    again.
+    """A map-style data set of an iterable that yields samples, dicts of tensors, arrays or numbers. If the iterable
+    ends, it is iterated again.
 
-    source: may have state_dict() and load_state_dict(state): iter() after it goes on behind the last sample that was
-    given when the state was taken. Without, a resumed run reads up to there again. length: of an evaluation; None:
-    endless.
+    source: may have state_dict() and load_state_dict(state); iter() after that must continue after the last sample that
+    was yielded before the state was taken. Otherwise a resumed run reads all earlier samples again. length: number of
+    samples of an evaluation; None: endless.
     """
 
     def __init__(self, source: Any, length: int | None = None) -> None:
         self.source, self.length = source, ENDLESS if length is None else length
         self._items: Iterator[Any] | None = None
-        self._next = 0  # the number of the sample that comes next
-        self.reading = 0  # the number of the one that is read, or was last; those of other ranks are read too
-        self._last: Any = None  # the sample before it
-        self.digests: list[str] = []  # of the first samples that were read: all ranks read the same
-        self._begin = self._state()  # of sample 0
-        self.begin_sample: Callable[[int], None] = lambda number: None  # seeds; those that are skipped draw numbers too
+        self._next = 0  # index of the next sample
+        self.reading = 0  # index of the current sample, or the last one; samples of other ranks are read as well
+        self._last: Any = None  # the sample before `_next`
+        self.digests: list[str] = []  # of the first samples, to compare the ranks
+        self._begin = self._state()  # state at sample 0
+        self.begin_sample: Callable[[int], None] = lambda number: None  # seeds; samples of other ranks draw too
         if hasattr(source, "collate"):
             self.collate = source.collate
         _check_plain(self._begin, type(source).__name__)
@@ -69,21 +70,23 @@ class Stream:
         return self._last
 
     def _read(self) -> Any:
-        for _ in range(2):  # a stream that has ended begins again
+        for _ in range(2):  # an ended stream is iterated again
             self._items = iter(self.source) if self._items is None else self._items
             for sample in self._items:
                 return sample
             self._items = None
-        raise ConfigError(f"data: the stream {type(self.source).__name__} gives no samples")
+        raise ConfigError(f"data: the stream {type(self.source).__name__} yields no samples")
 
     def _state(self) -> Any:
         return self.source.state_dict() if hasattr(self.source, "state_dict") else None
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the position in the stream and the state of its source, for a checkpoint."""
         return {"next": self._next, "source": self._state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Of a source without a state only the beginning can be had: what comes before is read again."""
+        """Continue from a state. If the source has no state, start from the beginning: earlier samples are read
+        again."""
         known = state["source"] is not None
         if known:
             self.source.load_state_dict(state["source"])
@@ -91,7 +94,7 @@ class Stream:
 
 
 def _check_plain(state: Any, name: str) -> None:
-    """A checkpoint holds it, and is loaded with weights_only=True."""
+    """Raise ConfigError if torch.load(weights_only=True) rejects the state, because a checkpoint contains it."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -99,8 +102,8 @@ def _check_plain(state: Any, name: str) -> None:
         torch.load(file, weights_only=True)
     except pickle.UnpicklingError as error:
         raise ConfigError(
-            f"data: the state_dict() of {name} holds more than tensors, numbers, texts, lists and dicts, so it could "
-            f"not be loaded again ({str(error).splitlines()[0]})"
+            f"data: the state_dict() of {name} may contain only tensors, numbers, strings, lists and dicts, "
+            f"otherwise a checkpoint cannot be loaded ({str(error).splitlines()[0]})"
         ) from None
 
 
