@@ -558,7 +558,7 @@ NAMES: list[tuple[Any, ...]] = [
     ("samebits/data/loading/loader.py", "self._change is not None and self.plan.begins_step(k)",
      "self._change is not None",
      "packages/samebits/tests/data/test_stateful.py::test_batches_follow_the_order_from_the_next_step_on"),
-    ("samebits/data/loading/loader.py", "if self._begun is not None:  # a batch that was looked at, and is drawn",
+    ("samebits/data/loading/loader.py", "if self._begun is not None:  # a batch that `first` returned",
      "if False:  #",
      "packages/samebits/tests/data/test_stateful.py::test_batches_follow_the_order_from_the_next_step_on"),
     ("samebits/data/order.py", "plan._first += k // (len(self._begins) - 1)", "plan._first += k // len(self._begins)",

@@ -82,7 +82,7 @@ def test_samples_by_number() -> None:
 def test_one_that_ends_begins_again() -> None:
     stream = Stream(Numbers(4))
     assert [stream[number]["y"] for number in range(10)] == [0, 1, 2, 0, 0, 1, 2, 0, 0, 1]
-    with pytest.raises(ConfigError, match="the stream Numbers gives no samples"):
+    with pytest.raises(ConfigError, match="the stream Numbers yields no samples"):
         Stream(Numbers(0))[0]
 
 

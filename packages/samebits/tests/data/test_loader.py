@@ -320,13 +320,13 @@ def test_a_process_with_a_ring_always_ends(sleep: float, body: str, code: int) -
 def test_choice_and_its_reason() -> None:
     small = Loader(Table(100), endless(100, 8), CPU, seed=0)
     assert small.kind == "device"
-    assert "the whole set, 5.6 KB, is held in RAM" in small.why
+    assert "the whole set, 5.6 KB, is kept in RAM" in small.why
     large = Loader(Table(100, (1 << 17,)), endless(100, 8), CPU, seed=0, cores=1)
     assert large.kind == "threads"
-    assert "8.39 MB are gathered beside the step" in large.why
+    assert "8.39 MB are gathered in the background" in large.why
     assert "measured: 1 thread" in large.why
     given = Loader(Table(100), endless(100, 8), CPU, kind="threads", num_workers=3, seed=0)
-    assert given.why == "threads: as data.loader says; 3 threads, as data.num_workers says"
+    assert given.why == "threads: set by data.loader; 3 threads, set by data.num_workers"
     for bad in ({"kind": "thread"}, {"num_workers": -1}, {"num_workers": "many"}):
         with pytest.raises(ConfigError, match=r"data\.(loader|num_workers)="):
             Loader(Table(10), endless(10, 5), CPU, seed=0, **bad)
@@ -336,10 +336,10 @@ def test_what_an_order_notes_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = endless(100, 8)
     assert not Loader(Table(100), plan, CPU, kind="device", seed=0).why.endswith("; ")
     plan.note = "windows of 3"
-    assert Loader(Table(100), plan, CPU, kind="device", seed=0).why == "device: as data.loader says; windows of 3"
+    assert Loader(Table(100), plan, CPU, kind="device", seed=0).why == "device: set by data.loader; windows of 3"
     monkeypatch.setattr(loader_module, "CAN_REUSE", False)
     said = Loader(Table(100), plan, CPU, kind="threads", num_workers=2, seed=0).why
-    assert said.endswith("2 threads, as data.num_workers says; this torch cannot reuse buffers; windows of 3")
+    assert said.endswith("2 threads, set by data.num_workers; this torch cannot reuse buffers; windows of 3")
 
 
 def test_starvation_says_how_much() -> None:
@@ -360,7 +360,7 @@ def test_what_helps_against_waiting_is_none_of_what_was_tried_or_refused() -> No
         loader.close()
         assert "raise data.num_workers" in remedy(loader.why)
     assert "data.loader=device" in remedy(given["threads"].why)
-    assert "data.loader=device" not in remedy("threads: the set of 2 TB is over the 1 GB that may be held on cuda:0; x")
+    assert "data.loader=device" not in remedy("threads: the set of 2 TB exceeds the limit of 1 GB on cuda:0; x")
     for more, count in ((1, 2), (2, 2)):
         tried = remedy(f"workers: {count} workers{choose.enough(more, {1: 9.0, count: 10.0})}; measured")
         assert ("raise data.num_workers" in tried) == (more == count)
@@ -374,7 +374,7 @@ def test_what_helps_against_waiting_is_none_of_what_was_tried_or_refused() -> No
 def test_workers_that_a_loader_has_none_of_are_said_to_have_no_effect() -> None:
     for kind in ("auto", "device"):
         with Loader(Table(100), endless(100, 4), CPU, kind=kind, num_workers=4, seed=0) as loader:
-            assert "data.num_workers=4 has no effect: data.loader=workers or threads has them" in loader.why
+            assert "data.num_workers=4 has no effect: only data.loader=workers and threads use it" in loader.why
 
 
 @pytest.mark.parametrize(("windows", "ranks"), [(True, 1), (False, 1), (False, 5)])
@@ -404,7 +404,7 @@ def test_what_is_remote_is_told_of_in_the_order_of_its_use(
     order = chunk_windows(table, 0, 5, 10, 5) if windows else sequential(table, 0)
     every = order(np.arange(2000))
     with Loader(table, TrainPlan(order, 10, [10], 0, 1, 0), CPU, num_workers=1, seed=0) as loader:
-        assert loader.why.startswith("remote: what is needed is fetched meanwhile")
+        assert loader.why.startswith("remote: rows are fetched in the background")
         for _ in zip(range(100), loader, strict=False):
             pass
     assert not windows or "windows of 5 chunks" in loader.why

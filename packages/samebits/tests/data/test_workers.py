@@ -252,7 +252,7 @@ def test_two_iterations_at_once_are_refused() -> None:
         one, two = iter(loader), iter(loader)
         next(one)
         next(two)
-        with pytest.raises(RuntimeError, match="iterated anew"):
+        with pytest.raises(RuntimeError, match="a new iteration of this loader has started"):
             next(one)
 
 

@@ -1,9 +1,16 @@
-"""Who makes the batches of a Loader; used by samebits.data alone, whose page says what is promised.
+"""The Loader and its ways to make batches. Only samebits.data uses this package; its docstring lists the guarantees.
 
-loader                          the Loader, by one of the ways below
-same_data, clock                whether all ranks read one data set; samples/s
-choose                          which of the ways below, and with how many threads or workers
-ring, slots, resident           a thread fills reused buffers; a set that lies on the device
-workers, open_workers, worker   processes for data sets with Python work for each sample, or a `collate` of their own
-samples, side_stream, waits     a list of samples -> a batch; copies beside the step; time waited
+loader         the Loader, which uses one of the sources below
+choose         which source, and how many threads or workers
+ring           source: threads gather rows into reused buffers
+resident       source: a data set that is completely on the device (or in RAM)
+workers        source: processes for data sets with Python code per sample, or with their own `collate`
+worker         the code of a worker process
+open_workers   the number of workers
+slots          reused buffers
+samples        a data set's samples and the batches made of them
+side_stream    copies to the GPU in the background
+clock          samples/s and the share of time spent waiting
+waits          time spent waiting for data
+same_data      whether all ranks read the same data set
 """

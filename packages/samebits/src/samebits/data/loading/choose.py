@@ -1,4 +1,4 @@
-"""How a Loader delivers: what `auto` decides, from what is measured, in one sentence."""
+"""Choose how a Loader makes batches: resolve `auto` from measurements, and give the reason in one sentence."""
 
 from __future__ import annotations
 
@@ -19,21 +19,25 @@ from samebits.files import in_words
 
 KINDS = ("auto", "threads", "workers", "device")
 
-_RESIDENT_BYTES = 1 << 30  # larger sets are not loaded as a whole unless asked for: that would delay the start
-_RESIDENT_BATCH_BYTES = 1 << 20  # on a CPU, larger batches are better gathered beside the step, by threads
+_RESIDENT_BYTES = 1 << 30  # larger sets are not loaded completely by `auto`, because that delays the start
+_RESIDENT_BATCH_BYTES = 1 << 20  # on a CPU, threads should gather larger batches in the background
 _TRIAL_S = 0.02
-MORE, STREAM = "more gain nothing", "a stream is read in this process"  # in `why`
-_GAIN = 1.1  # more workers must be so much faster to be worth their memory
-_WAITING = 8  # workers for each core, where samples wait for a disk or a network rather than compute ...
-_MOST_WAITING, _MOST_THREADS = 64, 16  # ... but no more than these
+MORE, STREAM = "more are not faster", "a stream is read in this process"  # in `why`
+_GAIN = 1.1  # more workers must be faster by this factor to be worth their memory
+_WAITING = 8  # workers per core for samples that wait for a disk or a network ...
+_MOST_WAITING, _MOST_THREADS = 64, 16  # ... up to these numbers
 
 
 def is_batch_dataset(dataset: Any) -> bool:
+    """Return True if a data set has `spec` and `gather`."""
     return hasattr(dataset, "spec") and hasattr(dataset, "gather")
 
 
 def kind_of(dataset: Any, plan: Plan, device: torch.device, kind: str) -> tuple[str, str]:
-    """(threads, workers or device; why)."""
+    """Return (threads, workers or device; the reason). kind: data.loader.
+
+    Raise ConfigError if the data set cannot be read in the requested way.
+    """
     if kind not in KINDS:
         raise ConfigError(f"data.loader={kind!r} is unknown; use one of {', '.join(KINDS)}")
     if not is_batch_dataset(dataset):
@@ -42,11 +46,11 @@ def kind_of(dataset: Any, plan: Plan, device: torch.device, kind: str) -> tuple[
                 f"data.loader={kind} needs a dataset with `spec` and `gather`; {type(dataset).__name__} has only "
                 "__getitem__: use data.loader=workers"
             )
-        return "workers", "workers: the dataset works sample by sample in Python"
+        return "workers", "workers: the dataset has no `gather`, only __getitem__"
     if kind != "auto":
         if kind == "device" and is_ragged(dataset.spec):
             raise ConfigError("data.loader=device needs samples of one shape; use data.loader=threads")
-        return kind, f"{kind}: as data.loader says"
+        return kind, f"{kind}: set by data.loader"
     return _for_batch_dataset(dataset, plan, device)
 
 
@@ -54,38 +58,37 @@ def _for_batch_dataset(dataset: Any, plan: Plan, device: torch.device) -> tuple[
     if is_ragged(dataset.spec):
         return "threads", "threads: samples vary in length"
     if ahead_bytes(dataset):
-        return "threads", "remote: what is needed is fetched meanwhile"
+        return "threads", "remote: rows are fetched in the background"
     row_bytes = sample_bytes(dataset.spec)
     nbytes = row_bytes * len(dataset)
     stored = getattr(dataset, "nbytes", nbytes)
     if nbytes > 2 * stored:
-        return "threads", f"threads: its samples overlap, {in_words(stored)} would become {in_words(nbytes)}"
+        return "threads", f"threads: its samples overlap, so {in_words(stored)} would become {in_words(nbytes)}"
     limit = min(_RESIDENT_BYTES, free_memory(device) // 10)
     part = plan(0)
     batch_bytes = row_bytes * len(part[0]) if part else 0
     if nbytes > limit:
-        most = f"the {in_words(limit)} that may be held on {device}"
-        return "threads", f"threads: the set of {in_words(nbytes)} is over {most}"
+        most = f"the limit of {in_words(limit)} on {device}"
+        return "threads", f"threads: the set of {in_words(nbytes)} exceeds {most}"
     if device.type == "cpu" and batch_bytes > _RESIDENT_BATCH_BYTES:
-        return "threads", f"threads: batches of {in_words(batch_bytes)} are gathered beside the step"
+        return "threads", f"threads: batches of {in_words(batch_bytes)} are gathered in the background"
     where = "in RAM" if device.type == "cpu" else f"on {device}"
-    return "device", f"device: the whole set, {in_words(nbytes)}, is held {where}"
+    return "device", f"device: the whole set, {in_words(nbytes)}, is kept {where}"
 
 
 def num_threads(dataset: Any, plan: Plan, num_workers: int | str, cores: int) -> tuple[int, str]:
-    """(threads of the ring, why): as given, or measured by gathering the plan's first batches for a moment.
-
-    cores: that this process may keep busy."""
+    """Return (number of threads of the ring, the reason). num_workers: the number, or auto to measure it by gathering
+    the plan's first batches for a moment. cores: number of cores that this process may use."""
     if isinstance(num_workers, int):
-        return max(1, num_workers), f"{max(1, num_workers)} threads, as data.num_workers says"
+        return max(1, num_workers), f"{max(1, num_workers)} threads, set by data.num_workers"
     if (first := plan(0)) is None:
         return 1, "1 thread, as there is nothing to read"
     if ahead_bytes(dataset):
         return 2, "2 threads, which wait for the network"
     most = _MOST_THREADS
-    if not is_ragged(dataset.spec):  # each has buffers of its own
+    if not is_ragged(dataset.spec):  # each thread has its own buffers
         most = max(4, min(most, free_memory(torch.device("cpu")) // 10 // (sample_bytes(dataset.spec) * len(first[1]))))
-    # from two on: while one waits to hand its batch over, another gathers
+    # at least two: while one waits to hand over its batch, the other one gathers
     numbers = [count for count in counts(cores) if min(2, cores) <= count <= most]
     rates = doubling(lambda count: _rate(dataset, plan, count), numbers)
     best = min(count for count, rate in rates.items() if rate >= 0.9 * max(rates.values()))
@@ -94,24 +97,27 @@ def num_threads(dataset: Any, plan: Plan, num_workers: int | str, cores: int) ->
 
 
 def counts(cores: int) -> list[int]:
-    """Return the numbers of workers or threads to try: 1, 2, 4, ..., cores, then twice, four times as many."""
-    tried = [1 << i for i in range(cores.bit_length()) if 3 << i <= 2 * cores]  # the next one is much more than these
+    """Return the numbers of workers or threads to try: 1, 2, 4, ..., cores, then 2, 4, ... times cores."""
+    tried = [1 << i for i in range(cores.bit_length()) if 3 << i <= 2 * cores]  # not those slightly below `cores`
     most = max(cores, min(_WAITING * cores, _MOST_WAITING))
     return tried + [cores << i for i in range(most.bit_length()) if cores << i <= most and cores << i not in tried]
 
 
 def enough(chosen: int, rates: dict[int, float]) -> str:
-    """Return what `why` says where more than the chosen number were tried."""
+    """Return the part of `why` for the case that larger numbers were tried: they are not faster."""
     return f"; {MORE}" if chosen < max(rates, default=0) else ""
 
 
 def doubling(rate: Callable[[int], float], numbers: Sequence[int]) -> dict[int, float]:
-    """Return {number: rate(number)}, until more gain less than a tenth, or cannot be started."""
+    """Return {number: rate(number)} for ascending numbers.
+
+    Stop when a number gains less than a tenth over the one before, or cannot be started.
+    """
     rates: dict[int, float] = {}
     for i, number in enumerate(numbers):
         try:
             rates[number] = rate(number)
-        except (OSError, ConfigError):  # no more memory, shared memory, processes or files
+        except (OSError, ConfigError):  # out of memory, shared memory, processes or files
             if not rates:
                 raise
             break
@@ -121,7 +127,7 @@ def doubling(rate: Callable[[int], float], numbers: Sequence[int]) -> dict[int, 
 
 
 def _rate(dataset: Any, plan: Plan, count: int) -> float:
-    """Samples per second that `count` threads gather together, each into a buffer that it has used before."""
+    """Return samples per second of `count` threads that gather into buffers which were used before."""
     first = plan(0)
     assert first is not None
     outs = [None if is_ragged(dataset.spec) else empty_batch(dataset.spec, len(first[1])) for _ in range(count)]
@@ -155,8 +161,10 @@ def _rate(dataset: Any, plan: Plan, count: int) -> float:
 def loader_speeds(
     dataset: Any, cores: int, given: int | str, speed: Callable[[str, int], float]
 ) -> dict[tuple[str, int], float]:
-    """Return {(data.loader, data.num_workers): speed} of the ways in which this data set can be delivered; of workers,
-    as many as make it faster, and the number that is given. 0 workers: this process."""
+    """Return {(data.loader, data.num_workers): speed} of the ways in which this data set can be loaded.
+
+    Numbers of workers are tried as long as more are faster, and also `given`, if it is a number. 0 workers: this
+    process. speed(loader, num_workers): measures one way. cores: number of cores that this process may use."""
     batches = is_batch_dataset(dataset)
     found = {}
     if not batches or not is_ragged(dataset.spec):

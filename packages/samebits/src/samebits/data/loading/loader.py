@@ -1,16 +1,16 @@
-"""Deliver micro-batches to the loop.
+"""Deliver micro-batches to the training loop.
 
-A dataset is one of two kinds:
+A data set is one of two kinds:
 
-- `BatchDataset`: `spec` (shape and dtype of one sample, by field) and `gather(rows, out)`, which fills buffers that the
-  loader owns and reuses. No per-sample Python; read from threads.
-- any map-style dataset whose `__getitem__(i)` returns a dict of tensors, arrays or numbers. It may have
-  `collate(samples) -> dict of tensors`, needed where the shapes of samples vary.
+- `BatchDataset`: has `spec` (shape and dtype of one sample, by field) and `gather(rows, out)`, which fills buffers that
+  the loader owns and reuses. It runs no Python code per sample and is read by threads.
+- any map-style data set whose `__getitem__(i)` returns a dict of tensors, arrays or numbers. It may have
+  `collate(samples) -> dict of tensors`, which it needs if the shapes of samples vary.
 
-    threads    loading.ring         threads gather into reused (pinned) buffers, copied to the GPU beside the step
-    device     loading.resident     the whole set lies on the device
-    workers    loading.workers      processes run __getitem__ and write into shared slots, or send whole batches where
-                                    the dataset has its own `collate`
+    threads    loading.ring         threads gather into reused (pinned) buffers; copies to the GPU run in the background
+    device     loading.resident     the complete data set is on the device
+    workers    loading.workers      processes run __getitem__ and write into shared slots, or send complete batches if
+                                    the data set has its own `collate`
 """
 
 from __future__ import annotations
@@ -37,44 +37,48 @@ from samebits.errors import ConfigError
 from samebits.host import cores_each
 from samebits.world import dist_env
 
-# transform(batch, numbers): whole batches on the device; numbers (B,) are global sample numbers, which seed randomness.
-# One with `takes_rows = True` is called with the data set's rows too, (B,) int64 on the host
+# transform(batch, sample_ids): changes a micro-batch on the device; sample_ids: (B,) int64, global, for random numbers.
+# If it has `takes_rows = True`, it gets a third argument: the rows of the data set, (B,) int64 on the host
 Transform = Callable[..., Batch]
 
 _STARVED_SHARE = 0.03
-MOST_PER_CORE = 32  # workers: a typing error beyond
+MOST_PER_CORE = 32  # workers; a larger number is a typing error
 
 
 class BatchDataset(Protocol):
-    """May also have: `advise(rows)`: these rows are gathered soon, ask the kernel for those not in memory;
-    `ahead_bytes`, of what comes through a network: how much of it is to be told to `advise`, and `kept_bytes`: how much
-    of it is kept;
-    `column(field) -> array`: all values of a field, for orders that look at labels or lengths (of a field of variable
-    length: the lengths); `chunk_rows`: samples in a chunk. Its `gather` returns the batch, which may hold more than
-    `spec`, and lists (of strings)."""
+    """A data set that reads many rows in one call.
+
+    Optional methods and attributes: `advise(rows)`: these rows are gathered soon, so it may prefetch those not in
+    memory. `ahead_bytes`: for remote data, how many bytes ahead to call `advise`; `kept_bytes`: how many bytes it
+    caches. `column(field) -> array`: all values of a field, for orders by label or length (lengths, if the field has a
+    variable length). `chunk_rows`: samples per chunk. `gather` may return a batch with more than `spec`, and with lists
+    (of strings)."""
 
     spec: dict[str, tuple[tuple[int, ...], torch.dtype]]  # field -> (shape of one sample, dtype); -1: varies
 
     def __len__(self) -> int: ...
 
     def gather(self, rows: np.ndarray, out: Batch | None) -> Batch:
-        """Write sample rows[i] into out[field][i] for every field; rows: (B,) int64. Safe from several threads, and
-        without the GIL in its long parts. out None (where a shape varies): return a batch of fresh memory."""
+        """Write sample rows[i] into out[field][i] for each field, and return the batch; rows: (B,) int64.
+
+        Must be thread-safe, and should release the GIL while it reads. out=None (if a shape varies): return new memory.
+        """
         ...
 
 
 class Loader:
-    """Micro-batches of this rank, on `device`, transformed; each iteration begins at the plan's begin, or where a
-    `reorder` began another one.
+    """Iterate over the micro-batches of this rank, on `device` and transformed.
 
-    split: the data set's name in messages, beside its class.
-    seed: of the random numbers that a map-style dataset draws, which depend on (seed, sample number) only.
-    lengths: of an evaluation's plan, see EvalPlan.lengths.
-    cores: that reading may keep busy; None: this rank's share of the machine.
-    rows: batches have "row", (B,) int64, the sample's row of the data set; -1 for an evaluation's padding. A stream has
-    no rows.
-    like: of an evaluation, the training's loader: its worker processes start at the first batch, as many as that has.
-    wait_s: seconds that training has waited for data. why: how batches are delivered and why so.
+    Each iteration starts at the beginning of the plan, or at the last `reorder`. dataset, plan: what to read, and which
+    rows in which order. transform: see Transform. kind: data.loader. num_workers: data.num_workers. seed: of the random
+    numbers that a map-style data set draws; they depend only on the seed and the sample id. start_method: of worker
+    processes; None: Python's default. cores: number of cores that reading may use; None: this rank's share of the
+    machine. like: for an evaluation, the loader of the training; the same number of workers is used, started at the
+    first batch. split: name of the split, for messages. rows: add "row" to batches, (B,) int64, the row of the data
+    set; -1 for padding of an evaluation. Has no effect on a stream.
+
+    Attributes: wait_s: seconds that training has waited for data. why: how batches are made, and the reason. Raise
+    ConfigError for arguments that do not fit the data set.
     """
 
     def __init__(
@@ -99,19 +103,19 @@ class Loader:
         cores = cores_each(dist_env.local_size) if cores is None else cores
         if isinstance(num_workers, int) and num_workers > MOST_PER_CORE * cores:
             raise ConfigError(
-                f"data.num_workers={num_workers}: more than {MOST_PER_CORE} for each of {cores} cores, for which this "
-                "machine lacks memory; auto measures how many are needed"
+                f"data.num_workers={num_workers}: more than {MOST_PER_CORE} for each of {cores} cores, which "
+                "would exhaust this machine's memory - give auto to measure the number"
             )
         self._begun: tuple[list[Batch], Generator[Batch, None, None]] | None = None
         self._closed = False
-        self._change: Callable[[], None] | None = None  # of a reorder that is still to come
+        self._change: Callable[[], None] | None = None  # of a pending reorder
         self.is_stream = isinstance(dataset, Stream)
         self._with_rows = rows and not self.is_stream
         self._waits = waits_on(device)
         self.lengths: Any = getattr(plan, "lengths", None)
         self.kind, self.why = choose.kind_of(dataset, plan, device, kind)
         self._samples = Samples(dataset, seed, split)
-        self._source: Any = None  # None: it is opened by the first batch
+        self._source: Any = None  # None: opened by the first batch
         if self.is_stream:
             if num_workers not in ("auto", 0):
                 raise ConfigError(f"data.num_workers={num_workers}: a stream is read in this process, give auto or 0")
@@ -119,7 +123,9 @@ class Loader:
             self._source = InProcess(self._samples, device)
         elif self.kind == "device":
             if num_workers not in ("auto", 0):
-                self.why += f"; data.num_workers={num_workers} has no effect: data.loader=workers or threads has them"
+                self.why += (
+                    f"; data.num_workers={num_workers} has no effect: only data.loader=workers and threads use it"
+                )
             self._source = Resident(self._samples, device)
         elif self.kind == "threads":
             count, measured = choose.num_threads(self._samples, plan, num_workers, cores)
@@ -137,15 +143,16 @@ class Loader:
 
     @property
     def wait_s(self) -> float:
+        """Return how long training has waited for data, in seconds."""
         return self._waits.seconds()
 
     @property
     def num_workers(self) -> int:
-        """Worker processes that are there; 0: samples are made in this process."""
+        """Return the number of running worker processes; 0: this process makes the samples."""
         return getattr(self._source, "num_workers", 0)
 
     def first(self) -> Batch:
-        """The batch with which the next iteration begins; not to be changed."""
+        """Return the first batch of the next iteration, which must not be changed."""
         if self._begun is None:
             batches = self._batches()
             self._begun = [next(batches)], batches
@@ -153,11 +160,14 @@ class Loader:
 
     @property
     def dataset_name(self) -> str:
+        """Return the name of the data set's class, for messages."""
         return self._samples.name
 
     def first_read(self) -> tuple[int, list[str]]:
-        """Return what all ranks have alike: the data set's length, and digests of its first samples (a stream's: of the
-        first that this rank reads), but for one that gathers."""
+        """Return (length, digests of the first samples) of the data set, which must be equal on all ranks.
+
+        The digests are those of row 0, or of the first samples of a stream that this rank has read; [] if the data set
+        has `gather`."""
         samples = self._samples
         if self.is_stream and self.lengths is None:
             self.first()
@@ -168,7 +178,7 @@ class Loader:
         return len(samples), samples.digests if self.is_stream else []
 
     def __iter__(self) -> Iterator[Batch]:
-        # at the first batch, not before: a reorder may come between
+        # at the first batch, not before, because a reorder may come first
         (held, rest), self._begun = self._begun or ([], self._batches()), None
         try:
             yield from drain(held)
@@ -205,20 +215,22 @@ class Loader:
             stream.close()
 
     def reorder(self, change: Callable[[], None]) -> None:
-        """From the next step on batches follow the plan's order as change() leaves it; what was made ahead is thrown
-        away. change is called at that step, when nobody asks the order for rows."""
+        """Apply a change of the order at the next step: batches that were prepared for later steps are discarded.
+
+        change: called at that step, while no thread requests rows; from then on batches follow the order as it leaves
+        it."""
         self._change = change
-        if self._begun is not None:  # a batch that was looked at, and is drawn anew
+        if self._begun is not None:  # a batch that `first` returned, and is read again
             self._begun[1].close()
             self._begun = None
 
     def _with_row(self, batch: Batch, numbers: Tensor, k: int) -> Batch:
         if "row" in batch:
             raise ConfigError(
-                "data: a field is called 'row', as what a task with `needs_sample_ids = True` gets is - give it "
-                "another name, as in data.fields"
+                "data: a field is called 'row', which is reserved for the row of the data set "
+                "(`needs_sample_ids = True`) - give it another name in data.fields"
             )
-        # an evaluation's numbers are its rows, and say what is padding
+        # sample ids of an evaluation are rows, or -1 for padding
         row = numbers.clone() if self.lengths is not None else indices_on(self.device, self.plan(k)[1])  # type: ignore[index]
         if getattr(self.plan, "padded", False):
             row = torch.where(numbers < 0, -1, row)
@@ -232,7 +244,7 @@ class Loader:
             return self.transform(batch, numbers)
 
     def close(self) -> None:
-        """End threads and workers; safe to call twice."""
+        """Stop threads and workers. It can be called twice."""
         if self._begun is not None:
             self._begun[1].close()
             self._begun = None
@@ -248,9 +260,11 @@ class Loader:
 
 
 def starvation(wait_s: float, total_s: float, why: str, said: float = 0.0) -> str | None:
-    """Return a sentence for the log if the loop waited for data for more than a few percent of the time; else None.
+    """Return a sentence for the log if the loop waited for data for more than a few percent of the time, otherwise
+    None.
 
-    said: the share of the last sentence, which is not said again, less its part in brackets, until that has doubled."""
+    said: the share in the last sentence; 0: there was none. The next sentence is shorter, and follows only if the share
+    has doubled."""
     if total_s <= 0 or wait_s / total_s <= max(_STARVED_SHARE, 2 * said):
         return None
     share = f"{wait_s / total_s:.0%} of the time was spent waiting for data"
@@ -258,15 +272,16 @@ def starvation(wait_s: float, total_s: float, why: str, said: float = 0.0) -> st
 
 
 def remedy(why: str) -> str:
-    """Return what to change where a loader is too slow, nothing that was tried or refused. why: the loader's."""
+    """Return what to change if loading is too slow, without options that were tried already. why: Loader.why."""
     kind = why.split(":")[0]
     if choose.STREAM in why:
-        return "make its samples cheaper, or give it __len__ and __getitem__, for which there are workers"
+        return "make its samples cheaper, or give it __len__ and __getitem__, so that workers can read it"
     more = f"make samples cheaper ({choose.MORE})" if choose.MORE in why else "raise data.num_workers"
-    held = "try data.loader=device if the set fits, " * ("as data.loader says" in why)
+    held = "try data.loader=device if the set fits, " * ("set by data.loader" in why)
     return {
-        "workers": f"{more}, or pack the set into HDF5 and let data.transforms do the work",
+        "workers": f"{more}, or pack the set into HDF5 and use data.transforms for the work per sample",
         "threads": f"{more}, {held}or change the file's layout, which ./run h5 inspect shows",
-        "remote": "the network is slower than the steps; a data.cache_gb that holds the set fetches it once",
-        "device": "data.loader=threads gathers beside the step",
+        "remote": "the network is slower than the training steps; if data.cache_gb is large enough for the "
+        "set, it is fetched only once",
+        "device": "data.loader=threads gathers in the background",
     }.get(kind, "see data.loader")

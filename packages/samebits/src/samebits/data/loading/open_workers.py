@@ -1,4 +1,4 @@
-"""How many workers a map-style dataset gets, measured, and which kind."""
+"""Decide how many workers a map-style data set gets, by measuring, and start them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from samebits.data.loading.workers import Workers
 from samebits.data.order import Plan
 from samebits.data.spec import empty_batch
 
-_HAND_OVER_S = 0.0003  # a batch that takes less to make is not worth sending to another process
-_JOB_S = 0.01  # of the batches of a trial: small parts of real ones, so that a trial is short
+_HAND_OVER_S = 0.0003  # faster batches are not worth sending to another process
+_JOB_S = 0.01  # per batch of a trial, which is a small part of a real one to keep the trial short
 _TRIAL_S = 0.15
 
 
 def open_workers(
     samples: Samples, plan: Plan, device: torch.device, num_workers: int | str, start_method: str | None, cores: int
 ) -> tuple[Any, str]:
-    """(the source of batches, why so many workers); num_workers: auto tries 1, 2, 4, ..., as long as more are
-    faster."""
+    """Return (the source of batches, the reason for the number of workers).
+
+    num_workers: the number, 0 for this process, or auto: try 1, 2, 4, ..., as long as more are faster.
+    """
     part = plan(0)
     if part is None or num_workers == 0:
-        return InProcess(samples, device), "in this process" + (", as data.num_workers says" if part else "")
+        return InProcess(samples, device), "in this process" + (", set by data.num_workers" if part else "")
     collates = samples.has("collate")
 
     def make(count: int, where: torch.device) -> Any:
@@ -37,7 +39,7 @@ def open_workers(
         spec = None if collates else samples.spec_of(int(part[0][0]), int(part[1][0]))
         way = "whole batches, for the dataset's own collate" if collates else "shared slots"
         if isinstance(num_workers, int):
-            return make(num_workers, device), f"{num_workers} workers, as data.num_workers says ({way})"
+            return make(num_workers, device), f"{num_workers} workers, set by data.num_workers ({way})"
         sample_s = _sample_s(samples, part)
     batch_s = sample_s * len(part[0])
     if batch_s < _HAND_OVER_S:
@@ -51,7 +53,7 @@ def open_workers(
 
 
 def _sample_s(samples: Samples, part: tuple[np.ndarray, np.ndarray]) -> float:
-    """Seconds that one sample takes in this process."""
+    """Return how many seconds one sample takes in this process."""
     if samples.has("gather"):
         out = empty_batch(samples.spec, len(part[1]))
         began = time.perf_counter()
@@ -67,7 +69,7 @@ def _sample_s(samples: Samples, part: tuple[np.ndarray, np.ndarray]) -> float:
 
 
 def _trial_plan(plan: Plan, rows: int) -> Plan:
-    """The plan's batches cut to their first `rows` rows, endless."""
+    """Return an endless plan of the plan's batches, cut to their first `rows` rows."""
 
     def trial(k: int) -> tuple[np.ndarray, np.ndarray] | None:
         numbers, of = plan(k) or plan(0)  # type: ignore[misc]
@@ -77,7 +79,7 @@ def _trial_plan(plan: Plan, rows: int) -> Plan:
 
 
 def _best(make: Callable[[int], Any], plan: Plan, cores: int) -> tuple[int, dict[int, float]]:
-    """The fewest workers that are nearly as fast as any number tried, and samples/s by number."""
+    """Return the smallest number of workers that is nearly as fast as the others, and {number: samples/s}."""
 
     def rate(count: int) -> float:
         source = make(count)
@@ -93,7 +95,7 @@ def _best(make: Callable[[int], Any], plan: Plan, cores: int) -> tuple[int, dict
 
 
 def _rate(source: Any, plan: Plan, skip: int) -> float:
-    """Samples per second, without the start and without the `skip` batches that were made meanwhile."""
+    """Return samples per second, not counting the start and the `skip` batches that were made during it."""
     stream, done, began = source.stream(plan), 0, 0.0
     for i, (_, numbers) in enumerate(stream):
         if i == skip:

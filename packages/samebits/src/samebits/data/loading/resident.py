@@ -1,4 +1,7 @@
-"""The whole data set on the device (or in RAM, for a CPU), indexed there: no reading and no threads in a step."""
+"""Keep the complete data set on the device (or in RAM, if the device is a CPU), and select batches there.
+
+A step reads nothing and uses no threads.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from samebits.data.loading.slots import Slots, drain, indices_on, split
 from samebits.data.order import Plan
 from samebits.data.spec import Batch, empty_batch, sample_bytes
 
-_LOAD_BYTES = 64 * 1024 * 1024  # read at once while the set is loaded
-_GROUP_BYTES = 256 * 1024  # small micro-batches are indexed together up to this; the loop waits for it
-_GROUP_ROWS = 16384  # rows whose numbers cross to the device together
+_LOAD_BYTES = 64 * 1024 * 1024  # per read while the set is loaded
+_GROUP_BYTES = 256 * 1024  # small micro-batches are selected together, up to this size; the loop waits for it
+_GROUP_ROWS = 16384  # rows whose indices are copied to the device together
 
 
 class Resident:
-    """The set is loaded by the first stream."""
+    """A source of batches. The first `stream` loads the data set."""
 
     def __init__(self, dataset: Any, device: torch.device) -> None:
         self.dataset, self.device = dataset, device
@@ -48,7 +51,7 @@ class Resident:
         return held
 
     def stream(self, plan: Plan) -> Iterator[tuple[Batch, Tensor]]:
-        """(micro-batch, its sample numbers) on the device, in order, until the plan ends."""
+        """Yield (micro-batch, its sample ids) on the device, in order, until the plan ends."""
         if self._held is None:
             self._held = self._load()
         k = 0
@@ -67,13 +70,13 @@ class Resident:
     def _index(self, held: Batch, rows: Tensor) -> Batch:
         if self._slots is None:
             return {field: _bits(value).index_select(0, rows).view(value.dtype) for field, value in held.items()}
-        batch, _ = self._slots.take(len(rows))  # a CPU's fresh memory costs several times the copy
+        batch, _ = self._slots.take(len(rows))  # new memory on a CPU costs several times as much as the copy
         for field, value in held.items():
             torch.index_select(_bits(value), 0, rows, out=_bits(batch[field]))
         return batch
 
     def _parts(self, plan: Plan, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The plan from k on, up to _GROUP_ROWS rows."""
+        """Return the plan's micro-batches from k on, up to _GROUP_ROWS rows."""
         parts: list[tuple[np.ndarray, np.ndarray]] = []
         count = 0
         while count < _GROUP_ROWS and (part := plan(k + len(parts))) is not None:
@@ -82,10 +85,11 @@ class Resident:
         return parts
 
     def close(self) -> None:
+        """Release the data set."""
         self._held = None
 
 
 def _bits(values: Tensor) -> Tensor:
-    """The same memory as a type that torch can index; it stores uint16, uint32 and uint64 and has few operations."""
+    """Return the same memory as a signed type: torch has few operations for uint16, uint32 and uint64."""
     signed = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
     return values.view(signed.get(values.dtype, values.dtype))

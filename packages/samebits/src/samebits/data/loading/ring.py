@@ -1,9 +1,9 @@
 """Background threads that fill reused batch buffers ahead of the loop.
 
-loop      <- batch <- batch <- ...      views of a buffer, handed out in order; waits only if the next is not ready
-threads      gather -> buffer [-> GPU]  a job is one buffer: one micro-batch, or several where they are small
-slots        the buffers                one is used again only when no tensor, view, numpy alias or saved-for-backward
-                                        tensor looks at it any more, and no copy to the GPU still reads it
+loop      <- batch <- batch <- ...      views of a buffer, in order; the loop waits only if the next one is not ready
+threads      gather -> buffer [-> GPU]  a job is one buffer: one micro-batch, or several if they are small
+slots        the buffers                a buffer is reused only if no tensor, view, numpy alias or tensor saved for
+                                        backward uses it any more, and no copy to the GPU still reads it
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from samebits.data.order import Plan
 from samebits.data.spec import Batch, is_ragged, sample_bytes
 from samebits.world import dist_env
 
-# Small micro-batches are gathered together up to this: a hand-over between threads costs about 50 us. Measured with
-# batches of 0.8 MB: 1 MB reaches 0.47 of what bare index_select does, 4 MB 0.86, 16 MB 0.7.
+# Small micro-batches are gathered together up to this size, because each hand-over between threads costs about 50 us.
+# Measured with batches of 0.8 MB, relative to the speed of index_select: 1 MB 0.47, 4 MB 0.86, 16 MB 0.7.
 GROUP_BYTES = 4 * 1024 * 1024
 GROUP_MOST = 64
-_WINDOW_BYTES = 256 * 1024 * 1024  # a window of chunks is gathered together up to this
-_LOCKED_BYTES = 1 << 30  # page-locked memory of the jobs ahead; two are ahead in any case
+_WINDOW_BYTES = 256 * 1024 * 1024  # a window of chunks is gathered together, up to this size
+_LOCKED_BYTES = 1 << 30  # limit of the page-locked memory of prepared jobs; there are always at least two
 
 
 @dataclass
@@ -42,17 +42,18 @@ class _Job:
     plan: Plan
     begin: int  # micro-batches begin ... end - 1
     end: int
-    told: range  # tell the dataset of the rows of these micro-batches
+    told: range  # call `advise` with the rows of these micro-batches
     cancelled: bool = False
     sizes: list[int] = field(default_factory=list)
     numbers: Tensor | None = None
     batch: Batch | None = None
-    sent: Sent | None = None  # on its way to the GPU
+    sent: Sent | None = None  # if it is copied to the GPU
     error: BaseException | None = None
     ready: Any = field(default_factory=threading.Lock)
 
     def rows(self, of: range | None = None) -> tuple[list[int], np.ndarray, np.ndarray] | None:
-        """(sizes of the micro-batches, their numbers, their rows) of this job, or of these micro-batches."""
+        """Return (sizes, sample ids, rows) of the micro-batches `of`, by default those of this job; None if the plan
+        has ended."""
         parts = [self.plan(k) for k in (range(self.begin, self.end) if of is None else of)]
         found = [part for part in parts if part is not None]
         if not found:
@@ -62,7 +63,8 @@ class _Job:
 
 
 class _Filler:
-    """What the threads know; it holds no reference to the Ring, so that a forgotten Ring ends its threads."""
+    """State of the threads. It has no reference to the Ring, so that the threads end if the Ring is
+    garbage-collected."""
 
     def __init__(self, dataset: Any, device: torch.device, num_threads: int) -> None:
         self.dataset, self.device = dataset, device
@@ -72,6 +74,7 @@ class _Filler:
         self.tasks: SimpleQueue[_Job | None] = SimpleQueue()
 
     def work(self) -> None:
+        """Run jobs until None is in the queue."""
         _never_preempt()
         with self.side.cuda.here() if self.side else contextlib.nullcontext():
             while (job := self.tasks.get()) is not None:
@@ -84,6 +87,7 @@ class _Filler:
                 del job
 
     def fill(self, job: _Job) -> None:
+        """Gather the rows of a job, and start their copy to the GPU."""
         found = job.rows()
         if found is None:
             return
@@ -99,17 +103,19 @@ class _Filler:
         if self.side is not None:
             job.sent = self.side.send(job.batch, self.side.cuda.locked(job.numbers))
             if slot is None:
-                job.sent.copied.synchronize()  # memory of the dataset's own: nothing else keeps it until then
+                job.sent.copied.synchronize()  # the data set's memory: only `job` keeps it until the copy is done
             else:
                 slot.copied = job.sent.copied
             job.batch = job.numbers = None
 
 
 def _never_preempt() -> None:
-    """Linux: this thread, woken to fill a buffer, does not push the training loop off its core (measured on 2 cores
-    with a step of 10 ms: 0.1 ms added to it instead of 0.45; a lower priority changes nothing)."""
+    """On Linux, prevent this thread from preempting the training loop when it is woken to fill a buffer.
+
+    Measured on 2 cores with a step of 10 ms: this adds 0.1 ms to the step instead of 0.45. A lower priority has no
+    effect."""
     if hasattr(os, "SCHED_BATCH"):
-        with contextlib.suppress(OSError):  # a sandbox may forbid it; then it is as before
+        with contextlib.suppress(OSError):  # a sandbox may forbid it; then nothing changes
             os.sched_setscheduler(threading.get_native_id(), os.SCHED_BATCH, os.sched_param(0))
 
 
@@ -120,12 +126,12 @@ def _stop(filler: _Filler, threads: list[threading.Thread], pid: int) -> None:
         filler.tasks.put(None)
     for thread in threads:
         if thread is not threading.current_thread():
-            thread.join(timeout=5)  # they are daemons: one that hangs in a read does not keep the process alive
+            thread.join(timeout=5)  # daemons: if one hangs in a read, the process can still end
     threads.clear()
 
 
 class Ring:
-    """`stream(plan)` gives the micro-batches of a plan; the threads stay for the next one."""
+    """A source of batches that threads gather. The threads are kept for the next plan."""
 
     def __init__(self, dataset: Any, device: torch.device, num_threads: int) -> None:
         self.dataset, self.device, self.num_threads = dataset, device, num_threads
@@ -134,7 +140,7 @@ class Ring:
     def _start(self) -> None:
         if self._pid == os.getpid():
             return
-        self._pid = os.getpid()  # threads do not survive a fork: a child makes its own
+        self._pid = os.getpid()  # threads do not survive a fork: a child starts new ones
         self._filler = _Filler(self.dataset, self.device, self.num_threads)
         names = [f"ring-{i}" for i in range(self.num_threads)]
         self._threads = [threading.Thread(target=self._filler.work, name=name, daemon=True) for name in names]
@@ -143,7 +149,7 @@ class Ring:
         self._end = weakref.finalize(self, _stop, self._filler, self._threads, self._pid)
 
     def stream(self, plan: Plan) -> Iterator[tuple[Batch, Tensor]]:
-        """(micro-batch, its sample numbers) on the device, in order, until the plan ends."""
+        """Yield (micro-batch, its sample ids) on the device, in order, until the plan ends."""
         self._start()
         jobs: deque[_Job] = deque()
         group, told = _group(plan, self.dataset), _told(plan, self.dataset, self.num_threads + 2)
@@ -165,7 +171,7 @@ class Ring:
                 job.cancelled = True
 
     def _jobs_ahead(self, plan: Plan, end: int) -> int:
-        """How many jobs the threads get before they are needed. end: of the first job."""
+        """Return how many jobs the threads get in advance. end: end of the first job."""
         count, part = self.num_threads + 2, plan(0)
         if self._filler.side is None or part is None or is_ragged(self.dataset.spec):
             return count
@@ -174,7 +180,7 @@ class Ring:
         return max(2, min(count, _LOCKED_BYTES // locked))
 
     def _split(self, job: _Job) -> Iterator[tuple[Batch, Tensor]]:
-        """The micro-batches of a job; keeps no batch that it has handed out, nor, after the last, the job's memory."""
+        """Yield the micro-batches of a job. Keep no reference to them, nor, after the last one, to the job's memory."""
         if job.sent is not None:
             assert self._filler.side is not None
             batch, numbers = self._filler.side.receive(job.sent)
@@ -197,29 +203,32 @@ class Ring:
         return end
 
     def close(self) -> None:
+        """Stop the threads. It can be called twice."""
         if self._pid == os.getpid():
             self._end()
         self._pid = -1
 
 
 def _told(plan: Plan, dataset: Any, jobs: int) -> Callable[[int, int], range]:
-    """begin, end of a job -> the micro-batches that the data set is told of meanwhile. jobs: those that are ahead."""
+    """Return a function (begin, end of a job) -> the micro-batches whose rows are passed to `advise` during that job.
+
+    jobs: number of jobs that are in progress or prepared."""
     if not hasattr(dataset, "advise"):
         return lambda begin, end: range(0)
     part = plan(0)
     if not ahead_bytes(dataset) or part is None:
         return lambda begin, end: range(begin + (end - begin) * jobs, end + (end - begin) * jobs)
     row_bytes = getattr(dataset, "nbytes", 0) / len(dataset) if is_ragged(dataset.spec) else sample_bytes(dataset.spec)
-    own = ahead_bytes(dataset) / dist_env.local_size  # the ranks of a host share what is kept
+    own = ahead_bytes(dataset) / dist_env.local_size  # the ranks of a host share the cache
     ahead, told = int(own / max(1, row_bytes * len(part[0]))) + 1, 0
-    ahead = min(ahead, -(-len(dataset) // len(part[0])))  # of a small set of small rows that would be many epochs
-    # Large steps make few requests, of neighbours. Larger ones left the network idle, once they had come, until the
-    # next was due, and mixed up windows, as each shard's part of a step is asked for together.
+    ahead = min(ahead, -(-len(dataset) // len(part[0])))  # at most one epoch
+    # Large steps need few requests, because neighboring rows are merged. Even larger ones left the network idle between
+    # two steps, and mixed rows of several windows, because all rows of a shard in a step are requested together.
     step = max(2, ahead // 8)
 
     def further(begin: int, end: int) -> range:
         nonlocal told
-        if begin == 0 or told > end + ahead - step:  # the first shall not wait for what others want
+        if begin == 0 or told > end + ahead - step:  # the first batch must not wait for rows of later ones
             return range(0)
         first = max(told, begin)
         told = first + step
@@ -229,20 +238,20 @@ def _told(plan: Plan, dataset: Any, jobs: int) -> Callable[[int, int], range]:
 
 
 def _group(plan: Plan, dataset: Any) -> Callable[[int], int]:
-    """begin -> the first micro-batch behind those that are gathered together with `begin`."""
+    """Return a function that maps the first micro-batch of a job to the first one of the next job."""
     part, spec = plan(0), dataset.spec
     if part is None or is_ragged(spec):
         return lambda begin: begin + 1
     batch_bytes = max(1, len(part[0]) * sample_bytes(spec))
     window: Callable[[int], int | None] = getattr(plan, "window", lambda k: None)
-    if ahead_bytes(dataset):  # each batch comes as soon as it can, not with its window
+    if ahead_bytes(dataset):  # deliver each batch as early as possible, not with its window
         return lambda begin: begin + 1
     if window(0) is None:
         group = min(max(1, GROUP_BYTES // batch_bytes), GROUP_MOST)
         return lambda begin: begin + group
     most = max(1, _WINDOW_BYTES // batch_bytes)
 
-    def window_end(begin: int) -> int:  # the chunks of a window are then read and decompressed once
+    def window_end(begin: int) -> int:  # so that each chunk of a window is read and decompressed once
         here, end = window(begin), begin + 1
         while end - begin < most and window(end) == here:
             end += 1

@@ -1,5 +1,5 @@
-"""Map-style datasets, sample by sample: random numbers of each sample's own, what a batch of them looks like, and one
-line that names data set, row and split for whatever goes wrong in the data set's own code."""
+"""Read map-style data sets sample by sample: seed the random numbers of each sample, make batches, and turn each error
+of the data set's own code into one line that names data set, row and split."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from samebits.data.spec import Batch, Spec, empty_batch
 from samebits.data.stream import Stream
 from samebits.errors import ConfigError, DataFailed, RunFailed, one_line
 
-_ROWS_SHOWN = 8  # of a batch, in a message
-_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float32}  # floats as a model's, not as Python's
+_ROWS_SHOWN = 8  # at most, in a message
+_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float32}  # float32, as in models
 
 
 def seed_sample(seed: int, number: int) -> None:
-    """Python's, numpy's and torch's CPU random numbers from (seed, sample number): the same in any worker."""
+    """Seed Python, numpy and torch (CPU) from (seed, sample id), so that samples are equal in all workers."""
     value = int(hashed(seed, 5, np.array([number]))[0])
     random.seed(value)
     np.random.seed(value & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(value >> 1)  # torch.manual_seed costs 70 us, for the GPUs' sake
+    torch.default_generator.manual_seed(value >> 1)  # torch.manual_seed takes 70 us, because it seeds GPUs
 
 
 def seed_of_split(seed: int, split: str) -> int:
-    """Return the seed of what a data set draws for this split; the training split's is `seed`."""
+    """Return the seed of the random numbers that a data set draws for this split; `seed` for the training split."""
     return seed if split == "train" else int(hashed(seed, 7, np.array([zlib.crc32(split.encode())]))[0])
 
 
 @contextmanager
 def random_numbers_of(seed: int, number: int) -> Iterator[None]:
-    """What is drawn inside is that of (seed, sample number), and does not change what is drawn after."""
+    """Seed the random numbers in this block from (seed, sample id); afterwards restore the generators' states."""
     with own_random_numbers():
         seed_sample(seed, number)
         yield
@@ -50,7 +50,7 @@ def random_numbers_of(seed: int, number: int) -> Iterator[None]:
 
 @contextmanager
 def own_random_numbers() -> Iterator[None]:
-    """What is drawn inside does not change what is drawn after."""
+    """Restore the states of the random number generators (Python, numpy, torch on the CPU) after this block."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
@@ -62,8 +62,7 @@ def own_random_numbers() -> Iterator[None]:
 
 @contextmanager
 def drawing(seed: int | None) -> Iterator[None]:
-    """In this block random numbers are those of the seed, and what is drawn changes none that is drawn after; None:
-    they go on."""
+    """Seed the random numbers in this block, and restore the generators' states afterwards. seed None: do nothing."""
     if seed is None:
         yield
         return
@@ -73,26 +72,28 @@ def drawing(seed: int | None) -> Iterator[None]:
 
 
 def check_indexed(dataset: Any) -> None:
-    """A dataset knows its length, and its samples by number."""
+    """Raise ConfigError if a data set lacks `__len__`, or both `__getitem__` and `gather`."""
     own = type(dataset)
     missing = [name for name in ("__len__", "__getitem__") if not hasattr(own, name)]
     if hasattr(dataset, "gather") and "__getitem__" in missing:
         missing.remove("__getitem__")
     if missing:
         raise ConfigError(
-            f"data: {own.__name__} has no {missing[0]}, and samples are asked for by number: give it __getitem__(i) "
+            f"data: {own.__name__} has no {missing[0]}, but samples are read by index - add __getitem__(i) "
             "and __len__ (endless data: __len__ of 10**9, and __getitem__(i) that draws torch's, numpy's or "
-            "Python's random numbers, which are seeded for each sample of each split), or __iter__ alone, for a "
-            "stream, or pack its samples into a file, ./run h5 pack"
+            "Python's random numbers, which are seeded for each sample of each split), or only __iter__, for a "
+            "stream, or pack its samples into a file with ./run h5 pack"
         )
 
 
 def ahead_bytes(dataset: Any) -> int:
-    """Of what comes through a network: bytes of the batches that `advise` is told of before they are gathered."""
+    """Return, for remote data, how many bytes of batches are passed to `advise` before they are gathered; otherwise
+    0."""
     return int(getattr(dataset, "ahead_bytes", 0))
 
 
 def tensor_of(value: Any, field: str) -> Tensor:
+    """Return the value of a field as a tensor. Raise ConfigError if it is not a tensor, an array or a number."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, (np.ndarray, np.generic)):
@@ -106,6 +107,7 @@ def tensor_of(value: Any, field: str) -> Tensor:
 
 
 def spec_of(sample: Any) -> Spec:
+    """Return the spec of a sample. Raise ConfigError if it is not a dict of tensors, arrays or numbers."""
     if not isinstance(sample, dict) or not sample:
         raise ConfigError(
             f"data: __getitem__ returned a {type(sample).__name__}; return a dict of tensors, arrays or numbers"
@@ -115,9 +117,12 @@ def spec_of(sample: Any) -> Spec:
 
 
 def write_sample(sample: Any, spec: Spec, batch: Batch, i: int) -> None:
-    """Into row i of the buffers; a sample that does not fit them is an error, never cast or broadcast."""
+    """Write a sample to row i of the buffers.
+
+    Raise ConfigError if its fields, shapes or dtypes differ from the spec: nothing is cast or broadcast.
+    """
     if not isinstance(sample, dict):
-        spec_of(sample)  # which says so
+        spec_of(sample)  # raises the error
     if sample.keys() != spec.keys():
         raise ConfigError(f"data: samples differ in their fields: {sorted(spec)} and {sorted(sample)}")
     for field, (shape, dtype) in spec.items():
@@ -125,51 +130,55 @@ def write_sample(sample: Any, spec: Spec, batch: Batch, i: int) -> None:
         if value.shape != shape or value.dtype != dtype:
             raise ConfigError(
                 f"data: samples differ in field {field!r}: {dtype} {shape} and {value.dtype} {tuple(value.shape)}; "
-                "make them alike in __getitem__, or give the dataset a method collate(samples) -> dict of tensors"
+                "make them equal in __getitem__, or give the dataset a method collate(samples) -> dict of tensors"
             )
         batch[field][i].copy_(value)
 
 
 class Samples:
-    """What loaders read a data set by. split: its name for messages; empty: it has none.
+    """The interface through which loaders read a data set. Other attributes are those of the data set (spec, advise,
+    ...).
 
-    Other attributes are the data set's (spec, advise, ...).
+    seed: of the random numbers of the samples. split: name for messages; empty: none. Its methods raise DataFailed for
+    exceptions in the data set's code.
     """
 
     def __init__(self, dataset: Any, seed: int, split: str = "") -> None:
         self.dataset, self._seed, self._split = dataset, seed, split
         if isinstance(dataset, Stream):
             dataset.begin_sample = partial(seed_sample, seed)
-        self.progress: np.ndarray | None = None  # of a worker: the row that is being made, in shared memory; -1: none
+        self.progress: np.ndarray | None = None  # in a worker: the current row, in shared memory; -1: none
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "dataset" or name.startswith("__"):  # pickle asks for some before there is a data set
+        if name == "dataset" or name.startswith("__"):  # pickle reads some before `dataset` is set
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
     @property
     def name(self) -> str:
-        """The class of the data set, or of the source of a stream."""
+        """Return the name of the class of the data set, or of the source of a stream."""
         return type(self.dataset.source if isinstance(self.dataset, Stream) else self.dataset).__name__
 
     def has(self, method: str) -> bool:
+        """Return True if the data set has this method."""
         return hasattr(self.dataset, method)
 
     def place(self, rows: Sequence[int], what: str = "") -> str:
-        """ "Noisy, rows 3, 5 of split train": what a message says of samples that were being made."""
+        """Return a text for messages on samples, e.g. "Noisy, rows 3, 5 of split train". what: instead of "row"."""
         what = what or ("sample" if isinstance(self.dataset, Stream) else "row")
         shown = ", ".join(map(str, rows[:_ROWS_SHOWN])) + ", ..." * (len(rows) > _ROWS_SHOWN)
         which = f"{what}{'s' * (len(rows) != 1)} {shown}" if len(rows) else f"some {what}s"
         return f"{self.name}, {which}" + (f" of split {self._split}" if self._split else "")
 
     def transforming(self, numbers: Tensor) -> AbstractContextManager[None]:
-        """In this block data.transforms work on the batch of these samples."""
+        """Return a context in which data.transforms run on the batch of these samples."""
         return _Making(self, numbers, "data.transforms", "sample number")
 
     def sample(self, number: int, row: int) -> Any:
+        """Return the sample at `row`, with the random numbers of sample id `number`."""
         with _Making(self, [row]):
             return self._draw(number, row)
 
@@ -178,7 +187,7 @@ class Samples:
         return self.dataset[row]
 
     def collated(self, numbers: Sequence[int], rows: Sequence[int]) -> Batch:
-        """The batch of these samples by the data set's own `collate`."""
+        """Return the batch that the data set's `collate` makes of these samples."""
         samples = [self.sample(number, row) for number, row in zip(numbers, rows, strict=True)]
         nothing = [row for row, sample in zip(rows, samples, strict=True) if sample is None]
         with _Making(self, nothing or rows, "collate, of samples that are None" if nothing else "collate"):
@@ -188,20 +197,20 @@ class Samples:
             return dict(batch)
 
     def gather(self, rows: np.ndarray, out: Batch | None) -> Batch:
-        """The data set's own `gather`."""
+        """Call the data set's `gather`."""
         with _Making(self, rows):
             batch: Batch = self.dataset.gather(rows, out)
             return batch
 
     def spec_of(self, number: int, row: int) -> Spec:
-        """What one sample looks like."""
+        """Return the spec of the data set, or of this sample if it has no `gather`."""
         if self.has("gather"):
             return dict(self.dataset.spec)
         with _Making(self, [row]):
             return spec_of(self._draw(number, row))
 
     def fill(self, numbers: list[int], rows: np.ndarray, spec: Spec, batch: Batch) -> None:
-        """Samples `rows`, each with the random numbers of its number, into batch: (B, ...) by field."""
+        """Write the samples `rows` to batch, (B, ...) by field, each with the random numbers of its sample id."""
         if self.has("gather"):
             self.gather(rows, batch)
             return
@@ -211,8 +220,10 @@ class Samples:
 
 
 class _Making:
-    """In this block the user's code makes these rows. Its failure, sys.exit() too, becomes a DataFailed that names the
-    data set, the rows and the split; the one line of a ConfigError or RunFailed gets them appended."""
+    """A context in which the data set's code runs for these rows.
+
+    Exceptions, including sys.exit(), are converted to a DataFailed that names data set, rows and split. The same text
+    is appended to the message of a ConfigError or RunFailed."""
 
     __slots__ = ("_rows", "_samples", "_step", "_what")
 
@@ -225,7 +236,7 @@ class _Making:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._report(-1)
         if isinstance(error, (ConfigError, RunFailed)):
-            if self._what == "":  # else it is about the config, not about a sample
+            if self._what == "":  # otherwise the error is about the config
                 error.args = (f"{error} ({self})", *error.args[1:])
         elif isinstance(error, (Exception, SystemExit)):
             raised = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else one_line(error)
@@ -241,20 +252,20 @@ class _Making:
         dataset = self._samples.dataset
         if isinstance(dataset, Stream) and not (self._step or self._what):
             return self._samples.place([dataset.reading])
-        with suppress(RuntimeError):  # of a GPU that has failed, whose tensors cannot be read
+        with suppress(RuntimeError):  # tensors on a failed GPU cannot be read
             rows = [int(row) for row in self._rows[: _ROWS_SHOWN + 1]]
         return self._samples.place(rows, self._what)
 
 
 class InProcess:
-    """No workers: samples are made when the loop asks. The loop's own random numbers go on as if nothing was drawn."""
+    """A source of batches without workers: this process makes them on demand. Its own random numbers do not change."""
 
     def __init__(self, samples: Samples, device: torch.device) -> None:
         self._samples, self.device = samples, device
         self._side = SideStream.of(device)
 
     def stream(self, plan: Plan) -> Iterator[tuple[Batch, Tensor]]:
-        """(micro-batch, its sample numbers) on the device, in order, until the plan ends."""
+        """Yield (micro-batch, its sample ids) on the device, in order, until the plan ends."""
         k = 0
         while (part := plan(k)) is not None:
             with own_random_numbers():
@@ -274,11 +285,11 @@ class InProcess:
         return batch
 
     def close(self) -> None:
-        pass
+        """Do nothing."""
 
 
 def deliver(batch: Batch, numbers: Tensor, device: torch.device, side: SideStream | None) -> tuple[Batch, Tensor]:
-    """A batch of fresh memory, on the device. side: SideStream.of(device)."""
+    """Return a batch of new memory and its sample ids on the device. side: SideStream.of(device)."""
     if side is None:
         return to_device(batch, device), numbers.to(device)
     locked = side.cuda.locked

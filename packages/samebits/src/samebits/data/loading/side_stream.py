@@ -1,8 +1,8 @@
-"""Copies to a GPU on a stream of their own, beside what it computes.
+"""Copy batches to a GPU on a separate CUDA stream, in the background.
 
-host          page-locked memory -> copy enqueued on the side stream, an event behind it; goes on at once
+host          enqueues the copy from page-locked memory on the side stream, and an event after it; does not wait
 GPU           the computing stream waits for the event before it reads the batch
-host memory   is written again only when the event has passed
+host memory   is written again only after the event has passed
 """
 
 from __future__ import annotations
@@ -17,26 +17,29 @@ from samebits.device import lock_pages, unlock_pages
 
 
 class Cuda:
-    """All that delivery asks of CUDA; tests give another one."""
+    """The CUDA operations that loading needs; tests replace it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def stream(self) -> Any:
+        """Return a new stream."""
         return torch.cuda.Stream(self.device)
 
     def computing(self) -> Any:
-        """The stream on which this thread computes."""
+        """Return the stream on which this thread computes."""
         return torch.cuda.current_stream(self.device)
 
     def use(self, stream: Any) -> AbstractContextManager[Any]:
+        """Return a context in which `stream` is the current stream."""
         return torch.cuda.stream(stream)
 
     def here(self) -> AbstractContextManager[Any]:
-        """For a thread of its own: makes this GPU its current one."""
+        """Return a context in which this GPU is the current one, for a new thread."""
         return torch.cuda.device(self.device)
 
     def event(self) -> Any:
+        """Return a new event."""
         return torch.cuda.Event()
 
     def copy(self, value: Tensor) -> Tensor:
@@ -44,28 +47,29 @@ class Cuda:
         return value.to(self.device, non_blocking=True)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Page-locked memory. torch gives it out again only when the copies from it are done."""
+        """Return page-locked memory. torch reuses it only when all copies from it are done."""
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def locked(self, value: Tensor) -> Tensor:
-        """A copy of it in page-locked memory; itself where it lies there already, or on a GPU."""
+        """Return a copy in page-locked memory; the tensor itself if it is page-locked already or on a GPU."""
         return value.pin_memory() if value.device.type == "cpu" else value
 
     def register(self, value: Tensor) -> None:
-        """Page-lock memory that is there already, until `unregister`."""
+        """Page-lock existing memory until `unregister`."""
         lock_pages(value)
 
     def unregister(self, value: Tensor) -> None:
+        """Undo `register`."""
         unlock_pages(value)
 
 
 def locked_bytes(nbytes: int) -> int:
-    """What torch page-locks for a tensor of so many bytes: the next power of two."""
+    """Return how many bytes torch page-locks for a tensor of `nbytes`: the next power of two."""
     return 1 << max(0, nbytes - 1).bit_length()
 
 
 class Sent(NamedTuple):
-    """A batch on its way to the GPU. copied: the event behind its copy."""
+    """A batch that is being copied to the GPU. copied: the event after its copy."""
 
     batch: dict[str, Tensor]
     numbers: Tensor
@@ -73,13 +77,15 @@ class Sent(NamedTuple):
 
 
 class SideStream:
+    """A CUDA stream for copies to the GPU."""
+
     def __init__(self, cuda: Cuda) -> None:
         self.cuda = cuda
         self._stream = cuda.stream()
 
     @classmethod
     def of(cls, device: torch.device) -> SideStream | None:
-        """None where there are no streams (a CPU, mps)."""
+        """Return a side stream for the device; None if it is not a CUDA device."""
         return cls(Cuda(device)) if device.type == "cuda" else None
 
     def send(self, batch: dict[str, Tensor], numbers: Tensor) -> Sent:
@@ -91,10 +97,10 @@ class SideStream:
         return sent
 
     def receive(self, sent: Sent) -> tuple[dict[str, Tensor], Tensor]:
-        """The batch, for the stream on which this thread computes."""
+        """Return the batch and its sample ids, for use on the stream on which this thread computes."""
         computing = self.cuda.computing()
         computing.wait_event(sent.copied)
         for value in (*sent.batch.values(), sent.numbers):
-            if isinstance(value, Tensor):  # allocated on the side stream: not to be given out before this one is done
+            if isinstance(value, Tensor):  # allocated on the side stream: not reused before this stream is done
                 value.record_stream(computing)
         return sent.batch, sent.numbers

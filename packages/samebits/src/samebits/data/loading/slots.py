@@ -1,4 +1,4 @@
-"""Reused batch buffers, and what ring, workers and device all do with batches."""
+"""Reused batch buffers, and functions on batches that ring, workers and resident share."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _use_count = storage_use_count()
 
 
 class Lease:
-    """Memory that is given out again and again: free while nobody but `tensor` holds it.
+    """Memory that is reused: free if nothing except `tensor` refers to it.
 
         lease.tensor               -+
-        a view, batch["x"][:rows]  -+-> storage, in C++, which counts its tensors -> memory
-        an array, batch["x"].numpy(), which holds a view
-        a storage object, batch["x"].untyped_storage(): Python's one object of it; its holders are in Python's count
+        a view, batch["x"][:rows]  -+-> storage in C++, which counts its tensors -> memory
+        an array, batch["x"].numpy(), which refers to a view
+        a storage object, batch["x"].untyped_storage(): Python has one per storage, and counts the references to it
 
-    The two counts together were taken when the tensor was new, and tell whether somebody has come since.
+    The two counts are read when the tensor is new; later a larger sum shows that the memory is in use.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -39,6 +39,7 @@ class Lease:
         self._when_new = self._holders()
 
     def is_free(self) -> bool:
+        """Return True if only `tensor` refers to the memory."""
         return self._holders() == self._when_new
 
     def _holders(self) -> int:
@@ -48,7 +49,8 @@ class Lease:
 
 
 def counts_holders() -> bool:
-    """Whether this torch counts as Lease needs it: a count that misses a holder would let a batch be written over."""
+    """Return True if this torch counts references as Lease needs it. A missed reference would let a batch be
+    overwritten."""
     if _use_count is None:
         return False
     try:
@@ -59,12 +61,12 @@ def counts_holders() -> bool:
             seen += [not lease.is_free()]
             del held
             seen += [lease.is_free()]
-    except Exception:  # the function is private, and may take other arguments one day
+    except Exception:  # the function is private: its arguments may change
         return False
     return all(seen)
 
 
-CAN_REUSE = counts_holders()  # else every batch gets fresh memory
+CAN_REUSE = counts_holders()  # otherwise each batch gets new memory
 
 
 class _Slot:
@@ -72,16 +74,18 @@ class _Slot:
         self.rows = rows
         self.tensors = empty_batch(spec, rows, torch.empty if cuda is None else cuda.empty)
         self._leases = [Lease(tensor) for tensor in self.tensors.values()] if CAN_REUSE else []
-        self.copied: Any = None  # an event, recorded behind the copy to the GPU
+        self.copied: Any = None  # the event after the copy to the GPU
 
     def free(self) -> bool:
+        """Return True if the buffers can be written: nothing refers to them, and the copy to the GPU is done."""
         if self.copied is not None and not self.copied.query():
             return False
         return all(lease.is_free() for lease in self._leases)
 
 
 class Slots:
-    """A pool of buffers of one spec, page-locked by `cuda`. `allocated` counts how many were ever made."""
+    """A pool of buffers of one spec, in page-locked memory if `cuda` is given. `allocated`: number of buffers ever
+    made."""
 
     def __init__(self, spec: Spec, most: int, cuda: Cuda | None = None) -> None:
         self._spec, self._cuda, self._most = spec, cuda, most
@@ -90,7 +94,8 @@ class Slots:
         self.allocated = 0
 
     def take(self, rows: int) -> tuple[Batch, _Slot]:
-        """Buffers (rows, ...) that nobody reads, by field. They stay taken while somebody holds them, or a view."""
+        """Return (unused buffers (rows, ...) by field, their slot). They are taken until no reference to them or a view
+        exists."""
         with self._lock:
             slot = next((slot for slot in self._slots if slot.rows >= rows and CAN_REUSE and slot.free()), None)
             if slot is None:
@@ -99,34 +104,36 @@ class Slots:
                 if CAN_REUSE:
                     self._slots.append(slot)
                 while len(self._slots) > self._most:
-                    self._slots.popleft()  # its holders keep the memory; it is given back when they let go
+                    self._slots.popleft()  # its memory is freed with the last reference
             slot.copied = None
             return {name: tensor[:rows] for name, tensor in slot.tensors.items()}, slot
 
 
 def drain(batches: list[T]) -> Iterator[T]:
-    """Yields the items of the list, the last first, and keeps none. What a generator yields from a variable it holds
-    until it is asked for the next: the consumer would let a batch go, and its buffer could not be used again."""
+    """Yield the items of the list, the last one first, and keep no reference to them.
+
+    A generator that yields a variable keeps a reference until the next call, so the buffer could not be reused although
+    the consumer has released the batch."""
     while batches:
         yield batches.pop()
 
 
 def split(batch: Batch, numbers: Tensor, sizes: list[int]) -> list[tuple[Batch, Tensor]]:
-    """A batch cut into micro-batches of these sizes, the last first."""
+    """Divide a batch into micro-batches of these sizes and return them in reverse order."""
     if len(sizes) == 1:
         return [(batch, numbers)]
-    # "unsafe" as to autograd, for which the parts are then no views of one tensor: a write into one is none into others
+    # "unsafe" means that autograd does not treat the parts as views of one tensor, so writing to one is allowed
     columns = [torch.unsafe_split_with_sizes(tensor, sizes) for tensor in (*batch.values(), numbers)]
     parts = zip(*map(reversed, columns), strict=True)
     return [(dict(zip(batch, values, strict=False)), values[-1]) for values in parts]
 
 
 def indices_on(device: torch.device, values: np.ndarray) -> Tensor:
-    """A copy of (B,) int64 on the device; nothing waits for it."""
+    """Return a copy of (B,) int64 on the device, without waiting for it."""
     tensor = torch.tensor(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """For devices without side streams. Lists (of strings) stay where they are."""
+    """Copy a batch to a device without side streams. Lists (of strings) stay where they are."""
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}

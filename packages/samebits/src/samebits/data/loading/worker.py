@@ -1,4 +1,4 @@
-"""The worker's side of workers.py: each job of its pipe, until the pipe or its parent ends."""
+"""The code of a worker process of workers.py: run each job of its pipe, until the pipe or its parent ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ALIGN = 64
 
 
 class Layout:
-    """One slot: two rows of int64 (sample numbers, dataset rows), then the fields, each (capacity, *shape)."""
+    """The layout of a slot: two rows of int64 (sample ids, dataset rows), then the fields, each (capacity, *shape)."""
 
     def __init__(self, spec: Spec, capacity: int) -> None:
         self.spec, self.capacity = spec, capacity
@@ -35,7 +35,7 @@ class Layout:
         self.nbytes = -(-end // _ALIGN) * _ALIGN
 
     def views(self, slot: Tensor, rows: int) -> tuple[Tensor, Batch]:
-        """slot: (nbytes,) uint8 -> indices (2, rows) int64, fields (rows, *shape)."""
+        """Return (indices (2, rows) int64, fields (rows, *shape)) of a slot; slot: (nbytes,) uint8."""
         indices = slot[: 16 * self.capacity].view(torch.int64).view(2, self.capacity)[:, :rows]
         batch = {}
         for field, begin, end in self.fields:
@@ -45,13 +45,16 @@ class Layout:
 
 
 class Maker:
-    """Makes the batch of a job (slot, number of samples), whose indices lie in the slot: into the slot, or, where the
-    data set collates, as a batch of its own, which it returns."""
+    """Make the batch of a job (slot, number of samples); the slot contains the sample ids and rows.
+
+    The batch is written to the slot. If the data set has a `collate`, it is returned instead.
+    """
 
     def __init__(self, samples: Samples, shared: Tensor, layout: Layout, collates: bool) -> None:
         self.samples, self._shared, self._layout, self._collates = samples, shared, layout, collates
 
     def __call__(self, slot: int, rows: int) -> Batch | None:
+        """Make a batch in the slot and return None, or return the batch of the data set's `collate`."""
         indices, batch = self._layout.views(self._shared[slot], rows)
         if self._collates:
             return self.samples.collated(*indices.tolist())
@@ -71,33 +74,35 @@ def work(
     offsets: Offsets,
     by_main_thread: bool,
 ) -> None:
-    """Answer each job with (what was made, None), or with (None, (the error, its traceback)).
+    """Answer each job with (batch or None, None), or with (None, (the error, its traceback)).
 
-    making: (1,) int64 in shared memory, for the row that is being made. offsets: `file_offsets` before the fork."""
+    making: (1,) int64 in shared memory, set to the current row. inherited: pipes of other workers, to be closed.
+    offsets: `file_offsets` before the fork. by_main_thread: whether the main thread started this process."""
     refused = None
     try:
         own_offsets(offsets)
     except OSError as error:
         refused = DataFailed(
-            f"data: a worker cannot open a file a second time, to have a position of its own ({one_line(error)}); open "
+            f"data: a worker cannot reopen a file to get its own file position ({one_line(error)}); open "
             "files in __getitem__, or give data.num_workers=0"
         )
     for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # they are for the run, whose process ends this one
+        signal.signal(number, signal.SIG_IGN)  # the run handles them, and ends this process
     die_with_starter(by_main_thread)
     for other in inherited:
-        other.close()  # forked with this worker: kept open, the workers before it would not see their parent end
+        other.close()  # if these stayed open, earlier workers would not see their parent end
     torch.set_num_threads(1)
     make.samples.progress = making.numpy()
     try:
         while (job := pipe.recv()) is not None:
             pipe.send_bytes(_answer(make, job, refused))
     except (EOFError, OSError):
-        return  # the parent is gone or has closed the pipe
+        return  # the parent has ended or closed the pipe
 
 
 def _answer(make: Maker, job: tuple[int, int], refused: DataFailed | None) -> Any:
-    """Pickled here, so that what cannot be pickled is an answer too. refused: why this worker makes nothing."""
+    """Run a job and return the pickled answer; a pickling error is an answer too. refused: the error that ends all
+    jobs."""
     try:
         if refused is not None:
             raise refused

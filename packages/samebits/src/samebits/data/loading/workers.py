@@ -1,14 +1,15 @@
 """Processes that make samples and write them into slots of one shared tensor.
 
-    this process   indices -> slot, slot number -> worker   ...   batch = view of the slot once it is full
+    this process   indices -> slot, slot index -> worker   ...   batch = view of the slot when it is full
     worker         for each index: seed, dataset[row] -> its place in the slot
 
-Nothing is pickled but slot numbers. A slot is used again when nobody holds a view of it any more; a consumer who holds
-many gets copies. Batches of a dataset with its own `collate` differ in size: slots hold their indices alone, and the
-worker answers with the batch, whose tensors torch hands over in shared memory.
+Only slot indices are pickled. A slot is reused when no view of it exists any more; if a consumer keeps many batches, it
+gets copies. If the data set has its own `collate`, batches differ in size: slots then contain only their indices, and
+the worker answers with the batch, whose tensors torch passes in shared memory.
 
-Workers ignore the signals of a terminal or a scheduler (this process decides when to end), and end when this process is
-gone; by `close`, whoever still holds a batch or an iterator; else before multiprocessing waits for its processes.
+Workers ignore the signals of a terminal or a scheduler, because this process decides when to end. They end if this
+process dies, by `close` (even if a batch or an iterator still exists), or before multiprocessing waits for its
+processes at exit.
 """
 
 from __future__ import annotations
@@ -41,15 +42,17 @@ from samebits.errors import ConfigError, DataFailed
 from samebits.files import in_words
 from samebits.signals import LIKELY_CAUSES
 
-_JOBS_EACH = 2  # jobs a worker has before it: one in work, one waiting
-_SPARE = 3  # slots that the consumer may hold: the batch in use, the one before, the one being handed over
+_JOBS_EACH = 2  # jobs per worker: one in progress, one waiting
+_SPARE = 3  # slots that the consumer may use: the current batch, the previous and the next one
 
 
 class Workers:
-    """`stream(plan)` gives the micro-batches of a plan; the workers stay for the next one, one stream at a time.
+    """A source of batches that worker processes make. The workers are kept for the next plan; only one stream at a
+    time.
 
-    spec: of one sample; None: the data set has a `collate`. capacity: the most samples of a micro-batch.
-    """
+    spec: of one sample; None: the data set has a `collate`. capacity: the largest number of samples of a micro-batch.
+    start_method: fork, spawn or forkserver; None: Python's default. Raise ConfigError if the data set cannot be sent to
+    a worker or shared memory is too small."""
 
     def __init__(
         self,
@@ -65,22 +68,24 @@ class Workers:
         count = num_workers * _JOBS_EACH + _SPARE
         _check_shared_memory(count * self._layout.nbytes)
         self._shared = torch.empty((count, self._layout.nbytes), dtype=torch.uint8).share_memory_()
-        # each slot as a storage of its own, so that the holders of each can be counted
+        # one storage per slot, so that references to each can be counted
         self._slots = [torch.from_numpy(row) for row in self._shared.numpy()]
         self._leases = [Lease(slot) for slot in self._slots] if CAN_REUSE else []
-        self._copied: list[Any] = [None] * count  # events, recorded behind the copies to the GPU
+        self._copied: list[Any] = [None] * count  # events after the copies to the GPU
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
         self._unanswered: list[deque[tuple[int, int]]] = [deque() for _ in range(num_workers)]  # (slot, rows)
         self._making = torch.full((num_workers, 1), -1).share_memory_()  # the row that each worker is making
         self._working: set[int] = set()  # slots that a worker may be writing to
         self._stream_number = 0
-        # before multiprocessing's own end, which would wait for workers that ignore its signal
+        # runs before multiprocessing's exit handler, which would wait for workers that ignore its signal
         then: list[Callable[[], None]] = []
         self._end = util.Finalize(self, _stop, (self._pipes, self._processes, then), exitpriority=100)
         self._start(start_method)
         self._side = SideStream.of(device)
-        if self._side is not None and not self._collates:  # page-locked after the start: the workers need not know
+        if (
+            self._side is not None and not self._collates
+        ):  # page-locked only after the workers have started: they do not need it
             self._side.cuda.register(self._shared)
             then.append(partial(_unlock, self._side, self._shared, self._copied))
 
@@ -88,7 +93,7 @@ class Workers:
         context: Any = mp.get_context(start_method)
         by_main_thread = threading.current_thread() is threading.main_thread()
         if self._collates:
-            util.get_temp_dir()  # of the sockets by which tensors are handed over; a killed worker would leave its own
+            util.get_temp_dir()  # for the sockets that pass tensors; a killed worker would not remove its own folder
         make = Maker(self._samples, self._shared, self._layout, self._collates)
         for i in range(self.num_workers):
             ours, theirs = context.Pipe()
@@ -101,24 +106,27 @@ class Workers:
             except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
                 raise ConfigError(
                     f"data: {self._samples.name} cannot be sent to a worker started by "
-                    f"{context.get_start_method()} ({error}); open files in __getitem__, or data.num_workers=0"
+                    f"{context.get_start_method()} ({error}); open files in __getitem__, or give data.num_workers=0"
                 ) from error
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
 
     def stream(self, plan: Plan) -> Iterator[tuple[Batch, Tensor]]:
-        """(micro-batch, its sample numbers) on the device, in order, until the plan ends."""
+        """Yield (micro-batch, its sample ids) on the device, in order, until the plan ends.
+
+        Raise DataFailed for an error in the data set's code, or if a worker died.
+        """
         if not self._processes:
             raise RuntimeError("this loader is closed")
         self._stream_number += 1
         mine = self._stream_number
         self._drain()
-        workers: deque[int] = deque()  # that have a job, in the order of the batches
+        workers: deque[int] = deque()  # workers with a job, in the order of the batches
         k, part = 0, plan(0)
         while True:
             if self._stream_number != mine:
-                raise RuntimeError("this loader was iterated anew: its earlier iteration cannot go on")
+                raise RuntimeError("a new iteration of this loader has started, so the earlier one cannot continue")
             while part is not None and len(workers) < self.num_workers * _JOBS_EACH:
                 workers.append(k % self.num_workers)
                 self._submit(workers[-1], *part)
@@ -130,7 +138,7 @@ class Workers:
 
     def _submit(self, worker: int, numbers: np.ndarray, rows: np.ndarray) -> None:
         slot = next((i for i in range(len(self._slots)) if self._free(i)), None)
-        if slot is None:  # _deliver leaves one, unless copies to the GPU are behind
+        if slot is None:  # _deliver leaves one free, unless copies to the GPU are pending
             for copied in self._copied:
                 if copied is not None:
                     copied.synchronize()
@@ -146,7 +154,7 @@ class Workers:
             raise self._death(worker) from error
 
     def _receive(self, worker: int) -> tuple[Batch, Tensor]:
-        """Wait for the worker's next batch; deliver it."""
+        """Wait for the worker's next batch and deliver it."""
         made, failed = self._answer(worker)
         slot, rows = self._unanswered[worker].popleft()
         self._working.discard(slot)
@@ -165,7 +173,7 @@ class Workers:
             raise self._death(worker) from error
 
     def _drain(self) -> None:
-        """Wait for the jobs of a stream that was broken off; nobody wants what became of them."""
+        """Wait for the jobs of a stream that was not read to its end, and discard their results."""
         for worker, jobs in enumerate(self._unanswered):
             while jobs:
                 self._answer(worker)
@@ -188,28 +196,29 @@ class Workers:
         if self.device.type != "cpu":
             return to_device(batch, self.device), numbers.to(self.device)
         held = sum(not self._free(i) for i in range(len(self._slots)) if i not in self._working and i != slot)
-        if held >= _SPARE - 1 or not CAN_REUSE:  # a consumer who hoards: the slots must not run out
+        if held >= _SPARE - 1 or not CAN_REUSE:  # copy, so that slots do not run out
             return {field: value.clone() for field, value in batch.items()}, numbers
         return batch, numbers
 
     def _death(self, worker: int) -> DataFailed:
+        """Close the workers, and return the error for one that died."""
         process, rows = self._processes[worker], [int(self._making[worker])]
         process.join(timeout=2)
         pid, code = process.pid, process.exitcode
-        if rows == [-1] and self._unanswered[worker]:  # not in a sample: in gather or collate, or between two samples
+        if rows == [-1] and self._unanswered[worker]:  # it died in gather or collate, or between two samples
             slot, count = self._unanswered[worker][0]
             rows = self._layout.views(self._slots[slot], count)[0][1].tolist()
         self.close()
         hint = LIKELY_CAUSES.get(-(code or 0), " (it crashed in native code)")
         if code is not None and code >= 0:
-            hint = " (its code ended the process, as os._exit does)"
+            hint = " (its code ended the process, for example by os._exit)"
         return DataFailed(
             f"data: worker {worker} (pid {pid}) died with exit code {code}{hint}; data.num_workers=0 shows where "
             f"({self._samples.place(rows)})"
         )
 
     def close(self) -> None:
-        """End the workers; safe to call twice."""
+        """End the workers. It can be called twice."""
         self._end()
 
 
@@ -223,11 +232,11 @@ def _unlock(side: SideStream, shared: Tensor, copied: list[Any]) -> None:
 def _stop(pipes: list[Connection], processes: list[Any], then: list[Callable[[], None]]) -> None:
     for pipe in pipes:
         with suppress(OSError):
-            pipe.send(None)  # the end of the pipe does not tell where processes forked later hold it too
+            pipe.send(None)  # closing is not enough if processes forked later have the pipe open
         pipe.close()
     for process in processes:
         process.join(timeout=1)
-        if process.is_alive():  # in the middle of a long sample
+        if process.is_alive():  # it is working on a long sample
             process.kill()
             process.join(timeout=5)
         process.close()
