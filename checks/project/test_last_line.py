@@ -25,7 +25,7 @@ class Breaks(Callback):
 
 
 @pytest.mark.parametrize(
-    ("step", "end"), [(5, "; go on from step 4 with: resume=runs/a"), (1, " (runs/a)")], ids=["saved", "not saved"]
+    ("step", "end"), [(5, "; resume from step 4 with: resume=runs/a"), (1, " (runs/a)")], ids=["saved", "not saved"]
 )
 def test_it_names_the_line_of_the_user_s_file_and_the_command_that_goes_on(
     tmp_path: Path, use: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
@@ -54,7 +54,7 @@ def test_a_killed_rank_s_too(tmp_path: Path, use: Callable[..., None], monkeypat
 
     monkeypatch.chdir(tmp_path)
     use(Dies())
-    with pytest.raises(RunFailed, match=r"rank 1 was killed by SIGKILL .*; go on from step 4 with: resume=runs/a$"):
+    with pytest.raises(RunFailed, match=r"rank 1 was killed by SIGKILL .*; resume from step 4 with: resume=runs/a$"):
         start_run(tmp_path / "runs" / "a", *RUN, "trainer=ddp", "hardware.num_procs=2")
 
 

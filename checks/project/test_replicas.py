@@ -267,7 +267,7 @@ RESTLESS = "task._target_=lab.tasks.supervised.Restless"
 def test_replicas_that_part_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Harm) -> None:
     """One changed number on one rank, of a tensor or of Python. The checkpoint before stays the last."""
     line = broken(tmp_path, monkeypatch, harm, 8, RESTLESS)
-    assert f"ranks 0 and 1 no longer hold the same {BREAKS[harm]} at step 8 (all was equal at step 5)" in line
+    assert f"ranks 0 and 1 no longer have the same {BREAKS[harm]} at step 8 (everything was equal at step 5)" in line
     assert last_checkpoint(tmp_path)["step"] == 5
     if harm is weight:
         straight = start_run(tmp_path / "straight", *PAIR, RESTLESS)
@@ -297,7 +297,7 @@ def test_each_number_that_ranks_hold_alike_is_compared(tmp_path: Path, monkeypat
 @pytest.mark.slow
 def test_a_save_compares_without_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = broken(tmp_path, monkeypatch, weight, 6, "trainer.eval_every=null")
-    assert "no longer hold the same 2.weight at step 10 (all was equal at step 5)" in line
+    assert "no longer have the same 2.weight at step 10 (everything was equal at step 5)" in line
 
 
 @pytest.mark.slow
@@ -305,7 +305,7 @@ def test_a_resumed_run_says_since_when(tmp_path: Path, monkeypatch: pytest.Monke
     """Replicas that a checkpoint was loaded into are equal at its step."""
     with pytest.raises(SystemExit):
         broken(tmp_path, monkeypatch, weight, 13, "process.stop_at_step=6")
-    assert "at step 8 (all was equal at step 6)" in broken(tmp_path, monkeypatch, weight, 7)
+    assert "at step 8 (everything was equal at step 6)" in broken(tmp_path, monkeypatch, weight, 7)
 
 
 @pytest.mark.slow
@@ -357,7 +357,7 @@ def test_shards_have_replicas_only_where_there_are_copies(tmp_path: Path, monkey
         next(state.model.parameters())._local_tensor.view(-1)[0] += 1e-3  # type: ignore[attr-defined]
 
     fsdp = ("trainer=fsdp", "trainer.fsdp.replicas=2", "hardware.num_procs=4", "trainer.fsdp.wrap=[]")
-    assert "ranks 1 and 3 no longer hold the same 0.weight at step 8" in broken(tmp_path, monkeypatch, shard, 8, *fsdp)
+    assert "ranks 1 and 3 no longer have the same 0.weight at step 8" in broken(tmp_path, monkeypatch, shard, 8, *fsdp)
 
 
 # -- the checksum

@@ -205,7 +205,7 @@ def read_order(folder: Path) -> Any:
 @pytest.mark.parametrize(
     ("callback", "run", "message"),
     [
-        (Parting(), (*RUN, *WAYS["2 ranks"]), "no longer hold the same data.order's state order weights at step 1"),
+        (Parting(), (*RUN, *WAYS["2 ranks"]), "no longer have the same data.order's state order weights at step 1"),
         (InEvaluation(), RUN, r"run.reorder\(\) in an evaluation.*on_eval"),
         (Reorders(), SMALL, "data.order has no state - choose an order.*state_dict and load_state_dict"),
     ],

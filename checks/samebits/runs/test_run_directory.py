@@ -192,7 +192,7 @@ def test_a_run_directory_that_has_gone_is_one_line(
         return original(net, state, *more)
 
     monkeypatch.setattr(lab.loop, "train_step", train_step)
-    with pytest.raises(RunFailed, match=rf"^{begin}.*run has gone: it was removed or renamed while"):
+    with pytest.raises(RunFailed, match=rf"^{begin}.*run is missing: it was removed or renamed during"):
         start_run(run_dir, *SHORT, *ranks)
     assert "Traceback" not in capfd.readouterr().err
 

@@ -1,16 +1,15 @@
-"""Weights that are cut over ranks, and whether ranks hold the same. (Importing it imports no torch.)
+"""Weights that are sharded over ranks, and the check that replicas are equal. Importing it does not import torch.
 
-Given: plain tensors or DTensors, a model, a `World`. Returned: this rank's part of each; tensors that are the same on
-all ranks.
+Input: plain tensors or DTensors, a model, a `World`. Output: this rank's part of each tensor; norms and products that
+are equal on all ranks.
 
-Promised: a shard is read as the part of a weight that it is (`local_parts`, `is_part`), without DTensor's dispatch; a
-norm or a product over shards is that of the whole, with the same bits on all ranks. With one rank, nothing of another
-is touched.
+Guarantees: `local_parts` and `is_part` read shards without DTensor's dispatch. Norms and dot products over shards are
+those of the complete tensors, with the same bits on all ranks. With one rank there is no communication.
 
-Raised: RunFailed where ranks do not hold the same, and for optimizers that cannot update shards.
+Errors: RunFailed if values that must be equal on several ranks differ, and for optimizers that cannot update shards.
 
     tensors    sharded tensors
-    replicas   whether all ranks hold the same
+    replicas   checks that ranks have equal values
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Do all ranks hold the same? Each computes a checksum of the bits of every tensor; ranks compare them.
+"""Check that ranks have equal values: each computes checksums of the bits of its tensors, and the ranks compare them.
 
-plain tensors            the same on all ranks
-DTensors (trainer=fsdp)  a shard is the same on the ranks that hold this shard; with replicas=1 no other does
+plain tensors            must be equal on all ranks
+DTensors (trainer=fsdp)  a shard must be equal on the ranks that have the same shard; with replicas=1 there is only one
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from samebits.shards.tensors import is_part, local_parts
 from samebits.world import World, to_host
 
 ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # 2**64 / golden ratio, as int64
-BLOCK, DEVICE_BLOCK = 1 << 16, 1 << 22  # numbers that are multiplied at once: in a core's cache; on a GPU
-# by the bytes of a number; of 64 bits the highest would count but once
+BLOCK, DEVICE_BLOCK = 1 << 16, 1 << 22  # numbers multiplied at once: in a CPU's cache; on a GPU
+# by element size; in an int64 the highest bit would affect only one bit of the checksum
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 
-Sums = dict[str, dict[str, Any]]  # {which ranks hold the same: {name: checksum}}
+Sums = dict[str, dict[str, Any]]  # {text of _holders: {name: checksum}}
 
 
 class Replicas:
-    """Ends the run where ranks have parted. step: the last at which they were equal."""
+    """Compare the values of ranks, and end the run if they differ. step: the last step at which they were equal."""
 
     def __init__(self, step: int = 0) -> None:
         self.step = step
 
     @torch.no_grad()
     def check(self, held: Iterable[tuple[str, Any]], step: int, world: World) -> None:
-        """RunFailed, on all ranks, if a value is not the same on all that should hold it. All ranks call this.
+        """Raise RunFailed on all ranks if a value differs between ranks that should have the same one.
 
-        held: (name, tensor or number). Waits for the device, once for each device that holds some of them."""
+        held: (name, tensor or number). All ranks must call it. Waits once for each device that has some of the tensors.
+        """
         if world.size == 1:
             return
         own = _sums(held)
@@ -43,18 +44,18 @@ class Replicas:
             whose: hashlib.blake2b(repr(sums).encode(), digest_size=16).hexdigest() for whose, sums in own.items()
         }
         if world.broadcast_object(_unlike(world.gather_object(digests)) is not None):
-            # the names in a second message, as there are thousands
+            # names only if digests differ, because there are thousands
             name, one, other = world.broadcast_object(_first_unlike(world.gather_object(own)))
             raise RunFailed(
-                f"ranks {one} and {other} no longer hold the same {name} at step {step} (all was equal at step "
-                f"{self.step}): what changes weights, the optimizer's state or the task's buffers must do so alike on "
-                "all ranks, callbacks too; nothing of this was saved"
+                f"ranks {one} and {other} no longer have the same {name} at step {step} (everything was equal at "
+                f"step {self.step}): code that changes weights, the optimizer's state or the task's buffers must do the "
+                "same on all ranks, also in callbacks; the differing state was not saved"
             )
         self.step = step
 
 
 def numbers_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """(name, value) of the tensors and numbers in nested containers."""
+    """Yield (name, value) of the tensors and numbers in nested containers."""
     if isinstance(value, (Tensor, bool, int, float, complex, str)):
         yield name, value
     elif isinstance(value, (dict, list, tuple)):
@@ -63,8 +64,11 @@ def numbers_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def checksum(value: Tensor) -> Tensor:
-    """0-d int64, on the tensor's device: the sum of its bits as numbers times odd ones of their places, modulo 2**64.
-    So a change of one number always changes it, and others but once in 2**60 or so."""
+    """Return a checksum, 0-d int64 on the tensor's device: the sum of (bits of number i) * (odd factor i), modulo
+    2**64.
+
+    A change of a single number always changes it; other changes are missed about once in 2**60.
+    """
     flat = value.contiguous().view(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).view(-1)
@@ -84,7 +88,7 @@ def _sums(held: Iterable[tuple[str, Any]]) -> Sums:
         sums = found.setdefault(_holders(value), {})
         if isinstance(value, Tensor):
             total = checksum(local_parts([value])[0])
-            sums[name] = 0  # its place: all ranks have the same order
+            sums[name] = 0  # reserves its position, so that all ranks have the same order
             waiting.setdefault(total.device, []).append((sums, name, total))
         else:
             sums[name] = repr(value)
@@ -96,7 +100,7 @@ def _sums(held: Iterable[tuple[str, Any]]) -> Sums:
 
 
 def _holders(value: Any) -> str:
-    """A text that ranks share that hold the same of `value`: for a DTensor, its shard."""
+    """Return a text that is equal on ranks that should have the same `value`: for a DTensor it names the shard."""
     if not is_part(value):
         return "all"
     places = zip(value.device_mesh.get_coordinate(), value.placements)
@@ -104,7 +108,9 @@ def _holders(value: Any) -> str:
 
 
 def _unlike(told: Sequence[Mapping[str, Any]]) -> tuple[str, int, int] | None:
-    """Returns (key, rank, rank) of the first key that two ranks have with unlike values. told: of each rank."""
+    """Return (key, rank, rank) of the first key for which two ranks have different values; None if there is none.
+
+    told: one mapping per rank."""
     seen: dict[str, int] = {}
     for rank, values in enumerate(told):
         for key, value in values.items():
@@ -115,8 +121,8 @@ def _unlike(told: Sequence[Mapping[str, Any]]) -> tuple[str, int, int] | None:
 
 
 def _first_unlike(told: Sequence[Sums]) -> tuple[str, int, int] | None:
-    """Returns (name, rank, rank) of the first value that differs; a name that one of the two lacks differs, too."""
-    if (found := _unlike(told)) is None:  # not on rank 0
+    """Return (name, rank, rank) of the first value that differs, or that only one of two ranks has."""
+    if (found := _unlike(told)) is None:  # on ranks other than 0
         return None
     whose, one, other = found
     a, b = told[one][whose], told[other][whose]

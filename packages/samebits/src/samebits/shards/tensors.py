@@ -1,4 +1,4 @@
-"""Sharded tensors (DTensors): this rank's parts, norms and products over the ranks, optimizers that step on parts."""
+"""Sharded tensors (DTensors): this rank's parts, norms and dot products over all ranks, optimizer steps on parts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from samebits.errors import RunFailed, one_line
 
 @contextmanager
 def on_shards(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Context of optimizer.step. On sharded weights fused kernels get the local shards without DTensor's dispatch (1 to
-    5 ms of host time a step with 75 parameters), and an optimizer that cannot handle DTensors raises RunFailed."""
+    """Run optimizer.step in this context. It has no effect if the weights are not sharded.
+
+    Fused kernels get the local shards without DTensor's dispatch, which saves 1 to 5 ms of host time per step with 75
+    parameters. Raise RunFailed if the optimizer does not support DTensors.
+    """
     if not is_part(optimizer.param_groups[0]["params"][0]):
         yield
         return
@@ -28,12 +31,14 @@ def on_shards(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         if not _steps_on_plain(optimizer):
             raise
         wrong = f"optim: {type(optimizer).__name__} cannot update sharded weights"
-        raise RunFailed(f"{wrong} ({one_line(cause)}); use another one, or trainer=ddp") from cause
+        raise RunFailed(f"{wrong} ({one_line(cause)}); use another optimizer, or trainer=ddp") from cause
 
 
 def _steps_on_plain(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a first step of the same optimizer succeeds on plain tensors in place of the DTensors, copies of this
-    rank's shards. Then DTensors are why it has failed, whatever torch's error about them is called and says."""
+    """Return True if a first step of the same optimizer succeeds on plain copies of this rank's shards.
+
+    Then DTensors are the cause of the failure, whatever the type and text of torch's error.
+    """
     plain = object.__new__(type(optimizer))
     vars(plain).update(vars(optimizer), state=defaultdict(dict))
     plain.param_groups = [{**group, "params": [_plain(p) for p in group["params"]]} for group in optimizer.param_groups]
@@ -58,7 +63,8 @@ def _fused_on_shards() -> AbstractContextManager[Any]:
     fused = {getattr(torch.ops.aten, name) for name in names}
 
     class FusedOnShards(TorchDispatchMode):
-        """These kernels work element by element, in place: a shard is updated as its part of the whole would be."""
+        """Pass shards to fused kernels. These work element by element, in place, so this equals an update of the
+        complete tensor."""
 
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if function.overloadpacket in fused:
@@ -69,35 +75,36 @@ def _fused_on_shards() -> AbstractContextManager[Any]:
 
 
 def is_part(value: Tensor | None) -> bool:
-    """Whether `value` is a DTensor, a sharded tensor. (Not isinstance: a plain run need not import DTensor.)"""
+    """Return True if `value` is a DTensor, a sharded tensor. No isinstance, to avoid importing DTensor."""
     return hasattr(value, "full_tensor")
 
 
 def local_parts(tensors: Iterable[Any]) -> list[Any]:
-    """This rank's shards of DTensors, which share their memory; other values as they are.
+    """Return this rank's shards of DTensors, which share their memory; other values are returned unchanged.
 
-    Not by `to_local`, which takes 8 us for a parameter (torch 2.13), and a step has each several times."""
+    `to_local` takes 8 us per parameter (torch 2.13), and a step needs each parameter several times, so it is not used.
+    """
     return [getattr(value, "_local_tensor", value) for value in tensors]
 
 
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """L2 norm of all elements of plain tensors, or of DTensors (all ranks call this)."""
+    """Return the L2 norm of all elements of plain tensors, or of DTensors (then all ranks must call it)."""
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(local_parts(tensors))))
     return _over_shards(norm.double().square(), tensors[0]).sqrt().to(norm.dtype) if is_part(tensors[0]) else norm
 
 
 def global_dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """The sum of all products of elements of plain tensors, or of DTensors (all ranks call this)."""
+    """Return the dot product of two lists of plain tensors, or of DTensors (then all ranks must call it)."""
     products = torch._foreach_mul(local_parts(a), local_parts(b))
     dot = torch.stack([product.sum() for product in products]).sum()
     return _over_shards(dot.double(), a[0]).to(dot.dtype) if is_part(a[0]) else dot
 
 
 def _over_shards(value: Tensor, part: Any) -> Tensor:
-    """The sum over the shards of a value, (), in float64, that each rank has of its own. part: one of the DTensors.
+    """Return the sum of a value over all shards. value: 0-d float64, of this rank. part: one of the DTensors.
 
-    A single sum over all ranks, which gives all of them the same bits. In it each of the copies of fsdp.replicas
-    counts once; a sum for each copy could differ in its last bit, and the copies would drift apart."""
+    It is one sum over all ranks, so all ranks get the same bits; it is divided by the number of copies (fsdp.replicas).
+    One sum per copy could differ in its last bit, and the copies would diverge."""
     import torch.distributed as dist
 
     dist.all_reduce(value)
@@ -108,4 +115,5 @@ def _over_shards(value: Tensor, part: Any) -> Tensor:
 
 
 def is_sharded(model: nn.Module) -> bool:
+    """Return True if a model has sharded parameters."""
     return any(is_part(p) for p in model.parameters())

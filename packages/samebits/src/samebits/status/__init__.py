@@ -1,13 +1,15 @@
-"""What a run's directory says of the run: its status, logged values, scores, checkpoints and first failure.
+"""The files of a run directory that record its status, logged values, scores, checkpoints and first failure.
 
-Given: the directory. Returned: the contents of status.json, failure.json, metrics.jsonl and classes.json; names of
-checkpoints. Imports no torch.
+Input: the run directory. Output: the contents of status.json, failure.json, metrics.jsonl and classes.json; names of
+checkpoints. Does not import torch.
 
-Promised: of several failures the first is kept. A process that is killed leaves no half-written file under a final
-name. A full disk never hides the error that ended a run. A damaged status.json is a warning, as no run depends on it.
+Guarantees: if a run fails several times, the first failure is kept. A killed process leaves no incomplete file under a
+final name. A full disk never hides the error that ended a run.
+
+Errors: a damaged status.json is a warning, because no run depends on it. CorruptFileError for a damaged classes.json.
 
     files       names of the files, status, metrics, classes, checkpoints
-    failures    failure.json, and what follows the line of a failure
+    failures    failure.json, and the hint after the message of a failure
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The record of a run's first failure, and what its last line says."""
+"""Record the first failure of a run, and complete its error message."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from samebits.locks import write_once
 from samebits.status.files import end_status, newest_checkpoint, shown, step_of
 
 FAILURE = "failure.json"
-FAILURES = "failures.jsonl"  # those before restarts
-SHORT = 3  # innermost frames of the user's code that the screen shows
+FAILURES = "failures.jsonl"  # failures before restarts
+SHORT = 3  # number of innermost frames of user code that are printed
 
 
 def record_failure(directory: Path, rank: int, error: BaseException, first: bool = False, stack: str = "") -> bool:
-    """Write failure.json unless another rank has: later failures are mostly consequences of the first. Returns whether
-    this was the first. On a full disk the record may be missing and the status shortened.
+    """Write failure.json unless another rank has written it, because later failures usually follow from the first.
 
-    first: replace the record, as this failure is known to be earlier. stack: for an error without a traceback.
+    Return True if this was the first. If the disk is full, the record may be missing and the status may be shortened.
+    first: replace the record, because this failure is known to be earlier. stack: for an error without a traceback.
     """
     if first:
         (directory / FAILURE).unlink(missing_ok=True)
@@ -56,6 +56,7 @@ def record_failure(directory: Path, rank: int, error: BaseException, first: bool
 
 
 def read_failure(directory: Path) -> dict[str, Any] | None:
+    """Return the record of the failure; None if there is none or it is damaged."""
     with suppress(CorruptFileError):
         return read_json(directory / FAILURE) or None
     return None
@@ -67,27 +68,28 @@ def forget_failure(directory: Path) -> None:
 
 
 def keep_failure(directory: Path, attempt: int) -> None:
-    """Before a restart: append the failure's record to failures.jsonl."""
+    """Append the record of the failure to failures.jsonl and delete it, before a restart. attempt: recorded as well."""
     with open(directory / FAILURES, "a", opener=no_links) as file:
         file.write(json.dumps({"attempt": attempt, "time": time.time(), **(read_failure(directory) or {})}) + "\n")
     forget_failure(directory)
 
 
 def explained_error(directory: Path, error: Exception) -> Exception:
-    """Returns a one-line RunFailed if `error` is an OSError for a file in the run directory; else the error itself."""
+    """Return a one-line RunFailed if `error` is an OSError for a file in the run directory, otherwise the error
+    itself."""
     if not isinstance(error, OSError) or not error.filename:
         return error
     file = Path(os.fsdecode(error.filename))
     if not file.is_relative_to(directory):
         return error
     if not directory.exists():
-        return RunFailed(f"{shown(directory)} has gone: it was removed or renamed while the run was writing there")
-    return RunFailed(f"{shown(file)}: {error.strerror}; once that is mended, go on with: resume={shown(directory)}")
+        return RunFailed(f"{shown(directory)} is missing: it was removed or renamed during the run")
+    return RunFailed(f"{shown(file)}: {error.strerror}; fix this, then resume with: resume={shown(directory)}")
 
 
 def resume_hint(directory: Path) -> str:
-    """What follows a failure's line: how to go on from the newest checkpoint, or where the run is if it has none."""
+    """Return the end of a failure's message: how to resume, or the run directory if it has no checkpoint."""
     checkpoint = newest_checkpoint(directory)
     if checkpoint is None:
         return f" ({shown(directory)})"
-    return f"; go on from step {step_of(Path(checkpoint)):,} with: resume={shown(directory)}"
+    return f"; resume from step {step_of(Path(checkpoint)):,} with: resume={shown(directory)}"

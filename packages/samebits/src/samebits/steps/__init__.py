@@ -1,15 +1,16 @@
-"""Random numbers of a step, and leaving a step out, without asking the device. (Importing it imports no torch.)
+"""Random numbers of a step, and skipped steps, without synchronizing with the device. Importing it does not import
+torch.
 
-Given: the number of the step, a device, optimizers, flags as tensors on the device. Returned: tensors on the device;
-the generators' states as bytes on the host.
+Input: the number of the step, a device, optimizers, flags as tensors on the device. Output: tensors on the device; the
+states of the random number generators as bytes on the host.
 
-Promised: nothing here waits for the device, not even whether a step is left out. Random numbers of a step follow from
-the seed and its number; where weights are moved ranks draw what one process would draw.
+Guarantees: nothing here waits for the device, not even to find out whether a step is skipped. Random numbers of a step
+depend only on the seed and the step. Code that changes weights draws the same numbers on all ranks.
 
-Raised: RunFailed for a buffer that cannot be put back.
+Errors: RunFailed for a buffer that cannot be restored because its shape has changed.
 
-    seed        random numbers by the number of the step; the generators' states
-    skipping    steps that are left out; the loss scale
+    seed        random numbers per step; states of the generators
+    skipping    skipped steps; the loss scale
 """
 
 from __future__ import annotations

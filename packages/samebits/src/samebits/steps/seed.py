@@ -1,4 +1,4 @@
-"""Random number generators: seed them all, save them all."""
+"""Seed, save and restore all random number generators, and give each step its random numbers."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch.optim import Optimizer
 
 from samebits.torch_private import is_torchs_own, steps_bare
 
-IN_STEPS = 1  # keeps the keys of steps apart from those of streams
+IN_STEPS = 1  # the keys of steps differ from the keys of streams
 _run_seed = 0
 
 
 def seed_everything(seed: int, stream: int = 0) -> None:
-    """Seed Python, numpy and torch on all devices. stream: differs per rank, so that ranks draw different numbers."""
+    """Seed Python, numpy and torch on all devices. stream: e.g. the rank, so that ranks draw different numbers."""
     global _run_seed
     _run_seed = seed
     torch.manual_seed(_seed_host(seed, stream))
 
 
 def _seed_host(*key: int) -> int:
-    """Seed Python and numpy. Returns torch's seed."""
-    # SeedSequence keeps (seed 0, stream 1) and (seed 1, stream 0) apart, which seed + stream would not
+    """Seed Python and numpy from the key, and return a seed for torch."""
+    # SeedSequence distinguishes (seed 0, stream 1) from (seed 1, stream 0); seed + stream would not
     words = np.random.SeedSequence(key).generate_state(4)
     random.seed(int(words[0]))
     np.random.seed(words[1])
@@ -34,20 +34,23 @@ def _seed_host(*key: int) -> int:
 
 
 class StepRNG:
-    """The random numbers of a step: each rank's own in forward and backward passes; from a backward pass to the next
-    forward pass, or to the end of the step (the block of `with`), and where the rates are set, the same on all ranks.
+    """Switch the random number generators within a step between shared and per-rank numbers.
 
-    What moves the weights must do so alike on all ranks: an optimizer that adds noise, a task that begins a dead unit
-    anew. These numbers follow from the seed that the run was given, the step and the count of backward passes in it,
-    and not from the ranks; each rank's own go on as if nothing had been drawn. Nothing here waits for the device: the
-    state of its generator is kept on the host.
-    """
+    Forward and backward passes use each rank's own numbers. All other code of the step draws the same numbers on all
+    ranks: from a backward pass to the next forward pass or to the end of the step (the `with` block), and when learning
+    rates are set. The reason is that code that changes weights, such as an optimizer that adds noise, must do the same
+    on all ranks.
+
+    The shared numbers depend on the seed of the run, the step and the number of backward passes in it, not on the
+    ranks. They do not affect the numbers of each rank. Nothing here waits for the device: the generator states are on
+    the host."""
 
     def __init__(self, step: int, device: torch.device, drawn: bool = True) -> None:
-        """drawn: False where it is known that nothing draws, as this costs 0.2 ms."""
+        """Create the switch. drawn: False if it is known that no code draws shared numbers, which saves 0.2 ms per
+        step."""
         self._step, self._device, self._drawn = step, device, drawn
         self._passes = 0
-        self._own: dict[str, Any] | None = None  # the generators, while ranks draw the same
+        self._own: dict[str, Any] | None = None  # states of this rank while the numbers are shared
 
     def __enter__(self) -> StepRNG:
         return self
@@ -56,47 +59,50 @@ class StepRNG:
         self.use_per_rank()
 
     def use_shared(self) -> None:
-        """After a backward pass, and before the rates are set."""
+        """Use the same numbers on all ranks. Call it after a backward pass and before the rates are set."""
         if not self._drawn:
             return
         self._own = self._own or _states(self._device)
         seed = _seed_host(_run_seed, self._step, self._passes, IN_STEPS)
         self._passes += 1
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed is slow where a device is not in use
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed is slow if a device is not in use
         if self._device.type in ("cuda", "mps"):
             getattr(torch, self._device.type).manual_seed(seed)
 
     def use_per_rank(self) -> None:
-        """Before a forward pass, and when the rates are set."""
+        """Use this rank's own numbers. Call it before a forward pass and after the rates are set."""
         if self._own is not None:
             _set_states(self._own, self._device)
             self._own = None
 
 
 def uses_no_rng(schedule: Any, optimizers: Iterable[Optimizer], others: Iterable[Any] = ()) -> bool:
-    """Whether a schedule, its optimizers and these others are known to draw no random numbers."""
+    """Return True if a schedule, its optimizers and `others` are known to draw no random numbers."""
     return all(map(declares_no_rng, [schedule.factor, *others])) and all(map(optimizer_uses_no_rng, optimizers))
 
 
 def optimizer_uses_no_rng(optimizer: Optimizer) -> bool:
-    """Whether an optimizer is known to draw no random numbers: torch's, or one that says so, as all its parts do."""
+    """Return True if an optimizer is known to draw no random numbers.
+
+    It must be one of torch's, or declare it in its class, and so must all of its `parts`.
+    """
     says = declares_no_rng(optimizer) and steps_bare(optimizer)
     return is_torchs_own(optimizer) or (says and all(map(optimizer_uses_no_rng, getattr(optimizer, "parts", ()))))
 
 
 def declares_no_rng(one: Any) -> bool:
-    """By `uses_rng = False` in its class itself: one that inherits from it may draw."""
+    """Return True if the class of an object has `uses_rng = False`. It is not inherited: a subclass may draw."""
     return vars(type(one)).get("uses_rng") is False
 
 
-# what the bytes of a rank's generators are, in this order, behind the lengths of all of them: Python's words and the
-# second number of its last pair (NaN: none); numpy's words, place and whether it has a second number, that number;
-# torch's; those of the GPU
+# The bytes of a rank's generators: the lengths of all parts, then the parts with these dtypes. Python: words, second
+# number of the last pair (NaN: none); numpy: words, (position, whether there is a second number), that number; torch's
+# CPU generator; the GPU's generator.
 _KINDS = (np.uint32, np.float64, np.uint32, np.int64, np.float64, np.uint8, np.uint8)
 
 
 def rng_row(device: torch.device) -> Tensor:
-    """The generators' states as bytes, (N,) uint8: 10 KB, as many on each rank."""
+    """Return the states of the generators as bytes, (N,) uint8: 10 KB, the same N on all ranks."""
     state = _states(device)
     (_, keys, second), (_, words, place, has, cached) = state["python"], state["numpy"]
     gpu = state.get(device.type, torch.empty(0, dtype=torch.uint8))
@@ -107,7 +113,7 @@ def rng_row(device: torch.device) -> Tensor:
 
 
 def set_rng_row(row: Tensor, device: torch.device) -> Tensor:
-    """Returns what follows the generators' bytes."""
+    """Restore the generators from the beginning of the bytes, and return the rest of them."""
     data = row.numpy().tobytes()
     lengths = np.frombuffer(data, np.int64, len(_KINDS))
     ends = 8 * len(_KINDS) + np.cumsum(lengths)
@@ -125,13 +131,13 @@ def set_rng_row(row: Tensor, device: torch.device) -> Tensor:
 
 
 def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
-    """state: plain containers and tensors, as checkpoints before 0.2 hold the generators' states."""
+    """Restore the generators from the format of checkpoints before 0.2. state: plain containers and tensors."""
     kind, keys, *rest = state["numpy"]
     _set_states({**state, "numpy": (kind, keys.numpy().astype(np.uint32), *rest)}, device)
 
 
 def _states(device: torch.device) -> dict[str, Any]:
-    """As the generators give them."""
+    """Return the states in the formats of the generators."""
     state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)

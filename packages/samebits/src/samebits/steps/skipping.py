@@ -1,11 +1,11 @@
-"""Leaving a step out where its gradients are not finite, without asking the device whether they are.
+"""Skip steps with gradients that are not finite, without synchronizing with the device.
 
-weights          the optimizer's fused kernel leaves them as they are (found_inf, see samebits.torch_private), or an
-                 optimizer that says so does (takes_found_inf)
-moving average   takes a weight of 0
-module's state   what a step did to it is put back
+weights          unchanged: the optimizer's fused kernel skips (found_inf, see samebits.torch_private), or an optimizer
+                 that declares takes_found_inf
+weight average   updated with a weight of 0
+module's state   restored after the step
 
-The learning rate goes on: it follows the number of the step.
+The learning rate is not affected, because it depends on the number of the step.
 """
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ from samebits.errors import RunFailed
 from samebits.shards import local_parts
 from samebits.torch_private import kernel_skips_non_finite
 
-# classes whose fused kernels take found_inf, and parts of parameters (fsdp); another class with an argument `fused` may
-# know nothing of either
+# classes whose fused kernels support found_inf and parts of parameters (fsdp); other classes with an argument `fused`
+# may support neither
 FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 
 Named = Iterable[tuple[str, Tensor]]
 
 
 def takes_found_inf(optimizer: Optimizer) -> bool:
-    """Whether it leaves a step out by a tensor `found_inf`: fused kernels, and classes with takes_found_inf = True."""
+    """Return True if an optimizer skips by a tensor `found_inf`: fused kernels, and classes with takes_found_inf =
+    True."""
     if kernel_skips_non_finite(optimizer) and isinstance(optimizer, FUSED):
-        # SGD's first momentum is the gradient without dampening: from zero, as begin_momentum has it, it is another
+        # SGD applies no dampening to its first momentum; with the zeros of begin_momentum it would
         return not any(group.get("dampening") for group in optimizer.param_groups)
     return bool(getattr(optimizer, "takes_found_inf", False))
 
 
 def begin_momentum(optimizer: Optimizer) -> None:
-    """SGD's at zero: where the first step is left out, torch's fused kernel takes the memory as it finds it."""
+    """Create the momentum of SGD as zeros: if the first step is skipped, torch's fused kernel would use uninitialized
+    memory."""
     if isinstance(optimizer, torch.optim.SGD) and takes_found_inf(optimizer):
         for group in optimizer.param_groups:
             for p in group["params"] if group["momentum"] else ():
@@ -45,17 +47,18 @@ def begin_momentum(optimizer: Optimizer) -> None:
 
 
 def any_of(flags: list[Tensor]) -> Tensor:
-    """flags: 0-d, 0.0 or 1.0. Most steps have one."""
+    """Return 1.0 if any flag is 1.0. flags: 0-d, 0.0 or 1.0; usually only one."""
     return flags[0] if len(flags) == 1 else torch.stack(flags).amax()
 
 
 def all_of(flags: list[Tensor]) -> Tensor:
-    """flags: 0-d, 0.0 or 1.0. Most steps have one."""
+    """Return 1.0 if all flags are 1.0. flags: 0-d, 0.0 or 1.0; usually only one."""
     return flags[0] if len(flags) == 1 else torch.stack(flags).amin()
 
 
 def update_average(mean: list[Tensor], values: list[Tensor], weight: float, skipped: Tensor | None) -> None:
-    """mean += weight * (values - mean), in place; nothing where skipped, 0-d, is 1. skipped: None if no step may be."""
+    """Update in place: mean += weight * (values - mean). skipped: 0-d, no update if it is 1; None: no step can be
+    skipped."""
     if skipped is None:
         torch._foreach_lerp_(mean, values, weight)
         return
@@ -66,8 +69,7 @@ def update_average(mean: list[Tensor], values: list[Tensor], weight: float, skip
 
 @contextmanager
 def restore_if(skipped: Tensor | None, tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Where skipped, 0-d, is 1, these tensors are afterwards what they were before this block. skipped: None if no step
-    may be."""
+    """Restore these tensors after this block if skipped is 1. skipped: 0-d; None: no step can be skipped."""
     if skipped is None:
         yield
         return
@@ -79,9 +81,10 @@ def restore_if(skipped: Tensor | None, tensors: Sequence[Tensor]) -> Iterator[No
 
 
 def update_scale(scaler: torch.amp.GradScaler, non_finite: Tensor) -> None:
-    """After a step: raise the loss scale, or lower it where non_finite, 0-d, is 1. Nothing waits for the device.
+    """Raise the loss scale after a step, or lower it if non_finite is 1. non_finite: 0-d. Does not wait for the device.
 
-    The scaler looks for inf in gradients: here it finds it in that of a parameter made for this."""
+    GradScaler looks for inf in gradients, so it gets a parameter whose gradient contains the flag.
+    """
     flag = torch.nn.Parameter(torch.zeros((), device=non_finite.device))
     flag.grad = torch.where(non_finite > 0, torch.inf, 0.0)
     scaler.unscale_(torch.optim.SGD([flag]))
@@ -89,18 +92,22 @@ def update_scale(scaler: torch.amp.GradScaler, non_finite: Tensor) -> None:
 
 
 def copy_buffers(buffers: Named) -> dict[str, Tensor]:
+    """Return copies of the buffers, by name."""
     return {name: value.clone() for name, value in buffers}
 
 
 def restore_buffers_if(before: Mapping[str, Tensor], buffers: Named, skipped: Tensor) -> None:
-    """Where skipped, 0-d, is 1, the buffers that were there before become what they were."""
+    """Restore the buffers in `before` if skipped is 1. skipped: 0-d.
+
+    Raise RunFailed if the shape of a buffer has changed.
+    """
     for name, value in buffers:
         if name in before:
             was = before[name]
             if value.shape != was.shape:
                 raise RunFailed(
-                    f"the buffer {name} went from shape {tuple(was.shape)} to {tuple(value.shape)} in a step that may "
-                    "be skipped (fp16, trainer.non_finite=skip): give it its largest shape from the start"
+                    f"the buffer {name} changed from shape {tuple(was.shape)} to {tuple(value.shape)} in a step that "
+                    "may be skipped (fp16, trainer.non_finite=skip): give it its largest shape from the start"
                 )
             _put_back(value, was, skipped)
 
