@@ -259,12 +259,17 @@ def spread(positions: np.ndarray, count: int, size: int) -> np.ndarray:
 class EvalPlan:
     """The batches of an evaluation: every row exactly once over all ranks. Rank r reads rows r, r + num_ranks, ...
 
-    count: evaluate only this number of rows, spread evenly over the data set; None: all. in_step: all ranks have the
-    same number of batches with the same sizes, so a rank with one row less pads its last batch. full: all batches are
-    padded to batch_size rows. Padding is at the end of a batch; it repeats one of the rank's rows (or row 0), its
-    sample id is -1, and it does not count. The sample id of all other rows is the row. of_rows: (N,) the rows to
-    evaluate; None: all `size` rows. whole, with in_step: no batch is partly padding. The last batch has one row per
-    rank, which counts or is padding, so that packed samples need not be cut."""
+    Padding is at the end of a batch. It repeats one of the rank's rows (or row 0), its sample id is -1, and it does not
+    count. The sample id of all other rows is the row.
+
+    size: rows of the data set.
+    in_step: all ranks have the same number of batches, with the same sizes: a rank with one row less pads its last one.
+    count: evaluate only this number of rows, spread evenly over the data set; None: all.
+    full: pad all batches to batch_size rows.
+    of_rows: (N,) int64, the rows to evaluate; None: all `size` rows.
+    whole: with in_step, no batch is partly padding. The last batch has one row per rank, which counts or is padding,
+        so that packed samples need not be cut.
+    """
 
     def __init__(
         self,

@@ -67,11 +67,13 @@ def weighted(dataset: Sized, seed: int, weights: str | Sequence[float]) -> Order
 def length_buckets(dataset: Sized, seed: int, field: str, batch_size: Count, jitter: NotNegative) -> Order:
     """Return an order of global batches of similar length, in random order; each row occurs once per epoch.
 
-    field: contains the length of each sample, or has a variable length itself (then batches also have
-    `<field>_length`). batch_size: trainer.global_batch_size. jitter: each epoch sorts by length * (1 + jitter * u), u
-    in [0, 1), so that batches differ between epochs. Within a batch, long and short samples alternate, so that ranks
-    and micro-batches get nearly equal numbers of tokens. Raise ConfigError if the field does not have one length per
-    sample."""
+    In a batch, long and short samples alternate, so that ranks and micro-batches get nearly equal numbers of tokens.
+    Raise ConfigError if the field does not have one length per sample.
+
+    field: contains the length of each sample, or has a variable length itself (batches then have `<field>_length`).
+    batch_size: trainer.global_batch_size.
+    jitter: each epoch sorts by length * (1 + jitter * u), u in [0, 1), so that batches differ between epochs.
+    """
     lengths = column(dataset, field).astype(np.float64)
     if lengths.shape != (size_of(dataset),):
         raise ConfigError(

@@ -48,9 +48,12 @@ def chunk_windows(
 ) -> ChunkWindows:
     """Return an order that shuffles windows of chunks.
 
-    window: chunks that are shuffled together; None: 256, or as many as have 256 MB if the data are remote. batch_size:
-    trainer.global_batch_size. chunk_rows: samples per chunk; None: `dataset.chunk_rows`. Raise ConfigError if the data
-    set has no chunks, or if two windows do not fit into data.cache_gb."""
+    Raise ConfigError if the data set has no chunks, or if two windows do not fit into data.cache_gb.
+
+    window: chunks that are shuffled together; None: 256, or as many as have 256 MB if the data are remote.
+    batch_size: trainer.global_batch_size.
+    chunk_rows: samples per chunk; None: `dataset.chunk_rows`.
+    """
     rows = chunk_rows or getattr(dataset, "chunk_rows", None)
     if not rows:
         raise ConfigError(

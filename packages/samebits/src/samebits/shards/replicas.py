@@ -47,9 +47,9 @@ class Replicas:
             # names only if digests differ, because there are thousands
             name, one, other = world.broadcast_object(_first_unlike(world.gather_object(own)))
             raise RunFailed(
-                f"ranks {one} and {other} no longer have the same {name} at step {step} (everything was equal at "
-                f"step {self.step}): code that changes weights, the optimizer's state or the task's buffers must do the "
-                "same on all ranks, also in callbacks; the differing state was not saved"
+                f"ranks {one} and {other} no longer have the same {name} at step {step} (everything was equal "
+                f"at step {self.step}): code that changes weights, the optimizer's state or the task's buffers must "
+                "do the same on all ranks, also in callbacks; the differing state was not saved"
             )
         self.step = step
 

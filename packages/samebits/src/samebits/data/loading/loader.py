@@ -46,13 +46,15 @@ MOST_PER_CORE = 32  # workers; a larger number is a typing error
 
 
 class BatchDataset(Protocol):
-    """A data set that reads many rows in one call.
+    """A data set that reads many rows in one call. `gather` may return more than `spec`, and lists (of strings).
 
-    Optional methods and attributes: `advise(rows)`: these rows are gathered soon, so it may prefetch those not in
-    memory. `ahead_bytes`: for remote data, how many bytes ahead to call `advise`; `kept_bytes`: how many bytes it
-    caches. `column(field) -> array`: all values of a field, for orders by label or length (lengths, if the field has a
-    variable length). `chunk_rows`: samples per chunk. `gather` may return a batch with more than `spec`, and with lists
-    (of strings)."""
+    Optional methods and attributes:
+    `advise(rows)`: these rows are gathered soon, so it may prefetch them.
+    `ahead_bytes`: for remote data, how many bytes ahead to call `advise`.
+    `kept_bytes`: for remote data, how many bytes are cached.
+    `column(field) -> array`: all values of a field (if it has a variable length: the lengths).
+    `chunk_rows`: samples per chunk.
+    """
 
     spec: dict[str, tuple[tuple[int, ...], torch.dtype]]  # field -> (shape of one sample, dtype); -1: varies
 
@@ -69,16 +71,22 @@ class BatchDataset(Protocol):
 class Loader:
     """Iterate over the micro-batches of this rank, on `device` and transformed.
 
-    Each iteration starts at the beginning of the plan, or at the last `reorder`. dataset, plan: what to read, and which
-    rows in which order. transform: see Transform. kind: data.loader. num_workers: data.num_workers. seed: of the random
-    numbers that a map-style data set draws; they depend only on the seed and the sample id. start_method: of worker
-    processes; None: Python's default. cores: number of cores that reading may use; None: this rank's share of the
-    machine. like: for an evaluation, the loader of the training; the same number of workers is used, started at the
-    first batch. split: name of the split, for messages. rows: add "row" to batches, (B,) int64, the row of the data
-    set; -1 for padding of an evaluation. Has no effect on a stream.
+    Each iteration starts at the beginning of the plan, or at the last `reorder`. Raise ConfigError for arguments that
+    do not fit the data set.
 
-    Attributes: wait_s: seconds that training has waited for data. why: how batches are made, and the reason. Raise
-    ConfigError for arguments that do not fit the data set.
+    dataset, plan: the samples, and which of them this rank reads in which order.
+    transform: see Transform; None: batches are not changed.
+    kind, num_workers: data.loader, data.num_workers.
+    seed: of the random numbers that a map-style data set draws; they depend only on the seed and the sample id.
+    start_method: of worker processes: fork, spawn or forkserver; None: Python's default.
+    cores: number of cores that reading may use; None: this rank's share of the machine.
+    like: for an evaluation, the loader of the training: use as many workers, and start them at the first batch.
+    split: name of the split, for messages.
+    rows: add "row" to batches, (B,) int64, the row of the data set; -1 for padding. Streams have no rows.
+
+    Attributes:
+    wait_s: seconds that training has waited for data.
+    why: how batches are made, and the reason.
     """
 
     def __init__(
