@@ -3,7 +3,7 @@
 loop      <- batch <- batch <- ...      views of a buffer, in order; the loop waits only if the next one is not ready
 threads      gather -> buffer [-> GPU]  a job is one buffer: one micro-batch, or several if they are small
 slots        the buffers                a buffer is reused only if no tensor, view, numpy alias or tensor saved for
-                                        backward uses it any more, and no copy to the GPU still reads it
+                                        backward uses it, and no copy to the GPU reads it
 """
 
 from __future__ import annotations

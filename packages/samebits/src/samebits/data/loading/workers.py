@@ -3,7 +3,7 @@
     this process   indices -> slot, slot index -> worker   ...   batch = view of the slot when it is full
     worker         for each index: seed, dataset[row] -> its place in the slot
 
-Only slot indices are pickled. A slot is reused when no view of it exists any more; if a consumer keeps many batches, it
+Only slot indices are pickled. A slot is reused after the last view of it is gone; if a consumer keeps many batches, it
 gets copies. If the data set has its own `collate`, batches differ in size: slots then contain only their indices, and
 the worker answers with the batch, whose tensors torch passes in shared memory.
 
@@ -83,9 +83,7 @@ class Workers:
         self._end = util.Finalize(self, _stop, (self._pipes, self._processes, then), exitpriority=100)
         self._start(start_method)
         self._side = SideStream.of(device)
-        if (
-            self._side is not None and not self._collates
-        ):  # page-locked only after the workers have started: they do not need it
+        if self._side is not None and not self._collates:  # after the start, because workers need no page-locked memory
             self._side.cuda.register(self._shared)
             then.append(partial(_unlock, self._side, self._shared, self._copied))
 
