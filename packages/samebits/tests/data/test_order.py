@@ -287,7 +287,7 @@ def test_windows_need_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows, "REMOTE_WINDOW", 400)
     assert chunk_windows(remote, 0, None, 2, 10).window == 5
     assert chunk_windows(remote, 0, 20, 2, 10).window == 20
-    with pytest.raises(ConfigError, match=r"data\.order\.window=21: .* data\.cache_gb: at most 20"):
+    with pytest.raises(ConfigError, match=r"data\.order\.window=21: .* data\.cache_gb - give at most 20"):
         chunk_windows(remote, 0, 21, 2, 10)
 
 
