@@ -111,8 +111,8 @@ class Loader:
         cores = cores_each(dist_env.local_size) if cores is None else cores
         if isinstance(num_workers, int) and num_workers > MOST_PER_CORE * cores:
             raise ConfigError(
-                f"data.num_workers={num_workers}: more than {MOST_PER_CORE} for each of {cores} cores, which "
-                "would exhaust this machine's memory - give auto to measure the number"
+                f"data.num_workers={num_workers}: more than {MOST_PER_CORE} for each of {cores} cores "
+                "- give auto to measure how many are needed"
             )
         self._begun: tuple[list[Batch], Generator[Batch, None, None]] | None = None
         self._closed = False
