@@ -225,8 +225,8 @@ def test_commands_are_typed_in_one_way() -> None:
     pages = [*ROOT.glob("*.md"), *files]
     found = {str(path.relative_to(ROOT)): BY_PYTHON.findall(path.read_text()) for path in pages}
     assert len(found) == len(pages)
-    assert found.pop("README.md") == ["python src/train.py"]
-    assert "`python src/train.py data=h5 trainer=ddp`" in README  # and once as it is without ./run
+    assert found.pop("docs/installation.md") == ["python src/train.py"]  # once as it is without ./run
+    assert "`python src/train.py trainer=ddp`" in DOCS["installation.md"]
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
