@@ -246,8 +246,12 @@ def keys_of(page: str, column: int = 0) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "column"), [slow("coming_from.md", 1), slow("two_commands.md", 0), ("troubleshooting.md", 1)]
-)
+    ("name", "column"),
+    [
+        *(slow(f"from_{name}.md", 1) for name in ("pytorch", "lightning", "template", "accelerate")),
+        slow("two_commands.md", 0), ("troubleshooting.md", 1),
+    ],
+)  # fmt: skip
 def test_keys_in_tables_compose(name: str, column: int, text_file: Path) -> None:
     found = keys_of(DOCS[name], column)
     assert len(found) > 10
