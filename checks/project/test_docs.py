@@ -20,7 +20,7 @@ import pytest
 import yaml
 from common import LIBRARIES, ROOT
 from fork import copy_of_the_project, run_python, with_fewer_digits
-from pages import DOCS, FENCE, OURS, README, WALKED, commands, is_run, prose
+from pages import DOCS, FENCE, OURS, README, WALKED, commands, is_run, lines_of, prose
 from PIL import Image
 
 from samebits.testing import compose
@@ -225,8 +225,8 @@ def test_commands_are_typed_in_one_way() -> None:
     pages = [*ROOT.glob("*.md"), *files]
     found = {str(path.relative_to(ROOT)): BY_PYTHON.findall(path.read_text()) for path in pages}
     assert len(found) == len(pages)
-    assert found.pop("README.md") == ["python src/train.py"]
-    assert "`python src/train.py data=h5 trainer=ddp`" in README  # and once as it is without ./run
+    assert found.pop("docs/installation.md") == ["python src/train.py"]  # once as it is without ./run
+    assert "`python src/train.py trainer=ddp`" in DOCS["installation.md"]
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
@@ -246,8 +246,12 @@ def keys_of(page: str, column: int = 0) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "column"), [slow("coming_from.md", 1), slow("two_commands.md", 0), ("troubleshooting.md", 1)]
-)
+    ("name", "column"),
+    [
+        *(slow(f"from_{name}.md", 1) for name in ("pytorch", "lightning", "template", "accelerate")),
+        slow("two_commands.md", 0), ("troubleshooting.md", 1),
+    ],
+)  # fmt: skip
 def test_keys_in_tables_compose(name: str, column: int, text_file: Path) -> None:
     found = keys_of(DOCS[name], column)
     assert len(found) > 10
@@ -352,7 +356,7 @@ def test_a_page_works_as_typed(tmp_path: Path, name: str) -> None:
         if file:
             (clone / file).parent.mkdir(parents=True, exist_ok=True)
             (clone / file).write_text(body)
-        for command in body.splitlines() if kind == "bash" else ():
+        for command in lines_of(body) if kind == "bash" else ():
             run_python(clone, *python_of(command))
     ours = [file for file, _, _ in FENCE.findall(DOCS[name]) if file.endswith(".py")]
     called([sys.executable, "-m", "ruff", "check", "--select", "E,F,W,I", *ours], cwd=clone, fresh=True)

@@ -332,12 +332,13 @@ def test_the_commands_of_a_fork_s_readme_run(
     left = parts if without == "all" else without.split()
     fork(with_few_tests, "small_one", "--without", *left, "--into", str(folder))
     readme = (folder / "README.md").read_text()
-    typed_in = [
-        (kind, block) for kind, block in re.findall(r"^```(bash|python)\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
-    ]
+    typed_in = re.findall(r"^```(bash|python|yaml)\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
     assert len(typed_in) > 3
     with environment_in(with_fewer_digits(folder), tmp_path_factory.mktemp("door")):
         for kind, block in typed_in:
+            if file := re.match(r"# ((?:src|conf)/\S+)\n", block):  # which the reader writes
+                (folder / file[1]).write_text(block)
+                continue
             (folder / "block.py").write_text(block)
             for command in ["./run python block.py"] if kind == "python" else block.splitlines():
                 shell(command, folder, bare)
