@@ -231,7 +231,7 @@ def test_commands_are_typed_in_one_way() -> None:
 
 
 def keys_of(page: str, column: int | None = 0) -> list[str]:
-    """Return the code that consists of overrides only, in tables from `column` on; None: in the whole page but quotes."""
+    """Return the code that is overrides only, in tables from `column` on; None: in the whole page without quotes."""
     found = []
     for row in re.findall(r"^\|(.*)\|$", prose(page), re.MULTILINE) if column is not None else ():
         cells = re.split(r"(?<!\\)\|", row)
