@@ -230,12 +230,14 @@ def test_commands_are_typed_in_one_way() -> None:
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
-def keys_of(page: str, column: int = 0) -> list[str]:
-    """Code that is overrides and nothing else, in tables from `column` on."""
+def keys_of(page: str, column: int | None = 0) -> list[str]:
+    """Return the code that is overrides only, in tables from `column` on; None: in the whole page without quotes."""
     found = []
-    for row in re.findall(r"^\|(.*)\|$", prose(page), re.MULTILINE):
+    for row in re.findall(r"^\|(.*)\|$", prose(page), re.MULTILINE) if column is not None else ():
         cells = re.split(r"(?<!\\)\|", row)
         found += [span for cell in cells[column:] for span in SPAN.findall(cell)]
+    if column is None:
+        found = SPAN.findall(re.sub(r"^>.*$", "", prose(page), flags=re.MULTILINE))
     own = [span.removeprefix("-m ") for span in found]
     return [
         one
@@ -249,10 +251,10 @@ def keys_of(page: str, column: int = 0) -> list[str]:
     ("name", "column"),
     [
         *(slow(f"from_{name}.md", 1) for name in ("pytorch", "lightning", "template", "accelerate")),
-        slow("two_commands.md", 0), ("troubleshooting.md", 1),
+        slow("two_commands.md", 0), ("troubleshooting.md", None),
     ],
 )  # fmt: skip
-def test_keys_in_tables_compose(name: str, column: int, text_file: Path) -> None:
+def test_keys_in_tables_compose(name: str, column: int | None, text_file: Path) -> None:
     found = keys_of(DOCS[name], column)
     assert len(found) > 10
     for span in found[:: sample_of(4, 1)]:
@@ -277,9 +279,9 @@ def texts() -> str:
 
 @pytest.mark.slow
 def test_messages_are_those_of_the_code() -> None:
-    tables = DOCS["troubleshooting.md"].split("## Before the first step")[1]
-    messages = [span for row in re.findall(r"^\| (.*?) \|", tables, re.MULTILINE) for span in SPAN.findall(row)]
-    assert len(messages) > 40
+    quoted = re.findall(r"^> (.*)$", DOCS["troubleshooting.md"], re.MULTILINE)  # below the heading of each message
+    messages = [span for line in quoted for span in SPAN.findall(line)]
+    assert len(messages) == len(quoted) > 40
     parts = [part.strip(" :;()") for message in messages for part in message.split("...")]
     assert not [part for part in parts if part not in texts()]
 
