@@ -295,7 +295,8 @@ def without_sentences(text: str, told: re.Pattern[str]) -> str:
         if not told.search(block):
             kept.append(block)
         elif code or block.startswith(("    ", "  - ")):
-            kept += [line for line in block.splitlines(keepends=True) if not told.search(line)]
+            # a command may have several lines, each but the last with a backslash at its end
+            kept += [line for line in re.findall(r"(?:.*\\\n)*.*\n|.+\Z", block) if not told.search(line)]
         elif block.startswith("|"):
             clauses = [re.split(r"(?<=;) |(?<=`), ", cell.strip()) for cell in block.strip("|\n").split("|")]
             cells = ["; ".join(one.rstrip(";") for one in cell if not told.search(one)) for cell in clauses]

@@ -32,7 +32,6 @@ TOP = {path.name: path.read_text() for path in sorted(ROOT.glob("*.md"))}
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 OVERRIDE = r"'?[+~]?[\w/@.]+=\S+"
 SHOWN = {file for page in DOCS.values() for file, _, _ in FENCE.findall(page)}
-SHOWN.add("tests/lab/test_task_denoising.py")  # an indented block of tasks.md
 
 
 def anchors(page: str) -> set[str]:

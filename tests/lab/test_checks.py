@@ -352,3 +352,10 @@ def test_a_causal_mask_is_saved_and_resumed(tmp_path: Path, monkeypatch: pytest.
     assert torch.equal(last_checkpoint(run)["ema"]["mask"], mask)
     assert last_checkpoint(run)["step"] == 4
     assert np.isfinite(values(run, "train/loss")).all()
+
+
+@pytest.mark.slow
+def test_a_constant_buffer_that_is_not_saved_needs_no_warning(tmp_path: Path) -> None:
+    """The rehearsal of an evaluation puts buffers back, and does not write those that have not changed."""
+    run = start_run(tmp_path / "run", *SHORT, "task=pcgrad", "trainer.save_every=1")
+    assert "the task changes" not in (run / "train.log").read_text()
