@@ -246,7 +246,7 @@ def keys_of(page: str, column: int = 0) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "column"), [slow("coming_from.md", 1), slow("two_commands.md", 0), ("troubleshooting.md", 1)]
+    ("name", "column"), [slow("coming_from.md", 1), slow("sweeps.md", 0), ("troubleshooting.md", 1)]
 )
 def test_keys_in_tables_compose(name: str, column: int, text_file: Path) -> None:
     found = keys_of(DOCS[name], column)
