@@ -250,7 +250,7 @@ def keys_of(page: str, column: int | None = 0) -> list[str]:
     ("name", "column"),
     [
         *(slow(f"from_{name}.md", 1) for name in ("pytorch", "lightning", "template", "accelerate")),
-        slow("two_commands.md", 0), ("troubleshooting.md", None),
+        slow("sweeps.md", 0), ("troubleshooting.md", None),
     ],
 )  # fmt: skip
 def test_keys_in_tables_compose(name: str, column: int | None, text_file: Path) -> None:

@@ -51,7 +51,6 @@ BEFORE = {
     ],
     "report.md": [
         "./run train -m optim.lr=1e-3,3e-3,1e-2 'seed=range(3)' sweep=lr",
-        "./run report outputs/default/sweeps/lr --save-best",
         "./run train hydra.run.dir=outputs/default/2026-11-20_09-00-00 logger=wandb logger.mode=offline",
         "./run train hydra.run.dir=outputs/other/2026-11-21_10-00-00-4f0c1e",
         "mkdir ../hers && cp -r outputs ../hers",
