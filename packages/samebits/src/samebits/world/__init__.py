@@ -3,12 +3,13 @@
 Input: a function to run in each rank, the run directory, the environment variables of the launcher. Output: a `World`
 (rank, size, device) in each rank.
 
-Guarantees: ranks exchange only JSON and tensors; nothing is unpickled. A failure is reported in one line with its cause,
-by the rank that failed first. If a run hangs, the stuck rank and its stack trace are reported (the table in watchdog.py
-lists which process ends which). No process is left behind. With one rank, collectives return their argument.
+Guarantees: ranks exchange only JSON and tensors; nothing is unpickled. A failure is reported in one line with its
+cause, by the rank that failed first. If a run hangs, the stuck rank and its stack trace are reported (the table in
+watchdog.py lists which process ends which). No process is left behind. With one rank, collectives return their
+argument.
 
-Errors: ConfigError if the settings do not fit the machine, RankLost and RunFailed if ranks failed or died, Stopped if an
-evaluation was cut short on all ranks.
+Errors: ConfigError if the settings do not fit the machine, RankLost and RunFailed if ranks failed or died, Stopped if
+an evaluation was cut short on all ranks.
 
     collectives             World: collectives of all ranks
     environment, cluster    rank or host of this process, from environment variables
