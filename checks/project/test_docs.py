@@ -20,7 +20,7 @@ import pytest
 import yaml
 from common import LIBRARIES, ROOT
 from fork import copy_of_the_project, run_python, with_fewer_digits
-from pages import DOCS, FENCE, OURS, README, WALKED, commands, is_run, prose
+from pages import DOCS, FENCE, OURS, README, WALKED, commands, is_run, lines_of, prose
 from PIL import Image
 
 from samebits.testing import compose
@@ -352,7 +352,7 @@ def test_a_page_works_as_typed(tmp_path: Path, name: str) -> None:
         if file:
             (clone / file).parent.mkdir(parents=True, exist_ok=True)
             (clone / file).write_text(body)
-        for command in body.splitlines() if kind == "bash" else ():
+        for command in lines_of(body) if kind == "bash" else ():
             run_python(clone, *python_of(command))
     ours = [file for file, _, _ in FENCE.findall(DOCS[name]) if file.endswith(".py")]
     called([sys.executable, "-m", "ruff", "check", "--select", "E,F,W,I", *ours], cwd=clone, fresh=True)
