@@ -359,7 +359,7 @@ def check_another_engine(folder: Path, template: Path, train_it: str) -> None:
     """A run of the first engine; then a newer one, of the same version, is installed. --steps ends the second run."""
     typed(folder, f"{train_it} {' '.join(SMALL)} trainer.max_steps=4 trainer.save_every=2 hydra.run.dir=outputs/a")
     again = "./run verify outputs/a --steps 2"
-    assert "a: 2 steps again, equal bit for bit" in typed(folder, again)
+    assert "a: 2 steps repeated, equal bit for bit" in typed(folder, again)
     newer = folder.parent / "newer"
     git(folder.parent, "clone", "-q", str(template), "newer")
     (newer / "packages/samebits/src/samebits/newer.py").touch()
@@ -367,7 +367,7 @@ def check_another_engine(folder: Path, template: Path, train_it: str) -> None:
     said = typed(folder, f"./run fork --update {newer}")
     assert "samebits 0.3.0: another content of the same version\n" in said.replace(version_of(newer), "0.3.0")
     said = typed(folder, again)
-    assert "a: 2 steps again, equal bit for bit" in said
+    assert "a: 2 steps repeated, equal bit for bit" in said
     assert re.search(r"^code: .* libraries are installed: samebits [\d.]+: another content", said, re.MULTILINE)
 
 

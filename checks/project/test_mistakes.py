@@ -45,7 +45,7 @@ MODEL_HAS = f"(model has: {options('model')})"
 TRAINER_HAS = f"(trainer has: {', '.join(f.name for f in fields(TrainerConfig))})"
 SYNTAX = "no valid override - write key=value, a list as key=[1,2], and text with special characters in quotes twice, 'key=\"a,b\"'"
 CHOSEN = "a group is chosen in the list of defaults, `defaults: - override"
-OF_A_MULTIRUN = "of a multirun, and would have no effect here - add -m, or leave it out"
+OF_A_MULTIRUN = "only for a multirun, has no effect here - add -m, or remove it"
 NEEDS_OPTUNA = needs("conf/hydra/sweeper/optuna.yaml")
 
 
@@ -134,9 +134,9 @@ NO_EFFECT = [
         for shows in ("--cfg job", "--cfg=job", "-c job", "--help", "-h", "--info")
         for resume in ("resume=outputs/run", "resume=auto")
     ),
-    row("data.split_by=y", "data.split_by=y: has no effect without data.split - add data.split=80/10/10, or leave it out"),
+    row("data.split_by=y", "data.split_by=y: has no effect without data.split_ratio - add data.split_ratio=80/10/10, or remove it"),
     *(
-        row(f"resume=auto {where}", "resume=auto: this run's directory is a new one each time, so there is none to go on with - add hydra.run.dir=outputs/NAME, or give resume=RUN")
+        row(f"resume=auto {where}", "resume=auto: every run gets a new directory, so there is nothing to resume - add hydra.run.dir=outputs/NAME, or give resume=RUN")
         for where in ("hydra.run.dir='/tmp/engine-${now:%S}'", "name=x hydra.run.dir='${root:}/outputs/${name}/${suffix:}'")
     ),
 ]  # fmt: skip

@@ -77,9 +77,9 @@ def test_moments_stay_with_their_parameters(tmp_path: Path) -> None:
     """Layers of equal shapes: nothing else would tell. Of others, kernels would leave their memory."""
     model = "model.hidden=[32,32,32]"
     weights = stopped(tmp_path / "weights", model)
-    tuned = stopped(tmp_path / "tuned", model, "task=finetune", f"task.weights={weights}", "task.frozen=[2.w,2.b]")
-    assert "4.weight" in last_checkpoint(tuned)["trained"]
-    done = call(f"resume={tuned}", "task=finetune", f"task.weights={weights}", "task.frozen=[4.w,4.b]", code=2)
+    tuned = stopped(tmp_path / "tuned", model, "task=finetune", f"task.weights={weights}", "task.freeze=[2.w,2.b]")
+    assert "4.weight" in last_checkpoint(tuned)["parameter_names"]
+    done = call(f"resume={tuned}", "task=finetune", f"task.weights={weights}", "task.freeze=[4.w,4.b]", code=2)
     assert "trains other parameters than this config's: 4.weight where this has 2.weight" in done.stderr
 
 
@@ -114,7 +114,7 @@ REFUSED = (
     ("process.stop_at_step=1", "process.stop_at_step=1: would have no effect: the run in"),
     ("process.stop_at_step=4", "is at step 4 already - give a later one"),
     ("process={stop_at_step: 2}", "process.stop_at_step=2: would have no effect"),
-    ("hydra.run.dir=elsewhere", "hydra.run.dir=elsewhere: would have no effect"),
+    ("hydra.run.dir=elsewhere", "hydra.run.dir=elsewhere: has no effect"),
     ("optim.lr=1,2", "error: optim.lr=1,2: several values"),
 )  # fmt: skip
 

@@ -63,4 +63,4 @@ def test_a_run_goes_on_where_its_search_cannot_be_reached(tmp_path: Path) -> Non
     (tmp_path / "study.db").mkdir()
     start_run(run_dir, *PRUNED)
     assert status(run_dir)["status"] == "finished"
-    assert (run_dir / "train.log").read_text().count("goes on without pruning") == 1
+    assert (run_dir / "train.log").read_text().count("continues without pruning") == 1

@@ -214,8 +214,8 @@ def test_a_comparison_of_any_runs(sweep: Path, tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         (["nowhere"], "nowhere: no such directory"),
-        (["."], "no run there"),
-        (["RUN", "--score", "val/accuracy"], "--score val/accuracy: write the key and what is better"),
+        (["."], "contains no run directory"),
+        (["RUN", "--score", "val/accuracy"], "--score val/accuracy: give a key with :max or :min"),
         (["FAILED", "--save-best"], "no job of .* has a score yet"),
     ],
 )
@@ -255,7 +255,7 @@ def test_write_never_raises(copy: Path, capsys: pytest.CaptureFixture[str]) -> N
     (copy / "sweep.json").write_text("{")
     assert write(PROGRAM, copy) == []
     said = capsys.readouterr().err
-    assert re.fullmatch(r"no report \(.*\); later: ./run report .*\n", said)
+    assert re.fullmatch(r"no report \(.*\); try again with: ./run report .*\n", said)
 
 
 @pytest.mark.slow

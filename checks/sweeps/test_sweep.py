@@ -40,7 +40,7 @@ def test_start_again_extend_reorder(tmp_path: Path) -> None:
     assert "seed=2" in written["jobs"][-1]["overrides"]
     assert status(tmp_path / "lr" / written["jobs"][5]["key"])["sweep"] == {"sweep": "lr", "job": 5}
     other = call(*SWEEP, "optim.lr=1e-3", "seed=0", where, "trainer.max_steps=3")
-    assert "1 jobs, 1 to run, 6 more of other commands" in other.stderr
+    assert "1 jobs, 1 to run, 6 more from other commands" in other.stderr
     assert book(tmp_path / "lr")["swept"] == ["optim.lr", "seed", "trainer.max_steps"]
     assert len(job_dirs(tmp_path / "lr")) == 7
     call(*SWEEP, "optim.lr=1e-2", "seed=2", f"hydra.sweep.dir={tmp_path}/alone")
@@ -68,12 +68,12 @@ def test_names_and_places(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (["-m", "optim.lr=interval(0,1)"], "error: optim.lr=interval(0,1): an interval has no end of values"),
-        slow(["-m", "seed=1,2", "resume=x"], "error: resume: a run's own; a sweep goes on by its name"),
-        slow(["-m", "seed=1,2", "sweep=../x"], "error: sweep=../x: the name of a folder"),
+        (["-m", "optim.lr=interval(0,1)"], "error: optim.lr=interval(0,1): an interval has infinitely many values"),
+        slow(["-m", "seed=1,2", "resume=x"], "error: resume: only for single runs"),
+        slow(["-m", "seed=1,2", "sweep=../x"], "error: sweep=../x: must be a folder name"),
         slow(["-m", "seed=1,2", "hydra.sweep.subdir=x"], "error: hydra.sweep.subdir=x: has no effect"),
-        slow(["-m", "seed=1,2", "sweep.fail_fast=true,false"], "error: sweep.fail_fast=true,false: a sweep has one"),
-        (["seed=1", "sweep=lr"], "error: sweep=lr: the name of a multirun - add -m"),
+        slow(["-m", "seed=1,2", "sweep.fail_fast=true,false"], "error: sweep.fail_fast=true,false: cannot be swept"),
+        (["seed=1", "sweep=lr"], "error: sweep=lr: only for a multirun - add -m"),
         (["-m", "sweep.retyr_failed=true"], "error: sweep.retyr_failed: no such key - did you mean sweep.retry_failed?"),  # noqa: E501
         slow(["-m", "seed=1,2", "sweep.fail_fast=3"], "error: sweep.fail_fast: expected true or false, got 3"),
         slow(["-m", "seed=0,1,-7"], "error: job 2 (seed=-7): seed: must be >= 0, got -7"),

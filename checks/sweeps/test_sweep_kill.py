@@ -148,7 +148,7 @@ def test_a_signal_saves_all_running_jobs(tmp_path: Path, number: signal.Signals)
         process.send_signal(number)
     _, shown = process.communicate(timeout=limit(60))
     assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 75}[number], shown
-    assert f"{number.name}: running jobs save and end" in shown
+    assert f"{number.name}: running jobs save and stop" in shown
     assert "Traceback" not in shown
     stopped = {signal.SIGINT: "interrupted", signal.SIGTERM: "preempted"}[number]
     assert states(tmp_path / "s") == [stopped, stopped, "queued"]
@@ -164,7 +164,7 @@ def test_a_second_ctrl_c_ends_it_now(tmp_path: Path) -> None:
     command = faulty_command(f"open({str(hangs)!r}, 'w').close(); {SLOWLY}", *SWEEP, "seed=1", where, *POOL)
     process = warm.Popen(command, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True)
     wait_for(hangs.exists, process)
-    shown = ctrl_c_twice(process, "running jobs save and end", process.send_signal)
+    shown = ctrl_c_twice(process, "running jobs save and stop", process.send_signal)
     assert process.returncode == 130, shown
     assert not processes_with(str(tmp_path))
     call(*SWEEP, "seed=1", where)

@@ -61,9 +61,9 @@ def test_shares_of_a_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("four_gpus")
 def test_what_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="needs 5 GPUs, 4 can be seen"):
+    with pytest.raises(ConfigError, match="needs 5 GPUs, 4 are visible"):
         Leases("auto", "auto", 99).take(PROGRAM, job(tmp_path, "five", "ddp", 5))
-    with pytest.raises(ConfigError, match="a part of one GPU, or whole ones"):
+    with pytest.raises(ConfigError, match="must be an integer, or a fraction below 1"):
         Leases("auto", 1.5, 99)
     lease = Leases(2, "auto", 99).take(PROGRAM, job(tmp_path, "cpu", device="cpu"))
     assert lease is not None

@@ -89,7 +89,7 @@ def test_its_first_steps_are_compared_alone(whole: Path, tmp_path: Path, capfd: 
 
 def test_a_run_without_checkpoints_has_nothing_to_compare(copied: Path) -> None:
     shutil.rmtree(copied / "checkpoints")
-    with pytest.raises(ConfigError, match=r"has saved no checkpoint, so no weights can be compared; resume it"):
+    with pytest.raises(ConfigError, match=r"has no checkpoint, so no weights can be compared; resume it"):
         recompute.verify(PROGRAM, copied)
 
 
@@ -267,11 +267,11 @@ def test_the_present_check_comes_before_anything_starts(
 def test_a_directory_that_is_no_run_or_is_in_the_way(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--rounding 2: a relative difference"):
         recompute.verify(PROGRAM, whole, rounding=2)
-    with pytest.raises(ConfigError, match=r"exists; give a directory that does not"):
+    with pytest.raises(ConfigError, match=r"exists; give a new directory"):
         recompute.verify(PROGRAM, whole, out=tmp_path)
     done = command(tmp_path, code=2)
     assert done.stdout == ""
-    assert done.stderr.startswith(f"error: {tmp_path}: no run directory")
+    assert done.stderr.startswith(f"error: {tmp_path}: not a run directory")
 
 
 # -- by the command, with ranks, other code, other data --------------------------------------------------------------
@@ -395,14 +395,14 @@ def test_a_run_of_another_commit_with_changes_that_were_not_committed(
     assert "step 4: train/loss" in done.stdout
     assert "in a temporary worktree" in done.stdout
     patch = (run / "uncommitted.diff").read_text()
-    for text, remedy in (("# new, not in this patch: src/lab/large.bin\n", "holds no patch of what was not committed"),
-                         (patch.replace("diff --git", "\033[1mdiff --git"), "holds no patch"),
-                         (patch.replace("+    ", "    "), "cannot be applied to its commit")):  # fmt: skip
+    for text, remedy in (("# new, not in this patch: src/lab/large.bin\n", "does not contain a patch of"),
+                         (patch.replace("diff --git", "\033[1mdiff --git"), "does not contain a patch"),
+                         (patch.replace("+    ", "    "), "does not apply to the run's commit")):  # fmt: skip
         (run / "uncommitted.diff").write_text(text)
         with pytest.raises(ConfigError, match=remedy):
             halves("here", True)
     (run / "uncommitted.diff").unlink()
-    with pytest.raises(ConfigError, match="holds no patch of what was not committed"):
+    with pytest.raises(ConfigError, match="does not contain a patch of uncommitted changes"):
         halves("here", True)
 
 

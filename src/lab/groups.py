@@ -24,7 +24,7 @@ class DataConfig:
     input_shape: list[int]
     num_outputs: Annotated[int, Rule(at_least=1)]
     order: dict[str, Any]
-    split: str | None = None
+    split_ratio: str | None = None
     split_by: str = "random"
     overfit: Annotated[int | None, Rule(at_least=1)] = None
     transforms: dict[str, Any] = field(default_factory=dict)

@@ -20,7 +20,7 @@ WORDS = ("null", "true", "false", "nan", "inf")  # that Hydra does not read as t
 
 def h5_shape(field: str, _parent_: Any) -> list[int]:
     """${h5_shape:field} in a group `data`: shape of one sample of the field, from the data file."""
-    from h5rows.engines import sample_shape
+    from h5rows.integration import sample_shape
 
     with _about_data(_parent_), h5_mistakes():
         return list(sample_shape(_parent_, field))
@@ -28,7 +28,7 @@ def h5_shape(field: str, _parent_: Any) -> list[int]:
 
 def h5_outputs(field: str, _parent_: Any) -> int | None:
     """${h5_outputs:field}: how many outputs a model of that field needs; null in a part of data=mixed that lacks it."""
-    from h5rows.engines import num_outputs
+    from h5rows.integration import num_outputs
 
     if _key(_parent_) != "data" and _parent_.fields.get(field, field) is None:
         return None
@@ -37,16 +37,17 @@ def h5_outputs(field: str, _parent_: Any) -> int | None:
 
 
 def expand(cfg: Any) -> None:
-    """data.split=80/10/10 -> data.splits that say so, which the run's config.yaml has, and a resume goes by."""
+    """data.split_ratio=80/10/10 -> data.splits that say so, which the run's config.yaml has, and a resume goes by."""
     nodes = {"data": cfg.data, **{f"data.parts.{name}": node for name, node in mixed_parts(cfg.data).items()}}
     for key, node in nodes.items():
-        if hasattr(node, "get") and (text := node.get("split")) is not None:
-            from h5rows.engines import shares_of
+        if hasattr(node, "get") and (text := node.get("split_ratio")) is not None:
+            from h5rows.integration import shares_of
 
             if node.get("_target_") != "lab.datasets.h5.Dataset":
-                raise ConfigError(f"{key}.split={text}: of data=h5; here {key}.splits says where a split lies")
+                raise ConfigError(f"{key}.split_ratio={text}: of data=h5; here {key}.splits says where a split lies")
             with h5_mistakes():
-                node.splits, node.split = shares_of(str(text), node.get("split_by"), f"{key}.split"), None
+                node.splits = shares_of(str(text), node.get("split_by"), f"{key}.split_ratio")
+                node.split_ratio = None
     # null takes a part out, or all of them
     for node, name in [
         *((node, "transforms") for node in nodes.values()),
@@ -126,7 +127,7 @@ def _about_data(node: Any) -> Iterator[None]:
 
 def trains_on(node: Any) -> str | None:
     """The command that trains on the file of a data group, which has no such fields or splits."""
-    from h5rows.engines import suggestion
+    from h5rows.integration import suggestion
 
     with h5_mistakes():
         found = suggestion(node.get("path"))
@@ -186,13 +187,46 @@ PROJECT = Project(
         "lab.optim.Cosine": "lab.schedules.cosine.Cosine",
         "lab.optim.Step": "lab.schedules.step.Step",
         "lab.optim.Plateau": "lab.schedules.plateau.Plateau",
+        "lab.datasets.mixed.in_shares": "lab.datasets.mixed.mixture",
         "lab.": "lab.",  # in a fork of another name: runs from before it was named
     },
     # of saved configs and of what somebody types
     moved_keys={
         f"trainer.{name}": f"process.{name}"
-        for name in ("max_time", "stop_at_step", "timeout", "max_restarts", "straggler_share", "save_async")
+        for name in ("max_time", "stop_at_step", "timeout", "max_restarts", "save_async")
+    }
+    | {
+        "trainer.straggler_share": "process.straggler_threshold",
+        "process.straggler_share": "process.straggler_threshold",
+        "trainer.eval_in_step": "trainer.pad_eval_batches",
+        "data.split": "data.split_ratio",
+        "data.values": "data.decode",
+        "data.masked": "data.missing",
+        "data.parts.*.split": "data.parts.*.split_ratio",
+        "data.parts.*.values": "data.parts.*.decode",
+        "data.parts.*.masked": "data.parts.*.missing",
+        "task.frozen": "task.freeze",
     },
+    moved_values={"decode": {"meant": True, "stored": False}},
+    # arguments of a class: another class may have one of the same name
+    moved_arguments={
+        "values": "lab.datasets.h5.Dataset",
+        "masked": "lab.datasets.h5.Dataset",
+        "frozen": "lab.tasks.finetune.Finetune",
+    },
+    # of 0.2: still read in commands and yamls, with a line that says so
+    aliases=(
+        "process.straggler_share",
+        "trainer.eval_in_step",
+        "data.split",
+        "data.values",
+        "data.masked",
+        "data.parts.*.split",
+        "data.parts.*.values",
+        "data.parts.*.masked",
+        "task.frozen",
+        "lab.datasets.mixed.in_shares",
+    ),
     # relative ones are relative to the working directory of the command
     paths=(
         "data.path",

@@ -324,7 +324,7 @@ def test_no_file_hides_a_link_from_the_door(
 def test_a_sweeps_jobs_lie_in_its_folder(tmp_path: Path) -> None:
     for key in ("../x", "/etc", "a/b", ".."):
         (tmp_path / "sweep.json").write_text(json.dumps({"jobs": [{"key": key, "number": 0, "overrides": []}]}))
-        with pytest.raises(ConfigError, match="is no name of a folder"):
+        with pytest.raises(ConfigError, match="is not a folder name"):
             Ledger(PROGRAM, tmp_path)
 
 

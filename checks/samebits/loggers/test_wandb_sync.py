@@ -109,7 +109,7 @@ def test_a_run_that_runs_offline_is_sent_as_far_as_it_is(finished: Path, tmp_pat
             (run / "metrics.jsonl").write_text("".join(lines[:count]) + '{"step": 12, "tr')  # being written
             said = sync(server, str(run))
             assert f"{new} of {count} lines sent; it is running, again later" in said
-            assert "nothing is lacking in W&B, but what 1 running runs log from now on" in said
+            assert "nothing is lacking in W&B, except later records of 1 runs that are still running" in said
             assert len(server.rows(name)) == count
             assert server.summaries[name]["status"] == "running"
     (run / "metrics.jsonl").write_text("".join(lines))

@@ -8,6 +8,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from pack_typed import typed
 
 import h5rows
 from h5rows.command import as_options
@@ -37,7 +38,7 @@ PACK: list[tuple[dict[str, Any], str]] = [
     ({"external": "alow"}, "'refuse' or 'allow'"),
     ({"fields": ["x"]}, "fields="),
     ({"kinds": {"x": "float"}}, "kinds=: .* has no use for it"),
-    ({"leave_out": "x"}, "leave_out='x'"),
+    ({"ignore": "x"}, "ignore='x'"),
     ({"workers": 0}, "workers=0"),
     ({"workers": "2"}, "workers='2': must be a whole number"),
     ({"seed": 0.5}, "seed=0.5"),
@@ -59,11 +60,11 @@ REPACK: list[tuple[dict[str, Any], str]] = [
 ]
 OPEN: list[tuple[dict[str, Any], str]] = [
     ({"external": "alow"}, "'refuse' or 'allow'"),
-    ({"values": "ment"}, "'stored' or 'meant'"),
-    ({"masked": "drop"}, "masked='drop': has an effect only where values are meant"),
-    ({"masked": {"x": 0}}, "masked=0: has an effect only where values are meant"),
-    ({"masked": 0, "values": "meant", "swmr": True}, "masked=0.*swmr=False"),
-    ({"masked": "drp", "values": "meant"}, "masked=drp"),
+    ({"decode": "yes"}, "decode='yes'"),
+    ({"missing": "drop"}, "missing='drop': has an effect only where values are decoded"),
+    ({"missing": {"x": 0}}, "missing=0: has an effect only where values are decoded"),
+    ({"missing": 0, "decode": True, "swmr": True}, "missing=0.*swmr=False"),
+    ({"missing": "drp", "decode": True}, "missing=drp"),
     ({"cache_mb": "512"}, "cache_mb='512'"),
     ({"swmr": "no"}, "swmr='no'"),
     ({"splits": {"/": {"group": "/", "row": [0, 0.5]}}}, "has 'row'; it may have group, rows"),
@@ -121,3 +122,19 @@ def test_paths_of_every_kind(given: Path, capsys: pytest.CaptureFixture[str]) ->
 )
 def test_the_command_names_options_as_they_are_typed(said: str, typed: str) -> None:
     assert as_options(said) == typed
+
+
+def test_options_of_older_versions_name_the_present_ones(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    np.save(tmp_path / "in/x.npy", np.arange(6.0))
+    (tmp_path / "in/README").write_text("words")
+    shown = "{} was renamed to {}, and will be removed in h5rows 0.4\n".format
+    old, new = "--leave-out", "--ignore"  # renamed
+    done = typed("pack", tmp_path / "in", tmp_path / "a.h5", "--quiet", old, "README")
+    assert (done.status, done.err) == (0, shown(old, new))
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert new in str(file.attrs["command"])
+    done = typed("repack", tmp_path / "a.h5", tmp_path / "b.h5", "--quiet", "--inflate", "--fixed")  # renamed
+    said = [shown("--inflate", "--allow-larger"), shown("--fixed", "--contiguous")]  # renamed
+    assert (done.status, done.err) == (0, "".join(said))
+    assert old not in typed("pack", "--help").out

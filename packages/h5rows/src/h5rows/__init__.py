@@ -2,7 +2,7 @@
 
 Given: files, here or behind an URL, as anybody's program has written them. Returned: batches of named fields, from
 `Dataset` and `open`; files whose rows are laid out to be read at random, from `write`, `pack` and `repack`; what a file
-is like, from `inspect`. A program that is built on this library finds the rest in `h5rows.engines`.
+is like, from `inspect`. A program that is built on this library finds the rest in `h5rows.integration`.
 
 Promised: the bytes are h5py's; where a layout is not known for certain, h5py reads it. A file that changes while it is
 open is an error, never other data; one that is cut short while its mapping is read kills the process (SIGBUS). What is
@@ -15,20 +15,21 @@ Raised: ConfigError, one line that names the file, the field or sample, and the 
 Imports numpy and h5py, torch where batches are made, and nothing of the programs that use it.
 
     dataset, reading/     files -> batches         probe    what a file holds, asked without torch
-    meaning/              what packed, turned and sparse values stand for; which fields x and y could be
+    conventions/          what packed, turned and sparse values stand for; which fields x and y could be
     functions, command    what strangers call, and `python -m h5rows`
     options, account      what pack and repack can be told; what was left out
     source                what an importer gives to the writer
     packing/              the writer; other layouts, copies of all that a file holds, what a file is like
     importers/            readers of folders of files, arrays, tables and text
-    engines, pages        names for programs that are built on this one; how a page imports its names
+    integration           names for programs that are built on this one
+    lazy_imports          how a package imports its public names
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from h5rows.pages import importer, names_of
+from h5rows.lazy_imports import lazy_getattr, names_of
 
 if TYPE_CHECKING:
     from h5rows.dataset import Dataset as Dataset
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from h5rows.functions import write as write
 
 __version__ = "0.3.0"
-__getattr__ = importer(__name__, __file__)
+__getattr__ = lazy_getattr(__name__, __file__)
 
 
 def __dir__() -> list[str]:
-    return sorted([*names_of(__file__), "__version__", "engines"])
+    return sorted([*names_of(__file__), "__version__", "integration"])

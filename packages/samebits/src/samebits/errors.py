@@ -6,18 +6,36 @@ import io
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from types import FunctionType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+from samebits.lazy_imports import renamed_getattr
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed_getattr(__name__)
 
 T = TypeVar("T", bound=type)
 
 INTERRUPTED = 130  # exit status after Ctrl-C
 MISTAKE = 2  # exit status after a mistake in the configuration
 PREEMPTED = 75  # EX_TEMPFAIL: exit status of a preempted run, which was saved and is to be resumed
+
+
+def arguments_of_now(arguments: Sequence[str], renamed: Mapping[str, str]) -> list[str]:
+    """Replace the options of a command that have another name now, and print a line for each.
+
+    renamed: {--old: --new}."""
+    found = []
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        if new := renamed.get(option):
+            print(f"{option}: is {new} now, and read as that", file=sys.stderr)
+        found.append(f"{new or option}{equals}{value}")
+    return found
 
 
 class ConfigError(ValueError):
@@ -32,7 +50,7 @@ class Cancelled(ConfigError):
         return INTERRUPTED if str(self).startswith("SIGINT") else PREEMPTED
 
 
-class Damaged(ConfigError):
+class CorruptFileError(ConfigError):
     """A file that a run has written cannot be read as it was written: one line that names it."""
 
 
@@ -40,7 +58,7 @@ class RunFailed(RuntimeError):
     """A run ended in failure and has shown its own traceback: exit status 1. The text, if any, is one more line."""
 
 
-class Claimed(ConfigError):
+class DirectoryLockedError(ConfigError):
     """Another process runs in this directory."""
 
 

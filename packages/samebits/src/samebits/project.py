@@ -6,7 +6,7 @@ src/train.py: run_hydra(PROGRAM, job)      engine: program.check(cfg), program.t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,10 @@ class Project:
     the config is built. remedies: {beginning of a _target_ that is not allowed: what to do instead of allowing it}.
 
     schema: of the whole config. own: {"data": its schema, "optim": ...}, the run's keys among a target's arguments.
-    moved: {import path prefix in older versions: prefix now}. moved_keys: {key of older versions: now}.
+    moved: {import path prefix in older versions: prefix now}. moved_keys: {key of older versions: now}, with
+    data.parts.*.name for that key of each node in data.parts. moved_values: {name of a key now: {its value in older
+    versions: now}}. moved_arguments: {name of an older key that is an argument of a class: the class's _target_}.
+    aliases: those of `moved` and `moved_keys` that a command and a yaml may still use, of the version before.
     paths: keys whose values are files or folders. resolvers: {"name": a function for ${name:...} in a yaml}.
     watching: groups of its own that say what is watched of a run, not what it computes.
     asked: {parameter of what a config builds: key of the run's value that it gets where its node gives none}.
@@ -41,6 +44,9 @@ class Project:
     watching: tuple[str, ...] = ()
     moved: Mapping[str, str] = field(default_factory=dict)
     moved_keys: Mapping[str, str] = field(default_factory=dict)
+    moved_values: Mapping[str, Mapping[Any, Any]] = field(default_factory=dict)
+    moved_arguments: Mapping[str, str] = field(default_factory=dict)
+    aliases: Collection[str] = ()
     asked: Mapping[str, str] = field(default_factory=dict)
     remedies: Mapping[str, str] = field(default_factory=dict)
 

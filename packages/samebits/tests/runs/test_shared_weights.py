@@ -23,7 +23,7 @@ def with_base(step: int, base: torch.Tensor = BASE, average: torch.Tensor | None
     held = payload(step)
     held["model"] |= {"base": base}
     held["ema"] = None if average is None else {"w": torch.ones(2), "base": average}
-    return held | {"frozen": ["base"]}
+    return held | {"shared": ["base"]}
 
 
 def saved(folder: Path, *payloads: dict[str, Any], beside: bool = False) -> list[Path]:
@@ -36,7 +36,7 @@ def saved(folder: Path, *payloads: dict[str, Any], beside: bool = False) -> list
 
 
 def without_names(held: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in held.items() if key != "frozen"}
+    return {key: value for key, value in held.items() if key != "shared"}
 
 
 @pytest.mark.parametrize("beside", [False, True])
@@ -75,9 +75,9 @@ def test_what_has_changed_after_all_is_in_each_checkpoint(tmp_path: Path, again:
 
 
 def test_other_names_are_frozen_after_a_resume(tmp_path: Path) -> None:
-    """As where a resume changes what task.frozen names: what the file lacks is in the checkpoints."""
+    """As where a resume changes what task.freeze names: what the file lacks is in the checkpoints."""
     saved(tmp_path, with_base(3))
-    more = with_base(7) | {"frozen": ["base", "b"]}
+    more = with_base(7) | {"shared": ["base", "b"]}
     assert_equal(load_checkpoint(saved(tmp_path, more)[-1]), without_names(more))
     none = without_names(with_base(9))
     assert_equal(load_checkpoint(saved(tmp_path, none)[-1]), none)

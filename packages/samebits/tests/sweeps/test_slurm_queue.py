@@ -53,7 +53,7 @@ def test_no_answer_of_squeue_is_not_an_empty_queue(
     assert list(batch._adopt([job])) == []  # type: ignore[list-item]
     assert [one.number for one in batch._running] == ["17_3"]
     squeue.write_text("#!/bin/sh\necho slurm_load_jobs error: Unable to contact slurm controller >&2\nexit 1\n")
-    with pytest.raises(RunFailed, match=r"job 3 may be in SLURM's queue still \(17_3\), but squeue fails: slurm_load"):
+    with pytest.raises(RunFailed, match=r"job 3 may still be in SLURM's queue \(17_3\), but squeue fails: slurm_load"):
         list(batch._adopt([job]))  # type: ignore[list-item]
     assert batch._queue() is None
     said = capsys.readouterr()

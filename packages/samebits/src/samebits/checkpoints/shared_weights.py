@@ -1,7 +1,7 @@
 """Weights that no step changes (LoRA's base, a frozen backbone): written once, for all checkpoints of a run.
 
     checkpoints/frozen.pt     {"weights": {name: tensor}, "sums": {name: checksum}}, before the first checkpoint
-    last_000000100.pt         "frozen": {"model": {name: checksum}, "ema": {...}}: what its "model" and "ema" lack
+    last_000000100.pt         "shared": {"model": {name: checksum}, "ema": {...}}: what its "model" and "ema" lack
 
 A weight is left out for its bits, not for what the model says of it: one that has changed since frozen.pt was written
 is in each checkpoint, as those that are trained.
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.checkpoints.intact import load_intact, reading
-from samebits.errors import ConfigError, Damaged
+from samebits.checkpoints.integrity import load_verified, reading
+from samebits.errors import ConfigError, CorruptFileError
 from samebits.schema import misfits
 from samebits.shards import checksum
 from samebits.status import SHARED_WEIGHTS
@@ -51,13 +51,13 @@ class SharedWeights:
             shared[part] = {name: total for name, total in totals.items() if self._sums.get(name) == total}
             for name in shared[part]:
                 del state[name]
-        return payload | parts | {"frozen": shared}
+        return payload | parts | {"shared": shared}
 
 
 def with_shared(payload: dict[str, Any], path: Path) -> dict[str, Any]:
     """The payload of the checkpoint `path`, with what was left out of it. ConfigError where the file beside it is
     missing, damaged or another run's: all checkpoints of the run need it."""
-    shared = payload.pop("frozen", {})
+    shared = payload.pop("shared", {})
     if not shared:
         return payload
     file = path.with_name(SHARED_WEIGHTS)
@@ -66,7 +66,7 @@ def with_shared(payload: dict[str, Any], path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         remedy = "keep it with the checkpoints, or take what ./run export writes, one file with all weights"
         raise ConfigError(f"{file}: missing; {path.name} lacks the weights that lie there - {remedy}") from None
-    except Damaged as error:
+    except CorruptFileError as error:
         raise ConfigError(f"{error}; put a copy of it there: all checkpoints of its run need it") from error
     for part, sums in shared.items():
         if unlike := [name for name, total in sums.items() if held["sums"].get(name) != total]:
@@ -82,10 +82,10 @@ def _sums(weights: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """FileNotFoundError, or Damaged."""
+    """FileNotFoundError, or CorruptFileError."""
     if not file.is_file():  # nor is a pipe waited for
         raise FileNotFoundError(file)
-    held: dict[str, Any] = load_intact(file)
+    held: dict[str, Any] = load_verified(file)
     with reading(file):
         kinds = {"weights": dict[str, Tensor], "sums": dict[str, Any]}
         whole = isinstance(held, dict) and kinds.keys() <= held.keys() and not misfits(held, kinds)

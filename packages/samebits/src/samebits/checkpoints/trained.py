@@ -8,11 +8,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from samebits.checkpoints.checkpoint import find_checkpoint, save_checkpoint, weights_of
+from samebits.checkpoints.checkpoint import eval_state_dict, find_checkpoint, save_checkpoint
 from samebits.errors import ConfigError
 from samebits.project import Project
 from samebits.runs import has_key
-from samebits.saved import CONFIG, read_config
+from samebits.saved import CONFIG, read_config, typed_of_now
 from samebits.schema import check_resolved, no_such_key
 
 
@@ -27,7 +27,7 @@ def read_run(project: Project, path: Path, overrides: Sequence[str] = ()) -> tup
         raise ConfigError(f"{file}: its run's {CONFIG} is missing from {config.parent}; keep them together")
     cfg = read_config(project, config.parent)
     for override in overrides:
-        change_value(cfg, override)
+        change_value(cfg, typed_of_now(project, override))
     return cfg, file, payload
 
 
@@ -65,6 +65,6 @@ def export(path: Path, target: Path, overwrite: bool) -> tuple[Path, int]:
     if target.exists() and not overwrite:
         raise ConfigError(f"{target} exists; add --overwrite to replace it")
     source, payload = find_checkpoint(path)
-    state = weights_of(payload)
+    state = eval_state_dict(payload)
     save_checkpoint(state, target)
     return source, sum(value.numel() for value in state.values())

@@ -1,8 +1,8 @@
 """Heartbeats in shared memory: how a parent finds a child that is stopped, or whose native code holds the GIL.
 
-    parent     Hearts(context, count): one Heart in shared memory per child
-    child      take_heart(shared, index), beat(...) twice a second (watch.py, launch.py), say_ended()
-    parent     hearts.overdue() -> indices of the children that have not beaten in time
+    parent     Heartbeats(context, count): one Heartbeat in shared memory per child
+    child      register_heartbeat(shared, index), beat(...) twice a second (watchdog.py, launch.py), mark_finished()
+    parent     heartbeats.overdue() -> indices of the children that have not beaten in time
 
 Imports no torch.
 """
@@ -24,7 +24,7 @@ LATE_S = 1.0  # tolerance for a busy machine; below the time in which the ranks'
 GAP_S = 5.0  # a longer gap between checks: the parent itself was stopped (Ctrl-Z), and likely the children too
 
 
-class Heart(ctypes.Structure):
+class Heartbeat(ctypes.Structure):
     """One child. until: deadline of the next beat, by time.monotonic() (one clock for all processes of a machine).
     said: its end is on record."""
 
@@ -37,35 +37,35 @@ class Heart(ctypes.Structure):
     ]
 
 
-class Hearts:
+class Heartbeats:
     """The heartbeats of `count` processes that this one starts. context: multiprocessing's."""
 
     def __init__(self, context: Any, count: int) -> None:
         self._looked = time.monotonic()
-        self.shared = context.RawArray(Heart, count)
-        for heart in self.shared:
-            heart.until, heart.limit_s = self._looked + START_S, START_S
+        self.shared = context.RawArray(Heartbeat, count)
+        for entry in self.shared:
+            entry.until, entry.limit_s = self._looked + START_S, START_S
 
     def overdue(self) -> list[int]:
         """Indices of the processes past their deadline, fewest steps first. Call this at least every GAP_S."""
         now = time.monotonic()
         if now - self._looked > GAP_S:
-            for heart in self.shared:
-                heart.until += now - self._looked
+            for entry in self.shared:
+                entry.until += now - self._looked
         self._looked = now
-        late = [i for i, heart in enumerate(self.shared) if now > heart.until + LATE_S and not heart.said]
+        late = [i for i, entry in enumerate(self.shared) if now > entry.until + LATE_S and not entry.said]
         return sorted(late, key=lambda i: self.shared[i].step)
 
     def latest(self) -> float:
         """Seconds until the latest deadline of them."""
-        return max(heart.until for heart in self.shared) - time.monotonic()
+        return max(entry.until for entry in self.shared) - time.monotonic()
 
     def said(self, index: int) -> bool:
         return bool(self.shared[index].said)
 
     def place(self, index: int) -> str:
-        heart = self.shared[index]
-        return f"{heart.doing.decode()}, at step {heart.step}" if heart.doing else "start"
+        entry = self.shared[index]
+        return f"{entry.doing.decode()}, at step {entry.step}" if entry.doing else "start"
 
     def why(self, index: int, pid: int) -> str:
         """The reason why an overdue process is taken for hung, for a message."""
@@ -78,8 +78,8 @@ _own: Any = None
 _moved_at = -math.inf
 
 
-def take_heart(shared: Any, index: int) -> None:
-    """Use entry `index` of the parent's shared Hearts for this process."""
+def register_heartbeat(shared: Any, index: int) -> None:
+    """Use entry `index` of the parent's shared Heartbeats for this process."""
     global _own
     _own = shared[index]
 
@@ -113,7 +113,7 @@ def progress_at() -> float:
     return _moved_at
 
 
-def say_ended() -> None:
+def mark_finished() -> None:
     """This process has finished, or its failure is on record."""
     if _own is not None:
         _own.said = True

@@ -27,7 +27,8 @@ from samebits.config.messages import check_arguments, explain
 from samebits.config.wandb_agent import from_agent, run_folder
 from samebits.errors import ConfigError
 from samebits.project import Project
-from samebits.schema import MISSING, below_outputs, plain, walk
+from samebits.saved import say_renamed, taken_out, typed_of_now
+from samebits.schema import MISSING, at, below_outputs, plain, walk
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"  # unless it is 1, Hydra prints errors and exits instead of raising
 _typed: list[str | None] = []  # values of _FULL_ERROR before each nested _full_error, the user's first
@@ -133,7 +134,32 @@ def quoted(project: Project, arguments: Sequence[str]) -> list[str]:
         reads_as_value = name.lower() in ("nan", "inf", "null", "true", "false") or name.isdecimal()
         return f"{group}='{name}'" if reads_as_value and (project.conf / group / f"{name}.yaml").is_file() else argument
 
-    return [one(argument) for argument in arguments]
+    return [one(_of_now(project, argument, arguments)) for argument in arguments]
+
+
+def _of_now(project: Project, argument: str, arguments: Sequence[str]) -> str:
+    """The argument with its names of today; one of a class that has kept the name stays."""
+    key = argument.lstrip("+~").partition("=")[0]
+    if key.rpartition(".")[2] in project.moved_arguments:
+        options = [one for one in arguments if one.partition("=")[0] in ("data", "task", "experiment")]
+        with contextlib.suppress(Exception):
+            if at(composed(project, options), key.split(".")) is not None:
+                return argument
+    return typed_of_now(project, argument)
+
+
+def with_names_of_now(project: Project, cfg: DictConfig) -> None:
+    """Rename, in place, what the user's yaml files have under the names of the version before; say so in a line."""
+    values: dict[str, Any] = OmegaConf.to_container(cfg, resolve=False)  # type: ignore[assignment]
+    for old, new, value in taken_out(project, values, project.aliases):
+        above, _, name = old.rpartition(".")
+        del OmegaConf.select(cfg, above)[name]
+        OmegaConf.update(cfg, new, value, force_add=True)
+        say_renamed(old, new)
+    for key, value in walk(values):
+        if key.rpartition(".")[2] == "_target_" and value in project.aliases:
+            OmegaConf.update(cfg, key, project.moved[value])
+            say_renamed(f"{key}={value}", project.moved[value])
 
 
 def for_a_run(project: Project, arguments: Sequence[str]) -> list[str]:
@@ -165,11 +191,12 @@ def initialize(conf: Path) -> contextlib.AbstractContextManager[Any]:
 
 def _composed(project: Project, overrides: Sequence[str], with_hydra: bool) -> DictConfig:
     register_resolvers(project)
+    words = quoted(project, overrides)
     at_work = GlobalHydra.instance()
     outer, at_work.hydra = at_work.hydra, None  # a sweep's Hydra, if a job has a mistake
     try:
         with initialize(project.conf):
-            return hydra.compose("train", quoted(project, overrides), return_hydra_config=with_hydra)
+            return hydra.compose("train", words, return_hydra_config=with_hydra)
     finally:
         at_work.hydra = outer
 
@@ -194,6 +221,7 @@ def resolved(project: Project, cfg: DictConfig, cwd: Path) -> DictConfig:
     copy = cfg.copy()
     OmegaConf.set_struct(copy, False)
     OmegaConf.set_readonly(copy, False)
+    with_names_of_now(project, copy)
     try:
         for key in (one for pattern in project.paths for one in keys_like(copy, pattern)):
             if (value := OmegaConf.select(copy, key)) is not None:

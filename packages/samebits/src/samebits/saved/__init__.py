@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.pages import lazy
+from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.saved.comparing import (
@@ -42,7 +42,10 @@ if TYPE_CHECKING:
         read_config,
         read_overrides,
         saved_config,
+        say_renamed,
+        taken_out,
+        typed_of_now,
     )
     from samebits.saved.paths import localized, portable
 else:
-    __getattr__ = lazy(__name__, __file__)
+    __getattr__ = lazy_getattr(__name__, __file__)

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import stat
+import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import MISSING, fields
 from functools import lru_cache
@@ -21,7 +22,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from samebits.errors import ConfigError, Damaged
+from samebits.errors import ConfigError, CorruptFileError
 from samebits.files import read_text
 from samebits.project import Project
 from samebits.saved.paths import localized, moved_here, writer
@@ -33,7 +34,7 @@ log = logging.getLogger("samebits")
 
 CONFIG, OVERRIDES = "config.yaml", "overrides.yaml"
 OF_WANDB = re.compile(r"(offline-)?run-")  # folders below wandb/ that are that library's
-_said: set[tuple[Path, str]] = set()  # warnings given, so that each is given once per process
+_said: set[tuple[Path | str, str]] = set()  # warnings given, so that each is given once per process
 MOST_NODES, DEEPEST, LONGEST = 50_000, 50, 1 << 16  # values in a saved yaml, levels, characters of one value
 LoaderOfC = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's: 1 ms per config, not 10
 
@@ -110,12 +111,47 @@ def _moved(project: Project, node: Any) -> Any:
 def _moved_keys(project: Project, cfg: dict[str, Any]) -> dict[str, Any]:
     """Returns the whole config with each value under its present key; one that stands there already stays."""
     whole = {group: dict(node) if isinstance(node, dict) else node for group, node in cfg.items()}
-    for old, new in project.moved_keys.items():
-        (group, name), (home, called) = old.split("."), new.split(".")
-        node = whole.get(group)
-        if isinstance(node, dict) and name in node:
-            whole.setdefault(home, {}).setdefault(called, node.pop(name))
+    for _, new, value in taken_out(project, whole):
+        home, _, called = new.rpartition(".")
+        node = whole
+        for part in home.split("."):
+            node = node.setdefault(part, {})
+        node.setdefault(called, value)
     return whole
+
+
+def taken_out(project: Project, cfg: dict[str, Any], keys: Collection[str] | None = None) -> list[tuple[str, str, Any]]:
+    """Take the keys of older versions out of a whole config of plain values, in place. Return (old key, its present
+    key, its value as it is written now) of each. keys: those to take out, None: all of project.moved_keys."""
+    found: list[tuple[str, str, Any]] = []
+    for old, new in project.moved_keys.items():
+        above, _, name = old.rpartition(".")
+        for at in _matching(cfg, above.split(".")) if keys is None or old in keys else ():
+            node: Any = cfg
+            for part in at:
+                node = node[part]
+            owner = project.moved_arguments.get(name)
+            if name in node and owner in (None, node.get("_target_", owner)):
+                home, _, called = new.rpartition(".")
+                home = ".".join(at) if "*" in home else home
+                value = value_of_now(project, called, node.pop(name))
+                found.append((".".join([*at, name]), f"{home}.{called}", value))
+    return found
+
+
+def _matching(node: Any, path: list[str]) -> list[list[str]]:
+    """The paths of the mappings that a path leads to, in which * is any name."""
+    if not isinstance(node, dict):
+        return []
+    if not path:
+        return [[]]
+    names = list(node) if path[0] == "*" else [path[0]] if path[0] in node else []
+    return [[str(name), *rest] for name in names for rest in _matching(node[name], path[1:])]
+
+
+def value_of_now(project: Project, name: str, value: Any) -> Any:
+    known = project.moved_values.get(name, {})
+    return known[value] if isinstance(value, str) and value in known else value
 
 
 def _moved_path(project: Project, text: Any) -> Any:
@@ -137,7 +173,41 @@ def read_overrides(project: Project, directory: Path) -> list[str]:
 def override_of_now(project: Project, text: str) -> str:
     """An override that somebody typed for an older version, or its key alone, with today's paths and keys."""
     text = re.sub(r"(?<=_target_)([=:] *)([a-zA-Z_0-9.]+)", lambda m: m[1] + _moved_path(project, m[2]), text)
-    return re.sub(r"^(\+*)([a-z_.]+)(?==|$)", lambda m: m[1] + project.moved_keys.get(m[2], m[2]), text)
+    found = re.match(r"(\+*)([A-Za-z_0-9.]+)(=.*)?$", text, re.DOTALL)
+    if found is None or (new := key_of_now(project, found[2])) is None:
+        return text
+    known, value = project.moved_values.get(new.rpartition(".")[2], {}), (found[3] or "")[1:]
+    if known and value and not all(part in known for part in value.split(",")):
+        return text  # an argument of another class
+    given = ",".join(str(known.get(part, part)).lower() for part in value.split(",")) if known else value
+    return f"{found[1]}{new}" + (f"={given}" if found[3] else "")
+
+
+def key_of_now(project: Project, key: str) -> str | None:
+    """The present name of a key of an older version; None if it is none."""
+    for old, new in project.moved_keys.items():
+        if found := re.fullmatch(re.escape(old).replace(r"\*", r"([^.]+)"), key):
+            return new.replace("*", found[1]) if "*" in old else new
+    return None
+
+
+def typed_of_now(project: Project, text: str) -> str:
+    """An override that somebody has typed, with the keys and paths of this version in the place of those of the one
+    before (project.aliases); a line on stderr names the new one."""
+    old = text.lstrip("+~").partition("=")[0]
+    new = override_of_now(project, text)
+    key = next((one for one in project.aliases if re.fullmatch(re.escape(one).replace(r"\*", r"[^.]+"), old)), None)
+    if key is None and not any(f"={one}" in text for one in project.aliases):
+        return text
+    if new != text:
+        say_renamed(text.lstrip("+~"), new.lstrip("+~"))
+    return new
+
+
+def say_renamed(old: str, new: str) -> None:
+    if (old, new) not in _said:
+        _said.add((old, new))
+        print(f"{old}: is {new} now, and read as that", file=sys.stderr)
 
 
 def enter(directory: Path, jobs: Collection[str] = ()) -> None:
@@ -216,7 +286,7 @@ def load_plain(path: Path, kind: type[T], load: Callable[[str], Any] = checked_y
     """What a saved yaml holds, as plain values; an empty `kind` where there is no such file, or nothing in it."""
     value = _loaded(path, load) if os.path.lexists(path) else None
     if value is not None and not isinstance(value, kind):
-        raise Damaged(f"{path}: damaged, it holds no {kind.__name__} but a {type(value).__name__}")
+        raise CorruptFileError(f"{path}: damaged, it holds no {kind.__name__} but a {type(value).__name__}")
     return kind() if value is None else value
 
 
@@ -224,7 +294,7 @@ def _loaded(path: Path, load: Callable[[str], Any]) -> Any:
     """load: of a text that may be anybody's; it calls check_yaml."""
     try:
         return load(read_text(path))
-    except Damaged:
+    except CorruptFileError:
         raise
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None

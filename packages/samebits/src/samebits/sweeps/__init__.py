@@ -1,34 +1,36 @@
-"""Many runs: sweeps, which can be killed, restarted, extended and reported on; runs that are started again.
+"""Sweeps of many runs, which can be killed, resumed and extended; reports; verification of runs.
 
-Given: the sweep's command line (Hydra's multirun) and a launcher. Returned: a directory with a ledger of jobs, each a
-run directory, and their report (csv, md, png, html). A launcher has `run_jobs(work: Work)`, or is any launcher of
-Hydra's.
+Input: the command line of a sweep (Hydra's multirun) and a launcher. Output: a directory with a ledger of jobs, one run
+directory per job, and a report (csv, md, png, html). A launcher has a method `run_jobs(work: Work)`, or is one of
+Hydra's launchers.
 
-Promised: the same command run again trains only what is missing: a job is its overrides, independent of order and
-spelling. All jobs are composed, checked and written before the first starts; each is one process, from its directory
-alone (`run_job`). Jobs that differ in what was not swept are told apart. A job that dies ends no other.
+Guarantees: a repeated command trains only the missing jobs, because a job is identified by its overrides, independent
+of their order and spelling. All jobs are composed, checked and written before the first one starts. Each job is one
+process that needs only its directory (`run_job`). Jobs that differ in keys that were not swept are reported separately.
+A job that is killed does not affect the other jobs.
 
-Raised: ConfigError for the whole sweep before it starts; RunFailed, with the
-count of failed jobs, at its end.
+Errors: ConfigError for the sweep before it starts; RunFailed with the number of failed jobs when it ends.
 
-    identity, ledger, plan        what a job is; the sweep's directory; the command line -> jobs
-    progress                      counts of long loops
+    identity, ledger, plan        the identity of a job; the sweep's directory; the command line -> jobs
+    options                       the config group `sweep` and the options of launchers and sweepers
+    progress                      progress lines of long loops
     command                       the command that trains
+    code                          the code version that each job records
     drive, screen                 due jobs -> launcher -> table -> exit status
-    launching                     what the launchers share: ends of jobs, signals
+    launching                     shared code of the launchers: ends of jobs, signals
     pool, lease                   launcher: several jobs at once on this machine
-    slurm, ray_cluster            launchers: each job a batch job of SLURM, a task of Ray
-    job, job_process, preflight   one job; building each and timing its steps before the start
-    search/                       Optuna asks and tells; pruning
-    report/                       a room of its own: reports of any runs
-    verify/                       another: a run started again and compared
+    slurm, ray_cluster            launchers: each job as a batch job of SLURM, as a task of Ray
+    job, job_process, preflight   one job; its process; a check that builds and times every job before the sweep
+    search/                       hyperparameter search with Optuna, pruning
+    report/                       a package of its own: reports of any runs
+    verify/                       a package of its own: repeats a run and compares the results
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.pages import lazy
+from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.sweeps.command import leave, train
@@ -44,4 +46,4 @@ if TYPE_CHECKING:
     from samebits.sweeps.search.pruning import Pruning
     from samebits.sweeps.slurm import run_on_slurm
 else:
-    __getattr__ = lazy(__name__, __file__)
+    __getattr__ = lazy_getattr(__name__, __file__)

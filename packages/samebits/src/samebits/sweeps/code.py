@@ -1,4 +1,4 @@
-"""The code of a sweep's jobs: it may be edited between two commands of a sweep, or while it runs."""
+"""Record the code version of a sweep's jobs, because code may be edited between two commands or during a sweep."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from samebits.code import Code, by_code, code_changes, code_here, codes_of, surroundings, use_code
-from samebits.errors import Claimed
+from samebits.errors import DirectoryLockedError
 from samebits.runs import claimed
 
 if TYPE_CHECKING:
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def record_code(ledger: Ledger) -> str:
-    """Before jobs run: those that are queued get the present code on record. Returns a line if others ran with
-    another; else empty."""
+    """Record the current code for all queued jobs, before they run. Return a warning if other jobs ran with different
+    code, otherwise ""."""
     known = surroundings(ledger.project.root)
     here = code_here(ledger.project.root, known)
     found: list[tuple[int, Code]] = []
@@ -25,7 +25,7 @@ def record_code(ledger: Ledger) -> str:
         if job.state() != "queued":
             found.append((job.number, own))
             continue
-        with suppress(Claimed), claimed(job.directory):  # else another process runs it now
+        with suppress(DirectoryLockedError), claimed(job.directory):  # otherwise another process is running it
             use_code(job.directory, known)
     if not found:
         return ""

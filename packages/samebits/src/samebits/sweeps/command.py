@@ -1,7 +1,7 @@
-"""The command that trains: one run, or a multirun's jobs. torch is imported only after the config is resolved.
+"""The command `train`: one run, or the jobs of a multirun. torch is imported only after the config is resolved.
 
 Exit status: 0 finished, 1 a run failed, 2 a mistake in the configuration, 130 Ctrl-C, 75 preempted (SIGTERM,
-SIGUSR1, SIGUSR2, SIGHUP, process.max_time): saved, to be run again with resume.
+SIGUSR1, SIGUSR2, SIGHUP, process.max_time). A preempted run has saved a checkpoint and can be resumed.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from samebits import early
+from samebits import early_signals
 from samebits.config import agents_run, as_started, remove_if_empty, run_hydra
 from samebits.errors import INTERRUPTED, MISTAKE, Cancelled, ConfigError, RunFailed, plain_output
 from samebits.project import Program
 from samebits.runs import choose_run
 from samebits.schema import plain
 from samebits.sweeps.job import run_job
-from samebits.world import become_rank, meeting, place
+from samebits.world import become_rank, dist_env, run_rendezvous
 
 FINISHED, RUN_FAILED = 0, 1
 OF_A_MULTIRUN = ("sweep.", "hydra/launcher", "hydra/sweeper", "hydra.launcher.", "hydra.sweeper.", "hydra.sweep.")
 
 
 def train(program: Program) -> int:
-    """Run the command. Return the exit status; of a multirun, the worst of its jobs."""
-    early.imported()
+    """Run the command. Return the exit status; for a multirun, the worst status of its jobs."""
+    early_signals.imported()
     plain_output()
     try:
         become_rank()
-        if meeting.follows():  # torchrun or a scheduler started this process beside rank 0, which alone composes
+        if run_rendezvous.follows():  # another rank, started by torchrun or a scheduler: only rank 0 composes
             from samebits.process import join
 
             return join(program)
@@ -56,18 +56,18 @@ def train(program: Program) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         statuses.append(MISTAKE)
-    except RunFailed as error:  # a sweep's
+    except RunFailed as error:  # raised by a sweep
         print(f"failed: {error}", file=sys.stderr)
         statuses.append(RUN_FAILED)
     except KeyboardInterrupt:
         return INTERRUPTED
     finally:
-        meeting.release()
+        run_rendezvous.release()
     return max(statuses)
 
 
 def train_one(program: Program, cfg: DictConfig) -> int:
-    """Train one composed config. Return the exit status; failures are not raised, so that a multirun's jobs go on."""
+    """Train one composed config. Return the exit status; failures are not raised, so that a multirun continues."""
     hydra = HydraConfig.get()
     run_dir = Path(hydra.runtime.output_dir)
     overrides = [str(text) for text in plain(hydra.overrides.task, resolve=False)]  # optim.lr=${oc.env:LR} as typed
@@ -86,7 +86,7 @@ def train_one(program: Program, cfg: DictConfig) -> int:
         config = program.check(final)
         from samebits.process import start  # imports torch
 
-        early.leave_if_asked()
+        early_signals.leave_if_asked()
         start(program, config, chosen, overrides, own_process=multirun)
     except Cancelled as error:
         remove_if_empty(program.root, run_dir)
@@ -110,31 +110,35 @@ def train_one(program: Program, cfg: DictConfig) -> int:
 
 
 def check_effects(cfg: DictConfig, overrides: list[str]) -> None:
-    """Raise ConfigError for what was typed and has no effect on a run that is no multirun's."""
+    """Raise ConfigError for overrides that have no effect on a single run."""
     hydra = HydraConfig.get()
     typed = [*overrides, *plain(hydra.overrides.hydra, resolve=False)]
     if cfg.sweep.name is not None:
-        raise ConfigError(f"sweep={cfg.sweep.name}: the name of a multirun - add -m")
+        raise ConfigError(f"sweep={cfg.sweep.name}: only for a multirun - add -m")
     for text in typed:
         if text.lstrip("+~").startswith(OF_A_MULTIRUN):
-            raise ConfigError(f"{text}: of a multirun, and would have no effect here - add -m, or leave it out")
+            raise ConfigError(f"{text}: only for a multirun, has no effect here - add -m, or remove it")
         if cfg.resume not in (None, "auto") and text.startswith("hydra.run.dir="):
-            raise ConfigError(f"{text}: would have no effect, as resume={cfg.resume} goes on there - leave it out")
-        if text.lstrip("+").startswith("data.split_by=") and cfg.data.get("split") is None:
-            raise ConfigError(f"{text}: has no effect without data.split - add data.split=80/10/10, or leave it out")
+            raise ConfigError(
+                f"{text}: has no effect, because resume={cfg.resume} continues in its directory - remove it"
+            )
+        if text.lstrip("+").startswith("data.split_by=") and cfg.data.get("split_ratio") is None:
+            raise ConfigError(
+                f"{text}: has no effect without data.split_ratio - add data.split_ratio=80/10/10, or remove it"
+            )
     run_dir = plain(hydra.run, resolve=False)["dir"]
     if cfg.resume == "auto" and not agents_run() and re.search(r"\$\{(now|suffix):", run_dir):
         raise ConfigError(
-            "resume=auto: this run's directory is a new one each time, so there is none to go on with - add "
+            "resume=auto: every run gets a new directory, so there is nothing to resume - add "
             "hydra.run.dir=outputs/NAME, or give resume=RUN"
         )
 
 
 def leave(status: int) -> NoReturn:
-    """End this process. A rank skips Python's teardown: a thread of gloo may still give up its last tensor, and a
-    thread that asks for the interpreter then aborts the process (seen in 1 of 30 ends under torchrun)."""
-    early.ignore_signals()
-    if place.size is None:
+    """End this process. A rank skips Python's teardown, because a thread of gloo may still release its last tensor; if
+    it requests the interpreter during teardown, the process aborts (in 1 of 30 runs under torchrun)."""
+    early_signals.ignore_signals()
+    if dist_env.size is None:
         sys.exit(status)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Runs a sweep from its due jobs to its exit status, with any launcher and any sweeper."""
+"""Run a sweep from its due jobs to its exit status, with any launcher and any sweeper."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from samebits.sweeps.ledger import Job, Ledger, NewJob, differing
 from samebits.sweeps.options import SweepConfig
 from samebits.sweeps.progress import say
 from samebits.sweeps.screen import label, table
-from samebits.world import meeting
+from samebits.world import run_rendezvous
 
 HYDRAS_SUBDIR = "${hydra.job.num}"  # Hydra's default; only its basic sweeper uses it
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a launcher is given. jobs: those to run, drawn lazily when one can start. total: all jobs of the command,
-    as far as known. on_end(job): called in this process after each job."""
+    """Input of a launcher. jobs: the jobs to run; take the next one when it can start. total: number of all jobs of the
+    command, as far as known. on_end(job): must be called in this process after each job."""
 
     ledger: Ledger
     jobs: Iterable[Job]
@@ -43,9 +43,9 @@ class Work:
 def sweep(
     project: Program, master: DictConfig, loader: ConfigLoader, launcher: Launcher, arguments: Sequence[str]
 ) -> None:
-    """Run every combination of the values in `arguments` that has not ended. master: the command's whole config.
+    """Run every combination of the values in `arguments` that has not ended. master: the config of the command.
 
-    Raises ConfigError before anything is written, later what `conclude` raises.
+    Raise ConfigError before anything is written; afterwards the exceptions of `conclude`.
     """
     options, ledger = opened(project, master)
     swept = [*ledger.swept, *plan.swept_keys(arguments)]
@@ -68,25 +68,25 @@ def sweep(
 
 
 def opened(project: Program, master: DictConfig) -> tuple[SweepConfig, Ledger]:
-    """The checked options and the ledger of a command's sweep. Raises ConfigError for options that do not fit."""
-    if meeting.followers():
+    """Return the checked options and the ledger of a sweep. Raise ConfigError for invalid or conflicting options."""
+    if run_rendezvous.followers():
         raise ConfigError(
             "-m under torchrun or srun: start a sweep with the plain command; its jobs start their own processes"
         )
     if plain(master.resume) not in (None, "auto"):
-        raise ConfigError("resume: a run's own; a sweep goes on by its name - leave resume out, give sweep=NAME again")
+        raise ConfigError("resume: only for single runs - remove it; to resume a sweep, give sweep=NAME again")
     given = {override.partition("=")[0]: override for override in plain(master.hydra.overrides.hydra, resolve=False)}
     if "hydra.run.dir" in given and "hydra.sweep.dir" not in given:
-        raise ConfigError(f"{given['hydra.run.dir']}: has no effect on a sweep's jobs - leave it out, give sweep=NAME")
+        raise ConfigError(f"{given['hydra.run.dir']}: has no effect on a sweep's jobs - remove it, and give sweep=NAME")
     subdir = plain(master.hydra.sweep, resolve=False)["subdir"]
     if subdir != HYDRAS_SUBDIR:
         raise ConfigError(
-            f"hydra.sweep.subdir={subdir}: has no effect, a job's directory is named by its values - leave it out; "
-            "hydra.sweep.dir says where the sweep lies"
+            f"hydra.sweep.subdir={subdir}: has no effect, as a job's directory is named by its values - remove it; "
+            "hydra.sweep.dir sets the sweep's directory"
         )
     options = typed(SweepConfig, master.sweep, "sweep")
     if options.name is not None and not re.fullmatch(r"[\w+-][\w.+-]*", options.name):
-        raise ConfigError(f"sweep={options.name}: the name of a folder, of letters, digits and . _ + -")
+        raise ConfigError(f"sweep={options.name}: must be a folder name of letters, digits and . _ + -")
     return options, Ledger(project, Path(master.hydra.sweep.dir).absolute())
 
 
@@ -98,7 +98,7 @@ def tried(
     retry_failed: bool,
     launcher: Launcher,
 ) -> str:
-    """The preflight's table for all jobs that are to run, known and new; nothing is written."""
+    """Return the preflight table for all jobs that would run, known and new. Nothing is written."""
     from samebits.sweeps.preflight import Candidate, preflight
 
     known = [job for c in combinations if (job := ledger.find(c.values)) is not None]
@@ -114,38 +114,38 @@ def tried(
 
 
 def at_once(launcher: Launcher, num_jobs: int) -> int:
-    """How many of the jobs the launcher runs at once; 1 where it does not say."""
+    """Return how many jobs the launcher runs at once; 1 if it has no method `at_once`."""
     return int(launcher.at_once(num_jobs)) if hasattr(launcher, "at_once") else 1
 
 
 def outlook(ledger: Ledger, jobs: Sequence[Job], due: Sequence[Job]) -> str:
-    """The line before the start: numbers of jobs, to run and ended before."""
+    """Return the line that is printed before the start: numbers of jobs, jobs to run, and ended jobs."""
     chosen = {job.key for job in due}
     others = [job.state() for job in jobs if job.key not in chosen]
     parts = ahead(f"{len(jobs)} jobs", len(due), sum(job.state() != "queued" for job in due), others)
     if more := len(ledger.jobs) - len(jobs):
-        parts.append(f"{more} more of other commands")
+        parts.append(f"{more} more from other commands")
     return ", ".join(parts)
 
 
 def ahead(total: str, to_run: int, go_on: int, before: Sequence[str]) -> list[str]:
-    """before: the states of those that have ended."""
-    parts = [total, f"{to_run} to run" + (f" ({go_on} go on)" if go_on else "")]
+    """Return the parts of the line before the start. go_on: number of jobs that resume. before: states of ended
+    jobs."""
+    parts = [total, f"{to_run} to run" + (f" ({go_on} resume)" if go_on else "")]
     return [*parts, *(f"{before.count(state)} {state} before" for state in dict.fromkeys(before))]
 
 
 def run_sweep(launcher: Launcher, work: Work) -> signal.Signals | None:
-    """Run the work's jobs to their ends. Returns the signal that stopped them early; None: none did.
+    """Run the jobs until all have ended. Return the signal that stopped them early, or None.
 
-    A launcher of this project has `run_jobs(work)`. Any other Hydra launcher is given the run directories as overrides;
-    train.py reads sweep.job first, and ignores the rest of the config that such a launcher composes.
-    """
+    A launcher of this project has a method `run_jobs(work)`. Other Hydra launchers get the run directories as
+    overrides; train.py reads sweep.job first, and ignores the rest of the config that such a launcher composes."""
     if hasattr(launcher, "run_jobs"):
         return launcher.run_jobs(work)
     jobs = list(work.jobs)
     try:
         launcher.launch([[f"sweep.job='{job.directory}'", f"hydra.sweep.subdir='{job.key}'"] for job in jobs], 0)
-    except Exception as error:  # some raise for a job that was lost; each job's state is in its directory
+    except Exception as error:  # some launchers raise if a job was lost; each job's state is in its directory
         say(f"hydra/launcher: {type(error).__name__}: {error}")
     for job in jobs:
         work.on_end(job)
@@ -153,9 +153,8 @@ def run_sweep(launcher: Launcher, work: Work) -> signal.Signals | None:
 
 
 def conclude(ledger: Ledger, jobs: Sequence[Job], stopped: signal.Signals | None, changed: bool = True) -> None:
-    """Print the table, write the report. Raises KeyboardInterrupt (Ctrl-C), RunFailed (failed jobs) or SystemExit(75)
-    (stopped early) according to the sweep's end. changed: whether any job has run since the last report.
-    """
+    """Print the table and write the report. Raise KeyboardInterrupt after Ctrl-C, RunFailed if jobs failed,
+    SystemExit(75) if the sweep was stopped early. changed: True if a job has run since the last report."""
     states = [job.state() for job in jobs]
     say(f"\n{table(ledger, jobs)}\n\nsweep {ledger.name}: {counted(states)}")
     report(ledger, changed)
@@ -167,17 +166,18 @@ def conclude(ledger: Ledger, jobs: Sequence[Job], stopped: signal.Signals | None
 
 
 def stop_here(ledger: Ledger, stopped: signal.Signals | None, unfinished: bool) -> None:
-    """Raise KeyboardInterrupt after Ctrl-C, SystemExit(75) if the sweep is unfinished; say how to go on."""
-    again = f"the same command with sweep={ledger.name} goes on"
+    """Raise KeyboardInterrupt after Ctrl-C, SystemExit(75) if the sweep is unfinished. Print how to resume it."""
+    again = f"to resume it, repeat the command with sweep={ledger.name}"
     if stopped == signal.SIGINT:
         say(f"stopped by Ctrl-C; {again}")
         raise KeyboardInterrupt
     if unfinished:
-        say(f"stopped before its end; {again}")
+        say(f"stopped early; {again}")
         raise SystemExit(PREEMPTED)
 
 
 def report(ledger: Ledger, changed: bool) -> None:
+    """Write the sweep's report if `changed` or if there is none, and print the paths of its pages."""
     if changed or not (ledger.directory / "report.md").exists():
         from samebits.sweeps.report import write
 
@@ -188,4 +188,5 @@ def report(ledger: Ledger, changed: bool) -> None:
 
 
 def counted(states: Sequence[str]) -> str:
+    """Return the number of jobs in each state as text: 3 finished, 1 failed."""
     return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))

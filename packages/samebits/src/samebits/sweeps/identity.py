@@ -1,4 +1,4 @@
-"""The identity of a sweep's job: its overrides, independent of order and spelling. Imports no torch."""
+"""The identity of a sweep's job: its overrides, independent of order and spelling. Does not import torch."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ OLD_DIGITS = 8  # in directory names of the first version, whose sweep.json has 
 
 
 def values_of(project: Project, overrides: Sequence[str], cwd: Path | None = None) -> dict[str, Any]:
-    """{key: canonical value} of the overrides that tell jobs apart; jobs are the same if these have one digest.
+    """Return {key: canonical value} of the overrides that identify a job. Jobs whose values have the same digest are
+    equal.
 
-    1e-3 is 0.001, 7.0 is 7, 'a' is a; a group's value is its option's name; of a key given twice the last counts.
-    cwd: base of a relative data.path.
+    1e-3 is 0.001, 7.0 is 7, 'a' is a. The value of a group is the name of its option. If a key is given twice, the last
+    value counts. cwd: base of a relative data.path.
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     told = (keyed(project, override, cwd or Path.cwd()) for override in parsed)
@@ -34,7 +35,7 @@ def values_of(project: Project, overrides: Sequence[str], cwd: Path | None = Non
 
 
 def differing_keys(project: Project, jobs: Sequence[Sequence[str]]) -> list[str]:
-    """The keys in which jobs with these overrides differ, including keys that only some of them give."""
+    """Return the keys in which jobs with these overrides differ, including keys that only some of them set."""
     texts = dict.fromkeys(text for overrides in jobs for text in overrides)
     parsed = OverridesParser.create().parse_overrides(list(texts))
     told = dict(zip(texts, (keyed(project, override, Path.cwd()) for override in parsed)))
@@ -44,13 +45,14 @@ def differing_keys(project: Project, jobs: Sequence[Sequence[str]]) -> list[str]
 
 
 def counts(project: Project, key: str, swept: Collection[str]) -> bool:
-    """Whether an override of this key tells jobs apart."""
+    """Return True if an override of this key is part of a job's identity."""
     top = re.split(r"[./@]", key.lstrip("~"), maxsplit=1)[0]
     return top not in NEVER_COMPARED and (key in swept or top not in (*project.beside, "name"))
 
 
 def keyed(project: Project, override: Override, cwd: Path) -> tuple[str, Any]:
-    """(key, canonical value) of one override that is no sweep; ~key for a deletion, +key and ++key are key."""
+    """Return (key, canonical value) of one override with a single value. A deletion has the key ~key; +key and ++key
+    have the key `key`."""
     key = override.get_key_element().lstrip("+")
     if override.is_delete():
         return key, None
@@ -60,13 +62,13 @@ def keyed(project: Project, override: Override, cwd: Path) -> tuple[str, Any]:
 
 
 def canonical(value: Any) -> Any:
-    """One spelling for equal values, of plain types only."""
+    """Return one spelling for equal values, as plain types."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, str) and "${" in value:  # ${oc.env:LR} is resolved now; ${other.key} stays as it is
         try:
             return canonical(OmegaConf.to_container(OmegaConf.create({"value": value}), resolve=True)["value"])  # type: ignore
-        except Exception:  # a resolver may raise anything, and another key is not known here
+        except Exception:  # a resolver may raise any exception, and other keys cannot be resolved here
             return value
     if isinstance(value, Mapping):
         return {str(k): canonical(v) for k, v in value.items()}
@@ -74,18 +76,18 @@ def canonical(value: Any) -> Any:
 
 
 def digest(values: Mapping[str, Any]) -> str:
-    """The job's identity, a hash of its values in any order; the directory's name ends with its first digits."""
+    """Return the SHA-256 of the values, independent of their order. Directory names end with its first digits."""
     text = json.dumps(sorted(values.items()), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def older_digest(root: Path, values: Mapping[str, Any]) -> str:
-    """As older versions made it, with absolute paths: the ledgers of their sweeps have it."""
+    """Return the digest as older versions computed it, with absolute paths. Their ledgers contain it."""
     return digest(localized(root, dict(values)))
 
 
 def directory_name(values: Mapping[str, Any], swept: Collection[str]) -> str:
-    """Readable, safe in a shell and in an override: lr-0.001_seed-0_3fa9c2b1d07e4c55."""
+    """Return a readable directory name that is safe in a shell and in an override: lr-0.001_seed-0_3fa9c2b1d07e4c55."""
     shown = {key: value for key, value in sorted(values.items()) if key in swept}
     lasts = [last_part(key) for key in shown]
     parts = []
@@ -97,6 +99,7 @@ def directory_name(values: Mapping[str, Any], swept: Collection[str]) -> str:
 
 
 def last_part(key: str) -> str:
+    """Return the last part of a key: optim.lr -> lr."""
     return re.split(r"[./]", key)[-1]
 
 
@@ -107,7 +110,7 @@ def _text(value: Any) -> str:
         return "-".join(_text(v) for v in value)
     if isinstance(value, bool) or value is None:
         return written(value)
-    if isinstance(value, int) and abs(value) >= 10**15:  # 1e30, whose digits nobody typed
+    if isinstance(value, int) and abs(value) >= 10**15:  # 1e30: print it as typed, not with 30 digits
         return f"{value:g}".replace("+", "")
     return Path(value).stem if isinstance(value, str) and "/" in value else str(value)
 

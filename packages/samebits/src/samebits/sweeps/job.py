@@ -1,4 +1,4 @@
-"""One job, from its run directory alone. Whoever runs it gives it a process of its own: the pool, SLURM, Ray, or
+"""Run one job of a sweep. It needs only its run directory, and a process of its own: from the pool, SLURM, Ray, or
 
 ./run train sweep.job=outputs/<name>/sweeps/<sweep>/<job>
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from samebits.errors import Cancelled, Claimed, ConfigError, RunFailed
+from samebits.errors import Cancelled, ConfigError, DirectoryLockedError, RunFailed
 from samebits.project import Program
 from samebits.runs import holds_run
 from samebits.saved import CONFIG, read_config, read_overrides
@@ -19,25 +19,25 @@ ELSEWHERE = 73  # EX_CANTCREAT: another process runs this job
 
 
 def run_job(project: Program, directory: Path) -> int:
-    """Run or resume the job in this process (several ranks: in child processes). Returns the exit status: 0, 1 the run
-    failed, 2 a ConfigError, 75 preempted, 130 Ctrl-C, ELSEWHERE another process runs it.
+    """Run or resume the job in this process, or in child processes if it has several ranks.
 
-    A job that has ended is not run again: 0. The outcome is in the directory's status.json.
+    Return the exit status: 0 finished, 1 failed, 2 ConfigError, 75 preempted, 130 Ctrl-C, ELSEWHERE if another process
+    runs the job. A job that has ended is not run again and returns 0. The outcome is written to status.json.
     """
     if not holds_run(directory):
-        raise ConfigError(f"{directory}: no run directory (it has no {CONFIG})")
+        raise ConfigError(f"{directory}: not a run directory ({CONFIG} is missing)")
     from samebits.process import start  # imports torch
 
     try:
         cfg, overrides = read_config(project, directory), read_overrides(project, directory)
         start(project, project.read(cfg), directory, overrides, own_process=False, leave=ENDED)
-    except Claimed:
+    except DirectoryLockedError:
         return ELSEWHERE
     except Cancelled as error:
         print(error, file=sys.stderr)
         return error.status
     except ConfigError as error:
-        if read_failure(directory) is None:  # before the run itself began: more ranks than GPUs
+        if read_failure(directory) is None:  # raised before the run started, e.g. more ranks than GPUs
             record_failure(directory, 0, error)
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""A job's process below the pool: its setup, and the failure record of one that died without writing it."""
+"""The process of a job in the pool: its setup, and the failure record of a process that died without writing one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from samebits import early
-from samebits.children import die_with, readable_stack, say_ended, take_heart
-from samebits.errors import Claimed, RunFailed
+from samebits import early_signals
+from samebits.children import die_with, mark_finished, readable_stack, register_heartbeat
+from samebits.errors import DirectoryLockedError, RunFailed
 from samebits.files import no_links, read_text
 from samebits.project import Program
 from samebits.runs import claimed
@@ -21,12 +21,16 @@ from samebits.status import record_failure, write_status
 from samebits.sweeps.job import run_job
 from samebits.sweeps.ledger import Job
 
-OUTPUT, FAULT = "output.log", "fault.log"  # output of a job among several; its stack when a signal killed it
+OUTPUT, FAULT = (
+    "output.log",
+    "fault.log",
+)  # output of a job that runs in parallel with others; its stack trace if a signal killed it
 
 
 def record_unexplained(job: Job, error: RunFailed, stopped: signal.Signals | None = None) -> None:
-    """Record the end of a job that ended without recording it. stopped: the signal that asked it to end, if any."""
-    with suppress(Claimed), claimed(job.directory):  # else another process has resumed it already
+    """Record the end of a job whose process has not recorded it. stopped: the signal that requested the stop, if
+    any."""
+    with suppress(DirectoryLockedError), claimed(job.directory):  # otherwise another process has already resumed it
         if job.state() not in ("queued", "running"):
             return
         if stopped is not None:
@@ -38,22 +42,27 @@ def record_unexplained(job: Job, error: RunFailed, stopped: signal.Signals | Non
 
 
 def death(exit_code: int) -> RunFailed:
-    """Of a job's process that has said nothing."""
+    """Return the error for a job's process that ended without an error record. exit_code: negative for a signal."""
     if exit_code >= 0:
         return RunFailed(f"the job ended with status {exit_code}, without an error record; see {OUTPUT}")
     return RunFailed(f"the job was killed by {signal.Signals(-exit_code).name}{LIKELY_CAUSES.get(-exit_code, '')}")
 
 
 def job_main(
-    project: Program, directory: Path, environment: dict[str, str], quiet: bool, parent: int, hearts: Any
+    project: Program, directory: Path, environment: dict[str, str], quiet: bool, parent: int, heartbeats: Any
 ) -> None:
-    os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent alone, which passes it on once
-    early.begin_run(own_process=True)
+    """Run one job in a forked process, and exit with its status.
+
+    environment: variables to set. quiet: write stdout and stderr to OUTPUT. parent: process id; the job ends when this
+    process ends. heartbeats: the heartbeats that the pool watches.
+    """
+    os.setpgid(0, 0)  # Ctrl-C in a terminal reaches only the parent, which forwards it once
+    early_signals.begin_run(own_process=True)
     for number in heeded_signals():
-        signal.signal(number, early.note_only)
+        signal.signal(number, early_signals.note_only)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     die_with(parent)
-    take_heart(hearts, 0)
+    register_heartbeat(heartbeats, 0)
     os.environ.update(environment)
     code = 1
     try:
@@ -65,10 +74,10 @@ def job_main(
             faulthandler.disable()
     except KeyboardInterrupt:
         code = 130
-    early.ignore_signals()
+    early_signals.ignore_signals()
     sys.stdout.flush()
     sys.stderr.flush()
-    say_ended()
+    mark_finished()
     raise SystemExit(code)
 
 

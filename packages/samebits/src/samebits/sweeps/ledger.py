@@ -1,4 +1,4 @@
-"""The ledger of a sweep: its directory, sweep.json and the state of each job. Imports no torch.
+"""The ledger of a sweep: its directory, sweep.json and the state of each job. Does not import torch.
 
     ledger = Ledger(project, directory)
     known = ledger.find(values)                     # the job with these values, if there is one
@@ -6,8 +6,8 @@
     for job in ledger.due(jobs, retry_failed): ...  # run samebits.sweeps.job.run_job(job.directory), anywhere
     job.state()                                     # its state now
 
-Several processes may use one ledger at once: `add` takes a lock, and a job is run by the process that holds its
-directory's lock.
+Several processes may use one ledger at once: `add` takes a lock, and the process that holds the lock of a job's
+directory runs the job.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ENDED = ("finished", "pruned")  # never run again
 
 @dataclass(frozen=True)
 class Job:
-    """One job of the ledger; everything else about it is in its run directory."""
+    """One job of the ledger. Its config, status and result are in its run directory."""
 
     number: int
     overrides: tuple[str, ...]
@@ -46,30 +46,32 @@ class Job:
 
     @property
     def key(self) -> str:
+        """Return the name of the job's directory."""
         return self.directory.name
 
     def status(self) -> dict[str, Any]:
-        """status.json; its `status` is queued, running, finished, failed, interrupted, preempted or pruned."""
+        """Return status.json. Its `status` is queued, running, finished, failed, interrupted, preempted or pruned."""
         return read_json(self.directory / STATUS)
 
     def state(self) -> str:
+        """Return `status` of status.json."""
         return str(self.status().get("status", "queued"))
 
     def result(self) -> dict[str, Any]:
-        """result.json; empty until the job has finished."""
+        """Return result.json; empty until the job has finished."""
         return read_json(self.directory / RESULT)
 
     def claimed(self) -> bool:
-        """Whether some process is running it now."""
+        """Return True if a process is running the job."""
         return is_claimed(self.directory)
 
 
 @dataclass(frozen=True)
 class NewJob:
-    """A job to write. cfg: resolved and checked, plain values. values: its identity (identity.values_of).
+    """A job to write. cfg: the resolved and checked config as plain values. values: its identity (identity.values_of).
 
-    key: the directory's name; None: made from the values. (A search may try equal values twice, so it sets the key.)
-    facts: further entries of status.json's `sweep`, such as {"trial": 3}.
+    key: the name of the directory; None: derived from the values. Searches set it, because they may try equal values
+    twice. facts: further entries of `sweep` in status.json, such as {"trial": 3}.
     """
 
     overrides: Sequence[str]
@@ -80,7 +82,8 @@ class NewJob:
 
 
 class Ledger:
-    """directory: outputs/<name>/sweeps/<sweep>/; it is made by the first `add`. project: whose runs the jobs are."""
+    """The jobs of one sweep. directory: outputs/<name>/sweeps/<sweep>/, created by the first `add`. project: the
+    program that runs the jobs."""
 
     def __init__(self, project: Program, directory: Path) -> None:
         self.project, self.directory = project, directory
@@ -90,51 +93,54 @@ class Ledger:
 
     @property
     def name(self) -> str:
+        """Return the name of the sweep."""
         return self.directory.name
 
     @property
     def swept(self) -> list[str]:
-        """The keys in which its jobs differ."""
+        """Return the keys in which the jobs differ."""
         return list(map(self._of_now, self._book.get("swept", [])))
 
     @property
     def follows(self) -> dict[str, list[str]]:
-        """{swept key: the keys of the jobs' configs that interpolate it}"""
+        """Return {swept key: keys of the configs that interpolate it}."""
         return dict(self._book.get("follows", {}))
 
     @property
     def commands(self) -> list[list[str]]:
-        """The overrides of each command that has added jobs, as typed; the first version kept the last command's."""
+        """Return the overrides of each command that has added jobs, as typed. The first version kept only the last
+        command."""
         before = [self._book["overrides"]] if "overrides" in self._book else []
         return list(self._book.get("commands", before))
 
     @property
     def objectives(self) -> list[dict[str, str]]:
-        """[{key, mode}]: the scores that rank the jobs; mode: min or max."""
+        """Return [{key, mode}], the scores that rank the jobs. mode: min or max."""
         return list(self._book.get("objectives", []))
 
     def refresh(self) -> None:
-        """Read what other processes have added."""
+        """Read the jobs that other processes have added."""
         self._book = read_json(self.directory / SWEEP)
-        self.jobs: list[Job] = []  # all, of other commands too, by number
+        self.jobs: list[Job] = []  # jobs of all commands, by number
         self._by_key: dict[str, Job] = {}
         self._by_identity: dict[str, Job] = {}
         for entry in self._book.get("jobs", []):
             if Path(entry["key"]).name != entry["key"] or entry["key"] == "..":  # "../x" would run a job elsewhere
-                raise ConfigError(f"{self.directory / SWEEP}: the job {entry['key']!r} is no name of a folder")
+                raise ConfigError(f"{self.directory / SWEEP}: the job {entry['key']!r} is not a folder name")
             job = Job(entry["number"], tuple(map(self._of_now, entry["overrides"])), self.directory / entry["key"])
             self._index(job, entry.get("identity") or entry["key"].rpartition("_")[2])
 
     def _index(self, job: Job, identity: str | None) -> None:
-        """identity: digest of the job's values, or its first digits (from the directory's name); None: a trial."""
+        """Index the job. identity: digest of its values, or its first digits from the directory's name; None: a
+        trial."""
         self.jobs.append(job)
         self._by_key[job.key] = job
         if identity is not None:
             self._by_identity[identity] = job
 
     def find(self, values: Mapping[str, Any]) -> Job | None:
-        """The job with these values, whichever command added it; None: there is none."""
-        # its ledger may be of before keys were moved
+        """Return the job with these values, added by any command; None if there is none."""
+        # the ledger may have been written before keys were renamed
         names = {now: old for old, now in self.project.moved_keys.items()}
         known, before = self._by_identity, {names.get(key, key): value for key, value in values.items()}
         makes = (digest, partial(older_digest, self.project.root))
@@ -142,7 +148,7 @@ class Ledger:
         return next((known[d] for one in digests for d in (one, one[:OLD_DIGITS]) if d in known), None)
 
     def named(self, key: str) -> Job | None:
-        """The job whose directory has this name."""
+        """Return the job whose directory has this name, or None."""
         return self._by_key.get(key)
 
     def add(
@@ -153,11 +159,10 @@ class Ledger:
         objectives: Sequence[Mapping[str, str]],
         follows: Mapping[str, Collection[str]],
     ) -> list[Job]:
-        """Write the run directories of new jobs, status queued. Returns the jobs in the order given.
+        """Write the run directories of new jobs, with status queued. Return the jobs in the given order.
 
-        A job with the same key or values that exists stays as it is. command: the overrides as typed. follows: {swept
-        key: the keys of the config that interpolate it}.
-        """
+        An existing job with the same key or values is not changed. command: the overrides as typed. follows: {swept
+        key: keys of the config that interpolate it}."""
         with self._exclusive():
             all_swept = list(dict.fromkeys([*self.swept, *swept]))
             known = surroundings(self.project.root)
@@ -186,32 +191,34 @@ class Ledger:
                 "objectives": [dict(objective) for objective in objectives],
                 "jobs": entries,
             }
-            write_json(self.directory / SWEEP, self._book)  # last: the directories it names are complete
+            write_json(
+                self.directory / SWEEP, self._book
+            )  # written last, when the directories that it names are complete
         return added
 
     def _write_job(self, job: Job, new: NewJob, known: Surroundings) -> None:
         if holds_run(job.directory) and job.state() != "queued":
-            return  # sweep.json was removed: keep what has run
+            return  # sweep.json was removed: keep the existing run
         job.directory.mkdir(exist_ok=True)
         remove_leftovers(job.directory)
         facts = {"sweep": self.name, "job": job.number, **new.facts}
         fill_directory(self.project, job.directory, new.cfg, list(new.overrides), "queued", known, sweep=facts)
 
     def due(self, jobs: Iterable[Job], retry_failed: bool) -> list[Job]:
-        """The jobs to run: not ended; failed ones only with retry_failed. Includes jobs that another process runs now:
-        whoever starts one finds its directory locked."""
+        """Yield the jobs to run: jobs that have not ended, and failed ones if retry_failed. Jobs that another process
+        is running are included; their directories are locked."""
         return [job for job in jobs if is_due(job.state(), retry_failed)]
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Lock for changes of sweep.json by one process at a time; the kernel releases it if the process is killed."""
+        """Hold the lock for changes of sweep.json. The kernel releases it if the process is killed."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             enter(self.directory, self._by_key)
             lock = Lock(self.directory / ".lock", wait=True)
         except OSError as error:
             why = error.strerror
-            raise ConfigError(f"hydra.sweep.dir={self.directory}: nothing can be written there: {why}") from None
+            raise ConfigError(f"hydra.sweep.dir={self.directory}: cannot be written: {why}") from None
         with lock:
             remove_leftovers(self.directory)
             self.refresh()
@@ -219,9 +226,10 @@ class Ledger:
 
 
 def is_due(state: str, retry_failed: bool) -> bool:
+    """Return True if a job in this state is to be run."""
     return state not in ENDED and (state != "failed" or retry_failed)
 
 
 def differing(overrides: Sequence[str], swept: Collection[str]) -> str:
-    """The overrides in which the jobs differ."""
+    """Return the overrides of swept keys, as text."""
     return " ".join(text for text in overrides if text.lstrip("+").partition("=")[0] in swept)

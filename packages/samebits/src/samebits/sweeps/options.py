@@ -1,4 +1,4 @@
-"""What a user may set for a multirun: the group `sweep`, and the options of our launchers and sweepers."""
+"""Options of a multirun: the config group `sweep`, and the options of this project's launchers and sweepers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from samebits.schema import Rule
 
 @dataclass(frozen=True)
 class SweepConfig:
+    """The config group `sweep`; conf/train.yaml explains the keys."""
+
     name: str | None = None
     retry_failed: bool = False
     fail_fast: bool = False
@@ -19,7 +21,7 @@ class SweepConfig:
 
 @dataclass(frozen=True)
 class PoolConfig:
-    """hydra.launcher for hydra/launcher=pool."""
+    """The config hydra.launcher of hydra/launcher=pool."""
 
     jobs_at_once: Annotated[int | str, Rule(words=("auto",), at_least=1)]
     gpus_per_job: Annotated[float | str, Rule(words=("auto",), above=0)]
@@ -27,7 +29,7 @@ class PoolConfig:
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """hydra.sweeper for hydra/sweeper=optuna."""
+    """The config hydra.sweeper of hydra/sweeper=optuna."""
 
     n_trials: Annotated[int, Rule(at_least=1)]
     n_jobs: Annotated[int | None, Rule(at_least=1)]
@@ -42,7 +44,7 @@ class SearchConfig:
 
 @dataclass(frozen=True)
 class SlurmConfig:
-    """hydra.launcher for hydra/launcher=slurm."""
+    """The config hydra.launcher of hydra/launcher=slurm."""
 
     jobs_at_once: Annotated[int, Rule(at_least=1)]
     timeout_min: Annotated[int, Rule(at_least=1)]
@@ -63,7 +65,7 @@ class SlurmConfig:
 
 @dataclass(frozen=True)
 class RayConfig:
-    """hydra.launcher for hydra/launcher=ray."""
+    """The config hydra.launcher of hydra/launcher=ray."""
 
     address: str | None
     jobs_at_once: Annotated[int, Rule(at_least=1)]

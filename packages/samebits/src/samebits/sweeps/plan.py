@@ -1,6 +1,6 @@
-"""From a command line to jobs: expanded, composed, checked, and only then written. Imports no torch by itself.
+"""Turn a command line into jobs: expand, compose, check, and only then write. This module does not import torch.
 
-    overrides -> all combinations -> jobs the ledger has, as they are, and new jobs, composed and checked
+    overrides -> all combinations -> known jobs of the ledger, unchanged, and new jobs, composed and checked
 
 A mistake in one job stops the sweep before anything is written.
 """
@@ -22,10 +22,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from samebits import early
+from samebits import early_signals
 from samebits.config import composed, explain, resolved
 from samebits.credentials import redacted
-from samebits.errors import Claimed, ConfigError
+from samebits.errors import ConfigError, DirectoryLockedError
 from samebits.project import Program, Project
 from samebits.runs import change_value, claimed, write_config
 from samebits.saved import (
@@ -49,15 +49,17 @@ MAX_SHOWN = 4
 
 @dataclass(frozen=True)
 class Combination:
-    """One job of the command. values: its identity (identity.values_of)."""
+    """One job of the command. values: its identity, from identity.values_of."""
 
     overrides: tuple[str, ...]
     values: dict[str, Any]
 
 
 class Composer:
-    """Composes the configs of jobs. master: the whole command's config, `hydra` included. swept: keys that an error
-    message shows. follows: {overridden key: keys that interpolate it}, of all jobs composed so far."""
+    """Compose the configs of jobs.
+
+    master: the config of the command, including `hydra`. swept: keys that error messages show. follows: {overridden
+    key: keys that interpolate it}, collected from all jobs composed so far."""
 
     def __init__(
         self,
@@ -75,7 +77,7 @@ class Composer:
         self._parsed: dict[str, tuple[Override, bool]] = {}  # and whether it only sets a plain value
 
     def job(self, number: int, key: str, overrides: Sequence[str]) -> dict[str, Any]:
-        """The job's config, resolved and checked, as plain values; a ConfigError names the job's number."""
+        """Return the job's config, resolved and checked, as plain values. Raise ConfigError with the job's number."""
         try:
             new = self.config(number, key, overrides)
             new["resume"], new["sweep"]["name"] = None, self.sweep_dir.name
@@ -88,7 +90,7 @@ class Composer:
             raise ConfigError(f"job {number} ({shown}): {line}") from error
 
     def config(self, number: int, key: str, overrides: Sequence[str]) -> dict[str, Any]:
-        """The job's config, resolved, as plain values: what Hydra composes."""
+        """Return the config that Hydra composes for the job, resolved, as plain values."""
         cfg = self._composed(overrides)
         OmegaConf.set_readonly(cfg.hydra, False)  # Hydra 1.4 makes it read-only
         with open_dict(cfg):  # for users' ${hydra:...} interpolations
@@ -100,8 +102,8 @@ class Composer:
         return plain(resolved(self.project, cfg, self.cwd))
 
     def _kind(self, overrides: Sequence[str]) -> tuple[tuple[str, ...], list[Override]]:
-        """(the overrides without values that are plain: what those have in common that are composed once; the plain
-        values)."""
+        """Return (the overrides with plain values replaced by their keys, the overrides that set plain values). Jobs
+        with the same first element share one composition."""
         for text in overrides:
             if text not in self._parsed:
                 override = OverridesParser.create().parse_override(text)
@@ -117,8 +119,8 @@ class Composer:
         return kind, list(values.values())
 
     def _composed(self, overrides: Sequence[str]) -> DictConfig:
-        """The config as Hydra composes it, not resolved. Jobs that differ only in plain values share one composition,
-        into which the values are set as Hydra does."""
+        """Return the config as Hydra composes it, unresolved. Jobs that differ only in plain values share one
+        composition; their values are set in a copy, with the same result as in Hydra."""
         kind, values = self._kind(overrides)
         base = self._bases.get(kind)
         if base is None:
@@ -126,7 +128,7 @@ class Composer:
             without_hydra = OmegaConf.masked_copy(base, [str(key) for key in base if key != "hydra"])
             raw = flat(OmegaConf.to_container(without_hydra, resolve=False))
             keys = [self._parsed[text][0].key_or_group for text in overrides]
-            for key in (*keys, JOBS_OWN):  # also keys not swept now: another command may give another value
+            for key in (*keys, JOBS_OWN):  # also keys that are not swept, because another command may set another value
                 self.follows.setdefault(key, set()).update(dependents(self.project, raw, key))
         cfg = copy.deepcopy(base)
         for override in values:
@@ -134,24 +136,26 @@ class Composer:
         return cfg
 
     def _is_value(self, override: Override) -> bool:
-        """Whether the override only sets a plain value: it chooses no option, and adds, deletes or merges no key."""
+        """Return True if the override only sets a plain value: it does not select an option or add, delete or merge a
+        key."""
         key = override.key_or_group
         if override.type is not OverrideType.CHANGE or key not in self.swept or override.package is not None:
             return False
-        # what cannot be resolved yet, such as the classes of a file that is not named, is composed
+        # a value that cannot be resolved yet, such as the number of classes of a file without a path, must be composed
         node = OmegaConf.select(self.master, key, default=MISSING, throw_on_resolution_failure=False)
         return node != MISSING and not isinstance(node, DictConfig) and not isinstance(override.value(), dict)
 
 
 def _touch(one: str, other: str) -> bool:
-    """Whether two keys are the same or one is below the other."""
+    """Return True if the keys are equal or one is below the other."""
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
 def expand(
     project: Project, arguments: Sequence[str], loader: ConfigLoader, known: Sequence[str], cwd: Path
 ) -> list[Combination]:
-    """All combinations of the values, the last key varying fastest, without duplicates. known: keys swept before."""
+    """Return all combinations of the values without duplicates; the last key varies fastest. known: keys swept
+    before."""
     parser = OverridesParser.create(config_loader=loader)
     choices: dict[str, list[str]] = {}
     for override in parser.parse_overrides(list(arguments)):
@@ -159,7 +163,9 @@ def expand(
         if key.lstrip("+~").partition(".")[0] not in NEVER_COMPARED:
             choices[key] = _alternatives(override)
         elif override.is_sweep_override():
-            raise ConfigError(f"{override.input_line}: a sweep has one value of this; write text with commas in quotes")
+            raise ConfigError(
+                f"{override.input_line}: cannot be swept, give one value (quote text that contains commas)"
+            )
     swept = {key.lstrip("+") for key, texts in choices.items() if len(texts) > 1} | set(known)
     parsed = {text: parser.parse_override(text) for texts in choices.values() for text in texts}
     told = {text: keyed(project, override, cwd) for text, override in parsed.items()}
@@ -178,31 +184,32 @@ def expand(
 
 
 def swept_keys(arguments: Sequence[str]) -> list[str]:
-    """The keys with several values, as typed."""
+    """Return the keys that have several values, as typed."""
     parsed = OverridesParser.create().parse_overrides(list(arguments))
     return [o.get_key_element().lstrip("+") for o in parsed if o.is_sweep_override()]
 
 
 def _alternatives(override: Override) -> list[str]:
-    """One override per value of a sweep override: a=1,2 -> [a=1, a=2]."""
+    """Return one override per value of a sweep override: a=1,2 -> [a=1, a=2]."""
     if not override.is_sweep_override():
         return [str(override.input_line)]
     if not override.is_discrete_sweep():
         raise ConfigError(
-            f"{override.input_line}: an interval has no end of values; give some (1e-3,3e-3), or search it with "
+            f"{override.input_line}: an interval has infinitely many values; list some (1e-3,3e-3), or search it with "
             "hydra/sweeper=optuna"
         )
     texts = [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
     if not texts:
-        raise ConfigError(f"{override.input_line}: no value; there is nothing to run")
+        raise ConfigError(f"{override.input_line}: has no value, so there is nothing to run")
     return texts
 
 
 def compose(ledger: Ledger, combinations: Sequence[Combination], composer: Composer) -> dict[int, NewJob]:
-    """{index in combinations: new job} for those that the ledger lacks; a mistake in any is a ConfigError."""
+    """Return {index in combinations: new job} for combinations that the ledger does not contain. Raise ConfigError for
+    a mistake in any of them."""
     number, found = len(ledger.jobs), {}
     for index, combination in enumerate(counted(combinations, "composing")):
-        early.leave_if_asked()
+        early_signals.leave_if_asked()
         if ledger.find(combination.values) is None:
             cfg = composer.job(number, directory_name(combination.values, composer.swept), combination.overrides)
             found[index] = NewJob(tuple(redacted(list(combination.overrides))), cfg, combination.values)
@@ -211,8 +218,8 @@ def compose(ledger: Ledger, combinations: Sequence[Combination], composer: Compo
 
 
 def unlike(ledger: Ledger, before: Sequence[Job], new: Sequence[NewJob], composer: Composer) -> str:
-    """A message if new jobs differ from earlier ones in keys that were not overridden, as after an edit of conf/; else
-    "". The report uses the same rule (samebits.saved.comparing)."""
+    """Return a warning if new jobs differ from earlier ones in keys that were not overridden, for example after an edit
+    of conf/; otherwise "". The report uses the same rule (samebits.saved.comparing)."""
     if not before or not new:
         return ""
     known = [JobConfig(load_flat(ledger.project, j.directory), j.overrides, j.key) for j in before]
@@ -229,8 +236,8 @@ def unlike(ledger: Ledger, before: Sequence[Job], new: Sequence[NewJob], compose
         changes.append(f"{key} {'/'.join(list(was)[:3]) or 'none'} -> {'/'.join(list(now)[:3]) or 'none'}")
     more = f", and {len(keys) - MAX_SHOWN} more keys" if len(keys) > MAX_SHOWN else ""
     return (
-        f"sweep {ledger.name}: new jobs differ from those before in what was not swept (conf/ was edited?): "
-        f"{', '.join(changes)}{more}\n  the report sets them apart; else give sweep=ANOTHER_NAME, or the key itself"
+        f"sweep {ledger.name}: new jobs differ from earlier jobs in keys that were not swept (conf/ was edited?): "
+        f"{', '.join(changes)}{more}\n  the report separates them; otherwise give sweep=ANOTHER_NAME, or the key itself"
     )
 
 
@@ -238,7 +245,7 @@ def write(
     ledger: Ledger, combinations: Sequence[Combination], new: Mapping[int, NewJob], command: Sequence[str],
     follows: Mapping[str, Collection[str]],
 ) -> list[Job]:  # fmt: skip
-    """Write the `new` jobs. Returns all jobs of this command, in its order. follows: Composer's."""
+    """Write the `new` jobs. Return all jobs of this command, in its order. follows: Composer.follows."""
     if new:
         monitor = next(iter(new.values())).cfg["monitor"]
         objectives = ledger.objectives or [{"key": str(monitor["key"]), "mode": str(monitor["mode"])}]
@@ -247,15 +254,15 @@ def write(
 
 
 def adapt(ledger: Ledger, combinations: Sequence[Combination], jobs: Sequence[Job], composer: Composer) -> None:
-    """Update saved configs of known jobs in the groups Project.beside alone, which do not change what is computed:
-    values that this command gives, and the command that wrote the job did not, replace the saved ones."""
+    """Update the saved configs of known jobs. Only groups in Project.beside are updated, because they do not change
+    results: values of this command that the job's own command did not set replace the saved ones."""
     for combination, job in zip(combinations, jobs):
         keys = {text: text.partition("=")[0] for text in combination.overrides if text not in job.overrides}
         given = {text: key for text, key in keys.items() if re.split(r"[./@]", key)[0] in ledger.project.beside}
         if not given:
             continue
         cfg = DictConfig(composer.job(job.number, job.key, combination.overrides))
-        with contextlib.suppress(Claimed), claimed(job.directory):
+        with contextlib.suppress(DirectoryLockedError), claimed(job.directory):
             saved = read_config(ledger.project, job.directory)
             for text, key in given.items():
                 change_value(ledger.project, saved, cfg, key, text, job.directory)

@@ -1,10 +1,10 @@
-"""Several jobs at once on this machine, each in a process group of its own, forked from a parent that has imported
-torch once, made no CUDA call and started no thread.
+"""Run several jobs at once on this machine. Each has its own process group and is forked from a parent that has
+imported torch once, and has neither called CUDA nor started threads.
 
     jobs -> lease GPUs and cores -> fork -> samebits.sweeps.job.run_job(directory) -> its state -> the next
 
 The job's process, not the parent, holds the lock of its run directory, and the kernel releases it when the job ends.
-When the parent dies, the kernel kills the jobs, and a job's death kills its ranks.
+If the parent dies, the kernel kills the jobs; if a job dies, its ranks are killed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
-from samebits.children import Hearts, abort_hung
-from samebits.errors import Claimed, ConfigError, RankLost
+from samebits.children import Heartbeats, abort_hung
+from samebits.errors import ConfigError, DirectoryLockedError, RankLost
 from samebits.host import start_method
 from samebits.runs import claimed
 from samebits.signals import held_signals
@@ -40,22 +40,26 @@ TICK_S = 0.5
 
 @dataclass(frozen=True)
 class Running:
+    """A running job, its process and its lease."""
+
     job: Job
     process: Any
     lease: Lease
-    hearts: Hearts
+    heartbeats: Heartbeats
     began: float
-    hung: list[str] = field(default_factory=list)  # the reason, if it was ended as hung
+    hung: list[str] = field(default_factory=list)  # the reason, if it was killed because it hung
 
 
 class Pool(Launch):
-    """Also waits for the jobs that another process runs, which works on the same sweep."""
+    """The pool. It also waits for jobs that another process runs for the same sweep."""
 
     def __init__(self, work: Work, leases: Leases) -> None:
         super().__init__(work, leases.at_once)
         self._leases = leases
         self._running: dict[int, Running] = {}
-        self._elsewhere: dict[str, tuple[Job, float]] = {}  # run by another process; unclaimed since (monotonic)
+        self._elsewhere: dict[
+            str, tuple[Job, float]
+        ] = {}  # run by another process; monotonic time since which nobody holds the lock
 
     def _run(self) -> None:
         waiting: list[Job] = []
@@ -72,10 +76,10 @@ class Pool(Launch):
                 for sentinel in connection.wait(list(self._running), TICK_S):
                     self._ended(self._running.pop(sentinel))  # type: ignore
         finally:
-            self._kill()  # some are left only after an exception
+            self._kill()  # jobs are left here only after an exception
 
     def _fill(self, waiting: list[Job], source: Iterator[Job]) -> None:
-        """Start jobs while there is room."""
+        """Start jobs while a slot is free."""
         while not self._ending:
             if not waiting:
                 if len(self._running) >= self._leases.at_once or (job := next(source, None)) is None:
@@ -84,18 +88,19 @@ class Pool(Launch):
             job = waiting[0]
             if job.claimed():
                 self._elsewhere[job.key] = job, float("inf")
-            elif not is_due(job.state(), self._work.options.retry_failed):  # another process has run it meanwhile
+            elif not is_due(job.state(), self._work.options.retry_failed):  # another process has run it in the meantime
                 self._tell(job, None)
             elif not self._begin(job):
                 return
             waiting.pop(0)
 
     def _begin(self, job: Job) -> bool:
-        """Start the job. False: no GPU or slot is free for it yet; True: it has started, or its failure is recorded."""
+        """Start the job. Return False if no GPU or slot is free yet; True if it has started or its failure is
+        recorded."""
         try:
             lease = self._leases.take(self._work.ledger.project, job.directory)
-        except ConfigError as error:  # more GPUs than there are
-            with contextlib.suppress(Claimed), claimed(job.directory):
+        except ConfigError as error:  # it needs more GPUs than there are
+            with contextlib.suppress(DirectoryLockedError), claimed(job.directory):
                 record_failure(job.directory, 0, error, first=True)
             self._tell(job, 0.0)
             return True
@@ -103,28 +108,36 @@ class Pool(Launch):
             return False
         self._screen.start(job)
         context: Any = multiprocessing.get_context(start_method())
-        hearts = Hearts(context, 1)
+        heartbeats = Heartbeats(context, 1)
         quiet = self._leases.at_once > 1
-        arguments = (self._work.ledger.project, job.directory, lease.environment(), quiet, os.getpid(), hearts.shared)
+        arguments = (
+            self._work.ledger.project,
+            job.directory,
+            lease.environment(),
+            quiet,
+            os.getpid(),
+            heartbeats.shared,
+        )
         with held_signals():  # no signal arrives before the job is in _running and has its own handlers
             if self._ending:
                 self._leases.give_back(lease)
                 return False
             process = context.Process(target=job_main, args=arguments)
             process.start()
-            self._running[process.sentinel] = Running(job, process, lease, hearts, time.monotonic())
+            self._running[process.sentinel] = Running(job, process, lease, heartbeats, time.monotonic())
         return True
 
     def _end_hung(self) -> None:
-        """End jobs that are stopped, or whose native code holds the GIL; other hangs end through their own watchdog."""
+        """Kill jobs that are stopped by a signal or whose native code holds the GIL. Other hangs are detected by the
+        job's own watchdog."""
         for running in self._running.values():
-            if running.hearts.overdue() and running.process.is_alive():
-                running.hung.append(f"the job hung: {running.hearts.why(0, running.process.pid)}")
-                abort_hung(running.process)  # its stack goes to its FAULT file
+            if running.heartbeats.overdue() and running.process.is_alive():
+                running.hung.append(f"the job hung: {running.heartbeats.why(0, running.process.pid)}")
+                abort_hung(running.process)  # its stack trace is written to its FAULT file
 
     def _ended(self, running: Running) -> None:
         running.process.join()
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # ranks and workers of a job that was killed
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # kill the ranks and workers of a killed job
             os.killpg(running.process.pid, signal.SIGKILL)
         self._leases.give_back(running.lease)
         job, code = running.job, running.process.exitcode
@@ -140,7 +153,7 @@ class Pool(Launch):
         self._tell(job, time.monotonic() - running.began)
 
     def _look_elsewhere(self, waiting: list[Job]) -> None:
-        """Check jobs that another process runs: count those that ended, take over those whose process is gone."""
+        """Check jobs that another process runs: count the ended ones, and take over those whose process is gone."""
         now = time.monotonic()
         for key, (job, alone_since) in list(self._elsewhere.items()):
             if job.claimed():
@@ -148,7 +161,7 @@ class Pool(Launch):
             elif not is_due(job.state(), retry_failed=False):
                 del self._elsewhere[key]
                 self._tell(job, None)
-            elif now - min(alone_since, now) > 2 * TICK_S:  # its process had time to record its end
+            elif now - min(alone_since, now) > 2 * TICK_S:  # its process has had time to record its end
                 del self._elsewhere[key]
                 waiting.append(job)
             else:
@@ -166,9 +179,9 @@ class Pool(Launch):
 
 
 def run_in_pool(work: Work, config: PoolConfig) -> signal.Signals | None:
-    """The local launcher: Launch.run."""
-    import torch  # noqa: F401 - once, for all jobs
+    """Run the jobs in a pool on this machine; see Launch.run."""
+    import torch  # noqa: F401 - imported once for all jobs
 
-    # all jobs of the command, also those that have ended: what is left to do must not change a job's cores, by which
-    # it rounds
+    # count all jobs of the command, including ended ones: the number of cores per job changes rounding, so it must not
+    # depend on how many jobs are left
     return Pool(work, Leases(config.jobs_at_once, config.gpus_per_job, len(work.total))).run()

@@ -1,7 +1,7 @@
-"""Before a sweep starts: build every job, run one batch of each distinct shape, estimate the sweep's time and memory.
+"""Check a sweep before it starts: build every job, run one batch of each distinct shape, estimate time and memory.
 
-Each job is tried in a process of its own, which does one rank's work; nothing is written. With several ranks, times are
-without communication, and a model that would be sharded is whole.
+Each job runs in its own process, which does the work of one rank and writes nothing. With several ranks, times do not
+include communication, and a model is not sharded.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from samebits import early
-from samebits.children import in_a_child
+from samebits import early_signals
+from samebits.children import run_in_subprocess
 from samebits.files import aligned, in_words
 from samebits.host import cores, limited_to
 from samebits.project import Program, Project
@@ -23,7 +23,7 @@ from samebits.sweeps.screen import clock
 
 @dataclass(frozen=True)
 class Candidate:
-    """A job before it is written."""
+    """A job that has not been written yet."""
 
     number: int
     label: str
@@ -32,9 +32,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Trial:
-    """Measurements of one rank of a job. shape: key of all that decides times and memory. step_s, eval_s, end_s:
-    seconds of one optimizer step, of one evaluation, of the final scores; None: the shape was timed before. memory:
-    bytes."""
+    """Measurements of one rank of a job.
+
+    shape: identifies everything that determines time and memory. step_s, eval_s, end_s: seconds per optimizer step, per
+    evaluation and for the final scores; None if the shape was measured before. memory: bytes.
+    """
 
     shape: str
     batch: str
@@ -47,17 +49,18 @@ class Trial:
 
 
 def preflight(project: Project, candidates: Sequence[Candidate], at_once: int) -> str:
-    """The table for the user. Raises ConfigError or RunFailed for the first job that cannot be built or run."""
-    import torch  # noqa: F401 - once, for all processes
+    """Return the table of steps, time and memory. Raise ConfigError or RunFailed for the first job that cannot be built
+    or run."""
+    import torch  # noqa: F401 - imported once for all processes
 
     known: dict[str, Trial] = {}
     rows = [["job", "steps", "ms a step", "memory", "time", "batch", "overrides"]]
     seconds, memory = 0.0, 0
     for candidate in candidates:
-        early.leave_if_asked()
+        early_signals.leave_if_asked()
         where = f"preflight: job {candidate.number} ({candidate.label})"
         shares = max(1, cores() // at_once), sorted(known)
-        trial = Trial(**in_a_child(where, _try_out, project, candidate.cfg, *shares))
+        trial = Trial(**run_in_subprocess(where, _try_out, project, candidate.cfg, *shares))
         timed = known.setdefault(trial.shape, trial)
         assert timed.step_s is not None and timed.eval_s is not None and timed.end_s is not None  # noqa: PT018
         job_s = trial.steps * timed.step_s + trial.evaluations * timed.eval_s + timed.end_s

@@ -1,4 +1,4 @@
-"""Lines for the user; how far a loop over many jobs is, where that takes longer than one waits without a word."""
+"""Print lines for the user, and the progress of long loops over jobs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
-SILENT_S = 1.5  # nothing is said of what is done by then, counted from the second item: the first may import much
-TERMINAL_S, FILE_S = 0.2, 10.0  # between two counts: in one line of a terminal, in lines of a file
+SILENT_S = (
+    1.5  # loops shorter than this print nothing; counted from the second item, because the first may import a lot
+)
+TERMINAL_S, FILE_S = 0.2, 10.0  # seconds between two counts, in a terminal and in a file
 
 
 def say(text: str) -> None:
+    """Print a line to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def counted(items: Sequence[T], doing: str) -> Iterator[T]:
-    """Yields the items; "composing 1,200 of 5,000 jobs" on stderr. doing: composing."""
+    """Yield the items, and print "composing 1,200 of 5,000 jobs" to stderr. doing: the verb, e.g. composing."""
     live, shown, due = sys.stderr.isatty(), False, 0.0
     try:
         for number, item in enumerate(items):

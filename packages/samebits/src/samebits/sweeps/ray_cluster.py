@@ -1,9 +1,9 @@
-"""Ray launcher: each of a sweep's jobs is a task of a Ray cluster, and a process of its own on the node that takes it.
+"""Ray launcher: each job is a task of a Ray cluster that starts its own process on a node.
 
     jobs -> Ray's queue -> a node: ./run train sweep.job=DIRECTORY -> status.json -> the next
 
-Ray runs a task again whose node was lost, and the job goes on from its last checkpoint. If this process ends, its tasks
-end too; the same command later goes on.
+If a node is lost, Ray runs its tasks again and the jobs resume from their last checkpoints. If this process ends, its
+tasks end too; repeat the command to resume them.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ if TYPE_CHECKING:
     from samebits.sweeps.drive import Work
 
 TICK_S = 0.3
-LAST_LIFE_S = 20.0  # for so long a job's former process may still hold its lock after its node was lost
-PASSED_ON = ("WANDB_", "MLFLOW_", "ADDRESS_")  # a node has the environment of its `ray start`, not of this command
+LAST_LIFE_S = 20.0  # seconds for which a job's old process may hold its lock after its node was lost
+PASSED_ON = ("WANDB_", "MLFLOW_", "ADDRESS_")  # set for the jobs, because a node has the environment of its `ray start`
 
 
 def run_directory(root: Path, directory: str, environment: dict[str, str]) -> int:
-    """The task. Returns the exit status of the job's process; ray.cancel (KeyboardInterrupt) has it save and end."""
+    """Run a job's process in a Ray task. Return its exit status. ray.cancel (KeyboardInterrupt) makes it save and
+    stop."""
     command = [sys.executable, str(root / "src/train.py"), f"sweep.job={quote_value(directory)}"]
     environment = {**os.environ, "PYTHONPATH": python_path(root), **environment}
     until = time.monotonic() + LAST_LIFE_S
@@ -53,20 +54,20 @@ def run_directory(root: Path, directory: str, environment: dict[str, str]) -> in
                 preexec_fn=partial(die_with, os.getpid()),
             )  # fmt: skip
         try:
-            while process.poll() is None:  # ray.cancel does not interrupt a wait
+            while process.poll() is None:  # poll, because ray.cancel does not interrupt a wait
                 time.sleep(TICK_S)
             code = process.returncode
         except KeyboardInterrupt:
             process.terminate()
             return process.wait()
         finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # ranks and workers of a job that was killed
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # kill the ranks and workers of a killed job
                 os.killpg(process.pid, signal.SIGKILL)
     return code
 
 
 class Tasks(Launch):
-    """The jobs in Ray's queue and running."""
+    """The jobs that are queued or running in Ray."""
 
     def __init__(self, work: Work, config: RayConfig) -> None:
         import ray
@@ -74,11 +75,11 @@ class Tasks(Launch):
         super().__init__(work, config.jobs_at_once)
         self._config = config
         self._running: dict[Any, tuple[Job, float]] = {}
-        self._asked: dict[Any, bool] = {}  # tasks that were cancelled; True: by force
+        self._asked: dict[Any, bool] = {}  # cancelled tasks; True: killed
         self._killing = False
         gpus = config.gpus_per_job
         gpus = float(bool(ray.cluster_resources().get("GPU"))) if gpus == "auto" else float(gpus)
-        # max_calls: a worker in which a job was cancelled is not used again
+        # max_calls: do not use a worker again in which a job was cancelled
         task: Any = ray.remote(max_calls=1, max_retries=config.max_retries)
         wanted = {"num_cpus": config.cpus_per_job, "num_gpus": gpus, "resources": dict(config.resources)}
         self._task = task(run_directory).options(**wanted)
@@ -110,8 +111,10 @@ class Tasks(Launch):
         try:
             code = ray.get(done)
         except (ray.exceptions.TaskCancelledError, KeyboardInterrupt):
-            code = 0  # never began
-        except ray.exceptions.RayError as error:  # node lost, max_retries used up: the next start goes on
+            code = 0  # the job never started
+        except (
+            ray.exceptions.RayError
+        ) as error:  # the node was lost and max_retries is used up; repeating the command resumes the job
             self._screen.say(f"job {job.number}: {first_line(error)}")
             code = ELSEWHERE
         if code not in (0, ELSEWHERE):
@@ -122,31 +125,33 @@ class Tasks(Launch):
         import ray
 
         for task in self._running:
-            if self._asked.get(task) != self._killing:  # once: a second KeyboardInterrupt would disturb the saving
+            if (
+                self._asked.get(task) != self._killing
+            ):  # only once, because a second KeyboardInterrupt would interrupt the save
                 self._asked[task] = self._killing
                 ray.cancel(task, force=self._killing)
 
     def _end(self, number: signal.Signals) -> None:
-        """The loop cancels them: no call of Ray within another."""
+        """Let the loop cancel the tasks, because a signal handler must not call Ray within another call of Ray."""
 
     def _kill(self) -> None:
         self._killing = True
 
 
 def run_on_ray(work: Work, config: RayConfig) -> signal.Signals | None:
-    """The launcher: Launch.run."""
+    """Run the jobs on a Ray cluster; see Launch.run."""
     import ray
 
     address = config.address or os.environ.get("RAY_ADDRESS")
     try:
-        if found := re.fullmatch(r"([^/]+):(\d+)", address or ""):  # Ray itself tries for minutes
+        if found := re.fullmatch(r"([^/]+):(\d+)", address or ""):  # check first, because Ray would retry for minutes
             socket.create_connection((found[1].strip("[]"), int(found[2])), 10).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (OSError, ValueError, RuntimeError) as error:  # OSError: ConnectionError too
+    except (OSError, ValueError, RuntimeError) as error:  # OSError includes ConnectionError
         raise ConfigError(
-            f"hydra.launcher.address={address}: {first_line(error)} - `ray status` on its head shows the cluster"
+            f"hydra.launcher.address={address}: {first_line(error)} - check the cluster with `ray status`"
         ) from None
     try:
         return Tasks(work, config).run()
     finally:
-        ray.shutdown()  # ends what an exception has left
+        ray.shutdown()  # also ends tasks that are left after an exception

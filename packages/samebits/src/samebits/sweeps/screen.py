@@ -1,4 +1,4 @@
-"""Progress of a sweep, a line per ended job; and the table at the end."""
+"""Print the progress of a sweep, one line per ended job, and the table at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROWS_AT_MOST = 40
 
 
 class Screen:
-    """total: number of jobs of this command, including those that ended earlier."""
+    """The progress of a sweep. total: number of jobs of this command, including those that ended earlier."""
 
     say = staticmethod(say)
 
@@ -29,11 +29,12 @@ class Screen:
                 self._compare(job)
 
     def start(self, job: Job) -> None:
+        """Print the start of a job, if jobs run one at a time."""
         if self._at_once == 1:
             self.say(f"\njob {job.number}, {len(self._ended) + 1} of {self.total}: {label(job, self._ledger)}")
 
     def end(self, job: Job, state: str, seconds: float | None) -> None:
-        """seconds: duration; None: another process ran it."""
+        """Print the end of a job. seconds: its duration; None if another process ran it."""
         self._ended[job.key] = state
         if seconds is not None and state in ENDED:
             self._seconds.append(seconds)
@@ -66,7 +67,8 @@ class Screen:
 
 
 def table(ledger: Ledger, jobs: Sequence[Job]) -> str:
-    """Table of the jobs: state, score, why failed. Above ROWS_AT_MOST jobs only the ten best and those not in ENDED."""
+    """Return a table of the jobs: state, score, reason of a failure. With more than ROWS_AT_MOST jobs it contains only
+    the ten best and those that have not ended."""
     scored = [(score_of(job, ledger), job) for job in sorted(jobs, key=lambda job: job.number)]
     if len(jobs) > ROWS_AT_MOST:
         ranked = sorted((s, j.number) for s, j in ((_sign(ledger) * v, j) for v, j in scored if v is not None))
@@ -86,14 +88,17 @@ def table(ledger: Ledger, jobs: Sequence[Job]) -> str:
 
 
 def label(job: Job, ledger: Ledger) -> str:
+    """Return the overrides that identify the job within the sweep."""
     return differing(job.overrides, ledger.swept) or job.key
 
 
 def why(job: Job) -> str:
+    """Return the first line of the job's error, or ""."""
     return str(job.status().get("error", "")).splitlines()[0] if job.status().get("error") else ""
 
 
 def score_of(job: Job, ledger: Ledger) -> float | None:
+    """Return the job's first objective; None if it is missing or not finite."""
     if not ledger.objectives:
         return None
     value = job.result().get(ledger.objectives[0]["key"])
@@ -101,6 +106,7 @@ def score_of(job: Job, ledger: Ledger) -> float | None:
 
 
 def clock(seconds: float) -> str:
+    """Return a duration as text: 3.2 s, 04:10 or 01:04:10."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     return time.strftime("%H:%M:%S" if seconds >= 3600 else "%M:%S", time.gmtime(seconds))

@@ -1,9 +1,9 @@
-"""SLURM launcher, by submitit: a sweep's jobs as arrays of batch jobs, each of which is handed a run directory.
+"""SLURM launcher: submit the jobs of a sweep through submitit as arrays of batch jobs, one run directory per batch job.
 
     jobs -> sbatch --array -> srun: RunDirectory(directory), in each task of a job -> status.json -> the next
 
-A run saves when SLURM signals it before its time limit; its batch job is requeued and resumes it. This process only
-monitors: if it ends, the batch jobs go on, and the same command later finds their results.
+Before the time limit SLURM sends a signal; the run saves, and its batch job is requeued and resumes it. This process
+only monitors: if it ends, the batch jobs continue, and a repeated command finds their results.
 """
 
 from __future__ import annotations
@@ -30,47 +30,49 @@ from samebits.sweeps.job_process import OUTPUT, print_to, record_unexplained
 from samebits.sweeps.launching import Launch
 from samebits.sweeps.ledger import Job
 from samebits.sweeps.options import SlurmConfig
-from samebits.world import become_rank, meeting
+from samebits.world import become_rank, run_rendezvous
 
 if TYPE_CHECKING:
     from samebits.sweeps.drive import Work
 
-FOLDER = ".slurm"  # submitit's files, in the sweep's directory
-NUMBER = "slurm_job"  # file in a job's directory: number of its batch job
+FOLDER = ".slurm"  # folder of submitit's files in the sweep's directory
+NUMBER = "slurm_job"  # file in a job's directory with the number of its batch job
 POLL_S = 2.0
 UNENDED = ("queued", "running", "preempted")  # states after which SLURM may run a job again
 SAY_S = 5.0
-REQUEUE_S = 60.0  # for so long squeue may not list a job that goes back into the queue
+REQUEUE_S = 60.0  # seconds for which squeue may not list a job that is being requeued
 
 
 class RunDirectory:
-    """The callable that submitit runs in each task of a batch job, and again after a requeue."""
+    """The callable that submitit runs in each task of a batch job, also after a requeue."""
 
     def __init__(self, project: Program) -> None:
-        self._project = project  # pickled: unpickling it imports the project in the batch job
+        self._project = project  # unpickling it imports the project in the batch job
 
     def __call__(self, directory: str) -> None:
+        """Run or resume the job in `directory`; exit with its status, or let submitit requeue it."""
         become_rank()
         print_to(Path(directory) / OUTPUT)
-        if meeting.follows():
+        if run_rendezvous.follows():
             from samebits.process import join
 
             status = join(self._project)
-            status = 0 if status == PREEMPTED else status  # a failed task could end rank 0 before it requeues
+            status = 0 if status == PREEMPTED else status  # a failed task could end rank 0 before it requeues the job
         else:
             try:
                 status = run_job(self._project, Path(directory))
             finally:
-                meeting.release()
-            # after SIGTERM SLURM requeues the job itself (preemption), or the user wants it to end (scancel)
+                run_rendezvous.release()
+            # after SIGTERM SLURM requeues the job itself (preemption), or the user has cancelled it (scancel)
             if status == PREEMPTED and read_json(Path(directory) / STATUS).get("signal") != "SIGTERM":
                 from submitit.core.job_environment import JobEnvironment
 
-                signal.raise_signal(JobEnvironment._usr_sig())  # submitit requeues the job, and ends this process
+                signal.raise_signal(JobEnvironment._usr_sig())  # submitit requeues the job and ends this process
         if status:
-            raise SystemExit(status)  # sacct shows it
+            raise SystemExit(status)  # shown by sacct
 
     def checkpoint(self, directory: str) -> Any:
+        """Return the submission that resumes the job, for submitit's requeue."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, directory)
@@ -78,15 +80,17 @@ class RunDirectory:
 
 @dataclass
 class Submitted:
+    """A submitted batch job."""
+
     job: Job
-    number: str  # SLURM's: 17_3
+    number: str  # in SLURM, e.g. 17_3
     began: float = field(default_factory=time.monotonic)
-    seen: float = field(default_factory=time.monotonic)  # when it was last in the queue
-    said: bool = False  # that it has left it
+    seen: float = field(default_factory=time.monotonic)  # monotonic time at which it was last in the queue
+    said: bool = False  # a line that it has left the queue was printed
 
 
 class Batch(Launch):
-    """Batch jobs from their submission until they have left SLURM's queue."""
+    """The batch jobs, from their submission until they have left SLURM's queue."""
 
     AGAIN = "leave them alone"
 
@@ -94,7 +98,7 @@ class Batch(Launch):
         super().__init__(work, config.jobs_at_once)
         self._config = config
         self._running: list[Submitted] = []
-        self._told = ""  # why squeue gave no answer
+        self._told = ""  # why squeue failed
 
     def _run(self) -> None:
         source = iter(self._adopt(self._work.jobs))
@@ -107,18 +111,18 @@ class Batch(Launch):
             for one in self._gone(self._queue(), time.monotonic()):
                 self._running.remove(one)
                 told = f"sacct -j {one.number} may tell, or {FOLDER}/ and {OUTPUT}"
-                record_unexplained(one.job, RunFailed(f"batch job {one.number} ended without a word; {told}"))
+                record_unexplained(one.job, RunFailed(f"batch job {one.number} ended without an error record; {told}"))
                 self._tell(one.job, time.monotonic() - one.began)
 
     def _adopt(self, jobs: Iterable[Job]) -> Iterator[Job]:
-        """Yields the jobs to submit; those that an earlier start left in SLURM's queue are monitored instead."""
+        """Yield the jobs to submit. Jobs that an earlier command left in SLURM's queue are only monitored."""
         queued: set[str] | None = None
         for job in jobs:
             known = job.directory / NUMBER
             number = read_text(known) if known.exists() else ""
             if number and queued is None and (queued := self._queue()) is None:
                 raise RunFailed(
-                    f"job {job.number} may be in SLURM's queue still ({number}), {self._told}; try again later"
+                    f"job {job.number} may still be in SLURM's queue ({number}), {self._told}; try again later"
                 )
             if number in (queued or ()):
                 self._running.append(Submitted(job, number))
@@ -139,7 +143,7 @@ class Batch(Launch):
         for job, number in zip(jobs, numbers):
             replace_text(job.directory / NUMBER, number)
             self._running.append(Submitted(job, number))
-        self._screen.say(f"{len(jobs)} batch jobs submitted, {numbers[0]} to {numbers[-1]}; squeue --me shows them")
+        self._screen.say(f"{len(jobs)} batch jobs submitted, {numbers[0]} to {numbers[-1]}; squeue --me lists them")
 
     def _executor(self) -> Any:
         import submitit
@@ -148,7 +152,7 @@ class Batch(Launch):
         folder = self._work.ledger.directory / FOLDER / "%j"
         try:
             executor = submitit.SlurmExecutor(folder, max_num_timeout=config.max_num_timeout)
-        except RuntimeError as error:  # no sbatch here
+        except RuntimeError as error:  # sbatch is missing
             raise ConfigError(f"hydra/launcher=slurm: {error}") from None
         plain = ("partition", "account", "qos", "constraint", "cpus_per_task", "gpus_per_node", "mem", "setup")
         given = {key: value for key in plain if (value := getattr(config, key)) is not None}
@@ -160,14 +164,14 @@ class Batch(Launch):
         return executor
 
     def _queue(self) -> set[str] | None:
-        """Numbers of this user's jobs in SLURM's queue (pending, running, completing); None: squeue failed, which is
-        said once in a row."""
+        """Return the numbers of this user's jobs in SLURM's queue (pending, running, completing). None: squeue failed;
+        the first failure in a row is printed."""
         command = ["squeue", "--noheader", "--array", "--format=%i", "--user", str(os.getuid())]
         try:
             queued = set(_slurm(command).split())
         except NoAnswer as error:
             if not self._told:
-                self._screen.say(f"squeue: {error}; all jobs count as in the queue until it answers")
+                self._screen.say(f"squeue: {error}; all jobs are assumed to be in the queue until it works again")
             self._told = f"but squeue fails: {error}"
             return None
         self._told = ""
@@ -183,17 +187,18 @@ class Batch(Launch):
                 one.said = True
                 self._screen.say(
                     f"batch job {one.number} has left SLURM's queue unfinished; waiting {REQUEUE_S:.0f} s for it to be "
-                    "queued again"
+                    "requeued"
                 )
         return [one for one in self._running if now > one.seen + (REQUEUE_S if one.number in again else 0.0)]
 
     def _end(self, number: signal.Signals) -> None:
-        """scancel: SIGTERM to the runs, which save; after KillWait, SLURM kills those that have not ended."""
+        """Cancel the batch jobs: SLURM sends SIGTERM, the runs save; after KillWait it kills those that have not
+        ended."""
         if self._running:
             try:
                 _slurm(["scancel", *(one.number for one in self._running)])
             except NoAnswer as error:
-                self._screen.say(f"scancel: {error}; jobs may go on: squeue --me shows them")
+                self._screen.say(f"scancel: {error}; jobs may still be running: squeue --me lists them")
 
     def _kill(self) -> None:
         raise KeyboardInterrupt
@@ -207,14 +212,14 @@ class Batch(Launch):
 
 
 def _slurm(command: list[str]) -> str:
-    """What one of SLURM's commands prints, whatever its user's variables (SQUEUE_STATES, SCANCEL_INTERACTIVE) say."""
+    """Return the output of a SLURM command, run without the user's settings (SQUEUE_STATES, SCANCEL_INTERACTIVE)."""
     own = ("SQUEUE_", "SCANCEL_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     return answer_of(command, env=env).decode(errors="replace")
 
 
 def run_on_slurm(work: Work, config: SlurmConfig) -> signal.Signals | None:
-    """The launcher: Launch.run."""
-    # sbatch passes on environment variables, but not this script's entry in sys.path
+    """Run the jobs as SLURM batch jobs; see Launch.run."""
+    # sbatch passes environment variables to the jobs, but not this script's entry in sys.path
     os.environ["PYTHONPATH"] = python_path(work.ledger.project.root)
     return Batch(work, config).run()

@@ -1,27 +1,29 @@
-"""Reports: of a sweep, while it runs or after, and of any set of run directories; W&B is sent a sweep's summary.
+"""Reports of sweeps and of any run directories, and upload of runs and sweep summaries to W&B.
 
-Given: directories that runs have written. Returned: tables (csv, md, tex), pictures, one page (html), the command that
-trains the best. Reading changes nothing in a run directory, and imports neither torch nor Hydra.
+Input: run directories, also of running jobs. Output: tables (csv, md, tex), pictures, a page (html) and the command
+that trains the best configuration. Reading does not change run directories, and imports neither torch nor Hydra.
 
-Promised: every number can be computed again by hand from metrics.jsonl and result.json; jobs in any state are read; a
-test score chooses nothing unless that is asked for. `write` never raises: what goes wrong at a sweep's end is one line.
+Guarantees: every number can be computed by hand from metrics.jsonl and result.json. Jobs in any state are read. Test
+scores select nothing unless you request it. `write` never raises: at the end of a sweep an error is printed as one
+line.
 
-Raised: ConfigError for what is asked in vain.
+Errors: ConfigError for invalid arguments.
 
     read, study -> facts (analyse, compare, best, importance) -> text (csv, md), page (html)
-    read, study -> table (a paper's table) -> table_text
-    sheet           a table and its writers (md, tex, html)
-    axes, curves    the data of pictures (png) and of the page
-    writing         all of it into a folder
-    command         the command that reports; `syncing`: the one that uploads
-    wandb_sync      uploading runs and sweeps to W&B
+    read, study -> table (a paper's table) -> table_text, against (its learning curves), figures (pdf)
+    inference, maxt             statistics: intervals, comparisons with the best
+    sheet, escape               a table and its writers (md, tex, html); escaping of untrusted text
+    axes, curves, pictures      the data of pictures (png) and of the page; drawing them; `style`: colors
+    writing                     write everything to a folder
+    command, syncing            the commands `report` and `sync`
+    wandb_sync                  upload of runs and sweeps to W&B
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.pages import lazy
+from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.sweeps.report.analyse import best_group, groups
@@ -32,4 +34,4 @@ if TYPE_CHECKING:
     from samebits.sweeps.report.syncing import sync
     from samebits.sweeps.report.writing import write, write_study
 else:
-    __getattr__ = lazy(__name__, __file__)
+    __getattr__ = lazy_getattr(__name__, __file__)

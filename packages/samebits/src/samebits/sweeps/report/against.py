@@ -1,4 +1,4 @@
-"""The learning curves of a paper's table: what was chosen in each row, against steps, samples, hours or FLOP."""
+"""Learning curves of a paper's table: the chosen configuration of each row against steps, samples, hours or FLOP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ AXES = {
 
 @dataclass(frozen=True)
 class Line:
-    """All lists: (points,). low, high: the mean -+ its error, one of SPREADS; the mean where there is none."""
+    """A curve. All lists: (points,). low, high: mean -+ error, one of SPREADS; equal to the mean if there is no
+    error."""
 
     row: int
     column: str
@@ -32,7 +33,8 @@ class Line:
 
 
 def lines(table: Table, axis: str) -> list[Line]:
-    """Curves of the score that chooses, over the seeds of each cell. ConfigError: a run has not logged this axis."""
+    """Return the curves of the objective over the seeds of each cell. Raise ConfigError if a run has not logged the
+    axis."""
     key, found = table.objective.key, []
     for row, column, cell in table.cells():
         jobs = [job for job in (cell.group.jobs if cell.group else ()) if job.curves.get(key)]
@@ -50,7 +52,7 @@ def lines(table: Table, axis: str) -> list[Line]:
 
 
 def _place(job: Job, axis: str) -> Callable[[int], float]:
-    """A function from a step to the place on the axis."""
+    """Return a function that maps a step to its position on the axis."""
     if axis == "step":
         return float
     if axis == "hours":
@@ -58,7 +60,7 @@ def _place(job: Job, axis: str) -> Callable[[int], float]:
         return lambda step: seconds[step] / 3600
     samples = job.config.get("trainer.global_batch_size")
     if not isinstance(samples, int):
-        raise ConfigError(f"--against {axis}: {job.path} has no trainer.global_batch_size; leave {axis} out")
+        raise ConfigError(f"--x-axis {axis}: {job.path} has no trainer.global_batch_size; leave {axis} out")
     if axis == "samples":
         return lambda step: float(step * samples)
     flop = _flop_per_sample(job)
@@ -70,6 +72,6 @@ def _flop_per_sample(job: Job) -> float:
     found: Sequence[float] = [tflop[step] * 1e12 / speed[step] for step in tflop if speed.get(step)]
     if not found:
         raise ConfigError(
-            f"--against flop: {job.path} logged no perf/tflop_per_s; profiler=simple logs it, if it can be counted"
+            f"--x-axis flop: {job.path} logged no perf/tflop_per_s; profiler=simple logs it, if it can be counted"
         )
     return statistics.median(found)

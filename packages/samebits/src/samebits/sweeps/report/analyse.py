@@ -1,4 +1,4 @@
-"""Analysis for the report: jobs grouped over seeds, the best group, what sets jobs apart; values as text."""
+"""Analysis for the report: groups of jobs over seeds, the best group, differences between jobs, values as text."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from samebits.saved import is_seed
 from samebits.sweeps.report.read import Job, Objective, Study
 
 FLAG = "--choose-on-test"
-FEW_KEYS = 3  # most keys that are added to an equal label
+FEW_KEYS = 3  # maximum number of keys that are added to make equal labels unique
 
 
 @dataclass(frozen=True)
 class Group:
     """Jobs that differ only in the seed."""
 
-    values: dict[str, Any]  # swept key -> value, seeds left out
+    values: dict[str, Any]  # {swept key: value} without seeds
     jobs: tuple[Job, ...]
     label: str  # lr=0.001 width=64
-    unswept: Mapping[str, Any] = field(default_factory=dict)  # those of `values` that come from no override
+    unswept: Mapping[str, Any] = field(default_factory=dict)  # values of keys that were not overridden
 
     def scores(self, objective: Objective) -> list[float]:
-        """One for each seed: a search may draw the same values twice, and a job repeated with its seed says nothing."""
+        """Return one score per seed. A repeated job with the same seed adds no information, so it is not counted."""
         found: dict[str, float] = {}
         for seed, job in self._seeded:
             if (score := job.score(objective)) is not None:
@@ -40,35 +40,38 @@ class Group:
 
     @cached_property
     def _seeded(self) -> list[tuple[str, Job]]:
-        """(what names its seeds, job)."""
+        """Return (seeds as text, job) for each job."""
         seeds = [sorted((key, value) for key, value in job.config.items() if is_seed(key)) for job in self.jobs]
         return [(repr(found) if found else job.key, job) for found, job in zip(seeds, self.jobs)]
 
     def mean(self, objective: Objective) -> float | None:
+        """Return the mean score; None if there are no scores."""
         scores = self.scores(objective)
         return statistics.fmean(scores) if scores else None
 
     def std(self, objective: Objective) -> float | None:
-        """Sample standard deviation (n - 1); None below two scores."""
+        """Return the sample standard deviation (n - 1); None for fewer than two scores."""
         scores = self.scores(objective)
         return statistics.stdev(scores) if len(scores) > 1 else None
 
     def failures(self, objective: Objective) -> list[Job]:
-        """Jobs that ended and have no score: failed, killed, or finished with one that is not finite."""
+        """Return the jobs that ended without a score: failed, killed, or finished with a score that is not finite."""
         return [job for job in self.jobs if is_failure(job, objective)]
 
 
 def is_failure(job: Job, objective: Objective) -> bool:
+    """Return True if the job ended without a finite score."""
     return job.died or (job.status == "finished" and job.score(objective) is None)
 
 
 def config_keys(study: Study) -> tuple[str, ...]:
-    """The swept keys except seeds: they tell configurations apart."""
+    """Return the swept keys without seeds; they identify configurations."""
     return tuple(key for key in study.swept if not is_seed(key))
 
 
 def groups(study: Study, objective: Objective | None = None) -> list[Group]:
-    """Groups by their mean of the objective (None: the first), best first, those without a score last."""
+    """Return the groups sorted by their mean of the objective (None: the first one), best first, without a score
+    last."""
     objective = objective or study.objective
 
     def rank(group: Group) -> tuple[bool, float]:
@@ -97,8 +100,8 @@ def _groups(study: Study) -> tuple[Group, ...]:
 
 
 def best_group(study: Study, objective: Objective | None = None) -> Group | None:
-    """The group with the best mean of the objective (None: the first). In a sweep only among the groups with the most
-    scored seeds, so that one lucky seed does not win."""
+    """Return the group with the best mean of the objective (None: the first one). In a sweep only groups with the most
+    scored seeds are considered, so that one lucky seed does not win."""
     objective = objective or study.objective
     ranked = groups(study, objective)
     if not study.is_sweep:
@@ -107,14 +110,14 @@ def best_group(study: Study, objective: Objective | None = None) -> Group | None
 
 
 def best_of_most_seeds(ranked: Sequence[Group], objective: Objective) -> Group | None:
-    """The first of `ranked` among those with the most scored seeds; None: none has a score."""
+    """Return the first group of `ranked` among those with the most scored seeds; None if no group has a score."""
     most = max((len(group.scores(objective)) for group in ranked), default=0)
     return next((group for group in ranked if most and len(group.scores(objective)) == most), None)
 
 
 def pareto(study: Study) -> list[Group]:
-    """The Pareto front: groups with a mean in each objective that no other group dominates."""
-    scored = []  # (group, its means, signed so that less is better)
+    """Return the Pareto front: groups with a mean in each objective that no other group dominates."""
+    scored = []  # (group, its means, signed so that lower is better)
     for group in groups(study):
         means = [group.mean(o) for o in study.objectives]
         losses = [o.sign * m for o, m in zip(study.objectives, means) if m is not None]
@@ -128,7 +131,7 @@ def pareto(study: Study) -> list[Group]:
 
 
 def difference(study: Study) -> str | None:
-    """One line: values of keys in which jobs differ although they were not swept, and their jobs; None: no such key."""
+    """Return a line about keys that differ between jobs although they were not swept; None if there are none."""
     parts = []
     for key in study.unswept:
         jobs: dict[str, list[int]] = {}
@@ -144,20 +147,20 @@ def difference(study: Study) -> str | None:
 
 
 def other_code(study: Study) -> str | None:
-    """One line: which jobs ran with which code; None: all with the same."""
+    """Return a line about jobs that ran with different code; None if all ran with the same code."""
     found = [(job.number, code) for job in study.jobs for code in job.code]
     return by_code(found) if len({code for _, code in found}) > 1 else None
 
 
 def counts(study: Study) -> dict[str, int]:
-    """{status: number of jobs}, finished first."""
+    """Return {status: number of jobs}, finished first."""
     order = ("finished", "running", "queued", "failed", "killed", "pruned", "preempted", "interrupted")
     found = [job.status for job in study.jobs]
     return {status: found.count(status) for status in dict.fromkeys([*order, *found]) if status in found}
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """{key: its shortest unique ending}: optim.lr -> lr, if no other key ends in lr."""
+    """Return {key: its shortest unique ending}: optim.lr -> lr if no other key ends with lr."""
     names = {}
     for key in keys:
         parts = key.split(".")
@@ -177,7 +180,7 @@ def _sweep_label(values: dict[str, Any], jobs: Sequence[Job]) -> str:
 
 
 def _run_label(study: Study, job: Job, common: set[str]) -> str:
-    """What was given to this run and not to all (without seed), in one spelling; "": nothing was."""
+    """Return the overrides of this run that not all runs have, without the seed; "" if there are none."""
     keys = {o.partition("=")[0].lstrip("+"): o for o in job.overrides if o not in common and o[:5] != "hydra"}
     told = {
         key: f"{key}={show(study.value(job, key))}" if "=" in override else override
@@ -188,14 +191,14 @@ def _run_label(study: Study, job: Job, common: set[str]) -> str:
 
 
 def _one_spelling(value: Any) -> Any:
-    """1.0 is 1, as it is for `==`."""
+    """Return 1 for 1.0, because they are equal."""
     if isinstance(value, list):
         return [_one_spelling(one) for one in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _told_apart(group: Group, all_groups: Sequence[Group]) -> str:
-    """The label of one of several groups with an equal one: with the values in which they differ."""
+    """Return a label that is unique among groups with equal labels: with the values in which they differ."""
     alike = [other.values for other in all_groups if other.label == group.label]
     absent = object()
     keys = [key for key in group.values if any(one.get(key, absent) != group.values[key] for one in alike)]
@@ -206,12 +209,12 @@ def _told_apart(group: Group, all_groups: Sequence[Group]) -> str:
 
 
 def value_text(study: Study, job: Job, key: str) -> str:
-    """A job's value of a swept key as text; "-" where it has no such key."""
+    """Return a job's value of a swept key as text; "-" if it does not have the key."""
     return "-" if study.lacks(job, key) else show(study.value(job, key))
 
 
 def show(value: Any) -> str:
-    """A value as text: floats with 4 digits, all else as in yaml."""
+    """Return a value as text: floats with 4 digits, other types as in yaml."""
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, (list, tuple)):
@@ -220,33 +223,34 @@ def show(value: Any) -> str:
 
 
 def is_number(value: Any) -> bool:
+    """Return True for an int or a float, not for a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def numbers(values: Iterable[Any]) -> list[float] | None:
-    """The values as floats, None left out; None unless all are numbers and at least two differ."""
+    """Return the values as floats without None; return None unless all are numbers and at least two differ."""
     given = [value for value in values if value is not None]
     return [float(v) for v in given] if len(set(map(repr, given))) > 1 and all(map(is_number, given)) else None
 
 
-# ---- by which score is chosen: a test score only where that was asked for, and said
+# ---- selection by a test score: only on request, and reported
 
 
 def is_test(key: str) -> bool:
-    """Of a split that is scored once, at the end: test, test_hard, ..."""
+    """Return True for a score of a split that is evaluated once, after training: test, test_hard, ..."""
     return key.startswith("test")
 
 
 def caution(objectives: Sequence[Objective]) -> str | None:
-    """What each output says where the best was chosen by test scores; None: it was not."""
+    """Return the warning of every output if the best was selected by test scores; otherwise None."""
     found = ", ".join(o.key for o in objectives if is_test(o.key))
     return f"CHOSEN ON TEST: the best was chosen by {found}, so its score is too good" if found else None
 
 
 def check_choice(objectives: Sequence[Objective], allowed: bool) -> None:
-    """ConfigError where a test score would choose and `allowed` (--choose-on-test) was not given."""
+    """Raise ConfigError if a test score would select the best and `allowed` (--choose-on-test) is False."""
     if not allowed and (found := [o for o in objectives if is_test(o.key)]):
         raise ConfigError(
             f"{found[0].key} is a test score, and the best would be chosen by it: choose by a validation score "
-            f"(--score val/...:{found[0].mode}; --per KEY --show {found[0].key} shows it), or add {FLAG}"
+            f"(--score val/...:{found[0].mode}; --rows KEY --metrics {found[0].key} shows it), or add {FLAG}"
         )

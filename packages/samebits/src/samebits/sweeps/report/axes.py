@@ -1,4 +1,4 @@
-"""The axes of pictures and page: which keys get one, and its scale."""
+"""The axes of pictures and of the page: the keys that get an axis, and its scale."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from samebits.saved import is_seed
 from samebits.sweeps.report.analyse import config_keys, is_number, numbers
 from samebits.sweeps.report.read import Study
 
-FEW = 6  # most numbers of a key that get a tick label each
-MAX_AXES = 12  # most panels of a picture
+FEW = 6  # maximum number of values that each get a tick label
+MAX_AXES = 12  # maximum number of panels of a picture
 
 
 def is_log(values: Iterable[Any], said: bool = False) -> bool:
-    """Whether the values get a logarithmic axis: said=True asks for it, or they are spaced more evenly on it."""
+    """Return True if the values get a logarithmic axis: requested by said=True, or more evenly spaced on it."""
     distinct = sorted(set(numbers(values) or ()))
     if not distinct or distinct[0] <= 0:
         return False
@@ -34,15 +34,16 @@ def is_log(values: Iterable[Any], said: bool = False) -> bool:
 
 
 def wants_log(values: Iterable[float]) -> bool:
-    """Whether scores get a logarithmic axis: all > 0 and max / min > 30, where a linear one shows only the worst."""
+    """Return True if scores get a logarithmic axis: all > 0 and max / min > 30, because a linear axis shows only the
+    worst."""
     known = [value for value in values if math.isfinite(value)]
     return bool(known) and min(known) > 0 and max(known) / min(known) > 30
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Of a swept key, in a picture. kind: linear, log or category. values: distinct, numbers sorted. named: whether
-    each value gets a tick label, which categories do, and few numbers that are not too close."""
+    """The axis of a swept key. kind: linear, log or category. values: distinct; numbers are sorted. named: True if each
+    value gets a tick label: categories, and a few numbers that are not too close."""
 
     key: str
     kind: str
@@ -50,7 +51,7 @@ class Axis:
     named: bool
 
     def place(self, value: Any) -> float | None:
-        """Where it stands along the axis, before a logarithm; None: nowhere."""
+        """Return the position of a value on the axis, before a logarithm; None if it has none."""
         if self.kind == "category":
             return self._order.get(repr(value))
         return float(value) if is_number(value) else None
@@ -61,6 +62,7 @@ class Axis:
 
 
 def axis(study: Study, key: str) -> Axis:
+    """Return the axis of a swept key."""
     with_it = [job for job in study.jobs if job.config and not study.lacks(job, key)]
     distinct = list({repr(value): value for job in with_it for value in [study.value(job, key)]}.values())
     values = sorted(distinct) if all(map(is_number, distinct)) else distinct
@@ -70,19 +72,20 @@ def axis(study: Study, key: str) -> Axis:
 
 
 def score_axis(study: Study) -> Axis:
-    """Of the first objective, over all jobs that have reached something."""
+    """Return the axis of the first objective, over all jobs with a value so far."""
     scores = [score for job in study.jobs if (score := job.provisional(study.objective)) is not None]
     return Axis(study.objective.key, "log" if wants_log(scores) else "linear", sorted(set(scores)), named=False)
 
 
 def axes(study: Study) -> list[Axis]:
-    """Of the swept keys with more than one value among these jobs, except seeds; of the seeds, if there is none."""
+    """Return the axes of the swept keys with more than one value, except seeds; the axes of the seeds if there are no
+    others."""
     found = [axis(study, key) for key in config_keys(study)]
     return [one for one in found if len(one.values) > 1] or [axis(study, key) for key in study.swept if is_seed(key)]
 
 
 def names_fit(values: Sequence[Any], kind: str) -> bool:
-    """Whether each value gets a tick label: categories do, and up to FEW numbers that are not too close."""
+    """Return True if each value gets a tick label: categories, and up to FEW numbers that are not too close."""
     if kind == "category" or len(values) > FEW:
         return kind == "category"
     places = sorted(math.log(v) if kind == "log" else float(v) for v in values)

@@ -1,4 +1,4 @@
-"""The best configuration for reuse: as a list of overrides, and as an experiment yaml that gives the same config."""
+"""Save the best configuration for reuse: as overrides, and as an experiment yaml that gives the same config."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from samebits.sweeps.report.read import CONFIG, Job, Study
 from samebits.sweeps.report.study import CONTENT
 
 NOT_PART = (*NOT_COMPUTED, "hydra", "experiment", "debug")
-MACHINE = "hardware"  # group for where a run runs; part of the best config only if it was swept
+MACHINE = "hardware"  # this group is part of the best config only if it was swept
 
 
 def override_list(group: Group) -> list[str]:
-    """Overrides that reproduce this configuration on the command line: its jobs', without seed, logger and sweep."""
+    """Return the overrides that reproduce this configuration, without seed, logger and sweep."""
     overrides = group.jobs[0].overrides
     tops = {o: re.split(r"[./@]", _key(o))[0] for o in overrides}
     kept = [o for o, top in tops.items() if top not in (*NOT_COMPUTED, "hydra") and not is_seed(_key(o))]
@@ -34,14 +34,15 @@ def override_list(group: Group) -> list[str]:
 
 
 def best_command(group: Group) -> str:
+    """Return the command that trains this configuration."""
     return shlex.join(["./run", "train", *override_list(group)])
 
 
 def save_best(project: Project, study: Study, group: Group, overwrite: bool = False) -> Path:
-    """Write conf/experiment/best_<name>.yaml: experiment=best_<name> alone gives the config of the group's run.
+    """Write conf/experiment/best_<name>.yaml: experiment=best_<name> gives the config of the group's run.
 
-    It holds the resolved values that differ from the default config, without seed and logger. Raises ConfigError if no
-    yaml can express the config, or if the file exists, unless `overwrite` is set.
+    It contains the resolved values that differ from the default config, without seed and logger. Raise ConfigError if a
+    yaml cannot express the config, or if the file exists and `overwrite` is False.
     """
     job = group.jobs[0]
     left_out = NOT_PART if any(key.split(".")[0] == MACHINE for key in group.values) else (*NOT_PART, MACHINE)
@@ -93,7 +94,7 @@ def _verify(project: Project, again: dict[str, Any], job: Job, left_out: Sequenc
 
 
 def _difference(base: Any, wanted: dict[str, Any], always: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """The values of `wanted` that differ from `base`; values at the key paths `always` even if they are equal."""
+    """Return the values of `wanted` that differ from `base`, and the values at the key paths `always`."""
     out: dict[str, Any] = {}
     for key, value in wanted.items():
         below = [path[1:] for path in always if path[0] == key]
@@ -106,7 +107,7 @@ def _difference(base: Any, wanted: dict[str, Any], always: Sequence[Sequence[str
 
 
 def _choices(project: Project, overrides: list[str]) -> dict[str, Any]:
-    """{group: option} that these overrides choose."""
+    """Return {group: option} that these overrides select."""
     from samebits.config import composed
 
     found = composed(project, [o for o in overrides if not _key(o).startswith("hydra.")])["hydra"]["runtime"]["choices"]
@@ -136,7 +137,7 @@ def _part(cfg: dict[str, Any], left_out: Sequence[str]) -> dict[str, Any]:
 
 
 def _seeds(job: Job) -> list[str]:
-    """Override for the run's seed, so that values derived from the seed do not count as differences."""
+    """Return an override with the run's seed, so that values derived from the seed do not count as differences."""
     return [f"seed={job.config['seed']}"] if "seed" in job.config else []
 
 

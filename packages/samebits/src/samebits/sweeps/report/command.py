@@ -1,4 +1,4 @@
-"""The command that reports on a sweep, while it runs or after, or compares any run directories."""
+"""The command `report`: report on a sweep, also while it runs, or compare any run directories."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from samebits.errors import ConfigError, plain_output
+from samebits.errors import ConfigError, arguments_of_now, plain_output
 from samebits.project import Project
 from samebits.sweeps.report.analyse import best_group, check_choice, groups
 from samebits.sweeps.report.best import best_command, save_best
@@ -17,10 +17,18 @@ from samebits.sweeps.report.study import read_study
 from samebits.sweeps.report.table import Ask
 from samebits.sweeps.report.writing import write_study
 
+RENAMED = {
+    "--per": "--rows",
+    "--show": "--metrics",
+    "--against": "--x-axis",
+    "--spread": "--error",
+    "--inches": "--widths",
+}
+
 
 def report(project: Project) -> int:
     """Run the command. Return the exit status."""
-    args = parser().parse_args()
+    args = parser().parse_args(arguments_of_now(sys.argv[1:], RENAMED))
     plain_output()
     try:
         write_report(project, args)
@@ -31,27 +39,30 @@ def report(project: Project) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
+    """Return the argument parser."""
     made = argparse.ArgumentParser(description="Write report.csv, report.md, pictures and report.html.")
-    made.add_argument("directories", nargs="+", type=Path, help="one sweep, or run directories, or folders of them")
-    made.add_argument("--out", type=Path, help="where to write; otherwise into the sweep, or outputs/compare")
-    made.add_argument("--score", metavar="KEY:min|max", help="what is best, e.g. val/accuracy:max")
+    made.add_argument(
+        "directories", nargs="+", type=Path, help="a sweep, run directories, or folders that contain them"
+    )
+    made.add_argument("--out", type=Path, help="output directory; default: the sweep's directory, or outputs/compare")
+    made.add_argument("--score", metavar="KEY:min|max", help="score that selects the best, e.g. val/accuracy:max")
     made.add_argument("--save-best", action="store_true", help="write conf/experiment/best_<sweep>.yaml")
-    made.add_argument("--overwrite", action="store_true", help="with --save-best: replace the file")
-    made.add_argument("--choose-on-test", action="store_true", help="allow a test score to decide what is best")
+    made.add_argument("--overwrite", action="store_true", help="with --save-best: replace an existing file")
+    made.add_argument("--choose-on-test", action="store_true", help="allow a test score to select the best")
     paper = made.add_argument_group("a paper's table and figures, into paper/")
-    paper.add_argument("--per", nargs="+", default=[], metavar="KEY", help="a row for each value: model, optim, ...")
+    paper.add_argument("--rows", nargs="+", default=[], metavar="KEY", help="a row for each value: model, optim, ...")
     paper.add_argument("--columns", nargs="+", default=[], metavar="KEY", help="columns for each value: data, ...")
-    paper.add_argument("--show", nargs="+", default=[], metavar="KEY[:min|max]", help="scores: test/accuracy ...")
+    paper.add_argument("--metrics", nargs="+", default=[], metavar="KEY[:min|max]", help="scores: test/accuracy ...")
     paper.add_argument("--percent", nargs="+", default=[], metavar="KEY", help="of the shown scores, as percentages")
-    paper.add_argument("--spread", choices=("sd", "se", "interval"), default="sd", help="what stands after ± [sd]")
+    paper.add_argument("--error", choices=("sd", "se", "interval"), default="sd", help="what stands after ± [sd]")
     axes = ("step", "samples", "hours", "flop")
-    paper.add_argument("--against", nargs="+", choices=axes, default=["step"], help="axes of the curves [step]")
-    paper.add_argument("--inches", nargs=2, type=float, default=(3.25, 6.75), metavar=("COLUMN", "PAGE"), help="widths")
+    paper.add_argument("--x-axis", nargs="+", choices=axes, default=["step"], help="axes of the curves [step]")
+    paper.add_argument("--widths", nargs=2, type=float, default=(3.25, 6.75), metavar=("COLUMN", "PAGE"), help="widths")
     return made
 
 
 def write_report(project: Project, args: argparse.Namespace) -> None:
-    """Write what is asked for and print what is best. Raises ConfigError."""
+    """Write the report and print the best configurations. Raise ConfigError for invalid arguments."""
     ask = asked(args)
     study = read_study(
         project, args.directories, args.out and args.out.absolute(), args.score and objective(args.score)
@@ -60,7 +71,7 @@ def write_report(project: Project, args: argparse.Namespace) -> None:
     done = [job for job in study.jobs if job.status == "finished"]
     if args.score and done and not any(study.objective.key in job.result for job in done):
         keys = ", ".join(sorted(key for key in done[0].result if "/" in key))
-        raise ConfigError(f"--score {args.score}: no run has this score; they have {keys}")
+        raise ConfigError(f"--score {args.score}: no run has this score; available: {keys}")
     files = write_study(study, lambda line: print(line, file=sys.stderr), ask)
     if ask:
         print((study.directory / "paper/table.md").read_text().partition("\n![")[0])
@@ -80,16 +91,17 @@ def write_report(project: Project, args: argparse.Namespace) -> None:
 
 
 def asked(args: argparse.Namespace) -> Ask | None:
-    """What is asked for of a paper's table; None: none is."""
-    if args.per and args.show:
-        return Ask(args.per, args.show, args.columns, args.percent, args.spread, args.against, tuple(args.inches))
-    if args.per or args.show or args.columns:
-        raise ConfigError("a paper's table needs its rows and its scores: --per model --show test/accuracy")
+    """Return the arguments of the paper's table; None if none are given."""
+    if args.rows and args.metrics:
+        return Ask(args.rows, args.metrics, args.columns, args.percent, args.error, args.x_axis, tuple(args.widths))
+    if args.rows or args.metrics or args.columns:
+        raise ConfigError("a paper's table needs its rows and its scores: --rows model --metrics test/accuracy")
     return None
 
 
 def objective(text: str) -> Objective:
+    """Parse KEY:min or KEY:max. Raise ConfigError for other text."""
     key, colon, mode = text.rpartition(":")
     if not colon or mode not in ("min", "max"):
-        raise ConfigError(f"--score {text}: write the key and what is better, val/accuracy:max or val/loss:min")
+        raise ConfigError(f"--score {text}: give a key with :max or :min, e.g. val/accuracy:max or val/loss:min")
     return Objective(key, mode)

@@ -1,4 +1,4 @@
-"""Is a difference between two configurations more than their seeds? Each configuration of a study against the best."""
+"""Compare each configuration of a study with the best one: is the difference larger than that between seeds?"""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from samebits.sweeps.report.read import Objective, Study
 
 @dataclass(frozen=True)
 class Comparison(Difference):
+    """A difference to the best configuration, with the group that was compared."""
+
     group: Group
     best: Group
 
 
-Compared = Mapping[str, Sequence[Comparison]]  # by an objective's key
+Compared = Mapping[str, Sequence[Comparison]]  # {key of an objective: comparisons}
 
 
 def comparisons(study: Study) -> Compared:
-    """Each group with at least two scores against the best one, for each objective where there are two such groups."""
+    """Compare each group that has at least two scores with the best one, for each objective with two such groups."""
     found = {objective.key: _against_best(study, objective) for objective in study.objectives}
     return {key: rows for key, rows in found.items() if rows}
 
@@ -32,15 +34,15 @@ def _against_best(study: Study, objective: Objective) -> list[Comparison]:
         return []
     first = best_group(study, objective)
     best = next((i for i, group in enumerate(ranked) if group is first), 0)
-    could_be_best = None if study.is_sweep else range(len(ranked))  # a sweep's best has the most scores
+    could_be_best = None if study.is_sweep else range(len(ranked))  # in a sweep the best has the most scores
     rows = [scores_by_seed(study, group, objective) for group in ranked]
     found = against_best(rows, objective.mode, best, could_be_best)
     return [Comparison(**vars(each), group=g, best=ranked[best]) for g, each in zip(ranked, found) if each]
 
 
 def scores_by_seed(study: Study, group: Group, objective: Objective) -> Scores:
-    """{values of the swept seeds: score}. Keys of the group's own, which pair with nothing, where no seed was swept or
-    two scores have the same."""
+    """Return {values of the swept seeds: score}. If no seed was swept, or two scores have the same seed, the keys
+    belong only to this group and pair with no other group."""
     keys = [key for key in study.swept if is_seed(key)]
     scored = [(job, score) for job in group.jobs if (score := job.score(objective)) is not None]
     found: dict[object, float] = {}

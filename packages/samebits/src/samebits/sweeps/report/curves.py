@@ -1,4 +1,4 @@
-"""Learning curves of a group: the mean over its seeds and the band around it."""
+"""Learning curves of a group: mean over its seeds, and a band around it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from samebits.sweeps.report.read import Job
 
 @dataclass(frozen=True)
 class Band:
-    """All lists: (steps,). low, high: mean -+ standard deviation; equal to the mean where only one seed has a value."""
+    """A mean curve. All lists: (steps,). low, high: mean -+ standard deviation; equal to the mean for one seed."""
 
     steps: list[int]
     mean: list[float]
@@ -22,7 +22,8 @@ class Band:
 
 
 def band(jobs: Sequence[Job], key: str) -> Band | None:
-    """Band over the jobs that did not fail, at steps that each job which got so far has logged; None: no values."""
+    """Return the band over jobs that did not fail, at steps that every job still running at that step has logged; None
+    if there are no values."""
     points = [dict(job.curves[key]) for job in jobs if not job.died and job.curves.get(key)]
     if not points:
         return None
@@ -36,15 +37,15 @@ def band(jobs: Sequence[Job], key: str) -> Band | None:
 
 @dataclass(frozen=True)
 class CurveScale:
-    """log: whether the axis is logarithmic. limits: its ends, where a curve left the others far below (a loss of 1e20);
-    else None."""
+    """The scale of an axis. log: True for a logarithmic axis. limits: ends of the axis if one curve is far above the
+    others (a loss of 1e20), otherwise None."""
 
     log: bool
     limits: tuple[float, float] | None
 
 
 def curve_scale(curves: Sequence[Sequence[float]]) -> CurveScale:
-    """curves: the values of each group."""
+    """Return the scale of the vertical axis. curves: the values of each group."""
     tops = sorted(max(curve) for curve in curves if curve)
     positive = [value for curve in curves for value in curve if value > 0]
     log = wants_log(value for curve in curves for value in curve if value != 0)
@@ -54,11 +55,12 @@ def curve_scale(curves: Sequence[Sequence[float]]) -> CurveScale:
 
 
 def values_of(jobs: Sequence[Job], key: str) -> list[float]:
+    """Return all logged values of a key."""
     return [value for job in jobs for _, value in job.curves.get(key, ())]
 
 
 def keys_of(jobs: Sequence[Job], first: Sequence[str]) -> list[str]:
-    """All logged keys: `first`, then val (val_hard, ...), train, test, the rest."""
+    """Return all logged keys: `first`, then val (val_hard, ...), train, test and the others."""
     found = dict.fromkeys(key for job in jobs for key in job.curves)
     order = ("val", "train", "test", "")
 

@@ -1,16 +1,17 @@
-"""Escaping of untrusted values from runs for csv cells and Markdown: shown, never interpreted."""
+"""Escape untrusted values of runs for csv cells and Markdown, so that they are shown and never interpreted."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-# first characters of what a spreadsheet runs as a formula, the full-width ones too
+# a spreadsheet interprets text that begins with one of these characters as a formula, full-width forms included
 FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 
 
 def cell(value: Any) -> Any:
-    """A csv cell: text that a spreadsheet would run as a formula gets an apostrophe in front; numbers stay numbers."""
+    """Return the value of a csv cell. Text that a spreadsheet would run as a formula is prefixed with an apostrophe;
+    numbers are unchanged."""
     if not isinstance(value, str):
         return value
     value = value.replace("\r\n", "\n").replace("\r", "\n")  # Python's csv does not quote a lone \r
@@ -24,14 +25,14 @@ def cell(value: Any) -> Any:
 
 
 def text(value: Any) -> str:
-    """The value as one line of Markdown, escaped: it starts no markup, link, picture, table cell or heading."""
+    """Return the value as one escaped line of Markdown, without markup, links, pictures, table cells or headings."""
     line = _line(value).replace("\\", "\\\\").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    line = re.sub(r"[`|]|\](?=[(\[:])", r"\\\g<0>", line)  # hidden=[16,16] is no link and stays as it is
+    line = re.sub(r"[`|]|\](?=[(\[:])", r"\\\g<0>", line)  # hidden=[16,16] is not a link and is not escaped
     return re.sub(r"^(?=[#*=~_+-]+\s)", r"\\", line)
 
 
 def code(value: Any) -> str:
-    """A code span of one line; its fence is longer than any run of backticks in it."""
+    """Return a code span of one line; its fence is longer than any run of backticks in it."""
     line = _line(value)
     fence = _fence(line, 1)
     pad = " " if line.startswith("`") or line.endswith("`") else ""
@@ -39,12 +40,13 @@ def code(value: Any) -> str:
 
 
 def block(value: str, language: str) -> str:
+    """Return a fenced code block; its fence is longer than any run of backticks in it."""
     fence = _fence(value, 3)
     return f"{fence}{language}\n{value}\n{fence}"
 
 
 def _line(value: Any) -> str:
-    """The value as one line, without control characters."""
+    """Return the value as one line without control characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
 
 

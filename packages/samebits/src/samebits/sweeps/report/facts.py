@@ -1,4 +1,4 @@
-"""What a report of a study says, made once: report.md, table.tex and the page only format it."""
+"""The contents of a report, computed once; report.md, table.tex and the page only format them."""
 
 from __future__ import annotations
 
@@ -45,12 +45,13 @@ COMPARED = (
     "seeds needed",
 )  # columns
 WITHOUT_SCORE = ("failures", "pruned, unfinished")  # columns: numbers of jobs
-MAX_COLUMNS = 8  # most runs whose configs stand beside each other
+MAX_COLUMNS = 8  # maximum number of runs whose configs are compared in one table
 
 
 @dataclass(frozen=True)
 class Best:
-    """The best group for one objective. note: another with a better mean of fewer seeds; "": there is none."""
+    """The best group for one objective. note: another group with a better mean over fewer seeds; "" if there is
+    none."""
 
     key: str
     label: str
@@ -62,6 +63,8 @@ class Best:
 
 @dataclass(frozen=True)
 class Section:
+    """A section of the report: title, table and text."""
+
     title: str
     lines: Sequence[str] = ()
     sheet: Sheet | None = None
@@ -69,9 +72,12 @@ class Section:
 
 @dataclass(frozen=True)
 class Facts:
-    """groups, jobs: a row for each group, best first, and for each job, in the order of the study. unlike: what sets
-    jobs apart that was not swept. comparisons: each group against the best. front: the labels of the groups that no
-    other beats in all objectives, with several. differences: of the configs of runs."""
+    """The contents of a report.
+
+    groups, jobs: one row per group, best first, and one per job, in the order of the study. unlike: differences between
+    jobs that were not swept. comparisons: each group against the best. front: labels of the Pareto front, if there are
+    several objectives. differences: differences between the configs of runs.
+    """
 
     study: Study
     summary: str
@@ -86,6 +92,7 @@ class Facts:
 
 
 def facts(study: Study) -> Facts:
+    """Return the contents of the report of a study."""
     compared = comparisons(study)
     return Facts(
         study,
@@ -102,6 +109,7 @@ def facts(study: Study) -> Facts:
 
 
 def score_text(group: Group, objective: Objective) -> str:
+    """Return a group's mean score and its deviation as text."""
     mean = group.mean(objective)
     return "-" if mean is None else plus_minus(mean, group.std(objective))
 
@@ -131,8 +139,9 @@ def _best(study: Study) -> Iterable[Best]:
 
 
 def group_sheet(study: Study, compared: Mapping[str, Sequence[Comparison]]) -> Sheet:
-    """Means over seeds, the best in bold; marked where a configuration is not told from the best, or was not tested."""
-    keys = config_keys(study) if study.is_sweep else ()  # runs to compare may differ in dozens
+    """Return a table of means over seeds, the best in bold. Marks show configurations that do not differ significantly
+    from the best, or were not tested."""
+    keys = config_keys(study) if study.is_sweep else ()  # compared runs may differ in dozens of keys
     verdicts = {(each.group.label, key): each.verdict for key, found in compared.items() for each in found}
     best = {(found.label, o.key) for o in study.objectives if (found := best_group(study, o)) is not None}
 
@@ -167,7 +176,7 @@ SPREADS = {
 
 
 def score_notes(spread: str, scores: Iterable[Score]) -> list[str]:
-    """What ± and the marks of these scores mean. spread: one of SPREADS."""
+    """Return notes that explain ± and the marks of these scores. spread: one of SPREADS."""
     scored = [score for score in scores if score.values]
     marks = {score.mark for score in scored}
     lone = any(score.error is None for score in scored)

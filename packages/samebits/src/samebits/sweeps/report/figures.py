@@ -1,4 +1,4 @@
-"""The figures of a paper's table, as wide as a column and as a page, as PDF with fonts embedded as TrueType."""
+"""Draw the figures of a paper's table, as wide as a column and as a page, as PDF with embedded TrueType fonts."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ PANEL_IN = 2.1  # height of a panel of curves
 def draw_paper(
     table: Table, curves: Mapping[str, Sequence[Line]], inches: tuple[float, float], folder: Path
 ) -> list[Path]:
-    """scores_<size>.pdf, curves_<axis>_<size>.pdf for the sizes column and page, and a .png of each for a page."""
+    """Write scores_<size>.pdf and curves_<axis>_<size>.pdf for the sizes column and page, and a .png of each page size.
+    Return the files."""
     files = []
-    for axis, size, ending in product(AXES, ("column", "page"), ("pdf", "png")):  # of an earlier report, of other runs
+    for axis, size, ending in product(AXES, ("column", "page"), ("pdf", "png")):  # remove files of an earlier report
         (folder / f"curves_{axis}_{size}.{ending}").unlink(missing_ok=True)
     with matplotlib.rc_context(PAPER):
         for size, width, stacked in zip(("column", "page"), inches, (True, False)):
@@ -50,7 +51,7 @@ def draw_paper(
 
 
 def _scores(table: Table, width: float, stacked: bool) -> Figure:
-    """A panel for each shown score and column: a dot with its error for each row, small dots for the seeds."""
+    """Draw a panel for each score and column: a dot with its error for each row, small dots for the seeds."""
     panels = [(k, i) for k in range(len(table.shown)) for i in range(len(table.columns))]
     columns = 1 if stacked else min(len(panels), 3)
     rows = -(-len(panels) // columns)
@@ -84,7 +85,7 @@ def _dot(axes: Axes, score: Score, factor: float, place: int) -> None:
 
 
 def _curves(table: Table, axis: str, curves: Sequence[Line], width: float, stacked: bool) -> Figure:
-    """A panel for each column, a line for each row, bands of the table's error."""
+    """Draw a panel for each column, with a line and an error band for each row."""
     panels, per_line = len(table.columns), 2 if stacked else 4
     rows, columns = (panels, 1) if stacked else (-(-panels // 3), min(panels, 3))
     height = rows * PANEL_IN + 0.17 * -(-len(table.rows) // per_line)
@@ -102,10 +103,12 @@ def _curves(table: Table, axis: str, curves: Sequence[Line], width: float, stack
         axes.set_axis_off()
     if wants_log([value for line in curves for value in line.mean]):
         places[0].set_yscale("log")
-    if wants_log([line.x[-1] for line in curves]):  # of one model a hundred times as many as of another
+    if wants_log([line.x[-1] for line in curves]):  # one model may have a hundred times as many as another
         for axes in places:
             axes.set_xscale("log")
-    for axes in places[panels - columns : panels]:  # the lowest of each column; a supxlabel would lie on the legend
+    for axes in places[
+        panels - columns : panels
+    ]:  # the lowest panel of each column; a supxlabel would overlap the legend
         axes.set_xlabel(AXES[axis])
     figure.supylabel(table.objective.key, fontsize=8)
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=per_line)

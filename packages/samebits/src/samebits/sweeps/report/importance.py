@@ -1,5 +1,5 @@
-"""Importance of each swept key by Optuna's PED-ANOVA (Watanabe et al. 2023): how differently its values are spread
-among the best tenth and among all jobs. It sees each key alone, no interactions."""
+"""Importance of each swept key by Optuna's PED-ANOVA (Watanabe et al. 2023): how much the distribution of its values
+among the best tenth differs from that among all jobs. Keys are evaluated separately, without interactions."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from samebits.sweeps.report.analyse import config_keys, numbers
 from samebits.sweeps.report.axes import is_log
 from samebits.sweeps.report.read import Study
 
-MIN_JOBS = 20  # of fewer, a tenth is one
+MIN_JOBS = 20  # a tenth of fewer jobs is one job
 METHOD = "PED-ANOVA of Optuna: how differently a value is spread among the best tenth and among all"
 
 
 @dataclass(frozen=True)
 class Importance:
-    shares: dict[str, float]  # key -> 0..1, the largest first
+    """Importance of the swept keys."""
+
+    shares: dict[str, float]  # {key: 0 to 1}, largest first
     note: str  # a sentence for the reader
 
 
 def importance(study: Study) -> Importance | None:
-    """Of the first objective. None: Optuna is not installed, fewer than MIN_JOBS scores, or fewer than two keys that
-    vary. A key that some jobs lack counts among those that have it."""
+    """Return the importance for the first objective; None if Optuna is not installed, there are fewer than MIN_JOBS
+    scores, or fewer than two keys vary. A key that some jobs do not have is evaluated among the jobs that have it."""
     rows = [(job, score) for job in study.jobs if (score := job.score(study.objective)) is not None]
     keys = config_keys(study)
     params = [{key: study.value(job, key) for key in keys if not study.lacks(job, key)} for job, _ in rows]
@@ -40,7 +42,7 @@ def importance(study: Study) -> Importance | None:
     numeric = {key for key, kind in kinds.items() if isinstance(kind, optuna.distributions.FloatDistribution)}
     memory = optuna.create_study(direction="minimize" if study.objective.mode == "min" else "maximize")
     for one, (_, score) in zip(params, rows, strict=True):
-        mine = {key: kind for key, kind in kinds.items() if key in one}  # Optuna takes the others for inactive
+        mine = {key: kind for key, kind in kinds.items() if key in one}  # Optuna treats the other keys as inactive
         given = {key: float(one[key]) if key in numeric else repr(one[key]) for key in mine}
         memory.add_trial(optuna.trial.create_trial(params=given, distributions=mine, value=score))
     evaluator = optuna.importance.PedAnovaImportanceEvaluator()

@@ -1,4 +1,5 @@
-"""What scores over seeds let one say: intervals, effect sizes, rows that differ from a table's best. NumPy alone."""
+"""Statistics of scores over seeds: intervals, effect sizes, and rows that differ from the best row. Needs only
+NumPy."""
 
 from __future__ import annotations
 
@@ -18,19 +19,18 @@ POWER = 0.8
 BEST_FIRST = np.zeros(1, int)
 MOST_NEEDED = 100_000
 
-Scores = Mapping[Any, float]  # seed -> score
+Scores = Mapping[Any, float]  # {seed: score}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A row against the best one.
+    """A row compared with the best one. Fields are None if there are too few seeds.
 
-    difference: its mean minus the best's, over the pairs if paired. low, high: 95 % interval; so many of the rows'
-    intervals hold the truth, the choice of the best allowed for. p: the chance of any row so far from the best if none
-    differs. n: pairs, or the smaller number of seeds. effect: the difference in standard deviations: of the pairs'
-    differences, d_z (Cohen 1988), or of the runs, g (Hedges 1981). needed: seeds of each row with which a difference
-    of this size is found in 80 % of such tables. None: too few seeds; effect: fewer than two, or all equal.
-    """
+    difference: mean of the row minus mean of the best, over pairs if paired. low, high: simultaneous 95 % interval; it
+    accounts for the selection of the best. p: probability that any row is this far from the best if no row differs. n:
+    number of pairs, or the smaller number of seeds. effect: difference in standard deviations, of the pairs'
+    differences (d_z, Cohen 1988) or of the runs (g, Hedges 1981); None for fewer than two seeds or equal scores.
+    needed: seeds per row with which a difference of this size is found in 80 % of such tables."""
 
     difference: float
     low: float | None
@@ -43,17 +43,19 @@ class Difference:
 
     @property
     def effect_name(self) -> str:
+        """Return the symbol of the effect size: d_z or g."""
         return "d_z" if self.paired else "g"
 
     @property
     def verdict(self) -> str:
+        """Return the result of the comparison as text."""
         if self.p is None:
             return "too few seeds"
         return "differs" if self.p < LEVEL else "not told from seeds"
 
 
 def mean_interval(scores: Sequence[float], level: float = 1 - LEVEL) -> tuple[float, float] | None:
-    """Student's t interval of the mean; None below LEAST scores."""
+    """Return Student's t interval of the mean; None for fewer than LEAST scores."""
     if len(scores) < LEAST:
         return None
     half = t_quantile(level, len(scores) - 1) * stdev(scores) / math.sqrt(len(scores))
@@ -63,14 +65,13 @@ def mean_interval(scores: Sequence[float], level: float = 1 - LEVEL) -> tuple[fl
 def against_best(
     rows: Sequence[Scores], mode: str, best: int | None = None, candidates: Sequence[int] | None = None
 ) -> list[Difference | None]:
-    """Each row against the best one; None for the best itself and for rows without a score.
+    """Compare each row with the best one. Return None for the best itself and for rows without a score.
 
-    Rows are paired where they share LEAST seeds, else compared by Welch's t. mode: min or max. candidates: rows that
-    could have been the best (default: those with the most scores); best: the one that is (default: the best mean among
-    them). ValueError: another mode, or a best that is no candidate or has no score.
-    """
+    Rows that share LEAST seeds are compared by pairs, others by Welch's t. mode: min or max. candidates: rows that
+    could have been the best (default: rows with the most scores). best: the best row (default: the candidate with the
+    best mean). Raise ValueError for another mode, or a best row that is not a candidate or has no score."""
     if mode not in ("min", "max"):
-        raise ValueError(f"mode={mode!r}: neither min nor max")
+        raise ValueError(f"mode={mode!r}: must be min or max")
     sign = 1.0 if mode == "min" else -1.0
     means = {i: sign * fmean(row.values()) for i, row in enumerate(rows) if row}
     if candidates is None:
@@ -80,7 +81,7 @@ def against_best(
         if best is None:
             return [None] * len(rows)
     if best not in candidates or best not in means:
-        raise ValueError(f"best={best}: no candidate, or a row without a score")
+        raise ValueError(f"best={best}: must be a candidate with a score")
     order = [best, *(i for i in sorted(means, key=means.__getitem__) if i != best and len(rows[i]) >= LEAST)]
     known: dict[int, Difference] = {}
     if len(rows[best]) >= LEAST and len(order) > 1:
@@ -90,7 +91,7 @@ def against_best(
 
 
 def effect(best: Scores, row: Scores) -> float | None:
-    """The difference in standard deviations: d_z of the pairs or Hedges' g; None: too few scores, or all equal."""
+    """Return the difference in standard deviations, d_z of pairs or Hedges' g; None for too few or equal scores."""
     pairs = _pairs(best, row)
     if len(pairs) >= LEAST:
         spread = stdev(pairs)
@@ -113,7 +114,7 @@ def _too_few(best: Scores, row: Scores) -> Difference:
 
 
 def _tested(rows: Sequence[Scores], candidates: np.ndarray, sign: float) -> list[Difference]:
-    """All but the first of `rows`, which is the best, against it."""
+    """Compare all rows with the first one, which is the best."""
     x, table = _matrix(rows, candidates)
     p, left = _step_down(sign * x, table)
     found = studentize(sign * x[None], table, BEST_FIRST)
@@ -135,13 +136,13 @@ def _tested(rows: Sequence[Scores], candidates: np.ndarray, sign: float) -> list
 
 
 def _step_down(x: np.ndarray, table: Table) -> tuple[np.ndarray, np.ndarray]:
-    """(p of each row, the rows not told from the first): rows that differ are left out of the next round, which so has
-    fewer to correct for (Romano and Wolf 2005)."""
+    """Return (p of each row, rows that do not differ significantly from the first). Rows that differ are removed before
+    the next round, which then corrects for fewer rows (Romano and Wolf 2005)."""
     p, left = np.ones(len(x)), np.arange(len(x))
     while len(left) > 1:
         part = table.part(left)
         found = studentize(x[None, left], part, BEST_FIRST)
-        if len(left) == 2 and part.paired.all():  # the t test, without drawing
+        if len(left) == 2 and part.paired.all():  # the t test needs no simulation
             t = float(t_of(found.statistic[0, 1], found.df[0, 1]))
             p[left[1]] = t_tail(t, int(found.df[0, 1]))
         else:
@@ -154,7 +155,8 @@ def _step_down(x: np.ndarray, table: Table) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _matrix(rows: Sequence[Scores], candidates: np.ndarray) -> tuple[np.ndarray, Table]:
-    """(scores (k, S), which there are): seeds of several rows first, in one column each; the others moved together."""
+    """Return (scores (k, S), the table of existing scores). Seeds of several rows come first, one column each; other
+    seeds share columns."""
     counted = Counter(seed for row in rows for seed in row)
     place = {seed: column for column, seed in enumerate(seed for seed, times in counted.items() if times > 1)}
     own = [[score for seed, score in row.items() if seed not in place] for row in rows]
@@ -169,7 +171,8 @@ def _matrix(rows: Sequence[Scores], candidates: np.ndarray) -> tuple[np.ndarray,
 
 
 def _needed(difference: float, variance: float, df_per_seed: float, critical: float) -> int | None:
-    """Seeds with which t is above the critical value in POWER of tables. None: no difference, or MOST_NEEDED."""
+    """Return the number of seeds with which t exceeds the critical value in POWER of tables; None if the difference is
+    0 or more than MOST_NEEDED seeds are needed."""
     found = NormalDist().inv_cdf(POWER)
     n = LEAST
     while n < MOST_NEEDED:
@@ -183,7 +186,7 @@ def _needed(difference: float, variance: float, df_per_seed: float, critical: fl
 
 @lru_cache(4096)
 def t_quantile(level: float, df: int) -> float:
-    """t with P(|T| <= t) = level."""
+    """Return t with P(|T| <= t) = level."""
     low, high = 0.0, 1.0
     while t_tail(high, df) > 1 - level:
         high *= 2
@@ -194,7 +197,7 @@ def t_quantile(level: float, df: int) -> float:
 
 
 def t_tail(t: float, df: int) -> float:
-    """P(|T| > t). With T = sqrt(df) tan(a), the density of a is proportional to cos(a)^(df - 1)."""
+    """Return P(|T| > t). With T = sqrt(df) tan(a), the density of a is proportional to cos(a)^(df - 1)."""
     nodes, weights = np.polynomial.legendre.leggauss(64)
 
     def integral(start: float) -> float:

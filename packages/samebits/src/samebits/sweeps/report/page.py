@@ -1,4 +1,4 @@
-"""report.html: one self-contained file with data, scripts (plotly's too) and styles; it works offline."""
+"""Write report.html: one self-contained file with data, scripts (including plotly) and styles. It works offline."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from samebits.sweeps.report.sheet import Cell, Sheet, page_table
 
 WEB = Path(__file__).with_name("web")
 SCRIPTS = ("core.js", "curves.js", "scores.js", "parallel.js", "search.js", "tables.js")
-POINTS = 400_000  # most points of all curves together: above it they are thinned
+POINTS = 400_000  # maximum number of points of all curves; more are thinned
 MAX_CURVE = 1500
 
 
 def page(facts: Facts, paper: Sheet | None = None) -> str:
-    """paper: the paper's table, None: none was asked for."""
+    """Return the page. paper: the paper's table, None if it was not requested."""
     text = (WEB / "page.html").read_text("utf-8")
     parts = {
         "title": facts.study.name.replace("&", "&amp;").replace("<", "&lt;"),
         "style": (WEB / "page.css").read_text("utf-8"),
-        # inside <script>, only </script would end it; in JSON every < can be written as an escape
+        # within <script> only </script would end it; JSON allows < as an escape
         "data": json.dumps(data(facts, paper), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         "plotly": _plotly(),
         "script": "\n".join((WEB / name).read_text("utf-8") for name in SCRIPTS),
@@ -44,7 +44,7 @@ def page(facts: Facts, paper: Sheet | None = None) -> str:
 
 
 def data(facts: Facts, paper: Sheet | None = None) -> dict[str, Any]:
-    """All data of the page, as JSON types."""
+    """Return all data of the page as JSON types."""
     study = facts.study
     ranked = groups(study)
     group_of = {job.key: i for i, group in enumerate(ranked) for job in group.jobs}
@@ -93,7 +93,7 @@ def _axis(axis: Axis) -> dict[str, Any]:
 
 
 def _group(facts: Facts, group: Group, found: Sequence[Axis], number: Mapping[str, int]) -> dict[str, Any]:
-    """number: of each job, by its key."""
+    """Return a group as JSON types. number: {key of a job: its number}."""
     return {
         "label": group.label,
         "values": _values(facts.study, group.jobs[0], found),
@@ -104,7 +104,7 @@ def _group(facts: Facts, group: Group, found: Sequence[Axis], number: Mapping[st
 
 
 def _job(study: Study, job: Job, strides: Mapping[str, int], found: Sequence[Axis]) -> dict[str, Any]:
-    """Without its group."""
+    """Return a job as JSON types, without its group."""
     curves = {}
     for key, points in job.curves.items():
         kept = [*points[:: strides[key]], *(points[-1:] if (len(points) - 1) % strides[key] else ())]
@@ -113,7 +113,7 @@ def _job(study: Study, job: Job, strides: Mapping[str, int], found: Sequence[Axi
     step, epochs = job.curves.get("train/epoch", [(0, 0.0)])[-1]
     failed = is_failure(job, study.objective)
     scored = job.status == "finished" and not failed
-    timed = len(job.seconds) <= 2 * MAX_CURVE  # else no curves against time
+    timed = len(job.seconds) <= 2 * MAX_CURVE  # otherwise the page has no curves against time
     return {
         "number": job.number,
         "key": job.key,
@@ -131,14 +131,14 @@ def _job(study: Study, job: Job, strides: Mapping[str, int], found: Sequence[Axi
 
 
 def _values(study: Study, job: Job, found: Sequence[Axis]) -> dict[str, Any]:
-    """{key: {text, place on its axis}}"""
+    """Return {key: {text, position on its axis}}."""
     places = {axis.key: axis.place(study.value(job, axis.key)) for axis in found}
     keys = {*study.swept, *places} if study.is_sweep else places
     return {key: {"text": value_text(study, job, key), "place": places.get(key)} for key in keys}
 
 
 def _strides(jobs: Sequence[Job], keys: Sequence[str]) -> dict[str, int]:
-    """{key: keep every n-th point}: the same n for all jobs, so that seeds keep the same steps."""
+    """Return {key: n} to keep every n-th point; n is the same for all jobs, so that seeds keep the same steps."""
     total = sum(len(points) for job in jobs for points in job.curves.values())
     share = max(1.0, total / POINTS)
     longest = {key: max((len(job.curves.get(key, ())) for job in jobs), default=0) for key in keys}
@@ -146,7 +146,7 @@ def _strides(jobs: Sequence[Job], keys: Sequence[str]) -> dict[str, int]:
 
 
 def _common(study: Study) -> Sheet:
-    """The config that all jobs share."""
+    """Return the config values that all jobs share."""
     configs = [job.config for job in study.jobs if job.config]
     first = configs[0] if configs else {}
     absent = object()
@@ -159,7 +159,5 @@ def _plotly() -> str:
     folders = spec.submodule_search_locations if spec else None
     path = Path(next(iter(folders or [""]))) / "package_data" / "plotly.min.js"
     if not path.exists():
-        raise ConfigError(
-            f"{path}: plotly's script is not where it should be - {pip_install('--force-reinstall plotly')}"
-        )
+        raise ConfigError(f"{path}: plotly's script is missing - {pip_install('--force-reinstall plotly')}")
     return path.read_text(encoding="utf-8").replace("</script", "<\\/script")

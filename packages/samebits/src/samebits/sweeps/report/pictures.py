@@ -1,4 +1,4 @@
-"""The pictures of report.md, with matplotlib: curves, scores, objectives."""
+"""Draw the pictures of report.md with matplotlib: curves, scores, objectives."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ RC: dict[Any, Any] = {
     "font.size": 9, "axes.titlesize": 10, "axes.titleweight": "bold", "axes.spines.top": False,
     "axes.spines.right": False, "axes.grid": True, "grid.color": "#E6E8EB", "grid.linewidth": 0.7,
     "axes.axisbelow": True, "legend.frameon": False, "figure.facecolor": "white", "axes.edgecolor": "#8A9199",
-    "xtick.color": "#3B424A", "ytick.color": "#3B424A", "pdf.fonttype": 42,  # TrueType: journals refuse Type 3
-    "text.parse_math": False, "text.usetex": False,  # $ is a character of values, not the beginning of a formula
+    "xtick.color": "#3B424A", "ytick.color": "#3B424A", "pdf.fonttype": 42,  # TrueType, because journals reject Type 3
+    "text.parse_math": False, "text.usetex": False,  # $ in a value must not start a formula
 }  # fmt: skip
 MAX_LABEL = 44
 
 
 def draw(study: Study, folder: Path) -> list[Path]:
-    """Draw each picture for which the jobs have data into `folder`. Returns the files."""
+    """Draw each picture for which the jobs have data into `folder`. Return the files."""
     make_folder(folder)
     ranked = groups(study)
     with matplotlib.rc_context(RC):
@@ -43,9 +43,9 @@ def draw(study: Study, folder: Path) -> list[Path]:
         }
         files = []
         for name, figure in figures.items():
-            for ending in (".png", ".pdf"):  # pdf: for a paper
+            for ending in (".png", ".pdf"):  # pdf for papers
                 path = folder / f"{name}{ending}"
-                path.unlink(missing_ok=True)  # an earlier report may have drawn it
+                path.unlink(missing_ok=True)  # remove the file of an earlier report
                 if figure is not None:
                     save(figure, path, dpi=130)
             if figure is not None:
@@ -54,7 +54,7 @@ def draw(study: Study, folder: Path) -> list[Path]:
 
 
 def save(figure: Figure, path: Path, **options: Any) -> None:
-    """Write a figure under RC, as which text is no formula: the labels of logarithmic axes are 1e-03 and the like."""
+    """Write a figure with the settings RC, without formulas: labels of logarithmic axes are 1e-03 and similar."""
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
         if isinstance(axis.get_major_formatter(), LogFormatterSciNotation):
             axis.set_major_formatter(LogFormatter())
@@ -65,7 +65,8 @@ def save(figure: Figure, path: Path, **options: Any) -> None:
 
 
 def _curves(study: Study, ranked: Sequence[Group]) -> Figure | None:
-    """The score and the training loss against the step; bands over seeds, failed jobs dashed up to a cross."""
+    """Draw score and training loss against the step, with bands over seeds; failed jobs are dashed and end with a
+    cross."""
     objective = study.objective.key
     logged = {key for job in study.jobs for key in job.curves}
     keys = [key for key in (objective, "train/loss" if objective != "train/loss" else "val/loss") if key in logged]
@@ -114,8 +115,8 @@ def _group_curve(axes: Axes, group: Group, rank: int, key: str) -> None:
 
 
 def _scores(study: Study) -> Figure | None:
-    """Score against each swept key: one dot per job, lines through the means. With two swept keys, the colour shows
-    the other key's value."""
+    """Draw the score against each swept key: one dot per job, lines through the means. With two swept keys the color
+    shows the value of the other key."""
     found, scored = axes_of(study)[:MAX_AXES], score_axis(study)
     if not found or not scored.values:
         return None
@@ -135,7 +136,7 @@ def _scores(study: Study) -> Figure | None:
 
 
 def _score_panel(panel: Axes, study: Study, axis: Axis, split: Axis | None) -> None:
-    """split: the jobs of each of its values get a colour and a shape."""
+    """Draw a panel. split: the axis whose values get different colors and shapes."""
     panel.set_xscale("log" if axis.kind == "log" else "linear")
     if axis.named:
         panel.xaxis.set_minor_locator(NullLocator())
@@ -157,8 +158,8 @@ def _score_panel(panel: Axes, study: Study, axis: Axis, split: Axis | None) -> N
 
 
 def _score_line(panel: Axes, objective: Objective, jobs: Sequence[tuple[float, Job]], i: int, name: str) -> None:
-    """jobs: (x, job). A dot for each score, hollow where it is what a job has reached so far; a line through the mean
-    at each x. One artist for all dots: with one for each of 5,000 jobs a picture takes seconds."""
+    """Draw a dot for each score, hollow if the job is unfinished, and a line through the means. jobs: (x, job). All
+    dots are one artist, because 5,000 artists would take seconds."""
     scored = [(x, score) for x, job in jobs if (score := job.score(objective)) is not None]
     reached = [(x, job.provisional(objective)) for x, job in jobs if job.score(objective) is None]
     unfinished = [(x, score) for x, score in reached if score is not None]
@@ -178,7 +179,7 @@ def _score_line(panel: Axes, objective: Objective, jobs: Sequence[tuple[float, J
 
 
 def _objectives(study: Study, ranked: Sequence[Group]) -> Figure | None:
-    """The first two objectives against each other, with the Pareto front."""
+    """Draw the first two objectives against each other, with the Pareto front."""
     if len(study.objectives) < 2:
         return None
     a, b = study.objectives[:2]

@@ -1,6 +1,6 @@
-"""What a Study is, and its Jobs: run directories in any state, read. study.py makes the Study.
+"""Study and Job: run directories in any state, read into memory. study.py builds a Study.
 
-Imports neither torch nor Hydra; changes nothing in a run directory.
+This module imports neither torch nor Hydra, and does not change run directories.
 """
 
 from __future__ import annotations
@@ -28,61 +28,65 @@ SWEEP = "sweep.json"
 
 @dataclass(frozen=True)
 class Objective:
-    """A score. mode: min or max. sign: that by which scores are multiplied so that less is better."""
+    """A score. mode: min or max. sign: factor that makes lower scores better."""
 
     key: str
     mode: str
 
     @property
     def sign(self) -> int:
+        """Return 1 for min, -1 for max."""
         return 1 if self.mode == "min" else -1
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run directory. curves: {key: [(step, value), ...]}, non-finite values left out."""
+    """One run directory. curves: {key: [(step, value), ...]} without values that are not finite."""
 
-    key: str  # its directory's path, as short as unique among these jobs
+    key: str  # shortest path of its directory that is unique among the jobs
     number: int
     path: Path
-    overrides: tuple[str, ...]  # all it was started with
-    status: str  # as in status.json; killed: status running, but its process is gone
+    overrides: tuple[str, ...]  # all overrides of its command
+    status: str  # as in status.json; killed: the status is running, but the process is gone
     error: str | None  # one line
     traceback: str | None
-    config: Mapping[str, Any]  # dotted key -> value
+    config: Mapping[str, Any]  # {dotted key: value}
     result: Mapping[str, Any]
     curves: Mapping[str, list[tuple[int, float]]]
     seconds: Sequence[tuple[int, float]]  # (step, seconds since the first record)
-    code: Sequence[Code] = ()  # with which it ran, in the order of its resumes
-    files: Mapping[str, str] = field(default_factory=dict)  # config key -> digest of the data that it names
+    code: Sequence[Code] = ()  # code versions, in the order of its resumes
+    files: Mapping[str, str] = field(default_factory=dict)  # {config key: digest of the data that it names}
 
     def score(self, objective: Objective) -> float | None:
-        """Score of a finished job from result.json; None: the job has not finished, or the value is NaN or inf."""
+        """Return the score from result.json; None if the job has not finished or the value is not finite."""
         value = self.result.get(objective.key) if self.status == "finished" else None
         return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
     def so_far(self, objective: Objective) -> float | None:
-        """The best logged value, in any state of the job; None: none was logged."""
+        """Return the best logged value, in any state of the job; None if none was logged."""
         values = [value for _, value in self.curves.get(objective.key, ())]
         return (min if objective.mode == "min" else max)(values) if values else None
 
     def provisional(self, objective: Objective) -> float | None:
-        """For pictures: the score of a finished job, else the best value so far; None for a failed job without one."""
+        """Return, for pictures, the score of a finished job, otherwise the best value so far; None for a failed job
+        without values."""
         if self.died or self.status == "finished":
             return self.score(objective)
         return self.so_far(objective)
 
     @property
     def died(self) -> bool:
+        """Return True if the job failed or was killed."""
         return self.status in ("failed", "killed")
 
     @property
     def step(self) -> int:
+        """Return the last logged step."""
         return max((points[-1][0] for points in self.curves.values() if points), default=0)
 
     @property
     def reason(self) -> str | None:
-        """Why the job has no score, in one line."""
+        """Return the reason why the job has no score, as one line."""
         if self.status == "killed":
             return f"its process is gone without a word (killed, or out of memory) after step {self.step}"
         if self.status == "finished":
@@ -92,31 +96,32 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """Jobs to report on. swept: the dotted keys, or config groups, in which they differ."""
+    """The jobs of a report. swept: dotted keys or config groups in which they differ."""
 
     name: str
-    directory: Path  # where the report goes
+    directory: Path  # where the report is written
     jobs: tuple[Job, ...]
     swept: tuple[str, ...]
     objectives: tuple[Objective, ...]
     is_sweep: bool
     created: str | None = None
-    commands: tuple[tuple[str, ...], ...] = ()  # the overrides of each command that has added jobs
-    unswept: tuple[str, ...] = ()  # those of `swept` that differ without having been swept
+    commands: tuple[tuple[str, ...], ...] = ()  # overrides of each command that has added jobs
+    unswept: tuple[str, ...] = ()  # keys of `swept` that differ although they were not swept
     log_keys: frozenset[str] = field(default_factory=frozenset)  # keys swept with tag(log, ...)
-    is_search: bool = False  # its jobs are trials
+    is_search: bool = False  # the jobs are trials
 
     @property
     def objective(self) -> Objective:
+        """Return the first objective."""
         return self.objectives[0]
 
     @property
     def typed(self) -> list[str]:
-        """The commands, one line each."""
+        """Return the commands, one line each."""
         return [" ".join(overrides) for overrides in self.commands if overrides]
 
     def lacks(self, job: Job, key: str) -> bool:
-        """Whether the job has no such key where others have it: optim.momentum with optim=adamw."""
+        """Return True if the job does not have a key that others have, e.g. optim.momentum with optim=adamw."""
         return key not in job.config and key in self._config_keys
 
     @cached_property
@@ -124,7 +129,7 @@ class Study:
         return frozenset(key for job in self.jobs for key in job.config)
 
     def value(self, job: Job, key: str) -> Any:
-        """A job's value of a swept key, or its option of a swept config group; None: it has none."""
+        """Return a job's value of a swept key, or its option of a swept config group; None if it has none."""
         if key in job.config:
             return job.config[key]
         texts = (o.partition("=")[2] for o in reversed(job.overrides) if o.partition("=")[0].lstrip("+") == key)
@@ -132,12 +137,15 @@ class Study:
 
 
 def read_job(project: Project, path: Path, number: int, overrides: tuple[str, ...], key: str | None = None) -> Job:
-    """Read one run directory in any state; a missing one is a queued job. overrides: used if it has no file of them."""
+    """Read one run directory in any state; a missing one is a queued job. overrides: used if the directory has no
+    overrides.yaml."""
     enter(path)
     status = read_json(path / STATUS)
     curves, seconds = read_metrics(path / METRICS)
     state = status.get("status", "queued")
-    here = read_json(path / ENVIRONMENT).get("host") == platform.node()  # of other machines the status is trusted
+    here = (
+        read_json(path / ENVIRONMENT).get("host") == platform.node()
+    )  # for other machines the status cannot be checked
     if state == "running" and here and not is_claimed(path):
         state = "killed"
     error = str(status.get("error") or "").strip().splitlines()
@@ -159,7 +167,8 @@ def read_job(project: Project, path: Path, number: int, overrides: tuple[str, ..
 
 
 def read_metrics(path: Path) -> tuple[dict[str, list[tuple[int, float]]], list[tuple[int, float]]]:
-    """({key: [(step, value), ...]}, [(step, seconds), ...]) of a metrics.jsonl; both empty without the file."""
+    """Return ({key: [(step, value), ...]}, [(step, seconds), ...]) of metrics.jsonl; both are empty without the
+    file."""
     curves: dict[str, list[tuple[int, float]]] = {}
     seconds: list[tuple[int, float]] = []
     began: float | None = None
@@ -178,8 +187,8 @@ def read_metrics(path: Path) -> tuple[dict[str, list[tuple[int, float]]], list[t
 
 
 def runs_below(path: Path) -> Iterator[Path]:
-    """The run directories at or below `path`, in the order of their names (9 before 10). Links are not followed: they
-    may lead round in a ring, or anywhere."""
+    """Yield the run directories at or below `path` in the order of their names (9 before 10). Links are not followed,
+    because they may form a cycle."""
     folders = [path]
     while folders:
         folder = folders.pop()
@@ -189,14 +198,14 @@ def runs_below(path: Path) -> Iterator[Path]:
         with os.scandir(folder) as entries:
             shown = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
         for link in (entry.path for entry in shown if entry.is_symlink()):
-            log.warning("%s: a link, not followed; name its folder for what lies there", link)
+            log.warning("%s: is a link and was not followed; name its target to include it", link)
         below = [entry.path for entry in shown if not entry.is_symlink()]
         ordered = sorted(below, key=lambda p: (len(Path(p).name), p) if Path(p).name.isdigit() else (99, p))
         folders += [Path(one) for one in reversed(ordered)]
 
 
 def differing(jobs: Sequence[Job]) -> tuple[str, ...]:
-    """The dotted keys whose values differ among these jobs, without the groups NOT_COMPUTED."""
+    """Return the dotted keys whose values differ among these jobs, without the groups NOT_COMPUTED."""
     jobs = [job for job in jobs if job.config]
     keys = dict.fromkeys(key for job in jobs for key in job.config if key.split(".")[0] not in NOT_COMPUTED)
     absent = object()

@@ -1,4 +1,4 @@
-"""A table of a report, made once, and its writers: Markdown, LaTeX, data of the page. csv has columns of its own."""
+"""A table of a report and its writers: Markdown, LaTeX, data of the page. csv files have other columns."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 from samebits.sweeps.report.analyse import show
 from samebits.sweeps.report.escape import cell, code, text
 
-SMALL, LARGE = -4, 6  # powers of ten of means and errors that are written without an exponent
+SMALL, LARGE = -4, 6  # means and errors between these powers of ten are written without an exponent
 TOO_FEW = "too few seeds"
-MAX_ROWS = 200  # most rows of a table in Markdown; the csv and the page have all
+MAX_ROWS = 200  # maximum number of rows in Markdown; the csv and the page contain all
 MARKS = {"†": "not told from the best by its seeds", "‡": "too few seeds to tell it from the best"}
 IN_TEX = {"±": r"$\pm$", "†": r"$^\dagger$", "‡": r"$^\ddagger$"}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """value: what the page sorts by."""
+    """A cell. value: used for sorting on the page."""
 
     text: str
     value: Any = None
@@ -31,8 +31,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Score:
-    """A score over its seeds. error: what stands after ±, None where n is too small for it. verdict: against the best
-    of its column, as Comparison.verdict; "" for the best itself. factor: 100 for a percentage."""
+    """A score over its seeds. error: the number after ±, None if n is too small. verdict: comparison with the best of
+    its column, as in Comparison.verdict; "" for the best itself. factor: 100 for a percentage."""
 
     values: Sequence[float]
     error: float | None
@@ -43,16 +43,18 @@ class Score:
 
     @property
     def mean(self) -> float | None:
+        """Return the mean score; None if there are no scores."""
         return statistics.fmean(self.values) if self.values else None
 
     @property
     def mark(self) -> str:
-        """Of a score that may be the best one's equal."""
+        """Return the mark of a score that does not differ significantly from the best."""
         tied = self.verdict not in ("", "differs")
         return "" if not tied else "‡" if self.verdict == TOO_FEW else "†"
 
     @property
     def number(self) -> str:
+        """Return mean and error as text."""
         return "-" if self.mean is None else plus_minus(*self._shown)
 
     @property
@@ -61,6 +63,7 @@ class Score:
 
     @property
     def tex(self) -> str:
+        """Return mean and error for LaTeX."""
         if self.mean is None:
             return "--"
         number = tex_plus_minus(*self._shown)
@@ -70,34 +73,34 @@ class Score:
 
 @dataclass(frozen=True)
 class Sheet:
-    """rows: as many cells as `head`; the first `labels` are names. spans: a heading above every so many of the columns
-    between the labels and the last one, which in `head` begin with it."""
+    """A table. rows: as many cells as `head`; the first `labels` cells are names. spans: headings above groups of
+    equally many columns between the labels and the last column; in `head` these columns begin with the heading."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[Cell | Score]]
     labels: int = 1
     spans: Sequence[str] = ()
-    notes: Sequence[str] = ()  # lines beneath
+    notes: Sequence[str] = ()  # lines below the table
 
     def without(self, *headings: str) -> Sheet:
-        """Leave columns out; one of these headings that is not there is none."""
+        """Return the sheet without these columns; unknown headings are ignored."""
         kept = [i for i, heading in enumerate(self.head) if i < self.labels or heading not in headings]
         return replace(self, head=[self.head[i] for i in kept], rows=[[row[i] for i in kept] for row in self.rows])
 
     def without_empty(self, *headings: str) -> Sheet:
-        """Leave out those of these columns in which no row says anything."""
+        """Return the sheet without those of these columns that are empty in every row."""
         said = {self.head[i] for row in self.rows for i, each in enumerate(row) if isinstance(each, Score) or each.text}
         return self.without(*(heading for heading in headings if heading not in said))
 
 
 def markdown_table(sheet: Sheet) -> str:
-    """Without the notes."""
+    """Return the table in Markdown, without its notes."""
 
     def shown(each: Cell | Score) -> str:
         if isinstance(each, Score):
             number = each.number + each.mark
             return (f"**{number}**" if each.best else number) + each.note
-        # no code span with a pipe: some readers end the cell there, escaped or not
+        # not a code span if it contains a pipe, because some viewers end the cell there, escaped or not
         return code(each.text) if each.is_code and "|" not in each.text else text(each.text)
 
     lines = [map(text, sheet.head), ["---"] * len(sheet.head), *(map(shown, row) for row in sheet.rows[:MAX_ROWS])]
@@ -108,7 +111,8 @@ def markdown_table(sheet: Sheet) -> str:
 
 
 def latex_table(sheet: Sheet, warning: str | None = None) -> str:
-    """booktabs; the notes stand beneath, in a minipage: for a table environment, or anywhere. warning: a comment."""
+    """Return the table for LaTeX (booktabs), with its notes below in a minipage, for use with or without a table
+    environment. warning: written as a comment."""
     labels, wide = sheet.labels, len(sheet.head) - sheet.labels
     heads, above = list(sheet.head), []
     if sheet.spans:
@@ -133,13 +137,13 @@ def _tex_row(cells: Iterable[str]) -> str:
 
 
 def tex(value: str) -> str:
-    """Plain text for LaTeX."""
+    """Return plain text escaped for LaTeX."""
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | IN_TEX
     return "".join(special.get(c, f"\\{c}" if c in "&%$#_{}" else c) for c in value)
 
 
 def page_table(sheet: Sheet) -> dict[str, Any]:
-    """As JSON types. rows: of {text, value, best}; what is left out is null."""
+    """Return the table as JSON types. rows: lists of {text, value, best}; missing entries are null."""
 
     def shown(each: Cell | Score) -> dict[str, Any]:
         if isinstance(each, Score):
@@ -151,20 +155,21 @@ def page_table(sheet: Sheet) -> dict[str, Any]:
 
 
 def csv_text(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return the text of a csv file, with escaped cells."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerows([cell(value) for value in row] for row in [head, *rows])
     return out.getvalue()
 
 
-# ---- a mean and its error with the digits that the error leaves
+# ---- a mean and its error, rounded to the digits that the error justifies
 
 
 def rounded(mean: float, error: float | None) -> tuple[str, str | None, int]:
-    """(mean, error, n) as text, both to be multiplied by 10^n: 83.47, 3.28 -> ("83.5", "3.3", 0).
+    """Return (mean, error, n) as text, both to be multiplied by 10^n: 83.47, 3.28 -> ("83.5", "3.3", 0).
 
-    The error has two digits where they are at most 35, else one, the mean as many places (Particle Data Group, Review
-    of Particle Physics, 5.3). Without an error, or where it is 0, the mean has four digits.
+    The error has two digits if they are at most 35, otherwise one; the mean has as many decimal places (Particle Data
+    Group, Review of Particle Physics, 5.3). Without an error, or if it is 0, the mean has four digits.
     """
     if error is None or error == 0:
         return show(mean), error if error is None else "0", 0
@@ -179,13 +184,14 @@ def rounded(mean: float, error: float | None) -> tuple[str, str | None, int]:
 
 
 def plus_minus(mean: float, error: float | None) -> str:
+    """Return mean and error as text: 83.5 ± 3.3."""
     mean_text, error_text, power = rounded(mean, error)
     plain = mean_text if error_text is None else f"{mean_text} ± {error_text}"
     return f"({plain})e{power}" if power else plain
 
 
 def tex_plus_minus(mean: float, error: float | None) -> str:
-    r"""For LaTeX's math mode: 83.5 \pm 3.3."""
+    r"""Return the mean and error for LaTeX math mode: 83.5 \pm 3.3."""
     mean_text, error_text, power = rounded(mean, error)
     plain = mean_text if error_text is None else rf"{mean_text} \pm {error_text}"
     return rf"({plain}) \times 10^{{{power}}}" if power else plain

@@ -1,4 +1,5 @@
-"""Makes a Study of a sweep, of the parts of one that was run in several folders, or of any runs. No torch, no Hydra."""
+"""Build a Study from a sweep, from parts of a sweep in several folders, or from any runs. Imports neither torch nor
+Hydra."""
 
 from __future__ import annotations
 
@@ -15,24 +16,26 @@ from samebits.project import Project
 from samebits.saved import CONFIG, JobConfig, unswept
 from samebits.sweeps.report.read import SWEEP, Job, Objective, Study, differing, read_job, runs_below
 
-CONTENT = " (content "  # after a path that leads to data of several contents
-TOGETHER = "outputs/compare"  # where a report of several folders goes
+CONTENT = " (content "  # appended to a path if its data have different contents
+TOGETHER = "outputs/compare"  # output directory for reports of several folders
 
 
 def read_study(
     project: Project, paths: Sequence[Path], out: Path | None = None, objective: Objective | None = None
 ) -> Study:
-    """Read directories into a study: a sweep, also one that was run in several folders, or runs (or folders of runs) to
-    compare. ConfigError: none found."""
+    """Read directories into a study: a sweep, parts of a sweep in several folders, or runs (or folders of runs) to
+    compare. Raise ConfigError if no run is found."""
     for path in paths:
         if not path.is_dir():
-            raise ConfigError(f"{path}: no such directory; give a sweep, run directories, or a folder that holds some")
+            raise ConfigError(
+                f"{path}: no such directory; give a sweep, run directories, or a folder that contains some"
+            )
     if all((path / SWEEP).exists() for path in paths):
         return _sweeps(project, [path.absolute() for path in paths], out, objective)
     folders = list(dict.fromkeys(folder for path in paths for folder in runs_below(path.absolute())))
     if not folders:
-        raise ConfigError(f"{', '.join(map(str, paths))}: no run there (a run directory has a {CONFIG})")
-    above = Path(os.path.commonpath([folder.parent for folder in folders]))  # keys: as short as they stay unique
+        raise ConfigError(f"{', '.join(map(str, paths))}: contains no run directory (with a {CONFIG})")
+    above = Path(os.path.commonpath([folder.parent for folder in folders]))  # keys are the shortest unique paths
     keys = [str(folder.relative_to(above)) for folder in folders]
     jobs = same_data([read_job(project, f, n, (), key) for n, (f, key) in enumerate(zip(folders, keys))])
     lone_folder = len(paths) == 1 and folders != [paths[0].absolute()]
@@ -42,7 +45,7 @@ def read_study(
 
 
 def _sweeps(project: Project, paths: Sequence[Path], out: Path | None, objective: Objective | None) -> Study:
-    """One sweep, or the parts of one that were run in several folders."""
+    """Read one sweep, or its parts in several folders."""
     books = [read_json(path / SWEEP) for path in paths]
     read: list[Job] = []
     above = paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.parent for path in paths]))
@@ -52,9 +55,9 @@ def _sweeps(project: Project, paths: Sequence[Path], out: Path | None, objective
             folder, overrides = path / job["key"], tuple(job.get("overrides") or ())
             read.append(read_job(project, folder, number, overrides, str(folder.relative_to(above))))
     if not read:
-        raise ConfigError(f"{', '.join(str(path / SWEEP) for path in paths)}: lists no job yet")
+        raise ConfigError(f"{', '.join(str(path / SWEEP) for path in paths)}: contains no job yet")
     asked = tuple(Objective(o["key"], o["mode"]) for o in books[0].get("objectives") or ())
-    # the first version kept the last command's
+    # the first version kept only the last command
     given = [command for book in books for command in book.get("commands") or [book.get("overrides") or ()]]
     commands = tuple(dict.fromkeys(tuple(o for o in c if not o.startswith(("sweep=", "sweep.name="))) for c in given))
     typed = [override for command in commands for override in command]
@@ -80,19 +83,19 @@ def _sweeps(project: Project, paths: Sequence[Path], out: Path | None, objective
 
 
 def _monitored(jobs: Sequence[Job]) -> tuple[Objective, ...]:
-    """The monitor (key, mode) that most of these runs have."""
+    """Return the monitor (key, mode) that most of these runs have."""
     found = [(job.config.get("monitor.key"), job.config.get("monitor.mode")) for job in jobs]
     known = [(key, mode) for key, mode in found if key and mode]
     key, mode = max(known, key=known.count) if known else ("val/loss", "min")
     return (Objective(str(key), str(mode)),)
 
 
-# ---- runs of several folders made comparable: the same data have one name, other data another
+# ---- make runs of several folders comparable: equal data get one name, different data different names
 
 
 def choices_between(jobs: Sequence[Job], swept: Sequence[str], unlike: Sequence[str]) -> list[str]:
-    """The config groups that some of these sweeps have chosen otherwise (model=gpt), each for all its jobs: its options
-    tell more than the keys that differ below it, `unlike`."""
+    """Return the config groups, such as model=gpt, whose option differs between these sweeps but not within a sweep.
+    The option is more informative than the differing keys below it, `unlike`."""
     chosen = [{o.partition("=")[0].lstrip("+"): o.partition("=")[2] for o in job.overrides} for job in jobs]
     groups = [key for key in dict.fromkeys(key for one in chosen for key in one) if key not in swept]
     groups = [key for key in groups if any(k.startswith(f"{key.replace('/', '.')}.") for k in unlike)]
@@ -100,10 +103,13 @@ def choices_between(jobs: Sequence[Job], swept: Sequence[str], unlike: Sequence[
 
 
 def same_data(jobs: Sequence[Job], but: Collection[str] = ()) -> tuple[Job, ...]:
-    """The jobs with one text for data of one content, wherever they lie, and with two texts for one path to data of two
-    contents. Of a run without fingerprints the path alone is known. but: keys to leave as they are."""
-    known: dict[tuple[str, str], Any] = {}  # (key, digest) -> the text for it
-    digests: dict[tuple[str, str], dict[str, None]] = {}  # (key, path) -> those of the jobs that have it
+    """Return the jobs with one text for equal data at different paths, and different texts for different data at one
+    path.
+
+    If a run has no fingerprints, only its path is compared. but: keys that are not changed.
+    """
+    known: dict[tuple[str, str], Any] = {}  # {(key, digest): its text}
+    digests: dict[tuple[str, str], dict[str, None]] = {}  # {(key, path): digests of the jobs with this path}
     for job in jobs:
         for key, digest in job.files.items():
             known.setdefault((key, digest), job.config.get(key))

@@ -1,4 +1,4 @@
-"""Colours, for pictures and page: safe for the colour-blind (Okabe and Ito 2008), with a shape beside each colour."""
+"""Colors of pictures and page, safe for color-blind readers (Okabe and Ito 2008); each color has its own shape."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ CATEGORICAL_DARK = ("#56B4E9", "#E69F00", "#2DC4A0", "#E59AC6", "#F0844A", "#A8C
 MARKERS = ("o", "s", "^", "D", "v", "P", "h")
 FAILED, FAILED_DARK = "#B3261E", "#FF8A80"
 FAINT, FAINT_DARK = "#9AA3AD", "#5B6672"
-MAX_COLORED = len(CATEGORICAL)  # the best groups get a colour each; the rest is grey
+MAX_COLORED = len(CATEGORICAL)  # the best groups get a color each; the others are gray
 
-PAGE = {  # for report.html: light and dark background
+PAGE = {  # colors of report.html on light and dark background
     "light": CATEGORICAL,
     "dark": CATEGORICAL_DARK,
     "failed": (FAILED, FAILED_DARK),
@@ -18,4 +18,5 @@ PAGE = {  # for report.html: light and dark background
 
 
 def shortened(text: str, limit: int) -> str:
+    """Return the text, cut to `limit` characters."""
     return text if len(text) <= limit else text[: limit - 1] + "…"

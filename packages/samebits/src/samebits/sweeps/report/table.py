@@ -1,5 +1,8 @@
-"""The paper's table: a row for each value of the keys that are named. Within a row all other keys, seeds apart, are
-chosen by the study's objective, the mean over seeds on validation; shown are other scores of what was chosen."""
+"""The paper's table: one row per value of the given keys.
+
+Within a row, all other keys except seeds are selected by the study's objective (the mean over seeds on validation). The
+table shows other scores of the selected configuration.
+"""
 
 from __future__ import annotations
 
@@ -46,57 +49,64 @@ class Ask:
 
 @dataclass(frozen=True)
 class Cell:
-    """group: what was chosen, None where no job has the score that chooses. scores: one for each shown score."""
+    """A cell. group: the selected configuration, None if no job has the objective's score. scores: one per shown
+    score."""
 
     group: Group | None
-    chosen: str  # lr=0.01 width=64; "" where there was no choice
-    jobs: tuple[Job, ...]  # chosen from these
+    chosen: str  # e.g. lr=0.01 width=64; "" if there was no choice
+    jobs: tuple[Job, ...]  # the candidates
     scores: tuple[Score, ...]
 
 
 @dataclass(frozen=True)
 class Row:
+    """A row of the table."""
+
     names: tuple[str, ...]  # the values of Table.per
-    label: str  # the same in one text, a number with its key: mlp lr=0.1
-    cells: tuple[Cell | None, ...]  # one for each column; None: no such job
+    label: str  # the values as one text, numbers with their keys: mlp lr=0.1
+    cells: tuple[Cell | None, ...]  # one per column; None if it has no job
 
     def at(self, column: str) -> str:
+        """Return the row's label in a column."""
         return f"{self.label} {column}".strip()
 
 
 @dataclass(frozen=True)
 class Table:
+    """The paper's table."""
+
     study: Study
     per: tuple[str, ...]
-    columns: tuple[str, ...]  # labels; one that is "" without --columns
+    columns: tuple[str, ...]  # labels; one empty label without --columns
     shown: tuple[Objective, ...]
-    factors: tuple[float, ...]  # of each shown score: 100 for a percentage
+    factors: tuple[float, ...]  # factor of each shown score: 100 for a percentage
     spread: str
     rows: tuple[Row, ...]
 
     @property
     def objective(self) -> Objective:
+        """Return the objective that selects configurations."""
         return self.study.objective
 
     def title(self, k: int) -> str:
-        """Of the k-th shown score."""
+        """Return the title of the k-th shown score."""
         return self.shown[k].key + (" [%]" if self.factors[k] == 100 else "")
 
     def cells(self) -> list[tuple[Row, str, Cell]]:
-        """(row, column's label, cell) of all that have jobs."""
+        """Return (row, label of the column, cell) of all cells that have jobs."""
         return [(row, c, cell) for row in self.rows for c, cell in zip(self.columns, row.cells) if cell]
 
 
 def table(study: Study, ask: Ask) -> Table:
-    """Raises ConfigError for an unknown key, a seed as a row, a score that no finished job has."""
-    asked = (("--per", ask.per), ("--columns", ask.columns))
+    """Return the table. Raise ConfigError for an unknown key, a seed as a row, or a score that no finished job has."""
+    asked = (("--rows", ask.per), ("--columns", ask.columns))
     per, across = ([key_of(study, flag, key) for key in keys] for flag, keys in asked)
     if twice := set(per) & set(across):
-        raise ConfigError(f"--columns {min(twice)}: is a key of --per already; name another key, or leave it out")
+        raise ConfigError(f"--columns {min(twice)}: is a key of --rows already; name another key, or leave it out")
     shown = tuple(shown_score(study, text) for text in ask.show)
     if strange := [key for key in ask.percent if key not in {o.key for o in shown}]:
-        raise ConfigError(f"--percent {strange[0]}: is not shown; --show has {', '.join(o.key for o in shown)}")
-    places: dict[tuple[str, ...], dict[tuple[str, ...], list[Job]]] = {}  # row -> column -> its jobs
+        raise ConfigError(f"--percent {strange[0]}: is not shown; --metrics has {', '.join(o.key for o in shown)}")
+    places: dict[tuple[str, ...], dict[tuple[str, ...], list[Job]]] = {}  # {row: {column: jobs}}
     first: dict[tuple[str, ...], Job] = {}
     columns: dict[tuple[str, ...], str] = {}
     for job in study.jobs:
@@ -118,7 +128,7 @@ def table(study: Study, ask: Ask) -> Table:
 
 
 def key_of(study: Study, flag: str, text: str) -> str:
-    """The key or config group of that name, or of that unique ending among the swept ones."""
+    """Return the swept key or config group with this name or this unique ending."""
     swept = config_keys(study)
     short = {name: key for key, name in short_names(swept).items()}
     given = {o.partition("=")[0].lstrip("+") for job in study.jobs for o in job.overrides}
@@ -133,29 +143,29 @@ def key_of(study: Study, flag: str, text: str) -> str:
 
 
 def shown_score(study: Study, text: str) -> Objective:
-    """KEY:min, KEY:max, or KEY where its name says what is better."""
+    """Parse KEY:min, KEY:max, or KEY if its name implies the mode."""
     key, _, mode = text.partition(":")
     done = [job for job in study.jobs if job.status == "finished"]
     if done and not any(job.score(Objective(key, "min")) is not None for job in done):
         known = ", ".join(sorted({k for job in done for k in job.result if "/" in k}))
-        raise ConfigError(f"--show {key}: no run has this score; they have {known}")
+        raise ConfigError(f"--metrics {key}: no run has this score; they have {known}")
     if not mode:
         same = [o.mode for o in study.objectives if o.key.partition("/")[2] == key.partition("/")[2]]
         guess = "min" if LESS.search(key) else "max" if MORE.search(key) else ""
         mode = same[0] if same else guess
     if mode not in ("min", "max"):
-        raise ConfigError(f"--show {text}: is less or more of it better? write {key}:min or {key}:max")
+        raise ConfigError(f"--metrics {text}: is less or more of it better? write {key}:min or {key}:max")
     return Objective(key, mode)
 
 
 def choose(study: Study, jobs: Sequence[Job]) -> Group | None:
-    """The configuration with the best mean of the objective among those with the most scored seeds."""
+    """Return the configuration with the best mean of the objective among those with the most scored seeds."""
     objective = study.objective
     return best_of_most_seeds(groups(replace(study, jobs=tuple(jobs)), objective), objective)
 
 
 def spread_of(values: Sequence[float], spread: str) -> float | None:
-    """The error of a mean, one of facts.SPREADS."""
+    """Return the error of a mean. spread: one of facts.SPREADS."""
     if spread == "interval":
         interval = mean_interval(values)
         return None if interval is None else (interval[1] - interval[0]) / 2
@@ -179,7 +189,7 @@ def _cell(
 
 
 def _compared(study: Study, shown: Sequence[Objective], cells: Sequence[Cell | None]) -> list[Cell | None]:
-    """The cells of one column, each score compared with the best one of its kind."""
+    """Return the cells of one column, with each score compared with the best one."""
     chosen = [cell.group for cell in cells if cell and cell.group]
     against = [verdicts(study, chosen, objective) for objective in shown]
 
@@ -192,19 +202,20 @@ def _compared(study: Study, shown: Sequence[Objective], cells: Sequence[Cell | N
 
 
 def verdicts(study: Study, chosen: Sequence[Group], objective: Objective) -> dict[str, str]:
-    """{first job's key: BEST, or the verdict against the best}, of those with a score; {} where fewer than two have."""
+    """Return {key of the first job: BEST, or the result of the comparison with the best} for groups with a score; {}
+    for fewer than two such groups."""
     scored = [group for group in chosen if group.scores(objective)]
     if len(scored) < 2:
         return {}
     jobs = tuple(job for group in scored for job in group.jobs)
     rows = comparisons(replace(study, jobs=jobs, objectives=(objective,))).get(objective.key, ())
     best = rows[0].best if rows else min(scored, key=lambda group: objective.sign * (group.mean(objective) or 0.0))
-    found = {group.jobs[0].key: TOO_FEW for group in scored}  # of one seed each, which no test takes
+    found = {group.jobs[0].key: TOO_FEW for group in scored}  # one seed each is too few for a test
     return found | {row.group.jobs[0].key: row.verdict for row in rows} | {best.jobs[0].key: BEST}
 
 
 def _tuned(study: Study, cells: Sequence[Sequence[Job]]) -> list[str]:
-    """The keys that differ within some cell: of these a value is chosen."""
+    """Return the keys that differ within a cell; their values are selected."""
     keys = config_keys(study)
     return [key for key in keys if any(len({str(study.value(job, key)) for job in jobs}) > 1 for jobs in cells)]
 

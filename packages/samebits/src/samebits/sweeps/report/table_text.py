@@ -1,4 +1,4 @@
-"""The paper's table as a sheet, for the usual writers, and as a csv of all digits."""
+"""The paper's table as a sheet for Markdown, LaTeX and the page, and as a csv with all digits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from samebits.sweeps.report.table import Row, Table
 
 
 def paper_sheet(table: Table) -> Sheet:
+    """Return the table as a sheet."""
     titles = [table.title(k) for k in range(len(table.shown))]
     head = [*table.per, *(f"{column} {title}".strip() for column in table.columns for title in titles), "n"]
     spans = table.columns if table.columns != ("",) else ()
@@ -20,7 +21,7 @@ def paper_sheet(table: Table) -> Sheet:
 
 
 def _row(table: Table, row: Row) -> list[Cell | Score]:
-    """A score of fewer seeds than others in its row says so."""
+    """Return the cells of a row. A score of fewer seeds than others in its row is marked."""
     none = tuple(Score((), None) for _ in table.shown)
     scores = [score for cell in row.cells for score in (cell.scores if cell else none)]
     most = max(len(score.values) for score in scores)
@@ -31,6 +32,7 @@ def _row(table: Table, row: Row) -> list[Cell | Score]:
 
 
 def paper_markdown(table: Table, pictures: list[str]) -> str:
+    """Return the table as Markdown with its notes and pictures."""
     sheet = paper_sheet(table)
     parts = [f"# {text(table.study.name)}: the paper's table", markdown_table(sheet)]
     parts += ["\n".join(f"- {text(line)}" for line in sheet.notes)]
@@ -38,7 +40,7 @@ def paper_markdown(table: Table, pictures: list[str]) -> str:
 
 
 def paper_csv(table: Table) -> str:
-    """A row for each number, unrounded and without the factor of a percentage."""
+    """Return a csv with one row per number, not rounded and without the factor of a percentage."""
     head = [*table.per, "column", "score", "mean", "error", "n", "best", "verdict", "chosen", "chosen by", "error is"]
     by = f"{table.objective.key} ({table.objective.mode})"
     by = f"{by}; {said}" if (said := caution([table.objective])) else by
@@ -52,7 +54,7 @@ def paper_csv(table: Table) -> str:
 
 
 def _chosen(table: Table) -> list[str]:
-    """What was chosen in each cell, by which score."""
+    """Return lines with the selected configuration of each cell and the score that selected it."""
     objective, lines = table.objective, []
     for row, column, cell in table.cells():
         if cell.group and cell.chosen:
@@ -63,7 +65,7 @@ def _chosen(table: Table) -> list[str]:
 
 
 def _notes(table: Table) -> list[str]:
-    """How the table came about, and what is missing in it: a line each."""
+    """Return lines that explain how the table was made and what is missing."""
     objective = table.objective
     better = "least" if objective.mode == "min" else "greatest"
     warning = caution([objective])

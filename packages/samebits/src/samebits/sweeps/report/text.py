@@ -1,4 +1,4 @@
-"""report.csv, groups.csv and report.md, without matplotlib and plotly."""
+"""Write report.csv, groups.csv and report.md; needs neither matplotlib nor plotly."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from samebits.sweeps.report.facts import Best, Facts, Section
 from samebits.sweeps.report.read import Job, Study
 from samebits.sweeps.report.sheet import Cell, Sheet, csv_text, markdown_table
 
-MOST_NAMED = 12  # jobs that failed for one reason
+MOST_NAMED = 12  # maximum number of named jobs per reason of failure
 
 
 def job_rows(study: Study) -> tuple[list[str], list[list[Any]]]:
-    """(head, rows): a row for each job, unrounded; each value of its result.json is a column."""
+    """Return (head, rows) with one row per job, not rounded; each value of result.json is a column."""
     results = list(dict.fromkeys(k for job in study.jobs for k, v in job.result.items() if not isinstance(v, dict)))
     head = ["job", "directory", "status", *study.swept, *(f"best so far {o.key}" for o in study.objectives)]
     rows = [
@@ -29,7 +29,7 @@ def job_rows(study: Study) -> tuple[list[str], list[list[Any]]]:
 
 
 def group_rows(study: Study) -> tuple[list[str], list[list[Any]]]:
-    """(head, rows): a row for each configuration, best first: mean, standard deviation and number of seeds."""
+    """Return (head, rows) with one row per configuration, best first: mean, standard deviation and number of seeds."""
     keys, said = config_keys(study), caution(study.objectives)
     columns = [f"{o.key} {what}" for o in study.objectives for what in ("mean", "std", "n")]
     rows = [
@@ -42,15 +42,18 @@ def group_rows(study: Study) -> tuple[list[str], list[list[Any]]]:
 
 
 def jobs_csv(study: Study) -> str:
+    """Return report.csv."""
     return csv_text(*job_rows(study))
 
 
 def groups_csv(study: Study) -> str:
+    """Return groups.csv."""
     return csv_text(*group_rows(study))
 
 
 def markdown(facts: Facts, pictures: Sequence[str] = (), note: str | None = None) -> str:
-    """The text of report.md. pictures: paths relative to the report; note: what is missing and why, None: nothing."""
+    """Return the text of report.md. pictures: paths relative to the report. note: a line about missing parts, or
+    None."""
     study = facts.study
     parts = [f"# {text(study.name)}", text(facts.summary)]
     parts += [f"**{text(said)}.**"] if (said := caution(study.objectives)) else []
@@ -89,7 +92,7 @@ def _best(best: Best) -> str:
 
 
 def _failures(study: Study) -> list[str]:
-    """The section on failures; jobs with the same reason share one item."""
+    """Return the section on failures; jobs with the same reason share one item."""
     names = short_names(study.swept)
     by_reason: dict[str, list[Job]] = {}
     for job in study.jobs:

@@ -1,4 +1,4 @@
-"""Send to W&B a sweep's summary as a W&B run, and at a sweep's end what it lacks of the runs."""
+"""Upload a sweep's summary to W&B as a run and, when a sweep ends, the missing records of its runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits.files import no_links, read_text
-from samebits.loggers import begin_beside, sync_command
+from samebits.loggers import start_run_in_group, sync_command
 from samebits.project import Project
 from samebits.sweeps.report.analyse import best_group, counts, is_failure
 from samebits.sweeps.report.best import override_list
@@ -20,8 +20,9 @@ from samebits.sweeps.report.text import group_rows, job_rows
 
 
 def upload_summary(project: Project, sweep_dir: Path, mode: str, folder: Path | None = None) -> str | None:
-    """Log a sweep's summary (tables of jobs and configurations, counts, the best) as one W&B run of the sweep's group,
-    always with the same id, so that a later one replaces it. mode: online or offline. Returns its name; None if
+    """Log a sweep's summary (tables of jobs and configurations, counts, the best) as a W&B run in the sweep's group.
+
+    The id is always the same, so a later summary replaces it. mode: online or offline. Return the run's name; None if
     the sweep does not log to W&B."""
     import wandb
 
@@ -33,7 +34,7 @@ def upload_summary(project: Project, sweep_dir: Path, mode: str, folder: Path | 
     about = {"sweep": study.name, "overrides": study.typed, "directory": str(sweep_dir)}
     same = hashlib.sha256(f"{study.name} {study.created}".encode()).hexdigest()[:8]
     arguments = {"id": same, "name": name, "job_type": "summary", "config": about}
-    run = begin_beside(project, begun[0].path, arguments, folder or sweep_dir, mode)
+    run = start_run_in_group(project, begun[0].path, arguments, folder or sweep_dir, mode)
     run.summary.update(_facts(study))
 
     def table(head: list[str], rows: list[list[Any]]) -> Any:
@@ -55,8 +56,10 @@ def _facts(study: Study) -> dict[str, Any]:
 
 
 def sync_apart(project: Project, sweep_dir: Path, limit_s: float) -> str | None:
-    """At a sweep's end: send what its runs lack (the machine of a SLURM job is gone with the job) and the summary, in a
-    process that goes on after limit_s. Returns an error's last line; None if there is none yet."""
+    """Upload the summary and the missing records of the runs, in a process that continues after limit_s.
+
+    Called when a sweep ends, because the machine of a SLURM job may not have finished its upload. Return the last line
+    of an error, or None if there is none so far."""
     command = [sys.executable, str(project.root / "src/sync.py"), str(sweep_dir)]
     environment = {name: value for name, value in os.environ.items() if name != "WANDB_RUN_ID"}
     log = sweep_dir / "sync.log"
@@ -66,7 +69,7 @@ def sync_apart(project: Project, sweep_dir: Path, limit_s: float) -> str | None:
     try:
         status = process.wait(limit_s)
     except subprocess.TimeoutExpired:
-        process.returncode = 0  # it goes on alone
+        process.returncode = 0  # the process continues without this one
         return f"W&B is still being sent to; if it does not get through: {sync_command(sweep_dir)}"
     said = read_text(log).strip().splitlines()
     return None if status == 0 else f"{(said or ['no word'])[-1]}; again: {sync_command(sweep_dir)}"

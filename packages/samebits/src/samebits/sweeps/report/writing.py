@@ -1,4 +1,4 @@
-"""Write a report: of a sweep at its end, or of what was read."""
+"""Write the files of a report."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from samebits.sweeps.report.table import Ask, table
 from samebits.sweeps.report.table_text import paper_csv, paper_markdown, paper_sheet
 from samebits.sweeps.report.text import groups_csv, jobs_csv, markdown
 
-DRAWN, PAPER = "report", "paper"  # folders of the pictures; of the paper's table and figures
-SYNC_S = 10.0  # that a sweep's end waits for W&B; what is left is sent without it
+DRAWN, PAPER = "report", "paper"  # folders of the pictures, and of the paper's table and figures
+SYNC_S = 10.0  # seconds that the end of a sweep waits for uploads to W&B; the rest is uploaded in the background
 
 
 def write(project: Project, sweep_dir: Path) -> list[Path]:
-    """Write a sweep's report and, if its jobs log to W&B, send what is lacking there, the summary too. Returns the
-    files. Never raises: an error is one line."""
+    """Write a sweep's report and, if its jobs log to W&B, upload missing records and the summary. Return the files.
+    Never raise: an error is printed as one line."""
     try:
         study = read_study(project, [sweep_dir])
         files = write_study(study, say)
     except Exception as error:
-        say(f"no report ({type(error).__name__}: {error}); later: ./run report {shown(sweep_dir)}")
+        say(f"no report ({type(error).__name__}: {error}); try again with: ./run report {shown(sweep_dir)}")
         return []
     if is_online(project, study):
         from samebits.sweeps.report.wandb_sync import sync_apart
@@ -44,7 +44,7 @@ def write(project: Project, sweep_dir: Path) -> list[Path]:
 
 
 def is_online(project: Project, study: Study) -> bool:
-    """Whether the sweep's jobs log to W&B's server."""
+    """Return True if the sweep's jobs log to a W&B server."""
     begun = [job for job in study.jobs if job.config]
     if not begun or begun[0].config.get("logger.kind") != "wandb":
         return False
@@ -54,22 +54,22 @@ def is_online(project: Project, study: Study) -> bool:
 
 
 def say(text: str) -> None:
+    """Print a line to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def write_study(study: Study, say: Callable[[str], object] = say, ask: Ask | None = None) -> list[Path]:
-    """Write report.csv, groups.csv, report.md, table.tex; with the extra `report` also pictures and report.html. With
-    `ask` also paper/table.md, .csv, .tex, figures as paper/*.pdf, and the table on the page.
+    """Write report.csv, groups.csv, report.md and table.tex, and with the extra `report` pictures and report.html.
 
-    Returns the files. say: called with one line if the extra is not installed, or if jobs ran with
-    different code. ConfigError, before anything is written: `ask` has a mistake.
-    """
+    ask: also write paper/table.md, .csv, .tex, figures as paper/*.pdf, and the table on the page. say: called with a
+    line if the extra is not installed or if jobs ran with different code. Return the files. Raise ConfigError for a
+    mistake in `ask`, before anything is written."""
     asked = table(study, ask) if ask else None
     curves = {axis: lines(asked, axis) for axis in ask.against} if asked and ask else {}
     folder, found = study.directory, facts(study)
     folder.mkdir(parents=True, exist_ok=True)
     for own in filter(Path.exists, (folder / DRAWN, folder / PAPER)):
-        make_folder(own)  # a link is refused before anything is written
+        make_folder(own)  # raises for a link, before anything is written
         remove_leftovers(own)
     remove_leftovers(folder)
     absent = [name for name in ("matplotlib", "plotly") if find_spec(name) is None]
@@ -101,7 +101,7 @@ def write_study(study: Study, say: Callable[[str], object] = say, ask: Ask | Non
             from samebits.sweeps.report.figures import draw_paper
 
             if not any(curves.values()):
-                say(f"no curves in {PAPER}/: no run logged {asked.objective.key} while it trained")
+                say(f"no curves in {PAPER}/: no run logged {asked.objective.key} during training")
             figures = draw_paper(asked, curves, ask.inches, folder / PAPER)
         pictures = [path.name for path in figures if path.suffix == ".png"]
         texts |= {

@@ -1,11 +1,11 @@
-"""Searches: trials that Optuna draws, run as jobs of a sweep.
+"""Hyperparameter search: Optuna draws trials, which run as jobs of a sweep.
 
-distributions.py  one key: a sweep override -> Optuna's distribution
-space.py          all keys, in the order in which they depend on each other; a trial's parameters -> overrides
-methods.py        sampler and pruner: which ones, and how they are built
-objectives.py     keys of result.json that are minimized or maximized
-storage.py        the database of the trials
-study.py          the next trial's parameters, the outcome of each trial
-drive.py          ask, write the run directory, launch, tell
-pruning.py        a callback within a trial's run: report each score, ask whether to stop
+distributions  one key: a sweep override -> Optuna's distribution
+space          all keys, ordered by their dependencies; parameters of a trial -> overrides
+methods        the allowed samplers and pruners, and how they are built
+objectives     keys of result.json that are minimized or maximized
+storage        the database of the trials
+study          parameters of the next trial, the outcome of each trial
+drive          draw a trial, write its run directory, launch it, report its scores
+pruning        a callback in a trial's run: report each score, stop if Optuna prunes
 """

@@ -22,16 +22,17 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 TAGS, IF = ("log", "int"), "if "
-DIGITS = 6  # significant digits of a real number that is drawn
+DIGITS = 6  # significant digits of drawn real numbers
 
 
 def conditions_of(override: Override) -> list[str]:
-    """The tags of an override that are conditions, 'if key=value' (samebits.sweeps.search.space)."""
+    """Return the tags of an override that are conditions, 'if key=value' (samebits.sweeps.search.space)."""
     return sorted(tag for tag in getattr(override.value(), "tags", ()) if tag.startswith(IF))
 
 
 def distribution_of(override: Override) -> BaseDistribution:
-    """Optuna's distribution of one key's values; ConfigError if Optuna has none for this override."""
+    """Return Optuna's distribution for the values of one key. Raise ConfigError if Optuna has none for this
+    override."""
     value: Any = override.value()
     tags = set(getattr(value, "tags", ())) - set(conditions_of(override))
     try:
@@ -42,9 +43,9 @@ def distribution_of(override: Override) -> BaseDistribution:
         if isinstance(value, RangeSweep):
             return _range(value, "log" in tags)
         if tags:
-            raise ValueError("a choice has no scale - leave out the tag")
+            raise ValueError("a choice has no scale - remove the tag")
         return _choice(override, value)
-    except ValueError as error:  # Optuna's own too
+    except ValueError as error:  # also raised by Optuna
         raise ConfigError(f"{override.input_line}: {one_line(error)}") from None
 
 
@@ -73,10 +74,11 @@ def _range(sweep: RangeSweep, log: bool) -> BaseDistribution:
 
 
 def _choice(override: Override, value: Any) -> BaseDistribution:
-    """A choice among the values' texts: Optuna would take 1, 1.0 and true for one value, and accepts no list."""
+    """Return a choice among the values as text, because for Optuna 1, 1.0 and true are one value, and lists are
+    invalid."""
     from optuna.distributions import CategoricalDistribution
 
-    if isinstance(value, ChoiceSweep):  # not the iterator: shuffle() would change the order at each start
+    if isinstance(value, ChoiceSweep):  # not the iterator, because shuffle() would change the order at each start
         texts = [Transformer.str(item) for item in value.list]
     else:
         texts = list(override.sweep_string_iterator())
@@ -84,7 +86,7 @@ def _choice(override: Override, value: Any) -> BaseDistribution:
 
 
 def text_of(value: Any, distribution: BaseDistribution) -> str:
-    """A parameter as text of an override; a real number is rounded to DIGITS significant digits."""
+    """Return a parameter as the text of an override; real numbers are rounded to DIGITS significant digits."""
     if isinstance(value, str):
         return value
     low, high, step = (getattr(distribution, name) for name in ("low", "high", "step"))
@@ -92,22 +94,25 @@ def text_of(value: Any, distribution: BaseDistribution) -> str:
 
 
 def ends(distribution: Any) -> list[Any]:
-    """Every choice, or both ends."""
+    """Return every choice, or both ends of a range."""
     return list(dict.fromkeys(getattr(distribution, "choices", None) or (distribution.low, distribution.high)))
 
 
 def values_of(distribution: Any, where: str) -> Sequence[Any]:
-    """All values. ConfigError that begins with `where` for infinitely many."""
+    """Return all values. Raise ConfigError, which begins with `where`, if there are infinitely many."""
     if hasattr(distribution, "choices"):
         return distribution.choices
     low, high, step = distribution.low, distribution.high, distribution.step
     if step is None:
-        raise ConfigError(f"{where}: an interval has no end of values - use a range, a choice or int(interval(...))")
+        raise ConfigError(
+            f"{where}: an interval has infinitely many values - use a range, a choice or int(interval(...))"
+        )
     if isinstance(step, int):
         return range(low, high + 1, step)
     return [decimal(low + n * step) for n in range(round((high - low) / step) + 1)]
 
 
 def decimal(value: Any, digits: int = 12) -> Any:
-    """Without the rounding error of binary fractions: 0.1 + 2 * 0.1 is 0.30000000000000004. All but floats as it is."""
+    """Round a float to `digits` digits to remove binary rounding errors (0.1 + 2 * 0.1 is 0.30000000000000004). Return
+    other types unchanged."""
     return float(f"{value:.{digits}g}") if isinstance(value, float) else value

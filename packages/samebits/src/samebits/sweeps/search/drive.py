@@ -1,7 +1,7 @@
-"""A search from start to end: trials are drawn, run as jobs of a sweep, and reported to the study as they end.
+"""Run a search: draw trials, run them as jobs of a sweep, and report their scores to the study.
 
-unfinished trials of an earlier start -> reported, if their run has ended since; else resumed
-while there is room: ask -> compose, check, write the run directory -> launch -> tell
+unfinished trials of an earlier command -> reported if their run has ended since, otherwise resumed
+while trials are left: ask -> compose, check, write the run directory -> launch -> tell
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def run_search(
     arguments: Sequence[str],
     options: Mapping[str, Any],
 ) -> None:
-    """Run trials until hydra.sweeper.n_trials have ended, including those of earlier starts.
+    """Run trials until hydra.sweeper.n_trials have ended, including trials of earlier commands.
 
-    master: the command's whole config. options: hydra.sweeper. Raises ConfigError before anything is written, later
-    what `conclude` raises.
+    master: the config of the command. options: hydra.sweeper. Raise ConfigError before anything is written; afterwards
+    the exceptions of `conclude`.
     """
     quiet()
     from optuna.exceptions import StorageInternalError
@@ -72,7 +72,7 @@ def run_search(
     composer = Composer(project, loader, master, Path(master.hydra.runtime.cwd), ledger.directory, space.keys)
     methods = Methods(project, config, space)
     if any(not job.key.startswith(TRIAL_KEY) for job in ledger.jobs):
-        raise ConfigError(f"sweep={ledger.name}: holds a sweep, not a search - give the search another name")
+        raise ConfigError(f"sweep={ledger.name}: is a sweep, not a search - give the search another name")
     corners = corners_of(space, composer, all_of_them=sweep_options.preflight or not ledger.jobs)
     base = plain(corners[0].cfg)
     objectives = objective_values.choose(project, config.objectives, base)
@@ -93,16 +93,15 @@ def run_search(
                 say(difference)
             stopped = drive.run(launcher, sweep_options, waiting) if to_run else None
         except (StorageInternalError, SQLAlchemyError) as error:  # the database is unreachable or full
-            cause = error.__cause__ or error  # of Optuna's own: what the database said
+            cause = error.__cause__ or error  # the database's own error
             reason = one_line(getattr(cause, "orig", None) or cause)
-            raise RunFailed(
-                f"hydra.sweeper.storage: {reason}; once that is mended, the same command goes on"
-            ) from error
+            raise RunFailed(f"hydra.sweeper.storage: {reason}; fix this, then repeat the command to resume") from error
         conclude(study, ledger, stopped, changed=to_run)
 
 
 def corners_of(space: Space, composer: Composer, all_of_them: bool) -> list[Candidate]:
-    """Checked configs that cover every choice and both ends of every range; only the first one without all_of_them."""
+    """Return checked configs that cover every choice and both ends of every range; only the first one unless
+    all_of_them."""
     found = []
     for n, values in enumerate(islice(space.corners(), None if all_of_them else 1)):
         cfg = DictConfig(composer.job(n, trial_key(n), space.overrides(values)))
@@ -111,36 +110,36 @@ def corners_of(space: Space, composer: Composer, all_of_them: bool) -> list[Cand
 
 
 class Drive:
-    """Hands trials to a launcher one by one. command: the overrides as typed."""
+    """Give trials to a launcher one by one. command: the overrides as typed."""
 
     def __init__(self, study: Search, ledger: Ledger, composer: Composer, command: Sequence[str]) -> None:
         self.study, self.ledger, self.composer, self.command = study, ledger, composer, command
         self._said: set[str] = set()
 
     def left_over(self) -> list[Trial]:
-        """Trials of an earlier start that must be resumed; those that have ended since are reported to the study."""
+        """Return the trials of earlier commands that must be resumed. Report those that have ended to the study."""
         return [trial for trial in self.study.running() if not self._ended(self._job(trial.number))]
 
     def run(self, launcher: Launcher, options: Any, waiting: list[Trial]) -> signal.Signals | None:
-        """Run the trials to the end of the search. Returns the signal that stopped it early; None: none did."""
+        """Run trials until the search ends. Return the signal that stopped it early, or None."""
         total = [self._job(number) for number in range(self.study.expected())]
         jobs = self._jobs(waiting)
         if hasattr(launcher, "run_jobs"):
             return run_sweep(launcher, Work(self.ledger, jobs, total, options, self._ended))
-        # other launchers take a batch, and return only when its last job has ended
+        # other launchers take a batch and return when its last job has ended
         while batch := list(islice(jobs, self.study.config.n_jobs or 1)):
             run_sweep(launcher, Work(self.ledger, batch, total, options, self._ended))
         return None
 
     def _jobs(self, waiting: list[Trial]) -> Iterator[Job]:
-        """Draws each trial only when it can start, so that the sampler knows all results until then."""
+        """Yield jobs. Each trial is drawn only when it can start, so that the sampler has all results until then."""
         while waiting or self.study.has_room():
             job = self._written(waiting.pop(0) if waiting else self.study.ask())
             if job is not None:
                 yield job
 
     def _written(self, trial: Trial) -> Job | None:
-        """The trial's job, its run directory written unless an earlier start did; None: its config has a mistake."""
+        """Return the trial's job and write its run directory if it is missing; None if its config has a mistake."""
         overrides, key = self.study.space.overrides(trial.params), trial_key(trial.number)
         try:
             job = self.ledger.named(key)
@@ -149,7 +148,7 @@ class Drive:
             else:
                 cfg = self.composer.job(trial.number, key, overrides)
                 job = self._add(NewJob(overrides, cfg, {}, key, {"trial": trial.number}))
-        except ConfigError as error:  # two values that do not fit together
+        except ConfigError as error:  # two values that conflict
             say(f"error: {error}")
             self.study.tell(trial.number, "fail", why=str(error))
             return None
@@ -166,7 +165,7 @@ class Drive:
         return self.ledger.add([new], self.command, self.study.space.keys, objectives, self.composer.follows)[0]
 
     def _ended(self, job: Job) -> bool:
-        """Report a trial's state and scores to the study. Returns whether it has ended."""
+        """Report a trial's state and scores to the study. Return True if it has ended."""
         number, state, study = int(job.key.removeprefix(TRIAL_KEY)), job.state(), self.study
         if state not in OUTCOME:
             return False
@@ -187,26 +186,26 @@ class Drive:
 
 
 def trial_key(number: int) -> str:
-    """The name of a trial's directory: by number, as equal parameters may be tried twice."""
+    """Return the name of a trial's directory. It is a number, because equal parameters may be tried twice."""
     return f"{TRIAL_KEY}{number:04d}"
 
 
 @contextmanager
 def driving(root: Path, sweep_dir: Path) -> Iterator[None]:
-    """Lock: one process drives a search at a time; the kernel releases it even if the process is killed."""
+    """Hold the lock that allows one process per search; the kernel releases it even if the process is killed."""
     sweep_dir.mkdir(parents=True, exist_ok=True)
     try:
         lock = Lock(sweep_dir / LOCK)
     except Busy as busy:
         raise ConfigError(
-            f"sweep={sweep_dir.name}: another process drives this search; wait or stop it "
+            f"sweep={sweep_dir.name}: another process runs this search; wait until it ends, or stop it "
             f"(hydra.sweeper.n_jobs=2 runs two trials at once){busy}"
         ) from None
     with lock:
         try:
             yield
         except ConfigError:
-            if not (sweep_dir / SWEEP).exists():  # nothing has begun
+            if not (sweep_dir / SWEEP).exists():  # nothing has started
                 with suppress(OSError):
                     (sweep_dir / LOCK).unlink()
                     remove_if_empty(root, sweep_dir)
@@ -215,7 +214,7 @@ def driving(root: Path, sweep_dir: Path) -> Iterator[None]:
 
 # ---- messages
 def outlook(study: Search, num_left_over: int) -> str:
-    """The line before the start: numbers of trials, to run and ended before."""
+    """Return the line that is printed before the start: numbers of trials, trials to run, and ended trials."""
     states = _states(study.ended())
     to_run = max(0, study.methods.limit - len(states))
     parts = ahead(f"{study.methods.limit} trials", to_run, num_left_over, states)
@@ -227,8 +226,11 @@ def _states(trials: Sequence[FrozenTrial]) -> list[str]:
 
 
 def conclude(study: Search, ledger: Ledger, stopped: signal.Signals | None, changed: bool) -> None:
-    """Print the table and the best trials, write the report. Raises KeyboardInterrupt (Ctrl-C), SystemExit(75) (stopped
-    early) or RunFailed (no trial gave a score; some may fail). changed: whether any trial has run."""
+    """Print the table and the best trials, and write the report.
+
+    Raise KeyboardInterrupt after Ctrl-C, SystemExit(75) if the search was stopped early, RunFailed if no trial has a
+    score; single trials may fail. changed: True if a trial has run.
+    """
     trials, best = study.trials(), study.best_trials()
     states = _states(trials)
     if ledger.jobs:
@@ -236,11 +238,11 @@ def conclude(study: Search, ledger: Ledger, stopped: signal.Signals | None, chan
     say(f"\nsearch {ledger.name}: {counted(states)}")
     explained = {job.status().get("sweep", {}).get("trial") for job in ledger.jobs if job.state() == "failed"}
     for trial in trials:
-        if (why := trial.user_attrs.get(WHY)) and trial.number not in explained:  # by the table
+        if (why := trial.user_attrs.get(WHY)) and trial.number not in explained:  # the table shows it
             say(f"  trial {trial.number} failed: {why.splitlines()[0]}")
     if len(study.objectives) > 1 and best:
         first = f", the first {BEST_AT_MOST} of {len(best)}" if len(best) > BEST_AT_MOST else ""
-        say(f"best, no other is better in every objective{first}:")
+        say(f"best: no other trial is better in every objective{first}:")
     for trial in best[:BEST_AT_MOST]:
         scores = ", ".join(f"{o.key} {value:.4g}" for o, value in zip(study.objectives, trial.values))
         line = f"trial {trial.number}, {scores}:  {' '.join(study.space.drawn(trial.params))}"
@@ -249,4 +251,4 @@ def conclude(study: Search, ledger: Ledger, stopped: signal.Signals | None, chan
         report(ledger, changed)
     stop_here(ledger, stopped, len(study.ended()) < study.methods.limit)
     if "complete" not in states:
-        raise RunFailed(f"none of {len(states)} trials gave a score")
+        raise RunFailed(f"all {len(states)} trials failed to give a score")

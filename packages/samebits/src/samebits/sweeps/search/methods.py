@@ -1,4 +1,4 @@
-"""The sampler and the pruner of a search: which ones a config may name, and how they are built."""
+"""The samplers and pruners that a config may name, and how they are built."""
 
 from __future__ import annotations
 
@@ -19,23 +19,27 @@ from samebits.targets import build_target, check_targets, locate
 
 ALLOWED = ("optuna.samplers.*", *PRUNERS_ALLOWED)
 EXHAUSTIVE = ("BruteForceSampler", "GridSampler")
-# a quasi-random sequence is fixed by the seed, the position in it by the storage: one seed for all trials
+# the seed determines a quasi-random sequence, the storage the position in it: use one seed for all trials
 ONE_SEED = ("QMCSampler",)
-NEEDS = {"CmaEsSampler": "cmaes", "QMCSampler": "scipy", "GPSampler": "scipy"}  # imported only when they draw
+NEEDS = {
+    "CmaEsSampler": "cmaes",
+    "QMCSampler": "scipy",
+    "GPSampler": "scipy",
+}  # packages that a sampler imports only when it draws
 SAMPLER, PRUNER = "hydra.sweeper.sampler", "hydra.sweeper.pruner"
 
 
 class Methods:
-    """Checks the config of sampler and pruner (ConfigError for the first mistake). Opens no storage, writes nothing.
+    """The sampler and pruner of a search. Raise ConfigError for a mistake in their config; do not open the storage.
 
-    limit: number of trials at which the search ends.
+    limit: number of trials after which the search ends.
     """
 
     def __init__(self, project: Project, config: SearchConfig, space: Space) -> None:
         self.project, self._config = project, config
         if not space.swept:
             raise ConfigError(
-                "hydra/sweeper=optuna: there is nothing to search - give a key an interval, a range or a choice, "
+                "hydra/sweeper=optuna: nothing to search - give a key an interval, a range or a choice, "
                 "'KEY=tag(log,interval(1e-4,1e-1))'"
             )
         self._kind = str(config.sampler.get("_target_")).rpartition(".")[2]
@@ -60,27 +64,28 @@ class Methods:
             self.limit = sum(1 for _ in islice(space.combinations(), config.n_trials))
 
     def check_pruning(self, objectives: Sequence[Objective], cfg: Mapping[str, Any]) -> None:
-        """ConfigError if this search cannot prune. cfg: a trial's whole config, as plain dicts."""
+        """Raise ConfigError if this search cannot prune. cfg: a trial's config, as plain dicts."""
         if not self.prunes:
             return
         if len(objectives) > 1:
             raise ConfigError("hydra/sweeper/pruner: a search with several objectives cannot prune - use none")
-        if not objectives[0].key.startswith("val"):  # val, val_hard, ...: the splits scored during training
+        if not objectives[0].key.startswith("val"):  # only splits whose names begin with val are scored during training
             raise ConfigError(
-                f"hydra/sweeper/pruner: {objectives[0].key} is known at a run's end only - use none, or a val/ score "
+                f"hydra/sweeper/pruner: {objectives[0].key} is only known after training - use none, or a val/ score "
                 "as the objective"
             )
         if cfg["trainer"]["eval_every"] is None:
             raise ConfigError(
-                "hydra/sweeper/pruner: prunes after evaluations, but trainer.eval_every is null - give it "
+                "hydra/sweeper/pruner: pruning needs evaluations, but trainer.eval_every is null - set it "
                 "(trainer.eval_every=20), or use none"
             )
 
     def pruner(self) -> Any:
+        """Return the pruner."""
         return build_target(self.project, self._config.pruner, PRUNER, ALLOWED)
 
     def sampler(self, number: int) -> Any:
-        """The sampler that draws trial `number`."""
+        """Return the sampler that draws trial `number`."""
         import numpy as np
 
         if self._kind == "GPSampler":

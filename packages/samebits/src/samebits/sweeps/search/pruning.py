@@ -1,7 +1,7 @@
-"""Pruning, a callback within a trial's run: reports each score to the study and asks whether to stop.
+"""Pruning: a callback in a trial's run that reports each score to the study and stops the run if Optuna prunes it.
 
-Only rank 0 talks to the search's storage and broadcasts the answer, so all ranks stop together. If the storage cannot
-be reached, the run goes on without pruning, and says so.
+Only rank 0 uses the storage and broadcasts the decision, so all ranks stop together. If the storage cannot be reached,
+the run continues without pruning and logs a warning.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PRUNERS_ALLOWED = ("optuna.pruners.*",)
 
 
 class Pruning:
-    """facts: content of trial.json, written by the search: study, storage, trial, objective and pruner."""
+    """The callback. facts: content of trial.json, which the search writes: study, storage, trial, objective, pruner."""
 
     run: Any  # set by the training loop
 
@@ -39,19 +39,19 @@ class Pruning:
 
     @staticmethod
     def of(project: Project, run_dir: Path) -> Pruning | None:
-        """None: this run is no trial of a search that prunes."""
+        """Return the callback for this run; None if it is not a trial of a search that prunes."""
         facts = read_json(run_dir / TRIAL)
         return Pruning(project, run_dir, facts) if facts.get("pruner") else None
 
     def on_eval(self, state: Any, scores: Mapping[str, float]) -> bool:
-        """Whether to stop the run, the same on all ranks, and why: then the state has it, so a checkpoint too. All
-        ranks call this (broadcast)."""
+        """Return True to stop the run, and write the reason to the state. All ranks must call this; the result is
+        broadcast."""
         run = self.run
         if state.step >= run.total_steps:
             return False
         evaluation = passed(state.step, run.every.eval) - 1  # from 0
         answer = self._ask(evaluation, scores[self._facts["objective"]]) if run.world.is_main else False
-        pruned = bool(run.world.share(bool(answer)))  # Optuna's may be a numpy bool
+        pruned = bool(run.world.broadcast_object(bool(answer)))  # Optuna may return a numpy bool
         if pruned:
             state.ended = "pruned"
         return pruned
@@ -67,11 +67,11 @@ class Pruning:
                 )
                 study.pruner = build_target(self._project, facts["pruner"], "trial.json: pruner", PRUNERS_ALLOWED)
                 self._trial = attached(study, facts["trial"])
-            with warnings.catch_warnings():  # a resumed run reports some values again
+            with warnings.catch_warnings():  # a resumed run reports some values twice
                 warnings.filterwarnings("ignore", message=".*already reported")
                 self._trial.report(value, evaluation)
             return self._trial.should_prune()
-        except Exception as error:  # of the database, the network, or of a search that has ended this trial
-            log.warning("this run goes on without pruning (%s: %s)", type(error).__name__, error)
+        except Exception as error:  # from the database, the network, or a search that has ended this trial
+            log.warning("this run continues without pruning (%s: %s)", type(error).__name__, error)
             self._given_up = True
             return False

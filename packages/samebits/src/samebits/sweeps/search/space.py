@@ -1,8 +1,8 @@
-"""The search space: sweep overrides -> what is drawn in which order, and a trial's parameters -> overrides.
+"""The search space: sweep overrides -> drawn keys in order of their dependencies; a trial's parameters -> overrides.
 
-optim.momentum=tag('if optim=sgd',interval(0.5,0.99))    searched by trials with optim=sgd alone; others do not set it
-model.width=tag('if model=mlp,gpt','if optim=sgd',log,interval(8,64))    one of several values; all conditions must hold
-"""
+optim.momentum=tag('if optim=sgd',interval(0.5,0.99))    searched only in trials with optim=sgd; other trials do not set
+it model.width=tag('if model=mlp,gpt','if optim=sgd',log,interval(8,64))    one of several values; all conditions must
+be true"""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Space:
-    """fixed: {key: override of all trials}; swept: {key: distribution of a trial's value}, a key after those that it
-    depends on; typed: {key: the override as typed}, of both; conditions: {key: {other key: values}}, a trial has `key`
-    only if each other key has one of these values."""
+    """The search space.
+
+    fixed: {key: override of all trials}. swept: {key: distribution}, each key after the keys that it depends on. typed:
+    {key: the override as typed}, for both. conditions: {key: {other key: values}}; a trial sets `key` only if each
+    other key has one of these values."""
 
     fixed: dict[str, str]
     swept: dict[str, BaseDistribution]
@@ -38,22 +40,23 @@ class Space:
 
     @property
     def keys(self) -> list[str]:
-        """The swept keys, without +, as in the ledger."""
+        """Return the swept keys without +, as in the ledger."""
         return [key.lstrip("+") for key in self.swept]
 
     def overrides(self, params: Mapping[str, Any]) -> list[str]:
-        """The overrides of a trial with these parameters."""
+        """Return the overrides of a trial with these parameters."""
         return [*self.fixed.values(), *self.drawn(params)]
 
     def drawn(self, params: Mapping[str, Any]) -> list[str]:
+        """Return the overrides of the drawn keys."""
         return [f"{key}={text_of(params[key], kind)}" for key, kind in self.swept.items() if key in params]
 
     def has(self, key: str, params: Mapping[str, Any]) -> bool:
-        """Whether a trial with these parameters has `key`, too."""
+        """Return True if a trial with these parameters sets `key`."""
         return all(decimal(params.get(other)) in values for other, values in self.conditions.get(key, {}).items())
 
     def draw(self, suggest: Callable[[str, BaseDistribution], Any]) -> dict[str, Any]:
-        """The parameters of one trial. suggest: (key, distribution) -> value."""
+        """Draw the parameters of one trial. suggest: a function (key, distribution) -> value."""
         params: dict[str, Any] = {}
         for key, distribution in self.swept.items():
             if self.has(key, params):
@@ -61,7 +64,7 @@ class Space:
         return params
 
     def needs(self, key: str) -> dict[str, list[Any]]:
-        """{other key: values}: what a trial with `key` has, for its own conditions and for those of the others."""
+        """Return {other key: values} that a trial must have to set `key`, including the conditions of those keys."""
         found: dict[str, list[Any]] = {}
         for other, values in self.conditions.get(key, {}).items():
             for name, allowed in (*self.needs(other).items(), (other, values)):
@@ -69,7 +72,7 @@ class Space:
         return found
 
     def corners(self) -> Iterator[dict[str, Any]]:
-        """Parameter sets that cover every choice and both ends of every range, for a check before the start."""
+        """Yield parameter sets that cover every choice and both ends of every range, for a check before the start."""
         seen = []
         for key, distribution in self.swept.items():
             needed = {other: values[0] for other, values in self.needs(key).items()}
@@ -81,7 +84,8 @@ class Space:
                     yield params
 
     def combinations(self) -> Iterator[dict[str, Any]]:
-        """All parameter sets, for a sampler that takes each once. ConfigError for a key with infinitely many values."""
+        """Yield all parameter sets, for an exhaustive sampler. Raise ConfigError for a key with infinitely many
+        values."""
         values = {
             key: values_of(kind, f"{self.typed[key]}: this sampler takes every combination")
             for key, kind in self.swept.items()
@@ -100,15 +104,15 @@ class Space:
 
 
 def parse(arguments: Sequence[str], loader: ConfigLoader | None = None) -> Space:
-    """The space that these overrides span; a later one of the same key replaces an earlier one.
+    """Return the space of these overrides; a later override of a key replaces an earlier one.
 
-    loader: Hydra's, for choices by pattern, model=glob(*).
+    loader: Hydra's config loader, for choices by pattern, model=glob(*).
     """
     found: dict[str, Override] = {}
     for override in OverridesParser.create(config_loader=loader).parse_overrides(list(arguments)):
         key = override.get_key_element()
         if override.is_sweep_override() and key.startswith("hydra"):
-            raise ConfigError(f"{override.input_line}: a search varies the experiment, not Hydra - give one value")
+            raise ConfigError(f"{override.input_line}: keys of Hydra cannot be searched - give one value")
         found[key] = override
     swept = {key: distribution_of(o) for key, o in found.items() if o.is_sweep_override()}
     typed = {key: str(o.input_line) for key, o in found.items()}
@@ -118,20 +122,20 @@ def parse(arguments: Sequence[str], loader: ConfigLoader | None = None) -> Space
         swept = {key: swept[key] for key in TopologicalSorter(depends).static_order()}
     except CycleError as error:
         ring = error.args[1]
-        raise ConfigError(f"{typed[ring[0]]}: its condition leads back to itself ({' -> '.join(ring)})") from None
+        raise ConfigError(f"{typed[ring[0]]}: its conditions form a cycle ({' -> '.join(ring)})") from None
     fixed = {key: typed[key] for key in found if key not in swept}
     space, never = Space(fixed, swept, typed, conditions), []
     for key in swept:
         if unmet := [other for other, values in space.needs(key).items() if not values]:
             if not any(other in fixed for other in unmet):
-                raise ConfigError(f"{typed[key]}: no trial can have it, as its conditions exclude each other")
-            never.append(key)  # optim=adamw for all trials: what is searched with sgd is left out
+                raise ConfigError(f"{typed[key]}: its conditions exclude each other, so no trial can set it")
+            never.append(key)  # e.g. optim=adamw for all trials: skip keys that need optim=sgd
     return Space(fixed, {key: kind for key, kind in swept.items() if key not in never}, typed, conditions)
 
 
 def _conditions(key: str, found: Mapping[str, Override], swept: Mapping[str, BaseDistribution]) -> dict[str, list[Any]]:
-    """{other key: values} of the conditions of `key`. Of a key that all trials set alike: nothing if its value fits,
-    [] if not."""
+    """Return {other key: values} of the conditions of `key`. A key with the same value in all trials is left out if the
+    value fits, and has [] if not."""
     names = {name.lstrip("+"): name for name in found}
     allowed: dict[str, list[Any]] = {}
     for tag in conditions_of(found[key]):
@@ -139,7 +143,7 @@ def _conditions(key: str, found: Mapping[str, Override], swept: Mapping[str, Bas
         name, texts = _condition(tag.removeprefix(IF), where)
         if name not in names:
             hint = did_you_mean(name, names) or f" - give it too, {name}=..."
-            raise ConfigError(f"{where}: {name} is neither searched nor set here{hint}")
+            raise ConfigError(f"{where}: {name} is neither searched nor set{hint}")
         if (other := names[name]) not in swept:
             if repr(canonical(found[other].value())) not in map(_canonical, texts):
                 allowed[other] = []
@@ -147,23 +151,23 @@ def _conditions(key: str, found: Mapping[str, Override], swept: Mapping[str, Bas
         told = {_canonical(value): value for value in values_of(swept[other], where)}
         if unknown := [text for text in texts if _canonical(text) not in told]:
             shown = ", ".join(map(str, [*told.values()][:10]))
-            raise ConfigError(f"{where}: {name} is never {unknown[0]} here (it is one of: {shown})")
+            raise ConfigError(f"{where}: {name} is never {unknown[0]} (it is one of: {shown})")
         met = [told[_canonical(text)] for text in texts]
         allowed[other] = [value for value in allowed.get(other, met) if value in met]
     return allowed
 
 
 def _condition(text: str, where: str) -> tuple[str, list[str]]:
-    """optim=sgd,adamw -> (optim, [sgd, adamw])"""
+    """Parse a condition: optim=sgd,adamw -> (optim, [sgd, adamw])."""
     try:
         parsed = OverridesParser.create().parse_override(text)
         texts = list(parsed.sweep_string_iterator()) if parsed.is_sweep_override() else [text.split("=", 1)[1]]
-    except (HydraException, AssertionError, IndexError):  # an interval, or no override at all
-        raise ConfigError(f"{where} is no condition - write 'if key=value' or 'if key=value,value'") from None
+    except (HydraException, AssertionError, IndexError):  # an interval, or not an override
+        raise ConfigError(f"{where} is not a condition - write 'if key=value' or 'if key=value,value'") from None
     return parsed.get_key_element(), texts
 
 
 def _canonical(value: Any) -> str:
-    """One spelling for equal values. value: text of an override (1e-3, 'a b'), or a number."""
+    """Return one spelling for equal values. value: text of an override (1e-3, 'a b'), or a number."""
     parsed = OverridesParser.create().parse_override(f"a={value}").value() if isinstance(value, str) else value
     return repr(canonical(parsed))

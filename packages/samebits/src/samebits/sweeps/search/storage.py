@@ -1,4 +1,4 @@
-"""The storage (a database) of a search's trials. Optuna is imported when a search begins, not with this module."""
+"""The database of a search's trials. Optuna is imported when a search starts, not with this module."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 DIRECTIONS: dict[str, Any] = {"min": "minimize", "max": "maximize"}
-BUSY_S = 60  # longest wait for another process that writes to the sqlite file
+BUSY_S = 60  # seconds to wait for another process that writes to the SQLite file
 
 
 def quiet() -> None:
-    """Silence Optuna's log and its experimental warnings on stderr. ConfigError if Optuna is not installed."""
+    """Silence Optuna's log and its experimental warnings. Raise ConfigError if Optuna is not installed."""
     import warnings
 
     optuna = need("optuna", "hydra/sweeper=optuna", "optuna", "optuna")
@@ -29,27 +29,28 @@ def quiet() -> None:
 
 
 def url_of(storage: str | None, sweep_dir: Path) -> str:
+    """Return the URL of the storage; None: an SQLite file in the sweep's directory."""
     return storage or f"sqlite:///{sweep_dir / 'study.db'}"
 
 
 def open_study(storage: str | None, name: str, sweep_dir: Path, modes: Sequence[str] = ()) -> Study:
     """Load the study of this name; with modes (min or max, one per objective), create it if there is none.
 
-    storage: the database's url; None: a sqlite file in the sweep's directory. ConfigError if it cannot be opened.
-    """
+    storage: URL of the database; None: an SQLite file in the sweep's directory. Raise ConfigError if it cannot be
+    opened."""
     quiet()
     import optuna
     from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.pool import NullPool
 
     url = url_of(storage, sweep_dir)
-    # no pooled connections: jobs are forked from this process, and must not inherit one
+    # no connection pool: jobs are forked from this process and must not inherit a connection
     options: dict[str, Any] = {"poolclass": NullPool}
     if url.startswith("sqlite"):
         options["connect_args"] = {"timeout": BUSY_S}
     try:
         opened = optuna.storages.RDBStorage(url, engine_kwargs=options)
-    # ImportError: no driver for this database. RuntimeError: its tables are of another version of Optuna
+    # ImportError: no driver for this database. RuntimeError: tables of another version of Optuna
     except (ImportError, SQLAlchemyError, RuntimeError, ValueError) as error:
         reason = one_line(getattr(error, "orig", None) or error.__cause__ or error)
         remedy = " - install the database's driver, such as psycopg[binary]" if isinstance(error, ImportError) else ""
@@ -61,7 +62,7 @@ def open_study(storage: str | None, name: str, sweep_dir: Path, modes: Sequence[
 
 
 def attached(study: Study, number: int) -> Trial:
-    """A trial that another process, or an earlier start, has begun: Optuna has no public way to go on with one."""
+    """Return a trial that another process or an earlier command has started. Optuna has no public function for this."""
     from optuna.trial import Trial
 
     return Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)

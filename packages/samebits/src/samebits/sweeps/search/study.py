@@ -1,9 +1,8 @@
 """A search's study: the next trial's parameters and the outcome of each trial.
 
-All state is in the storage. The sampler is stateless: it is built anew for each trial, with a seed derived from the
-search's seed and the trial's number. So a search that was killed and restarted draws the same parameters as an
-uninterrupted one, given the same results.
-"""
+All state is in the storage. The sampler has no state: each trial builds a new one, with a seed derived from the
+search's seed and the trial's number. Therefore a search that was killed and restarted draws the same parameters as an
+uninterrupted one, given the same results."""
 
 from __future__ import annotations
 
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
 SPACE, WHY, RETRY_OF = "space", "why", "retry_of"  # user attributes of the study and of trials
-REPORTED_AT_MOST = 100  # only a trial's last evaluations are reported at its end, as each is a database write
+REPORTED_AT_MOST = 100  # number of evaluations that are reported when a trial ends; each is a database write
 
 
 class Search:
-    """name: of the study in the storage. sweep_dir: directory of the search's runs."""
+    """The study of a search. name: its name in the storage. sweep_dir: directory of the search's runs."""
 
     def __init__(
         self,
@@ -49,8 +48,8 @@ class Search:
         self._study.pruner = methods.pruner()
 
     def _check_same_search(self) -> None:
-        """ConfigError if space, fixed values or objectives differ from earlier starts; sampler, pruner, n_trials and
-        hardware may change."""
+        """Raise ConfigError if space, fixed values or objectives differ from earlier commands. Sampler, pruner,
+        n_trials and hardware may change."""
         from optuna.distributions import distribution_to_json
 
         now: dict[str, Any] = {
@@ -66,17 +65,17 @@ class Search:
             was = "another program's trials" if known is None else _shortly(known)
             url = redacted(url_of(self.config.storage, self.sweep_dir))
             raise ConfigError(
-                f"sweep={self.sweep_dir.name}: its storage {url} holds another search ({was}) - "
+                f"sweep={self.sweep_dir.name}: its storage {url} contains another search ({was}) - "
                 "give this one another name, sweep=..."
             )
 
     # ---- trials
     def trials(self, *states: str) -> list[FrozenTrial]:
-        """Those in one of these states; without any, all."""
+        """Return the trials in one of these states; all trials if no state is given."""
         return [t for t in self._study.get_trials(deepcopy=False) if not states or t.state.name in states]
 
     def ended(self) -> list[FrozenTrial]:
-        """Trials that are complete, pruned or failed, without failed ones that are tried again."""
+        """Return complete, pruned and failed trials, without failed ones that are retried."""
         retried = self._retried()
         return [t for t in self.trials("COMPLETE", "PRUNED", "FAIL") if t.number not in retried]
 
@@ -84,15 +83,16 @@ class Search:
         return {t.user_attrs[RETRY_OF] for t in self.trials() if RETRY_OF in t.user_attrs}
 
     def has_room(self) -> bool:
-        """Whether another trial may be drawn. Interrupted trials count, as the next start resumes them."""
+        """Return True if another trial may be drawn. Interrupted trials count, because the next command resumes
+        them."""
         return len(self.ended()) + len(self.trials("RUNNING")) < self.methods.limit
 
     def expected(self) -> int:
-        """Number of trials at the end, including failed ones that are tried again."""
+        """Return the final number of trials, including failed ones that are retried."""
         return self.methods.limit + len(self._retried())
 
     def best_trials(self) -> list[FrozenTrial]:
-        """The best trial; with several objectives, the Pareto front."""
+        """Return the best trial, or the Pareto front if there are several objectives."""
         return self._study.best_trials
 
     def retry_failed(self) -> None:
@@ -102,12 +102,12 @@ class Search:
                 self._study.enqueue_trial(dict(trial.params), user_attrs={RETRY_OF: trial.number})
 
     def running(self) -> list[Trial]:
-        """Trials that an earlier start began but did not end. Parameters missing because that start was killed while
-        drawing are drawn now."""
+        """Return the trials that an earlier command started and did not end. Draw parameters that are missing because
+        that command was killed while drawing."""
         return [self._drawn(trial.number) for trial in self.trials("RUNNING")]
 
     def ask(self) -> Trial:
-        """The next trial; queued ones first."""
+        """Return the next trial; queued ones first."""
         return self._drawn(self._study.ask().number)
 
     def _drawn(self, number: int) -> Trial:
@@ -117,8 +117,8 @@ class Search:
         return trial
 
     def report(self, number: int, values: Sequence[float | None]) -> None:
-        """Report the value of each evaluation that the run has not reported (with a pruner, it reports all but the
-        last). values: (evaluations,), None: not finite."""
+        """Report the evaluations that the run has not reported itself (with a pruner it reports all except the last).
+        values: (evaluations,), None for values that are not finite."""
         trial, known = attached(self._study, number), self.trials()[number]
         for step in range(max(0, len(values) - REPORTED_AT_MOST), len(values)):
             value = values[step]
@@ -138,7 +138,7 @@ class Search:
                 raise
 
     def facts(self, trial: Trial) -> dict[str, Any]:
-        """Content of trial.json in the run's directory, see samebits.sweeps.search.pruning."""
+        """Return the content of trial.json in the run directory, see samebits.sweeps.search.pruning."""
         return {
             "study": self.name,
             "storage": redacted(self.config.storage),
@@ -150,7 +150,7 @@ class Search:
 
 
 def _suggest(trial: Trial, key: str, distribution: BaseDistribution) -> Any:
-    """The value of a parameter: drawn now, or the one drawn before."""
+    """Return the value of a parameter: the one drawn before, otherwise draw it."""
     from optuna.distributions import CategoricalDistribution, IntDistribution
 
     if isinstance(distribution, CategoricalDistribution):
@@ -161,7 +161,7 @@ def _suggest(trial: Trial, key: str, distribution: BaseDistribution) -> Any:
 
 
 def _text(part: Any) -> str:
-    """For a comparison: to Python True, 1 and 1.0 are equal."""
+    """Return the value as text for a comparison, because True, 1 and 1.0 are equal in Python."""
     return json.dumps(part, sort_keys=True)
 
 

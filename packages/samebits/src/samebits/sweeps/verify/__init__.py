@@ -1,26 +1,27 @@
-"""Recompute a run: start it again from its own config and code, and compare what it wrote bit for bit.
+"""Verify a run: repeat it with its own config and code, and compare all results bit for bit.
 
-Given: a run directory, finished or stopped, of one rank or several; nothing in it is changed. Returned: a `Verdict`,
-which names the first metric, the first tensor of a checkpoint and the first score that differ, by how much, and what
-differs in the surroundings (machine, versions, threads, ranks, data files, code).
+Input: a finished or stopped run directory, of one or several ranks; it is not changed. Output: a `Verdict` with the
+first metric, checkpoint tensor and score that differ, the size of the difference, and the differences in the
+environment (machine, versions, threads, ranks, data files, code).
 
-The second run is the command `src/train.py` in a directory of its own, in a process of its own: from the present files
-or, only where that is asked for, from a git worktree of its commit, without or with its uncommitted.diff. Whatever the
-code, the present check of the config comes first. It is stopped by process.stop_at_step, which leaves the schedule.
+The second run is the command `src/train.py` in its own directory and process. It uses the current files or, only on
+request, a git worktree of the run's commit, with or without its uncommitted.diff. The config is always checked by the
+current code first. process.stop_at_step ends the second run, because it does not change the schedule.
 
-Raised: ConfigError for a run that cannot be started again, or of which nothing can be compared.
+Errors: ConfigError if the run cannot be repeated or nothing can be compared.
 
     command      prints the verdict
-    recompute    the second run      compare    metrics, checkpoints and scores of two run directories
+    recompute    the second run
+    compare      metrics, checkpoints and scores of two run directories
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.pages import lazy
+from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.sweeps.verify.command import verify_command
 else:
-    __getattr__ = lazy(__name__, __file__)
+    __getattr__ = lazy_getattr(__name__, __file__)

@@ -1,6 +1,6 @@
-"""The command that starts a run again and prints what differs.
+"""The command `verify`: repeat a run and print the differences.
 
-Exit status: 0 equal, 1 different or no weights compared, 2 a mistake in what was asked.
+Exit status: 0 equal, 1 different or no weights compared, 2 a mistake in the arguments.
 """
 
 from __future__ import annotations
@@ -18,22 +18,32 @@ from samebits.sweeps.verify.recompute import verify
 def verify_command(program: Program) -> int:
     """Run the command. Return the exit status."""
     parser = argparse.ArgumentParser(description="Start a run again and compare it bit for bit.")
-    parser.add_argument("run", type=Path, help="the directory of a finished or stopped run; nothing in it is changed")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="for the second run: where its data lie, ...")
-    parser.add_argument("--steps", type=int, help="compare its first steps, to the next checkpoint; default: all")
+    parser.add_argument("run", type=Path, help="directory of a finished or stopped run; it is not changed")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="overrides for the second run, e.g. data.path=..."
+    )
+    parser.add_argument(
+        "--steps", type=int, help="compare only the first steps, up to the next checkpoint; default: all"
+    )
     parser.add_argument(
         "--commit",
         metavar="REV",
         default="here",
-        help="a commit, or own: the run's; default: here, the files as they are",
+        help="code of the second run: a commit; own: the run's commit; default: here, the current files",
     )
     parser.add_argument(
         "--diff",
         action="store_true",
-        help="the run's commit with its uncommitted.diff, which is executed: read it first",
+        help="use the run's commit and its uncommitted.diff; this executes the diff, so read it first",
     )
-    parser.add_argument("--out", type=Path, help="keep the second run in this directory; default: a temporary one")
-    parser.add_argument("--rounding", type=float, help="largest relative difference; default: 0, or 0.01, see above")
+    parser.add_argument(
+        "--out", type=Path, help="keep the second run in this directory; default: a temporary directory"
+    )
+    parser.add_argument(
+        "--rounding",
+        type=float,
+        help="largest relative difference; default: 0, or 0.01 if machine, torch, threads or ranks differ",
+    )
     args = parser.parse_intermixed_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that temporary files are removed
     plain_output()
@@ -51,7 +61,7 @@ def verify_command(program: Program) -> int:
     else:
         said = "NOT verified, as no weights were compared: the run has no checkpoint of these steps any more; give "
         said += "--steps up to one that it has, and verify a run before a resume changes its values"
-    print(f"{args.run}: {found.steps:,} steps again, {said}")
+    print(f"{args.run}: {found.steps:,} steps repeated, {said}")
     print(f"  code: {found.code}")
     for part in found.parts:
         gap = f"; largest relative difference {part.largest:.2g}" if part.largest else ""
@@ -62,7 +72,7 @@ def verify_command(program: Program) -> int:
             print(f"  {what}: {line}")
     if found.weights and not found.equal and not found.unlike and not found.hints:
         print(
-            "  cause: not the machine, versions, threads, ranks or the age of files; perhaps an edited config.yaml, or "
-            "code that draws on the clock, the network or the order of a set"
+            "  cause: not the machine, versions, threads, ranks or changed files; possibly an edited config.yaml, or "
+            "code that depends on the clock, the network or the order of a set"
         )
     return 0 if found.equal else 1

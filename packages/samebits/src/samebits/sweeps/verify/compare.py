@@ -1,4 +1,4 @@
-"""Two run directories that should be equal: the first metric, the first value of each checkpoint, the first score."""
+"""Compare two run directories: the first difference in metrics, checkpoints and scores."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 
 from samebits.checkpoints import Checkpoints, load_checkpoint
-from samebits.errors import Damaged
+from samebits.errors import CorruptFileError
 from samebits.files import read_json, records
 from samebits.schema import walk
 from samebits.status import CHECKPOINTS, METRICS, RESULT, step_of
 
 BY_THE_CLOCK = ("perf/", "balance/")
-SMALLEST = 1e-8  # metrics below it are equal to rounding
+SMALLEST = 1e-8  # smaller metrics count as equal if rounding is allowed
 WEIGHTS = ("model", "task", "ema", "optimizer")
 
 
 @dataclass(frozen=True)
 class Part:
-    """name: the file. counted: what was compared; empty: nothing. difference: the first one; empty: none. largest:
-    relative difference of what is equal to rounding."""
+    """The result for one file. name: the file. counted: the compared items as text, "" if there are none. difference:
+    the first difference, "" if there is none. largest: largest relative difference that counted as rounding."""
 
     name: str
     counted: str
@@ -34,15 +34,18 @@ class Part:
 
 
 class Gap(NamedTuple):
-    """text: how two values differ; empty: equal, to rounding."""
+    """The difference of two values. text: "" if they are equal up to rounding."""
 
     text: str = ""
     relative: float = 0.0
 
 
 def compare_metrics(run: Path, again: Path, last: int, at_end: bool, rounding: float) -> Part:
-    """Records up to the step `last`. At that step a stopped run may lack some: the stop comes before or after an
-    evaluation. at_end: the run had finished, so it lacks none. rounding: largest relative difference; 0: none."""
+    """Compare the records up to the step `last`.
+
+    At that step a stopped run may have fewer records, because it stopped before or after an evaluation. at_end: the run
+    had finished, so all records must be there. rounding: largest relative difference that counts as equal.
+    """
     theirs, ours = (
         [_values(r) for _, r in records(d / METRICS) if r["step"] <= last and "media" not in r] for d in (run, again)
     )
@@ -66,7 +69,8 @@ def _values(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compare_checkpoints(run: Path, again: Path, last: int, rounding: float) -> Iterator[Part]:
-    """Those that both have up to the step `last`, oldest first. To rounding only the tensors WEIGHTS are compared."""
+    """Compare the checkpoints up to the step `last` that both runs have, oldest first. If rounding is allowed, only the
+    tensors in WEIGHTS are compared."""
     ours = {path.name: path for path in Checkpoints(again / CHECKPOINTS).files()}
     if not any(path.name in ours and step_of(path) <= last for path in Checkpoints(run / CHECKPOINTS).files()):
         yield Part(CHECKPOINTS, "")
@@ -75,10 +79,12 @@ def compare_checkpoints(run: Path, again: Path, last: int, rounding: float) -> I
             name = f"{CHECKPOINTS}/{path.name}"
             try:
                 a, b = load_checkpoint(path), load_checkpoint(ours[path.name])
-            except Damaged as error:
+            except CorruptFileError as error:
                 yield Part(name, "", str(error))
                 continue
-            scored = a["scored_step"] == b["scored_step"]  # else one was stopped before, one after an evaluation
+            scored = (
+                a["scored_step"] == b["scored_step"]
+            )  # otherwise one run stopped before and one after an evaluation
             yield _checkpoint(name, a, b, rounding, whole=scored and not rounding)
 
 
@@ -88,7 +94,7 @@ def _checkpoint(name: str, a: dict[str, Any], b: dict[str, Any], rounding: float
         return not inner and (whole or (key.split(".")[0] in WEIGHTS and isinstance(value, Tensor)))
 
     theirs, ours = ({key: value for key, value in walk(payload) if is_compared(key, value)} for payload in (a, b))
-    # a later version may save more beside the weights
+    # a later version may save more than the weights
     ours = {key: value for key, value in ours.items() if key in theirs or key.split(".")[0] in WEIGHTS}
     tensors = [value for value in theirs.values() if isinstance(value, Tensor)]
     gap = first_gap(theirs, ours, rounding)
@@ -96,6 +102,7 @@ def _checkpoint(name: str, a: dict[str, Any], b: dict[str, Any], rounding: float
 
 
 def compare_scores(run: Path, again: Path, rounding: float) -> Part:
+    """Compare the scores in result.json of both runs."""
     both = (_values(read_json(directory / RESULT)) for directory in (run, again))
     theirs, ours = ({key: value for key, value in values.items() if "/" in key} for values in both)
     gap = first_gap(theirs, ours, rounding)
@@ -103,7 +110,8 @@ def compare_scores(run: Path, again: Path, rounding: float) -> Part:
 
 
 def first_gap(run: Mapping[str, Any], again: Mapping[str, Any], rounding: float) -> Gap:
-    """Of the first key whose values differ; none: the largest relative difference of those equal to rounding."""
+    """Return the gap of the first key whose values differ. If none differs, return the largest difference by
+    rounding."""
     largest = 0.0
     for key in dict.fromkeys((*run, *again)):
         if key not in run or key not in again:
@@ -116,7 +124,7 @@ def first_gap(run: Mapping[str, Any], again: Mapping[str, Any], rounding: float)
 
 
 def numbers_differ(run: Any, again: Any, rounding: float) -> Gap:
-    """Not a number equals not a number."""
+    """Compare two numbers; NaN equals NaN."""
     if run == again or (run != run and again != again):
         return Gap()
     if not all(isinstance(value, (int, float)) for value in (run, again)):
@@ -130,7 +138,7 @@ def numbers_differ(run: Any, again: Any, rounding: float) -> Gap:
 
 
 def tensors_differ(run: Tensor, again: Any, rounding: float) -> Gap:
-    """In how many values, and where most. Relative: to the tensor's largest value."""
+    """Compare two tensors: the number of different values and the largest difference, relative to the largest value."""
     shape = tuple(run.shape)
     if not isinstance(again, Tensor) or again.shape != run.shape or again.dtype != run.dtype:
         other = f"{tuple(again.shape)} {again.dtype}" if isinstance(again, Tensor) else type(again).__name__

@@ -1,4 +1,4 @@
-"""Start a run again, from its own directory's config and its own code, and compare."""
+"""Repeat a run from its config and its code, and compare the results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from samebits.code import (
     version_of,
 )
 from samebits.config import quote_value
-from samebits.device import began_precision
+from samebits.device import recorded_precision
 from samebits.errors import PREEMPTED, ConfigError, RunFailed
 from samebits.files import read_file, read_json, records, replace_text, write_json
 from samebits.host import count_gpus, machine_changes
@@ -47,18 +47,19 @@ from samebits.schema import plain
 from samebits.signals import temporary_folder
 from samebits.status import CHECKPOINTS, METRICS, RESULT, read_status, step_of
 from samebits.sweeps.verify.compare import Part, compare_checkpoints, compare_metrics, compare_scores
-from samebits.world import AT_STEP, MAX_TIME, place
+from samebits.world import AT_STEP, MAX_TIME, dist_env
 
-HERE, OWN = "here", "own"  # code of the second run: the files as they are, the run's commit
-ROUNDING = 1e-2  # relative, where the surroundings round in another way
-ROUNDS = ("torch", "numpy")  # packages that decide about rounding
-ENGINES = ("samebits", "engine")  # names of the package that has world/stop.py, in any version
-RENAMED = {"engine": "samebits"}  # packages that older versions record by another name
+HERE, OWN = "here", "own"  # code of the second run: the current files; the run's commit
+ROUNDING = 1e-2  # relative difference that is allowed if the environment rounds differently
+ROUNDS = ("torch", "numpy")  # packages that affect rounding
+ENGINES = ("samebits", "engine")  # names of the package with world/stop.py, in all versions
+RENAMED = {"engine": "samebits"}  # package names in older versions
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """unlike: in what the surroundings differ so that bits may. hints: what else may explain a difference."""
+    """The result of a verification. unlike: differences in the environment that may change bits. hints: other possible
+    reasons of a difference."""
 
     steps: int
     code: str
@@ -69,11 +70,12 @@ class Verdict:
 
     @property
     def weights(self) -> bool:
-        """Whether any weights were compared."""
+        """Return True if weights were compared."""
         return any(part.counted and part.name.startswith(f"{CHECKPOINTS}/") for part in self.parts)
 
     @property
     def equal(self) -> bool:
+        """Return True if weights were compared and nothing differs."""
         return self.weights and not any(part.difference for part in self.parts)
 
 
@@ -87,32 +89,32 @@ def verify(
     overrides: Sequence[str] = (),
     diff: bool = False,
 ) -> Verdict:
-    """Compare the first `steps` steps of a run, None: all it made, with a second run in `out`, None: a temporary one.
-    It goes on to the next step at which the run has saved its weights.
+    """Repeat the first `steps` steps of a run and compare the results.
 
-    commit: the code of the second run; HERE: the files as they are; OWN: the run's commit. diff: OWN, and the run's
-    uncommitted.diff. The run may be a stranger's, so neither is taken without being asked for. rounding: largest
-    relative difference; None: 0, and ROUNDING where the surroundings differ. overrides: key=value, as for a resume.
-    """
-    if place.size is not None:
-        raise ConfigError("verify.py starts its processes by itself: not by torchrun or srun")
+    steps: rounded up to the next step at which the run has saved its weights; None: all steps of the run. commit: code
+    of the second run: HERE (the current files), OWN (the run's commit) or a revision. out: directory of the second run;
+    None: a temporary one. rounding: largest relative difference that counts as equal; None: 0, or ROUNDING if the
+    environment differs. overrides: key=value, as for a resume. diff: use OWN with the run's uncommitted.diff. OWN and
+    diff execute code of the run, which may be from a stranger, so they are never the default."""
+    if dist_env.size is not None:
+        raise ConfigError("verify starts its own processes - run it without torchrun or srun")
     if rounding is not None and not 0 <= rounding < 1:
-        raise ConfigError(f"--rounding {rounding}: a relative difference, from 0 to below 1")
+        raise ConfigError(f"--rounding {rounding}: must be a relative difference, >= 0 and < 1")
     if not holds_run(run):
-        raise ConfigError(f"{run}: no run directory (it has no config.yaml); give the one that a run has printed")
+        raise ConfigError(f"{run}: not a run directory (config.yaml is missing); give the path that the run printed")
     if is_claimed(run):
-        raise ConfigError(f"{run}: is still running; wait or stop it")
+        raise ConfigError(f"{run}: is still running; wait until it ends, or stop it")
     cfg, began = read_config(project, run), read_json(run / ENVIRONMENT)
     found = Checkpoints(run / CHECKPOINTS)
     with_weights = [step_of(file) for file in found.files()]
     saved = [*(record["step"] for _, record in records(run / METRICS)), *with_weights]
     if not with_weights:
-        raise ConfigError(f"{run}: has saved no checkpoint, so no weights can be compared; resume it until it has")
+        raise ConfigError(f"{run}: has no checkpoint, so no weights can be compared; resume it until it saves one")
     last = max(saved) if steps is None else steps
     if not min(saved) <= last <= max(saved):
         raise ConfigError(
             f"--steps {last}: {run} has logged and saved from step {min(saved):,} to {max(saved):,}; give a step "
-            "between these, or leave --steps out"
+            "between these, or remove --steps"
         )
     changes = [change for change in changes_of(run) if change["after"]]
     hints = undo_changes(project.root, cfg, changes)
@@ -135,7 +137,7 @@ def verify(
         else:
             again = out.absolute()
             if again.exists():
-                raise ConfigError(f"--out {out}: exists; give a directory that does not")
+                raise ConfigError(f"--out {out}: exists; give a new directory")
         config = as_begun(project, run, changes)
         root, code = stack.enter_context(code_for(project, run, commit, diff))
         prepare(project, again, config, began, root)
@@ -146,57 +148,59 @@ def verify(
         unlike = surroundings_differ(began, now, cfg, ranks, again)
         if rounding is None:
             rounding = ROUNDING if unlike else 0.0
-        unlike += library_changes(began.get("libraries"), now.get("libraries"))  # is code, and allows no rounding
+        unlike += library_changes(
+            began.get("libraries"), now.get("libraries")
+        )  # libraries are code: a difference allows no rounding
         parts = [compare_metrics(run, again, last, at_end, rounding)]
         parts += compare_checkpoints(run, again, last, rounding)
         if at_end:
             parts.append(compare_scores(run, again, rounding))
         hints += other_packages(began, now)
-        hints += other_files(run, again)  # `again` is removed after this block
+        hints += other_files(run, again)  # read now, because `again` is removed after this block
     return Verdict(last, code, rounding, unlike, parts, hints)
 
 
 def start(project: Project, run: Path, again: Path, root: Path, overrides: Sequence[str]) -> None:
-    """The second run, from start to end, by the project in `root`."""
+    """Run the second run with the project in `root`. Raise ConfigError or RunFailed if it does not finish."""
     command = [str(root / "src/train.py"), "resume=auto", f"hydra.run.dir={quote_value(str(again))}", *overrides]
-    # other code has its own packages/, which come before installed ones
+    # the packages/ of other code take precedence over installed ones
     env = {**os.environ} | ({} if root == project.root else {"PYTHONPATH": python_path(root)})
     status = subprocess.run([sys.executable, *command], env=env, check=False).returncode
     if status == 130:
         raise KeyboardInterrupt
     if status == 2:
-        raise ConfigError(f"{run}: cannot be started again, see above")
+        raise ConfigError(f"{run}: cannot be repeated, see the error above")
     if status == PREEMPTED and (signal := read_status(again).get("signal")) not in called(project, AT_STEP):
-        raise RunFailed(f"{run}: started again it was stopped by {signal}")
+        raise RunFailed(f"{run}: the second run was stopped by {signal}")
     if status not in (0, PREEMPTED) and read_status(run).get("status") != "failed":
-        raise RunFailed(f"{run}: started again it failed, see above")
+        raise RunFailed(f"{run}: the second run failed, see the error above")
 
 
 def as_begun(project: Program, run: Path, changes: list[dict[str, Any]]) -> DictConfig:
-    """The run's config as it is, for its own version of the code, with the values from before any resume.
+    """Return the run's config, unchanged for its own version of the code, with the values it had before any resume.
 
-    ConfigError where the present code would not run it, or would not build a target anywhere in it: older code may have
-    a weaker check, and reads keys that the present one leaves out.
+    Raise ConfigError if the current code would reject the config or one of its targets: older code may check less, and
+    read keys that the current code ignores.
     """
     cfg = saved_config(project, run)
     assert isinstance(cfg, DictConfig)  # read_config has checked it
     undo_changes(project.root, cfg, changes)
     check_saved(project, cfg)
     whole = current(project, cfg, run / CONFIG)
-    whole.logger = asdict(LoggerConfig(kind="none"))  # as the second run's, whose library need not be there
+    whole.logger = asdict(LoggerConfig(kind="none"))  # as in the second run; the logger's library need not be installed
     project.check(whole)
     return cfg
 
 
 def prepare(project: Project, again: Path, cfg: DictConfig, began: dict[str, Any], root: Path) -> None:
-    """Write the second run's directory: the first one's config, precision and threads, as it has resolved them.
+    """Write the directory of the second run, with config, precision and threads as the first run resolved them.
 
-    root: of the project that runs it. Which libraries other code has only its own process knows.
+    root: the project that runs it. The libraries of other code are recorded later, by its own process.
     """
     again.mkdir(parents=True)
     fill_directory(project, again, cfg, [])
-    replace_text(again / CONFIG, OmegaConf.to_yaml(cfg))  # its paths as they are: other code lies in another folder
-    decided = {"precision": began_precision(began)} | ({"threads": began["threads"]} if "threads" in began else {})
+    replace_text(again / CONFIG, OmegaConf.to_yaml(cfg))  # keep its paths: other code is in another folder
+    decided = {"precision": recorded_precision(began)} | ({"threads": began["threads"]} if "threads" in began else {})
     unknown = {} if root == project.root else {"libraries": None}
     write_json(again / ENVIRONMENT, read_json(again / ENVIRONMENT) | decided | unknown)
 
@@ -204,8 +208,11 @@ def prepare(project: Project, again: Path, cfg: DictConfig, began: dict[str, Any
 def settings(
     project: Project, cfg: DictConfig, began: dict[str, Any], ranks: int | None, stop: int | None, root: Path
 ) -> list[str]:
-    """Overrides of the second run. cfg: the first one's config. ranks: of the first, None: not known. root: of the
-    project that runs it: a version without AT_STEP goes on to its end."""
+    """Return the overrides of the second run.
+
+    cfg: config of the first run. ranks: its number of ranks, None if unknown. stop: last step, None for all. root: the
+    project that runs it; a version without AT_STEP runs until its end.
+    """
     own = ["logger=none"]
     if stop is not None and (key := as_called(project, AT_STEP, root)):
         own.append(f"{key}={stop}")
@@ -219,13 +226,16 @@ def settings(
 
 
 def called(project: Project, key: str) -> list[str]:
-    """The names that a key of the config has and had."""
+    """Return the current and the former names of a config key."""
     return [key, *(old for old, new in project.moved_keys.items() if new == key)]
 
 
 def as_called(project: Project, key: str, root: Path) -> str | None:
-    """A key of samebits.world.stop, which was in engine.ranks, as that version of the project calls it; None where it
-    has none. A project without an engine of its own runs the one that is installed, which is this one."""
+    """Return the name of a config key in the version of the project in `root`; None if that version does not have it.
+
+    The names are read from its samebits.world.stop (engine.ranks in older versions). A project without these files uses
+    the installed samebits, which is this one.
+    """
     own = [engine for folder in code_folders(root) for name in ENGINES if (engine := folder / name).is_dir()]
     if not own and not has_own_engine(project.root):
         return key
@@ -235,7 +245,7 @@ def as_called(project: Project, key: str, root: Path) -> str | None:
 
 
 def undo_changes(root: Path, cfg: DictConfig, changes: list[dict[str, Any]]) -> list[str]:
-    """Put back, in place, the values that resumes have changed. Returns what was changed, in words."""
+    """Restore, in place, the values that resumes have changed. Return the changes as text."""
     said = []
     for change in reversed(changes):
         was = change.get("was", {})
@@ -247,16 +257,19 @@ def undo_changes(root: Path, cfg: DictConfig, changes: list[dict[str, Any]]) -> 
                 OmegaConf.update(cfg, key, localized(root, value))
             except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
                 raise ConfigError(
-                    f"{ENVIRONMENT}: what a resume changed, {key}, cannot be put back ({error})"
+                    f"{ENVIRONMENT}: {key}, which a resume changed, cannot be restored ({error})"
                 ) from None
     return said[::-1]
 
 
 @contextmanager
 def code_for(project: Project, run: Path, commit: str, diff: bool) -> Iterator[tuple[Path, str]]:
-    """(project folder, what code it holds): the present files, or a worktree that is removed after the block."""
+    """Yield (project folder, description of its code): the current files, or a worktree that is removed after the
+    block."""
     if diff and commit not in (HERE, OWN):
-        raise ConfigError(f"--diff --commit {commit}: the run's changes fit its own commit alone; give one of the two")
+        raise ConfigError(
+            f"--diff --commit {commit}: the diff only applies to the run's own commit; give one of the two"
+        )
     own, present = code_of(run), code_here(project.root)
     if commit == HERE and not diff:
         if own == present:
@@ -270,13 +283,13 @@ def code_for(project: Project, run: Path, commit: str, diff: bool) -> Iterator[t
         yield project.root, line
         return
     if own.commit is None and (diff or commit == OWN):
-        raise ConfigError(f"{run}: has no commit recorded; leave out --commit {OWN} and --diff")
+        raise ConfigError(f"{run}: has no recorded commit; remove --commit {OWN} and --diff")
     wanted = str(own.commit) if diff or commit == OWN else commit
     patch = read_file(run / DIFF) if diff and (run / DIFF).exists() else b""
     whole = f"--commit {OWN} goes without it, --commit {HERE} takes the present files"
     is_clean = not patch and read_json(run / ENVIRONMENT).get("git_dirty") is False
     if diff and not is_clean and not re.search(b"^diff --git ", patch, re.MULTILINE):
-        raise ConfigError(f"{run / DIFF}: holds no patch of what was not committed; {whole}")
+        raise ConfigError(f"{run / DIFF}: does not contain a patch of uncommitted changes; {whole}")
     with temporary_folder("verify-code-") as folder:
         tree = folder / "code"
         try:
@@ -284,13 +297,13 @@ def code_for(project: Project, run: Path, commit: str, diff: bool) -> Iterator[t
             git(project.root, "worktree", "add", "--quiet", "--detach", "--", str(tree), wanted)
         except NoAnswer as error:
             remedy = f"git fetch it, or compare with the present files, --commit {HERE}"
-            raise ConfigError(f"{run}: its code, commit {wanted}, is not to be had ({error}); {remedy}") from None
+            raise ConfigError(f"{run}: its commit {wanted} is not available ({error}); {remedy}") from None
         try:
             if patch:
                 try:
                     git(tree, "apply", "-", stdin=patch)
                 except NoAnswer as error:
-                    raise ConfigError(f"{run / DIFF}: cannot be applied to its commit ({error}); {whole}") from None
+                    raise ConfigError(f"{run / DIFF}: does not apply to the run's commit ({error}); {whole}") from None
             said = f"{own if diff else f'commit {wanted[:12]}'}, in a temporary worktree"
             recorded = read_json(run / ENVIRONMENT).get("source")
             if recorded is not None and source_of(tree / prefix) != recorded:
@@ -301,8 +314,9 @@ def code_for(project: Project, run: Path, commit: str, diff: bool) -> Iterator[t
 
 
 def other_libraries(own: Code, root: Path) -> str:
-    """In what the libraries that code in another folder would run differ from those that a run has recorded, in words;
-    empty: in nothing. Those in its packages/ are the commit's, all others what is installed."""
+    """Return the differences between the libraries that a run has recorded and those that the code in `root` would use,
+    as text; "" if there are none. Libraries in its packages/ belong to the commit, all others are the installed
+    ones."""
     recorded, there = own.libraries or {}, libraries_of(root, code_folders(root))
     said = ""
     for vendored, text in (
@@ -318,7 +332,7 @@ def other_libraries(own: Code, root: Path) -> str:
 def surroundings_differ(
     began: dict[str, Any], now: dict[str, Any], cfg: DictConfig, ranks: int | None, again: Path
 ) -> list[str]:
-    """In what the second run's surroundings are not those that the run began with, as far as rounding depends on it."""
+    """Return the differences between the environments of both runs that affect rounding."""
     machines = machine_changes(began.get("machine", {}), now.get("machine", {}))
     found = machines.split(", ") if machines else []
     packages = [entry.get("packages", {}) for entry in (began, now)]
@@ -338,7 +352,7 @@ def surroundings_differ(
 
 
 def other_packages(began: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Packages of other versions that do not decide about rounding; the libraries of both runs are compared as code."""
+    """Return packages with different versions that do not affect rounding. Libraries are compared as code instead."""
     known, was = now.get("packages", {}), began.get("packages", {})
     as_code = (began.get("libraries") or {}).keys() & (now.get("libraries") or {}).keys()
     as_now = {RENAMED.get(name, name): version for name, version in was.items() if name not in ROUNDS}
@@ -347,6 +361,7 @@ def other_packages(began: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def other_files(run: Path, again: Path) -> list[str]:
-    """The config's files that hold other data than those of the run, as far as it has kept fingerprints of them."""
+    """Return the config's files whose data differ from those of the run, as far as the run has recorded
+    fingerprints."""
     known, now = files_of(run), files_of(again)
     return [f"{k}: {other_data(one, now[k])}" for k, one in known.items() if k in now and not is_same(one, now[k])]

@@ -1,0 +1,85 @@
+"""Lazy public names of packages: a name imports its module when it is first used (PEP 562), so importing a package is
+cheap.
+
+A package's `__init__.py` lists its public names once, as imports under TYPE_CHECKING, which type checkers and editors
+follow; `lazy_getattr` reads the same lines.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+RENAMED = {  # {package: {public name before 0.3.0: name now}}; to be removed in 0.4
+    "samebits.checkpoints": {
+        "laid_out": "reshard_like", "weights_of": "eval_state_dict", "load_intact": "load_verified",
+        "some_keys": "format_keys", "unmapped": "copy_from_mmap",
+    },
+    "samebits.children": {
+        "Hearts": "Heartbeats", "take_heart": "register_heartbeat", "in_a_child": "run_in_subprocess",
+        "say_ended": "mark_finished",
+    },
+    "samebits.config": {"handed_out_again": "is_agent_retry"},
+    "samebits.data": {"Draws": "SampleRNG", "check_alike": "check_same_data", "hand_over": "drain"},
+    "samebits.device": {
+        "as_run_began": "resolve_auto_as_recorded", "began_precision": "recorded_precision",
+        "order_as_weights": "match_memory_format",
+    },
+    "samebits.errors": {"Damaged": "CorruptFileError", "Claimed": "DirectoryLockedError"},
+    "samebits.loggers": {"begin_beside": "start_run_in_group"},
+    "samebits.parallel": {"build_weightless": "build_on_meta"},
+    "samebits.process": {"unheeded": "options_without_effect"},
+    "samebits.profiling": {
+        "allowed": "allow_waits", "waits_noticed": "observe_waits", "writes_noticed": "observe_writes",
+    },
+    "samebits.status": {"onward": "resume_hint"},
+    "samebits.steps": {
+        "StepNumbers": "StepRNG", "unless": "restore_if", "put_back_buffers": "restore_buffers_if",
+        "draw_nothing": "uses_no_rng", "says_no_draws": "declares_no_rng",
+    },
+    "samebits.testing": {"Promises": "TaskTests"},
+    "samebits.world": {
+        "Watch": "HangWatchdog", "place": "dist_env", "meeting": "run_rendezvous",
+        "recording": "recording_failures", "Ranks": "RankLauncher",
+    },
+}  # fmt: skip
+
+
+def lazy_getattr(package: str, file: str) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package whose source is `file`. It raises ImportError for a renamed name."""
+    module_of = names_of(Path(file))
+    missing = renamed_getattr(package, f"{file} lists its public names")
+
+    def find(name: str) -> Any:
+        return getattr(import_module(module_of[name]), name) if name in module_of else missing(name)
+
+    return find
+
+
+def renamed_getattr(module: str, hint: str = "") -> Callable[[str], Any]:
+    """Return the `__getattr__` of a module that raises ImportError for an old name, which names the present one, and
+    AttributeError, with the hint, for any other name."""
+
+    def refuse(name: str) -> Any:
+        if new := RENAMED.get(module, {}).get(name):
+            raise ImportError(f"{module}.{name} was renamed in samebits 0.3: import {new}", name=module)
+        raise AttributeError(f"module {module!r} has no public name {name!r}{hint and f'; {hint}'}")
+
+    return refuse
+
+
+def names_of(page: Path) -> dict[str, str]:
+    """Return {name: module} of the imports under `if TYPE_CHECKING:` in a package's `__init__.py`. Raise ValueError if
+    anything else is there."""
+    found: dict[str, str] = {}
+    for block in ast.parse(page.read_text(encoding="utf-8")).body:
+        if not isinstance(block, ast.If) or ast.unparse(block.test) != "TYPE_CHECKING":
+            continue
+        for node in block.body:
+            if not isinstance(node, ast.ImportFrom) or any(alias.asname for alias in node.names):
+                raise ValueError(f"{page}, line {node.lineno}: a page has plain `from MODULE import NAME` alone")
+            found |= {alias.name: str(node.module) for alias in node.names}
+    return found

@@ -1,0 +1,64 @@
+"""Names of version 0.2 in a user's code: a ConfigError that has the new name, for one version."""
+
+from __future__ import annotations
+
+from types import FunctionType, MethodType
+from typing import Any
+
+from lab.state import RunContext, TrainState
+from lab.tasks.base import Task
+from samebits.errors import ConfigError
+
+METHOD, NAMES = (FunctionType, MethodType), (tuple, list)
+# old name of a task's: (the name now, the types that it had)
+OF_TASK: dict[str, tuple[str, type | tuple[type, ...]]] = {
+    "numbered": ("needs_sample_ids", bool),
+    "across_samples": ("needs_global_batch", bool),
+    "carries": ("stateful", bool),
+    "kept_if_skipped": ("buffers_kept_on_skip", NAMES),
+    "terms": ("loss_names", NAMES),
+    "terms_of": ("loss_names_for", METHOD),
+    "trained": ("objectives", METHOD),
+    "attach": ("setup", METHOD),
+    "updated": ("on_step_end", METHOD),
+    "synchronize": ("sync_buffers", METHOD),
+    "share_in_average": ("averaging_factor", METHOD),
+    "fresh_statistics": ("bn_update_batches", int),
+}
+OF_STATE = {
+    "owes": "pending",
+    "ended": "stop_reason",
+    "stale": "evals_without_improvement",
+    "totals": "running_sums",
+    "trained": "parameter_names",
+    "add": "add_to_sums",
+}
+OF_RUN = {"machine": "hardware", "renewed": "bn_updated_at", "scan": "iterate_rows", "told": "printed_once"}
+
+
+def check_task_names(task: Task) -> None:
+    """Raise ConfigError if the task has an attribute or method of an old name, which would be ignored."""
+    for old, (new, kind) in OF_TASK.items():
+        if isinstance(getattr(task, old, None), kind):
+            raise ConfigError(f"task: {type(task).__name__}.{old} is called {new} since 0.3 - rename it")
+
+
+def check_method(key: str, made: Any, new: str) -> None:
+    """Raise ConfigError if an optimizer or a schedule has the method `scored` of 0.2, which would not be called."""
+    if hasattr(made, "scored") and not hasattr(made, new):
+        raise ConfigError(f"{key}: {type(made).__name__}.scored is called {new} since 0.3 - rename it")
+
+
+def _name_the_new(kind: type, owner: str, names: dict[str, str]) -> None:
+    """Let an object of this class raise ConfigError if an attribute of an old name is asked for."""
+
+    def missing(self: Any, name: str) -> Any:
+        if name in names:
+            raise ConfigError(f"{owner}.{name} is called {owner}.{names[name]} since 0.3 - rename it")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    kind.__getattr__ = missing  # type: ignore[attr-defined]
+
+
+_name_the_new(TrainState, "state", OF_STATE)
+_name_the_new(RunContext, "run", OF_RUN)
