@@ -135,6 +135,9 @@ def make_files(clone: Path) -> None:
             (clone / folder / kind).mkdir(parents=True)
             for i in range(count):
                 Image.new("RGB", (8, 8), (i, i, i)).save(clone / folder / kind / f"{i}.png")
+    rows = [f"photos/cat/{i}.png,{i},{i / 2},{i / 4}" for i in range(30)]
+    (clone / "leaves.csv").write_text("\n".join(["file,age,water,height", *rows]))
+    (clone / "corpus.txt").write_text("To be, or not to be, that is the question.\n" * 100)
     with h5py.File(clone / "tokens.h5", "w") as file:
         for split in ("train", "val"):
             file[f"{split}/tokens"] = np.arange(1024, dtype=np.uint8) % 64
