@@ -45,7 +45,9 @@ ANSWERS = ".copier-answers.yml"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "./run fork", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("package", nargs="?", help=f"import name of your code, instead of {OLD}")
     parser.add_argument("--title", help="first line of the README; default: the package")
     parser.add_argument("--author", default="", help="for LICENSE and pyproject.toml")

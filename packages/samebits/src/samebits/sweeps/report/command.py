@@ -31,7 +31,7 @@ def report(project: Project) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description="Write report.csv, report.md, pictures and report.html.")
+    made = argparse.ArgumentParser("./run report", description="Write report.csv, report.md, pictures and report.html.")
     made.add_argument("directories", nargs="+", type=Path, help="one sweep, or run directories, or folders of them")
     made.add_argument("--out", type=Path, help="where to write; otherwise into the sweep, or outputs/compare")
     made.add_argument("--score", metavar="KEY:min|max", help="what is best, e.g. val/accuracy:max")

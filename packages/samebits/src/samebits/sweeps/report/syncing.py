@@ -23,7 +23,9 @@ MLFLOW_S = 600.0  # for what MLflow lacks of one run
 
 def sync(project: Project) -> int:
     """Run the command. Return the exit status."""
-    parser = argparse.ArgumentParser(description="Send to W&B and MLflow what they lack of runs and sweeps.")
+    parser = argparse.ArgumentParser(
+        "./run sync", description="Send to W&B and MLflow what they lack of runs and sweeps."
+    )
     parser.add_argument("directories", nargs="*", type=Path, help="run directories, sweeps, folders of them")
     parser.add_argument("--replay", action="store_true", help="send the runs anew, under new ids")
     parser.add_argument(

@@ -17,7 +17,7 @@ from samebits.sweeps.verify.recompute import verify
 
 def verify_command(program: Program) -> int:
     """Run the command. Return the exit status."""
-    parser = argparse.ArgumentParser(description="Start a run again and compare it bit for bit.")
+    parser = argparse.ArgumentParser("./run verify", description="Start a run again and compare it bit for bit.")
     parser.add_argument("run", type=Path, help="the directory of a finished or stopped run; nothing in it is changed")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="for the second run: where its data lie, ...")
     parser.add_argument("--steps", type=int, help="compare its first steps, to the next checkpoint; default: all")
