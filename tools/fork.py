@@ -275,7 +275,7 @@ def forget(tree: Path, deleted: Iterable[str], parts: Iterable[Part]) -> None:
             if page.suffix == ".py":
                 text = "".join(line for line in text.splitlines(keepends=True) if not told.search(line))
             else:
-                text = without_sentences(text, told)
+                text = without_sentences(without_sections(text, told), told)
         page.write_text(text, encoding="utf-8")
 
 
@@ -287,6 +287,12 @@ def naming(tree: Path, deleted: list[str]) -> re.Pattern[str] | None:
     names |= {f"{group}={option}" for group, option in re.findall(r"^conf/(.+)/(\w+)\.yaml$", text, re.MULTILINE)}
     names |= {f"{parent}/" for name in deleted for parent in Path(name).parents if not (tree / parent).exists()}
     return re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, names))})(?![\w=])") if names else None
+
+
+def without_sections(text: str, told: re.Pattern[str]) -> str:
+    """Return a page without the `###` sections that have such a name in their heading, as docs/configuration.md has."""
+    sections = re.split(r"^(?=##)", text, flags=re.MULTILINE)
+    return "".join(one for one in sections if not (one.startswith("### ") and told.search(one.partition("\n")[0])))
 
 
 def without_sentences(text: str, told: re.Pattern[str]) -> str:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from reference_text import GENERATED, sentence
+from reference_text import DOCS, GENERATED, sentence
 
 ROOT = Path(__file__).resolve().parents[1]
 # Classes of lab that a task or a callback meets. Of two names the first that exists, as lab may be of another version.
@@ -83,7 +83,7 @@ def lab_page() -> str:
     found = classes(own)
     chosen = [next((found[name] for name in names if name in found), None) for names in CLASSES]
     helpers = names_of(own / "__init__.py")
-    others = [f"[{name}]({file})" for name, file in LIBRARIES.items() if (ROOT / "packages" / name).is_dir()]
+    others = [f"[{name}]({file})" for name, file in LIBRARIES.items() if (DOCS / file).is_file()]
     lines = [
         "# Python API", "", GENERATED, "",
         f"The public names of `{own.name}`: functions for notebooks and scripts, and the classes that your tasks and",

@@ -163,7 +163,8 @@ def table(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def section(command: str, module: str, page: str) -> Iterator[str]:
-    yield from (f"## ./run {command}", "")
+    marked = " <!-- its examples name parts: template only -->" if command == "fork" else ""
+    yield from (f"## ./run {command}{marked}", "")
     parser = None if command in NO_PARSER else parser_of(module)
     about = doc_of(module)
     yield from (sentence(re.split(r"\n\n", about.strip())[0]), "")
