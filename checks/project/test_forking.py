@@ -192,7 +192,6 @@ def test_a_fork_without_any_part(template: Path, parts: list[str], tools: Any, t
         run(tmp_path, "-m", *command)
     assert run(tmp_path, "tools/schema.py", "--check").stdout == ""  # fork.py takes out what is gone without torch
     run(tmp_path, "tools/reference.py")  # ./run docs: the pages of the fork's own config
-    check_trace(files(tmp_path), {name.replace("/lab/", "/zebrafish_tracking/") for name in before})
     old = shutil.copytree(ROOT / "checks/runs/whole-finished", tmp_path / "outputs/old")
     run(tmp_path, "src/evaluate.py", str(old), "--split", "val")
     run(tmp_path, "src/train.py", "-m", *SMALL, "trainer.max_steps=2", "seed=1,2", "sweep=two")

@@ -71,3 +71,15 @@ def test_documented_names_can_be_imported(found: Any) -> None:
     for path in named:
         module, _, name = path.rpartition(".")
         assert getattr(importlib.import_module(module), name), path
+
+
+def test_addresses_in_messages_exist() -> None:
+    """A message may name docs/PAGE.md#ANCHOR, or a page alone."""
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "packages").glob("*/src/**/*.py")]
+    named = {one for path in sources for one in re.findall(r"docs/\w+\.md#[\w-]+", path.read_text())}
+    assert len(named) > 10
+    for one in named:
+        page, _, anchor = one.partition("#")
+        titles = re.findall(r"^#+ (.+)$", (ROOT / page).read_text(), re.MULTILINE)
+        slugs = {re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
+        assert anchor in slugs, one

@@ -60,7 +60,7 @@ _UNRECORDED = "\0failed "  # in a rank's pipe, before its time and its line
 LIKELY: dict[int, str] = {  # of a rank
     **LIKELY_CAUSES,
     signal.SIGABRT: " (native code gave up, as gloo does where ranks join a collective with tensors of different "
-    "sizes: see docs/troubleshooting.md)",
+    "sizes: see docs/troubleshooting.md#killed-by-sigabrt)",
 }
 
 
@@ -195,7 +195,11 @@ class Ranks:
             if code is None or self._hearts.said(index):
                 continue  # its end is on record; gloo's threads may still abort a rank that is ending
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-            how += f" ({self._hearts.place(index)}), without an error record" if code >= 0 else ""
+            how += (
+                f" ({self._hearts.place(index)}), without an error record (see docs/troubleshooting.md#no-error-record)"
+                if code >= 0
+                else ""
+            )
             message = f"rank {rank} {how}{LIKELY.get(-code, '')}"
             self._record(directory, rank, message, first=True, stack=self._stack(index))
             return
