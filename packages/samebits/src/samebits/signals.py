@@ -15,7 +15,8 @@ from samebits import early
 
 STOP_SIGNALS = (signal.SIGINT, *early.SIGNALS)  # the most urgent first
 LIKELY_CAUSES: dict[int, str] = {  # why a process was killed by one that nobody asked for, as the end of a sentence
-    signal.SIGKILL: " (the kernel does that when memory runs out: see dmesg; docs/troubleshooting.md#killed-by-sigkill)",
+    signal.SIGKILL: " (the kernel does that when memory runs out: see dmesg; "
+    "docs/troubleshooting.md#killed-by-sigkill)",
     signal.SIGBUS: " (a data file was cut short while it was read, or the shared memory of /dev/shm is full: see "
     "docs/troubleshooting.md#killed-by-sigbus)",
 }

@@ -54,7 +54,10 @@ INNERMOST = 12  # innermost stack frames that are shown
 LISTED = 8  # most ranks that a message lists
 OWN = (collectives.__file__, group.__file__, stop.__file__, store.__file__)
 WAITS_IN = ("torch/distributed/", "torch/autograd/graph.py", *OWN)  # files a rank waits in
-HELD = "no progress for process.timeout, as native code holds the interpreter - see docs/troubleshooting.md#native-code-holds-the-interpreter"
+HELD = (
+    "no progress for process.timeout, as native code holds the interpreter - see "
+    "docs/troubleshooting.md#native-code-holds-the-interpreter"
+)
 DEBUGGERS = ("pdb", "bdb", "pydevd", "_pydevd_bundle", "IPython", "code", "ipdb", "pudb", "debugpy")
 
 
