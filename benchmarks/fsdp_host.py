@@ -24,8 +24,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from lab.models.gpt import GPT
 from samebits.parallel import FsdpConfig, shard
-from samebits.private import lean_step
 from samebits.shards import global_norm, local_parts, on_shards
+from samebits.torch_private import lean_step
 from samebits.world import World
 
 RANKS = 8

@@ -24,8 +24,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
-import lab.descend as descend
 import lab.loop as loop
+import lab.optimizer_step as optimizer_step
 import train
 
 FAST = ("experiment=cifar10_fast", "data.path={cifar}", "task.count=64")
@@ -60,7 +60,7 @@ class Counting(TorchDispatchMode):
 def counted(overrides: tuple[str, ...], folder: Path) -> Counter[str]:
     """{part: operations}: the batch and its transforms, the optimizer, all else."""
     parts, counts = ["else"], Counter[str]()
-    step, update = loop.train_step, descend.update
+    step, update = loop.train_step, optimizer_step.update
 
     def batches_of(batches: Iterator[Any]) -> Iterator[Any]:
         while True:
@@ -83,7 +83,7 @@ def counted(overrides: tuple[str, ...], folder: Path) -> Counter[str]:
     argv = ["train.py", *COMMON, *overrides, f"hydra.run.dir={folder}"]
     with (
         mock.patch.object(loop, "train_step", counting_step),
-        mock.patch.object(descend, "update", counting_update),
+        mock.patch.object(optimizer_step, "update", counting_update),
         mock.patch.object(sys, "argv", argv),
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()) as said,

@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
-from h5rows.engines import PackOptions, open_source
+from h5rows.integration import PackOptions, open_source
 from h5rows.packing.write import pack
 
 OPTIONS = PackOptions(quiet=True, overwrite=True)

@@ -54,7 +54,7 @@ def way(read: Callable[[np.ndarray], Any], chosen: list[np.ndarray]) -> Callable
 
 
 def ours(path: Path, name: str) -> Callable[[np.ndarray], Any]:
-    return h5rows.Dataset(str(path), {"x": name}, values="meant").gather
+    return h5rows.Dataset(str(path), {"x": name}, decode=True).gather
 
 
 def main() -> None:

@@ -39,7 +39,11 @@ def state_of(mb: float) -> dict[str, Any]:
         p.grad = torch.ones_like(p)
     optimizer.step()
     parts = {"model": model.state_dict(), "ema": None, "optimizer": optimizer.state_dict(), "schedule": {}}
-    return parts | dict.fromkeys(("samples", "stale", "logged_step", "scored_step"), 0) | {"best": [], "ranks": []}
+    return (
+        parts
+        | dict.fromkeys(("samples", "evals_without_improvement", "logged_step", "scored_step"), 0)
+        | {"best": [], "ranks": []}
+    )
 
 
 def steps_until(done: Callable[[], bool], work: Callable[[], Any]) -> tuple[int, float]:

@@ -29,7 +29,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from startup import first_step
 
-from samebits.checkpoints import load_intact, save_checkpoint
+from samebits.checkpoints import load_verified, save_checkpoint
 from samebits.data import TrainPlan, shuffled
 from samebits.steps import rng_row, set_rng_row
 
@@ -54,7 +54,7 @@ def checkpoint_rates(rounds: int, megabytes: int = 400) -> tuple[float, float]:
             return time.perf_counter() - began
 
         save_s = median(lambda: timed(lambda: save_checkpoint(payload, path)), rounds)
-        load_s = median(lambda: timed(lambda: load_intact(path)), rounds)
+        load_s = median(lambda: timed(lambda: load_verified(path)), rounds)
         size = path.stat().st_size / 1e6
     return size / save_s, size / load_s
 

@@ -38,7 +38,7 @@ import lab.loop
 from lab.notebook import compose
 from lab.program import start
 from samebits.world import StopRequest, World, group, store
-from samebits.world.watch import Report
+from samebits.world.watchdog import Report
 
 RANKS = (8, 128, 1024)
 RUN = (
@@ -208,9 +208,9 @@ def _say_little(rank: int, size: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size)
     world, took = World(rank, size, rank, torch.device("cpu")), []
-    for call in (world.meet, lambda: world.gather("x" * 40), lambda: world.share(True)):
+    for call in (world.barrier, lambda: world.gather_object("x" * 40), lambda: world.broadcast_object(True)):
         call()
-        world.meet()
+        world.barrier()
         began = time.perf_counter()
         for _ in range(30):
             call()
@@ -221,7 +221,7 @@ def _say_little(rank: int, size: int, folder: str) -> None:
 
 
 def little(size: int) -> list[float]:
-    """Milliseconds of a barrier, World.gather and World.share, of so many ranks on this machine's cores."""
+    """Milliseconds of a barrier, World.gather_object and World.broadcast_object, of so many ranks on this machine's cores."""
     with tempfile.TemporaryDirectory() as folder:
         start_processes(_say_little, (size, folder), nprocs=size, start_method="fork")
         return list(json.loads(Path(folder, "took").read_text()))

@@ -61,7 +61,7 @@ def main() -> None:
 
     from lab.notebook import compose
     from lab.tune import measure
-    from samebits.children import in_a_child
+    from samebits.children import run_in_subprocess
 
     with tempfile.TemporaryDirectory() as folder:
         file = f"{folder}/tokens.h5"
@@ -72,8 +72,8 @@ def main() -> None:
         print("| | MFLOP a step: estimated | counted | ms a step by threads | 1 / most |\n|---|---|---|---|---|")
         for name, overrides in cases:
             cfg = compose([*COMMON, *(text.format(tokens=file) for text in overrides)])
-            took_s = in_a_child(name, measure, "threads", cfg)
-            guess, counted = in_a_child(name, flop, cfg)
+            took_s = run_in_subprocess(name, measure, "threads", cfg)
+            guess, counted = run_in_subprocess(name, flop, cfg)
             times = ", ".join(f"{count}: {1e3 * seconds:.2f}" for count, seconds in took_s.items())
             ratio = took_s[1] / took_s[max(took_s)]
             print(f"| {name} | {guess / 1e6:,.1f} | {counted / 1e6:,.1f} | {times} | {ratio:.2f} |", flush=True)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from h5rows.engines import proposal, run
+from h5rows.integration import proposal, run
 from lab.project import train_on
 from samebits.errors import plain_output
 
@@ -30,7 +30,7 @@ def train_command(out: Path | str, paths: Sequence[str], sequences: Sequence[str
     if len(names) == 1 and names == sequences:
         command = ["./run", "train", "experiment=sequences", f"data.path={out}", f"data.fields.tokens={names[0]}"]
         if groups == {""}:
-            command += ["data.split=80/10/10"]
+            command += ["data.split_ratio=80/10/10"]
         else:
             command += [f"data.splits.{split}=null" for split in ("val", "test") if split not in groups]
         return f"train on it: {shlex.join(command)}"

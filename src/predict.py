@@ -1,8 +1,8 @@
 """Write a trained model's outputs for every sample of a split into one file, each sample once, in the split's order.
 
     ./run predict outputs/default/2026-11-20_21-35-11-adaa11 --out predictions.h5
-    ./run predict RUN_DIR_OR_CHECKPOINT --split val --with y --out val.parquet data.path=other.h5
-    ./run predict RUN_1 RUN_2 RUN_3 --apply softmax --out ensemble.npz
+    ./run predict RUN_DIR_OR_CHECKPOINT --split val --fields y --out val.parquet data.path=other.h5
+    ./run predict RUN_1 RUN_2 RUN_3 --activation softmax --out ensemble.npz
 
 Several runs or checkpoints are an ensemble: the mean of their outputs is written. Overrides are values of the runs' own
 configs; data.fields.y=null leaves a field out that the data lack. Exit status: 0 done, 1 failed, 2 a mistake in what
@@ -26,8 +26,10 @@ def main() -> int:
     parser.add_argument("runs", nargs="+", metavar="run", help="run directories or checkpoints, then key=value")
     parser.add_argument("--out", type=Path, required=True, help="FILE.h5, .npz or .parquet")
     parser.add_argument("--split", default="test", help="train, val, test or what else the data config names")
-    parser.add_argument("--with", dest="fields", default="", metavar="FIELD,...", help="fields of the batch to copy")
-    parser.add_argument("--apply", choices=("softmax", "sigmoid"), help="to each model's outputs, before their mean")
+    parser.add_argument("--fields", dest="fields", default="", metavar="FIELD,...", help="fields of the batch to copy")
+    parser.add_argument(
+        "--activation", choices=("softmax", "sigmoid"), help="to each model's outputs, before their mean"
+    )
     parser.add_argument("--procs", type=int, help="processes that share the samples; default: one for each GPU")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE where it exists")
     args = parser.parse_intermixed_args()

@@ -3,7 +3,7 @@
     ./run report outputs/default/sweeps/lr
     ./run report outputs/default/2026-11-20_* outputs/other/2026-11-21_10-00-00-4f0c1e --out outputs/compare
     ./run report outputs/default/sweeps/lr --save-best      # conf/experiment/best_lr.yaml
-    ./run report outputs/default/sweeps/all --per model --show test/accuracy test/loss      # a paper's table, figures
+    ./run report outputs/default/sweeps/all --rows model --metrics test/accuracy test/loss      # a paper's table, figures
 
 Exit status: 0 done, 2 a mistake in what was asked.
 """

@@ -12,10 +12,10 @@ from __future__ import annotations
 import _python  # noqa: F401 - first
 
 # isort: split
-from samebits import early
+from samebits import early_signals
 
 if __name__ == "__main__":
-    early.prepare()  # before the imports, which take a while
+    early_signals.prepare()  # before the imports, which take a while
 
 from lab.program import PROGRAM
 from samebits.sweeps import leave, train
@@ -29,4 +29,4 @@ if __name__ == "__main__":
     try:
         leave(main())
     finally:
-        early.ignore_signals()
+        early_signals.ignore_signals()

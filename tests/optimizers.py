@@ -9,8 +9,8 @@ import torch
 from common import QUICK
 from torch import Tensor, nn
 
+from lab.builders import make_optimizer
 from lab.config import Config
-from lab.make import make_optimizer
 from lab.optim import trainable
 from samebits.testing import compose
 

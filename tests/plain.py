@@ -12,7 +12,7 @@ from common import ROOT
 from torch import Tensor, nn
 
 from lab.config import Config
-from lab.network import make_model
+from lab.model_io import make_model
 from samebits.steps import seed_everything
 from samebits.testing import compose, last_checkpoint
 

@@ -1,17 +1,17 @@
-"""What is asked of the template's own methods: less than of yours, since Promises itself is tested by other means."""
+"""What is asked of the template's own methods: less than of yours, since TaskTests itself is tested by other means."""
 
 from __future__ import annotations
 
 import pytest
 
-from samebits.testing import Promises
+from samebits.testing import TaskTests
 from samebits.testing.processes import ALL
 
 
 @pytest.mark.slow
-class Shipped(Promises):
+class Shipped(TaskTests):
     """Of most of the template's own methods: what their own code can break. The rest is the engine's, and asked of
-    those that inherit from Promises."""
+    those that inherit from TaskTests."""
 
     if not ALL:
         kills = (7,)

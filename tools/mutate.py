@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Break one line of the source at a time and see whether a test turns red (mutation testing).
+"""Mutation one line of the source at a time and see whether a test turns red (mutation testing).
 
-    ./run python tools/mutate.py --table contract                       # those of checks/helpers/breaks.py
+    ./run python tools/mutate.py --table contract                       # those of checks/helpers/mutations.py
     ./run python tools/mutate.py --table names --part 1/4
     ./run python tools/mutate.py src/lab/loop.py --sample 40 --seed 1   # operators and statements, by those of TESTS
     ./run python tools/mutate.py src/lab/optim.py --lines 90-120
 
-Works in a copy of the tracked files. torch is imported once; each break is a fork that imports the broken project and
+Works in a copy of the tracked files. torch is imported once; each mutation is a fork that imports the broken project and
 runs the tests until the first failure; processes that these start read the copy too. What no test notices is listed at
-the end; a break that exceeds its limit counts as noticed. Exit status: 1 if a break of a table was not noticed, or less
+the end; a mutation that exceeds its limit counts as noticed. Exit status: 1 if a mutation of a table was not noticed, or less
 than --at-least of a module's; 2 for a mistake, or tests that are red before anything is broken.
 """
 
@@ -37,12 +37,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
-# module -> arguments of pytest that one would expect to notice a break in it, the quickest first
+# module -> arguments of pytest that one would expect to notice a mutation in it, the quickest first
 TESTS = {
     "src/lab/loop.py": (
         "tests/lab/test_loop.py", "tests/lab/test_reference.py::test_a_run_is_what_a_plain_loop_computes",
     ),
-    "src/lab/descend.py": (
+    "src/lab/optimizer_step.py": (
         "tests/lab/test_loop.py", "tests/lab/test_reference.py::test_a_run_is_what_a_plain_loop_computes",
         "tests/lab/test_task_sam.py",
     ),
@@ -84,7 +84,7 @@ class Mistake(Exception):
 
 
 @dataclass(frozen=True)
-class Break:
+class Mutation:
     file: str
     line: int
     what: str  # before -> after
@@ -97,7 +97,7 @@ class Break:
 
 
 class _Breaker(ast.NodeTransformer):
-    """Applies the `wanted`-th possible break, counted in the order of the tree; `what` stays None beyond the last."""
+    """Applies the `wanted`-th possible mutation, counted in the order of the tree; `what` stays None beyond the last."""
 
     def __init__(self, wanted: int) -> None:
         self.left, self.what, self.line = wanted, None, 0
@@ -140,14 +140,14 @@ class _Breaker(ast.NodeTransformer):
         if isinstance(node, ast.ClassDef):  # without its decorators: that a dataclass is frozen is for its readers
             node.body = [self.visit(s) for s in node.body]  # type: ignore[misc]
             return node
-        for broken in _breaks(node):
+        for broken in _mutations(node):
             made = self._here(node, broken)
             if self.what is not None:
                 return made
         return self.generic_visit(node)
 
 
-def _breaks(node: ast.AST) -> Iterator[ast.AST]:
+def _mutations(node: ast.AST) -> Iterator[ast.AST]:
     """What this node could be broken to."""
     new = copy.deepcopy(node)
     if isinstance(new, ast.Compare) and len(new.ops) == 1:
@@ -186,7 +186,7 @@ def _is_none(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
-def breaks_of(file: str, tests: Sequence[str]) -> list[Break]:
+def mutations_of(file: str, tests: Sequence[str]) -> list[Mutation]:
     """All that _Breaker finds in a module."""
     tree, found = ast.parse((ROOT / file).read_text(encoding="utf-8")), []
     while True:
@@ -195,27 +195,29 @@ def breaks_of(file: str, tests: Sequence[str]) -> list[Break]:
         if breaker.what is None:
             return found
         source = ast.unparse(ast.fix_missing_locations(broken))
-        found.append(Break(file, breaker.line, breaker.what, source, tests))
+        found.append(Mutation(file, breaker.line, breaker.what, source, tests))
 
 
-def breaks_in(table: str) -> list[Break]:
-    """Return the breaks of a table. A text that is not there exactly once is a mistake: the break is none."""
+def mutations_in(table: str) -> list[Mutation]:
+    """Return the mutations of a table. A text that is not there exactly once is a mistake: the mutation is none."""
     found = []
-    for file, old, new, tests, *unseen_as in runpy.run_path(str(ROOT / "checks/helpers/breaks.py"))[table.upper()]:
+    for file, old, new, tests, *unseen_as in runpy.run_path(str(ROOT / "checks/helpers/mutations.py"))[table.upper()]:
         places = [ROOT / file, *ROOT.glob(f"packages/*/src/{file}")]
         place = next((place for place in places if place.is_file()), None)
         text = "" if place is None else place.read_text(encoding="utf-8")
         if (count := text.count(old)) != 1:
-            raise Mistake(f"checks/helpers/breaks.py: {file} has {count} times, not once: {old}")
+            raise Mistake(f"checks/helpers/mutations.py: {file} has {count} times, not once: {old}")
         source, line = text.replace(old, new), text[: text.index(old)].count("\n") + 1
         try:
             ast.parse(source if file.endswith(".py") else "")
         except SyntaxError as error:
-            raise Mistake(f"checks/helpers/breaks.py: {file}: not Python with {new!r} for {old!r}: {error}") from None
+            raise Mistake(
+                f"checks/helpers/mutations.py: {file}: not Python with {new!r} for {old!r}: {error}"
+            ) from None
         what = "  ->  ".join(" ".join(part.split()) for part in (old, new))
         assert place is not None
         found.append(
-            Break(
+            Mutation(
                 str(place.relative_to(ROOT)),
                 line,
                 what,
@@ -321,14 +323,14 @@ def run_tests(project: Path, arguments: Sequence[str], limit_s: float) -> str:
     return {0: "passed", 1: "failed"}.get(status, f"pytest ended with {status}")
 
 
-def judge(project: Path, breaks: Sequence[Break], options: Sequence[str], out: Path | None) -> list[Break]:
-    """Returns the breaks that no test noticed."""
-    began, tests = time.monotonic(), list(dict.fromkeys(test for b in breaks for test in b.tests))
+def judge(project: Path, mutations: Sequence[Mutation], options: Sequence[str], out: Path | None) -> list[Mutation]:
+    """Returns the mutations that no test noticed."""
+    began, tests = time.monotonic(), list(dict.fromkeys(test for b in mutations for test in b.tests))
     if (outcome := run_tests(project, [*options, *tests], LIMIT_S)) != "passed":
         log = (project / "mutant.log").read_text()[-3000:]
         raise Mistake(f"{log}\nthe tests are red before anything is broken ({outcome})")
     limit_s, unseen = 15 + 2 * (time.monotonic() - began), []
-    for number, b in enumerate(breaks, start=1):
+    for number, b in enumerate(mutations, start=1):
         began, whole = time.monotonic(), (project / b.file).read_bytes()
         (project / b.file).write_text(b.source, encoding="utf-8")
         outcome = run_tests(project, [*options, *b.tests], limit_s)
@@ -338,7 +340,7 @@ def judge(project: Path, breaks: Sequence[Break], options: Sequence[str], out: P
         elif outcome.startswith("pytest"):  # it cannot even be imported, so the tests have judged nothing
             raise Mistake(f"{(project / 'mutant.log').read_text()[-3000:]}\n{b}: {outcome}")
         said = "UNSEEN " if outcome == "passed" else "noticed"
-        print(f"{number}/{len(breaks)} {said} {time.monotonic() - began:5.1f} s  {b}", flush=True)
+        print(f"{number}/{len(mutations)} {said} {time.monotonic() - began:5.1f} s  {b}", flush=True)
         if out:
             with open(out, "a", encoding="utf-8") as lines:
                 lines.write(json.dumps({"file": b.file, "line": b.line, "what": b.what, "outcome": outcome}) + "\n")
@@ -352,13 +354,13 @@ def ended(number: int, frame: Any) -> NoReturn:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("module", nargs="?", help=f"one of {', '.join(TESTS)}, or any with --tests")
-    parser.add_argument("--table", choices=("contract", "names"), help="breaks of checks/helpers/breaks.py")
-    parser.add_argument("--part", help="every n-th break from the k-th: 2/4")
+    parser.add_argument("--table", choices=("contract", "names"), help="mutations of checks/helpers/mutations.py")
+    parser.add_argument("--part", help="every n-th mutation from the k-th: 2/4")
     parser.add_argument("--tests", nargs="+", help="pytest's arguments instead of those of TESTS")
-    parser.add_argument("--sample", type=int, help="so many breaks, drawn at random")
+    parser.add_argument("--sample", type=int, help="so many mutations, drawn at random")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lines", help="only breaks of these lines: 90-120")
-    parser.add_argument("--list", action="store_true", help="list the breaks, run nothing")
+    parser.add_argument("--lines", help="only mutations of these lines: 90-120")
+    parser.add_argument("--list", action="store_true", help="list the mutations, run nothing")
     parser.add_argument("--out", type=Path, help="a .jsonl to add the outcomes to")
     parser.add_argument("--at-least", type=float, default=0.0)
     given = parser.parse_args()
@@ -369,20 +371,20 @@ def main() -> int:
     signal.signal(signal.SIGTERM, ended)
     try:
         if given.table:
-            breaks = breaks_in(given.table)
+            mutations = mutations_in(given.table)
         else:
-            breaks = breaks_of(given.module, given.tests or TESTS[given.module])
-        check_tests([test for b in breaks for test in b.tests])
+            mutations = mutations_of(given.module, given.tests or TESTS[given.module])
+        check_tests([test for b in mutations for test in b.tests])
         if given.lines:
             first, last = map(int, given.lines.split("-"))
-            breaks = [b for b in breaks if first <= b.line <= last]
+            mutations = [b for b in mutations if first <= b.line <= last]
         if given.part:
             k, n = map(int, given.part.split("/"))
-            breaks = breaks[k - 1 :: n]
-        if given.sample and given.sample < len(breaks):
-            breaks = sorted(random.Random(given.seed).sample(breaks, given.sample), key=lambda b: b.line)
-        if given.list or not breaks:
-            print(*breaks, sep="\n")
+            mutations = mutations[k - 1 :: n]
+        if given.sample and given.sample < len(mutations):
+            mutations = sorted(random.Random(given.seed).sample(mutations, given.sample), key=lambda b: b.line)
+        if given.list or not mutations:
+            print(*mutations, sep="\n")
             return 0
         import h5py
         import hydra
@@ -398,17 +400,19 @@ def main() -> int:
         sys.dont_write_bytecode = True
         gc.freeze()  # no fork has to look through all of this
         with copied_project() as project:
-            unseen = judge(project, breaks, ("-m", ""), given.out)  # by slow tests too
+            unseen = judge(project, mutations, ("-m", ""), given.out)  # by slow tests too
     except Mistake as mistake:
         print(f"error: {mistake}", file=sys.stderr)
         return 2
-    noticed = len(breaks) - len(unseen)
-    print(f"\n{given.module or given.table}: {noticed} of {len(breaks)} breaks noticed ({noticed / len(breaks):.0%})")
+    noticed = len(mutations) - len(unseen)
+    print(
+        f"\n{given.module or given.table}: {noticed} of {len(mutations)} mutations noticed ({noticed / len(mutations):.0%})"
+    )
     for b in unseen:
         print(f"  unseen  {b}{b.unseen_as and f'  ({b.unseen_as})'}")
     if given.table:
         return int(any(not b.unseen_as for b in unseen))
-    return int(noticed / len(breaks) < given.at_least)
+    return int(noticed / len(mutations) < given.at_least)
 
 
 if __name__ == "__main__":

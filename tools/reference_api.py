@@ -15,7 +15,14 @@ from reference_text import DOCS, GENERATED, sentence
 
 ROOT = Path(__file__).resolve().parents[1]
 # Classes of lab that a task or a callback meets. Of two names the first that exists, as lab may be of another version.
-CLASSES = (("Task",), ("TaskRun",), ("OptimizerStep", "Descend"), ("Callback",), ("TrainState",), ("RunContext", "Run"))
+CLASSES = (
+    ("Task",),
+    ("TaskRun",),
+    ("OptimizerStep", "OptimizerStep"),
+    ("Callback",),
+    ("TrainState",),
+    ("RunContext", "Run"),
+)
 LIBRARIES = {"samebits": "api_samebits.md", "h5rows": "api_h5rows.md"}
 
 

@@ -14,7 +14,7 @@ from test_h5_fields import ROOT
 
 import samebits.errors
 from h5rows import ConfigError, Dataset
-from h5rows.engines import num_outputs, sample_shape
+from h5rows.integration import num_outputs, sample_shape
 from lab.datasets.tokens import NextToken, TokenWindows
 from lab.losses.cross_entropy import CrossEntropy
 from lab.metrics.accuracy import Accuracy

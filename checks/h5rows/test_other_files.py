@@ -19,7 +19,7 @@ from test_h5_external import ALL, SECRET, VALUES, WAYS, home, made  # noqa: F401
 
 import samebits.errors
 from h5rows import ConfigError, Dataset
-from h5rows.engines import PackOptions, num_outputs
+from h5rows.integration import PackOptions, num_outputs
 from lab.datasets.tokens import TokenWindows
 from samebits.testing import assert_equal, last_checkpoint, metrics, start_run
 from samebits.testing.processes import limit, warm

@@ -18,14 +18,14 @@ from test_meaning import (
     made,
 )
 
-from h5rows import engines
+from h5rows import integration
 from lab.notebook import compose
 from lab.project import train_on
 from samebits.testing.processes import limit, warm
 
 
 def trains_on(path: Path) -> list[str]:
-    found = engines.suggestion(str(path))
+    found = integration.suggestion(str(path))
     assert found is not None
     return shlex.split(train_on(str(path), *found))
 
@@ -91,18 +91,18 @@ def test_inspect_prints_the_same(tmp_path: Path) -> None:
 def test_what_is_not_finite_is_named(tmp_path: Path) -> None:
     """A run on values that are missing names the field, the row and the file; what was split is what is saved."""
     path = made("netcdf", tmp_path)
-    command = [*TRAIN, f"data.path={path}", "data.fields.x=rain", "data.fields.y=level", "data.split=80/20"]
+    command = [*TRAIN, f"data.path={path}", "data.fields.x=rain", "data.fields.y=level", "data.split_ratio=80/20"]
     options = ["task=regression", "logger=none", "trainer.max_steps=3", "trainer.max_epochs=null"]
     done = warm.run(
         [*command, *options, f"hydra.run.dir={tmp_path / 'run'}"],
         cwd=tmp_path, capture_output=True, text=True, timeout=limit(60),
     )  # fmt: skip
     assert done.returncode == 1
-    assert re.search(rf"x of row \d+ of {path} holds nan; data.masked says", done.stderr.splitlines()[-1])
+    assert re.search(rf"x of row \d+ of {path} holds nan; data.missing says", done.stderr.splitlines()[-1])
     assert "of its values are missing" in done.stdout + done.stderr
     saved = (tmp_path / "run" / "config.yaml").read_text()
     assert "by: random" in saved
-    assert "split: null" in saved
+    assert "split_ratio: null" in saved
 
 
 def test_a_fill_value_of_strings(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from common import ROOT, TRAIN
 from netcdf import netcdf4
 
 import h5rows
-from h5rows import engines
+from h5rows import integration
 from lab.project import train_on
 from samebits.testing.processes import limit, warm
 
@@ -81,7 +81,7 @@ def test_it_trains_at_the_first_try_or_says_why_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], package: str, name: str, kind: str, expected: Any
 ) -> None:
     path = str(fetched(package) / name)
-    found = engines.suggestion(path)
+    found = integration.suggestion(path)
     if isinstance(expected, str):
         assert found is None
         h5rows.inspect(path)
@@ -152,7 +152,7 @@ def test_values_are_those_of_its_library(package: str, name: str, kind: str, exp
     path, compared = str(fetched(package) / name), 0
     for field, theirs in VALUES[kind](path):
         if theirs.dtype.kind in "biuf":
-            ours = h5rows.Dataset(path, {"x": field}, values="meant", cache_mb=64).column("x")
+            ours = h5rows.Dataset(path, {"x": field}, decode=True, cache_mb=64).column("x")
             last = kind == "matlab" and theirs.ndim > 1 and ours.shape[:1] != theirs.shape[:1]  # along that
             there = (np.moveaxis(theirs, -1, 0) if last else theirs).reshape(ours.shape)
             assert np.array_equal(ours, there, equal_nan=ours.dtype.kind == "f"), field

@@ -20,7 +20,7 @@ from lab.loaders import fetch_remote
 from lab.program import start
 from samebits.children import note_progress, progress_at
 from samebits.testing import assert_equal, compose, last_checkpoint, result, start_run
-from samebits.world import Watch
+from samebits.world import HangWatchdog
 
 DIGITS = (ROOT / "data" / "digits.h5").read_bytes()
 
@@ -73,11 +73,11 @@ def test_a_run_from_composing_to_its_scores(tmp_path: Path, server: Server, caps
 
 
 def test_what_is_fetched_is_not_taken_for_hung(tmp_path: Path, server: Server) -> None:
-    watch = Watch(tmp_path, 0, 1, 600.0)
+    watchdog = HangWatchdog(tmp_path, 0, 1, 600.0)
     server.files["/f.h5"] = made(tmp_path / "f.h5")
     began = time.monotonic()
     fetch_remote({"_target_": "lab.datasets.h5.Dataset", "path": server.url()}, note_progress)
-    assert watch.latest().at >= began
+    assert watchdog.latest().at >= began
     assert progress_at() >= began
 
 

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import lab.make
+import lab.builders
 import lab.run
 import train
 from lab.callbacks.base import Callback
-from samebits import early
+from samebits import early_signals
 from samebits.data import Stream
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -125,12 +125,12 @@ def begin(case: dict[str, Any]) -> None:
         lab.run.make_datasets = make_datasets
         if not any(override.startswith("resume=") for override in overrides):
             overrides += [*DATA, *more]
-    callbacks = lab.make.make_callbacks
+    callbacks = lab.builders.make_callbacks
     ends = Ends(folder, case["end"], bool(case["signals"]))
     lab.run.make_callbacks = lambda config: [*callbacks(config), ends]
     sys.argv = [str(ROOT / "src/train.py"), *overrides]
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    early.prepare()
+    early_signals.prepare()
 
 
 def members(session: int) -> list[int]:
@@ -182,7 +182,7 @@ def main() -> None:
             try:
                 train.leave(train.main())
             finally:
-                early.ignore_signals()
+                early_signals.ignore_signals()
         print(json.dumps(outcome(case, pid)), flush=True)
 
 

@@ -80,7 +80,7 @@ BESIDE = {  # which test runs it
     "tools/constraints.py": "checks/project/test_environment.py",
     "tools/fork.py": "checks/project/test_forking.py",
     "tools/make_digits.py": "tests/lab/test_parts.py",
-    "tools/mutate.py": "checks/project/test_breaks.py",
+    "tools/mutate.py": "checks/project/test_mutations.py",
     "tools/release.py": "checks/project/test_wheels.py",
     "tools/schema.py": "checks/project/test_schema.py",
     "tools/wheels.py": "checks/project/test_wheels.py",

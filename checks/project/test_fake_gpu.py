@@ -26,7 +26,7 @@ from lab.config import Config
 from lab.evaluation import evaluate
 from lab.experiment import Experiment
 from lab.logging import log_train
-from lab.state import TrainState, averaged
+from lab.state import TrainState, averaged_model
 from samebits.device import Hardware, HardwareConfig, resolve_hardware
 from samebits.testing import compose
 from samebits.testing.devices import GPU, Watched, fake_gpu
@@ -68,7 +68,9 @@ class Training:
         self.state.step += 1
         for name, value in values.items():
             assert (value.device, value.dim()) == (GPU, 0), name
-            self.state.totals[name] = self.state.totals[name] + value if name in self.state.totals else value
+            self.state.running_sums[name] = (
+                self.state.running_sums[name] + value if name in self.state.running_sums else value
+            )
             self.state.counts[name] = self.state.counts.get(name, 0) + 1
         return values
 
@@ -101,7 +103,7 @@ class Training:
         """Two batches, of the second one sample is padding."""
         sizes = (4, 4)
         batches, lengths = self.batches(sizes, training=False), lambda k: (4, 4 - k)
-        model = averaged(self.state)
+        model = averaged_model(self.state)
         self.scores = evaluate(model, self.state.task, batches, ONE, self.machine, lengths)
 
     def everything(self) -> Iterator[tuple[str, Tensor]]:
@@ -126,7 +128,7 @@ def training(*overrides: str, micro: Sequence[int] = (5, 3)) -> Iterator[Trainin
     rows = np.arange(8) * len(dataset) // 8
     samples = dataset.gather(rows, None)
     experiment = Experiment(config, machine, one, {"train": dataset})
-    model, task = experiment.make_method()
+    model, task = experiment.build_model_and_task()
     transforms = {training: loaders.make_transform(config, training, dataset) for training in (True, False)}
     with fake_gpu((model, task, samples, transforms)) as (gpu, (model, task, samples, transforms)):
         state, nets = replace(experiment, world=ONE).begin(model, task, 100)
@@ -168,7 +170,7 @@ PAIRS = [
 )
 def test_a_step_waits_only_where_it_must(mode: str, optimizer: str) -> None:
     """With a moving average, clipping and unequal micro-batches. Where a step may be left out, an optimizer without a
-    fused kernel waits once to learn of it: lab.descend.update. A log waits for the gradients that were not finite and
+    fused kernel waits once to learn of it: lab.optimizer_step.update. A log waits for the gradients that were not finite and
     for the means; for the scale."""
     asks = ("fp16" in mode or "skip" in mode) and optimizer not in ("adamw", "sgd", "muon")
     with training(*OPTIMIZERS[optimizer], *MODES[mode], "trainer.ema_decay=0.9", "trainer.clip_norm=1.0") as run:
@@ -251,11 +253,11 @@ def test_a_task_waits_for_nothing(task: str) -> None:
 def test_text_is_sampled_on_the_device() -> None:
     """With one wait at its end, and operations that hardware.deterministic=true allows."""
     from lab.callbacks.sample_text import SampleText
-    from samebits.data import Draws
+    from samebits.data import SampleRNG
 
     with training(*GPT) as run:
         callback = object.__new__(SampleText)
         callback.window, callback.length, callback.temperature, callback.prompt = 8, 3, 1.0, [0]
-        callback.draws = Draws(0, "SampleText")
+        callback.draws = SampleRNG(0, "SampleText")
         run.state.model.eval()
         assert run.waits(lambda: callback.sampled(run.state.model, 1, GPU)).get("values") == 1

@@ -14,7 +14,7 @@ import torch
 from common import QUICK
 
 import h5rows
-from h5rows import engines
+from h5rows import integration
 from lab.datasets.h5 import Dataset
 from lab.datasets.tokens import TokenWindows
 from lab.loaders import fetch_remote
@@ -53,7 +53,7 @@ USES: dict[str, Callable[[], Any]] = {
     "tokens": lambda: tokens_of(GONE),
     "shape": lambda: compose("data=h5", f"data.path={GONE}").data.input_shape,
     "outputs": lambda: compose("data=h5", f"data.path={GONE}", "data.input_shape=[3]").data.num_outputs,
-    "shares": lambda: compose("data=h5", "data.split=80/x", "data.input_shape=[3]", "data.num_outputs=2"),
+    "shares": lambda: compose("data=h5", "data.split_ratio=80/x", "data.input_shape=[3]", "data.num_outputs=2"),
     "remote": lambda: fetch_remote(
         {"_target_": "lab.datasets.h5.Dataset", "path": "no://where/f.h5"}, lambda: None
     ),
@@ -77,7 +77,7 @@ def test_images_too(tmp_path: Path) -> None:
     from lab.datasets.image_folder import ImageFolder
 
     with pytest.raises(h5rows.ConfigError) as own:
-        engines.open_source(str(tmp_path), engines.PackOptions(format="images", size=(4, 4), quiet=True))
+        integration.open_source(str(tmp_path), integration.PackOptions(format="images", size=(4, 4), quiet=True))
     with pytest.raises(ConfigError) as error:
         ImageFolder(str(tmp_path), [4, 4], "none", 3, {}, "train")
     assert str(error.value) == str(own.value)

@@ -134,7 +134,7 @@ NO_EFFECT = [
         for shows in ("--cfg job", "--cfg=job", "-c job", "--help", "-h", "--info")
         for resume in ("resume=outputs/run", "resume=auto")
     ),
-    row("data.split_by=y", "data.split_by=y: has no effect without data.split - add data.split=80/10/10, or leave it out"),
+    row("data.split_by=y", "data.split_by=y: has no effect without data.split_ratio - add data.split_ratio=80/10/10, or leave it out"),
     *(
         row(f"resume=auto {where}", "resume=auto: this run's directory is a new one each time, so there is none to go on with - add hydra.run.dir=outputs/NAME, or give resume=RUN")
         for where in ("hydra.run.dir='/tmp/engine-${now:%S}'", "name=x hydra.run.dir='${root:}/outputs/${name}/${suffix:}'")

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 import lab.run
 import lab.tasks.supervised
+from lab.builders import make_task
 from lab.callbacks.base import Callback
 from lab.config import Config
-from lab.make import make_task
-from lab.network import make_model
+from lab.model_io import make_model
 from lab.options import TrainerConfig
 from lab.profiling import losses_of
 from lab.tasks.base import Task

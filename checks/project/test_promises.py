@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from lab.tasks.supervised import Supervised
 from samebits import testing
 from samebits.errors import ConfigError, RunFailed
-from samebits.testing import Promises, start_run
+from samebits.testing import TaskTests, start_run
 
 SMALL = (*testing.SMALL, "model.hidden=[16]")
 
 
 def skipped(folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str, **attributes: Any) -> None:
     """The test of a skipped step, of a method with these attributes."""
-    kind = type("TestMine", (Promises,), attributes)
+    kind = type("TestMine", (TaskTests,), attributes)
     kind().test_a_skipped_step_changes_nothing(folder, monkeypatch, (*SMALL, *more), 1)
 
 
@@ -33,11 +33,11 @@ def test_a_callback_may_change_what_the_task_holds(tmp_path: Path, monkeypatch: 
         def on_eval(self, state: Any, scores: dict[str, float]) -> None:
             state.task.labels += 1
 
-    def attach(self: Supervised, model: nn.Module) -> None:
+    def setup(self: Supervised, model: nn.Module) -> None:
         self.register_buffer("labels", torch.zeros(3))
 
     monkeypatch.setattr(lab.callbacks.base, "Relabels", Relabels, raising=False)
-    monkeypatch.setattr(Supervised, "attach", attach)
+    monkeypatch.setattr(Supervised, "setup", setup)
     skipped(tmp_path, monkeypatch, "+callback.relabels._target_=lab.callbacks.base.Relabels")
 
 
@@ -65,7 +65,7 @@ def test_a_task_may_wait_where_it_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(Supervised, "waits", waits)
 
     def asked() -> None:
-        Promises().test_no_step_waits_for_the_device(tmp_path / "run", monkeypatch, SMALL, straight, "bf16")
+        TaskTests().test_no_step_waits_for_the_device(tmp_path / "run", monkeypatch, SMALL, straight, "bf16")
 
     if waits:
         asked()

@@ -24,7 +24,7 @@ from lab.optim import Schedule
 from lab.restore import score_checkpoint
 from lab.schedules.constant import Constant
 from lab.state import TrainState, on_all_ranks
-from lab.tasks.base import Batch, Descend, Task
+from lab.tasks.base import Batch, OptimizerStep, Task
 from lab.tasks.supervised import Supervised
 from samebits.checkpoints import Optimizers
 from samebits.errors import RunFailed
@@ -66,14 +66,14 @@ class Restless(Supervised):
         self.register_buffer("walk", torch.zeros(3))
         self.walk: Tensor
 
-    def updated(self, model: nn.Module) -> None:
+    def on_step_end(self, model: nn.Module) -> None:
         for p in model.parameters():
             p += 1e-3 * torch.randn_like(p)
         self.walk[0] += random.random()
         self.walk[1] += np.random.rand()
 
-    def train_step(self, step: int, batches: Iterator[Batch], descend: Descend) -> dict[str, Tensor]:
-        values = descend("", batches)
+    def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
+        values = optimizer_step("", batches)
         self.walk[2] += torch.rand(())
         return values
 
@@ -124,7 +124,7 @@ def optimizer_of(kind: type[torch.optim.Optimizer] = torch.optim.SGD, **said: An
 
 
 def test_what_may_draw_is_known() -> None:
-    """Steps of torch's own code cost nothing; each thing of one's own counts that does not say `draws = False`."""
+    """Steps of torch's own code cost nothing; each thing of one's own counts that does not say `uses_rng = False`."""
 
     def none(*args: Any) -> None:
         pass
@@ -132,15 +132,15 @@ def test_what_may_draw_is_known() -> None:
     plain, hooked, replaced, noisy = optimizer_of(), optimizer_of(), optimizer_of(), optimizer_of(Noisy)
     hooked.register_step_post_hook(none)
     replaced.step = none  # type: ignore[assignment, method-assign]
-    still = optimizer_of(draws=False)
-    own_schedule, quiet = type("Own", (Constant,), {})(0.0), type("Own", (Constant,), {"draws": False})(0.0)
-    wrapper = type("Own", (lab.optimizers.base.Wrapper,), {"draws": False})
+    still = optimizer_of(uses_rng=False)
+    own_schedule, quiet = type("Own", (Constant,), {})(0.0), type("Own", (Constant,), {"uses_rng": False})(0.0)
+    wrapper = type("Own", (lab.optimizers.base.Wrapper,), {"uses_rng": False})
     for state, drawn in (
         (make(plain), False),
         (make(noisy), True),
         (make(hooked), True),
         (make(replaced), True),
-        (make(plain, updated=none), True),
+        (make(plain, on_step_end=none), True),
         (make(plain, project=none), True),
         (make(plain, train_step=none), True),
         (make(plain, own_schedule), True),

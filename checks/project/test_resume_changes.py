@@ -77,9 +77,9 @@ def test_moments_stay_with_their_parameters(tmp_path: Path) -> None:
     """Layers of equal shapes: nothing else would tell. Of others, kernels would leave their memory."""
     model = "model.hidden=[32,32,32]"
     weights = stopped(tmp_path / "weights", model)
-    tuned = stopped(tmp_path / "tuned", model, "task=finetune", f"task.weights={weights}", "task.frozen=[2.w,2.b]")
-    assert "4.weight" in last_checkpoint(tuned)["trained"]
-    done = call(f"resume={tuned}", "task=finetune", f"task.weights={weights}", "task.frozen=[4.w,4.b]", code=2)
+    tuned = stopped(tmp_path / "tuned", model, "task=finetune", f"task.weights={weights}", "task.freeze=[2.w,2.b]")
+    assert "4.weight" in last_checkpoint(tuned)["parameter_names"]
+    done = call(f"resume={tuned}", "task=finetune", f"task.weights={weights}", "task.freeze=[4.w,4.b]", code=2)
     assert "trains other parameters than this config's: 4.weight where this has 2.weight" in done.stderr
 
 

@@ -17,11 +17,11 @@ import torch
 from common import QUICK, ROOT
 from omegaconf import OmegaConf
 
-import lab.descend
+import lab.optimizer_step
 from lab import tune
 from lab.config import Config
 from lab.state import TrainState
-from samebits.children import in_a_child
+from samebits.children import run_in_subprocess
 from samebits.errors import ConfigError
 from samebits.host import cores
 from samebits.process import trials
@@ -62,7 +62,7 @@ def with_memory(free: int, function: Callable[..., Any], *args: Any) -> Any:
     import torch.fx.experimental.symbolic_shapes  # noqa: F401 - the first backward does
 
     memory.free_memory = lambda device: free
-    return in_a_child("trial", function, *args)
+    return run_in_subprocess("trial", function, *args)
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_a_search_that_takes_long_says_what_it_does(
     cfg = compose(*QUICK, "trainer.global_batch_size=64", "trainer.max_steps=2")
     for silent_s, said in ((60.0, ""), (0.0, "hardware.micro_batch_size: trying 64\n")):
         monkeypatch.setattr(trials, "SILENT_S", silent_s)
-        in_a_child("trial", tune.measure, "micro_batch", cfg)
+        run_in_subprocess("trial", tune.measure, "micro_batch", cfg)
         assert capfd.readouterr().err == said
 
 
@@ -131,7 +131,7 @@ def test_a_trial_leaves_no_step_out(monkeypatch: pytest.MonkeyPatch, option: str
         return found
 
     monkeypatch.setattr(tune.Trial, "begin_run", noted)
-    monkeypatch.setattr(lab.descend, "global_norm", lambda gradients: torch.tensor(math.inf))
+    monkeypatch.setattr(lab.optimizer_step, "global_norm", lambda gradients: torch.tensor(math.inf))
     trial = tune.Trial.of(compose(*QUICK, "trainer.max_steps=4", option, f"+optim.{kernel}=true"))
     assert trials.step_fits(trial, 64, 2)
     assert [state["step"] for state in seen[0].optimizer[""].state.values()] == [2, 2, 2, 2]

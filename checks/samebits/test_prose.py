@@ -72,4 +72,4 @@ def test_functions_that_are_named_are_in_their_room(room: str) -> None:
 
 def test_what_is_gone_is_found() -> None:
     assert files_named("see gone.py, sub/gone.py and *.py") == ["gone.py", "sub/gone.py"]
-    assert functions_named("take(hearts, 1), then x.take() and `beat(...)`") == ["take", "beat"]
+    assert functions_named("take(heartbeats, 1), then x.take() and `beat(...)`") == ["take", "beat"]

@@ -21,10 +21,10 @@ import pytest
 from common import LIBRARIES, ROOT
 
 import lab
-from h5rows.pages import names_of as listed_of
+from h5rows.lazy_imports import names_of as listed_of
 from lab.groups import RootConfig
 from lab.options import TrainerConfig
-from samebits.pages import names_of
+from samebits.lazy_imports import names_of
 from samebits.parallel import Strategy
 
 SRC = ROOT / "src"
@@ -40,7 +40,7 @@ PAGES = {f"samebits.{name}": SAMEBITS / name.replace(".", "/") / "__init__.py" f
 PAGES = {name: page for name, page in PAGES.items() if page.exists()}  # a fork may have no reports
 NOT_YOURS = ("h5rows", "samebits")  # in a fork; neither imports the other
 H5ROWS = ROOT / "packages/h5rows/src/h5rows"
-LIBRARY = {"h5rows": "__init__.py", "h5rows.engines": "engines.py"}  # page for all, for engines
+LIBRARY = {"h5rows": "__init__.py", "h5rows.integration": "integration.py"}  # page for all, for engines
 
 
 def modules() -> dict[str, Path]:
@@ -140,7 +140,7 @@ def test_to_read_the_loop_is_to_read_few_files() -> None:
         found |= further
         todo += further
     lines = {name: len(MODULES[name].read_text().splitlines()) for name in found}
-    assert {"lab.descend", "lab.state", "lab.tasks.base"} < found
+    assert {"lab.optimizer_step", "lab.state", "lab.tasks.base"} < found
     assert sum(lines.values()) <= MOST_LINES, sorted(lines.items(), key=lambda one: -one[1])
 
 
@@ -178,13 +178,13 @@ def test_the_engine_names_no_file_class_or_key_of_the_project() -> None:
     files = {path.stem for path in (SRC / "lab").rglob("*.py")} - {path.stem for path in engine_files()}
     words_of_hydra = {"Config"}
     classes = classes_of((SRC / "lab").rglob("*.py")) - classes_of(engine_files()) - words_of_hydra
-    assert {"descend", "evaluation"} < files and {"TrainState", "Task"} < classes  # noqa: PT018
+    assert {"optimizer_step", "evaluation"} < files and {"TrainState", "Task"} < classes  # noqa: PT018
     schema = get_type_hints(RootConfig)
     open_ended = [name for name, kind in schema.items() if get_origin(kind) is dict and name != "data"]
     assert {"optim", "task", "model"} <= {*open_ended}
     known = {*vars(Strategy), "non_finite", "eval_every"}  # and that there are evaluations, for pruning
     of_trainer = [one.name for one in fields(TrainerConfig) if one.name not in known]
-    assert {"save_every", "eval_in_step"} <= {*of_trainer}
+    assert {"save_every", "pad_eval_batches"} <= {*of_trainer}
     keys = rf"(?<![.\w])(({'|'.join(open_ended)})\.[a-z_]+|trainer\.({'|'.join(of_trainer)})\b)"
     words = rf"\b({'|'.join(classes)})\b|\b({'|'.join(files)})\.py\b|{keys}"
     assert [(path, text) for path, text in texts_of_the_engine() if re.search(words, text)] == []
@@ -241,7 +241,7 @@ def test_the_folders_of_the_library_form_no_circle() -> None:
 
 def test_rooms_are_imported_through_their_pages() -> None:
     """`from samebits.world import World`, not `from samebits.world.collectives import World`, but inside of that room;
-    and `from h5rows import Dataset` or `from h5rows.engines import open_h5`."""
+    and `from h5rows import Dataset` or `from h5rows.integration import open_h5`."""
     past = [
         f"{name} -> {module}"
         for name, wanted in imports().items()
@@ -374,7 +374,7 @@ def test_a_page_holds_its_contract_and_names_that_exist() -> None:
                 assert defined.__module__ == module, f"{page}: {name} is defined in {defined.__module__}"
 
 
-@pytest.mark.parametrize(("page", "most"), [("h5rows", 7), ("h5rows.engines", 20)])
+@pytest.mark.parametrize(("page", "most"), [("h5rows", 7), ("h5rows.integration", 20)])
 def test_the_library_s_pages_name_what_there_is(page: str, most: int) -> None:
     """Few, each once, and dir() has them."""
     here = import_module(page)
@@ -394,7 +394,7 @@ def test_a_stranger_sees_the_library_s_names() -> None:
             re.search(rf" import {name} as {name}\n", (H5ROWS / path).read_text())
             for name in listed_of(str(H5ROWS / path))
         )
-    own, programs = (listed_of(str(H5ROWS / LIBRARY[page])) for page in ("h5rows", "h5rows.engines"))
+    own, programs = (listed_of(str(H5ROWS / LIBRARY[page])) for page in ("h5rows", "h5rows.integration"))
     assert not {*own} & {*programs}
     with pytest.raises(ImportError, match="cannot import name 'Roows' from 'h5rows'"):
         from h5rows import Roows  # type: ignore[attr-defined]  # noqa: F401
@@ -424,7 +424,7 @@ def test_importing_all_pages_imports_no_library() -> None:
     code = (
         f"import sys, json; import {', '.join([*pages, *LIBRARY])}\n"
         "heavy = {'torch', 'h5py', 'wandb', 'numpy', 'hydra', 'omegaconf', 'optuna', 'matplotlib'}\n"
-        "own = ('h5rows.errors', 'h5rows.pages', 'h5rows.engines')\n"
+        "own = ('h5rows.errors', 'h5rows.lazy_imports', 'h5rows.integration')\n"
         "inner = [name for name in sys.modules if name.startswith('h5rows.') and name not in own or "
         f"name.startswith('samebits.') and name.count('.') > 1 and name not in {pages}]\n"
         "print(json.dumps([sorted(heavy & set(sys.modules)), inner]))"

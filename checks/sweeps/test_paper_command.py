@@ -41,7 +41,7 @@ def report(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess
 
 @pytest.mark.slow
 def test_the_command_prints_the_table_and_names_its_files(sweep: Path) -> None:
-    done = report(sweep, "--per", "model", "--show", "test/loss")
+    done = report(sweep, "--rows", "model", "--metrics", "test/loss")
     assert "| a | **0** | 1 |\n| b | 3‡ | 1 |" in done.stdout
     assert "a: lr=0.1 (val/loss 0.1, n = 1)" in done.stdout
     for name in ("table.md", "table.csv", "table.tex"):
@@ -52,16 +52,16 @@ def test_the_command_prints_the_table_and_names_its_files(sweep: Path) -> None:
 
 @pytest.mark.slow
 def test_a_test_score_chooses_only_where_that_is_asked_for_and_said(sweep: Path) -> None:
-    for half in (("--per", "model"), ("--show", "test/loss"), ("--columns", "data")):
-        said = "error: a paper's table needs its rows and its scores: --per model --show test/accuracy\n"
+    for half in (("--rows", "model"), ("--metrics", "test/loss"), ("--columns", "data")):
+        said = "error: a paper's table needs its rows and its scores: --rows model --metrics test/accuracy\n"
         assert report(sweep, *half, code=2).stderr == said
-    for wanted in ((), ("--per", "model", "--show", "test/loss")):
+    for wanted in ((), ("--rows", "model", "--metrics", "test/loss")):
         done = report(sweep, "--score", "test/loss:max", *wanted, code=2)
         assert done.stderr.startswith("error: test/loss is a test score, and the best would be chosen by it")
         assert "--choose-on-test" in done.stderr
         assert done.stderr.count("\n") == 1
         assert not (sweep / "report.md").exists()
-    done = report(sweep, "--score", "test/loss:max", "--choose-on-test", "--per", "model", "--show", "test/loss")
+    done = report(sweep, "--score", "test/loss:max", "--choose-on-test", "--rows", "model", "--metrics", "test/loss")
     assert "| a | 1‡ | 1 |\n| b | **3** | 1 |" in done.stdout
     files = ["report.md", "table.tex", "groups.csv", "paper/table.md", "paper/table.csv", "paper/table.tex"]
     files += ["report.html"] if (sweep / "report.html").exists() else []

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lab.state import Run, TrainState, averaged
+from lab.state import RunContext, TrainState, averaged_model
 from lab.tasks.base import Batch, Task
 from samebits.device import Hardware
 from samebits.steps import rng_row, set_rng_row
@@ -52,15 +52,15 @@ def held_still(model: nn.Module) -> list[str]:
     return found
 
 
-def scored_model(state: TrainState, run: Run) -> nn.Module:
+def scored_model(state: TrainState, run: RunContext) -> nn.Module:
     """Returns the model that is evaluated and saved as the average: with BatchNorm's statistics of its own weights
-    where the task asks for them (Task.fresh_statistics), computed once a step. All ranks call this."""
-    model = averaged(state)
-    if run.statistics is not None and state.ema is not None and run.renewed != [state.step]:
+    where the task asks for them (Task.bn_update_batches), computed once a step. All ranks call this."""
+    model = averaged_model(state)
+    if run.statistics is not None and state.ema is not None and run.bn_updated_at != [state.step]:
         before = rng_row(run.world.device)
-        renew_statistics(model, state.task, run.statistics, run.world, run.machine)
+        renew_statistics(model, state.task, run.statistics, run.world, run.hardware)
         set_rng_row(before, run.world.device)
-        run.renewed[:] = [state.step]
+        run.bn_updated_at[:] = [state.step]
     return model
 
 
@@ -83,4 +83,4 @@ def renew_statistics(model: nn.Module, task: Task, batches: Iterable[Batch], wor
         norm.momentum = momentum
         for statistic in (norm.running_mean, norm.running_var):
             assert statistic is not None
-            statistic.copy_(world.all_sum(statistic) / world.size)
+            statistic.copy_(world.all_reduce_sum(statistic) / world.size)

@@ -36,7 +36,7 @@ INTEGERS: dict[Any, tuple[str, ...]] = {  # as torch's messages name them
 }
 
 
-def applied(function: Callable[..., Any], key: str, output: Any, batch: Any) -> Any:
+def call_with_hints(function: Callable[..., Any], key: str, output: Any, batch: Any) -> Any:
     """Returns function(output, batch), a criterion or metric; ConfigError if it cannot handle the model's output."""
     try:
         with noting(key, output, batch):
@@ -64,7 +64,7 @@ def predicted(task: Any, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
     return named
 
 
-def explains_mistakes(forward: Callable[..., Any]) -> Callable[..., Any]:
+def with_error_hints(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator of forward(model, task, batch, ...): errors from a wrong dtype, or from collectives that not all ranks
     reach, are raised again with the remedy."""
 
@@ -156,7 +156,7 @@ def check_holds_no_weights(task: nn.Module, model: nn.Module) -> None:
             raise ConfigError(
                 f"task: {type(task).__name__}.{name} is the model's {of_model[id(value)]}, and what is scored may be "
                 "another model, with averaged weights - take it where it is used, from the model that `losses` or "
-                "`updated` is given, or from descend.model"
+                "`on_step_end` is given, or from optimizer_step.model"
             )
 
 
@@ -166,8 +166,8 @@ def _missing_field(batch: dict[str, Any], error: KeyError) -> ConfigError | None
     if not error.args or error.args[0] in batch or "batch[" not in line:
         return None
     more = {
-        "number": ", and a task gets it that has `numbered = True`",
-        "row": ", and a task gets it that has `numbered = True`, but of a stream, which has no rows",
+        "sample_id": ", and a task gets it that has `needs_sample_ids = True`",
+        "row": ", and a task gets it that has `needs_sample_ids = True`, but of a stream, which has no rows",
     }.get(error.args[0], "")
     return ConfigError(f"the batch has no field {error.args[0]!r}, only {sorted(batch)}: name it in data.fields{more}")
 
@@ -212,7 +212,7 @@ def _unequal_batches(model: nn.Module, error: Exception) -> RunFailed | None:
         return None
     return RunFailed(
         f"ranks did not meet in a collective of the criterion or model ({first_line(error)}): in an "
-        "evaluation ranks have batches of unequal sizes and number, unless trainer.eval_in_step=true: "
+        "evaluation ranks have batches of unequal sizes and number, unless trainer.pad_eval_batches=true: "
         "see docs/troubleshooting.md#ranks-did-not-meet-in-a-collective"
     )
 

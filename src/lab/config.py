@@ -11,9 +11,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from lab.groups import DataConfig, OptimConfig, RootConfig
-from lab.misfits import check_fit
 from lab.options import MonitorConfig, TrainerConfig
 from lab.project import PROJECT
+from lab.target_checks import check_fit
 from samebits.credentials import HIDDEN
 from samebits.errors import ConfigError
 from samebits.process import EngineGroups
@@ -107,7 +107,7 @@ def check(cfg: DictConfig, trains: bool = True) -> Config:
     )
     _check_monitor(root.monitor, values)
     schedule = locate(PROJECT, optim.schedule["_target_"], "optim.schedule")
-    if root.trainer.eval_every is None and hasattr(schedule, "scored"):
+    if root.trainer.eval_every is None and hasattr(schedule, "on_score"):
         raise ConfigError(
             f"optim.schedule: {schedule.__name__} follows {root.monitor.key}, but trainer.eval_every is null - give "
             "it (trainer.eval_every=20), or use optim/schedule=constant"
@@ -189,8 +189,8 @@ def score_names(values: dict[str, Any], *prefixes: str) -> list[str]:
     named = isinstance(splits, dict) and bool(splits)  # else an argument of the data set that has this name
     known = [name for name, node in splits.items() if node is not None] if named else ["val", "test"]
     task = values["task"]
-    terms_of = getattr(locate(PROJECT, task["_target_"], "task"), "terms_of", lambda arguments: ())
-    names = ["loss", *terms_of(task), *(task.get("metrics") or {})]
+    loss_names_for = getattr(locate(PROJECT, task["_target_"], "task"), "loss_names_for", lambda arguments: ())
+    names = ["loss", *loss_names_for(task), *(task.get("metrics") or {})]
     return [f"{split}/{name}" for split in known if split.startswith(prefixes) for name in names]
 
 

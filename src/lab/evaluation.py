@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from lab.average import evaluation_mode, scored_model
 from lab.callbacks.base import overriding
-from lab.checks import applied
+from lab.checks import call_with_hints
 from lab.metrics.base import as_metric
 from lab.objective import LossModule
-from lab.owed import out_of_patience
-from lab.state import Run, TrainState
+from lab.pending import out_of_patience
+from lab.state import RunContext, TrainState
 from lab.tasks.base import Batch, Task, key_of_losses
-from samebits.checkpoints import laid_out, weights_of
+from samebits.checkpoints import eval_state_dict, reshard_like
 from samebits.compiling import compile_report, for_evaluation
 from samebits.data import Loader
 from samebits.device import Hardware
@@ -52,7 +52,7 @@ def evaluate(
     metrics = {name: as_metric(metric) for name, metric in task.metrics.items()}
     stateful = {name: metric for name, metric in metrics.items() if hasattr(metric, "compute")}
     per_sample = {name: metric for name, metric in metrics.items() if name not in stateful}
-    names = ["loss", *task.terms, *per_sample]
+    names = ["loss", *task.loss_names, *per_sample]
     precise = torch.float32 if world.device.type == "mps" else torch.float64
     sums = torch.zeros(len(names) + 1, dtype=precise, device=world.device)
     for metric in stateful.values():
@@ -63,19 +63,19 @@ def evaluate(
             with autocast():
                 losses, output = net(batch)
                 weights = task.weights(batch)
-            check_terms(key_of_losses(task), losses, size, task.terms)
-            values = [losses[name] for name in ("loss", *task.terms)]
+            check_terms(key_of_losses(task), losses, size, task.loss_names)
+            values = [losses[name] for name in ("loss", *task.loss_names)]
             for name, metric in per_sample.items():
-                values.append(applied(metric, f"task.metrics.{name}", output, batch))
+                values.append(call_with_hints(metric, f"task.metrics.{name}", output, batch))
                 check_per_sample(values[-1], size, f"task.metrics.{name}")
             sums += _sums([value[:counted].to(precise) for value in values], weights, counted)
             if counted:
                 shown = first_samples(output, size, counted), first_samples(batch, size, counted)
                 for name, metric in stateful.items():
-                    applied(metric.update, f"task.metrics.{name}", *shown)
+                    call_with_hints(metric.update, f"task.metrics.{name}", *shown)
                 for observe in observers:
                     observe(*shown)
-    world.all_sum(sums)
+    world.all_reduce_sum(sums)
     *totals, samples = to_host(sums)
     scores = {name: total / samples if samples else math.nan for name, total in zip(names, totals)}
     for name, metric in stateful.items():
@@ -91,7 +91,7 @@ def _sums(rows: list[Tensor], weights: Tensor | None, counted: int) -> Tensor:
     return torch.stack([*((row * weights[:counted]).sum() for row in rows), weights[:counted].sum().to(rows[0].dtype)])
 
 
-def validate(state: TrainState, vals: Mapping[str, Loader], run: Run) -> bool:
+def validate(state: TrainState, vals: Mapping[str, Loader], run: RunContext) -> bool:
     """Score the validation sets, and see by the monitored score whether training ends and the rate falls. Returns
     whether the state is among the best. The evaluation is still owed if a stop was asked for meanwhile."""
     before = rng_row(run.world.device)
@@ -109,17 +109,17 @@ def validate(state: TrainState, vals: Mapping[str, Loader], run: Run) -> bool:
     monitor, value = run.monitor, monitored(scores, run)
     sign = 1 if monitor.mode == "min" else -1
     if math.isfinite(value) and (state.best_score is None or sign * value < sign * state.best_score):
-        state.best_score, state.stale = value, 0
+        state.best_score, state.evals_without_improvement = value, 0
     else:
-        state.stale += 1
-    if (lr := state.schedule.scored(sign * value, state.step)) is not None:
+        state.evals_without_improvement += 1
+    if (lr := state.schedule.on_score(sign * value, state.step)) is not None:
         best = f"{monitor.key}={value:.4g}, best {state.best_score:.4g}"
         run.logger.say(f"step {state.step}: the learning rate is now {lr:g} ({best})")
     if run.world.any(asked):  # a callback may return True on one rank only
-        state.ended = state.ended or "callback"
+        state.stop_reason = state.stop_reason or "callback"
     elif out_of_patience(state, run):
-        state.ended = "patience"
-    state.owes = ["save"] if state.ended or "save" in state.owes else []
+        state.stop_reason = "patience"
+    state.pending = ["save"] if state.stop_reason or "save" in state.pending else []
     if not math.isfinite(value):
         return False
     ranked = sorted([*state.best, [value, state.step]], key=lambda entry: sign * entry[0])
@@ -127,18 +127,18 @@ def validate(state: TrainState, vals: Mapping[str, Loader], run: Run) -> bool:
     return [value, state.step] in state.best
 
 
-def monitored(scores: Mapping[str, float], run: Run) -> float:
+def monitored(scores: Mapping[str, float], run: RunContext) -> float:
     key = run.monitor.key
     if key not in scores:
         raise ConfigError(f"monitor.key={key}: no such score (logged: {', '.join(scores)})")
     return scores[key]
 
 
-def score_split(model: nn.Module, state: TrainState, split: str, loader: Loader, run: Run) -> dict[str, float]:
+def score_split(model: nn.Module, state: TrainState, split: str, loader: Loader, run: RunContext) -> dict[str, float]:
     """Returns {<split>/loss, ...} of the unwrapped model, with the task in its present state."""
     batches = until_stopped(loader, state.step, run)
     observers = overriding(run.callbacks, "on_eval_batch")
-    scores = evaluate(model, state.task, batches, run.world, run.machine, loader.lengths, observers)
+    scores = evaluate(model, state.task, batches, run.world, run.hardware, loader.lengths, observers)
     for name, metric in state.task.metrics.items():
         if run.world.is_main and hasattr(metric, "write"):
             metric.write(run.directory / f"{split}_{name}")
@@ -147,29 +147,29 @@ def score_split(model: nn.Module, state: TrainState, split: str, loader: Loader,
 
 
 @torch.no_grad()
-def samples_of(state: TrainState, run: Run, count: int) -> Mapping[str, Any]:
+def samples_of(state: TrainState, run: RunContext, count: int) -> Mapping[str, Any]:
     """Returns {name: value} of what the task samples from the averaged weights; all ranks call this, with the same
     random numbers at each evaluation. Training goes on as if nothing had been drawn."""
     model, task, device = scored_model(state, run), state.task, run.world.device
     before = rng_row(device)
     torch.manual_seed(task.run.seed)
-    with evaluation_mode(model, task), run.machine.autocast():
+    with evaluation_mode(model, task), run.hardware.autocast():
         samples = task.sample(model, count)
     set_rng_row(before, device)
     return {"samples": grid(samples.float().clamp(0, 1))} if isinstance(samples, Tensor) else samples
 
 
-def until_stopped(loader: Loader, step: int, run: Run) -> Iterator[Batch]:
+def until_stopped(loader: Loader, step: int, run: RunContext) -> Iterator[Batch]:
     """Yields an evaluation's batches. Raises Stopped on all ranks, after the same batch, if they agree to stop."""
     run.stop.finish_broadcast()
-    run.watch.beat("evaluating", step)
+    run.watchdog.beat("evaluating", step)
     run.evaluations.append(step)
     try:
         for number, batch in enumerate(loader):
             yield batch
-            run.watch.beat("evaluating", step)
+            run.watchdog.beat("evaluating", step)
             collect_garbage(number)
-            if number < loader.plan.common and run.stop.agreed(run.world):  # type: ignore[attr-defined]
+            if number < loader.plan.common and run.stop.agree(run.world):  # type: ignore[attr-defined]
                 raise Stopped
     finally:
         run.evaluations.pop()
@@ -178,21 +178,21 @@ def until_stopped(loader: Loader, step: int, run: Run) -> Iterator[Batch]:
         raise Stopped
 
 
-def final_scores(state: TrainState, loaders: dict[str, Loader], run: Run) -> dict[str, Any]:
+def final_scores(state: TrainState, loaders: dict[str, Loader], run: RunContext) -> dict[str, Any]:
     """Returns the scores of the best checkpoint's weights; of the last weights if no best checkpoint was kept."""
     model = scored_model(state, run)
     losses = {key: value for key, value in run.logger.latest("train/").items() if key.endswith("/loss")}
     result: dict[str, Any] = {"step": state.step, **losses}
-    run.watch.beat("loading the best checkpoint", state.step, slow=True)
+    run.watchdog.beat("loading the best checkpoint", state.step, slow=True)
     if best := run.checkpoints.load_best(state.best):
         entry, payload = best
-        model.load_state_dict(weights_of(laid_out(payload, model, parts=("model", "ema"))))
+        model.load_state_dict(eval_state_dict(reshard_like(payload, model, parts=("model", "ema"))))
         if "task" in payload:
             state.task.load_state_dict(payload["task"])
         path = run.checkpoints.best_path(entry)
         # relative to the run, which may be moved
         result |= {"best_step": int(entry[1]), "best_checkpoint": f"{path.parent.name}/{path.name}"}
-    elif state.stale and state.best_score is None:
+    elif state.evals_without_improvement and state.best_score is None:
         key = run.monitor.key
         run.logger.warn(
             f"monitor.key={key}: was not finite in any evaluation, so no weights are the best: the last are scored"

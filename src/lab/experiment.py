@@ -13,14 +13,14 @@ from typing import Any
 
 from torch import nn
 
+from lab.builders import check_task, make_model_of_rank, make_state, make_task, task_run
 from lab.checks import check_holds_no_weights
 from lab.config import Config, set_processes
-from lab.descend import only
-from lab.frozen import provide_frozen
+from lab.frozen_networks import provide_frozen
 from lab.loaders import make_datasets, make_eval_loader, make_train_loader
-from lab.make import check_task, make_model_of_rank, make_state, make_task, task_run
-from lab.network import make_model
+from lab.model_io import make_model
 from lab.objective import LossModule
+from lab.optimizer_step import only
 from lab.project import PROJECT
 from lab.state import TrainState
 from lab.tasks.base import Batch, Task
@@ -31,7 +31,7 @@ from samebits.loggers import Logger
 from samebits.process import ready_net
 from samebits.steps import seed_everything
 from samebits.targets import constructing
-from samebits.world import World, place, world_of_one
+from samebits.world import World, dist_env, world_of_one
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Experiment:
         machine = resolve_hardware(config.hardware, config.trainer)
         if apply:
             machine.apply(config.hardware)
-        world = World(0, machine.num_procs, 0, place.device(machine.device))
+        world = World(0, machine.num_procs, 0, dist_env.device(machine.device))
         return Experiment(config, machine, world, make_datasets(config))
 
     @property
@@ -107,7 +107,7 @@ class Experiment:
         """train: the training's loader, which has as many workers. whole: all samples of the split."""
         return make_eval_loader(self.config, self.machine, self.sets[split], split, self.world, train, whole)
 
-    def make_method(
+    def build_model_and_task(
         self, logger: Logger | None = None, begins: bool = True, directory: Path | None = None
     ) -> tuple[nn.Module, Task]:
         """Return (model, task), on the CPU. Their first weights follow from the seed and the data alone: equal on all
@@ -132,7 +132,7 @@ class Experiment:
                     logger.say(load())
             if begins and (line := task.initialize(model, self._first_batches())):
                 logger.say(line)
-            task.attach(model)
+            task.setup(model)
         check_holds_no_weights(task, model)
         with constructing(PROJECT, "task", config.cfg.task):
             provide_frozen(task, model, config.cfg.model, directory, begins, world.is_main)
@@ -156,7 +156,7 @@ class Experiment:
         config, machine = self.config, self.machine
         state = make_state(config, machine, model, task, total_steps, self.world)
         nets: dict[str, nn.Module] = {}
-        for objective in task.trained(model):
+        for objective in task.objectives(model):
             net = LossModule(model, task, objective)
             with only(objective, state) if objective else nullcontext():
                 nets[objective] = ready_net(net, model, config, machine, self.world)

@@ -37,7 +37,7 @@ from samebits.device import Hardware
 from samebits.errors import ConfigError
 from samebits.host import cores_each
 from samebits.targets import construct, constructing, locate, of_kind
-from samebits.world import World, place
+from samebits.world import World, dist_env
 
 
 def task_class(config: Config) -> type[Task]:
@@ -59,7 +59,7 @@ def fetch_remote(data: Mapping[str, Any], between: Callable[[], object]) -> dict
         remote = "://" in str(node.get("path"))
         # others read addresses themselves
         if remote and getattr(locate(PROJECT, node["_target_"], "data"), "takes_remote", False):
-            from h5rows.engines import fetch
+            from h5rows.integration import fetch
 
             with h5_mistakes():
                 versions |= fetch(node["path"], between, node.get("cache_gb"))
@@ -164,12 +164,12 @@ def make_train_loader(
     batch_size = config.trainer.global_batch_size
     micro = machine.micro_batch_sizes
     plan, mark = training_plan(make_order, saved, config.data.overfit, batch_size, micro, world.rank, world.size, start)
-    if task_class(config).carries and mark is None:
+    if task_class(config).stateful and mark is None:
         raise ConfigError(
             f"data.order: {task_class(config).__name__} carries states from row to row, and {node['_target_']} has no "
             "lanes - use samebits.data.order.lanes: docs/my_method.md, States that go on"
         )
-    if task_class(config).carries and config.cfg.task.get("lanes", batch_size) != batch_size:
+    if task_class(config).stateful and config.cfg.task.get("lanes", batch_size) != batch_size:
         raise ConfigError(f"task.lanes={config.cfg.task.lanes}: must be trainer.global_batch_size={batch_size}")
     return _loader(config, dataset, "train", plan, world, random=random, mark=mark)
 
@@ -205,15 +205,15 @@ def make_eval_loader(
     # counted in global batches, so that the scored samples do not depend on the hardware
     count = None if limit is None else limit * config.trainer.global_batch_size
     # FSDP all-gathers weights in forward, some tasks all-gather outputs: all ranks need equally many batches
-    in_step = config.trainer.eval_in_step or config.trainer.strategy == "fsdp"
-    in_step = in_step or task_class(config).across_samples
+    in_step = config.trainer.pad_eval_batches or config.trainer.strategy == "fsdp"
+    in_step = in_step or task_class(config).needs_global_batch
     packs = hasattr(dataset, "collate") and _rules(config) >= 2  # what is packed cannot be cut behind the forward pass
     # another shape would be compiled again
     full = machine.compile is not None and not isinstance(dataset, Stream) and not packs
-    lanes = eval_lanes(config, rows) if task_class(config).carries else None
+    lanes = eval_lanes(config, rows) if task_class(config).stateful else None
     plan, mark = evaluation_plan(
         len(dataset), machine.eval_batch_size, world.rank, world.size, in_step, count, full, rows,
-        whole=packs and not task_class(config).across_samples, lanes=lanes,
+        whole=packs and not task_class(config).needs_global_batch, lanes=lanes,
     )  # fmt: skip
     return _loader(config, dataset, split, plan, world, random=False, like=train, with_rows=rows is not None, mark=mark)
 
@@ -231,11 +231,13 @@ def eval_lanes(config: Config, rows: np.ndarray | None) -> int:
 def make_statistics_loader(
     config: Config, machine: Hardware, dataset: Any, world: World, task: Task, train: Loader
 ) -> Loader | None:
-    """The training samples of Task.fresh_statistics, if the task asks for them: spread evenly over the set, without
+    """The training samples of Task.bn_update_batches, if the task asks for them: spread evenly over the set, without
     random transforms."""
-    if not task.fresh_statistics:
+    if not task.bn_update_batches:
         return None
-    config = replace(config, trainer=replace(config.trainer, max_eval_batches=task.fresh_statistics, eval_in_step=True))
+    config = replace(
+        config, trainer=replace(config.trainer, max_eval_batches=task.bn_update_batches, pad_eval_batches=True)
+    )
     return make_eval_loader(config, machine, dataset, "train", world, train)
 
 
@@ -247,11 +249,11 @@ def _loader(
     given = config.hardware.num_threads
     padded = getattr(plan, "padded", False)
     transform = make_transform(config, random, dataset, mark, padded)
-    cores = min(int(given), cores_each(place.local_size)) if given != "auto" else None
+    cores = min(int(given), cores_each(dist_env.local_size)) if given != "auto" else None
     return Loader(
         dataset, plan, world.device, transform, config.data.loader, config.data.num_workers,
         seed=_sample_seed(config, split), cores=cores, like=like, split=split,
-        rows=with_rows or task_class(config).numbered,
+        rows=with_rows or task_class(config).needs_sample_ids,
     )  # fmt: skip
 
 
@@ -266,9 +268,9 @@ def make_transform(
         of_part = config.dataset["parts"][part]["transforms"]
         nodes = {f"data.parts.{part}.transforms.{name}": node for name, node in of_part.items()} | nodes
     transforms = [construct(PROJECT, key, node) for key, node in nodes.items()]
-    if task_class(config).numbered:
+    if task_class(config).needs_sample_ids:
         transforms.append(add_numbers)
-    if task_class(config).carries and mark is not None:
+    if task_class(config).stateful and mark is not None:
         transforms.append(mark)
     if padded:
         transforms.append(add_counted)
@@ -305,7 +307,7 @@ def channels_last(batch: Batch, numbers: Tensor) -> Batch:
 
 
 def add_numbers(batch: Batch, numbers: Tensor) -> Batch:
-    return {**batch, "number": numbers}
+    return {**batch, "sample_id": numbers}
 
 
 def add_counted(batch: Batch, numbers: Tensor) -> Batch:

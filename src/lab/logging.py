@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from lab.state import Run, TrainState, may_skip
+from lab.state import RunContext, TrainState, may_skip
 from samebits.compiling import compile_report
 from samebits.data import Clock
 from samebits.errors import RunFailed
@@ -18,14 +18,16 @@ WHY_LEFT_OUT = "the gradients of each, or their norm, were not finite numbers of
 SMALLEST_SCALE = 1e-3  # fp16's loss scale begins at 65,536; each step with inf or NaN gradients halves it
 
 
-def check_finite(state: TrainState, run: Run) -> dict[str, int]:
+def check_finite(state: TrainState, run: RunContext) -> dict[str, int]:
     """Returns {objective: steps since the last log that were left out}, with trainer.non_finite=skip and with fp16.
     Where none may be, raises RunFailed, on all ranks, if gradients were inf or NaN: so is their summed norm."""
     skips = may_skip(run.trainer, state.scaler)
     # before a resume that ended the skipping steps may have been left out, too
-    counts, norms = ([n for n in state.totals if n.rpartition("/")[2] == key] for key in ("non_finite", "grad_norm"))
+    counts, norms = (
+        [n for n in state.running_sums if n.rpartition("/")[2] == key] for key in ("non_finite", "grad_norm")
+    )
     names = counts if skips else [*counts, *norms]
-    sums = to_host(torch.stack([state.totals[name] for name in names])) if names else []
+    sums = to_host(torch.stack([state.running_sums[name] for name in names])) if names else []
     if not (skips or all(map(math.isfinite, sums[len(counts) :]))):
         steps = f"gradients were not finite within the steps {state.logged_step + 1} to {state.step}; "
         if found := getattr(run.train_set, "not_finite", lambda: None)():
@@ -55,7 +57,7 @@ def all_left_out(state: TrainState, skipped: Mapping[str, int]) -> bool:
     return bool(skipped) and skipped == updates
 
 
-def check_has_trained(state: TrainState, run: Run) -> None:
+def check_has_trained(state: TrainState, run: RunContext) -> None:
     """RunFailed at the end of a run whose steps were all left out: its weights are those that it began with."""
     since = (state.step - state.logged_step) * all_left_out(state, check_finite(state, run))
     if state.step and state.skipped_steps + since == state.step:
@@ -65,13 +67,13 @@ def check_has_trained(state: TrainState, run: Run) -> None:
         )
 
 
-def log_train(state: TrainState, run: Run, clock: Clock) -> None:
+def log_train(state: TrainState, run: RunContext, clock: Clock) -> None:
     """Log the means since the last log over all ranks: one all-reduce and one copy to the host for all values."""
     skipped = check_finite(state, run)
-    names = [name for name in state.totals if name.rpartition("/")[2] != "non_finite"]
-    means = torch.stack([state.totals[name].float() for name in names])
+    names = [name for name in state.running_sums if name.rpartition("/")[2] != "non_finite"]
+    means = torch.stack([state.running_sums[name].float() for name in names])
     times = means.new_empty(0) if run.balance is None else run.balance.table()
-    sums = to_host(run.world.all_sum(torch.cat([means, times])))
+    sums = to_host(run.world.all_reduce_sum(torch.cat([means, times])))
     counted = [run.world.size * (state.counts[name] - skipped.get(name.rpartition("/")[0], 0)) for name in names]
     logged = {f"train/{name}": value / count for name, value, count in zip(names, sums, counted) if count}
     logged["train/lr"] = state.schedule.last_lr
@@ -90,7 +92,7 @@ def log_train(state: TrainState, run: Run, clock: Clock) -> None:
         clock.pause_s += compile_s
         logged["perf/compile_s"] = compile_s
     samples = (state.step - state.logged_step) * run.trainer.global_batch_size
-    state.totals, state.counts, state.logged_step = {}, {}, state.step
+    state.running_sums, state.counts, state.logged_step = {}, {}, state.step
     if run.balance is not None:
         logged |= run.balance.read(sums[len(names) :], state.step)
     run.notify("on_log", state, logged)

@@ -13,11 +13,11 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from lab.builders import seed_rank
 from lab.config import Config, check
 from lab.experiment import Experiment, flop_of_sample, on_one_device
 from lab.loaders import make_transform
-from lab.make import seed_rank
-from lab.network import restore_model
+from lab.model_io import restore_model
 from lab.program import start
 from lab.project import PROJECT
 from lab.restore import restore_task
@@ -61,7 +61,7 @@ def build(cfg: DictConfig) -> Parts:
     """Build in this process what a run of `cfg` would train, for one device, whatever trainer.strategy says: with the
     run's first weights, and random numbers that go on as its rank 0 draws them."""
     experiment = Experiment.of_first_rank(on_one_device(checked(cfg)), apply=False)
-    model, task = experiment.make_method()
+    model, task = experiment.build_model_and_task()
     machine, world = resolve_auto(experiment.machine, flop_of_sample(model, task)), experiment.world
     data = replace(experiment, machine=machine).open()
     seed_rank(experiment.config, 0)

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lab.checks import explains_mistakes
+from lab.checks import with_error_hints
 from lab.tasks.base import Batch, Task
 from samebits.errors import ConfigError
 
 
-@explains_mistakes
+@with_error_hints
 def forward_loss(model: nn.Module, task: Task, batch: Batch, objective: str = "") -> tuple[dict[str, Tensor], Any]:
     """Returns the task's ({"loss": (B,), term: (B,), ...}, output), in training and in evaluation: Task.losses."""
     method = f"{objective}_losses" if objective else "losses"

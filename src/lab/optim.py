@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from samebits.errors import ConfigError
-from samebits.private import lean_step
 from samebits.schema import regex
 from samebits.shards import is_part
 from samebits.steps import FUSED
+from samebits.torch_private import lean_step
 
 # factor(step, total_steps) -> factor of the peak learning rate in step number `step`, from 0, skipped ones included
 Factor = Callable[[int, int], float]
@@ -181,10 +181,10 @@ class Schedule:
         """From here on the rates are 0-d tensors of the device, each at a place of its own: what a CUDA graph reads."""
         self._held = [torch.tensor(rate, device=device) for rate in self.rates]
 
-    def scored(self, score: float, step: int) -> float | None:
+    def on_score(self, score: float, step: int) -> float | None:
         """After each evaluation, with the monitored score, turned so that less is better. Returns the learning rate of
         the next step, number `step`, if the score has changed it."""
-        changed = follows_scores(self.factor) and self.factor.scored(score, step, self.total_steps)
+        changed = follows_scores(self.factor) and self.factor.on_score(score, step, self.total_steps)
         return self.peak * self.factor(step, self.total_steps) if changed else None
 
     def state_dict(self) -> dict[str, Any]:
@@ -204,14 +204,14 @@ class ScoreFactor(Protocol):
     """A factor that follows the monitored score: its state is saved, and the same on all ranks."""
 
     def __call__(self, step: int, total_steps: int) -> float: ...
-    def scored(self, score: float, step: int, total_steps: int) -> bool: ...
+    def on_score(self, score: float, step: int, total_steps: int) -> bool: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 def follows_scores(factor: Any) -> TypeGuard[ScoreFactor]:
     """factor: an object or its class."""
-    return hasattr(factor, "scored")
+    return hasattr(factor, "on_score")
 
 
 def stretched(schedule: Schedule, saved: Mapping[str, Any], done: int) -> str:
@@ -236,7 +236,7 @@ def check_closure(optimizer: Optimizer, target: str) -> None:
     if step is not None and step.default is inspect.Parameter.empty:
         raise ConfigError(
             f"optim._target_={target}: {type(optimizer).__name__} needs a task whose train_step gives a closure: "
-            "descend.update(objective, closure) - use such a task, or another optimizer (optim=adamw)"
+            "optimizer_step.update(objective, closure) - use such a task, or another optimizer (optim=adamw)"
         )
     for part in getattr(optimizer, "parts", ()):
         check_closure(part, target)

@@ -11,7 +11,7 @@ from samebits.schema import Rule, option
 # Versions of the rules that decide a run's bits. A saved run keeps its own; one from before this key has 1.
 # 1: until 0.2
 # 2: since 0.3. Each split draws its own random numbers; what a model holds in evaluation mode stays in it; weights
-#    enter their average after Task.updated; every step of a schedule trains; batches of an own collate are not padded
+#    enter their average after Task.on_step_end; every step of a schedule trains; batches of an own collate are not padded
 RULES = 2
 
 Interval = Annotated[int | str | None, Rule(at_least=1, interval=True)]
@@ -40,7 +40,7 @@ class TrainerConfig:
     keep_best: Annotated[int, Rule(at_least=0)] = 1
     early_stop_patience: Annotated[int | None, Rule(at_least=1)] = None
     max_eval_batches: Annotated[int | None, Rule(at_least=1)] = None
-    eval_in_step: bool = False
+    pad_eval_batches: bool = False
     sync_batchnorm: bool = False
     ddp: DDPConfig = field(default_factory=DDPConfig)
     fsdp: FsdpConfig | None = None

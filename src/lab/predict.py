@@ -115,5 +115,5 @@ def averaged(members: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 def copied(batch: Batch, name: str) -> Any:
     """The field as an array (B, ...), or as it is for texts."""
     if name not in batch:
-        raise ConfigError(f"--with {name}: the batch has {', '.join(batch)}")
+        raise ConfigError(f"--fields {name}: the batch has {', '.join(batch)}")
     return batch[name].cpu().numpy() if isinstance(batch[name], Tensor) else batch[name]

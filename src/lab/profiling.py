@@ -8,14 +8,14 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from lab import descend, loop
+from lab import loop, optimizer_step
 from lab.objective import LossModule
 from lab.tasks.base import Batch, Task
 
 # (where a function is called, its name) -> the part that it is; a new one that takes time gets its line here
 PARTS: dict[tuple[Any, str], str] = {
-    (descend, "clip"): "clip",
-    (descend, "update"): "optimizer",
+    (optimizer_step, "clip"): "clip",
+    (optimizer_step, "update"): "optimizer",
     (loop, "log_train"): "log",
     (loop, "score"): "evaluation",
     (loop, "save"): "save",
@@ -35,4 +35,4 @@ def losses_of(model: nn.Module, task: Task) -> list[Callable[[list[nn.Module], B
         own_model, own_task = copies
         return LossModule(own_model, cast("Task", own_task), name).train()(given)[0]["loss"].sum()
 
-    return [partial(loss, name) for name in task.trained(model)]
+    return [partial(loss, name) for name in task.objectives(model)]

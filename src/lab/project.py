@@ -20,7 +20,7 @@ WORDS = ("null", "true", "false", "nan", "inf")  # that Hydra does not read as t
 
 def h5_shape(field: str, _parent_: Any) -> list[int]:
     """${h5_shape:field} in a group `data`: shape of one sample of the field, from the data file."""
-    from h5rows.engines import sample_shape
+    from h5rows.integration import sample_shape
 
     with _about_data(_parent_), h5_mistakes():
         return list(sample_shape(_parent_, field))
@@ -28,7 +28,7 @@ def h5_shape(field: str, _parent_: Any) -> list[int]:
 
 def h5_outputs(field: str, _parent_: Any) -> int | None:
     """${h5_outputs:field}: how many outputs a model of that field needs; null in a part of data=mixed that lacks it."""
-    from h5rows.engines import num_outputs
+    from h5rows.integration import num_outputs
 
     if _key(_parent_) != "data" and _parent_.fields.get(field, field) is None:
         return None
@@ -37,11 +37,11 @@ def h5_outputs(field: str, _parent_: Any) -> int | None:
 
 
 def expand(cfg: Any) -> None:
-    """data.split=80/10/10 -> data.splits that say so, which the run's config.yaml has, and a resume goes by."""
+    """data.split_ratio=80/10/10 -> data.splits that say so, which the run's config.yaml has, and a resume goes by."""
     nodes = {"data": cfg.data, **{f"data.parts.{name}": node for name, node in mixed_parts(cfg.data).items()}}
     for key, node in nodes.items():
         if hasattr(node, "get") and (text := node.get("split")) is not None:
-            from h5rows.engines import shares_of
+            from h5rows.integration import shares_of
 
             if node.get("_target_") != "lab.datasets.h5.Dataset":
                 raise ConfigError(f"{key}.split={text}: of data=h5; here {key}.splits says where a split lies")
@@ -126,7 +126,7 @@ def _about_data(node: Any) -> Iterator[None]:
 
 def trains_on(node: Any) -> str | None:
     """The command that trains on the file of a data group, which has no such fields or splits."""
-    from h5rows.engines import suggestion
+    from h5rows.integration import suggestion
 
     with h5_mistakes():
         found = suggestion(node.get("path"))

@@ -19,7 +19,7 @@ from lab.average import evaluation_mode
 from lab.callbacks.base import overriding
 from lab.checks import explained_mistake, noting, predicted
 from lab.evaluation import evaluate, monitored
-from lab.state import Run, TrainState
+from lab.state import RunContext, TrainState
 from lab.tasks.base import Batch, overrides
 from samebits.data import Loader
 from samebits.errors import ConfigError, RunFailed, one_line
@@ -28,7 +28,7 @@ from samebits.steps import rng_row, set_rng_row
 from samebits.world import World
 
 
-def rehearse(state: TrainState, vals: Mapping[str, Loader], run: Run) -> None:
+def rehearse(state: TrainState, vals: Mapping[str, Loader], run: RunContext) -> None:
     """Score the first batch of each validation set, call `predict` if the task has its own, and the callbacks'
     on_rehearsal. All ranks call this. Random numbers, buffers and the attributes of modules and metrics stay."""
     model, task = state.model if state.ema is None else state.ema, state.task
@@ -47,14 +47,19 @@ def rehearse(state: TrainState, vals: Mapping[str, Loader], run: Run) -> None:
     parts = [part for transform in transforms for part in getattr(transform, "__dict__", {}).values()]  # of a Chain
     with as_before(state, run, [*transforms, *parts]):
         for split, loader in vals.items():
-            run.watch.beat("trying an evaluation", state.step, slow=True)
+            run.watchdog.beat("trying an evaluation", state.step, slow=True)
             first: list[Batch] = []
             with closing(noted(loader, first)) as batches:
-                found = evaluate(model, task, batches, run.world, run.machine, loader.lengths, observers, compute)
+                found = evaluate(model, task, batches, run.world, run.hardware, loader.lengths, observers, compute)
             scores |= {f"{split}/{name}": value for name, value in found.items()}
             if first and overrides(task, "predict"):
                 batch = first[0]
-                with torch.no_grad(), evaluation_mode(model, task), run.machine.autocast(), noting("task", None, batch):
+                with (
+                    torch.no_grad(),
+                    evaluation_mode(model, task),
+                    run.hardware.autocast(),
+                    noting("task", None, batch),
+                ):
                     predicted(task, model, batch)
     check_numbers(scores)
     for line in raised:
@@ -77,11 +82,11 @@ def noted(loader: Loader, first: list[Batch]) -> Generator[Batch, None, None]:
 
 
 @contextmanager
-def as_before(state: TrainState, run: Run, others: Iterable[Any] = ()) -> Iterator[None]:
+def as_before(state: TrainState, run: RunContext, others: Iterable[Any] = ()) -> Iterator[None]:
     """`unchanged`, of a run and other objects. Nothing is compiled: the sizes of this batch must not decide what
     training compiles."""
     modules = [module for module in (state.model, state.ema, state.task) if module is not None]
-    eager = torch.compiler.set_stance("force_eager") if run.machine.compile else nullcontext()
+    eager = torch.compiler.set_stance("force_eager") if run.hardware.compile else nullcontext()
     with unchanged(modules, [*state.task.metrics.values(), *others], run.world.device), eager:
         yield
 

@@ -9,18 +9,18 @@ from typing import Any
 
 from torch import nn
 
+from lab.builders import make_task, task_run
 from lab.checks import check_holds_no_weights
 from lab.config import Config, check, set_processes
 from lab.evaluation import evaluate
 from lab.experiment import Experiment
-from lab.frozen import provide_frozen
+from lab.frozen_networks import provide_frozen
 from lab.loaders import make_dataset
-from lab.make import make_task, task_run
-from lab.network import restore_model
+from lab.model_io import restore_model
 from lab.tasks.base import Task
 from samebits.checkpoints import load_weights
 from samebits.compiling import compile_blocks
-from samebits.device import as_run_began, resolve_hardware
+from samebits.device import resolve_auto_as_recorded, resolve_hardware
 from samebits.errors import ConfigError
 from samebits.world import process_group, world_of_one
 
@@ -42,7 +42,7 @@ def restore(path: Path, split: str, overrides: Sequence[str], num_procs: int = 1
     model, cfg, file, payload = restore_model(path, overrides)
     set_processes(cfg, num_procs)
     config = check(cfg, trains=False)
-    machine = as_run_began(resolve_hardware(config.hardware, config.trainer), file.parent.parent)
+    machine = resolve_auto_as_recorded(resolve_hardware(config.hardware, config.trainer), file.parent.parent)
     splits = config.dataset.get("splits")
     if isinstance(splits, dict) and split not in splits:
         raise ConfigError(f"--split {split}: data.splits has {', '.join(splits)}")
@@ -58,7 +58,7 @@ def restore_task(config: Config, model: nn.Module, file: Path, payload: dict[str
     task = make_task(config)
     known = {key: payload[key] for key in ("total_steps", "epoch_samples") if key in payload}  # else an older run's
     task.run = replace(task_run(config, world_of_one()), **known)
-    task.attach(model)
+    task.setup(model)
     check_holds_no_weights(task, model)
     provide_frozen(task, model, config.cfg.model, file.parent.parent, begins=False, writes=False)
     if "task" in payload:

@@ -10,24 +10,24 @@ import torch
 from torch import Tensor, nn
 
 from lab.average import evaluation_mode
-from lab.state import Run, TrainState, averaged
+from lab.state import RunContext, TrainState, averaged_model
 from lab.tasks.base import Batch
 
 
 @torch.no_grad()
-def by_row(state: TrainState, run: Run, rows: Any, value: Callable[[nn.Module, Batch], Tensor]) -> Tensor:
+def by_row(state: TrainState, run: RunContext, rows: Any, value: Callable[[nn.Module, Batch], Tensor]) -> Tensor:
     """value(model, batch) -> (B,) of each of these rows, (N,) int64, by the weights that are scored, in evaluation
     mode. Returns (N,) float32 on the CPU, equal on all ranks, which share the work: all of them call this."""
     rows = np.asarray(rows, dtype=np.int64)
     if not len(rows):
         return torch.zeros(0)
-    model, task = averaged(state), state.task
+    model, task = averaged_model(state), state.task
     run.world.broadcast_buffers(nn.ModuleList([model, task]))
-    autocast = run.machine.autocast
+    autocast = run.hardware.autocast
     table = torch.zeros(int(rows.max()) + 2, device=run.world.device)  # the last place is for padding: row -1
-    with evaluation_mode(model, task), run.scan(np.unique(rows)) as batches:
+    with evaluation_mode(model, task), run.iterate_rows(np.unique(rows)) as batches:
         for batch in batches:
             with autocast():
                 values = value(model, batch)
             table[batch["row"]] = values.float()
-    return run.world.all_sum(table).cpu()[rows]
+    return run.world.all_reduce_sum(table).cpu()[rows]

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from lab.average import held_still
+from lab.builders import count_steps, make_callbacks, seed_rank
 from lab.callbacks.base import overriding
 from lab.config import Config
 from lab.evaluation import final_scores, validate
@@ -26,7 +27,6 @@ from lab.loaders import (
     unlike_splits,
 )
 from lab.loop import fit
-from lab.make import count_steps, make_callbacks, seed_rank
 from lab.objective import LossModule
 from lab.optim import check_optimizer, check_trained, follows_scores, stretched
 from lab.options import TrainerConfig
@@ -34,10 +34,10 @@ from lab.profiling import ASIDE, PARTS, losses_of
 from lab.project import PROJECT
 from lab.rehearsal import mistakes_before_training, rehearse
 from lab.schedules.plateau import Plateau
-from lab.state import Every, Run, TrainState
+from lab.state import Every, RunContext, TrainState
 from lab.transforms.fields import KEPT
-from samebits.checkpoints import BufferChecks, error_line, laid_out, load_weights, unmapped, weights_of
-from samebits.data import StatefulOrder, Stream, check_alike
+from samebits.checkpoints import BufferChecks, copy_from_mmap, error_line, eval_state_dict, load_weights, reshard_like
+from samebits.data import StatefulOrder, Stream, check_same_data
 from samebits.errors import ConfigError, one_line
 from samebits.parallel import Balance, with_sync_batchnorm
 from samebits.process import Rank, log_header
@@ -54,7 +54,7 @@ def train(process: Rank) -> dict[str, Any]:
     experiment, payload = load_sets(process), process.payload
     begun = payload or {"samples": 0}
     with experiment.open(begun["samples"], begun.get("order")) as data:
-        for line in check_alike(process.world, {"train": data.train, **data.others}):
+        for line in check_same_data(process.world, {"train": data.train, **data.others}):
             process.logger.warn(line)
         with explained_cast(process, data):
             state, nets, run = build(process, experiment, data)
@@ -62,7 +62,7 @@ def train(process: Rank) -> dict[str, Any]:
         begin(process, data, state, run)
         with mistakes_before_training(state, begins), explained_cast(process, data):
             if begins and run.every.eval and run.total_steps:
-                with explained(run.machine, lambda: "evaluating, before the first step"):
+                with explained(run.hardware, lambda: "evaluating, before the first step"):
                     rehearse(state, data.vals, run)
             return fit_and_score(process, data, state, nets, run)
 
@@ -104,14 +104,14 @@ def load_sets(process: Rank) -> Experiment:
     return Experiment(config, process.machine, world, sets)
 
 
-def build(process: Rank, experiment: Experiment, data: Data) -> tuple[TrainState, dict[str, nn.Module], Run]:
+def build(process: Rank, experiment: Experiment, data: Data) -> tuple[TrainState, dict[str, nn.Module], RunContext]:
     """Model, task and optimizer with their first values; what of them is trained, and what surrounds the training."""
     config, world, logger, payload = process.config, process.world, process.logger, process.payload
     trainer, dataset = config.trainer, data.sets["train"]
     done = (payload["step"], payload["samples"]) if payload else (0, 0)
     size = samples_of_epoch(data.train, dataset, trainer, *done)
     total_steps = steps_of_run(trainer, size, *done)
-    model, task = experiment.make_method(logger, payload is None, process.directory)
+    model, task = experiment.build_model_and_task(logger, payload is None, process.directory)
     machine = process.machine_of(flop_of_sample(model, task))
     # on all ranks: losses may talk to the others
     losses = losses_of(model, task)
@@ -127,7 +127,7 @@ def build(process: Rank, experiment: Experiment, data: Data) -> tuple[TrainState
         logger.warn(f"trainer.ema_decay averages the model; what the task trains ({name}) is scored as it is")
     balance = None
     if world.size > 1:
-        balance = Balance(next(iter(nets.values())), world, data.train, logger, config.process.straggler_share)
+        balance = Balance(next(iter(nets.values())), world, data.train, logger, config.process.straggler_threshold)
     statistics = make_statistics_loader(config, machine, dataset, world, task, data.train)
     data.opened.extend([statistics] if statistics else [])
     pruning = Pruning.of(PROJECT, process.directory)
@@ -135,12 +135,12 @@ def build(process: Rank, experiment: Experiment, data: Data) -> tuple[TrainState
     intervals = (trainer.log_every, trainer.eval_every, trainer.save_every)
     steps = [parse_interval(interval, size / trainer.global_batch_size) for interval in intervals]
     every = Every(*(one and round(one) if state.rules < 2 else one for one in steps))
-    run = Run(
+    run = RunContext(
         world, trainer, config.monitor, machine, every, logger, process.checkpoints, callbacks, process.stop,
-        process.watch, buffers, epoch_samples=size, total_steps=total_steps, balance=balance, work=work,
+        process.watchdog, buffers, epoch_samples=size, total_steps=total_steps, balance=balance, work=work,
         first_batch=data.train.first, statistics=statistics, stop_at_step=config.process.stop_at_step, train=data.train,
         train_set=dataset,
-        scan=partial(make_eval_loader, config, machine, dataset, "train", world, data.train, True),
+        iterate_rows=partial(make_eval_loader, config, machine, dataset, "train", world, data.train, True),
     )  # fmt: skip
     task.run = replace(task.run, total_steps=total_steps, training=run)
     return state, nets, run
@@ -157,7 +157,7 @@ def steps_of_run(trainer: TrainerConfig, epoch_samples: int, step: int, samples:
     return total_steps
 
 
-def begin(process: Rank, data: Data, state: TrainState, run: Run) -> None:
+def begin(process: Rank, data: Data, state: TrainState, run: RunContext) -> None:
     """Load the checkpoint, if there is one, and say what is trained where. From here each rank has its own random
     numbers."""
     world, logger, payload = process.world, process.logger, process.payload
@@ -200,7 +200,9 @@ def batch_norm(model: nn.Module) -> str | None:
     return None
 
 
-def fit_and_score(process: Rank, data: Data, state: TrainState, nets: dict[str, nn.Module], run: Run) -> dict[str, Any]:
+def fit_and_score(
+    process: Rank, data: Data, state: TrainState, nets: dict[str, nn.Module], run: RunContext
+) -> dict[str, Any]:
     """Train, then score the best weights. Returns result.json's content; of a run that was stopped its step."""
     config, logger, stop = process.config, process.logger, process.stop
     try:
@@ -211,14 +213,14 @@ def fit_and_score(process: Rank, data: Data, state: TrainState, nets: dict[str, 
             fit(nets, state, batches, scores, run)
         logger.end_bar()
         stop.finish_broadcast()
-        if state.ended == "pruned":
+        if state.stop_reason == "pruned":
             return {"step": state.step, "pruned": True}
         if stop.cause:
             return {"step": state.step}
         balanced = {} if run.balance is None else run.balance.report()
         data.train.close()
         final = final_scores(state, data.others, run)
-        with process.watch.user_code("a callback's on_end", state.step):
+        with process.watchdog.user_code("a callback's on_end", state.step):
             end_callbacks(run.callbacks, state, {key: value for key, value in final.items() if "/" in key})
         return final | balanced
     except Stopped:  # during the final scores: a resume computes them again
@@ -231,21 +233,23 @@ def end_callbacks(callbacks: Iterable[Any], state: Any, scores: dict[str, float]
         on_end(*((state, scores) if takes_scores else (state,)))
 
 
-def load_payload(state: TrainState, payload: dict[str, Any], config: Config, run: Run) -> None:
+def load_payload(state: TrainState, payload: dict[str, Any], config: Config, run: RunContext) -> None:
     """Load the checkpoint's payload into `state`; raises ConfigError where it does not fit the config."""
     kind = str(config.optimizer["_target_"]).rpartition(".")[2]
     check_optimizer(payload["optimizer"]["param_groups"], state.optimizer, kind)
-    check_trained(payload.get("trained", state.trained), state.trained)  # checkpoints of older versions lack it
+    check_trained(
+        payload.get("parameter_names", state.parameter_names), state.parameter_names
+    )  # checkpoints of older versions lack it
     score = state.monitor
-    payload = laid_out(payload, state.model, state.optimizer)
+    payload = reshard_like(payload, state.model, state.optimizer)
     # not the rate, which the schedule sets: a run that has no step left saves that of its last one again
     options = {key.rpartition(".")[2] for key in leaves(config.optimizer, "optim")} - {"lr"} | {"fused"}
     load_weights(state.model, payload["model"], "the checkpoint")
     if state.ema is not None:
-        load_weights(state.ema, weights_of(payload), "the checkpoint")
+        load_weights(state.ema, eval_state_dict(payload), "the checkpoint")
     if "task" in payload:  # checkpoints of older versions lack it: their tasks had no state
         load_weights(state.task, payload["task"], "the checkpoint", "task")
-    payload["optimizer"] = unmapped(payload["optimizer"], run.world.device)
+    payload["optimizer"] = copy_from_mmap(payload["optimizer"], run.world.device)
     try:
         state.load(payload, run.world, options=options)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -264,7 +268,7 @@ def load_payload(state: TrainState, payload: dict[str, Any], config: Config, run
     if state.monitor != score:
         before, after = " ".join(state.monitor), " ".join(score)
         run.logger.warn(f"monitor: {before} until now, {after} from here on: the best score begins anew")
-        state.monitor, state.best, state.best_score, state.stale = score, [], None, 0
+        state.monitor, state.best, state.best_score, state.evals_without_improvement = score, [], None, 0
         if isinstance(schedule.factor, Plateau):
             schedule.factor.best, schedule.factor.stale = None, 0
     state.best = [entry for entry in state.best if run.checkpoints.best_path(entry).exists()]

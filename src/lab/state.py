@@ -1,4 +1,4 @@
-"""TrainState, which a checkpoint holds, and Run: what else the loop uses (ranks, config values, logger, callbacks)."""
+"""TrainState, which a checkpoint holds, and RunContext: what else the loop uses (ranks, config values, logger, callbacks)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from lab.options import RULES, MonitorConfig, TrainerConfig
 from lab.tasks.base import Batch, Task
 from samebits.checkpoints import BufferChecks, Checkpoints, Optimizers
 from samebits.data import Loader, StatefulOrder, Stream
-from samebits.device import Hardware, order_as_weights
+from samebits.device import Hardware, match_memory_format
 from samebits.errors import ConfigError
 from samebits.loggers import Logger
 from samebits.parallel import Balance
 from samebits.profiling import Work
 from samebits.shards import Replicas, numbers_in
 from samebits.steps import rng_row, set_rng_row, set_rng_state
-from samebits.world import StopRequest, Watch, World
+from samebits.world import HangWatchdog, StopRequest, World
 
 # loaded by the caller of `load`: earlier, or with better error messages
 LOADED = ("model", "task", "ema", "source", "order")
@@ -39,52 +39,54 @@ class TrainState:
     optimizer: Optimizers  # {objective: optimizer}; most tasks have one objective, named ""
     schedule: Any  # lab.optim.Schedule, which alone sets the learning rates
     scaler: torch.amp.GradScaler | None  # None unless precision is fp16
-    trained: list[str] = field(default_factory=list)  # names of the optimizers' parameters, in their order
-    monitor: list[str] = field(default_factory=list)  # key and mode of the score that best, best_score, stale are of
+    parameter_names: list[str] = field(default_factory=list)  # names of the optimizers' parameters, in their order
+    monitor: list[str] = field(
+        default_factory=list
+    )  # key and mode of the score that best, best_score, evals_without_improvement are of
     source: Stream | None = None  # training data without a length; its state is the read position
     order: StatefulOrder | None = None  # data.order, where it has a state
     step: int = 0  # optimizer steps done, skipped ones included
     samples: int = 0  # training samples done by all ranks: the next global sample number
     best: list[list[float]] = field(default_factory=list)  # [score, step] of the best checkpoints kept, best first
     best_score: float | None = None
-    stale: int = 0  # evaluations since the best score
-    totals: dict[str, Tensor] = field(default_factory=dict)  # sums since the last log, on the device
-    counts: dict[str, int] = field(default_factory=dict)  # steps summed in each of `totals`
+    evals_without_improvement: int = 0  # evaluations since the best score
+    running_sums: dict[str, Tensor] = field(default_factory=dict)  # sums since the last log, on the device
+    counts: dict[str, int] = field(default_factory=dict)  # steps summed in each of `running_sums`
     logged_step: int = 0  # the step of the last log
     skipped_steps: int = 0  # until then, in those between two logs of which all were left out
     logged_lines: int = 0  # in metrics.jsonl; known to rank 0
     scored_step: int = 0  # the step of the last evaluation
-    owes: list[str] = field(default_factory=list)  # what is still to be done after `step`: see lab.owed
-    ended: str = ""  # why there are no more steps: "patience", "callback" or "pruned", before total_steps
-    total_steps: int = 0  # the end of training when `owes` was written; 0: not begun, or of an older version
+    pending: list[str] = field(default_factory=list)  # what is still to be done after `step`: see lab.pending
+    stop_reason: str = ""  # why there are no more steps: "patience", "callback" or "pruned", before total_steps
+    total_steps: int = 0  # the end of training when `pending` was written; 0: not begun, or of an older version
     epoch_samples: int = 0  # rows of the training set, for a task that is loaded (TaskRun)
     rules: int = RULES  # the run's, see lab.options
 
     def payload(self, ranks: Tensor | None = None) -> dict[str, Any]:
         """Returns every field for the checkpoint. ranks: (N, K), each rank's rank_row; None: without them."""
-        held = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "totals"}
+        held = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "running_sums"}
         saved = {k: v.state_dict() if hasattr(v, "state_dict") else v for k, v in held.items()}
         for group, rate in zip(saved["optimizer"]["param_groups"], self.schedule.rates):
             group["lr"] = rate if isinstance(group["lr"], Tensor) else group["lr"]
         weights = self.model.state_dict(keep_vars=True)
         frozen = [k for k, v in weights.items() if isinstance(v, nn.Parameter) and not v.requires_grad]
-        totals = {name: str(value.dtype).removeprefix("torch.") for name, value in sorted(self.totals.items())}
-        return saved | {"ranks": [] if ranks is None else ranks, "total_types": totals, "frozen": frozen}
+        totals = {name: str(value.dtype).removeprefix("torch.") for name, value in sorted(self.running_sums.items())}
+        return saved | {"ranks": [] if ranks is None else ranks, "running_sum_types": totals, "frozen": frozen}
 
     @torch.no_grad()
-    def add(self, values: Mapping[str, Tensor]) -> None:
+    def add_to_sums(self, values: Mapping[str, Tensor]) -> None:
         """To the sums since the last log: a step's values, 0-d; one launch for all of them."""
-        known = [name for name in values if name in self.totals]
+        known = [name for name in values if name in self.running_sums]
         if known:
-            torch._foreach_add_([self.totals[name] for name in known], [values[name] for name in known])
+            torch._foreach_add_([self.running_sums[name] for name in known], [values[name] for name in known])
         for name, value in values.items():
             self.counts[name] = self.counts.get(name, 0) + 1
             if name not in known:
-                self.totals[name] = value.clone()
+                self.running_sums[name] = value.clone()
 
     def rank_row(self, device: torch.device) -> Tensor:
-        """What a rank has of its own, (K,) uint8: its random numbers, and its `totals` in the order of their names."""
-        sums = [self.totals[name].detach().double() for name in sorted(self.totals)]
+        """What a rank has of its own, (K,) uint8: its random numbers, and its `running_sums` in the order of their names."""
+        sums = [self.running_sums[name].detach().double() for name in sorted(self.running_sums)]
         row = rng_row(device)
         return torch.cat([row, torch.stack(sums).cpu().view(torch.uint8)]) if sums else row
 
@@ -94,7 +96,7 @@ class TrainState:
         options: names of optimizer arguments for which the config's values, which a resume may have changed, hold
         instead of the checkpoint's.
 
-        If the number of ranks has changed, every rank takes the mean of the checkpoint's unlogged `totals`. A rank that
+        If the number of ranks has changed, every rank takes the mean of the checkpoint's unlogged `running_sums`. A rank that
         the checkpoint lacks keeps its freshly seeded RNG.
         """
         given = [{k: v for k, v in group.items() if k in options} for group in self.optimizer.param_groups]
@@ -107,28 +109,28 @@ class TrainState:
                 held.load_state_dict(payload[name])
             if name == "optimizer":
                 for optimizer in self.optimizer.values():
-                    order_as_weights(optimizer)
+                    match_memory_format(optimizer)
                 for group, values in zip(self.optimizer.param_groups, given):
                     group.update(values)
         ranks = payload["ranks"]
         own = [ranks[world.rank]] if len(ranks) == world.size else ranks
         totals = [totals_of(rank, payload) for rank in own]
-        self.totals = {
+        self.running_sums = {
             k: torch.stack([t[k] for t in totals]).sum(0).div(len(totals)).to(world.device) for k in totals[0]
         }
         if "counts" not in payload:
-            self.counts = dict.fromkeys(self.totals, self.step - self.logged_step)
+            self.counts = dict.fromkeys(self.running_sums, self.step - self.logged_step)
         if world.rank < len(ranks):
             mine = ranks[world.rank]
             set_rng_row(mine, world.device) if isinstance(mine, Tensor) else set_rng_state(mine["rng"], world.device)
 
 
 def totals_of(rank: Any, payload: dict[str, Any]) -> dict[str, Tensor]:
-    """A rank's `totals`, of a row of payload["ranks"], or as older checkpoints have them."""
+    """A rank's `running_sums`, of a row of payload["ranks"], or as older checkpoints have them."""
     if not isinstance(rank, Tensor):
         found: dict[str, Tensor] = rank["totals"]
         return found
-    kinds = payload["total_types"]
+    kinds = payload["running_sum_types"]
     sums = rank[len(rank) - 8 * len(kinds) :].clone().view(torch.float64)
     return {name: one.to(getattr(torch, kind)) for (name, kind), one in zip(kinds.items(), sums)}
 
@@ -143,19 +145,19 @@ class Every:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunContext:
     """What the loop needs beside the state; no checkpoint holds it."""
 
     world: World
     trainer: TrainerConfig
     monitor: MonitorConfig
-    machine: Hardware
+    hardware: Hardware
     every: Every
     logger: Logger
     checkpoints: Checkpoints
     callbacks: list[Any]  # lab.callbacks.base.Callback, or any object with some of its methods
     stop: StopRequest
-    watch: Watch
+    watchdog: HangWatchdog
     buffers: BufferChecks
     epoch_samples: int
     total_steps: int
@@ -167,12 +169,14 @@ class Run:
     statistics: Loader | None = None  # training samples of which the average's statistics are made
     train: Loader | None = None  # of the training batches, as `fit` takes them
     train_set: Any = None  # may have `not_finite`, which says where its values are inf or NaN
-    # scan(rows): a loader of these rows of the training set, (N,) int64, as evaluations read them: without random
-    # transforms, with "row", each row once over all ranks. To be closed: `with run.scan(rows) as batches`
-    scan: Callable[..., Loader] = Loader
+    # iterate_rows(rows): a loader of these rows of the training set, (N,) int64, as evaluations read them: without random
+    # transforms, with "row", each row once over all ranks. To be closed: `with run.iterate_rows(rows) as batches`
+    iterate_rows: Callable[..., Loader] = Loader
     evaluations: list[int] = field(default_factory=list)  # under way: the step of each
-    renewed: list[int] = field(default_factory=list)  # the last step after which the average got statistics of its own
-    told: set[str] = field(default_factory=set)  # what a line, which is printed once, has been printed of
+    bn_updated_at: list[int] = field(
+        default_factory=list
+    )  # the last step after which the average got statistics of its own
+    printed_once: set[str] = field(default_factory=set)  # what a line, which is printed once, has been printed of
 
     @property
     def directory(self) -> Path:
@@ -186,7 +190,7 @@ class Run:
         said: list[Any] = []
         for call in overriding(self.callbacks, event):
             owner = type(getattr(call, "__self__", call)).__name__
-            with self.watch.user_code(f"{owner}.{event}", state.step):
+            with self.watchdog.user_code(f"{owner}.{event}", state.step):
                 said.append(call(state, *values))
         return any(answer is True for answer in said)
 
@@ -205,7 +209,7 @@ class Run:
                 "call it in on_eval, or between steps"
             )
         order.take()
-        step = self.watch.latest().step
+        step = self.watchdog.latest().step
         Replicas(self.replicas.step).check(numbers_in("data.order's state", order.state_dict()), step, self.world)
         assert self.train is not None
         self.train.reorder(order.use)
@@ -228,7 +232,7 @@ def on_all_ranks(state: TrainState) -> Iterator[tuple[str, Any]]:
     yield from ((f"ema.{name}", p) for name, p in (state.ema.named_parameters() if state.ema is not None else ()))
     if state.order is not None:
         yield from numbers_in("data.order's state", state.order.state_dict())
-    names = iter(state.trained)
+    names = iter(state.parameter_names)
     for optimizer in state.optimizer.values():
         for number, group in enumerate(optimizer.param_groups):
             options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
@@ -237,13 +241,13 @@ def on_all_ranks(state: TrainState) -> Iterator[tuple[str, Any]]:
                 yield from numbers_in(f"{next(names)}'s", optimizer.state.get(p, {}))
 
 
-def averaged(state: TrainState) -> nn.Module:
+def averaged_model(state: TrainState) -> nn.Module:
     """Returns the model to evaluate: the average of the weights with the model's buffers; without one, the model. With
-    Task.fresh_statistics BatchNorm's statistics are the average's own, see lab.average."""
+    Task.bn_update_batches BatchNorm's statistics are the average's own, see lab.average."""
     if state.ema is None:
         return state.model
     norms = [module for module in state.ema.modules() if isinstance(module, _BatchNorm)]
-    fresh = {id(buffer) for norm in norms for buffer in norm.buffers() if state.task.fresh_statistics}
+    fresh = {id(buffer) for norm in norms for buffer in norm.buffers() if state.task.bn_update_batches}
     for mean, buffer in zip(state.ema.buffers(), state.model.buffers()):
         if id(mean) not in fresh:
             mean.copy_(buffer)

@@ -8,21 +8,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lab.state import Run, TrainState
+from lab.state import RunContext, TrainState
 from lab.tasks.base import Batch, overrides
 from samebits.compiling import Captured, check_optimizer_of_graph
 from samebits.errors import ConfigError
-from samebits.steps import says_no_draws
+from samebits.steps import declares_no_rng
 
 TrainStep = Callable[..., dict[str, Tensor]]  # lab.loop.train_step
 
 
-def as_graph(train_step: TrainStep, state: TrainState, run: Run, draws: bool, called: bool) -> TrainStep:
+def as_graph(train_step: TrainStep, state: TrainState, run: RunContext, draws: bool, called: bool) -> TrainStep:
     """draws: see lab.loop.may_draw. called: something else runs between steps."""
-    hooks = [name for name in ("train_step", "share_in_average") if overrides(state.task, name)]
-    if draws and not says_no_draws(state.task):
-        why = "as its class does not say `draws = False`,"
-        hooks += [f"{name}, {why}" for name in ("updated", "project") if overrides(state.task, name)]
+    hooks = [name for name in ("train_step", "averaging_factor") if overrides(state.task, name)]
+    if draws and not declares_no_rng(state.task):
+        why = "as its class does not say `uses_rng = False`,"
+        hooks += [f"{name}, {why}" for name in ("on_step_end", "project") if overrides(state.task, name)]
     if hooks or draws:
         what = f"{type(state.task).__name__}.{hooks[0]}" if hooks else "the optimizer, or the schedule,"
         raise ConfigError(f"hardware.cuda_graph=true: {what} may choose or draw on the host - leave it false")
@@ -34,7 +34,7 @@ def as_graph(train_step: TrainStep, state: TrainState, run: Run, draws: bool, ca
 
     def step(nets: Any, state: TrainState, batches: Iterator[Batch], *more: Any) -> dict[str, Tensor]:
         state.schedule.set_rates(state.step)
-        given = list(islice(batches, len(run.machine.micro_batch_sizes)))
+        given = list(islice(batches, len(run.hardware.micro_batch_sizes)))
         since = state.logged_step, state.scored_step, called and state.step
         return captured(lambda own: train_step(nets, state, iter(own), *more), given, since)
 

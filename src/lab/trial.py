@@ -15,12 +15,12 @@ from typing import Any
 from omegaconf import DictConfig
 
 from lab.average import training_mode
+from lab.builders import count_steps, make_callbacks
 from lab.config import Config
 from lab.evaluation import evaluate
 from lab.experiment import Experiment, flop_of_sample
 from lab.loaders import samples_of_epoch
 from lab.loop import train_step
-from lab.make import count_steps, make_callbacks
 from lab.state import TrainState
 from samebits.data import Loader
 from samebits.device import Hardware, resolve_auto
@@ -54,7 +54,7 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
         # one process with the whole model, for fsdp and ddp too; dp keeps its replicas
         whole = of_rank.in_one_process()
         whole = replace(whole, config=config) if config.trainer.strategy == "dp" else whole
-        model, task = whole.make_method()
+        model, task = whole.build_model_and_task()
         machine, one = resolve_auto(whole.machine, flop_of_sample(model, task)), whole.world
         machine.set_arithmetic()
         state, nets = replace(whole, machine=machine).begin(model, task, steps)

@@ -13,12 +13,12 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from lab.average import training_mode
+from lab.builders import count_steps
 from lab.config import Config
 from lab.evaluation import evaluate
 from lab.experiment import Experiment, on_one_device
 from lab.loaders import task_class
 from lab.loop import train_step
-from lab.make import count_steps
 from lab.optim import Schedule
 from lab.state import TrainState
 from lab.tasks.base import Batch
@@ -52,7 +52,7 @@ class Trial(Experiment):
         is of several ranks, which needs a process group."""
         ddp = self.config.trainer.strategy == "ddp"
         trial = self if ddp else replace(self, config=on_one_device(self.config))
-        model, task = trial.make_method()
+        model, task = trial.build_model_and_task()
         state, nets = trial.begin(model, task, count_steps(trial.config.trainer, len(trial.sets["train"])))
         for net in nets.values():
             training_mode(net)
@@ -88,7 +88,7 @@ def measure(stage: str, cfg: DictConfig) -> Any:
     """Return what a stage of `./run tune` has measured, see samebits.process.trials."""
     config = Config.of(cfg)
     if stage == "lr":
-        return range_test(config, task_class(config).across_samples, partial(rates_and_losses, cfg))
+        return range_test(config, task_class(config).needs_global_batch, partial(rates_and_losses, cfg))
     return run_trial(stage, config, partial(Trial.of, cfg))
 
 

@@ -144,7 +144,7 @@ def test_ranks_in_step_can_talk_in_an_evaluation(
 
     monkeypatch.setattr(module.CrossEntropy, "__call__", gathering)
     use(Gathered())
-    small = (*SHORT, "trainer.max_steps=3", "hardware.eval_batch_size=30", "trainer.eval_in_step=true")
+    small = (*SHORT, "trainer.max_steps=3", "hardware.eval_batch_size=30", "trainer.pad_eval_batches=true")
     one = start_run(tmp_path / "1", *small)
     three = start_run(tmp_path / "3", *small, "trainer=ddp", "hardware.num_procs=3")
     lists = [json.loads((three / f"seen{rank}.json").read_text()) for rank in range(3)]

@@ -33,7 +33,7 @@ from samebits.errors import ConfigError, RunFailed
 from samebits.per_sample import check_per_sample, first_samples
 from samebits.status import read_failure
 from samebits.testing import compose, last_checkpoint, start_run, values
-from samebits.world import Ranks
+from samebits.world import RankLauncher
 
 CrossEntropy, Accuracy, MLP = lab.losses.cross_entropy.CrossEntropy, lab.metrics.accuracy.Accuracy, lab.models.mlp.MLP
 SHORT = (*QUICK, "trainer.max_steps=2", "trainer.log_every=1", "trainer.eval_every=2", "hardware.micro_batch_size=33")
@@ -97,7 +97,7 @@ FORWARD: list[tuple[Any, Any, dict[str, Tensor], str]] = [  # model, criterion, 
     ),
     (nn.Linear(4, 3), lambda output, batch: F.linear(output, batch["w"]), {"x": X, "w": torch.ones(1, 3).double()}, r"^data: field 'w' is float64, and the model's weights are float32"),
     (nn.Linear(4, 3), lambda output, batch: batch["S"] - output, {"x": X}, r"^the batch has no field 'S', only \['x'\]: name it in data\.fields$"),
-    (nn.Linear(4, 3), lambda output, batch: batch["number"], {"x": X}, "a task gets it that has `numbered = True`$"),
+    (nn.Linear(4, 3), lambda output, batch: batch["sample_id"], {"x": X}, "a task gets it that has `needs_sample_ids = True`$"),
 ]  # fmt: skip
 
 
@@ -141,17 +141,17 @@ class Hasty(Task):
 
 
 class Objectiveless(Task):
-    def trained(self, model: nn.Module) -> dict[str, list[nn.Module]]:
+    def objectives(self, model: nn.Module) -> dict[str, list[nn.Module]]:
         return {"student": [model]}
 
 
 class Bare(Objectiveless):
-    def trained(self, model: nn.Module) -> Any:
+    def objectives(self, model: nn.Module) -> Any:
         return {"": model}
 
 
 class Nameless(Objectiveless):
-    def trained(self, model: nn.Module) -> Any:
+    def objectives(self, model: nn.Module) -> Any:
         return [model, self]
 
 
@@ -160,10 +160,10 @@ class Lossless(Task):
 
 
 class Terms(Supervised):
-    terms = ("consistency",)
+    loss_names = ("consistency",)
 
 
-@pytest.mark.parametrize("name", ["sample", "share_in_average", "losses", "run", "frozen"])
+@pytest.mark.parametrize("name", ["sample", "averaging_factor", "losses", "run", "frozen"])
 def test_a_part_of_a_task_hides_no_method(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"^task: Supervised\.{name} is a name of Task's own - name it otherwise$"):
         setattr(Supervised(CrossEntropy(0.0), {}), name, nn.Linear(1, 1))
@@ -180,9 +180,12 @@ def test_a_task_is_checked_before_a_batch_is_read(monkeypatch: pytest.MonkeyPatc
     for task, line in (
         (Supervised(metric, {"loss": metric}), r"^task\.metrics\.loss: Supervised has a loss of this name"),
         (Terms(metric, {"consistency": metric}), r"^task\.metrics\.consistency: Terms has a loss of this name"),
-        (Objectiveless(), r"^task: Objectiveless\.trained names 'student', so Objectiveless needs a student_losses$"),
-        (Bare(), r"^task: Bare\.trained must return a list of modules for each objective, \{'': \[model, self\]\}$"),
-        (Nameless(), r"^task: Nameless\.trained must return a list of modules for each objective"),
+        (
+            Objectiveless(),
+            r"^task: Objectiveless\.objectives names 'student', so Objectiveless needs a student_losses$",
+        ),
+        (Bare(), r"^task: Bare\.objectives must return a list of modules for each objective, \{'': \[model, self\]\}$"),
+        (Nameless(), r"^task: Nameless\.objectives must return a list of modules for each objective"),
         (Lossless(), r"^task: Lossless needs losses\(model, batch\) -> \(losses, output\): see lab\.tasks\.base$"),
     ):
         with pytest.raises(ConfigError, match=line):
@@ -208,7 +211,7 @@ def test_a_collective_that_breaks_in_an_evaluation_names_the_key(monkeypatch: py
     with torch.no_grad(), pytest.raises(ValueError, match="has not been initialized"):
         forward_loss(nn.Linear(4, 3), task, batch)
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    with torch.no_grad(), pytest.raises(RunFailed, match=r"unless trainer\.eval_in_step=true"):
+    with torch.no_grad(), pytest.raises(RunFailed, match=r"unless trainer\.pad_eval_batches=true"):
         forward_loss(nn.Linear(4, 3), task, batch)
     with pytest.raises(ValueError, match="has not been initialized"):
         forward_loss(nn.Linear(4, 3), task, batch)
@@ -221,12 +224,12 @@ def test_a_rank_that_aborts_is_told_the_likely_cause(tmp_path: Path) -> None:
             os.abort()
 
     with pytest.raises(RunFailed):
-        Ranks().run(work, tmp_path, 2)
+        RankLauncher().run(work, tmp_path, 2)
     message = (read_failure(tmp_path) or {})["message"]
     assert message.startswith("rank 1 was killed by SIGABRT (native code gave up")
     page = "docs/troubleshooting.md"
     (row,) = [line for line in (ROOT / page).read_text().splitlines() if "SIGABRT" in line]
-    assert page in message and "trainer.eval_in_step=true" in row  # noqa: PT018
+    assert page in message and "trainer.pad_eval_batches=true" in row  # noqa: PT018
 
 
 # ---- datasets

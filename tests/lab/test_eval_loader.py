@@ -63,10 +63,10 @@ def test_what_is_scored_does_not_depend_on_the_hardware(ranks: int, eval_batch_s
 def test_ranks_are_in_step_where_they_talk(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """250 samples on 3 ranks: 84, 83 and 83, in batches of the same sizes, each counted once."""
     if way == "a task":
-        monkeypatch.setattr(Supervised, "across_samples", True)
+        monkeypatch.setattr(Supervised, "needs_global_batch", True)
     more = {
         "a task": (),
-        "the config": ("trainer.eval_in_step=true",),
+        "the config": ("trainer.pad_eval_batches=true",),
         "shards": ("trainer=fsdp", "hardware.num_procs=3"),
     }[way]
     sizes, rows = [], []

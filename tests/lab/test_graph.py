@@ -182,21 +182,21 @@ def test_a_profiler_of_the_parts_of_a_step_is_refused() -> None:
 class Choosing(Supervised):
     __module__ = "lab.tasks.supervised"
 
-    def train_step(self, step: int, batches: Any, descend: Any) -> Any:
-        return descend("", batches)
+    def train_step(self, step: int, batches: Any, optimizer_step: Any) -> Any:
+        return optimizer_step("", batches)
 
 
 class Averaging(Supervised):
     __module__ = "lab.tasks.supervised"
 
-    def share_in_average(self, step: int) -> float | None:
+    def averaging_factor(self, step: int) -> float | None:
         return 0.5 if step % 2 else None
 
 
 class Updating(Supervised):
     __module__ = "lab.tasks.supervised"
 
-    def updated(self, model: nn.Module) -> None: ...
+    def on_step_end(self, model: nn.Module) -> None: ...
 
 
 class Projecting(Supervised):
@@ -211,14 +211,14 @@ class Projecting(Supervised):
         (("+optim.fused=false",), "AdamW has no fused kernel here, so it may ask the GPU for the learning rate"),
         slow(("optim._target_=torch.optim.NAdam",), "NAdam has no fused kernel here"),
         (("task._target_=lab.tasks.supervised.Choosing",), "Choosing.train_step may choose or draw on the host"),
-        slow(("task._target_=lab.tasks.supervised.Averaging",), "Averaging.share_in_average may choose"),
+        slow(("task._target_=lab.tasks.supervised.Averaging",), "Averaging.averaging_factor may choose"),
         slow(
             ("task._target_=lab.tasks.supervised.Updating",),
-            "Updating.updated, as its class does not say `draws = False`",
+            "Updating.on_step_end, as its class does not say `uses_rng = False`",
         ),
         (
             ("task._target_=lab.tasks.supervised.Projecting",),
-            "Projecting.project, as its class does not say `draws = False`",
+            "Projecting.project, as its class does not say `uses_rng = False`",
         ),
     ],
 )

@@ -18,18 +18,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lab.descend as descend
 import lab.evaluation as evaluation
 import lab.logging as logging
 import lab.loop as loop
-import lab.owed as owed
+import lab.optimizer_step as optimizer_step
+import lab.pending as pending
 from lab.average import evaluation_mode
 from lab.callbacks.base import Callback
 from lab.objective import LossModule
 from lab.optim import Schedule
 from lab.options import MonitorConfig, TrainerConfig
 from lab.schedules.constant import Constant
-from lab.state import Every, Run, TrainState
+from lab.state import Every, RunContext, TrainState
 from lab.tasks.base import Task
 from lab.tasks.supervised import Supervised
 from samebits.checkpoints import Optimizers
@@ -49,7 +49,7 @@ class Surroundings(Callback):
     def __init__(self) -> None:
         self.events: list[Any] = []
         self.directory = Path("run/checkpoints")
-        self.requested_at: int | None = None  # the call of `agreed` that says yes
+        self.requested_at: int | None = None  # the call of `agree` that says yes
         self.calls = 0
         self.cause = ""
         self.lines = 0
@@ -84,7 +84,7 @@ class Surroundings(Callback):
         self.events.append(("read", samples))
         return {"perf/x": samples}
 
-    def agreed(self, world: World) -> bool:
+    def agree(self, world: World) -> bool:
         self.calls += 1
         now = self.calls == self.requested_at
         self.cause = "SIGTERM" if now else self.cause
@@ -128,18 +128,18 @@ def trainer(**changed: Any) -> TrainerConfig:
 MACHINE = resolve_hardware(HardwareConfig(device="cpu", num_threads=1, micro_batch_size=3), trainer())
 
 
-def run_of(around: Any, **changed: Any) -> Run:
+def run_of(around: Any, **changed: Any) -> RunContext:
     """changed: fields of the run, of its trainer, or of `every`."""
-    parts = ("logger", "checkpoints", "stop", "watch", "buffers")
+    parts = ("logger", "checkpoints", "stop", "watchdog", "buffers")
     of_trainer = {name: changed.pop(name) for name in [*changed] if name in TrainerConfig.__dataclass_fields__}
     every = {name: changed.pop(name, default) for name, default in {"log": 2, "eval": 3, "save": 4}.items()}
     given: dict[str, Any] = {
         "world": ONE, "callbacks": [around],
         "trainer": trainer(**{"global_batch_size": 4, "keep_best": 2, **of_trainer}),
-        "monitor": MonitorConfig(), "machine": MACHINE, "every": Every(**every), "epoch_samples": 10, "total_steps": 7,
+        "monitor": MonitorConfig(), "hardware": MACHINE, "every": Every(**every), "epoch_samples": 10, "total_steps": 7,
         **dict.fromkeys(parts, around),
     }  # fmt: skip
-    return Run(**{**given, **changed})
+    return RunContext(**{**given, **changed})
 
 
 def state_of(model: nn.Module | None = None, **changed: Any) -> TrainState:
@@ -190,17 +190,17 @@ class Data:
 def test_what_is_due_after_a_step(step: int, changed: dict[str, Any], wanted: list[str]) -> None:
     """Each at its steps and at the last; without a split nothing is scored."""
     run = run_of(Surroundings(), **changed)
-    assert owed.due_after(state_of(step=step), True, run) == wanted
-    assert owed.due_after(state_of(step=step), False, run) == [what for what in wanted if what != "score"]
+    assert pending.actions_after_step(state_of(step=step), True, run) == wanted
+    assert pending.actions_after_step(state_of(step=step), False, run) == [what for what in wanted if what != "score"]
 
 
-LEFT = {"owes": ["save"], "total_steps": 7}
-BOTH = {"step": 3, "owes": ["score", "save"], "total_steps": 7}
-IMPATIENT = {"step": 3, "stale": 2, "ended": "patience", **LEFT}
+LEFT = {"pending": ["save"], "total_steps": 7}
+BOTH = {"step": 3, "pending": ["score", "save"], "total_steps": 7}
+IMPATIENT = {"step": 3, "evals_without_improvement": 2, "stop_reason": "patience", **LEFT}
 
 
 @pytest.mark.parametrize(
-    ("state", "changed", "owes", "ended"),
+    ("state", "changed", "pending", "stop_reason"),
     [
         ({}, {}, [], ""),
         (BOTH, {}, ["score", "save"], ""),
@@ -213,21 +213,23 @@ IMPATIENT = {"step": 3, "stale": 2, "ended": "patience", **LEFT}
         # of an older version
         ({"step": 3}, {}, ["score"], ""),
         ({"step": 7, "logged_step": 7}, {}, ["score", "save"], ""),
-        ({"step": 3, "scored_step": 3, "stale": 2}, {"early_stop_patience": 2}, [], "patience"),
+        ({"step": 3, "scored_step": 3, "evals_without_improvement": 2}, {"early_stop_patience": 2}, [], "patience"),
         # why there are no more steps
         (IMPATIENT, {"early_stop_patience": 2}, ["save"], "patience"),
         (IMPATIENT, {"early_stop_patience": 3}, ["save"], ""),
         (IMPATIENT, {"early_stop_patience": 2, "total_steps": 9}, ["save"], "patience"),
-        ({"step": 3, "stale": 2, "ended": "callback", **LEFT}, {"early_stop_patience": 3}, ["save"], "callback"),
-        ({"step": 3, "ended": "callback", **LEFT}, {"total_steps": 6}, ["save"], "callback"),
-        ({"step": 3, "ended": "callback", **LEFT}, {"total_steps": 8}, ["save"], ""),
+        ({"step": 3, "evals_without_improvement": 2, "stop_reason": "callback", **LEFT}, {"early_stop_patience": 3}, ["save"], "callback"),
+        ({"step": 3, "stop_reason": "callback", **LEFT}, {"total_steps": 6}, ["save"], "callback"),
+        ({"step": 3, "stop_reason": "callback", **LEFT}, {"total_steps": 8}, ["save"], ""),
     ],
 )  # fmt: skip
-def test_what_a_run_takes_up(state: dict[str, Any], changed: dict[str, Any], owes: list[str], ended: str) -> None:
-    """What its checkpoint owes, and an end that stands unless the resume has moved that very end."""
+def test_what_a_run_takes_up(
+    state: dict[str, Any], changed: dict[str, Any], pending: list[str], stop_reason: str
+) -> None:
+    """What its checkpoint pending, and an end that stands unless the resume has moved that very end."""
     found, run = state_of(**copy.deepcopy(state)), run_of(Surroundings(), **changed)
-    owed.take_up(found, True, run)
-    assert (found.owes, found.ended, found.total_steps) == (owes, ended, run.total_steps)
+    pending.restore_pending(found, True, run)
+    assert (found.pending, found.stop_reason, found.total_steps) == (pending, stop_reason, run.total_steps)
 
 
 @pytest.fixture
@@ -257,7 +259,7 @@ def fit(around: Surroundings, state: TrainState, val: Any = "data", **changed: A
     loop.fit({"": net}, state, Data([1]), validating(run) if val else None, run)  # type: ignore[arg-type]
 
 
-def validating(run: Run) -> Callable[[TrainState], bool]:
+def validating(run: RunContext) -> Callable[[TrainState], bool]:
     return partial(evaluation.validate, vals={"val": Data([1])}, run=run)  # type: ignore[dict-item]
 
 
@@ -307,7 +309,7 @@ def test_what_a_run_does_when(noted: Surroundings) -> None:
     ]  # fmt: skip
     assert noted.calls == 7, "the ranks agree after each step"
     assert (state.step, state.samples, state.logged_step, state.scored_step) == (7, 28, 7, 7)
-    assert (state.best_score, state.stale, state.totals) == (3.0, 0, {})
+    assert (state.best_score, state.evals_without_improvement, state.running_sums) == (3.0, 0, {})
     assert noted.named("finish_broadcast") == []
 
 
@@ -329,7 +331,7 @@ def test_a_stop_ends_with_a_checkpoint_and_the_resume_scores_what_was_due(noted:
     ]  # fmt: skip
     assert "evaluate" not in noted.events, "who asks for a stop does not wait for an evaluation"
     noted.events.clear()
-    assert state.owes == ["score", "save"]
+    assert state.pending == ["score", "save"]
     noted.calls, noted.requested_at, noted.cause = 0, 1, ""
     fit(noted, state)
     first = noted.named("evaluate", "best", "last", "step", "paused", "on")
@@ -343,13 +345,13 @@ def test_a_stop_ends_with_a_checkpoint_and_the_resume_scores_what_was_due(noted:
 def test_nothing_is_left_to_do(noted: Surroundings) -> None:
     """A finished run, and one that has lost its patience, take no step; patience is counted in evaluations."""
     fit(noted, state_of(step=7, total_steps=7))
-    fit(noted, state_of(step=4, total_steps=7, stale=2), early_stop_patience=2)
-    fit(noted, state_of(step=3, total_steps=7, ended="callback"))
+    fit(noted, state_of(step=4, total_steps=7, evals_without_improvement=2), early_stop_patience=2)
+    fit(noted, state_of(step=3, total_steps=7, stop_reason="callback"))
     assert noted.named("step", "evaluate", "last") == []
-    fit(noted, state_of(step=4, total_steps=7, stale=1, best_score=0.0), early_stop_patience=2)
+    fit(noted, state_of(step=4, total_steps=7, evals_without_improvement=1, best_score=0.0), early_stop_patience=2)
     assert noted.named("step", "evaluate", "last") == [("step", 5), ("step", 6), "evaluate", ("last", 6)]
     noted.events.clear()
-    owing = state_of(step=3, total_steps=7, owes=["score", "save"], stale=1, best_score=0.0)
+    owing = state_of(step=3, total_steps=7, pending=["score", "save"], evals_without_improvement=1, best_score=0.0)
     fit(noted, owing, early_stop_patience=2)  # the evaluation that was put off is the last
     assert noted.named("step", "evaluate", "last") == ["evaluate", ("last", 3)]
 
@@ -364,10 +366,10 @@ def totals(**values: float) -> dict[str, Tensor]:
 def test_a_log_has_the_means_over_the_steps_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks, six steps since the last log, two of them skipped; the other rank's sums are four times these."""
     around = Surroundings()
-    monkeypatch.setattr(World, "all_sum", lambda self, values: values * 5)
+    monkeypatch.setattr(World, "all_reduce_sum", lambda self, values: values * 5)
     run = run_of(around, non_finite="skip", world=World(0, 2, 0, CPU))
     sums = totals(loss=8.0, grad_norm=16.0, non_finite=2.0)
-    state = state_of(step=10, samples=40, logged_step=4, totals=sums, counts=dict.fromkeys(sums, 6))
+    state = state_of(step=10, samples=40, logged_step=4, running_sums=sums, counts=dict.fromkeys(sums, 6))
     logging.log_train(state, run, around)  # type: ignore[arg-type]
     assert around.named("log") == [
         ("log", 10, {
@@ -376,13 +378,13 @@ def test_a_log_has_the_means_over_the_steps_that_count(monkeypatch: pytest.Monke
         }),
     ]  # fmt: skip
     assert around.named("read") == [("read", 24)]
-    assert (state.totals, state.logged_step) == ({}, 10)
+    assert (state.running_sums, state.logged_step) == ({}, 10)
 
 
 def test_a_log_without_a_step_that_counts_has_no_means() -> None:
     around = Surroundings()
     sums = totals(loss=0.0, non_finite=2.0)
-    state = state_of(step=4, samples=16, logged_step=2, totals=sums, counts=dict.fromkeys(sums, 2))
+    state = state_of(step=4, samples=16, logged_step=2, running_sums=sums, counts=dict.fromkeys(sums, 2))
     logging.log_train(state, run_of(around, non_finite="skip"), around)  # type: ignore[arg-type]
     assert around.named("log") == [
         ("log", 4, {"train/lr": 0.5, "train/epoch": 1.6, "train/skipped_steps": 2.0, "own/x": 4, "perf/x": 8}),
@@ -413,7 +415,7 @@ GOOD, BAD = {"loss": 1.0, "grad_norm": 3.0}, {"loss": 1.0, "grad_norm": NAN}
 )
 def test_steps_that_are_not_finite(held: dict[str, float], skip: bool, scale: float | None, expected: Any) -> None:
     scaler = None if scale is None else SimpleNamespace(get_scale=lambda: scale)
-    state = state_of(step=9, logged_step=4, scaler=scaler, totals=totals(**held))
+    state = state_of(step=9, logged_step=4, scaler=scaler, running_sums=totals(**held))
     run = run_of(Surroundings(), non_finite="skip" if skip else "stop")
     with pytest.raises(RunFailed, match=expected) if isinstance(expected, str) else contextlib.nullcontext():
         assert logging.check_finite(state, run) == expected
@@ -422,7 +424,7 @@ def test_steps_that_are_not_finite(held: dict[str, float], skip: bool, scale: fl
 # ---- scores
 
 
-def score(state: TrainState, run: Run) -> None:
+def score(state: TrainState, run: RunContext) -> None:
     loop.score(state, validating(run), run)
 
 
@@ -433,10 +435,10 @@ def scoring(monkeypatch: pytest.MonkeyPatch, values: list[float], **changed: Any
     monkeypatch.setattr(evaluation, "evaluate", lambda *rest: {"loss": next(given), "other": 0.0})
     for _ in values:
         state.step += 3
-        state.owes, state.ended = ["score"], ""
+        state.pending, state.stop_reason = ["score"], ""
         score(state, run_of(around, **{"total_steps": 99, **changed}))
-        told.append(state.ended)
-        assert state.owes == ["save"] * bool(state.ended)
+        told.append(state.stop_reason)
+        assert state.pending == ["save"] * bool(state.stop_reason)
     return around, state, told
 
 
@@ -444,7 +446,7 @@ MORE = {"monitor": MonitorConfig(mode="max")}
 
 
 @pytest.mark.parametrize(
-    ("values", "changed", "best", "best_score", "stale", "ended"),
+    ("values", "changed", "best", "best_score", "evals_without_improvement", "stop_reason"),
     [
         # less is better; of equal ones the older stays before, and is the best
         ([5.0, 7.0, 5.0, 4.0, 4.0, NAN, 4.5], {},
@@ -459,14 +461,18 @@ MORE = {"monitor": MonitorConfig(mode="max")}
     ],
 )  # fmt: skip
 def test_scores_are_ranked(
-    monkeypatch: pytest.MonkeyPatch, values: list[float], changed: Any, best: Any, best_score: float, stale: int,
-    ended: list[int],
+    monkeypatch: pytest.MonkeyPatch, values: list[float], changed: Any, best: Any, best_score: float, evals_without_improvement: int,
+    stop_reason: list[int],
 ) -> None:  # fmt: skip
-    """best: what is kept after which step; ended: after which steps patience is at an end."""
+    """best: what is kept after which step; stop_reason: after which steps patience is at an end."""
     around, state, told = scoring(monkeypatch, values, **changed)
     assert {event[1]: event[2] for event in around.named("best")} == best
-    assert (state.best_score, state.stale, state.scored_step) == (best_score, stale, 3 * len(values))
-    assert told == ["patience" * (step in ended) for step in range(3, 3 * len(values) + 1, 3)]
+    assert (state.best_score, state.evals_without_improvement, state.scored_step) == (
+        best_score,
+        evals_without_improvement,
+        3 * len(values),
+    )
+    assert told == ["patience" * (step in stop_reason) for step in range(3, 3 * len(values) + 1, 3)]
     scores = {"val/loss": values[1], "val/other": 0.0}
     assert (around.named("log")[1], around.named("on_eval")[1]) == (("log", 6, scores), ("on_eval", 6, scores))
 
@@ -489,10 +495,10 @@ def test_what_a_callback_asks_on_one_rank_ends_all(tmp_path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(evaluation, "evaluate", lambda *rest: {"loss": 1.0})
             for asking in (1, None, 0):
-                around, state = Surroundings(), state_of(step=3, trained=["weight", "bias"])
+                around, state = Surroundings(), state_of(step=3, parameter_names=["weight", "bias"])
                 around.asks = world.rank == asking
                 score(state, run_of(around, world=world))
-                assert state.ended == ("" if asking is None else "callback")
+                assert state.stop_reason == ("" if asking is None else "callback")
 
     on_ranks(work, tmp_path / "ranks")
 
@@ -507,10 +513,10 @@ def test_an_evaluation_that_was_left_has_not_begun(monkeypatch: pytest.MonkeyPat
     torch.manual_seed(5)
     expected = torch.rand(2)
     torch.manual_seed(5)
-    state.owes = ["score"]
+    state.pending = ["score"]
     score(state, run_of(around))
     assert torch.equal(torch.rand(2), expected)
-    assert (state.scored_step, state.best, state.stale, state.owes) == (0, [], 0, ["score"])
+    assert (state.scored_step, state.best, state.evals_without_improvement, state.pending) == (0, [], 0, ["score"])
     assert around.named("log", "on_eval", "best") == []
 
 
@@ -540,7 +546,7 @@ def test_a_save_is_what_all_ranks_agree_on(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_is_not_finite_is_neither_scored_nor_saved() -> None:
     around = Surroundings()
-    state, run = state_of(step=3, totals=totals(loss=NAN, grad_norm=NAN)), run_of(around)
+    state, run = state_of(step=3, running_sums=totals(loss=NAN, grad_norm=NAN)), run_of(around)
     for work in (lambda: loop.save(state, run, best=False), lambda: loop.score(state, lambda state: False, run)):
         with pytest.raises(RunFailed, match="not finite within the steps"):
             work()
@@ -727,14 +733,14 @@ def test_parameters_without_a_gradient_are_named(caplog: pytest.LogCaptureFixtur
 
 
 class Used(Supervised):
-    def train_step(self, step: int, batches: Any, descend: Any) -> dict[str, Tensor]:
-        return descend("", batches) | descend("", batches)
+    def train_step(self, step: int, batches: Any, optimizer_step: Any) -> dict[str, Tensor]:
+        return optimizer_step("", batches) | optimizer_step("", batches)
 
 
 class Skips(Supervised):
-    def train_step(self, step: int, batches: Any, descend: Any) -> dict[str, Tensor]:
+    def train_step(self, step: int, batches: Any, optimizer_step: Any) -> dict[str, Tensor]:
         first = next(batches)
-        return descend("", [first, {name: value[:2] for name, value in first.items()}])
+        return optimizer_step("", [first, {name: value[:2] for name, value in first.items()}])
 
 
 class Bare(Supervised):
@@ -743,19 +749,19 @@ class Bare(Supervised):
 
 
 class Silent(Supervised):
-    def train_step(self, step: int, batches: Any, descend: Any) -> dict[str, Tensor]:
-        descend("", batches)
+    def train_step(self, step: int, batches: Any, optimizer_step: Any) -> dict[str, Tensor]:
+        optimizer_step("", batches)
         return None  # type: ignore[return-value]
 
 
 class Idle(Supervised):
-    def train_step(self, step: int, batches: Any, descend: Any) -> dict[str, Tensor]:
+    def train_step(self, step: int, batches: Any, optimizer_step: Any) -> dict[str, Tensor]:
         return {}
 
 
 class Other(Supervised):
-    def train_step(self, step: int, batches: Any, descend: Any) -> dict[str, Tensor]:
-        return descend("critic", batches)
+    def train_step(self, step: int, batches: Any, optimizer_step: Any) -> dict[str, Tensor]:
+        return optimizer_step("critic", batches)
 
 
 @pytest.mark.parametrize(
@@ -763,12 +769,15 @@ class Other(Supervised):
     [
         (task_of(lambda output, batch: squared(output, batch).mean()), r"^task\.criterion: "),
         (task_of(lambda output, batch: batch["y"]), r"^task\.criterion: "),
-        (Used, r"Used\.train_step has given descend fewer than the 2 micro-batches of a step: .*list\(batches\)"),
+        (
+            Used,
+            r"Used\.train_step has given optimizer_step fewer than the 2 micro-batches of a step: .*list\(batches\)",
+        ),
         (Skips, r"Skips\.train_step has left micro-batches of its step over"),
         (Bare, r"^task: Bare\.losses returned a dict; it must return \(losses, output\)"),
-        (Silent, r"Silent\.train_step must call descend, and return its values"),
-        (Idle, r"Idle\.train_step must call descend, and return its values"),
-        (Other, r"Other\.train_step asks for the objective 'critic'; its `trained` has ''$"),
+        (Silent, r"Silent\.train_step must call optimizer_step, and return its values"),
+        (Idle, r"Idle\.train_step must call optimizer_step, and return its values"),
+        (Other, r"Other\.train_step asks for the objective 'critic'; its `objectives` has ''$"),
     ],
 )
 def test_what_a_task_does_is_checked(task: Any, says: str) -> None:
@@ -779,14 +788,14 @@ def test_what_a_task_does_is_checked(task: Any, says: str) -> None:
 def test_clip() -> None:
     for limit, factor in ((None, 1.0), (10.0, 1.0), (5.0, 5 / (5 + 1e-6)), (1.0, 0.2)):
         gradients = [torch.tensor([3.0]), torch.tensor([[4.0, 0.0]])]
-        assert descend.clip(gradients, limit).item() == 5.0
+        assert optimizer_step.clip(gradients, limit).item() == 5.0
         torch.testing.assert_close(gradients[0], torch.tensor([3.0 * factor]), rtol=1e-6, atol=0.0)
         torch.testing.assert_close(gradients[1], torch.tensor([[4.0 * factor, 0.0]]), rtol=1e-6, atol=0.0)
     tiny = [torch.tensor([3e-6, 4e-6])]
-    descend.clip(tiny, 1e-6)
+    optimizer_step.clip(tiny, 1e-6)
     torch.testing.assert_close(tiny[0], torch.tensor([5e-7, 4e-6 / 6]), rtol=1e-5, atol=0.0)  # as in torch: 1 / (5 + 1)
     nothing = [torch.zeros(2)]
-    assert descend.clip(nothing, 1e-3).item() == 0.0
+    assert optimizer_step.clip(nothing, 1e-3).item() == 0.0
     assert nothing[0].tolist() == [0.0, 0.0]  # and not nan
 
 
@@ -822,11 +831,11 @@ def test_an_evaluation_counts_what_counts(monkeypatch: pytest.MonkeyPatch, train
     """Of this rank and of another one, which has 3 samples more, of 10 each; observers see what counts."""
     told, seen = [], []
 
-    def all_sum(self: World, sums: Tensor) -> None:
+    def all_reduce_sum(self: World, sums: Tensor) -> None:
         told.append("summed")
         sums += torch.tensor([30.0, 60.0, 0.0, 3.0])
 
-    monkeypatch.setattr(World, "all_sum", all_sum)
+    monkeypatch.setattr(World, "all_reduce_sum", all_reduce_sum)
     monkeypatch.setattr(World, "broadcast_buffers", lambda self, model: told.append("buffers"))
     model = Same().train(training)
     task = Supervised(first, {"double": double, "none": lambda output, batch: 0 * output})
@@ -891,9 +900,9 @@ def test_each_metric_is_checked() -> None:
 class Agreeing(Surroundings):
     """Says yes in the call `requested_at`, and then has a cause."""
 
-    def agreed(self, world: World) -> bool:
-        self.events.append("agreed")
-        return super().agreed(world)
+    def agree(self, world: World) -> bool:
+        self.events.append("agree")
+        return super().agree(world)
 
 
 @pytest.mark.parametrize(("at", "cause", "seen"), [(None, "", 3), (1, "", 1), (2, "", 2), (None, "SIGTERM", 3)])
@@ -908,7 +917,7 @@ def test_the_batches_of_an_evaluation(at: int | None, cause: str, seen: int) -> 
             got.append(batch["y"][0].item())
     assert got == [0.0, 1.0, 2.0][:seen]
     beat = ("beat", "evaluating", 6)
-    asked = [("finish_broadcast",), beat, beat, "agreed", beat, "agreed", beat, ("finish_broadcast",)]
+    asked = [("finish_broadcast",), beat, beat, "agree", beat, "agree", beat, ("finish_broadcast",)]
     assert around.events == (asked[: 2 * at + 2] if at else asked)
 
 
@@ -916,7 +925,7 @@ def test_the_batches_of_an_evaluation(at: int | None, cause: str, seen: int) -> 
 
 
 def test_the_best_weights_are_scored_with_the_task_of_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    def scored(model: Any, state: TrainState, split: str, loader: Any, run: Run) -> dict[str, float]:
+    def scored(model: Any, state: TrainState, split: str, loader: Any, run: RunContext) -> dict[str, float]:
         return {f"{split}/weight": model.weight.item(), f"{split}/task": state.task.held.item()}  # type: ignore[operator, union-attr]
 
     monkeypatch.setattr(evaluation, "score_split", scored)

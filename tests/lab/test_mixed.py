@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import lab
-from lab.datasets.mixed import Mixed, in_shares
-from lab.datasets.shares import deal
+from lab.datasets.mixed import Mixed, mixture
+from lab.datasets.mixture import assign
 from lab.transforms.parts import PartTransforms
 from samebits.data import TrainPlan
 from samebits.errors import ConfigError
@@ -56,16 +56,14 @@ def rows_of(order: Any, global_batch: int, micro: list[int], ranks: int, start: 
 
 
 def test_ranks_micro_batches_and_resumes_see_the_same_rows(folder: Path) -> None:
-    order = in_shares(mixed(folder, {"a": 1, "b": 2.5, "c": [[0, 0.5], [50, 3]]}), seed=3)
+    order = mixture(mixed(folder, {"a": 1, "b": 2.5, "c": [[0, 0.5], [50, 3]]}), seed=3)
     one = rows_of(order, 24, [24], 1, 0, 12)
     for ranks, micro in ((2, [12]), (2, [5, 5, 2]), (3, [8]), (1, [7, 7, 7, 3])):
         assert np.array_equal(rows_of(order, 24, micro, ranks, 0, 12), one)
-    again = in_shares(mixed(folder, {"a": 1, "b": 2.5, "c": [[0, 0.5], [50, 3]]}), seed=3)
+    again = mixture(mixed(folder, {"a": 1, "b": 2.5, "c": [[0, 0.5], [50, 3]]}), seed=3)
     for sample in (1, 24, 50, 61, 239):
         assert np.array_equal(rows_of(again, 24, [24], 1, sample, 1)[0], one.ravel()[sample : sample + 24])
-    assert not np.array_equal(
-        rows_of(in_shares(mixed(folder, {"a": 1, "b": 1, "c": 1}), seed=4), 24, [24], 1, 0, 1), one
-    )
+    assert not np.array_equal(rows_of(mixture(mixed(folder, {"a": 1, "b": 1, "c": 1}), seed=4), 24, [24], 1, 0, 1), one)
 
 
 @pytest.mark.parametrize(
@@ -73,14 +71,14 @@ def test_ranks_micro_batches_and_resumes_see_the_same_rows(folder: Path) -> None
     [([1, 7], 64, [8, 56]), ([1, 2, 5], 16, [2, 4, 10]), ([3, 0, 1], 8, [6, 0, 2]), ([1], 5, [5])],
 )
 def test_each_batch_has_each_parts_share(weights: list[int], batch: int, wanted: list[int]) -> None:
-    of, index = deal(np.arange(50 * batch), weights)
+    of, index = assign(np.arange(50 * batch), weights)
     assert (np.stack([(of.reshape(50, batch) == k).sum(1) for k in range(len(weights))], 1) == wanted).all()
     for k in range(len(weights)):
         assert np.array_equal(index[of == k], np.arange((of == k).sum()))
 
 
 def test_where_shares_are_no_whole_numbers_they_are_even_and_exact_in_the_long_run() -> None:
-    of, _ = deal(np.arange(17_000), [3, 10, 4])
+    of, _ = assign(np.arange(17_000), [3, 10, 4])
     assert np.bincount(of).tolist() == [3000, 10000, 4000]
     for size in (5, 12, 64):
         for k, weight in enumerate((3, 10, 4)):
@@ -90,7 +88,7 @@ def test_where_shares_are_no_whole_numbers_they_are_even_and_exact_in_the_long_r
 
 def test_each_row_of_a_part_comes_once_a_pass_whatever_the_others_do(folder: Path) -> None:
     data = mixed(folder, {"a": 1, "b": 3, "c": [[0, 0], [100, 2]]})
-    rows = in_shares(data, seed=0)(np.arange(1500))
+    rows = mixture(data, seed=0)(np.arange(1500))
     of = data.part_of(rows)
     assert not (of[:100] == 2).any()
     for k, size in enumerate(SIZES.values()):
@@ -98,7 +96,7 @@ def test_each_row_of_a_part_comes_once_a_pass_whatever_the_others_do(folder: Pat
         for begin in range(0, len(own) - size, size):
             assert sorted(own[begin : begin + size]) == list(range(size))
     alone = mixed(folder, {"a": 1, "b": 1})
-    mine = in_shares(alone, seed=0)(np.arange(60))
+    mine = mixture(alone, seed=0)(np.arange(60))
     assert np.array_equal(
         mine[alone.part_of(mine) == 0], rows[of == 0][:30]
     )  # other weights, other parts: a's order stays
@@ -183,7 +181,7 @@ def test_weights_that_do_not_fit_are_named(folder: Path) -> None:
     ):
         data.weights = given
         with pytest.raises(ConfigError, match=says):
-            in_shares(data, seed=0)
+            mixture(data, seed=0)
 
 
 TWO = (

@@ -11,7 +11,7 @@ from common import NEEDS_GPT, QUICK, needs
 from optimizers import optimizer_of
 from torch import nn
 
-import lab.descend
+import lab.optimizer_step
 from lab.config import Config
 from lab.optim import Schedule
 from lab.optimizers import muon
@@ -121,7 +121,7 @@ def test_a_step_that_is_not_finite_moves_neither() -> None:
     for bad in (1.0, 0.0):
         before = copy.deepcopy(model.state_dict())
         backward(model, 0)
-        lab.descend.update(optimizer, torch.tensor(bad))
+        lab.optimizer_step.update(optimizer, torch.tensor(bad))
         same = [torch.equal(value, before[name]) for name, value in model.state_dict().items()]
         assert all(same) if bad else not any(same)
         model.zero_grad()

@@ -19,8 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 import lab.optim
 import lab.schedules.cosine
 import lab.tasks.supervised
+from lab.builders import make_optimizer
 from lab.config import Config
-from lab.make import make_optimizer
 from lab.optim import Schedule, check_optimizer, stretched, trainable
 from lab.optimizers.base import Wrapper
 from lab.program import PROGRAM
@@ -31,10 +31,10 @@ from lab.schedules.step import Step
 from lab.tasks.supervised import Supervised
 from samebits.checkpoints import Optimizers, load_checkpoint
 from samebits.errors import ConfigError
-from samebits.private import lean_step
 from samebits.saved import current
 from samebits.targets import locate
 from samebits.testing import assert_equal, compose, last_checkpoint, start_run, values
+from samebits.torch_private import lean_step
 
 
 def small() -> nn.Module:
@@ -308,12 +308,12 @@ class Turned(Supervised):
 
     __module__ = "lab.tasks.supervised"
 
-    def train_step(self, step: int, batches: Any, descend: Any) -> Any:
-        values = descend.gradients("", batches)
-        for p in descend.parameters(""):
+    def train_step(self, step: int, batches: Any, optimizer_step: Any) -> Any:
+        values = optimizer_step.gradients("", batches)
+        for p in optimizer_step.parameters(""):
             if p.dim() == 2:
                 p.grad = p.grad.t().contiguous().t()
-        descend.update("")
+        optimizer_step.update("")
         return values
 
 

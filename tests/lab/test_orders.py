@@ -21,7 +21,7 @@ from lab.callbacks.base import Callback
 from lab.rows import by_row
 from lab.tasks.base import Batch, Losses
 from lab.tasks.supervised import Supervised
-from samebits.data import Draws
+from samebits.data import SampleRNG
 from samebits.errors import ConfigError, RunFailed
 from samebits.testing import SMALL, WAYS, Killed, assert_undisturbed, last_checkpoint, resume_run, start_run, values
 from samebits.testing.processes import sample_of
@@ -35,7 +35,7 @@ class Weighted:
     __module__ = "lab.datasets.h5"
 
     def __init__(self, dataset: Any, seed: int) -> None:
-        self.draws, self.weights = Draws(seed, "Weighted"), torch.ones(len(dataset))
+        self.draws, self.weights = SampleRNG(seed, "Weighted"), torch.ones(len(dataset))
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
         ends = self.weights.double().cumsum(0)
@@ -134,14 +134,14 @@ class Named(Supervised):
     """A sample is what the file has in its row, in training and in evaluation."""
 
     __module__ = "lab.tasks.supervised"
-    numbered = True
+    needs_sample_ids = True
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses | Tensor, Any]:
         with h5py.File(DIGITS) as file:
             images = torch.from_numpy(file["train/image" if self.training else "val/image"][:]) / 255
         counted = batch["row"] >= 0
         assert torch.equal(batch["x"][counted], images[batch["row"][counted]])
-        assert self.training or torch.equal(batch["row"], batch["number"])
+        assert self.training or torch.equal(batch["row"], batch["sample_id"])
         return super().losses(model, batch)
 
 
@@ -149,7 +149,12 @@ class Named(Supervised):
 @pytest.mark.parametrize(("kind", "way"), [("device", "2 ranks"), ("workers", "micro-batches")])
 def test_a_batch_says_which_rows_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, way: str) -> None:
     monkeypatch.setattr(lab.tasks.supervised, "Named", Named, raising=False)
-    loader = (f"data.loader={kind}", "data.num_workers=2", "trainer.eval_in_step=true", "hardware.eval_batch_size=99")
+    loader = (
+        f"data.loader={kind}",
+        "data.num_workers=2",
+        "trainer.pad_eval_batches=true",
+        "hardware.eval_batch_size=99",
+    )
     start_run(
         tmp_path, *SMALL, *WAYS[way], *loader, "task._target_=lab.tasks.supervised.Named", "model.hidden=[8]",
         "trainer.max_steps=4", "data.order._target_=lab.datasets.h5.Weighted", "data.splits.test=null",

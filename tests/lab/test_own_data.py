@@ -27,7 +27,7 @@ from lab.metrics.base import SummedMetric
 from lab.transforms.fields import ToFloat
 from samebits.device import HardwareConfig
 from samebits.errors import ConfigError
-from samebits.process import unheeded
+from samebits.process import options_without_effect
 from samebits.testing import compose, result, start_run
 from samebits.testing.processes import slow
 
@@ -251,8 +251,8 @@ def test_rows_that_differ_between_ranks_are_told(
 
 @pytest.mark.parametrize(
     "overrides",
-    [slow(["trainer=ddp", "trainer.eval_in_step=true"]), slow(["trainer=fsdp"]), ["trainer=ddp"]],
-    ids=["eval_in_step", "fsdp", "ddp"],
+    [slow(["trainer=ddp", "trainer.pad_eval_batches=true"]), slow(["trainer=fsdp"]), ["trainer=ddp"]],
+    ids=["pad_eval_batches", "fsdp", "ddp"],
 )
 def test_packed_entries_count_once(overrides: list[str], tmp_path: Path) -> None:
     """255 samples with 510 nodes, on two ranks in batches of 8: one rank has a sample less."""
@@ -299,8 +299,8 @@ def test_an_own_argument_may_be_called_splits_or_parts(value: str) -> None:
 def test_values_without_effect_and_hidden_costs_are_told(
     given: dict[str, bool], device: str, dataset: type, model: nn.Module, said: str | None
 ) -> None:
-    run: Any = SimpleNamespace(machine=SimpleNamespace(device=device))
-    lines = unheeded(run, model, dataset, HardwareConfig(**given))
+    run: Any = SimpleNamespace(hardware=SimpleNamespace(device=device))
+    lines = options_without_effect(run, model, dataset, HardwareConfig(**given))
     assert [said in line for line in lines] == [True] if said else lines == []
 
 

@@ -50,7 +50,7 @@ def test_it_falls_where_that_of_torch_does(scores: list[float], patience: int, t
     for step, score in enumerate(scores):
         own.set_rates(step)
         theirs.step(score)
-        changed = own.scored(score, step + 1)
+        changed = own.on_score(score, step + 1)
         own.set_rates(step + 1)
         assert changed in (None, own.last_lr)
         assert optimizers[1].param_groups[0]["lr"] == pytest.approx(optimizers[0].param_groups[0]["lr"])
@@ -59,9 +59,9 @@ def test_it_falls_where_that_of_torch_does(scores: list[float], patience: int, t
 def test_the_warmup_rises_first() -> None:
     """Its evaluations do not count, and the rate falls from the peak."""
     own = Plateau(0.1, 0.5, 1, 0.0, 0.0)
-    assert not any(own.scored(1.0, step, 100) for step in (0, 5, 9))
-    assert not own.scored(1.0, 10, 100)
-    assert own.scored(1.0, 11, 100)
+    assert not any(own.on_score(1.0, step, 100) for step in (0, 5, 9))
+    assert not own.on_score(1.0, 10, 100)
+    assert own.on_score(1.0, 11, 100)
     assert [own(step, 100) for step in (0, 4, 50)] == pytest.approx([0.05, 0.25, 0.5])
 
 
@@ -74,14 +74,14 @@ def test_a_resume_falls_when_the_run_would_have() -> None:
 
     scores = [1.0, 0.5, 0.9, 0.8, 0.7, 0.6, 0.6, 0.6, 0.4, 0.5, 0.5, 0.5]
     straight = made()
-    wanted = [straight.scored(score, step) for step, score in enumerate(scores)]
+    wanted = [straight.on_score(score, step) for step, score in enumerate(scores)]
     assert [step for step, lr in enumerate(wanted) if lr is not None] == [4, 7, 11]
     for cut in range(len(scores)):
         before, after = made(), made()
         for step in range(cut):
-            before.scored(scores[step], step)
+            before.on_score(scores[step], step)
         after.load_state_dict(json.loads(json.dumps(before.state_dict())))
-        assert [after.scored(scores[step], step) for step in range(cut, len(scores))] == wanted[cut:], cut
+        assert [after.on_score(scores[step], step) for step in range(cut, len(scores))] == wanted[cut:], cut
 
 
 UNSCORED = (

@@ -52,7 +52,7 @@ def truth(run: Path, split: str) -> np.ndarray:
 @pytest.mark.parametrize("ending", [".h5", ".npz", ".parquet"])
 def test_every_row_once_and_in_order(runs: list[Path], tmp_path: Path, ending: str) -> None:
     out = tmp_path / f"out{ending}"
-    predict(runs[0], "--split", "val", "--with", "y", "--out", out)
+    predict(runs[0], "--split", "val", "--fields", "y", "--out", out)
     if ending == ".h5":
         with h5py.File(out) as file:
             found = {name: file[name][()] for name in file}
@@ -76,7 +76,7 @@ def test_three_processes_write_what_one_does(runs: list[Path], tmp_path: Path) -
     files = []
     for count in (1, 3):
         files.append(tmp_path / f"{count}.h5")
-        predict(runs[0], "--procs", count, "--out", files[-1], "hardware.eval_batch_size=7", "--with", "y")
+        predict(runs[0], "--procs", count, "--out", files[-1], "hardware.eval_batch_size=7", "--fields", "y")
     with h5py.File(files[0]) as one, h5py.File(files[1]) as three:
         assert sorted(one) == sorted(three) == ["output", "row", "y"]
         np.testing.assert_array_equal(one["y"][()], three["y"][()])
@@ -88,7 +88,7 @@ def test_three_processes_write_what_one_does(runs: list[Path], tmp_path: Path) -
 @pytest.mark.slow
 def test_an_ensemble_is_the_mean_of_its_members(runs: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "mean.h5"
-    predict(*runs, "--apply", "softmax", "--out", out)
+    predict(*runs, "--activation", "softmax", "--out", out)
     probabilities = [torch.from_numpy(truth(run, "test")).softmax(-1).numpy() for run in runs]
     with h5py.File(out) as file:
         np.testing.assert_allclose(file["output"][()], np.mean(probabilities, axis=0), rtol=1e-4, atol=1e-6)
@@ -120,11 +120,11 @@ def test_data_without_labels(tmp_path: Path) -> None:
         (("--out", "none/x.h5"), "must be a file in a folder that exists"),
         (("--out", "there.h5"), "exists; add --overwrite"),
         (("--out", "x.h5", "--split", "tset"), "--split tset: data.splits has"),
-        (("--out", "x.h5", "--with", "z"), "--with z: the batch has x, y"),
+        (("--out", "x.h5", "--fields", "z"), "--fields z: the batch has x, y"),
         (("--out", "x.h5", "--procs", "0"), "--procs 0: must be at least 1"),
         (("--out", "x.h5", "model.hidden=[12]"), "does not fit the model"),
         (("--out", "x.h5", "no/such/run"), "no/such/run: no such run directory"),
-        (("--out", "x.h5", "--procs", "2", "--with", "z"), "--with z: the batch has x, y"),
+        (("--out", "x.h5", "--procs", "2", "--fields", "z"), "--fields z: the batch has x, y"),
     ],
 )
 def test_mistakes_are_one_line(

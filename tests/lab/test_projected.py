@@ -16,23 +16,23 @@ import lab.tasks.supervised
 from lab import load_run
 from lab.tasks.supervised import Supervised
 from samebits.checkpoints import load_checkpoint
-from samebits.testing import SMALL, Promises, last_checkpoint, start_run
+from samebits.testing import SMALL, TaskTests, last_checkpoint, start_run
 from samebits.testing.processes import slow
 
 
 class Pruned(Supervised):
-    """Magnitude pruning at a growing rate (Zhu and Gupta 2017): `updated` chooses, `project` cuts."""
+    """Magnitude pruning at a growing rate (Zhu and Gupta 2017): `on_step_end` chooses, `project` cuts."""
 
     __module__ = "lab.tasks.supervised"
-    draws = False
+    uses_rng = False
 
-    def attach(self, model: nn.Module) -> None:
+    def setup(self, model: nn.Module) -> None:
         self.register_buffer("steps", torch.zeros(()))
         self.names = [name for name, p in model.named_parameters() if p.dim() > 1]
         for k, name in enumerate(self.names):
             self.register_buffer(f"mask{k}", torch.ones_like(model.get_parameter(name), requires_grad=False))
 
-    def updated(self, model: nn.Module) -> None:
+    def on_step_end(self, model: nn.Module) -> None:
         self.steps: Tensor
         self.steps.add_(1)
         share = (self.steps / (0.5 * self.run.total_steps)).clamp(max=1) * 0.8
@@ -47,29 +47,29 @@ class Pruned(Supervised):
 
 
 class Halved(Supervised):
-    """The weights are multiplied by a half in `updated`."""
+    """The weights are multiplied by a half in `on_step_end`."""
 
     __module__ = "lab.tasks.supervised"
 
-    def attach(self, model: nn.Module) -> None:
+    def setup(self, model: nn.Module) -> None:
         self.first = nn.ParameterList(p.detach().clone() for p in model.parameters()).requires_grad_(False)
 
-    def updated(self, model: nn.Module) -> None:
+    def on_step_end(self, model: nn.Module) -> None:
         torch._foreach_mul_(list(model.parameters()), 0.5)
 
 
 class Late(Supervised):
-    """The weights are cut in `updated` from step 3 on, in one of several ways."""
+    """The weights are cut in `on_step_end` from step 3 on, in one of several ways."""
 
     __module__ = "lab.tasks.supervised"
-    draws = False
+    uses_rng = False
     way = "list"
 
-    def attach(self, model: nn.Module) -> None:
+    def setup(self, model: nn.Module) -> None:
         self.teacher = None if self.way != "teacher" else copy.deepcopy(model).requires_grad_(False)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
-    def updated(self, model: nn.Module) -> None:
+    def on_step_end(self, model: nn.Module) -> None:
         self.steps: Tensor
         self.steps.add_(1)
         if self.teacher is not None:
@@ -91,7 +91,7 @@ class Clipped(Supervised):
     """All weights are above zero, which no mean of them with the first weights is."""
 
     __module__ = "lab.tasks.supervised"
-    draws = False
+    uses_rng = False
 
     def project(self, model: nn.Module) -> None:
         for p in model.parameters():
@@ -113,7 +113,7 @@ def zeros(weights: dict[str, Tensor]) -> list[float]:
     return [float((w == 0).float().mean()) for w in weights.values() if w.dim() > 1]
 
 
-class TestPruned(Promises):
+class TestPruned(TaskTests):
     """A skipped step, kills, ranks and micro-batches change nothing."""
 
     ranks = (1, slow(2))
@@ -177,7 +177,7 @@ def test_an_average_that_takes_nothing_is_not_projected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float | None
 ) -> None:
     """As of a mean of the last steps, before these begin."""
-    monkeypatch.setattr(Clipped, "share_in_average", lambda self, step: share, raising=False)
+    monkeypatch.setattr(Clipped, "averaging_factor", lambda self, step: share, raising=False)
     run = start_run(tmp_path / "run", *SMALL, task(Clipped), "trainer.max_steps=2")
     lowest = min(float(value.min()) for value in last_checkpoint(run)["ema"].values())
     assert (lowest < 0) is (share is None)
@@ -194,7 +194,7 @@ def test_an_update_that_the_average_does_not_get_is_told_once(
     """It begins late."""
     monkeypatch.setattr(Late, "way", way)
     (line,) = told(start_run(tmp_path, *SMALL, task(Late), "trainer.max_steps=9", "trainer.ema_decay=0.9"))
-    assert "task: Late.updated changes the model's weights (0.weight)" in line
+    assert "task: Late.on_step_end changes the model's weights (0.weight)" in line
     assert "change them in `project`" in line
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lab.config import Config
-from lab.network import make_model
+from lab.model_io import make_model
 from lab.restore import score_checkpoint
 from samebits.data import shuffled
 from samebits.steps import seed_everything
@@ -123,7 +123,7 @@ def test_a_run_is_what_a_plain_loop_computes(tmp_path: Path, case: str) -> None:
     assert payload["best"] == [[value, step] for value, step in scores[:2]]
     assert payload["best_score"] == scores[0][0]
     best_step = scores[0][1]
-    assert payload["stale"] == (STEPS - best_step) // EVAL
+    assert payload["evals_without_improvement"] == (STEPS - best_step) // EVAL
     kept = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert kept == sorted(
         [f"best_{step:09d}.pt" for _, step in scores[:2]] + [f"last_{step:09d}.pt" for step in (40, STEPS)]
@@ -156,6 +156,6 @@ def test_early_stopping_counts_over_a_resume(tmp_path: Path) -> None:
     straight = start_run(tmp_path / "straight", *overrides, "trainer.max_steps=20")
     assert result(straight)["step"] == 5
     run = start_run(tmp_path / "run", *overrides, "trainer.max_steps=3")
-    assert last_checkpoint(run)["stale"] == 2
+    assert last_checkpoint(run)["evals_without_improvement"] == 2
     start_run(run, *overrides, "trainer.max_steps=20")
     assert result(run)["step"] == 5

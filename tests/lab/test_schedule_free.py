@@ -37,7 +37,7 @@ def test_it_is_the_papers_algorithm() -> None:
             x[i] += weight / weights * (z[i] - x[i])
         optimizer.step()
     for p, wanted in zip(model.parameters(), x):
-        torch.testing.assert_close(optimizer.scored(p), wanted, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(optimizer.eval_weight(p), wanted, rtol=1e-10, atol=1e-12)
         assert not torch.equal(p, wanted)
 
 
@@ -56,7 +56,7 @@ def test_what_is_scored_is_the_mean(tmp_path: Path) -> None:
     folder = start_run(tmp_path / "run", *run)
     payload = last_checkpoint(folder)
     assert_equal(dict(load_run(folder).model.state_dict()), payload["ema"])
-    for number, name in enumerate(payload["trained"]):
+    for number, name in enumerate(payload["parameter_names"]):
         weight, z = payload["model"][name], payload["optimizer"]["state"][number]["z"]
         torch.testing.assert_close(payload["ema"][name], torch.lerp(weight, z, 1 - 1 / 0.9))
         assert not torch.equal(payload["ema"][name], weight)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from common import NEEDS_GPT, ROOT, needs
 
-from samebits.data import Draws
+from samebits.data import SampleRNG
 from samebits.errors import ConfigError
 from samebits.testing import assert_equal, last_checkpoint, metrics, result, start_run
 from samebits.testing.processes import warm
@@ -62,7 +62,7 @@ def test_samples_have_the_models_probabilities() -> None:
 
     callback = object.__new__(SampleText)
     callback.window, callback.length, callback.temperature, callback.prompt = 4, 4000, 1.0, [0]
-    callback.draws = Draws(0, "SampleText")
+    callback.draws = SampleRNG(0, "SampleText")
     logits = torch.tensor([0.25, 0.0, 0.75]).log()
 
     class Fixed(torch.nn.Module):

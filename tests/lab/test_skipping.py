@@ -12,19 +12,19 @@ import pytest
 import torch
 from common import QUICK, needs
 
-import lab.descend
 import lab.loop
 import lab.losses.cross_entropy
+import lab.optimizer_step
 from lab.tasks.base import Task
 from lab.tasks.supervised import Supervised
 from samebits.checkpoints import save_checkpoint
 from samebits.errors import RunFailed
-from samebits.steps import takes_found_inf, unless
+from samebits.steps import restore_if, takes_found_inf
 from samebits.testing import (
     SMALL,
     WAYS,
     Killed,
-    Promises,
+    TaskTests,
     assert_equal,
     assert_undisturbed,
     broken_off,
@@ -69,7 +69,7 @@ LONG = ("trainer.max_steps=20", "trainer.global_batch_size=12", "trainer.log_eve
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradients of the steps BAD are NaN."""
-    train_step, clip, now = lab.loop.train_step, lab.descend.clip, [0]
+    train_step, clip, now = lab.loop.train_step, lab.optimizer_step.clip, [0]
 
     def noted(nets: Any, state: Any, *rest: Any) -> Any:
         now[0] = state.step
@@ -81,7 +81,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
         return clip(gradients, limit)
 
     monkeypatch.setattr(lab.loop, "train_step", noted)
-    monkeypatch.setattr(lab.descend, "clip", clipped)
+    monkeypatch.setattr(lab.optimizer_step, "clip", clipped)
 
 
 RUNS = {
@@ -101,7 +101,7 @@ def test_the_device_leaves_out_what_the_host_would(tmp_path: Path, monkeypatch: 
     """To the bit, the first step among the skipped."""
     run = (*QUICK, *LONG, *RUNS[kind])
     device = start_run(tmp_path / "device", *run)
-    monkeypatch.setattr(lab.descend, "takes_found_inf", lambda optimizer: False)
+    monkeypatch.setattr(lab.optimizer_step, "takes_found_inf", lambda optimizer: False)
     host = start_run(tmp_path / "host", *run)
     own, wanted = last_checkpoint(device), last_checkpoint(host)
     for part in ("model", "optimizer", "ema", "schedule"):
@@ -123,21 +123,21 @@ class Teacher(Task):
     """Has a moving average of the model, counts its updates and steps, has a sum of what it saw, and keeps the model
     small."""
 
-    def attach(self, model: torch.nn.Module) -> None:
+    def setup(self, model: torch.nn.Module) -> None:
         self.average = copy.deepcopy(model).requires_grad_(False)
         for name in ("updates", "begun", "seen"):
             self.register_buffer(name, torch.zeros(()))
 
-    def train_step(self, step: int, batches: Any, descend: Any) -> Any:
+    def train_step(self, step: int, batches: Any, optimizer_step: Any) -> Any:
         self.begun += 1  # type: ignore[operator, assignment]
-        return descend("", batches)
+        return optimizer_step("", batches)
 
     def predict(self, model: torch.nn.Module, batch: Any) -> Any:
         if self.training:
             self.seen += batch["x"].sum()  # type: ignore[operator, assignment]
         return model(batch["x"])
 
-    def updated(self, model: torch.nn.Module) -> None:
+    def on_step_end(self, model: torch.nn.Module) -> None:
         torch._foreach_lerp_(list(self.average.parameters()), list(model.parameters()), 0.1)
         torch._foreach_mul_(list(model.parameters()), 0.99)
         self.updates += 1  # type: ignore[operator, assignment]
@@ -149,7 +149,7 @@ class Teacher(Task):
 @pytest.mark.usefixtures("poisoned")
 def test_what_a_task_updates_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After steps that moved it, the last is left out: all that is trained is what it was before that step."""
-    for method in ("attach", "train_step", "predict", "updated", "project"):
+    for method in ("setup", "train_step", "predict", "on_step_end", "project"):
         monkeypatch.setattr(Supervised, method, getattr(Teacher, method))
     run = (*QUICK, *LONG, f"trainer.max_steps={BAD[1] + 1}")
     skipped = last_checkpoint(start_run(tmp_path / "skipped", *run))
@@ -170,7 +170,7 @@ def test_what_a_task_updates_is_put_back(tmp_path: Path, monkeypatch: pytest.Mon
 def test_batch_norm_forgets_a_skipped_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images that are NaN: the run goes on, with the statistics of before."""
     run = (*SMALL, "trainer.ema_decay=0.9", "model=resnet", "model.width=4", "model.blocks=[1]")
-    Promises().test_a_skipped_step_changes_nothing(tmp_path, monkeypatch, run, 1)
+    TaskTests().test_a_skipped_step_changes_nothing(tmp_path, monkeypatch, run, 1)
 
 
 def test_unless() -> None:
@@ -178,7 +178,7 @@ def test_unless() -> None:
     for skipped, wanted in ((None, 5.0), (torch.zeros(()), 5.0), (torch.ones(()), 1.0)):
         with torch.no_grad():
             net.weight.fill_(1.0), net.running_var.fill_(1.0)  # type: ignore[union-attr]
-            with unless(skipped, [*net.parameters(), *net.buffers()]):
+            with restore_if(skipped, [*net.parameters(), *net.buffers()]):
                 net.weight.fill_(5.0), net.running_var.fill_(5.0)  # type: ignore[union-attr]
         assert net.weight.tolist() == net.running_var.tolist() == [wanted, wanted]  # type: ignore[union-attr, operator]
 
@@ -203,7 +203,7 @@ def test_the_rate_goes_on_over_a_skipped_step(
     behind it, so that it is taken again, and further on: the same bits."""
     run = (*RATED, f"hardware.precision={precision}", *(WAYS["2 ranks"] if ranks == 2 else ()))
     poison(monkeypatch, AT, ranks - 1)
-    lean_step, used = lab.descend.lean_step, tmp_path / "used"
+    lean_step, used = lab.optimizer_step.lean_step, tmp_path / "used"
 
     def noted(optimizer: Any) -> None:
         with used.with_suffix(f".{os.environ.get('RANK', '0')}").open("a") as file:
@@ -211,7 +211,7 @@ def test_the_rate_goes_on_over_a_skipped_step(
         lean_step(optimizer)
 
     with monkeypatch.context() as patch:
-        patch.setattr(lab.descend, "lean_step", noted)
+        patch.setattr(lab.optimizer_step, "lean_step", noted)
         straight = start_run(tmp_path / "straight", *run)
     lines = [line for line in metrics(straight) if "train/lr" in line]
     assert [line["train/lr"] for line in lines] == pytest.approx([rate(step) for step in range(10)])
@@ -284,7 +284,7 @@ def test_debug_nan_names_the_gradient(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_run_that_leaves_out_its_steps_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     """Each interval between two logs of which all were left out; one that has left out all of them has failed, and
     fails again where it is resumed."""
-    clip, calls = lab.descend.clip, [0]
+    clip, calls = lab.optimizer_step.clip, [0]
 
     def clipped(gradients: list[torch.Tensor], limit: float | None) -> torch.Tensor:
         calls[0] += 1
@@ -292,7 +292,7 @@ def test_a_run_that_leaves_out_its_steps_says_so(tmp_path: Path, monkeypatch: py
             gradients[0].fill_(math.nan)
         return clip(gradients, limit)
 
-    monkeypatch.setattr(lab.descend, "clip", clipped)
+    monkeypatch.setattr(lab.optimizer_step, "clip", clipped)
     run = (*QUICK, *STEPS, "trainer.non_finite=skip")
     if first:
         start_run(tmp_path, *run)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from common import QUICK, old_rng_state
 
+from lab.builders import make_state, make_task
 from lab.config import Config
-from lab.make import make_state, make_task
-from lab.network import make_model
-from lab.state import TrainState, averaged
+from lab.model_io import make_model
+from lab.state import TrainState, averaged_model
 from samebits.device import resolve_hardware
 from samebits.steps import seed_everything
 from samebits.testing import assert_equal, compose
@@ -21,9 +21,9 @@ from samebits.world import World
 
 CPU = torch.device("cpu")
 VALUES = {
-    "step": 12, "samples": 345, "best": [[0.5, 9], [0.7, 3]], "best_score": 0.5, "stale": 3, "logged_step": 10,
-    "scored_step": 9, "trained": ["a", "b"], "monitor": ["val/x", "max"], "counts": {"loss": 2, "non_finite": 2},
-    "logged_lines": 4, "owes": ["save"], "ended": "callback", "epoch_samples": 1297, "total_steps": 40,
+    "step": 12, "samples": 345, "best": [[0.5, 9], [0.7, 3]], "best_score": 0.5, "evals_without_improvement": 3, "logged_step": 10,
+    "scored_step": 9, "parameter_names": ["a", "b"], "monitor": ["val/x", "max"], "counts": {"loss": 2, "non_finite": 2},
+    "logged_lines": 4, "pending": ["save"], "stop_reason": "callback", "epoch_samples": 1297, "total_steps": 40,
     "skipped_steps": 3, "rules": 1,
 }  # fmt: skip
 
@@ -46,7 +46,7 @@ def worked(*overrides: str) -> TrainState:
         mean.data.add_(1.0)
     for name, value in VALUES.items():
         setattr(state, name, copy.deepcopy(value))
-    state.totals = {"loss": torch.tensor(2.5), "non_finite": torch.tensor(1.0)}
+    state.running_sums = {"loss": torch.tensor(2.5), "non_finite": torch.tensor(1.0)}
     return state
 
 
@@ -70,7 +70,7 @@ def test_every_field_comes_back() -> None:
     fresh.load(payload, World(0, 1, 0, CPU), options=[])
     assert torch.equal(torch.rand(3), drawn), "random numbers go on where they were"
     assert {name: getattr(fresh, name) for name in VALUES} == VALUES
-    assert_equal(fresh.totals, state.totals)
+    assert_equal(fresh.running_sums, state.running_sums)
     assert_equal(fresh.optimizer.state_dict(), state.optimizer.state_dict())
     assert fresh.schedule.last_lr == state.schedule.last_lr
     assert fresh.scaler is not None
@@ -81,8 +81,8 @@ def test_every_field_comes_back() -> None:
     assert_equal(payload["ema"], state.ema.state_dict())
     # a field that is added to the state is added to the checkpoint: nothing of a run may begin anew at a resume
     parts = {"source", "order", "model", "task", "ema", "optimizer", "schedule", "scaler", "ranks"}
-    assert set(payload) == parts | set(VALUES) | {"frozen", "total_types"}
-    assert set(state.__dataclass_fields__) == (parts - {"ranks"}) | set(VALUES) | {"totals"}
+    assert set(payload) == parts | set(VALUES) | {"frozen", "running_sum_types"}
+    assert set(state.__dataclass_fields__) == (parts - {"ranks"}) | set(VALUES) | {"running_sums"}
 
 
 def test_a_checkpoint_of_before_0_2_goes_on_where_it_was() -> None:
@@ -90,15 +90,15 @@ def test_a_checkpoint_of_before_0_2_goes_on_where_it_was() -> None:
     state = worked()
     seed_everything(1)
     now = state.payload(state.rank_row(CPU)[None])
-    old = {**now, "ranks": [{"rng": old_rng_state(), "totals": dict(state.totals)}]}
-    del old["total_types"]
+    old = {**now, "ranks": [{"rng": old_rng_state(), "totals": dict(state.running_sums)}]}
+    del old["running_sum_types"]
     drawn = torch.rand(3)
     for payload in (now, old):
         fresh = state_of()
         seed_everything(2)
         fresh.load(through_a_file(payload), World(0, 1, 0, CPU), options=[])
         assert torch.equal(torch.rand(3), drawn)
-        assert_equal(fresh.totals, state.totals)
+        assert_equal(fresh.running_sums, state.running_sums)
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_a_state_without_average_and_scaler() -> None:
     payload = through_a_file(state.payload(state.rank_row(CPU)[None]))
     assert payload["ema"] is None
     assert payload["scaler"] is None
-    assert averaged(state) is state.model
+    assert averaged_model(state) is state.model
     state_of("trainer.ema_decay=null", "hardware.precision=fp16").load(payload, World(0, 1, 0, CPU), options=[])
 
 
@@ -118,7 +118,7 @@ def test_sums_of_a_checkpoint_that_did_not_count_are_of_all_steps_since_the_log(
     fresh = state_of()
     fresh.load(payload, World(0, 1, 0, CPU), options=[])
     assert state.logged_step != state.scored_step
-    assert fresh.counts == dict.fromkeys(state.totals, state.step - state.logged_step)
+    assert fresh.counts == dict.fromkeys(state.running_sums, state.step - state.logged_step)
 
 
 def test_values_of_the_optimizer_that_the_config_gives_hold_at_a_resume() -> None:
@@ -145,7 +145,7 @@ def test_ranks_take_what_was_theirs(size: int, rank: int, total: float, own_numb
     seed_everything(8)
     untouched = torch.get_rng_state()
     fresh.load(payload, World(rank, size, 0, CPU), options=[])
-    assert fresh.totals["loss"].item() == total
+    assert fresh.running_sums["loss"].item() == total
     if own_numbers is None:  # a rank that the run did not have
         assert torch.equal(torch.get_rng_state(), untouched)
     else:
@@ -157,7 +157,7 @@ def test_the_averaged_model_has_the_buffers_of_the_model() -> None:
     assert state.ema is not None
     for module, value in ((state.model, 3.0), (state.ema, 1.0)):
         module.register_buffer("running", torch.full((2,), value))
-    assert averaged(state) is state.ema
+    assert averaged_model(state) is state.ema
     assert state.ema.get_buffer("running").tolist() == [3.0, 3.0]
     assert not any(parameter.requires_grad for parameter in state.ema.parameters())
     assert all(a is not b for a, b in zip(state.ema.parameters(), state.model.parameters()))

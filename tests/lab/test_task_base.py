@@ -21,7 +21,7 @@ class Bank(Supervised):
 
     __module__ = "lab.tasks.supervised"
 
-    def attach(self, model: nn.Module) -> None:
+    def setup(self, model: nn.Module) -> None:
         self.register_buffer("bank", torch.zeros(self.run.epoch_samples, 2))
         self.register_buffer("steps", torch.zeros(self.run.total_steps))
 
@@ -29,7 +29,7 @@ class Bank(Supervised):
 class Holds(Supervised):
     __module__ = "lab.tasks.supervised"
 
-    def attach(self, model: nn.Module) -> None:
+    def setup(self, model: nn.Module) -> None:
         self.head = model[-1]  # type: ignore[index]
 
 

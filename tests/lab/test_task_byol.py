@@ -11,12 +11,12 @@ from torch import nn
 
 from lab.tasks.byol import BYOL
 from lab.transforms.fields import RandomFlip
-from samebits.testing import Promises
+from samebits.testing import TaskTests
 
 
 class TestByol(Shipped):
     overfits_to = 0.3
-    test_debug_overfit = Promises.test_debug_overfit
+    test_debug_overfit = TaskTests.test_debug_overfit
 
     @pytest.fixture
     def run(self) -> tuple[str, ...]:
@@ -30,7 +30,7 @@ def small(**options: object) -> tuple[BYOL, nn.Module]:
     torch.manual_seed(0)
     parts = {"projector": nn.Linear(3, 2), "predictor": nn.Linear(2, 2), "decay": 0.75, "fields": ["x", "x"]}
     task, model = BYOL(**{**parts, "augment": {}, "metrics": {}, **options}), nn.Linear(4, 3)  # type: ignore[arg-type]
-    task.attach(model)
+    task.setup(model)
     return task, model
 
 
@@ -41,14 +41,14 @@ def test_the_teacher_is_an_average_of_the_student() -> None:
     with torch.no_grad():
         for p in (*model.parameters(), *task.projector.parameters()):
             p += 1
-        task.updated(model)
+        task.on_step_end(model)
     for new, old in zip(task.teacher.parameters(), before.parameters()):
         torch.testing.assert_close(new, old + 0.25)
 
 
 def test_each_view_is_compared_with_the_teachers_other() -> None:
     task, model = small(fields=["a", "b"])
-    batch = {"a": torch.randn(5, 4), "b": torch.randn(5, 4), "number": torch.arange(5)}
+    batch = {"a": torch.randn(5, 4), "b": torch.randn(5, 4), "sample_id": torch.arange(5)}
     losses, seen = task.losses(model, batch)
     torch.testing.assert_close(seen, model(batch["a"]))
     unit = nn.functional.normalize
@@ -64,7 +64,7 @@ def test_each_view_is_compared_with_the_teachers_other() -> None:
 
 def test_the_views_differ_and_depend_on_the_sample_alone() -> None:
     task, _ = small(augment={"flip": RandomFlip("x", -1, 0)})
-    batch = {"x": torch.arange(4.0).expand(64, 4), "number": torch.arange(100, 164)}
+    batch = {"x": torch.arange(4.0).expand(64, 4), "sample_id": torch.arange(100, 164)}
     one, two = task.view(batch, 0), task.view(batch, 1)
     assert 10 < (one != two).any(1).sum() < 54
     half = {name: value[32:] for name, value in batch.items()}

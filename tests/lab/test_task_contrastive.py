@@ -18,10 +18,10 @@ from lab import tune
 from lab.restore import score_checkpoint
 from lab.tasks.contrastive import Contrastive
 from samebits.checkpoints import load_checkpoint
-from samebits.children import in_a_child
+from samebits.children import run_in_subprocess
 from samebits.device import resolve_hardware
 from samebits.errors import ConfigError, RunFailed
-from samebits.testing import SMALL, WAYS, Promises, compose, start_run
+from samebits.testing import SMALL, WAYS, TaskTests, compose, start_run
 from samebits.testing.processes import on_ranks
 from samebits.world import World, gather_rows
 
@@ -34,11 +34,11 @@ RUN = (
 class TestContrastive(Shipped):
     """The 250 samples of an evaluation leave a last batch of 10, which 3 ranks share with two padded rows."""
 
-    terms = ("top1", "temperature")
-    across_samples = True
+    loss_names = ("top1", "temperature")
+    needs_global_batch = True
     overfits_to = 0.2
     ways = (["3 ranks"],)
-    test_debug_overfit = Promises.test_debug_overfit
+    test_debug_overfit = TaskTests.test_debug_overfit
 
     @pytest.fixture
     def run(self) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ class TestContrastive(Shipped):
 def test_the_losses_are_those_of_the_formula() -> None:
     torch.manual_seed(0)
     model, task = nn.Linear(4, 3), Contrastive(nn.Linear(3, 2), 0.2, ["a", "b"], {}, {})
-    batch = {"a": torch.randn(5, 4), "b": torch.randn(5, 4), "number": torch.tensor([7, 8, 9, 10, -1])}
+    batch = {"a": torch.randn(5, 4), "b": torch.randn(5, 4), "sample_id": torch.tensor([7, 8, 9, 10, -1])}
     losses, seen = task.losses(model, batch)
     torch.testing.assert_close(seen, model(batch["a"]))
     a, b = (F.normalize(task.projector(model(batch[name])), dim=1)[:4] for name in "ab")  # the last does not count
@@ -74,7 +74,7 @@ def test_two_ranks_are_tried_and_counted_with_the_whole_batch(tmp_path: Path, mo
     tried, counted = [], []
     for ranks in (WAYS["2 ranks"], ()):
         run = (*SMALL, *RUN, *ranks)
-        tried.append(in_a_child("lr", tune.measure, "lr", compose(*run)))
+        tried.append(run_in_subprocess("lr", tune.measure, "lr", compose(*run)))
         folder = start_run(tmp_path / str(len(ranks)), *run, "profiler.flop=true", "trainer.max_steps=3")
         line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
         counted.append(line["perf/tflop_per_s"] / line["perf/samples_per_s"])

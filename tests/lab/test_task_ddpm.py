@@ -15,7 +15,7 @@ from lab import load_run
 from lab.tasks.base import TaskRun
 from lab.tasks.ddpm import DDPM, noise_added
 from samebits.errors import ConfigError
-from samebits.testing import SMALL, Promises, start_run, values
+from samebits.testing import SMALL, TaskTests, start_run, values
 
 pytestmark = needs("data/digits.h5")
 RUN = ("task=ddpm", "model.input_shape=[11,8,8]", "model.num_outputs=64", "model.hidden=[256]", "task.steps=20",
@@ -24,7 +24,7 @@ RUN = ("task=ddpm", "model.input_shape=[11,8,8]", "model.num_outputs=64", "model
 
 class TestDDPM(Shipped):
     overfits_to = 0.8  # in so few steps; and nobody can tell all noise from an image
-    test_debug_overfit = Promises.test_debug_overfit
+    test_debug_overfit = TaskTests.test_debug_overfit
 
     @pytest.fixture
     def run(self) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ def test_who_knows_the_noise_draws_the_data(schedule: str, mean: float, spread: 
 def test_the_loss_is_the_paper_s() -> None:
     """Algorithm 1, for a model that puts out what it sees: the noise by the schedule, and the time of each sample."""
     task = DDPM(50, "linear", 2, seed=3)
-    batch = {"x": torch.rand(4000, 1, 4, 4), "number": torch.arange(4000)}
+    batch = {"x": torch.rand(4000, 1, 4, 4), "sample_id": torch.arange(4000)}
     seen: list[Tensor] = []
     losses, output = task.losses(lambda x: seen.append(x) or x[:, :1], batch)  # type: ignore
     time = (seen[0][:, 1, 0, 0].asin() * 50 / math.pi).round().long()

@@ -25,7 +25,7 @@ RUN = ("task=dino", "model.num_outputs=16", "model.hidden=[32]", "task.head.hidd
 
 
 class TestDINO(Shipped):
-    terms = ("entropy",)
+    loss_names = ("entropy",)
 
     @pytest.fixture
     def run(self) -> tuple[str, ...]:
@@ -78,11 +78,11 @@ def test_pairs_of_different_views() -> None:
     head = Head(3, 4, 2, 5)
     task = DINO(head, 0.9, 0.1, 0.04, 0.9, 4, {"shift": Shift()}, {"shift": Shift()}, {})  # type: ignore[arg-type]
     model = nn.Linear(4, 3)
-    task.attach(model)
+    task.setup(model)
     task.center.copy_(torch.randn(5) / 10)
-    batch = {"x": torch.randn(6, 4), "number": torch.arange(6)}
+    batch = {"x": torch.randn(6, 4), "sample_id": torch.arange(6)}
     losses, seen = task.eval().losses(model, batch)
-    shifted = [batch["x"] + (2 * batch["number"] + k)[:, None] for k in (0, 1, 0, 1)]
+    shifted = [batch["x"] + (2 * batch["sample_id"] + k)[:, None] for k in (0, 1, 0, 1)]
     torch.testing.assert_close(seen, model(shifted[0]))
     logits = [head(model(x)) for x in shifted]
     wanted = 0

@@ -25,7 +25,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestDistillation(Stateless):
-    terms = ("cross_entropy", "distance")
+    loss_names = ("cross_entropy", "distance")
     monitor = "distance"
 
     @pytest.fixture

@@ -48,7 +48,7 @@ def small(files: tuple[Path, Path]) -> tuple[str, ...]:
 
 
 class TestDPO(Shipped):
-    terms = ("margin", "accuracy")
+    loss_names = ("margin", "accuracy")
 
     @pytest.fixture
     def run(self, files: tuple[Path, Path]) -> tuple[str, ...]:

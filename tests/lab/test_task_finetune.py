@@ -13,11 +13,11 @@ from torch import nn
 
 from lab.config import Config
 from lab.losses.cross_entropy import CrossEntropy
-from lab.network import make_model
+from lab.model_io import make_model
 from lab.restore import score_checkpoint
 from lab.tasks.finetune import Finetune
-from samebits.checkpoints import export, find_checkpoint, weights_of
-from samebits.errors import ConfigError, Damaged
+from samebits.checkpoints import eval_state_dict, export, find_checkpoint
+from samebits.errors import ConfigError, CorruptFileError
 from samebits.testing import assert_equal, compose, last_checkpoint, result, start_run
 
 pytestmark = needs("conf/task/finetune.yaml", "src/lab/tasks/finetune.py")
@@ -102,10 +102,10 @@ def test_files_without_such_weights_are_one_line(tmp_path: Path) -> None:
     for name, kind, line in (
         ("missing.pt", ConfigError, "missing.pt: no such run directory, checkpoint or file with weights$"),
         ("folder", ConfigError, "folder is neither a checkpoint nor a run directory"),
-        ("text.pt", Damaged, r"text.pt does not load: "),
-        ("cut.pt", Damaged, r"cut.pt does not load: "),
-        ("flipped.pt", Damaged, r"flipped.pt does not load: Bad CRC-32"),
-        ("list.pt", Damaged, r"list.pt does not load: it holds no weights"),
+        ("text.pt", CorruptFileError, r"text.pt does not load: "),
+        ("cut.pt", CorruptFileError, r"cut.pt does not load: "),
+        ("flipped.pt", CorruptFileError, r"flipped.pt does not load: Bad CRC-32"),
+        ("list.pt", CorruptFileError, r"list.pt does not load: it holds no weights"),
         ("other.pt", ConfigError, r"other.pt: none of its weights fits the model: it has x\.0\.weight, .* the model 0"),
     ):
         with pytest.raises(kind, match=line) as caught:
@@ -119,7 +119,7 @@ def test_files_without_such_weights_are_one_line(tmp_path: Path) -> None:
 def test_what_is_frozen_is_in_eval_mode_while_the_rest_trains() -> None:
     model = nn.Sequential(small(), nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 2))
     one = task("unused", frozen=[r"^0\.[01]\."])
-    one.attach(model)
+    one.setup(model)
     assert [name for name, p in model.named_parameters() if not p.requires_grad] == [
         "0.0.weight", "0.0.bias", "0.1.weight", "0.1.bias",
     ]  # fmt: skip
@@ -135,9 +135,9 @@ def test_what_is_frozen_is_in_eval_mode_while_the_rest_trains() -> None:
 @pytest.mark.slow
 def test_mistakes_in_patterns_are_one_line(pretrained: Path) -> None:
     for frozen, line in (
-        (["("], r"^task\.frozen: '\(' is no regular expression: missing \)"),
-        ([r"^2\.", "nope"], r"^task\.frozen: no name holds 'nope'; names are 0\.weight, .* and 5 more$"),
-        (["."], r"^task\.frozen: freezes all of Sequential; there is nothing left to train$"),
+        (["("], r"^task\.freeze: '\(' is no regular expression: missing \)"),
+        ([r"^2\.", "nope"], r"^task\.freeze: no name holds 'nope'; names are 0\.weight, .* and 5 more$"),
+        (["."], r"^task\.freeze: freezes all of Sequential; there is nothing left to train$"),
     ):
         with pytest.raises(ConfigError, match=line):
             task(pretrained, frozen=frozen).attach(small())
@@ -157,18 +157,18 @@ class TestFinetune(Shipped):
 
     @pytest.fixture
     def run(self, pretrained: Path) -> tuple[str, ...]:
-        return (*NET, "task=finetune", f"task.weights={pretrained}", 'task.frozen=["^stem","^stages"]')
+        return (*NET, "task=finetune", f"task.weights={pretrained}", 'task.freeze=["^stem","^stages"]')
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [("hardware.precision=bf16",), ("trainer=fsdp", "hardware.num_procs=2")])
 def test_frozen_parts_stay_bit_for_bit(pretrained: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     """Parameters, buffers and their moving average; a run goes on, and is scored, without the file."""
-    theirs = weights_of(find_checkpoint(pretrained)[1])
+    theirs = eval_state_dict(find_checkpoint(pretrained)[1])
     weights = tmp_path / "weights.pt"
     torch.save(theirs, weights)
     overrides = (
-        *NET, "task=finetune", f"task.weights={weights}", 'task.frozen=["^stem","^stages.0"]', "trainer.ema_decay=0.5",
+        *NET, "task=finetune", f"task.weights={weights}", 'task.freeze=["^stem","^stages.0"]', "trainer.ema_decay=0.5",
         *more,
     )  # fmt: skip
     run = start_run(tmp_path / "run", *overrides, "trainer.max_steps=3")

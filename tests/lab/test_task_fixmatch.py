@@ -13,7 +13,7 @@ from samebits.errors import ConfigError
 
 
 class TestFixMatch(Shipped):
-    terms = ("supervised", "guessed", "sure")
+    loss_names = ("supervised", "guessed", "sure")
     monitor = "supervised"  # what the guesses add begins when the model is sure
 
     @pytest.fixture

@@ -13,7 +13,7 @@ from common import needs
 
 from samebits.checkpoints import load_checkpoint
 from samebits.errors import ConfigError
-from samebits.testing import SMALL, WAYS, Promises, assert_equal, last_checkpoint, metrics, start_run
+from samebits.testing import SMALL, WAYS, TaskTests, assert_equal, last_checkpoint, metrics, start_run
 from samebits.testing.processes import slow
 
 # eps: the gradient of the critic's last bias is zero but for rounding, by which Adam would divide
@@ -30,8 +30,8 @@ def run() -> tuple[str, ...]:
     return RUN
 
 
-class TestGan(Promises):
-    terms = ("real", "fake")
+class TestGan(TaskTests):
+    loss_names = ("real", "fake")
     logged = (*(f"critic/{name}" for name in CRITIC), "generator/loss", "generator/grad_norm")
     monitor = "critic/penalty"
     ranks = (slow(1), slow(2))
@@ -66,7 +66,7 @@ def test_the_penalty_is_that_of_the_paper() -> None:
 
     critic, model = torch.nn.Linear(3, 1), torch.nn.Linear(2, 3)
     task = WGAN(critic, [2], 1, 10.0, seed=0, metrics={})
-    batch = {"x": torch.randn(5, 3), "number": torch.arange(5)}
+    batch = {"x": torch.randn(5, 3), "sample_id": torch.arange(5)}
     losses, made = task.critic_losses(model, batch)
     wanted = (critic.weight.norm() - 1) ** 2
     torch.testing.assert_close(losses["penalty"], wanted.expand(5))

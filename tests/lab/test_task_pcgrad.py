@@ -21,7 +21,7 @@ RUN = ("task=pcgrad", "model.hidden=[32]", "optim.lr=3e-3")
 
 
 class TestPCGrad(Stateless):
-    terms = ("fine", "coarse")
+    loss_names = ("fine", "coarse")
     logged = ("loss", "fine", "coarse", "conflicts")
 
     @pytest.fixture

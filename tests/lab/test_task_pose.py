@@ -53,7 +53,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 
 class TestPose(Stateless):
-    terms = ("position", "bones", "reprojection")
+    loss_names = ("position", "bones", "reprojection")
 
 
 @pytest.mark.slow

@@ -12,14 +12,14 @@ from shipped import Stateless
 from torch import nn
 from torch.nn import functional as F
 
-from samebits.testing import SMALL, Promises, last_checkpoint, metrics, start_run
+from samebits.testing import SMALL, TaskTests, last_checkpoint, metrics, start_run
 
 pytestmark = needs("data/digits.h5")
 RUN = ("task=sam", "model.hidden=[32]", "optim.lr=3e-3", "task.rho=0.1")
 
 
 class TestSAM(Stateless):
-    test_compiling_changes_nothing = Promises.test_compiling_changes_nothing  # two passes a step
+    test_compiling_changes_nothing = TaskTests.test_compiling_changes_nothing  # two passes a step
     logged = ("loss", "sharpness")
 
     @pytest.fixture

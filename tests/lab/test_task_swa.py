@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 
 from lab import load_run
 from lab.restore import score_checkpoint
-from lab.state import averaged
+from lab.state import averaged_model
 from samebits.checkpoints import export
 from samebits.errors import ConfigError
 from samebits.testing import SMALL, assert_equal, assert_undisturbed, broken_off, last_checkpoint, result, start_run
@@ -87,11 +87,11 @@ def test_killed_while_it_averages(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_other_statistics_are_the_model_s(statistics: int) -> None:
     """Only BatchNorm's are made anew, so only these are left as they are."""
     task = nn.Module()
-    task.fresh_statistics = statistics  # type: ignore[assignment]
+    task.bn_update_batches = statistics  # type: ignore[assignment]
     model = nn.Sequential(nn.InstanceNorm1d(2, track_running_stats=True), nn.BatchNorm1d(2))
     state = SimpleNamespace(model=model, task=task, ema=copy.deepcopy(model))
     model(torch.randn(5, 2, 3))
-    mean: Any = averaged(state)  # type: ignore[arg-type]
+    mean: Any = averaged_model(state)  # type: ignore[arg-type]
     assert torch.equal(mean[0].running_mean, model[0].running_mean)
     assert torch.equal(mean[1].running_mean, model[1].running_mean) == (statistics == 0)
 

@@ -165,16 +165,16 @@ def test_a_causal_model_learns_to_go_on(tmp_path: Path, home: Path) -> None:
 def test_lora_trains_little_and_saves_less(tmp_path: Path, home: Path) -> None:
     """The base stays bit for bit; of the moments there are only those of what is trained."""
     from lab.config import Config
-    from lab.network import make_model
+    from lab.model_io import make_model
 
     trained = start_run(tmp_path / "lora", *SMALL, *lora(home))
     whole = start_run(tmp_path / "whole", *SMALL, *bert(home))
     model = make_model(Config.of(compose(*lora(home))))
     model.model.load_pretrained()
     last, moves = last_checkpoint(trained), dict(model.named_parameters())
-    assert sorted(last["trained"]) == sorted(n for n, p in moves.items() if "lora_" in n or "classifier" in n)
+    assert sorted(last["parameter_names"]) == sorted(n for n, p in moves.items() if "lora_" in n or "classifier" in n)
     for name, p in moves.items():
-        assert torch.equal(last["model"][name], p) == (name not in last["trained"]), name
+        assert torch.equal(last["model"][name], p) == (name not in last["parameter_names"]), name
     sizes = [
         sum(value.numel() for state in last_checkpoint(run)["optimizer"]["state"].values() for value in state.values())
         for run in (trained, whole)

@@ -22,7 +22,7 @@ RUN = ("task=vae", "model=autoencoder", "model.modules.encoder.hidden=[64]", "mo
 
 
 class TestVAE(Shipped):
-    terms = ("reconstruction", "kl")
+    loss_names = ("reconstruction", "kl")
 
     @pytest.fixture
     def run(self) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ def test_the_loss_is_a_bound_on_the_likelihood() -> None:
             model["decoder"](z).expand(3, -1, -1), x[:, None].expand(-1, len(z), -1), reduction="none"
         ).sum(2)
         evidence = torch.logsumexp(prior + likelihood, 1)
-        batch = {"x": x.repeat(20000, 1), "number": torch.arange(60000)}
+        batch = {"x": x.repeat(20000, 1), "sample_id": torch.arange(60000)}
         losses, logits = VAE(1.0, seed=0).losses(model, batch)
     bound = {name: value.view(-1, 3).mean(0) for name, value in losses.items()}
     assert logits.shape == batch["x"].shape

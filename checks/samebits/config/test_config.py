@@ -20,9 +20,9 @@ import pytest
 from common import needs
 from omegaconf import DictConfig, OmegaConf
 
+from lab.builders import make_task
 from lab.config import Config, check
 from lab.groups import OptimConfig
-from lab.make import make_task
 from lab.options import TrainerConfig
 from lab.program import PROGRAM
 from samebits import testing

@@ -18,7 +18,7 @@ import yaml
 from common import QUICK, ROOT
 from test_untrusted import main, stranger  # noqa: F401 - a fixture
 
-from h5rows.engines import run as h5
+from h5rows.integration import run as h5
 from samebits.checkpoints import save_checkpoint
 from samebits.errors import plain_output, visible
 from samebits.loggers import log_to
@@ -72,7 +72,13 @@ def test_names_of_another_script_on_a_terminal_of_ascii(tmp_path: Path) -> None:
         return called([sys.executable, ROOT / f"src/{command}.py", *words], env=environment, fresh=True).stdout
 
     assert r"x could be \u56fe\u50cf" in said("h5", "inspect", path)
-    fields = ("data=h5", f"data.path='{path}'", "data.fields.x='图像'", "data.fields.y='标签'", "data.split=80/10/10")
+    fields = (
+        "data=h5",
+        f"data.path='{path}'",
+        "data.fields.x='图像'",
+        "data.fields.y='标签'",
+        "data.split_ratio=80/10/10",
+    )
     said("train", *QUICK, *fields, "data.num_outputs=3", "trainer.max_steps=1", "name='模'", f"hydra.run.dir='{run}'")
     assert r"gr\xf6\xdfe" in said("verify", run)
     said("report", run, "--out", tmp_path / "报告")

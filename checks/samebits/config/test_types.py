@@ -18,7 +18,7 @@ from common import QUICK, ROOT
 from test_untrusted import main
 
 from samebits.checkpoints import load_checkpoint, save_checkpoint
-from samebits.errors import Damaged
+from samebits.errors import CorruptFileError
 from samebits.files import KINDS, read_json
 from samebits.testing import start_run
 
@@ -80,7 +80,7 @@ def damage(read: Callable[[], Any]) -> str:
     """What it is said to be; empty: it is read."""
     try:
         read()
-    except Damaged as error:
+    except CorruptFileError as error:
         return str(error)
     return ""
 
@@ -109,7 +109,9 @@ def test_a_tensor_without_memory_of_its_own_is_damage(kind: str, begun: Path, tm
     for place in places:
         content = put({**payload, "schedule": {**payload["schedule"], "x": 0}}, place, TENSORS[kind]())
         save_checkpoint(content, tmp_path / "a.pt")
-        with pytest.raises(Damaged, match=r"a\.pt does not load: it holds a tensor .*(no run saves|larger than)"):
+        with pytest.raises(
+            CorruptFileError, match=r"a\.pt does not load: it holds a tensor .*(no run saves|larger than)"
+        ):
             load_checkpoint(tmp_path / "a.pt")
 
 
@@ -175,11 +177,12 @@ def test_the_older_one_is_used_and_none_is_put_aside_in_vain(
 ) -> None:
     run = Path(shutil.copytree(begun, tmp_path / "run"))
     files = sorted((run / "checkpoints").glob("last_*"))
-    torch.save({**torch.load(files[-1], weights_only=True), "owes": None}, files[-1])
+    torch.save({**torch.load(files[-1], weights_only=True), "pending": None}, files[-1])
     assert main("train.py", f"resume={run}", "trainer.max_steps=5") == 0
     error = capfd.readouterr().err
     assert (
-        "last_000000004.pt does not load: it is no checkpoint of a run: missing or of another kind in it: owes" in error
+        "last_000000004.pt does not load: it is no checkpoint of a run: missing or of another kind in it: pending"
+        in error
     )
     assert (run / "checkpoints/last_000000004.damaged").exists()
     assert read_json(run / "result.json")["step"] == 5

@@ -15,7 +15,7 @@ import torch
 from common import ROOT
 
 from samebits.checkpoints import Checkpoints, load_checkpoint, save_checkpoint, shards
-from samebits.errors import Damaged
+from samebits.errors import CorruptFileError
 from samebits.testing import assert_equal
 from samebits.world import World
 
@@ -78,7 +78,7 @@ def test_damage_is_seen_or_harmless(tmp_path: Path, kind: str) -> None:
             file.write_bytes(damage(raw, place, what, rng.randrange(8)))
             try:
                 loaded = load_checkpoint(path)
-            except Damaged as error:
+            except CorruptFileError as error:
                 said.append(str(error))
             else:
                 assert_equal(loaded, whole, f"{file.name}, byte {place}")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from common import old_rng_state
 
-from samebits.steps import StepNumbers, rng_row, seed_everything, set_rng_row, set_rng_state
+from samebits.steps import StepRNG, rng_row, seed_everything, set_rng_row, set_rng_state
 
 CPU = torch.device("cpu")
 
@@ -55,12 +55,12 @@ def test_numbers_of_a_step_do_not_come_again() -> None:
     been drawn."""
 
     def drawn(step: int) -> list[dict[str, float]]:
-        with StepNumbers(step, CPU) as numbers:
+        with StepRNG(step, CPU) as step_rng:
             found = []
             for _ in range(2):
-                numbers.same()
+                step_rng.use_shared()
                 found.append(draws())
-                numbers.own()
+                step_rng.use_per_rank()
         return found
 
     seed_everything(5, stream=1)

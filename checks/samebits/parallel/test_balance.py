@@ -17,8 +17,8 @@ from common import QUICK, ROOT
 from omegaconf import OmegaConf
 from torch import nn
 
-import lab.descend
 import lab.objective
+import lab.optimizer_step
 import samebits.parallel.balance
 from lab.datasets.synthetic import Synthetic
 from lab.tasks.supervised import Supervised
@@ -70,13 +70,13 @@ def slow_dataset(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
 
 def slow_optimizer(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """After the all-reduce: the time that the other rank then waits is at the next step's."""
-    original = lab.descend.update
+    original = lab.optimizer_step.update
 
     def update(*args: Any) -> None:
         clock.now_s += SLOW_S if os.environ.get("RANK") == "1" else 0
         original(*args)
 
-    monkeypatch.setattr(lab.descend, "update", update)
+    monkeypatch.setattr(lab.optimizer_step, "update", update)
 
 
 CAUSES: dict[str, Callable[[pytest.MonkeyPatch, Clock], None]] = {
@@ -95,7 +95,7 @@ def test_a_slow_rank_is_named(
     monkeypatch.setattr(samebits.parallel.balance, "NAME_AFTER_S", 0.3)
     run = start_run(
         tmp_path / "run", *RUN, "hardware.num_procs=2", "data.loader=workers", "data.num_workers=0",
-        "process.straggler_share=1.5", "hardware.micro_batch_size=16",
+        "process.straggler_threshold=1.5", "hardware.micro_batch_size=16",
     )  # fmt: skip
     shown = capfd.readouterr().err
     assert shown.count("rank 1 holds the others up") == 2, shown  # while it runs and at the end
@@ -114,7 +114,7 @@ def test_equal_ranks_are_not_named(
     slow_model(monkeypatch, clock, ranks="012")
     monkeypatch.setattr(samebits.parallel.balance, "NAME_AFTER_S", 0.1)
     run = start_run(
-        tmp_path / "run", *RUN, "hardware.num_procs=3", "process.straggler_share=0.1",
+        tmp_path / "run", *RUN, "hardware.num_procs=3", "process.straggler_threshold=0.1",
         "trainer.global_batch_size=66",
     )  # fmt: skip
     shown = capfd.readouterr().err
@@ -162,7 +162,7 @@ def test_a_task_may_take_gradients_by_the_weights_in_every_step(
 ) -> None:
     """In the steps that are measured, too, and in both micro-batches of each."""
     monkeypatch.setattr(Supervised, "losses", with_slope)
-    monkeypatch.setattr(Supervised, "terms", ("slope",))
+    monkeypatch.setattr(Supervised, "loss_names", ("slope",))
     run = start_run(
         tmp_path, *QUICK, "trainer=ddp", "hardware.num_procs=2",
         "trainer.max_steps=6", "trainer.log_every=1", "hardware.micro_batch_size=16",

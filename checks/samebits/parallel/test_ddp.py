@@ -157,7 +157,7 @@ def test_a_parameter_that_is_unused_later_on_one_rank_is_named(tmp_path: Path, m
      "trainer.ddp.find_unused_parameters=true: leave it false"),
     (("trainer=ddp", "trainer.sync_batchnorm=true", "hardware=cpu"), "runs on CUDA only, not on cpu"),
     (("trainer=ddp", "trainer.ddp.comm_hook=bf16", "hardware=cpu"), "comm_hook=bf16: torch has it for CUDA only"),
-    (("process.straggler_share=0",), "process.straggler_share: must be > 0, got 0"),
+    (("process.straggler_threshold=0",), "process.straggler_threshold: must be > 0, got 0"),
 ])  # fmt: skip
 def test_options_that_cannot_be(overrides: tuple[str, ...], line: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(line)):

@@ -26,8 +26,8 @@ from lab import load_run
 from lab.callbacks.base import Callback
 from lab.models.mlp import MLP
 from samebits.checkpoints import load_checkpoint, shards
-from samebits.checkpoints.intact import file_sum
-from samebits.errors import ConfigError, Damaged, RunFailed
+from samebits.checkpoints.integrity import file_sum
+from samebits.errors import ConfigError, CorruptFileError, RunFailed
 from samebits.testing import (
     assert_equal,
     assert_undisturbed,
@@ -171,10 +171,10 @@ def test_each_rank_holds_its_share(tmp_path: Path) -> None:
     """Half the weights, the gradients, the average and the optimizer's state, and all of them again after a forward."""
 
     def work(world: Any, folder: Path) -> None:
+        from lab.builders import make_state, make_task
         from lab.config import Config
-        from lab.descend import update
-        from lab.make import make_state, make_task
-        from lab.network import make_model
+        from lab.model_io import make_model
+        from lab.optimizer_step import update
         from samebits.device import resolve_hardware
         from samebits.parallel.fsdp import local_share
 
@@ -208,7 +208,7 @@ def test_shards_are_clipped_as_the_whole(tmp_path: Path) -> None:
     """In two copies. Some ranks hold unequal parts of a weight, or none. All ranks have the same bits of the norm."""
 
     def work(world: Any, folder: Path) -> None:
-        from lab.descend import clip
+        from lab.optimizer_step import clip
         from samebits.parallel import shard
 
         torch.manual_seed(0)
@@ -242,8 +242,8 @@ def test_fused_kernels_are_given_the_shards(tmp_path: Path) -> None:
         from torch.utils._python_dispatch import TorchDispatchMode
 
         from samebits.parallel import shard
-        from samebits.private import lean_step
         from samebits.shards import on_shards
+        from samebits.torch_private import lean_step
 
         class Spy(TorchDispatchMode):
             def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -493,7 +493,7 @@ def test_an_index_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         rest["files"][".metadata"] = (path / ".metadata").stat().st_size
         rest["sums"][".metadata"] = file_sum(path / ".metadata")
         torch.save(rest, path / "rest.pt")
-        with pytest.raises(Damaged, match="mkdir"):
+        with pytest.raises(CorruptFileError, match="mkdir"):
             load_checkpoint(path)
     assert not (tmp_path / "evil").exists()
 

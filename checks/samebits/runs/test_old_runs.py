@@ -133,7 +133,7 @@ def test_missing_and_gone_keys_are_named_in_a_line(
 ) -> None:
     monkeypatch.setattr(saved, "_said", set())
     values = plain(compose("logger=none"))
-    more = without(without(without(copy.deepcopy(values), "process.straggler_share"), "sweep"), "data.num_workers")
+    more = without(without(without(copy.deepcopy(values), "process.straggler_threshold"), "sweep"), "data.num_workers")
     more["trainer"]["amp"], more["trainer"]["ddp"]["old"], more["extra"] = True, 1, {"a": 1}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(more))
     assert plain(read_config(PROGRAM, tmp_path)) == values
@@ -141,7 +141,7 @@ def test_missing_and_gone_keys_are_named_in_a_line(
     lines = [record.getMessage() for record in caplog.records if record.name == "samebits"]
     assert lines == [
         f"{tmp_path}/config.yaml: keys that are younger than this run, with their defaults: "
-        "process.straggler_share=0.2, sweep, data.num_workers='auto'",
+        "process.straggler_threshold=0.2, sweep, data.num_workers='auto'",
         f"{tmp_path}/config.yaml: keys that are gone, and left out: extra, trainer.amp, trainer.ddp.old",
     ]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(without(values, "name")))

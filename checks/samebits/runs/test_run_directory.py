@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 import lab.evaluation
 import lab.loop
-from lab.make import count_steps
+from lab.builders import count_steps
 from lab.options import TrainerConfig
 from lab.program import PROGRAM, start
 from samebits.errors import ConfigError, RunFailed

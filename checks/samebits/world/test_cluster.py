@@ -13,7 +13,7 @@ from common import QUICK, TRAIN
 from samebits.errors import ConfigError
 from samebits.testing import assert_equal, last_checkpoint, result
 from samebits.testing.processes import called, free_port, limit, warm
-from samebits.world import ClusterRole, become_rank, meeting, place, rendezvous, store
+from samebits.world import ClusterRole, become_rank, dist_env, rendezvous, run_rendezvous, store
 
 
 def test_a_variable_left_over_in_a_shell_ends_the_command_in_one_line(
@@ -24,7 +24,7 @@ def test_a_variable_left_over_in_a_shell_ends_the_command_in_one_line(
     monkeypatch.setenv("LOCAL_RANK", "0")
     assert train.main() == 2
     assert capsys.readouterr().err.count("\n") == 1
-    assert place.size is None  # how the process ends is asked of it
+    assert dist_env.size is None  # how the process ends is asked of it
 
 
 def test_the_argument_of_torch_distributed_launch_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,4 +91,4 @@ def test_a_follower_names_the_address_where_nobody_is(monkeypatch: pytest.Monkey
     monkeypatch.setattr(rendezvous, "START_TIMEOUT_S", 1.0)
     monkeypatch.setattr(store, "_stores", {})
     with pytest.raises(ConfigError, match=r"MASTER_ADDR=127\.0\.0\.1"):
-        meeting.await_directory()
+        run_rendezvous.await_directory()

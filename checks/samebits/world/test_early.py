@@ -86,9 +86,7 @@ def test_nohup_is_respected() -> None:
 
 
 def test_the_module_that_comes_first_is_light() -> None:
-    code = (
-        "import sys, samebits.early; print([m for m in ('torch', 'hydra', 'omegaconf', 'numpy') if m in sys.modules])"
-    )
+    code = "import sys, samebits.early_signals; print([m for m in ('torch', 'hydra', 'omegaconf', 'numpy') if m in sys.modules])"
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     assert subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stdout == "[]\n"
 

@@ -25,7 +25,7 @@ from samebits.errors import RunFailed
 from samebits.sweeps.report import read_study
 from samebits.testing import start_run, status
 from samebits.testing.processes import at_once, called, importing, limit, processes_with, slowdown
-from samebits.world.watch import HELD
+from samebits.world.watchdog import HELD
 
 TIMEOUT_S = round(2 * slowdown())
 STEPS = (*QUICK, "trainer.max_steps=8", "trainer.log_every=2", f"process.timeout={TIMEOUT_S}")

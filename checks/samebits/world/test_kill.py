@@ -32,7 +32,7 @@ import lab.objective
 import samebits.checkpoints.checkpoint
 import samebits.world.collectives
 import samebits.world.launch
-import samebits.world.watch
+import samebits.world.watchdog
 from lab.state import TrainState
 from samebits.errors import RunFailed
 from samebits.testing import assert_undisturbed, last_checkpoint, raise_at_step, resume_run, start_run, status

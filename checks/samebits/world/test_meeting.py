@@ -23,8 +23,8 @@ from samebits.testing.processes import free_port, limit, processes_with
 # a command that says after 0.2 s what it waits for, and waits for at most argv[1] seconds
 COMMAND = f"""
 import sys; sys.path.insert(0, {str(ROOT / "src")!r})
-from samebits import early
-early.prepare()
+from samebits import early_signals
+early_signals.prepare()
 from samebits.world import rendezvous
 rendezvous.SAY_S, rendezvous.START_TIMEOUT_S = 0.2, float(sys.argv.pop(1))
 import train

@@ -11,7 +11,7 @@ import torch
 from common import QUICK
 
 from lab.options import TrainerConfig
-from samebits.device import HardwareConfig, as_run_began, resolve_hardware, threads
+from samebits.device import HardwareConfig, resolve_auto_as_recorded, resolve_hardware, threads
 from samebits.host import cpu as cores
 from samebits.testing import start_run
 
@@ -40,4 +40,4 @@ def test_a_run_keeps_the_number_of_threads_it_began_with(tmp_path: Path, monkeyp
     }
     (run / "environment.json").write_text(json.dumps(measured))
     auto = resolve_hardware(HardwareConfig(device="cpu"), TrainerConfig())
-    assert as_run_began(auto, run).threads == threads.Threads(2, 2, "as the run began")
+    assert resolve_auto_as_recorded(auto, run).threads == threads.Threads(2, 2, "as the run began")

@@ -29,7 +29,7 @@ def look_and_repack(path: Path, seed: int, before: dict[str, Truth]) -> list[str
             wrong.append(f"inspect: {one_line(error, path)}")
     codec = w.one_of(["none", "none", "gzip", "zstd"])
     options = RepackOptions(codec, None, w.one_of([None, 1, 3]), external="allow", overwrite=True, quiet=True)
-    options = replace(options, flatten=w.chance(0.4) and options.contiguous)
+    options = replace(options, flatten=w.chance(0.4) and options.is_contiguous)
     with contextlib.redirect_stdout(said):
         try:
             repack_file(str(path), str(path.with_name("new.h5")), options, "")

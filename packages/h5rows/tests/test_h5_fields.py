@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from h5rows import ConfigError, Dataset, probe
-from h5rows.engines import num_outputs
+from h5rows.integration import num_outputs
 
 ROOT = {"all": {"group": "/"}}
 WORDS = ["", "a", "größer", "日本語", "x" * 300, "naïve"]

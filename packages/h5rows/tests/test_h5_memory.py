@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import h5rows
-from h5rows import engines
+from h5rows import integration
 from h5rows.reading import memory
 
 GB = 1 << 30
@@ -30,8 +30,8 @@ def make(path: Path, *shape: int, **more: Any) -> str:
 
 USES: dict[str, Callable[[str], Any]] = {
     "open": lambda path: h5rows.open(path, {"x": "x"}),
-    "shape": lambda path: engines.sample_shape({"path": path, "fields": {"x": "x"}, "splits": SPLITS}, "x"),
-    "outputs": lambda path: engines.num_outputs({"path": path, "fields": {"x": "x"}, "splits": SPLITS}, "x"),
+    "shape": lambda path: integration.sample_shape({"path": path, "fields": {"x": "x"}, "splits": SPLITS}, "x"),
+    "outputs": lambda path: integration.num_outputs({"path": path, "fields": {"x": "x"}, "splits": SPLITS}, "x"),
 }
 
 
@@ -82,10 +82,10 @@ def test_rows_without_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         file.create_dataset("s/offsets", (1 << 40,), **many)
         file["s/values"] = np.arange(3)
     with pytest.raises(h5rows.ConfigError, match=r"/label declares .* GB for 1,099,511,627,776 rows"):
-        engines.num_outputs({"path": path, "fields": {"y": "label"}, "splits": SPLITS}, "y")
+        integration.num_outputs({"path": path, "fields": {"y": "label"}, "splits": SPLITS}, "y")
     for name in ("label@classes", "s"):
         with pytest.raises(h5rows.ConfigError, match=r"take [12]\d,\d+.* GB of memory, and"):
-            h5rows.Dataset(path, {"y": name}, values="meant")
+            h5rows.Dataset(path, {"y": name}, decode=True)
     h5rows.inspect(path)
     assert "x: 1099511627776 float32" in capsys.readouterr().out
 

@@ -24,7 +24,7 @@ from http_files import Server, serving, small_blocks
 from running import assert_equal, wait_for
 
 from h5rows import ConfigError, Dataset
-from h5rows.engines import num_outputs, sample_shape
+from h5rows.integration import num_outputs, sample_shape
 from h5rows.reading import copies, ranges, remote, sources
 
 FIELDS = ("x", "z", "y", "words", "text")
@@ -104,7 +104,7 @@ def test_composing_reads_by_ranges_too(tmp_path: Path, server: Server) -> None:
     server.files["/f.h5"] = made(tmp_path / "f.h5")
     node = {"path": server.url(), "fields": {"x": "x", "y": "y"}, "splits": {"all": {"group": "/"}}, "cache_gb": 1}
     assert (sample_shape(node, "x"), num_outputs(node, "y")) == ([1001], 7)
-    assert num_outputs({**node, "values": "meant", "fields": {"y": "words@classes"}}, "y") == 1000
+    assert num_outputs({**node, "decode": True, "fields": {"y": "words@classes"}}, "y") == 1000
     assert server.sent < 0.1 * len(server.files["/f.h5"])
 
 

@@ -27,7 +27,7 @@ from running import assert_equal, limit, wait_for
 from writes import attempt, mark
 
 from h5rows import ConfigError, Dataset
-from h5rows.engines import num_outputs, sample_shape
+from h5rows.integration import num_outputs, sample_shape
 from h5rows.packing.inspect import inspect_file
 from h5rows.reading import folders, ranges, remote, sources
 

@@ -309,10 +309,10 @@ def test_messages_name_arguments_and_no_keys_of_a_config(photos: Path, monkeypat
         ({"fields": {"x": "other"}}, "fields.x"),
         ({"splits": {"val": None}}, "splits has no"),
         ({"encoding": "nope"}, "encoding=nope"),
-        ({"masked": {"z": 0}, "values": "meant"}, "masked has"),
+        ({"missing": {"z": 0}, "decode": True}, "masked has"),
         ({"splits": {"test": None}}, "splits.test is "),
         ({"split": "tests"}, "no group 'tests' ("),
-        ({"masked": 0, "values": "meant", "swmr": True}, "swmr="),
+        ({"missing": 0, "decode": True, "swmr": True}, "swmr="),
     ]
     for group in ("data.", ""):
         monkeypatch.setattr(h5rows.ConfigError, "group", group)

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from h5rows import Dataset
-from h5rows.engines import open_h5
 from h5rows.errors import machine_fault
 from h5rows.importers.files import read_sample
+from h5rows.integration import open_h5
 
 
 @contextmanager

@@ -15,10 +15,10 @@ import torch
 from netcdf import netcdf4
 
 import h5rows
-from h5rows import ConfigError, engines
-from h5rows.engines import shares_of
-from h5rows.meaning.choice import choose
-from h5rows.meaning.kinds import kind_of
+from h5rows import ConfigError, integration
+from h5rows.conventions.choice import choose
+from h5rows.conventions.detect import kind_of
+from h5rows.integration import shares_of
 from h5rows.packing.inspect import meaning_of
 
 ROWS = 40
@@ -142,7 +142,7 @@ def packed(path: Path, stored: np.ndarray, **attrs: Any) -> None:
 )  # fmt: skip
 def test_packed_values(tmp_path: Path, stored: np.ndarray, attrs: dict[str, Any], values: np.ndarray) -> None:
     packed(tmp_path / "a.h5", stored, **attrs)
-    read = h5rows.Dataset(str(tmp_path / "a.h5"), {"v": "v"}, values="meant").column("v")
+    read = h5rows.Dataset(str(tmp_path / "a.h5"), {"v": "v"}, decode=True).column("v")
     assert read.dtype == values.dtype
     assert read.tobytes() == values.tobytes()
     raw = h5rows.Dataset(str(tmp_path / "a.h5"), {"v": "v"}).column("v")
@@ -156,8 +156,8 @@ def test_what_is_missing(tmp_path: Path) -> None:
         for name, values in (("x", [[1, 2], [-1, 4], [5, 6], [7, -1]]), ("y", [0, 1, -1, 1])):
             file.create_dataset(name, data=np.int16(values)).attrs["_FillValue"] = np.int16(-1)
 
-    def read(masked: Any, **fields: str) -> dict[str, Any]:
-        data = h5rows.Dataset(path, fields or {"x": "x", "y": "y"}, values="meant", masked=masked)
+    def read(missing: Any, **fields: str) -> dict[str, Any]:
+        data = h5rows.Dataset(path, fields or {"x": "x", "y": "y"}, decode=True, missing=missing)
         return {name: value.tolist() for name, value in data.gather(np.arange(len(data))).items()}
 
     shown = str(read("nan"))
@@ -165,13 +165,13 @@ def test_what_is_missing(tmp_path: Path) -> None:
     assert read({"x": 9, "y": "drop"}) == {"x": [[1, 2], [9, 4], [7, 9]], "y": [0, 1, 1]}
     assert read("drop") == {"x": [[1, 2]], "y": [0]}
     assert read(0, m="x@mask") == {"m": [[False, False], [True, False], [False, False], [False, True]]}
-    for masked, said in ((0.5, "holds int16"), ("none", "data.masked=none"), ({"z": 0}, "none of data.fields")):
+    for missing, said in ((0.5, "holds int16"), ("none", "data.missing=none"), ({"z": 0}, "none of data.fields")):
         with pytest.raises(ConfigError, match=said):
-            read(masked)
+            read(missing)
 
 
-@pytest.mark.parametrize("masked", ["drop", {"y": "drop"}])
-def test_rows_that_are_all_left_out_are_named(tmp_path: Path, masked: Any) -> None:
+@pytest.mark.parametrize("missing", ["drop", {"y": "drop"}])
+def test_rows_that_are_all_left_out_are_named(tmp_path: Path, missing: Any) -> None:
     """A split that has none is another mistake."""
     path, splits = str(tmp_path / "a.h5"), {"train": {"group": "/", "rows": [0, 0.9]}, "val": {"group": "empty"}}
     with h5py.File(path, "w") as file:
@@ -182,11 +182,11 @@ def test_rows_that_are_all_left_out_are_named(tmp_path: Path, masked: Any) -> No
 
     def mistake(split: str) -> str:
         with pytest.raises(ConfigError) as error:
-            h5rows.Dataset(path, {"x": "x", "y": "y"}, split, splits, values="meant", masked=masked)
+            h5rows.Dataset(path, {"x": "x", "y": "y"}, split, splits, decode=True, missing=missing)
         return str(error.value)
 
-    lacking = "x or y" if masked == "drop" else "y"
-    remedy = f"data.masked=drop leaves out 3 that lack a value of {lacking}; a number or nan keeps them"
+    lacking = "x or y" if missing == "drop" else "y"
+    remedy = f"data.missing=drop leaves out 3 that lack a value of {lacking}; a number or nan keeps them"
     assert mistake("train") == f"data.splits.train has no rows in {path}; {remedy}"
     assert mistake("val").endswith("set it to null if there is no such split")
 
@@ -220,7 +220,7 @@ def test_values_are_those_of_netcdf4(tmp_path: Path) -> None:
                     with np.errstate(all="ignore"):
                         variable.setncattr(name, np.asarray(one_of(choices)).astype(typed))
     names = {f"v{k}": f"v{k}" for k in range(600)}
-    ours = h5rows.Dataset(str(path), names, values="meant")
+    ours = h5rows.Dataset(str(path), names, decode=True)
     with netcdf4().Dataset(path) as nc:
         for name in names:
             theirs = nc[name][:]
@@ -248,7 +248,7 @@ def test_axes_are_as_matlab_shows_them(tmp_path: Path, chunked: bool) -> None:
             dset.attrs["MATLAB_class"] = np.bytes_("double")
     rows = rng.permutation(ROWS)[:7]
     for down in ("down", "across"):
-        data = h5rows.Dataset(path, {"f": "f", "i": "i", "v": "v", "y": down}, values="meant", cache_mb=16)
+        data = h5rows.Dataset(path, {"f": "f", "i": "i", "v": "v", "y": down}, decode=True, cache_mb=16)
         batch = data.gather(rows)
         assert batch["f"].equal(torch.from_numpy(features[rows]))
         assert batch["i"].equal(torch.from_numpy(np.moveaxis(images, -1, 0)[rows]))
@@ -256,7 +256,7 @@ def test_axes_are_as_matlab_shows_them(tmp_path: Path, chunked: bool) -> None:
         assert batch["y"].equal(torch.from_numpy(labels[rows]))
     if chunked:
         with pytest.raises(ConfigError, match=r"data.cache_mb=1 holds it in memory"):
-            h5rows.Dataset(path, {"f": "f", "y": "down"}, values="meant", cache_mb=0)
+            h5rows.Dataset(path, {"f": "f", "y": "down"}, decode=True, cache_mb=0)
 
 
 def test_characters(tmp_path: Path) -> None:
@@ -268,11 +268,11 @@ def test_characters(tmp_path: Path) -> None:
             matlab(file, f"#refs#/{k}", np.array([list(map(ord, word))], np.uint16), "char")
         references = np.array([[file[f"#refs#/{k}"].ref for k in range(2)]], h5py.ref_dtype)
         file.create_dataset("cells", data=references, dtype=h5py.ref_dtype).attrs["MATLAB_class"] = np.bytes_("cell")
-    data = h5rows.Dataset(path, {"a": "names", "b": "cells"}, values="meant")
+    data = h5rows.Dataset(path, {"a": "names", "b": "cells"}, decode=True)
     assert data.gather(np.arange(2)) == {"a": ["left", "up  "], "b": words}
     with h5py.File(nc := str(tmp_path / "a.nc"), "w") as file:
         file["station"] = np.array([list(word.ljust(5, "\0")) for word in words], "S1")
-    assert h5rows.Dataset(nc, {"s": "station"}, values="meant").gather(np.arange(2)) == {"s": words}
+    assert h5rows.Dataset(nc, {"s": "station"}, decode=True).gather(np.arange(2)) == {"s": words}
 
 
 def test_matlab_s_sparse_matrix(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_matlab_s_sparse_matrix(tmp_path: Path) -> None:
         choice = choose(file)
     assert choice is not None
     assert (choice.x.name, choice.x.shape) == ("X", dense.shape)
-    assert (h5rows.Dataset(path, {"x": "X", "y": "y"}, values="meant", cache_mb=1).column("x") == dense).all()
+    assert (h5rows.Dataset(path, {"x": "X", "y": "y"}, decode=True, cache_mb=1).column("x") == dense).all()
 
 
 # -- AnnData, NeXus
@@ -302,7 +302,7 @@ def test_rows_of_a_sparse_matrix(tmp_path: Path, kind: str) -> None:
     dense[3] = 0
     with h5py.File(path, "w") as file:
         sparse(file, "X", dense, kind)
-    data = h5rows.Dataset(path, {"x": "X"}, values="meant", cache_mb=1)
+    data = h5rows.Dataset(path, {"x": "X"}, decode=True, cache_mb=1)
     rows = rng.integers(ROWS, size=100)
     assert data.gather(rows)["x"].equal(torch.from_numpy(dense[rows]))
     assert data.nbytes == dense.nbytes
@@ -321,7 +321,7 @@ def test_a_damaged_sparse_matrix_is_one_line(tmp_path: Path, harm: Callable[[h5p
         sparse(file, "X", np.eye(ROWS, 9, dtype=np.float32), "csr")
         harm(file["X"])
     with pytest.raises(ConfigError, match=said):
-        h5rows.Dataset(path, {"x": "X"}, values="meant")
+        h5rows.Dataset(path, {"x": "X"}, decode=True)
 
 
 def test_categories(tmp_path: Path) -> None:
@@ -329,11 +329,11 @@ def test_categories(tmp_path: Path) -> None:
     with h5py.File(path, "w") as file:
         categorical(file, "obs/all", np.array([0, 2, 1, 0]), ["B", "NK", "T"])
         categorical(file, "obs/some", np.array([0, -1, 1, 0]), ["B", "T"])
-    data = h5rows.Dataset(path, {"y": "obs/all"}, values="meant")
+    data = h5rows.Dataset(path, {"y": "obs/all"}, decode=True)
     assert (data.class_names, data.column("y").tolist()) == ({"y": ["B", "NK", "T"]}, [0, 2, 1, 0])
-    node = {"path": path, "fields": {"y": "obs/some"}, "splits": {"train": {"group": "/"}}, "values": "meant"}
-    assert engines.num_outputs({**node, "masked": "drop"}, "y") == 2
-    assert len(h5rows.Dataset(path, {"y": "obs/some"}, values="meant", masked="drop")) == 3
+    node = {"path": path, "fields": {"y": "obs/some"}, "splits": {"train": {"group": "/"}}, "decode": True}
+    assert integration.num_outputs({**node, "missing": "drop"}, "y") == 2
+    assert len(h5rows.Dataset(path, {"y": "obs/some"}, decode=True, missing="drop")) == 3
 
 
 def test_values_with_a_mask(tmp_path: Path) -> None:
@@ -348,8 +348,8 @@ def test_values_with_a_mask(tmp_path: Path) -> None:
         file["X"] = np.ones((3, 2))
         file.create_group("var")
 
-    def read(name: str, masked: Any) -> list[Any]:
-        read: list[Any] = h5rows.Dataset(path, {"y": f"obs/{name}"}, values="meant", masked=masked).column("y").tolist()
+    def read(name: str, missing: Any) -> list[Any]:
+        read: list[Any] = h5rows.Dataset(path, {"y": f"obs/{name}"}, decode=True, missing=missing).column("y").tolist()
         return read
 
     assert (read("count", "drop"), read("count", 0), read("sick", "drop")) == ([7, -3], [7, -3, 0], [1, 0])
@@ -362,12 +362,12 @@ def test_categories_of_a_table(tmp_path: Path) -> None:
     rows["kind"] = [1, -1, 0, 1]
     with h5py.File(path := str(tmp_path / "a.h5ad"), "w") as file:
         file["X"], file["obs"], file["var"], file["uns/kind_categories"] = np.ones((4, 2)), rows, np.ones(2), ["B", "T"]
-    data = h5rows.Dataset(path, {"y": "obs/kind", "size": "obs/size"}, values="meant", masked={"y": "drop"})
+    data = h5rows.Dataset(path, {"y": "obs/kind", "size": "obs/size"}, decode=True, missing={"y": "drop"})
     assert (data.class_names, data.column("y").tolist()) == ({"y": ["B", "T"]}, [1, 0, 1])
 
 
 def test_a_group_of_nexus_is_its_signal(tmp_path: Path) -> None:
-    data = h5rows.Dataset(str(made("nexus", tmp_path)), {"x": "entry/run"}, values="meant")
+    data = h5rows.Dataset(str(made("nexus", tmp_path)), {"x": "entry/run"}, decode=True)
     with h5py.File(tmp_path / "file.nxs") as file:
         assert (data.column("x") == file["entry/run/counts"][:]).all()
 
@@ -420,10 +420,10 @@ def test_distinct_values_are_classes(tmp_path: Path) -> None:
             file[f"{split}/word"], file[f"{split}/number"] = words, np.float64(numbers)
     splits = {split: {"group": split} for split in ("train", "val")}
 
-    def read(split: str, name: str, masked: Any = "nan") -> tuple[list[int], list[str]]:
-        data = h5rows.Dataset(path, {"y": name}, split, splits, values="meant", masked=masked)
-        node = {"path": path, "fields": {"y": name}, "splits": splits, "values": "meant", "masked": masked}
-        assert engines.num_outputs(node, "y") == len(data.class_names["y"])
+    def read(split: str, name: str, missing: Any = "nan") -> tuple[list[int], list[str]]:
+        data = h5rows.Dataset(path, {"y": name}, split, splits, decode=True, missing=missing)
+        node = {"path": path, "fields": {"y": name}, "splits": splits, "decode": True, "missing": missing}
+        assert integration.num_outputs(node, "y") == len(data.class_names["y"])
         return data.gather(np.arange(len(data)))["y"].tolist(), data.class_names["y"]
 
     assert read("train", "word@classes") == ([1, 0, 3], ["a", "b", "c", "d"])
@@ -526,13 +526,13 @@ def test_stored_nan_is_a_missing_value_where_it_is_asked_for(tmp_path: Path, kin
             file["x"], file["y"] = values, labels
             if kind == "netcdf":
                 file["x"].attrs["_FillValue"] = file["y"].attrs["_FillValue"] = 1e20
-    found = engines.suggestion(str(path))
+    found = integration.suggestion(str(path))
     assert found is not None
-    assert found[0]["masked"] == {"x": 0, "y": "drop"}
+    assert found[0]["missing"] == {"x": 0, "y": "drop"}
     fields = {name: found[0][f"fields.{name}"] for name in "xy"}
-    data = h5rows.Dataset(str(path), fields, values="meant", masked=found[0]["masked"])
+    data = h5rows.Dataset(str(path), fields, decode=True, missing=found[0]["missing"])
     there = labels == labels
     assert (data.column("y") == labels[there]).all()
     assert (data.column("x") == np.nan_to_num(values, nan=0)[there]).all()
-    as_it_lies = h5rows.Dataset(str(path), fields, values="meant").column("x")
+    as_it_lies = h5rows.Dataset(str(path), fields, decode=True).column("x")
     assert np.array_equal(as_it_lies, values, equal_nan=True)

@@ -245,16 +245,16 @@ def test_a_copy_many_times_as_large_is_asked_for(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("h5rows.packing.repack.MOST_BYTES", 1 << 20)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("x", data=np.zeros((2000, 1000), "u1"), chunks=(1000, 1000), compression="gzip")
-    with pytest.raises(ConfigError, match=r"x alone 2 MB.*inflate=True"):
+    with pytest.raises(ConfigError, match=r"x alone 2 MB.*allow_larger=True"):
         copy(tmp_path / "a.h5")
     assert [p.name for p in tmp_path.iterdir()] == ["a.h5"]
-    assert copy(tmp_path / "a.h5", inflate=True)[0].exit_status == 0
+    assert copy(tmp_path / "a.h5", allow_larger=True)[0].exit_status == 0
 
 
 def test_what_can_grow_becomes_contiguous_if_asked(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("x", data=ROWS, maxshape=(None, 9), compression="gzip")
-    account, out = copy(tmp_path / "a.h5", fixed=True)
+    account, out = copy(tmp_path / "a.h5", contiguous=True)
     assert account.exit_status == 0
     assert account.asked["extents that can grow"] == 1
     with h5py.File(out) as file:

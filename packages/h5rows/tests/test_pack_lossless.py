@@ -17,8 +17,8 @@ from test_pack_formats import npy, png, write_lmdb, write_tar
 
 from h5rows.account import LEFT_OUT, Account
 from h5rows.command import as_options
-from h5rows.engines import PackOptions, open_source
 from h5rows.errors import ConfigError
+from h5rows.integration import PackOptions, open_source
 from h5rows.packing.write import pack
 
 
@@ -150,7 +150,7 @@ def test_a_link_out_of_a_source_is_refused_and_one_within_it_or_to_it_is_not(
     elsewhere.rename(inside)
     (source / name).symlink_to(inside)
     if "zarr" not in make.__name__ and "n5" not in make.__name__:
-        with packed(source, leave_out=(inside.name,), **options)[0] as file:
+        with packed(source, ignore=(inside.name,), **options)[0] as file:
             assert all(np.array_equal(file[n][:], values) for n, values in whole.items())
 
 
@@ -497,7 +497,7 @@ def test_whatever_of_a_store_is_not_taken_is_named(tmp_path: Path) -> None:
         assert file["lost/y"][:].tolist() == [3] * 4
     assert account.exit_status == LEFT_OUT
     assert account.lines() == ["left out: 1 arrays: one (a single value, no rows)"]
-    account = packed(tmp_path / "a.zarr", leave_out=("one",))[1]
+    account = packed(tmp_path / "a.zarr", ignore=("one",))[1]
     assert account.exit_status == 0
 
 
@@ -540,7 +540,7 @@ def test_what_is_no_array_of_a_file_is_named(tmp_path: Path) -> None:
     account = packed(tmp_path / "in", format="webdataset")[1]
     assert account.lines() == ["left out: 1 files: labels.csv (no .tar)"]
     for pattern, status in (("*.tsv", LEFT_OUT), ("*.csv", 0)):
-        assert packed(tmp_path / "in", format="webdataset", leave_out=(pattern,))[1].exit_status == status
+        assert packed(tmp_path / "in", format="webdataset", ignore=(pattern,))[1].exit_status == status
 
 
 def test_a_loss_is_in_the_status_of_the_command_and_on_the_screen(tmp_path: Path) -> None:
@@ -548,7 +548,7 @@ def test_a_loss_is_in_the_status_of_the_command_and_on_the_screen(tmp_path: Path
     for more, status in (
         (["--quiet"], LEFT_OUT),
         (["--overwrite"], LEFT_OUT),
-        (["--overwrite", "--leave-out", "*README"], 0),
+        (["--overwrite", "--ignore", "*README"], 0),
     ):
         done = typed("pack", tmp_path / "a.tar", tmp_path / "a.h5", *more)
         assert done.status == status, done.err

@@ -135,12 +135,12 @@ def test_a_missing_category_is_refused_or_minus_one_and_masked(tmp_path: Path, k
             read(path, "d", kinds=kinds)
         assert read(path, "d", empty="nan", kinds=kinds).tolist() == [0, -1, 1, 0, -1]
     h5rows.pack(path, out := tmp_path / "t.h5", empty="nan", quiet=True)
-    data = h5rows.Dataset(str(out), {"x": "a", "y": "d"}, values="meant", masked={"y": "drop"})
+    data = h5rows.Dataset(str(out), {"x": "a", "y": "d"}, decode=True, missing={"y": "drop"})
     assert data.class_names["y"] == ["x", "y"]
     assert [data.column(name).tolist() for name in "xy"] == [[0, 2, 3], [0, 1, 0]]
-    assert h5rows.Dataset(str(out), {"y": "d"}, values="meant", masked=-1).column("y").tolist() == [0, -1, 1, 0, -1]
-    with pytest.raises(ConfigError, match=r"d: 40.00% of its rows have no class: masked.y=drop leaves such rows"):
-        h5rows.Dataset(str(out), {"x": "a", "y": "d"}, values="meant")
+    assert h5rows.Dataset(str(out), {"y": "d"}, decode=True, missing=-1).column("y").tolist() == [0, -1, 1, 0, -1]
+    with pytest.raises(ConfigError, match=r"d: 40.00% of its rows have no class: missing.y=drop leaves such rows"):
+        h5rows.Dataset(str(out), {"x": "a", "y": "d"}, decode=True)
 
 
 def test_texts_that_stand_for_no_value(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from samebits import locks
-from samebits.errors import Claimed, ConfigError
+from samebits.errors import ConfigError, DirectoryLockedError
 from samebits.runs import claimed, directory, is_claimed
 from samebits.status import read_failure, record_failure, write_status
 from samebits.sweeps import Ledger
@@ -88,7 +88,7 @@ def test_a_holder_that_nobody_can_see_is_left_to_the_user(tmp_path: Path, monkey
     held = tmp_path / ".lock.held"
     held.write_text("1\nelsewhere\n")
     says = r"wait or stop it - .*held names process 1 on elsewhere; delete it if that process is gone"
-    with pytest.raises(Claimed, match=says), claimed(tmp_path):
+    with pytest.raises(DirectoryLockedError, match=says), claimed(tmp_path):
         pass
     assert is_claimed(tmp_path)
     held.write_text("")  # it has not yet said who it is
@@ -123,7 +123,7 @@ def test_waiting_processes_take_turns(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("file_system")
 def test_everything_that_locks_works(tmp_path: Path) -> None:
-    with claimed(tmp_path / "run"), pytest.raises(Claimed), claimed(tmp_path / "run"):
+    with claimed(tmp_path / "run"), pytest.raises(DirectoryLockedError), claimed(tmp_path / "run"):
         pass
     search = tmp_path / "search"
     with (

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from lab.callbacks.base import Callback
 from lab.rows import by_row
 from lab.tasks.base import Batch
-from samebits.data import Draws
+from samebits.data import SampleRNG
 from samebits.errors import ConfigError
 from samebits.schema import Count
 
@@ -25,7 +25,7 @@ class Labelled:
     def __init__(self, dataset: Sized, seed: int, begin: Count) -> None:
         if begin > len(dataset):
             raise ConfigError(f"data.order.begin={begin}: the training split holds {len(dataset)} samples")
-        self.size, self.draws = len(dataset), Draws(seed, "Labelled")
+        self.size, self.draws = len(dataset), SampleRNG(seed, "Labelled")
         self.rows = self.draws.uniform(torch.arange(self.size), 1)[:, 0].argsort(stable=True)[:begin]
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:

@@ -9,11 +9,11 @@ from typing import Any
 class Callback:
     """Methods are called on every rank, with the loop's TrainState as `state`; those not overridden cost nothing.
 
-    run: lab.state.Run, set before on_start: run.directory (write files if run.world.is_main), run.world (rank, size,
+    run: lab.state.RunContext, set before on_start: run.directory (write files if run.world.is_main), run.world (rank, size,
     device), run.logger (log(step, values), say(text), warn(text)).
     """
 
-    run: Any  # lab.state.Run
+    run: Any  # lab.state.RunContext
 
     def on_start(self, state: Any) -> None:
         """Before the first step, after a checkpoint was loaded."""
@@ -22,7 +22,7 @@ class Callback:
         """Before each optimizer step, and before its batch is taken from the loader."""
 
     def on_step(self, state: Any) -> None:
-        """After each optimizer step. state.totals: sums since the last log, on the device; reading one waits for it."""
+        """After each optimizer step. state.running_sums: sums since the last log, on the device; reading one waits for it."""
 
     def on_log(self, state: Any, values: dict[str, float]) -> None:
         """Before training values are logged, on all ranks; entries added to `values` are logged too."""
@@ -42,7 +42,7 @@ class Callback:
 
     def on_end(self, state: Any, scores: dict[str, float]) -> None:
         """After the final scores (val/... and test/... of the best weights); not if the run failed or was stopped.
-        lab.state.averaged(state) is the scored model, with the best weights. An override may omit `scores`."""
+        lab.state.averaged_model(state) is the scored model, with the best weights. An override may omit `scores`."""
 
 
 def overriding(callbacks: Iterable[Any], name: str) -> list[Callable[..., None]]:

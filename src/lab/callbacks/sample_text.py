@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from h5rows.engines import files_of, open_h5
+from h5rows.integration import files_of, open_h5
 from lab.callbacks.base import Callback
 from lab.h5_errors import h5_methods
-from lab.state import averaged
-from samebits.data import Draws
+from lab.state import averaged_model
+from samebits.data import SampleRNG
 from samebits.errors import ConfigError
 from samebits.files import replace_text
 from samebits.schema import Count, NotNegativeInt, Positive
@@ -41,7 +41,7 @@ class SampleText(Callback):
     ) -> None:
         self.path, self.dataset, self.text = path, dataset, prompt
         self.window, self.length, self.temperature = window[0], length, temperature
-        self.draws = Draws(seed, "SampleText")
+        self.draws = SampleRNG(seed, "SampleText")
 
     def on_start(self, state: Any) -> None:
         with open_h5(files_of(self.path)[0]) as file:
@@ -85,10 +85,10 @@ class SampleText(Callback):
         return tokens[0].tolist()
 
     def on_eval(self, state: Any, scores: dict[str, float]) -> None:
-        model = averaged(state)  # on all ranks: a sharded model's forward needs them
+        model = averaged_model(state)  # on all ranks: a sharded model's forward needs them
         was_training = model.training
         model.eval()
-        with self.run.machine.autocast():
+        with self.run.hardware.autocast():
             text = self.decoded(self.sampled(model, state.step, self.run.world.device))
         model.train(was_training)
         if self.run.world.is_main:

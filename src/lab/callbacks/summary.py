@@ -43,7 +43,7 @@ class Summary(Callback):
             finally:
                 set_rng_row(before, run.world.device)
         if run.world.any(failed):  # on all ranks: losses may talk to the others
-            with as_before(state, run), run.machine.autocast():
+            with as_before(state, run), run.hardware.autocast():
                 rows = summarize(whole, batch, call, meta=False)
         if not run.world.is_main:
             return
@@ -59,6 +59,6 @@ class Summary(Callback):
 
 def call(whole: nn.Module, batch: Any) -> None:
     assert isinstance(whole, LossModule)
-    for name in whole.task.trained(whole.model):
+    for name in whole.task.objectives(whole.model):
         whole.name = name
         whole(batch)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from lab.callbacks.base import Callback
-from samebits.profiling import waits_noticed
+from samebits.profiling import observe_waits
 
 
 class NameWaits(Callback):
@@ -20,7 +20,7 @@ class NameWaits(Callback):
         self.step = ExitStack()
 
     def before_step(self, state: Any) -> None:
-        self.step.enter_context(waits_noticed(self._note))
+        self.step.enter_context(observe_waits(self._note))
 
     def on_step(self, state: Any) -> None:
         self.step.close()

@@ -17,7 +17,7 @@ from samebits.errors import ConfigError, RunFailed
 from samebits.schema import Count, Share
 
 if TYPE_CHECKING:
-    from h5rows.engines import FileSource
+    from h5rows.integration import FileSource
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
@@ -39,7 +39,7 @@ class ImageFolder:
         splits: Mapping[str, Sequence[Share] | None],
         split: str,
     ) -> None:
-        from h5rows.engines import share
+        from h5rows.integration import share
 
         self.source = open_images(path, tuple(size), crop, channels)
         there, bounds = self.source.splits, splits.get(split)
@@ -67,7 +67,7 @@ class ImageFolder:
 
 @functools.lru_cache  # a walk over all files, for the number of classes and for each split
 def open_images(path: str, size: tuple[int, ...], crop: str, channels: int) -> FileSource:
-    from h5rows.engines import FileSource, PackOptions, open_source
+    from h5rows.integration import FileSource, PackOptions, open_source
 
     if channels not in MODES or len(size) != 2:
         raise ConfigError(

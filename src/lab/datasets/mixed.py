@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from lab.config import OWN_KEYS
-from lab.datasets.shares import InShares, stages_of
+from lab.datasets.mixture import MixtureOrder, stages_of
 from lab.project import PROJECT
 from lab.transforms.parts import PartTransforms, filling
 from lab.transforms.spec import described
@@ -140,10 +140,10 @@ class Mixed:
         return PartTransforms(self.part_of, {n: list(self.specs[n]) for n in self.names}, built, training, prepared)
 
 
-def in_shares(dataset: Any, seed: int) -> InShares:
+def mixture(dataset: Any, seed: int) -> MixtureOrder:
     """The order of data=mixed: of each part its share of any batch, and each part in its own order."""
     if not isinstance(dataset, Mixed):
-        raise ConfigError("data.order: in_shares is of the parts of data=mixed - use samebits.data.order.shuffled")
+        raise ConfigError("data.order: mixture is of the parts of data=mixed - use samebits.data.order.shuffled")
     stages = stages_of(dataset.weights, dataset.names)
     orders = []
     for name, part in dataset.parts.items():
@@ -156,7 +156,7 @@ def in_shares(dataset: Any, seed: int) -> InShares:
         if getattr(order, "padded", False):
             raise ConfigError(f"{key}: drop_last=false pads batches, and those are of all parts - leave it true")
         orders.append(order)
-    return InShares(stages, orders, dataset.starts)
+    return MixtureOrder(stages, orders, dataset.starts)
 
 
 def _names(parts: Mapping[str, Any], splits: Mapping[str, Any], split: str) -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from h5rows.engines import ChunkCache, Fixed, files_of, open_field, open_h5, split_of
+from h5rows.integration import ChunkCache, Fixed, files_of, open_field, open_h5, split_of
 from lab.h5_errors import h5_methods
 from samebits.errors import ConfigError
 from samebits.schema import Count, NotNegativeInt

@@ -44,7 +44,7 @@ class SummedMetric:
     def compute(self, world: World) -> Score:
         """All ranks must call this, those without a sample too."""
         total = torch.zeros(self.shape, dtype=self.dtype, device=world.device) + self.total
-        return self.score(on_host(world.all_sum(total)))
+        return self.score(on_host(world.all_reduce_sum(total)))
 
 
 class Torchmetric:

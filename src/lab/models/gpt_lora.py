@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from samebits.checkpoints import some_keys
+from samebits.checkpoints import format_keys
 from samebits.errors import ConfigError
 from samebits.schema import Count, Positive, regex
 
@@ -37,7 +37,7 @@ def with_adapters(model: nn.Module, layers: Sequence[str], rank: Count, alpha: P
     for pattern in patterns:
         if not any(map(pattern.search, linear)):
             raise ConfigError(
-                f"model.layers: no layer's name holds {pattern.pattern!r}; they are {some_keys([*linear])}"
+                f"model.layers: no layer's name holds {pattern.pattern!r}; they are {format_keys([*linear])}"
             )
     model.requires_grad_(False)
     for name, one in linear.items():

@@ -1,12 +1,12 @@
 """The base class of optimizers around others. Any other optimizer is a torch.optim.Optimizer, whose class may say:
 
-draws = False           a step draws no random numbers. Not inherited: a subclass may draw again
+uses_rng = False           a step draws no random numbers. Not inherited: a subclass may draw again
 takes_found_inf = True  a step changes nothing where `self.found_inf`, a 0-d tensor, is 1 (None: it moves). Then
                         hardware.precision=fp16 and trainer.non_finite=skip wait for the device in no step.
                         samebits.steps.unless puts back what a step has changed
 takes_rate_tensor = True  its groups' lr may be 0-d tensors of the device: what hardware.cuda_graph has
 takes_names = True      its groups have "param_names" beside "params"
-scored(p) -> Tensor     what is scored, saved as the average, exported and given by load_run in the place of the weight
+eval_weight(p) -> Tensor     what is scored, saved as the average, exported and given by load_run in the place of the weight
                         p (the mean of Schedule-free): called after each step
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lab.optim import build_optimizer
-from samebits.private import lean_step
+from samebits.torch_private import lean_step
 
 Groups = list[dict[str, Any]]
 

@@ -23,7 +23,7 @@ class ByShape(Wrapper):
     Each is a class with its arguments (a partial); lr and weight_decay hold for one that does not set its own.
     """
 
-    draws = False
+    uses_rng = False
     found_inf: Tensor | None = None
 
     def __init__(

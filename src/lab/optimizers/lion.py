@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from lab.optimizers.base import loss_of, moved_by, state_of
 from samebits.schema import NotNegative, Share
 from samebits.shards import local_parts
-from samebits.steps import unless
+from samebits.steps import restore_if
 
 
 class Lion(Optimizer):
@@ -22,7 +22,7 @@ class Lion(Optimizer):
     weight_decay as many times larger. betas: (of the step, of the momentum).
     """
 
-    draws = False
+    uses_rng = False
     takes_found_inf = True
     found_inf: Tensor | None = None
     takes_rate_tensor = True
@@ -38,7 +38,7 @@ class Lion(Optimizer):
         for group, moved in moved_by(self):
             weights, gradients = local_parts(moved), local_parts([p.grad for p in moved])
             momenta = local_parts(state_of(self, moved, "momentum"))
-            with unless(self.found_inf, [*weights, *momenta]):
+            with restore_if(self.found_inf, [*weights, *momenta]):
                 descend(weights, gradients, momenta, group["lr"], group["betas"], group["weight_decay"])
         return loss
 

@@ -21,7 +21,7 @@ class Lookahead(Wrapper):
     follows k and alpha as its config has them.
     """
 
-    draws = False
+    uses_rng = False
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from lab.optimizers.base import loss_of, moved_by, state_of
 from samebits.errors import ConfigError
 from samebits.schema import Count, NotNegative, Share
 from samebits.shards import is_part, local_parts
-from samebits.steps import unless
+from samebits.steps import restore_if
 
 A, B, C = 3.4445, -4.7750, 2.0315  # of the quintic, chosen for a steep slope at 0
 HALF = {"cuda": torch.bfloat16}  # other devices iterate in float32: many CPUs take 20 times longer in bfloat16
@@ -31,7 +31,7 @@ class Muon(Optimizer):
     sqrt(max(1, rows / columns)), or match_rms_adamw, 0.2 sqrt(max(rows, columns)), for AdamW's lr and weight_decay.
     """
 
-    draws = False
+    uses_rng = False
     takes_found_inf = True
     found_inf: Tensor | None = None
     takes_rate_tensor = True
@@ -59,7 +59,7 @@ class Muon(Optimizer):
         loss = loss_of(closure)
         for group, moved in moved_by(self):
             momenta = state_of(self, moved, "momentum_buffer")
-            with unless(self.found_inf, [*moved, *momenta]):
+            with restore_if(self.found_inf, [*moved, *momenta]):
                 self._move(moved, momenta, group)
         return loss
 

@@ -22,7 +22,7 @@ class ScheduleFree(Wrapper):
     is constant after its warmup.
     """
 
-    draws = False
+    uses_rng = False
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class ScheduleFree(Wrapper):
                 p.lerp_(x[p].lerp_(z[p], share), self.beta)
         return loss
 
-    def scored(self, p: nn.Parameter) -> Tensor:
+    def eval_weight(self, p: nn.Parameter) -> Tensor:
         return self.mean(p, self.state[p]["z"]) if "z" in self.state.get(p, {}) else p
 
     def mean(self, y: Tensor, z: Tensor) -> Tensor:

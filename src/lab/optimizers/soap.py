@@ -26,7 +26,7 @@ class SOAP(Optimizer):
     A step asks the device for nothing; on a GPU the first one waits, in torch.linalg.eigh.
     """
 
-    draws = False
+    uses_rng = False
 
     def __init__(
         self,

@@ -11,8 +11,8 @@ from samebits.schema import Share
 class Constant:
     """Linear warmup, then constant; base class of the other schedules. warmup: share of all steps, in [0, 1]."""
 
-    # draws no random numbers. Not inherited (samebits.steps.seed.draws_nothing): one that does not say so may draw
-    draws = False
+    # draws no random numbers. Not inherited (samebits.steps.seed.optimizer_uses_no_rng): one that does not say so may draw
+    uses_rng = False
     # The last step trains, too: progress 1 would follow it. False in runs with rules 1: it is the last step's
     every_step_trains = True
 

@@ -13,7 +13,7 @@ from samebits.schema import Share
 class Cosine(Constant):
     """Cosine decay from the peak to final * peak after the last step (Loshchilov & Hutter 2017, one period)."""
 
-    draws = False
+    uses_rng = False
 
     final: Share
 

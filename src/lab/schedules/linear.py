@@ -12,7 +12,7 @@ from samebits.schema import Share
 class Linear(Constant):
     """Linear decay from the peak to final * peak after the last step."""
 
-    draws = False
+    uses_rng = False
 
     final: Share
 

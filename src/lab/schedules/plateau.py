@@ -14,7 +14,7 @@ class Plateau:
     monitored score, down to final. Better: by more than `threshold`, a share of the best score. Evaluations in the
     warmup do not count."""
 
-    draws = False
+    uses_rng = False
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Plateau:
     def __call__(self, step: int, total_steps: int) -> float:
         return self.scale * self.warm(step, total_steps)
 
-    def scored(self, score: float, step: int, total_steps: int) -> bool:
+    def on_score(self, score: float, step: int, total_steps: int) -> bool:
         if step < round(self.warm.warmup * total_steps):
             return False
         if math.isfinite(score) and (self.best is None or score < self.best - self.threshold * abs(self.best)):

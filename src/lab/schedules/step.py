@@ -17,7 +17,7 @@ Milestone = Annotated[float, Rule(at_least=0, at_most=1, says="a share of all st
 class Step(Constant):
     """The rate is multiplied by gamma at each milestone, given as a share of all steps."""
 
-    draws = False
+    uses_rng = False
 
     milestones: Sequence[Milestone]
     gamma: Positive

@@ -18,7 +18,7 @@ Metric = Any  # a function (output, batch) -> (B,), or an object with reset, upd
 
 @dataclass(frozen=True)
 class TaskRun:
-    """What a task may ask of its run: self.run, from `initialize` and `attach` on. A trained model that is loaded
+    """What a task may ask of its run: self.run, from `initialize` and `setup` on. A trained model that is loaded
     (evaluate, predict, load_run) has its run's."""
 
     world: World = field(default_factory=world_of_one)
@@ -28,7 +28,9 @@ class TaskRun:
     input_shape: tuple[int, ...] = ()  # of a sample of batch["x"]: data.input_shape
     num_outputs: int | None = None  # data.num_outputs
     parts: tuple[str, ...] = ()  # of data=mixed: their names; batch["set"] is a number in this list
-    training: Any = None  # while a run trains its lab.state.Run: .order and .reorder(), .scan(rows), .logger, ...
+    training: Any = (
+        None  # while a run trains its lab.state.RunContext: .order and .reorder(), .iterate_rows(rows), .logger, ...
+    )
 
     @property
     def rank(self) -> int:
@@ -43,7 +45,7 @@ class TaskRun:
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over ranks of a tensor of one shape, without gradients; all ranks call this."""
-        return self.world.all_sum(values.detach().clone()) / self.world.size
+        return self.world.all_reduce_sum(values.detach().clone()) / self.world.size
 
 
 class Task(nn.Module):
@@ -51,30 +53,32 @@ class Task(nn.Module):
 
     A task is a module. Its parameters and buffers (a teacher, a temperature, a critic, a queue) are on the device, and
     saved and restored with the model. Parameters that require a gradient are trained, alike on all ranks.
-    Random numbers: torch's generators differ by rank in `losses`, and draw the same on all ranks in `updated`, and in
-    `train_step` after a descend; they are restored at a resume. samebits.data.Draws(seed,
-    stream), indexed by batch["number"], gives the same for any number of ranks and micro-batches (set `numbered`).
+    Random numbers: torch's generators differ by rank in `losses`, and draw the same on all ranks in `on_step_end`, and in
+    `train_step` after an optimizer_step; they are restored at a resume. samebits.data.SampleRNG(seed,
+    stream), indexed by batch["sample_id"], gives the same for any number of ranks and micro-batches (set `needs_sample_ids`).
     """
 
-    terms: tuple[str, ...] = ()  # what `losses` returns beside "loss": logged, and scored in evaluations
-    # True: batches have "number" and "row", (B,) int64: the sample's global number in training, and its row of the data
+    loss_names: tuple[str, ...] = ()  # what `losses` returns beside "loss": logged, and scored in evaluations
+    # True: batches have "sample_id" and "row", (B,) int64: the sample's global number in training, and its row of the data
     # set, which a stream has not. In an evaluation both are the row, or -1: not counted
-    numbered = False
+    needs_sample_ids = False
     # True: the loss compares samples over all ranks: one micro-batch per step, as many evaluation batches on each rank
-    across_samples = False
+    needs_global_batch = False
     # True: states go on from row to row, in lanes: batches have "lane" and "position" in it, (B,) int64, and its yaml
     # has `eval_lanes`: docs/my_method.md, States that go on
-    carries = False
+    stateful = False
     waits = False  # True: a step asks the device for values by the method's nature, and its test allows that
-    kept_if_skipped: tuple[str, ...] = ()  # modules whose buffers follow the data: a skipped step's values stay there
+    buffers_kept_on_skip: tuple[
+        str, ...
+    ] = ()  # modules whose buffers follow the data: a skipped step's values stay there
     not_compiled: tuple[str, ...] = ()  # names of methods that hardware.compile does not compile
     metrics: Mapping[str, Metric] = {}
     run: TaskRun = TaskRun()
     # Networks that are used and not trained: {name: path of a run or checkpoint, a module, or None for a copy of the
-    # model as the run begins with it}, to be set in __init__. Behind `attach`, self.frozen[name] is the network:
+    # model as the run begins with it}, to be set in __init__. Behind `setup`, self.frozen[name] is the network:
     # on the device, in eval mode, without gradients; saved once, in the run's folder `frozen`, not in each checkpoint.
     frozen: Mapping[str, Any] = {}
-    fresh_statistics = 0  # training batches by which BatchNorm's statistics of the average are computed anew
+    bn_update_batches = 0  # training batches by which BatchNorm's statistics of the average are computed anew
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses | Tensor, Any]:
         """Returns ({"loss": (B,), term: (B,), ...}, output). "loss" is minimised; a tensor (B,) means {"loss": it}.
@@ -85,10 +89,10 @@ class Task(nn.Module):
         raise NotImplementedError
 
     @classmethod
-    def terms_of(cls, arguments: Mapping[str, Any]) -> Sequence[str]:
-        """The `terms` of a task with these arguments, as its yaml has them: monitor.key is checked by it before
-        anything is built. To be written where __init__ sets self.terms."""
-        return cls.terms
+    def loss_names_for(cls, arguments: Mapping[str, Any]) -> Sequence[str]:
+        """The `loss_names` of a task with these arguments, as its yaml has them: monitor.key is checked by it before
+        anything is built. To be written where __init__ sets self.loss_names."""
+        return cls.loss_names
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
         """Returns what predict.py writes: a tensor (B, ...) or {name: tensor}. As it stands the output of `losses`,
@@ -104,44 +108,44 @@ class Task(nn.Module):
         """Returns (B,) weights of the samples in means of losses and metrics, such as token counts; None: all 1."""
         return None
 
-    def attach(self, model: nn.Module) -> None:
+    def setup(self, model: nn.Module) -> None:
         """Called once, on all ranks, after the model is built and before a checkpoint is loaded: freeze parts of the
         model, build modules that depend on it (a teacher)."""
 
     def initialize(self, model: nn.Module, batches: Iterator[Batch]) -> str | None:
-        """Called before `attach` in a new run, not at a resume: load other weights, compute some from the data. Returns
+        """Called before `setup` in a new run, not at a resume: load other weights, compute some from the data. Returns
         a line to log, if any. batches: the run's training data, trainer.global_batch_size samples each, on the CPU, the
         same on all ranks, without random transforms; nothing is read before the first is asked for."""
         return None
 
-    def trained(self, model: nn.Module) -> dict[str, list[nn.Module]]:
+    def objectives(self, model: nn.Module) -> dict[str, list[nn.Module]]:
         """Returns {objective: modules that it trains}; each has its own optimizer. Most tasks have one, named "". With
         named ones, `losses` is for evaluations, and each minimises <objective>_losses(model, batch)."""
         return {"": [model, self]}
 
-    def train_step(self, step: int, batches: Iterator[Batch], descend: Descend) -> dict[str, Tensor]:
-        """One step of the loop: descend(objective, batches) for each objective to update. Returns all their values.
+    def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
+        """One step of the loop: optimizer_step(objective, batches) for each objective to update. Returns all their values.
 
         step: from 0. batches: iterator of this step's micro-batches; to use them twice, list(batches). What lies
-        between a gradient and its update is descend.gradients, .parameters and .update: see lab/descend.py.
+        between a gradient and its update is optimizer_step.gradients, .parameters and .update: see lab/optimizer_step.py.
         """
-        return descend("", batches)
+        return optimizer_step("", batches)
 
-    def updated(self, model: nn.Module) -> None:
+    def on_step_end(self, model: nn.Module) -> None:
         """Called once a step, after its updates, under no_grad: update a teacher's EMA, a queue. To change the model's
-        weights is for `project`. A class that says `draws = False` draws no random numbers here (not inherited): what
+        weights is for `project`. A class that says `uses_rng = False` draws no random numbers here (not inherited): what
         keeps ranks alike is left out, 0.2 ms a step, and hardware.cuda_graph may record it."""
 
     def project(self, model: nn.Module) -> None:
-        """Called once a step, behind `updated` and under no_grad, with the model, and then with the average of its
+        """Called once a step, behind `on_step_end` and under no_grad, with the model, and then with the average of its
         weights where there is one: change the weights in place (a pruning mask, a limit of their norm), so that all
-        that is scored, saved and loaded is changed. `draws = False` is as for `updated`."""
+        that is scored, saved and loaded is changed. `uses_rng = False` is as for `on_step_end`."""
 
-    def synchronize(self) -> None:
+    def sync_buffers(self) -> None:
         """Called on all ranks before each evaluation and save, under no_grad: give buffers that each rank has filled
         from its own samples one value, by gather_rows say. Other buffers are equal already."""
 
-    def share_in_average(self, step: int) -> float | None:
+    def averaging_factor(self, step: int) -> float | None:
         """The share of the weights after step `step` (from 0) in the average of weights that is evaluated, predicted
         with, exported and given by load_run: mean += share * (weights - mean); None: it stays as it is. Overridden, it
         takes the place of trainer.ema_decay. 1 / (k + 1) for the k-th of some steps is their mean (SWA)."""
@@ -177,8 +181,8 @@ def key_of_losses(task: Task) -> str:
     return "task.criterion" if hasattr(task, "criterion") else "task"
 
 
-class Descend(Protocol):
-    """The loop's parts, for one step: see lab.descend. Values are 0-d tensors on the device, of this rank.
+class OptimizerStep(Protocol):
+    """The loop's parts, for one step: see lab.optimizer_step. Values are 0-d tensors on the device, of this rank.
 
     state: what a checkpoint holds, a lab.state.TrainState, for lab.rows.by_row say."""
 

@@ -24,8 +24,8 @@ class BYOL(Task):
     which may be one field twice; augment's transforms change both, with independent random numbers.
     """
 
-    numbered = True
-    draws = False  # `updated` draws no random numbers
+    needs_sample_ids = True
+    uses_rng = False  # `on_step_end` draws no random numbers
 
     def __init__(
         self,
@@ -40,10 +40,10 @@ class BYOL(Task):
         self.projector, self.predictor, self.decay = projector, predictor, decay
         self.view, self.metrics = Views(fields, augment), metrics
 
-    def attach(self, model: nn.Module) -> None:
+    def setup(self, model: nn.Module) -> None:
         self.teacher = copy.deepcopy(nn.Sequential(model, self.projector)).requires_grad_(False)
 
-    def updated(self, model: nn.Module) -> None:
+    def on_step_end(self, model: nn.Module) -> None:
         student = nn.Sequential(model, self.projector)
         torch._foreach_lerp_(list(self.teacher.parameters()), list(student.parameters()), 1 - self.decay)
 

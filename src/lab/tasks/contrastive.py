@@ -27,9 +27,9 @@ class Contrastive(Task):
     at once.
     """
 
-    terms = ("top1", "temperature")
-    numbered = across_samples = True
-    draws = False  # `updated` draws no random numbers
+    loss_names = ("top1", "temperature")
+    needs_sample_ids = needs_global_batch = True
+    uses_rng = False  # `on_step_end` draws no random numbers
     not_compiled = ("gathered",)
 
     def __init__(
@@ -48,7 +48,7 @@ class Contrastive(Task):
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
         seen = [model(self.view(batch, which)) for which in (0, 1)]
         local = [F.normalize(self.projector(one).float(), dim=1) for one in seen]
-        counts = (batch["number"] >= 0).float()[:, None]  # what only pads an evaluation's batch is nobody's negative
+        counts = (batch["sample_id"] >= 0).float()[:, None]  # what only pads an evaluation's batch is nobody's negative
         rows, first = self.gathered(torch.cat([*local, counts], 1))
         one, two, counts = rows.split([local[0].shape[1], local[1].shape[1], 1], 1)
         scale = self.log_scale.exp()
@@ -60,7 +60,7 @@ class Contrastive(Task):
         hits = torch.stack([each.argmax(1) == target for each in logits]).float().mean(0)
         return {"loss": losses, "top1": hits, "temperature": (1 / scale).detach().expand(len(target))}, seen[0]
 
-    def updated(self, model: nn.Module) -> None:
+    def on_step_end(self, model: nn.Module) -> None:
         self.log_scale.clamp_(max=math.log(100))
 
     def gathered(self, local: Tensor) -> tuple[Tensor, int]:

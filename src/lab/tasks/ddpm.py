@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.tasks.base import Batch, Losses, Task
-from samebits.data import Draws
+from samebits.data import SampleRNG
 from samebits.errors import ConfigError
 from samebits.schema import Count
 
@@ -21,23 +21,23 @@ class DDPM(Task):
     2021) or "linear" schedule. Noise and time are a function of the sample's number: in evaluations of its row, the
     same each time."""
 
-    numbered = True
+    needs_sample_ids = True
 
     def __init__(self, steps: Count, schedule: Literal["cosine", "linear"], channels: Count, seed: int) -> None:
         super().__init__()
         if channels % 2:
             raise ConfigError(f"task.channels={channels}: a sine and a cosine for each frequency, so an even number")
         self.steps, self.channels = steps, channels
-        self.noises, self.times = Draws(seed, "DDPM noise"), Draws(seed, "DDPM time")
+        self.noises, self.times = SampleRNG(seed, "DDPM noise"), SampleRNG(seed, "DDPM time")
         kept = torch.cumprod(1 - noise_added(steps, schedule), 0).float()  # the paper's alpha with a bar
         self.kept = nn.Buffer(kept, persistent=False)
 
-    def attach(self, model: nn.Module) -> None:
+    def setup(self, model: nn.Module) -> None:
         if len(self.run.input_shape) != 3:
             raise ConfigError(f"task=ddpm: needs images (C, H, W), not data.input_shape={list(self.run.input_shape)}")
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses | Tensor, Any]:
-        x, number = 2 * batch["x"] - 1, batch["number"]
+        x, number = 2 * batch["x"] - 1, batch["sample_id"]
         noise = self.noises.normal(number, x[0].numel()).view(x.shape)
         time = self.times.below(number, (self.steps,))[:, 0]
         kept = self.kept[time].view(-1, 1, 1, 1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lab.tasks.base import Batch, Descend, Losses, Metric, Task
+from lab.tasks.base import Batch, Losses, Metric, OptimizerStep, Task
 from lab.transforms.fields import Transform
 from lab.transforms.views import Views
 from samebits.errors import ConfigError
@@ -41,9 +41,9 @@ class DINO(Task):
     a cosine.
     """
 
-    terms = ("entropy",)
-    numbered = True
-    draws = False  # `updated` draws no random numbers
+    loss_names = ("entropy",)
+    needs_sample_ids = True
+    uses_rng = False  # `on_step_end` draws no random numbers
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class DINO(Task):
         count = len(head.prototypes)
         self.center, self.seen = nn.Buffer(torch.zeros(count)), nn.Buffer(torch.zeros(count + 1), persistent=False)
 
-    def attach(self, model: nn.Module) -> None:
+    def setup(self, model: nn.Module) -> None:
         self.teacher = copy.deepcopy(nn.Sequential(model, self.head)).requires_grad_(False)
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
@@ -88,12 +88,12 @@ class DINO(Task):
     def predict(self, model: nn.Module, batch: Batch) -> Any:
         return model(batch["x"])
 
-    def train_step(self, step: int, batches: Iterator[Batch], descend: Descend) -> dict[str, Tensor]:
+    def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
         self.step = step
         self.seen.zero_()
-        return descend("", batches)
+        return optimizer_step("", batches)
 
-    def updated(self, model: nn.Module) -> None:
+    def on_step_end(self, model: nn.Module) -> None:
         progress = self.step / self.run.total_steps
         momentum = 1 - (1 - self.momentum) * (math.cos(math.pi * progress) + 1) / 2
         student = nn.Sequential(model, self.head)

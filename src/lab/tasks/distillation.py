@@ -20,7 +20,7 @@ class Distillation(Task):
     teacher: a run (its best weights) or a checkpoint, whose model puts out as many classes; read when the run begins,
     and kept in the run's folder."""
 
-    terms = ("cross_entropy", "distance")
+    loss_names = ("cross_entropy", "distance")
 
     def __init__(self, teacher: str, temperature: Positive, share: Share, metrics: Mapping[str, Metric]) -> None:
         super().__init__()

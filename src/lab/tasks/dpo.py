@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from lab.losses.next_token import token_losses
 from lab.tasks.base import Batch, Losses, Metric, Task
-from samebits.checkpoints import find_weights, load_fitting, some_keys
+from samebits.checkpoints import find_weights, format_keys, load_fitting
 from samebits.errors import ConfigError
 from samebits.schema import Positive
 
@@ -26,7 +26,7 @@ class DPO(Task):
     the chosen answer, times beta; "accuracy": whether it does.
     """
 
-    terms = ("margin", "accuracy")
+    loss_names = ("margin", "accuracy")
 
     def __init__(self, weights: str | None, beta: Positive, metrics: Mapping[str, Metric]) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class DPO(Task):
         mine = model.state_dict()
         if unfit := [name for name, value in state.items() if name not in mine or mine[name].shape != value.shape]:
             raise ConfigError(
-                f"task.weights={self.source}: {some_keys(unfit)} do not fit the model - give data.input_shape, "
+                f"task.weights={self.source}: {format_keys(unfit)} do not fit the model - give data.input_shape, "
                 "data.num_outputs and model.model its sizes"
             )
         return load_fitting(model, state, file)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lab.tasks.base import Batch, Metric
 from lab.tasks.supervised import Supervised
-from samebits.checkpoints import find_weights, load_fitting, some_keys
+from samebits.checkpoints import find_weights, format_keys, load_fitting
 from samebits.errors import ConfigError
 from samebits.schema import regex
 
@@ -19,7 +19,7 @@ from samebits.schema import regex
 class Finetune(Supervised):
     """weights: a run directory (its best checkpoint), a checkpoint, or a file with a state dict; read when a run
     begins, not at a resume. rename: {regular expression: replacement}, applied in order to each name in the state dict;
-    empty names are dropped. frozen: regular expressions; model parameters and buffers in whose names one is found stay
+    empty names are dropped. freeze: regular expressions; model parameters and buffers in whose names one is found stay
     bit for bit the same. Such modules with buffers (BatchNorm) are in eval mode during training too."""
 
     def __init__(
@@ -28,11 +28,11 @@ class Finetune(Supervised):
         metrics: Mapping[str, Metric],
         weights: str,
         rename: Mapping[str, str],
-        frozen: Sequence[str],
+        freeze: Sequence[str],
     ) -> None:
         super().__init__(criterion, metrics)
         self.source, self.rename = weights, {regex(k, "task.rename"): new for k, new in rename.items()}
-        self.patterns = [regex(pattern, "task.frozen") for pattern in frozen]
+        self.patterns = [regex(pattern, "task.freeze") for pattern in freeze]
         self.still: Callable[[], Iterator[nn.Module]] = lambda: iter(())
 
     def initialize(self, model: nn.Module, batches: Iterator[Batch]) -> str | None:
@@ -52,19 +52,19 @@ class Finetune(Supervised):
             if new:
                 weights[new] = value
         for pattern in self.rename.keys() - used:
-            raise ConfigError(f"task.rename: no name holds {pattern.pattern!r}; names are {some_keys(list(state))}")
+            raise ConfigError(f"task.rename: no name holds {pattern.pattern!r}; names are {format_keys(list(state))}")
         return weights
 
-    def attach(self, model: nn.Module) -> None:
+    def setup(self, model: nn.Module) -> None:
         names = list(model.state_dict())
         for pattern in self.patterns:
             if not any(map(pattern.search, names)):
-                raise ConfigError(f"task.frozen: no name holds {pattern.pattern!r}; names are {some_keys(names)}")
+                raise ConfigError(f"task.freeze: no name holds {pattern.pattern!r}; names are {format_keys(names)}")
         stays = {name for name in names if any(pattern.search(name) for pattern in self.patterns)}
         for name, p in model.named_parameters():
             p.requires_grad_(p.requires_grad and name not in stays)
         if not any(p.requires_grad for module in (model, self) for p in module.parameters()):
-            raise ConfigError(f"task.frozen: freezes all of {type(model).__name__}; there is nothing left to train")
+            raise ConfigError(f"task.freeze: freezes all of {type(model).__name__}; there is nothing left to train")
         still = []
         for name, module in model.named_modules():
             own = [key for key, _ in (*module.named_parameters(name, False), *module.named_buffers(name, False))]

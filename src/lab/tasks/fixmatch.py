@@ -25,7 +25,7 @@ class FixMatch(Task):
     over the samples that it is of: `supervised`, `guessed`, and `sure`, the share above the threshold.
     """
 
-    terms = ("supervised", "guessed", "sure")
+    loss_names = ("supervised", "guessed", "sure")
 
     def __init__(
         self,

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.tasks.base import Batch, Descend, Losses, Metric, Task
-from samebits.data import Draws
+from lab.tasks.base import Batch, Losses, Metric, OptimizerStep, Task
+from samebits.data import SampleRNG
 from samebits.errors import ConfigError
 from samebits.loggers import grid
 from samebits.schema import Count, NotNegative
@@ -24,8 +24,8 @@ class WGAN(Task):
     Wasserstein distance between batch["x"] and generated samples; metrics get the generated samples.
     """
 
-    terms = ("real", "fake")
-    numbered = True
+    loss_names = ("real", "fake")
+    needs_sample_ids = True
     not_compiled = ("penalties",)  # torch.compile does not support double backward
 
     def __init__(
@@ -39,16 +39,16 @@ class WGAN(Task):
     ) -> None:
         super().__init__()
         self.critic, self.noise_shape, self.critic_steps, self.penalty = critic, noise_shape, critic_steps, penalty
-        self.draws = {name: Draws(seed, f"WGAN {name}") for name in ("critic", "generator", "between", "scored")}
+        self.draws = {name: SampleRNG(seed, f"WGAN {name}") for name in ("critic", "generator", "between", "scored")}
         self.metrics = metrics
 
-    def trained(self, model: nn.Module) -> dict[str, list[nn.Module]]:
+    def objectives(self, model: nn.Module) -> dict[str, list[nn.Module]]:
         return {"critic": [self.critic], "generator": [model]}
 
-    def train_step(self, step: int, batches: Iterator[Batch], descend: Descend) -> dict[str, Tensor]:
+    def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
         held = list(batches)
-        values = descend("critic", held)
-        return values | descend("generator", held) if (step + 1) % self.critic_steps == 0 else values
+        values = optimizer_step("critic", held)
+        return values | optimizer_step("generator", held) if (step + 1) % self.critic_steps == 0 else values
 
     def critic_losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
         with torch.no_grad():
@@ -57,7 +57,7 @@ class WGAN(Task):
         return {"loss": fake - real + self.penalty * penalty, "real": real, "fake": fake, "penalty": penalty}, made
 
     def penalties(self, batch: Batch, made: Tensor) -> Tensor:
-        share = self.draws["between"].uniform(batch["number"], 1)
+        share = self.draws["between"].uniform(batch["sample_id"], 1)
         between = torch.lerp(batch["x"].flatten(1), made.flatten(1).to(batch["x"].dtype), share).requires_grad_()
         (slope,) = torch.autograd.grad(self.scores(between.view_as(made)).sum(), between, create_graph=True)
         return (slope.norm(dim=1) - 1).square()
@@ -75,7 +75,7 @@ class WGAN(Task):
         return {"generated": grid(output[:count])}
 
     def generate(self, model: nn.Module, batch: Batch, stream: str) -> Tensor:
-        noise = self.draws[stream].normal(batch["number"], math.prod(self.noise_shape))
+        noise = self.draws[stream].normal(batch["sample_id"], math.prod(self.noise_shape))
         made, shape = model(noise.view(-1, *self.noise_shape)), batch["x"].shape
         if made.numel() != shape.numel():
             raise ConfigError(

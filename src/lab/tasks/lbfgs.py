@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from lab.tasks.base import Batch, Descend
+from lab.tasks.base import Batch, OptimizerStep
 from lab.tasks.supervised import Supervised
 
 
@@ -14,13 +14,13 @@ class LBFGS(Supervised):
     """With optim=lbfgs: each step is the optimizer's iterations on one global batch, best the whole set. What is logged
     is the loss before them. The optimizer waits for the device."""
 
-    def train_step(self, step: int, batches: Iterator[Batch], descend: Descend) -> dict[str, Tensor]:
+    def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
         held, before = list(batches), dict[str, Tensor]()
 
         def closure() -> Tensor:
-            values = descend.gradients("", held)
+            values = optimizer_step.gradients("", held)
             before.update(before or values)
             return values["loss"]
 
-        descend.update("", closure)
+        optimizer_step.update("", closure)
         return before

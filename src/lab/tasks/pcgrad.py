@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lab.checks import applied, check_criterion
-from lab.tasks.base import Batch, Descend, Losses, Metric, Task
+from lab.checks import call_with_hints, check_criterion
+from lab.tasks.base import Batch, Losses, Metric, OptimizerStep, Task
 from samebits.errors import ConfigError
 from samebits.shards import global_dot, local_parts
 
@@ -31,33 +31,35 @@ class PCGrad(Task):
             )
         for criterion in criteria.values():
             check_criterion(criterion)
-        self.criteria, self.metrics, self.terms = criteria, metrics, tuple(criteria)
+        self.criteria, self.metrics, self.loss_names = criteria, metrics, tuple(criteria)
         self.modules_of = nn.ModuleDict({name: one for name, one in criteria.items() if isinstance(one, nn.Module)})
 
     @classmethod
-    def terms_of(cls, arguments: Mapping[str, Any]) -> Sequence[str]:
+    def loss_names_for(cls, arguments: Mapping[str, Any]) -> Sequence[str]:
         return tuple(arguments["criteria"])
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
         output = self.predict(model, batch)
-        terms = {name: applied(one, f"task.criteria.{name}", output, batch) for name, one in self.criteria.items()}
+        terms = {
+            name: call_with_hints(one, f"task.criteria.{name}", output, batch) for name, one in self.criteria.items()
+        }
         return {"loss": torch.stack([*terms.values()]).sum(0), **terms}, output
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
         return model(batch["x"])
 
-    def train_step(self, step: int, batches: Iterator[Batch], descend: Descend) -> dict[str, Tensor]:
-        held, trained = list(batches), descend.parameters("")
+    def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
+        held, trained = list(batches), optimizer_step.parameters("")
         values: dict[str, Tensor] = {}
         gradients = []
-        for name in self.terms:
-            values = descend.gradients("", held, name)
+        for name in self.loss_names:
+            values = optimizer_step.gradients("", held, name)
             gradients.append([torch.zeros_like(p) if p.grad is None else p.grad for p in trained])
         with torch.no_grad():
             whole, conflicts = without_conflicts(gradients, step)
             for p, gradient in zip(trained, whole):
                 p.grad = gradient
-        descend.update("")
+        optimizer_step.update("")
         return values | {"conflicts": conflicts}
 
 

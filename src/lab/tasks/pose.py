@@ -25,7 +25,7 @@ class Pose(Task):
     factors: {loss: its weight in the sum that is minimised}. metrics: see lab.metrics.base.
     """
 
-    terms = ("position", "bones", "reprojection")
+    loss_names = ("position", "bones", "reprojection")
     bones: Tensor
 
     def __init__(
@@ -37,8 +37,8 @@ class Pose(Task):
         metrics: Mapping[str, Metric],
     ) -> None:
         super().__init__()
-        if sorted(factors) != sorted(self.terms):
-            raise ConfigError(f"task.factors={dict(factors)}: give one for each of {', '.join(self.terms)}")
+        if sorted(factors) != sorted(self.loss_names):
+            raise ConfigError(f"task.factors={dict(factors)}: give one for each of {', '.join(self.loss_names)}")
         if not bones or any(len(bone) != 2 for bone in bones):
             raise ConfigError(f"task.bones={bones}: give pairs of joints")
         self.input, self.target, self.factors = input, target, dict(factors)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.tasks.base import Batch, Descend, Metric
+from lab.tasks.base import Batch, Metric, OptimizerStep
 from lab.tasks.supervised import Supervised
 from samebits.schema import Positive
 from samebits.shards import global_norm, local_parts
@@ -22,17 +22,17 @@ class SAM(Supervised):
         super().__init__(criterion, metrics)
         self.rho = rho
 
-    def train_step(self, step: int, batches: Iterator[Batch], descend: Descend) -> dict[str, Tensor]:
+    def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
         held = list(batches)
-        here = descend.gradients("", held)
+        here = optimizer_step.gradients("", held)
         with torch.no_grad():
-            moved = [p for p in descend.parameters("") if p.grad is not None]
+            moved = [p for p in optimizer_step.parameters("") if p.grad is not None]
             gradients, weights = [p.grad for p in moved if p.grad is not None], local_parts(moved)
             before = torch._foreach_mul(weights, 1.0)  # copied back, as subtracting would round
             scale = self.rho / (global_norm(gradients) + 1e-12)
             torch._foreach_add_(weights, torch._foreach_mul(local_parts(gradients), scale))
-        there = descend.gradients("", held)
+        there = optimizer_step.gradients("", held)
         with torch.no_grad():
             torch._foreach_copy_(weights, before)
-        descend.update("")
+        optimizer_step.update("")
         return here | {"sharpness": there["loss"] - here["loss"]}

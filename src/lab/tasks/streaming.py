@@ -81,8 +81,8 @@ class Streaming(Supervised):
     sequence, and more are faster.
     """
 
-    carries = True
-    kept_if_skipped = ("states",)  # the next rows go on from those of the skipped step
+    stateful = True
+    buffers_kept_on_skip = ("states",)  # the next rows go on from those of the skipped step
 
     def __init__(
         self, criterion: Callable[[Any, Batch], Any], metrics: Mapping[str, Metric], lanes: Count, eval_lanes: Count
@@ -90,7 +90,7 @@ class Streaming(Supervised):
         super().__init__(criterion, metrics)
         self.lanes, self.eval_lanes = lanes, eval_lanes
 
-    def attach(self, model: nn.Module) -> None:
+    def setup(self, model: nn.Module) -> None:
         if not hasattr(model, "initial_state"):
             raise ConfigError(
                 f"model: {type(model).__name__} has no initial_state(), with which a lane begins - use model=token_gru"
@@ -102,5 +102,5 @@ class Streaming(Supervised):
         self.states.write(batch, states)
         return output
 
-    def synchronize(self) -> None:
+    def sync_buffers(self) -> None:
         self.states.gather(self.run.world)

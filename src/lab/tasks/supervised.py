@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lab.checks import applied, check_criterion
+from lab.checks import call_with_hints, check_criterion
 from lab.tasks.base import Batch, Losses, Metric, Task
 
 
 class Supervised(Task):
     """model(batch["x"]) -> output. criterion(output, batch) -> (B,) losses, or {"loss": (B,), term: (B,), ...} if a
-    subclass declares these `terms`. metrics: {name: metric}, see lab.metrics.base. A criterion may be an nn.Module with
+    subclass declares these `loss_names`. metrics: {name: metric}, see lab.metrics.base. A criterion may be an nn.Module with
     parameters, which are trained."""
 
     def __init__(self, criterion: Callable[[Any, Batch], Any], metrics: Mapping[str, Metric]) -> None:
@@ -23,7 +23,7 @@ class Supervised(Task):
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses | Tensor, Any]:
         output = self.predict(model, batch)
-        return applied(self.criterion, "task.criterion", output, batch), output
+        return call_with_hints(self.criterion, "task.criterion", output, batch), output
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
         return model(batch["x"])

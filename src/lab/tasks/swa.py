@@ -23,8 +23,8 @@ class SWA(Supervised):
         statistics: Count,
     ) -> None:
         super().__init__(criterion, metrics)
-        self.start, self.every, self.fresh_statistics = start, every, statistics
+        self.start, self.every, self.bn_update_batches = start, every, statistics
 
-    def share_in_average(self, step: int) -> float | None:
+    def averaging_factor(self, step: int) -> float | None:
         number, left = divmod(step + 1 - round(self.start * self.run.total_steps), self.every)
         return 1.0 if number < 0 else 1 / (number + 1) if left == 0 else None

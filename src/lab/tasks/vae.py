@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lab.tasks.base import Batch, Losses, Task
-from samebits.data import Draws
+from samebits.data import SampleRNG
 from samebits.errors import ConfigError
 from samebits.loggers import grid
 from samebits.schema import NotNegative
@@ -24,14 +24,14 @@ class VAE(Task):
     function of seed and sample number, the same in every evaluation. kl_factor: 1 makes the loss the negative ELBO.
     """
 
-    terms = ("reconstruction", "kl")
-    numbered = True
+    loss_names = ("reconstruction", "kl")
+    needs_sample_ids = True
 
     def __init__(self, kl_factor: NotNegative, seed: int) -> None:
         super().__init__()
-        self.kl_factor, self.draws = kl_factor, Draws(seed, "VAE")
+        self.kl_factor, self.draws = kl_factor, SampleRNG(seed, "VAE")
 
-    def attach(self, model: nn.Module) -> None:
+    def setup(self, model: nn.Module) -> None:
         if not isinstance(model, nn.ModuleDict) or not {"encoder", "decoder"} <= model.keys():
             raise ConfigError(f"task=vae: needs a model of an encoder and a decoder, not {type(model).__name__} - "
                               "use model=autoencoder")  # fmt: skip
@@ -40,7 +40,7 @@ class VAE(Task):
         assert isinstance(model, nn.ModuleDict)
         x = batch["x"]
         mean, log_variance = model["encoder"](x).float().chunk(2, dim=1)
-        noise = self.draws.normal(batch["number"], mean.shape[1])
+        noise = self.draws.normal(batch["sample_id"], mean.shape[1])
         logits = model["decoder"](mean + torch.exp(0.5 * log_variance) * noise).float()
         if logits.numel() != x.numel():
             sizes = f"puts out {logits[0].numel()} values a sample, and x has {x[0].numel()}"

@@ -24,7 +24,7 @@ class Whitened(Supervised):
     dataset, mean, std: without use; runs of before have them.
     """
 
-    draws = False  # `project` draws no random numbers
+    uses_rng = False  # `project` draws no random numbers
     VIEWS = (1, 2, 6)  # the image; and its mirror image; and both moved by a pixel, up and left, or down and right
 
     def __init__(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lab.transforms.fields import _PerField
-from samebits.data import Draws
+from samebits.data import SampleRNG
 from samebits.schema import Count
 
 
@@ -25,7 +25,7 @@ class AlternatingFlip(_PerField):
 
     def __init__(self, field: str | Sequence[str], epoch_samples: Count, seed: int) -> None:
         super().__init__(field)
-        self._epoch_samples, self._draws = epoch_samples, Draws(seed, "AlternatingFlip")
+        self._epoch_samples, self._draws = epoch_samples, SampleRNG(seed, "AlternatingFlip")
 
     def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
         # a sum of integers is the same on any device; the bits of one element may be those of many images' backgrounds

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lab.transforms.fields import OnDevices, _PerField
-from samebits.data import Draws
+from samebits.data import SampleRNG
 from samebits.errors import ConfigError
 
 LEVELS = 31
@@ -55,7 +55,7 @@ class TrivialAugment(_PerField):
         super().__init__(field)
         level = torch.arange(LEVELS) / (LEVELS - 1)
         self._values = OnDevices(torch.stack([value(level) for value in BY_LEVEL.values()]))
-        self._draws = Draws(seed, "TrivialAugment")
+        self._draws = SampleRNG(seed, "TrivialAugment")
 
     def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
         """(B, 2): the number of its kind, its strength."""

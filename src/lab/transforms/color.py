@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lab.transforms.fields import _PerField
-from samebits.data import Draws
+from samebits.data import SampleRNG
 from samebits.errors import ConfigError
 from samebits.schema import NotNegative
 
@@ -37,7 +37,7 @@ class ColorJitter(_PerField):
         super().__init__(field)
         if hue > 0.5:
             raise ConfigError(f"data.transforms: ColorJitter.hue={hue}: at most 0.5, half of the circle")
-        self._most, self._hue, self._draws = (brightness, contrast, saturation), hue, Draws(seed, "ColorJitter")
+        self._most, self._hue, self._draws = (brightness, contrast, saturation), hue, SampleRNG(seed, "ColorJitter")
 
     def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
         """(B, 4): three factors, and the turn of the hue."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lab.transforms.spec import dtype_name
-from samebits.data import Draws
+from samebits.data import SampleRNG
 from samebits.errors import ConfigError
 from samebits.schema import Count, NotNegativeInt, Positive, Share
 
@@ -188,7 +188,7 @@ class RandomFlip(_PerField):
         super().__init__(field)
         if dim == 0:
             raise ValueError("dim must not be 0, which counts the samples; -1 is left and right, -2 top and bottom")
-        self._dim, self._draws = dim, Draws(seed, f"RandomFlip{dim}")
+        self._dim, self._draws = dim, SampleRNG(seed, f"RandomFlip{dim}")
 
     def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
         return self._draws.below(numbers, (2,))[:, 0].bool()
@@ -220,7 +220,7 @@ class RandomCrop(_PerField):
             raise ValueError(f"size must be [height, width], got {list(size)}")
         self._mode = padding_mode
         self._height, self._width = size
-        self._padding, self._draws = padding, Draws(seed, "RandomCrop")
+        self._padding, self._draws = padding, SampleRNG(seed, "RandomCrop")
 
     def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
         places = tuple(
@@ -265,7 +265,7 @@ class Cutout(_Rectangle):
 
     def __init__(self, field: str | Sequence[str], size: Count, value: float, seed: int) -> None:
         super().__init__(field)
-        self._size, self._value, self._draws = size, value, Draws(seed, "Cutout")
+        self._size, self._value, self._draws = size, value, SampleRNG(seed, "Cutout")
 
     def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
         begin = self._draws.below(numbers, (x.shape[-2], x.shape[-1])) - self._size // 2
@@ -294,7 +294,7 @@ class RandomErase(_Rectangle):
                 f"got probability={probability}, area={list(area)}, ratio={list(ratio)}"
             )
         self._probability, self._area, self._ratio = probability, list(area), [math.log(r) for r in ratio]
-        self._value, self._draws = value, Draws(seed, "RandomErase")
+        self._value, self._draws = value, SampleRNG(seed, "RandomErase")
 
     def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
         height, width = x.shape[-2:]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lab.transforms.fields import Batch, OnDevices
-from samebits.data import Draws
+from samebits.data import SampleRNG
 from samebits.errors import ConfigError
 from samebits.schema import Count, Positive
 
@@ -28,7 +28,7 @@ class Mixup:
                 f"data.transforms: Mixup.alpha={alpha} must be above 0; leave the transform out for no mixing"
             )
         self._field, self._target, self._num_classes = field, target, num_classes
-        self._quantiles, self._draws = OnDevices(_beta_quantiles(alpha)), Draws(seed, "Mixup")
+        self._quantiles, self._draws = OnDevices(_beta_quantiles(alpha)), SampleRNG(seed, "Mixup")
 
     def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
         if missing := [field for field in (self._field, self._target) if field not in batch]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lab.transforms.fields import _PerField
-from samebits.data import Draws
+from samebits.data import SampleRNG
 from samebits.errors import ConfigError
 from samebits.schema import Count, Positive, Share
 
@@ -53,7 +53,7 @@ class RandomResizedCrop(_Sized):
                 f"data.transforms: RandomResizedCrop needs area and ratio as [low, high], area in ]0, 1]; got area="
                 f"{list(area)}, ratio={list(ratio)}"
             )
-        self._area, self._ratio, self._draws = list(area), list(ratio), Draws(seed, "RandomResizedCrop")
+        self._area, self._ratio, self._draws = list(area), list(ratio), SampleRNG(seed, "RandomResizedCrop")
 
     def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
         """(B, 4) int64: top, left, height, width."""

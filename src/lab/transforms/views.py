@@ -13,14 +13,14 @@ from samebits.schema import Count
 
 class Views:
     """fields: the batch's field of each view, which may be one field several times. augment: transforms that change
-    all, with independent random numbers, which are a function of (seed, batch["number"])."""
+    all, with independent random numbers, which are a function of (seed, batch["sample_id"])."""
 
     def __init__(self, fields: Sequence[str], augment: Mapping[str, Transform]) -> None:
         self.fields, self.augment = fields, compose(augment.values(), training=True)
 
     def __call__(self, batch: Batch, which: int) -> Tensor:
         """which: from 0."""
-        changed = self.augment(batch, len(self.fields) * batch["number"] + which) if self.augment else batch
+        changed = self.augment(batch, len(self.fields) * batch["sample_id"] + which) if self.augment else batch
         return changed[self.fields[which]]
 
 

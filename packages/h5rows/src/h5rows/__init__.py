@@ -2,7 +2,7 @@
 
 Given: files, here or behind an URL, as anybody's program has written them. Returned: batches of named fields, from
 `Dataset` and `open`; files whose rows are laid out to be read at random, from `write`, `pack` and `repack`; what a file
-is like, from `inspect`. A program that is built on this library finds the rest in `h5rows.engines`.
+is like, from `inspect`. A program that is built on this library finds the rest in `h5rows.integration`.
 
 Promised: the bytes are h5py's; where a layout is not known for certain, h5py reads it. A file that changes while it is
 open is an error, never other data; one that is cut short while its mapping is read kills the process (SIGBUS). What is
@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from h5rows.pages import importer, names_of
+from h5rows.lazy_imports import lazy_getattr, names_of
 
 if TYPE_CHECKING:
     from h5rows.dataset import Dataset as Dataset
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from h5rows.functions import write as write
 
 __version__ = "0.3.0"
-__getattr__ = importer(__name__, __file__)
+__getattr__ = lazy_getattr(__name__, __file__)
 
 
 def __dir__() -> list[str]:
-    return sorted([*names_of(__file__), "__version__", "engines"])
+    return sorted([*names_of(__file__), "__version__", "integration"])

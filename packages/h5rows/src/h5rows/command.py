@@ -104,7 +104,7 @@ def parser() -> argparse.ArgumentParser:
     add("--append", action="store_true", help="add --shards to the set that is in OUT")
     add("--on-error", choices=["stop", "skip"], help="at a sample that cannot be read [stop]")
     left = "names, or patterns in quotes, that may be left out: exit status 0, if nothing else was"
-    add("--leave-out", nargs="+", metavar="NAME", help=left)
+    add("--ignore", nargs="+", metavar="NAME", help=left)
     add("--external", choices=["refuse", "allow"], help="read what links of SOURCE name outside of it [refuse]")
     add("--workers", type=int, help="processes or threads [all cores]")
     common(p)
@@ -117,8 +117,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("out", help="the .h5 file to write")
     p.add_argument("--flatten", action="store_true", help="variable length and strings: into flat values + offsets")
     p.add_argument("--external", choices=["refuse", "allow"], help="copy what lies in other files than SOURCE [refuse]")
-    p.add_argument("--fixed", action="store_true", help="what can grow becomes contiguous too, and can grow no more")
-    p.add_argument("--inflate", action="store_true", help="write a copy of many times SOURCE's size")
+    p.add_argument(
+        "--contiguous", action="store_true", help="what can grow becomes contiguous too, and can grow no more"
+    )
+    p.add_argument("--allow-larger", action="store_true", help="write a copy of many times SOURCE's size")
     codecs = ["none", "gzip", "zstd"]
     chosen = "compress, in chunks of whole rows [none: contiguous, fastest to read]"
     p.add_argument("--codec", choices=codecs, help=chosen)
@@ -145,8 +147,8 @@ def main(argv: Sequence[str]) -> int:
     for name in ("fields", "kinds", "split"):
         if name in args:
             args[name] = dict(args[name])
-    if "leave_out" in args:
-        args["leave_out"] = tuple(args["leave_out"])
+    if "ignore" in args:
+        args["ignore"] = tuple(args["ignore"])
     if "length" in args and "tokens" not in args.get("kinds", {}).values():
         what = "cuts the ids that kinds={'COLUMN': 'tokens'} makes of a table's texts"
         raise ConfigError(f"length=: {what}; give that too")

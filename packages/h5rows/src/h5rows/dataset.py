@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from h5rows.checks import check_options
+from h5rows.conventions.choice import choose
+from h5rows.conventions.opening import Opened, lost_share, parts_of
 from h5rows.errors import ConfigError, as_typed
-from h5rows.meaning.choice import choose
-from h5rows.meaning.opening import Opened, lost_share, parts_of
 from h5rows.reading.copies import files_of, open_file, ranged
 from h5rows.reading.external import items_below
 from h5rows.reading.fields import Field
@@ -47,9 +47,9 @@ class Dataset:
     swmr: the file is being written by a SWMR writer; the rows that are there now are read.
     cache_mb: memory for decoded chunks, used where a compressed chunk holds several samples, or where all fit into it.
     external: refuse or allow datasets whose bytes lie in other files (h5rows.reading.external).
-    values: stored: the file's numbers; meant: what its program means by them (h5rows.meaning): CF's packed data are
+    values: stored: the file's numbers; meant: what its program means by them (h5rows.conventions): CF's packed data are
     unpacked, MATLAB's axes turned, sparse rows dense, categories named.
-    masked: of values that are meant: what stands where a file has none; a number, nan, or drop: such rows are left out.
+    missing: of values that are meant: what stands where a file has none; a number, nan, or drop: such rows are left out.
     One for all fields, or field -> which (nan for others).
     encoding: of strings whose bytes are not UTF-8, such as gb18030 or latin-1, whatever the file marks them as.
     cache_gb: of remote files the blocks that are needed are fetched, into a folder of at most this size (10**9 bytes)
@@ -72,12 +72,12 @@ class Dataset:
         cache_mb: Annotated[int, {"at_least": 0}] = 64,
         external: Literal["refuse", "allow"] = "refuse",
         values: Literal["stored", "meant"] = "stored",
-        masked: float | str | Mapping[str, float | str] = "nan",
+        missing: float | str | Mapping[str, float | str] = "nan",
         cache_gb: float | None = None,
         encoding: str = "utf-8",
     ) -> None:
         given = {"split": split, "swmr": swmr, "cache_mb": cache_mb, "external": external, "values": values}
-        check_options(_HINTS, {**given, "masked": masked, "encoding": encoding})
+        check_options(_HINTS, {**given, "missing": missing, "encoding": encoding})
         if cache_mb < 0:
             raise ConfigError(f"data.cache_mb={cache_mb}: must be at least 0")
         if not isinstance(fields, Mapping):
@@ -99,7 +99,7 @@ class Dataset:
             raise ConfigError(f"data.fields: {made[0]} of {len(files)} files: each may have others; write integers")
         for file_name in files:
             with open_file(file_name, swmr, cache_gb) as file:
-                meaning = (values, masked, groups, None, encoding)
+                meaning = (values, missing, groups, None, encoding)
                 opened = Opened(file, entry["group"], named, cache, swmr, external, *meaning)
                 for field in named:
                     found, names = opened.field(field)
@@ -109,17 +109,17 @@ class Dataset:
                         if found.dtype.kind == "f" and (lost := lost_share(found)):
                             what = f"{file_name}: {named[field]}: {lost:.2%} of its rows have no class"
                             remedy = "leaves such rows out, or a number, such as -1, stands there"
-                            raise ConfigError(f"{what}: data.masked.{field}=drop {remedy}")
+                            raise ConfigError(f"{what}: data.missing.{field}=drop {remedy}")
                 rows = self._common_length(file_name)
                 chosen: np.ndarray | range = range(rows)
                 if entry.get("index") is not None:
                     key = f"data.splits.{split}.index"
                     chosen = read_index(file, entry["group"], entry["index"], rows, key, external)
-                if (missing := opened.missing()) is not None:
+                if (lacks := opened.rows_without_value()) is not None:
                     kept = np.asarray(chosen, dtype=np.int64)
-                    chosen = kept[~missing[kept]]
+                    chosen = kept[~lacks[kept]]
                     dropped += len(kept) - len(chosen)
-                    lacking = " or ".join(field for field in named if opened.masked.get(field) == "drop")
+                    lacking = " or ".join(field for field in named if opened.fills.get(field) == "drop")
                 restricted |= len(chosen) < rows or entry.get("index") is not None
                 index.append((starts[-1], chosen))
                 starts.append(starts[-1] + rows)
@@ -138,7 +138,7 @@ class Dataset:
         if self._size == 0:
             remedy = f"set it to {as_typed(None)} if there is no such split"
             if dropped:
-                what = f"data.masked=drop leaves out {dropped:,} that lack a value of {lacking}"
+                what = f"data.missing=drop leaves out {dropped:,} that lack a value of {lacking}"
                 remedy = f"{what}; a number or nan keeps them"
             elif splits is None:
                 raise ConfigError(f"{path}: {split} has no rows to read")
@@ -302,7 +302,7 @@ class Dataset:
                     if bad.any():
                         row = int(bad.any(1).nonzero()[0])
                         number = float(flat[row][bad[row]][0])
-                        remedy = "; data.masked says what stands where the file has no value" * (number != number)
+                        remedy = "; data.missing says what stands where the file has no value" * (number != number)
                         return f"{field} of {self.where(begin + row)} holds {number}{remedy}"
         return None
 
@@ -423,7 +423,7 @@ def _found(file: h5py.File, group: str) -> tuple[dict[str, str], dict[str, Any]]
         raise ConfigError(f"{file.filename}: the fields of {group} {what}; name some: fields={as_typed({'x': 'NAME'})}")
     settings = choice.settings
     fields = {key.removeprefix("fields."): name for key, name in settings.items() if key.startswith("fields.") and name}
-    return fields, {"values": "meant", **({"masked": settings["masked"]} if "masked" in settings else {})}
+    return fields, {"decode": True, **({"missing": settings["missing"]} if "missing" in settings else {})}
 
 
 def _rows(item: Any) -> int | None:

@@ -65,7 +65,7 @@ class PackOptions:
     shard: tuple[int, int] = (0, 1)  # (i, n): write the i-th of n equal shares
     # running
     on_error: Literal["stop", "skip"] = "stop"
-    leave_out: tuple[str, ...] = ()  # names, or patterns of names, that a line "left out" would show
+    ignore: tuple[str, ...] = ()  # names, or patterns of names, that a line "left out" would show
     external: Literal["refuse", "allow"] = "refuse"  # links that lead out of a source: refuse or allow
     overwrite: bool = False
     workers: int = os.cpu_count() or 1
@@ -89,7 +89,7 @@ class PackOptions:
 
     def of_bytes(self) -> dict[str, object]:
         """The options that decide what bytes are written."""
-        how = {"overwrite", "workers", "quiet", "on_error", "leave_out", "external"}
+        how = {"overwrite", "workers", "quiet", "on_error", "ignore", "external"}
         return {
             k: dict(v) if isinstance(v, Mapping) else list(v) if isinstance(v, tuple) else v
             for k, v in sorted(vars(self).items())
@@ -114,8 +114,8 @@ class RepackOptions:
     level: int | None = None  # None: the codec's own middle
     rows_per_chunk: int | None = None  # None: contiguous without a codec, else by the size of a row
     flatten: bool = False  # HDF5's variable length and strings become groups of flat `values` and `offsets`
-    fixed: bool = False  # what can grow becomes contiguous too, and can grow no more
-    inflate: bool = False  # write also many times what the source holds
+    contiguous: bool = False  # what can grow becomes contiguous too, and can grow no more
+    allow_larger: bool = False  # write also many times what the source holds
     external: Literal["refuse", "allow"] = (
         "refuse"  # datasets whose bytes lie in other files, which are copied: refuse or allow
     )
@@ -130,13 +130,13 @@ class RepackOptions:
             raise ConfigError(f"level={self.level}: {self.codec} has the levels {low} to {high}")
 
     @property
-    def contiguous(self) -> bool:
+    def is_contiguous(self) -> bool:
         return self.codec == "none" and self.rows_per_chunk is None
 
     def rows(self, shape: tuple[int, ...], dtype: np.dtype) -> int:
         """Rows to a chunk for a dataset of this shape; 0: contiguous."""
         row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
-        if self.contiguous or row_bytes < SMALL_ROW or not shape[0]:
+        if self.is_contiguous or row_bytes < SMALL_ROW or not shape[0]:
             return 0
         return min(shape[0], self.rows_per_chunk or max(1, RANDOM_CHUNK // row_bytes))
 

@@ -8,8 +8,8 @@ from typing import Any
 import h5py
 import numpy as np
 
+from h5rows.conventions.opening import Opened, has_meaning, parts_of
 from h5rows.errors import ConfigError
-from h5rows.meaning.opening import Opened, has_meaning, parts_of
 from h5rows.reading.copies import open_file, peek, ranged
 from h5rows.reading.external import ALLOW_EXTERNAL
 from h5rows.reading.finding import find, stated_classes
@@ -131,12 +131,12 @@ def _as_meant(file: h5py.File, data: Mapping[str, Any], field: str, group: str, 
     named = {name: path for name, path in data["fields"].items() if path is not None}
     cache = ChunkCache(int(data.get("cache_mb") or 0) << 20)
     groups = _groups(data)
-    how = (swmr, external, "meant", data.get("masked", "nan"), groups, None, data.get("encoding", "utf-8"))
+    how = (swmr, external, "meant", data.get("missing", "nan"), groups, None, data.get("encoding", "utf-8"))
     opened = Opened(file, group, named, cache, *how)
     found, names = opened.field(field)
     fixed = not found.text and found.shape[0] != -1
     step = max(1, _STEP // max(1, found.nbytes(None) // max(1, len(found))))
-    lacks = opened.missing()
+    lacks = opened.rows_without_value()
     rows = np.arange(len(found)) if lacks is None else np.flatnonzero(~lacks)
     blocks = (found.read(rows[k : k + step]) for k in range(0, max(1, len(rows)), step))
     where = f"{file.filename}: {named[field]} (data.fields.{field})"

@@ -19,9 +19,9 @@ def in_python(out: Path | str, paths: Sequence[str], sequences: Sequence[str]) -
 def read_in_python(path: str, settings: Mapping[str, Any], task: str) -> str:
     """The line of Python that reads a stranger's file. settings: of its fields, splits and what is missing."""
     fields = {key.partition(".")[2]: name for key, name in settings.items() if key.startswith("fields.")}
-    masked = f", masked={settings['masked']}" if "masked" in settings else ""
+    masked = f", missing={settings['masked']}" if "missing" in settings else ""
     group = "" if "split" in settings else ", 'train'"  # else all rows of the root
-    return f"h5rows.open({path!r}, {fields}{group}, values='meant', cache_mb=512{masked})"
+    return f"h5rows.open({path!r}, {fields}{group}, decode=True, cache_mb=512{masked})"
 
 
 Training = Callable[[str, Mapping[str, Any], str], str]  # as read_in_python

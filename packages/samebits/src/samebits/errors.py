@@ -32,7 +32,7 @@ class Cancelled(ConfigError):
         return INTERRUPTED if str(self).startswith("SIGINT") else PREEMPTED
 
 
-class Damaged(ConfigError):
+class CorruptFileError(ConfigError):
     """A file that a run has written cannot be read as it was written: one line that names it."""
 
 
@@ -40,7 +40,7 @@ class RunFailed(RuntimeError):
     """A run ended in failure and has shown its own traceback: exit status 1. The text, if any, is one more line."""
 
 
-class Claimed(ConfigError):
+class DirectoryLockedError(ConfigError):
     """Another process runs in this directory."""
 
 

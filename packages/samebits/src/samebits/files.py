@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from samebits.errors import ConfigError, Damaged
+from samebits.errors import ConfigError, CorruptFileError
 from samebits.schema import misfits
 
 # bytes of the largest file of a run by its name, else by the end of its name, else by ""
@@ -103,7 +103,7 @@ def no_links(path: str, flags: int) -> int:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file of a run for reading; Damaged if it is no regular file, or larger than a run writes. Never waits.
+    """Open a file of a run for reading; CorruptFileError if it is no regular file, or larger than a run writes. Never waits.
 
     OSError where it cannot be opened, FileNotFoundError where there is none.
     """
@@ -119,7 +119,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def check_regular(path: Path, most: float = math.inf) -> int:
-    """Return the size of a file that a library opens by its name; Damaged if it is a link or no regular file."""
+    """Return the size of a file that a library opens by its name; CorruptFileError if it is a link or no regular file."""
     found = os.lstat(path)
     _check_regular(path, found, most)
     return found.st_size
@@ -127,12 +127,14 @@ def check_regular(path: Path, most: float = math.inf) -> int:
 
 def _check_regular(path: Path, found: os.stat_result, most: float) -> None:
     if stat.S_ISLNK(found.st_mode):
-        raise Damaged(f"{path}: is a symbolic link to {os.readlink(path)}; put the file itself there")
+        raise CorruptFileError(f"{path}: is a symbolic link to {os.readlink(path)}; put the file itself there")
     if not stat.S_ISREG(found.st_mode):
         kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, a socket or a device"
-        raise Damaged(f"{path}: is {kind}, not a file; remove it")
+        raise CorruptFileError(f"{path}: is {kind}, not a file; remove it")
     if found.st_size > most:
-        raise Damaged(f"{path}: has {found.st_size:,} bytes, and no run writes more than {most:,} there; remove it")
+        raise CorruptFileError(
+            f"{path}: has {found.st_size:,} bytes, and no run writes more than {most:,} there; remove it"
+        )
 
 
 def read_file(path: Path) -> bytes:
@@ -142,11 +144,11 @@ def read_file(path: Path) -> bytes:
 
 
 def read_text(path: Path, errors: str = "strict") -> str:
-    """The text of a file of a run: see open_regular. errors: as for bytes.decode; strict: Damaged."""
+    """The text of a file of a run: see open_regular. errors: as for bytes.decode; strict: CorruptFileError."""
     try:
         return read_file(path).decode(errors=errors)
     except UnicodeDecodeError as error:
-        raise Damaged(f"{path}: damaged, it is not text: {error}") from None
+        raise CorruptFileError(f"{path}: damaged, it is not text: {error}") from None
 
 
 def in_words(size: float) -> str:
@@ -182,19 +184,19 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """{} where there is no such file; Damaged where it holds no JSON object."""
+    """{} where there is no such file; CorruptFileError where it holds no JSON object."""
     try:
         value = json.loads(read_file(path))
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except Damaged:
+    except CorruptFileError:
         raise
     except (ValueError, RecursionError) as error:
-        raise Damaged(f"{path}: damaged, it is not valid JSON: {error}") from None
+        raise CorruptFileError(f"{path}: damaged, it is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise Damaged(f"{path}: damaged, it holds no JSON object but a {type(value).__name__}")
+        raise CorruptFileError(f"{path}: damaged, it holds no JSON object but a {type(value).__name__}")
     if wrong := misfits(value, KINDS.get(path.name, {})):
-        raise Damaged(f"{path}: damaged, of another type than a run writes: {', '.join(wrong)}")
+        raise CorruptFileError(f"{path}: damaged, of another type than a run writes: {', '.join(wrong)}")
     return value
 
 
@@ -214,7 +216,7 @@ def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     with file:
         while line := file.readline(LONGEST_LINE):
             if len(line) == LONGEST_LINE:
-                raise Damaged(f"{path}: damaged, it has a line of more than {LONGEST_LINE:,} bytes")
+                raise CorruptFileError(f"{path}: damaged, it has a line of more than {LONGEST_LINE:,} bytes")
             with suppress(ValueError, RecursionError):
                 record = json.loads(line)
                 if isinstance(record, dict) and isinstance(record.get("step"), int):

@@ -26,12 +26,12 @@ def check_per_sample(values: Any, size: int, key: str) -> None:
 
 
 def check_terms(key: str, losses: dict[str, Any], size: int, terms: Sequence[str]) -> None:
-    """Losses must be {"loss": (B,), term: (B,), ...} with exactly the terms in `terms`. key: of what makes them."""
+    """Losses must be {"loss": (B,), term: (B,), ...} with exactly the terms in `loss_names`. key: of what makes them."""
     for name, values in losses.items():
         check_per_sample(values, size, key if name == "loss" else f"task: the term {name!r}")
     if losses.keys() != {"loss", *terms}:
         raise ConfigError(
-            f"task: its losses are {sorted(losses)}; a task returns 'loss' and what it announces as its `terms`, "
+            f"task: its losses are {sorted(losses)}; a task returns 'loss' and what it announces as its `loss_names`, "
             f"{sorted(terms)}"
         )
 
@@ -45,7 +45,9 @@ def check_losses(
         raise ConfigError(f"task: its losses {sorted(losses)} must hold 'loss', which is minimised")
     check_terms(key, losses, size, [name for name in losses if name != "loss"] if terms is None else terms)
     if minimised not in losses:
-        raise ConfigError(f"task: descend.gradients asks for the term {minimised!r}; its losses are {sorted(losses)}")
+        raise ConfigError(
+            f"task: optimizer_step.gradients asks for the term {minimised!r}; its losses are {sorted(losses)}"
+        )
     if not losses[minimised].requires_grad:
         raise ConfigError(
             f"{key}: the losses have no gradient, so nothing can be trained: they must depend on the model's "

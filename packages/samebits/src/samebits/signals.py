@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from samebits import early
+from samebits import early_signals
 
-STOP_SIGNALS = (signal.SIGINT, *early.SIGNALS)  # the most urgent first
+STOP_SIGNALS = (signal.SIGINT, *early_signals.SIGNALS)  # the most urgent first
 LIKELY_CAUSES: dict[int, str] = {  # why a process was killed by one that nobody asked for, as the end of a sentence
     signal.SIGKILL: " (the kernel does that when memory runs out: see dmesg; "
     "docs/troubleshooting.md#killed-by-sigkill)",
@@ -64,7 +64,7 @@ def handling_signals(handle: Callable[[int, Any], None]) -> Iterator[None]:
 
     def handler(number: int, frame: Any) -> None:
         if number == signal.SIGHUP:
-            early.leave_hung_up_terminal()
+            early_signals.leave_hung_up_terminal()
         handle(number, frame)
 
     before = {number: signal.signal(number, handler) for number in heeded_signals()}
@@ -73,7 +73,7 @@ def handling_signals(handle: Callable[[int, Any], None]) -> Iterator[None]:
     finally:
         with held_signals():  # all at once, or `handle` could raise between two
             for number, former in before.items():
-                signal.signal(number, early.note_only if early.ends_with_run() else former)
+                signal.signal(number, early_signals.note_only if early_signals.ends_with_run() else former)
 
 
 def heeded_signals() -> list[signal.Signals]:

@@ -23,7 +23,7 @@ from samebits.data.stream import Stream
 from samebits.data.windows import chunk_windows
 from samebits.errors import ConfigError, DataFailed
 from samebits.testing.processes import called, slow, wait_for
-from samebits.world import place
+from samebits.world import dist_env
 
 CPU = torch.device("cpu")
 
@@ -288,7 +288,7 @@ import numpy, os, signal, sys, threading, time, torch
 sys.path[:0] = {tests!r}
 from test_loader import CPU, Table, endless
 from samebits.data.loading.loader import Loader
-from samebits.world import place
+from samebits.world import dist_env
 class Slow(Table):
     def gather(self, rows, out):
         time.sleep({sleep})
@@ -383,7 +383,7 @@ def test_what_is_remote_is_told_of_in_the_order_of_its_use(
 ) -> None:
     """All but the first batch, which nothing shall delay, once, in steps, and `ahead_bytes` before it is needed: of all
     ranks of a host together, which share what is kept."""
-    monkeypatch.setattr(type(place), "local_size", ranks)
+    monkeypatch.setattr(type(dist_env), "local_size", ranks)
 
     class Remote(Table):
         ahead_bytes, kept_bytes, nbytes = 50 * 56, 100 * 56, 1000 * 56  # of 50 samples

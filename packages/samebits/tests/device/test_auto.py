@@ -13,10 +13,10 @@ import torch
 
 from samebits.device import (
     Hardware,
-    as_run_began,
     auto,
-    began_precision,
+    recorded_precision,
     resolve_auto,
+    resolve_auto_as_recorded,
     resolve_auto_of_run,
 )
 from samebits.device.threads import Threads
@@ -64,10 +64,10 @@ def test_a_run_keeps_its_precision(tmp_path: Path, recorded: str | None, begins:
     assert torch.get_float32_matmul_precision() == {"fp32": "highest", "bf16": "high"}[taken]
     assert torch.get_num_threads() == 1
     assert json.loads(file.read_text()) == {"torch": "2", "precision": taken}
-    assert as_run_began(GPU, tmp_path).precision == taken
+    assert resolve_auto_as_recorded(GPU, tmp_path).precision == taken
     asked = replace(GPU, precision="fp16", precision_is_auto=False)
     assert (
-        as_run_began(asked, tmp_path).precision
+        resolve_auto_as_recorded(asked, tmp_path).precision
         == resolve_auto_of_run(asked, tmp_path, ALONE, flop, begins).precision
         == "fp16"
     )
@@ -95,8 +95,8 @@ def test_a_run_keeps_its_precision_on_another_device(
     file = tmp_path / "environment.json"
     file.write_text(json.dumps(environment))
     machine = replace(GPU, precision=here)
-    scored = as_run_began(machine, tmp_path)
+    scored = resolve_auto_as_recorded(machine, tmp_path)
     resumed = resolve_auto_of_run(machine, tmp_path, ALONE, 1e12, begins=False)
     for found in (scored, resumed):
         assert (found.precision, found.precision_why) == (taken, said)
-    assert json.loads(file.read_text())["precision"] == began_precision(environment)
+    assert json.loads(file.read_text())["precision"] == recorded_precision(environment)

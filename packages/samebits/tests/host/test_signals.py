@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from samebits.children import in_a_child
+from samebits.children import run_in_subprocess
 from samebits.signals import temporary_folder
 
 
@@ -54,4 +54,4 @@ def interrupted_everywhere(folder: Path) -> int:
 
 def test_a_temporary_folder_has_gone_whenever_a_ctrl_c_comes(tmp_path: Path) -> None:
     """In a process of its own: one in which a trace function has raised shows its errors with others as their cause."""
-    assert in_a_child("interrupted", interrupted_everywhere, tmp_path) > 50
+    assert run_in_subprocess("interrupted", interrupted_everywhere, tmp_path) > 50

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from samebits.profiling.waits import waits_noticed
+from samebits.profiling.waits import observe_waits
 from samebits.testing import devices
 
 x, y = torch.rand(6), torch.tensor([0, 1, 1, 2])
@@ -111,7 +111,7 @@ def test_what_does_not_wait_is_not(name: str) -> None:
 def test_who_asks_counts() -> None:
     before = torch.Tensor.item, torch.Tensor.to, torch.tensor, F.one_hot
     with devices.refused():
-        with devices.allowed():
+        with devices.allow_waits():
             assert float(y[1]) == 1
         with ThreadPoolExecutor(1) as another:  # a loader's
             assert another.submit(lambda: int(y[3])).result() == 2
@@ -122,7 +122,7 @@ def test_who_asks_counts() -> None:
 
 def test_a_wait_is_noticed_once_and_answered() -> None:
     found: list[str] = []
-    with waits_noticed(lambda what, file, line: found.append(what)):
+    with observe_waits(lambda what, file, line: found.append(what)):
         assert int(y[3]) == 2
         assert torch.unique(y).shape == (3,)
     assert found == ["Tensor.__int__", "aten._unique2.default"]

@@ -38,7 +38,14 @@ def payload(step: int, best: list[list[float]] | None = None) -> dict[str, Any]:
         half=torch.randn(3).bfloat16(), long=torch.tensor(2**40), complex=torch.randn(2, dtype=torch.complex64),
     )  # fmt: skip
     ranks = [{"rng": {"torch": torch.get_rng_state(), "python": (3, (1, 2), None)}, "totals": {"loss": whole.sum()}}]
-    plain = {"step": step, "samples": 8 * step, "best": best or [], "stale": 0, "logged_step": 0, "scored_step": 0}
+    plain = {
+        "step": step,
+        "samples": 8 * step,
+        "best": best or [],
+        "evals_without_improvement": 0,
+        "logged_step": 0,
+        "scored_step": 0,
+    }
     state = {"model": model.state_dict(), "ema": None, "optimizer": optimizer.state_dict(), "schedule": {"updates": 1}}
     return {**state, "task": task, "ranks": ranks, "counts": {"loss": 2}, **plain}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from samebits.runs import spent
+from samebits.runs import elapsed
 from samebits.runs.directory import write_json
 
 
@@ -29,4 +29,4 @@ def test_what_came_before(tmp_path: Path, known: dict[str, Any], logged: float |
     write_json(tmp_path / "status.json", known)
     if logged is not None:
         (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "time": logged}) + "\n")
-    assert spent.before(tmp_path, since=1000.0) == expected
+    assert elapsed.before(tmp_path, since=1000.0) == expected

@@ -18,15 +18,15 @@ from torch import nn
 from samebits.checkpoints import checkpoint, shards
 from samebits.checkpoints.checkpoint import (
     Checkpoints,
+    copy_from_mmap,
+    eval_state_dict,
     find_checkpoint,
     load_checkpoint,
     load_weights,
     peek,
     save_checkpoint,
-    unmapped,
-    weights_of,
 )
-from samebits.errors import ConfigError, Damaged, RunFailed
+from samebits.errors import ConfigError, CorruptFileError, RunFailed
 from samebits.testing import assert_equal
 from samebits.world.collectives import World
 
@@ -37,7 +37,14 @@ MAIN, OTHER = World(0, 1, 0, CPU), World(1, 2, 1, CPU)
 def payload(step: int = 5, **changed: Any) -> dict[str, Any]:
     model = {"w": torch.full((2,), float(step)), "b": torch.zeros(1)}
     optimizer = {"state": {0: {"momentum": torch.ones(2)}}, "param_groups": []}
-    plain = {"step": step, "samples": 8 * step, "best": [], "stale": 0, "logged_step": step, "scored_step": 0}
+    plain = {
+        "step": step,
+        "samples": 8 * step,
+        "best": [],
+        "evals_without_improvement": 0,
+        "logged_step": step,
+        "scored_step": 0,
+    }
     parts = {"model": model, "ema": None, "optimizer": optimizer, "schedule": {"updates": step}, "ranks": []}
     return {**parts, **plain, **changed}
 
@@ -130,7 +137,9 @@ def test_what_could_not_be_written_leaves_the_one_before(
 def test_what_is_no_checkpoint_is_named(tmp_path: Path, content: Any, says: str) -> None:
     torch.save(content, tmp_path / "a.pt")
     for read in (load_checkpoint, peek):
-        with pytest.raises(Damaged, match=rf"^{tmp_path}/a\.pt does not load: it is no checkpoint of a run.*{says}"):
+        with pytest.raises(
+            CorruptFileError, match=rf"^{tmp_path}/a\.pt does not load: it is no checkpoint of a run.*{says}"
+        ):
             read(tmp_path / "a.pt")
 
 
@@ -140,13 +149,13 @@ class Foreign:
 
 def test_loading_runs_no_code(tmp_path: Path) -> None:
     torch.save(payload(schedule={"updates": Foreign()}), tmp_path / "a.pt")
-    with pytest.raises(Damaged, match="does not load"):
+    with pytest.raises(CorruptFileError, match="does not load"):
         load_checkpoint(tmp_path / "a.pt")
 
 
 def test_the_average_counts_where_there_is_one() -> None:
-    assert weights_of(payload(ema={"w": 1}))["w"] == 1
-    assert weights_of(payload(7))["w"].tolist() == [7.0, 7.0]
+    assert eval_state_dict(payload(ema={"w": 1}))["w"] == 1
+    assert eval_state_dict(payload(7))["w"].tolist() == [7.0, 7.0]
 
 
 def test_a_checkpoint_in_parts(tmp_path: Path) -> None:
@@ -157,7 +166,7 @@ def test_a_checkpoint_in_parts(tmp_path: Path) -> None:
     assert load_checkpoint(path, ("model",))["optimizer"] == {"state": {}, "param_groups": []}
     lacking = in_parts(tmp_path / "lacking.dcp", {k: v for k, v in payload().items() if k != "samples"})
     for read in (load_checkpoint, peek):
-        with pytest.raises(Damaged, match=r"lacking\.dcp does not load: .*in it: samples$"):
+        with pytest.raises(CorruptFileError, match=r"lacking\.dcp does not load: .*in it: samples$"):
             read(lacking)
 
 
@@ -187,7 +196,7 @@ def test_names_in_a_checkpoint_in_parts_are_of_its_files(kind: str, tmp_path: Pa
     rest = torch.load(path / "rest.pt", weights_only=True)
     HOSTILE[kind](rest, path)
     torch.save(rest, path / "rest.pt")
-    with pytest.raises(Damaged, match=rf"^{path}[^\n]*$"):
+    with pytest.raises(CorruptFileError, match=rf"^{path}[^\n]*$"):
         load_checkpoint(path)
 
 
@@ -202,7 +211,7 @@ def test_an_index_says_no_more_than_there_is(size: tuple[int, ...], tmp_path: Pa
     rest = torch.load(path / "rest.pt", weights_only=True)
     rest["files"][".metadata"], rest["sums"][".metadata"] = len(content), zlib.crc32(content)
     torch.save(rest, path / "rest.pt")
-    with pytest.raises(Damaged, match=rf"^{path} does not load: [^\n]*$"):
+    with pytest.raises(CorruptFileError, match=rf"^{path} does not load: [^\n]*$"):
         load_checkpoint(path)
 
 
@@ -328,7 +337,7 @@ def test_an_optimizer_that_was_loaded_holds_no_file(tmp_path: Path) -> None:
     optimizer.step()
     save_checkpoint(payload(optimizer=optimizer.state_dict()), path)
     content = load_checkpoint(path)
-    optimizer.load_state_dict(unmapped(content["optimizer"], CPU))
+    optimizer.load_state_dict(copy_from_mmap(content["optimizer"], CPU))
     del content
     assert not mapped(path)
     assert optimizer.state[model.weight]["exp_avg"].abs().sum() > 0
@@ -438,7 +447,7 @@ def test_what_stands_for_nothing_is_one_line(tmp_path: Path) -> None:
         find_checkpoint(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"/empty/checkpoints holds no checkpoint$"):
         find_checkpoint(run_with(tmp_path / "empty"))
-    with pytest.raises(Damaged, match=r"^\S+/none\.dcp does not load"):
+    with pytest.raises(CorruptFileError, match=r"^\S+/none\.dcp does not load"):
         find_checkpoint(tmp_path / "none.dcp")
 
 

@@ -75,7 +75,7 @@ def test_what_has_changed_after_all_is_in_each_checkpoint(tmp_path: Path, again:
 
 
 def test_other_names_are_frozen_after_a_resume(tmp_path: Path) -> None:
-    """As where a resume changes what task.frozen names: what the file lacks is in the checkpoints."""
+    """As where a resume changes what task.freeze names: what the file lacks is in the checkpoints."""
     saved(tmp_path, with_base(3))
     more = with_base(7) | {"frozen": ["base", "b"]}
     assert_equal(load_checkpoint(saved(tmp_path, more)[-1]), without_names(more))

@@ -268,7 +268,7 @@ def test_a_change_of_another_form_is_damage(run: Path, damage: Callable[[list[An
     write_json(run / ENVIRONMENT, {**facts, "changes": [{"after": 1, "code": good}]})
     assert len(codes_of(run)) == 2
     write_json(run / ENVIRONMENT, {**facts, "changes": [{"after": 1, "code": damage(good)}]})
-    with pytest.raises(environment.Damaged, match="its changes are not as a run records them"):
+    with pytest.raises(environment.CorruptFileError, match="its changes are not as a run records them"):
         codes_of(run)
 
 

@@ -15,21 +15,21 @@ import pytest
 
 from samebits.status import read_failure
 from samebits.testing.processes import free_port, limit, on_ranks, wait_for
-from samebits.world import timer, watch
+from samebits.world import timer, watchdog
 from samebits.world.board import FAILED, STUCK, Board, tell_failed
 from samebits.world.collectives import World
 from samebits.world.environment import rank_environment
-from samebits.world.watch import Watch
+from samebits.world.watchdog import HangWatchdog
 
 
 def test_a_failure_is_heard_by_all_but_the_one_that_failed(tmp_path: Path) -> None:
     def work(world: World, folder: Path) -> None:
         board = Board(os.environ)
         assert board.look(world.rank) == ""
-        world.meet()
+        world.barrier()
         if world.rank == 1:
             tell_failed(1, os.environ)
-        world.meet()
+        world.barrier()
         assert board.look(world.rank) == ("" if world.rank == 1 else FAILED)
 
     on_ranks(work, tmp_path / "run", 3)
@@ -44,21 +44,21 @@ def test_each_round_has_its_own_reports(tmp_path: Path) -> None:
         for number in range(3):
             if world.rank == number:
                 board.say_where(world.rank, own, f"stack of {number}")
-            world.meet()
+            world.barrier()
             assert board.look(world.rank) == STUCK
             if number < 2:
                 for _ in range(2):  # the second has no effect
                     board.say_where(world.rank, own, f"stack {number} of {world.rank}")
-            world.meet()
+            world.barrier()
             ranks = sorted(report["rank"] for report in board.reports())
             assert ranks == ([0, 1, 2] if number < 2 else [2])
             assert board.stack(number) == f"stack of {number}"
-            world.meet()
+            world.barrier()
             if world.rank != 1:  # two find at once that all move
                 board.end_round()
-            world.meet()
+            world.barrier()
             assert board.look(world.rank) == ""
-            world.meet()
+            world.barrier()
 
     on_ranks(work, tmp_path / "run", 3)
 
@@ -119,10 +119,12 @@ def test_a_store_that_is_stopped_or_gone(tmp_path: Path, monkeypatch: pytest.Mon
             assert board.look(1) == ""
         assert time.monotonic() - began < limit(3)
         ended: list[str] = []
-        monkeypatch.setattr(Watch, "_end", lambda self: ended.append("end"))
-        monkeypatch.setattr(watch, "GATHER_S", 1.0)
-        standing = Watch(tmp_path, 1, 2, 5.0)
-        monkeypatch.setattr(standing, "_position", lambda: (watch.Report(1, 9.0, 5.0, 7, "training", True, True), ""))
+        monkeypatch.setattr(HangWatchdog, "_end", lambda self: ended.append("end"))
+        monkeypatch.setattr(watchdog, "GATHER_S", 1.0)
+        standing = HangWatchdog(tmp_path, 1, 2, 5.0)
+        monkeypatch.setattr(
+            standing, "_position", lambda: (watchdog.Report(1, 9.0, 5.0, 7, "training", True, True), "")
+        )
         standing._stands_still(standing.latest())
         assert ended == ["end"]
         assert "rank 0 hung: the others waited for it" in (read_failure(tmp_path) or {})["message"]

@@ -68,10 +68,10 @@ def in_two_orders(world: World, folder: Path) -> None:
     group = world.thread_group()
     assert group is world.thread_group()
     found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.extend(world.gather(f"thread {world.rank}", group)))
+    thread = threading.Thread(target=lambda: found.extend(world.gather_object(f"thread {world.rank}", group)))
     if world.rank == 0:
         thread.start()
-    looped = [world.gather(f"loop {world.rank}") for _ in range(3)]
+    looped = [world.gather_object(f"loop {world.rank}") for _ in range(3)]
     if world.rank == 1:
         thread.start()
     thread.join()

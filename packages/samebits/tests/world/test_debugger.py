@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from samebits.world import Watch
-from samebits.world.watch import in_debugger
+from samebits.world import HangWatchdog
+from samebits.world.watchdog import in_debugger
 
 
 def in_module(name: str, function: Callable[[], Any]) -> Any:
@@ -23,10 +23,10 @@ def test_the_debugger_that_started_a_run_is_none_within_it(tmp_path: Path) -> No
     thread = threading.current_thread()
 
     def run() -> tuple[bool, bool]:
-        watch = Watch(tmp_path, 0, 1, 600.0)
+        watchdog = HangWatchdog(tmp_path, 0, 1, 600.0)
 
         def asked() -> bool:
-            return in_debugger(thread, watch._outer)
+            return in_debugger(thread, watchdog._outer)
 
         return asked(), in_module("bdb", asked)
 

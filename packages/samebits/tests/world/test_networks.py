@@ -95,7 +95,7 @@ MEET = """
 import torch
 from samebits.world import process_group
 with process_group("cpu", 60.0) as here:
-    print(here.all_sum(torch.ones(1)).item())
+    print(here.all_reduce_sum(torch.ones(1)).item())
 """
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from samebits.errors import ConfigError
-from samebits.world import ClusterRole, cluster_role, environment, place
+from samebits.world import ClusterRole, cluster_role, dist_env, environment
 from samebits.world.cluster import first_host, gpu_index, tasks_per_node
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NNODES": "2"}
@@ -117,7 +117,7 @@ def test_each_rank_of_a_host_computes_on_its_own_gpu(monkeypatch: pytest.MonkeyP
     for local in range(4):
         for name, value in {"RANK": 4 + local, "WORLD_SIZE": 8, "LOCAL_RANK": local}.items():
             monkeypatch.setenv(name, str(value))
-        assert place.device("cuda") == torch.device("cuda", local)
+        assert dist_env.device("cuda") == torch.device("cuda", local)
 
 
 def test_interface_towards(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ def test_all_ranks_stop_after_the_same_step(seed: int, step_s: float, monkeypatc
                 time.sleep(0.001)
             if number in at and at[number][1] == step:
                 request.requested = at[number][0]
-            if request.agreed(world):
+            if request.agree(world):
                 stops[number] = step, request.cause
                 return
 
@@ -104,7 +104,7 @@ def test_of_two_signals_the_stronger_is_the_cause(first: str, second: str) -> No
     with stop.stop_on_signals(0.0) as request:
         for name in (first, second):
             signal.raise_signal(getattr(signal, name))
-        assert request.agreed(World(0, 1, 0, None))  # type: ignore[arg-type]
+        assert request.agree(World(0, 1, 0, None))  # type: ignore[arg-type]
         assert request.cause == max(first, second, key=CAUSES.index)
 
 
@@ -122,7 +122,7 @@ def test_how_many_messages(size: int, step_s: float, monkeypatch: pytest.MonkeyP
         now[0] = step
         if step == 200:
             ranks[signalled][0].requested = "SIGTERM"
-        stopped = [request.agreed(world) for request, world in ranks]
+        stopped = [request.agree(world) for request, world in ranks]
         if any(stopped):
             break
     assert all(stopped)
@@ -141,7 +141,7 @@ def stop_at(world: World, folder: Path, who: int, when: int) -> None:
     for step in range(10_000):
         if world.rank == who and step == when:
             request.requested = "SIGUSR1"
-        if request.agreed(world):
+        if request.agree(world):
             break
         if world.size > 1 and step % 100 == 0:  # as a step does: nobody runs far ahead
             torch.distributed.all_reduce(torch.ones(1))

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from samebits.world.watch import Report, verdict
+from samebits.world.watchdog import Report, verdict
 
 
 def report(rank: int, waits: bool, idle_s: float, step: int = 3, torch: bool = False, limit_s: float = 20) -> Report:

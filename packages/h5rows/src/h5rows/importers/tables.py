@@ -144,7 +144,7 @@ class TableSource(SampleSource):
             found |= set(self.groups.table(g, [column]).column(column).unique().to_pylist())
         if None in found and not self._nan:
             what = f"{self.where}: column {column!r} has empty cells"
-            remedy = f"empty='nan' makes them class {MISSING_CLASS} (data.masked.FIELD=drop leaves such rows out)"
+            remedy = f"empty='nan' makes them class {MISSING_CLASS} (data.missing.FIELD=drop leaves such rows out)"
             raise ConfigError(f"{what}; {remedy}, fields= leaves the column out")
         return found
 

@@ -10,9 +10,9 @@ from typing import Any
 import h5py
 import numpy as np
 
+from h5rows.conventions.choice import choose
+from h5rows.conventions.detect import NAMES, kind_of
 from h5rows.errors import clean, first_line, report
-from h5rows.meaning.choice import choose
-from h5rows.meaning.kinds import NAMES, kind_of
 from h5rows.packing.scan import SMALL
 from h5rows.packing.survey import attribute_names, grows, text
 from h5rows.program import calling, typed
@@ -178,8 +178,8 @@ def advise(path: str, found: list[Found]) -> None:
         report("  nothing to repack")
         return
     new = str(Path(path).with_suffix("")) + ".repacked.h5"
-    options = ["--flatten"] * bool(vlen) + ["--fixed"] * any(grows(each.dset.id) for each in fixable)
-    fixed = " (--fixed: what can grow becomes contiguous too, and can grow no more)" * ("--fixed" in options)
+    options = ["--flatten"] * bool(vlen) + ["--contiguous"] * any(grows(each.dset.id) for each in fixable)
+    fixed = " (--contiguous: what can grow becomes contiguous too, and can grow no more)" * ("--contiguous" in options)
     size = sum(each.size for each in found)
     report(f"  fastest to read, {size / 1e6:,.1f} MB{fixed}:\n    {typed('repack', path, new, *options)}")
     if any(e.filters and e.stored < POINTLESS * e.size for e in fixable):

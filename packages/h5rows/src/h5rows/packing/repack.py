@@ -34,7 +34,7 @@ CACHE_BYTES = 1 << 26  # of decoded chunks of the source
 
 def repack_file(source: str, out: str, options: RepackOptions, note: str) -> Account:
     """-> what was left out. note: becomes the attribute `repacked`."""
-    if options.flatten and not options.contiguous:
+    if options.flatten and not options.is_contiguous:
         raise ConfigError("flatten=True: the flat values are mapped, so leave codec= and rows_per_chunk= out")
     old, new = Path(source), Path(out)
     if new.exists() and new.samefile(old):
@@ -44,8 +44,8 @@ def repack_file(source: str, out: str, options: RepackOptions, note: str) -> Acc
             problem = f"{source}: has addresses of other than 8 bytes, which HDF5 copies wrongly"
             raise ConfigError(f"{problem}; copy its datasets by h5py into a file of the usual kind")
         contents = scan(file, options)
-        if not options.inflate:
-            check_size(file, contents, options.contiguous)
+        if not options.allow_larger:
+            check_size(file, contents, options.is_contiguous)
         account = contents.survey.account
         with h5py.File(old, "r", rdcc_nbytes=CACHE_BYTES) as rows, full_disk(new, temp):
             Repack(file, rows, contents, options).write(temp, note)
@@ -66,7 +66,7 @@ def check_size(file: h5py.File, contents: Contents, contiguous: bool) -> None:
     if need > MOST_TIMES * size and need > MOST_BYTES:
         path = max(sizes, key=sizes.__getitem__)
         copy = f"its copy would have {in_words(need)} ({path} alone {in_words(sizes[path])})"
-        remedy = "inflate=True writes it, codec='gzip' keeps it small"
+        remedy = "allow_larger=True writes it, codec='gzip' keeps it small"
         raise ConfigError(f"{file.filename} has {in_words(size)}, {copy}; {remedy}")
 
 
@@ -79,11 +79,11 @@ class Repack:
 
     def write(self, temp: Path, note: str) -> None:
         # chunks need no pages, but numbers at odd addresses are slow to read
-        alignment = (PAGE, PAGE) if self.options.contiguous else (1, 8)
+        alignment = (PAGE, PAGE) if self.options.is_contiguous else (1, 8)
         with files.new_file(temp, file_properties(self.source), alignment) as file:
             Copier(self.contents.survey, file, self.made_anew(file)).copy()
             file.attrs[NOTE.decode()] = note
-            if self.options.contiguous:
+            if self.options.is_contiguous:
                 file.flush()
                 files.reserve(temp)
             spans = self.fill(file)
@@ -121,7 +121,7 @@ class Repack:
                 self.contents.said.append(f"{path}: its checksums (fletcher32) are of chunks, and it is contiguous now")
             return files.allocate(file, Column(path, shape, dtype), plan, kind)
         how = {"chunks": (chunk_rows, *shape[1:]), "fletcher32": checked, **self.options.create_options(dtype)}
-        if grows(dset) and not self.options.fixed and dset.get_create_plist().get_layout() == h5py.h5d.CHUNKED:
+        if grows(dset) and not self.options.contiguous and dset.get_create_plist().get_layout() == h5py.h5d.CHUNKED:
             how["maxshape"] = h5py.Dataset(dset).maxshape
         return file.create_dataset(None, shape, h5py.Datatype(kind), dcpl=plan, **how).id
 

@@ -53,7 +53,7 @@ def scan(file: h5py.File, options: RepackOptions) -> Contents:
                 contents.plain[path] = (dset.shape, native(dset.dtype))
             elif by_blocks(dset.id) and dset.id.get_storage_size():
                 contents.whole[path] = int(dset.size or 0) * dset.id.get_type().get_size()
-            if path in contents.vlen or elsewhere(dset.id) or (path in contents.plain and options.fixed):
+            if path in contents.vlen or elsewhere(dset.id) or (path in contents.plain and options.contiguous):
                 asked["extents that can grow"] += grown
     for path in (*contents.plain, *contents.whole):
         check_declared(file[path])
@@ -68,7 +68,7 @@ def laid_out_anew(dset: h5py.Dataset, options: RepackOptions) -> bool:
         return True
     if missing_filter(dset) is not None or not dset.id.get_storage_size():
         return False
-    if grows(dset.id) and not (options.fixed or options.rows(dset.shape, dset.dtype)):
+    if grows(dset.id) and not (options.contiguous or options.rows(dset.shape, dset.dtype)):
         return False
     count = math.prod(-(-side // c) for side, c in zip(dset.shape, dset.chunks or dset.shape, strict=True))
     return not dset.chunks or 2 * dset.id.get_num_chunks() >= count

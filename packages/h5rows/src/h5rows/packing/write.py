@@ -140,11 +140,11 @@ class PackRun:
                     if not same_attr(file[path or "/"].attrs, name, value):
                         raise ConfigError(f"{self.temp}: {path}: attribute {name} is not what was written; pack again")
         account.taken["attributes"] = account.held["attributes"] - len(account.left.get("attributes", ()))
-        excuse(account, self.options.leave_out)
+        excuse(account, self.options.ignore)
 
 
 def excuse(account: Account, patterns: Sequence[str]) -> None:
-    """What --leave-out names is no loss."""
+    """What --ignore names is no loss."""
     for kind, names in account.left.items():
         asked = [name for name in names if any(fnmatch(name.partition(" (")[0], pattern) for pattern in patterns)]
         account.left[kind] = [name for name in names if name not in set(asked)]

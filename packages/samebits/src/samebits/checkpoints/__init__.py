@@ -11,7 +11,7 @@ Promised: a process that is killed at any moment leaves the old file or the new 
 before it is loaded, by all ranks together, each its part; a damaged one is put aside and the one before is taken.
 Files load with weights_only=True and hold neither `module.` nor `_orig_mod.`. What older versions saved still loads.
 
-Raised: Damaged for a file that is not whole, ConfigError for weights that do not fit the model (with keys and shapes),
+Raised: CorruptFileError for a file that is not whole, ConfigError for weights that do not fit the model (with keys and shapes),
 RunFailed for a full disk.
 
     checkpoint    the files of a run, loading weights      shards    sharded ones      intact    sums and reading
@@ -24,25 +24,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.pages import lazy
+from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.checkpoints.buffers import BufferChecks, unregistered
     from samebits.checkpoints.checkpoint import (
         Checkpoints,
+        copy_from_mmap,
+        eval_state_dict,
         find_checkpoint,
         find_weights,
+        format_keys,
         load_checkpoint,
         load_fitting,
         load_weights,
         save_checkpoint,
-        some_keys,
-        unmapped,
-        weights_of,
     )
-    from samebits.checkpoints.intact import error_line, load_intact
+    from samebits.checkpoints.integrity import error_line, load_verified
     from samebits.checkpoints.optimizers import Optimizers
-    from samebits.checkpoints.shards import laid_out
+    from samebits.checkpoints.shards import reshard_like
     from samebits.checkpoints.trained import export, read_run
 else:
-    __getattr__ = lazy(__name__, __file__)
+    __getattr__ = lazy_getattr(__name__, __file__)

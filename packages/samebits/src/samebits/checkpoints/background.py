@@ -153,7 +153,7 @@ def _is_plain(value: Any) -> bool:
 
 
 class Work(threading.Thread):
-    """awaited: the main thread waits for this thread, which the hang watchdog (samebits.world.watch) shows then."""
+    """awaited: the main thread waits for this thread, which the hang watchdog (samebits.world.watchdog) shows then."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         super().__init__(name="saving")  # not a daemon: Python ends no process in the middle of a collective

@@ -20,9 +20,9 @@ from torch import nn
 
 from samebits.checkpoints import shards
 from samebits.checkpoints.background import Background, Copies
-from samebits.checkpoints.intact import WHOLE, Share, check_zip, load_intact, reading
+from samebits.checkpoints.integrity import WHOLE, Share, check_zip, load_verified, reading
 from samebits.checkpoints.shared_weights import WEIGHTS, SharedWeights, with_shared
-from samebits.errors import ConfigError, Damaged, RunFailed
+from samebits.errors import ConfigError, CorruptFileError, RunFailed
 from samebits.files import sync_folder
 from samebits.saved import CONFIG, enter
 from samebits.schema import misfits
@@ -36,13 +36,13 @@ Weights = dict[str, torch.Tensor]
 # keys and types in checkpoints of all versions, and those that later versions added, which may be missing
 KEYS = {
     "model": Weights, "ema": Weights | None, "optimizer": dict, "schedule": dict[str, Any], "step": int,
-    "samples": int, "best": list[tuple[Real, float]], "stale": int, "logged_step": int, "scored_step": int,
+    "samples": int, "best": list[tuple[Real, float]], "evals_without_improvement": int, "logged_step": int, "scored_step": int,
     "ranks": list[dict[str, Any]] | torch.Tensor,
 }  # fmt: skip
 LATER = {
-    "task": Weights, "scaler": dict[str, Any] | None, "trained": list[str], "monitor": list[str],
+    "task": Weights, "scaler": dict[str, Any] | None, "parameter_names": list[str], "monitor": list[str],
     "source": dict[str, Any] | None, "best_score": Real | None, "counts": dict[str, int],
-    "total_types": dict[str, str], "logged_lines": int, "owes": list[str], "ended": str, "total_steps": int,
+    "running_sum_types": dict[str, str], "logged_lines": int, "pending": list[str], "stop_reason": str, "total_steps": int,
     "epoch_samples": int, "skipped_steps": int, "rules": int, "frozen": dict[str, dict[str, Real]],
 }  # fmt: skip
 INNER: dict[str, dict[str, Any]] = {  # what is in some of them
@@ -82,7 +82,7 @@ def _disk_error(error: BaseException | None) -> OSError | None:
 
 
 def load_checkpoint(path: Path, parts: Collection[str] = shards.PARTS) -> dict[str, Any]:
-    """Returns the payload, on the CPU. Raises Damaged. parts: what to load of a sharded checkpoint."""
+    """Returns the payload, on the CPU. Raises CorruptFileError. parts: what to load of a sharded checkpoint."""
     if not path.is_dir():
         return peek(path)
     with reading(path):
@@ -92,7 +92,7 @@ def load_checkpoint(path: Path, parts: Collection[str] = shards.PARTS) -> dict[s
 
 
 def peek(path: Path, share: Share = WHOLE) -> dict[str, Any]:
-    """Returns the payload; of a sharded checkpoint its `head`, without tensors (shards.laid_out). Raises Damaged.
+    """Returns the payload; of a sharded checkpoint its `head`, without tensors (shards.reshard_like). Raises CorruptFileError.
 
     share: (rank, ranks) if several ranks check the same checkpoint, each its part of the files or records.
     """
@@ -101,12 +101,12 @@ def peek(path: Path, share: Share = WHOLE) -> dict[str, Any]:
             payload = shards.head(path, share)
             check_content({"model": {}, "ema": None, **payload})
             return payload
-        payload = load_intact(path, share)
+        payload = load_verified(path, share)
         check_content(payload)
     return with_shared(payload, path)
 
 
-def unmapped(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
+def copy_from_mmap(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """Returns an optimizer's state dict for an optimizer on `device`. What load_state_dict takes as it is, all on a CPU
     and single numbers elsewhere, is copied: it would keep the file mapped, so on the disk, when it is deleted."""
 
@@ -130,16 +130,16 @@ def check_content(payload: Any) -> None:
         wrong.append("ranks")
     if not all(payload.get(part) for part in payload.get("frozen", ())):
         wrong.append("frozen")
-    types: dict[str, str] = payload.get("total_types", {})
+    types: dict[str, str] = payload.get("running_sum_types", {})
     counts: dict[str, int] = payload.get("counts", types)
     known = all(isinstance(getattr(torch, str(kind), None), torch.dtype) for kind in types.values())
     if not known or not types.keys() <= counts.keys():
-        wrong.append("total_types")
+        wrong.append("running_sum_types")
     if wrong:
-        raise ValueError(f"it is no checkpoint of a run: missing or of another kind in it: {some_keys(wrong)}")
+        raise ValueError(f"it is no checkpoint of a run: missing or of another kind in it: {format_keys(wrong)}")
 
 
-def weights_of(payload: dict[str, Any]) -> dict[str, Any]:
+def eval_state_dict(payload: dict[str, Any]) -> dict[str, Any]:
     """Returns the state dict to evaluate: the EMA's if the run kept one, else the model's."""
     return payload["ema"] or payload["model"]
 
@@ -157,7 +157,7 @@ def load_weights(model: nn.Module, state: dict[str, Any], source: str, what: str
         f"not in the {what}": [k for k in state if k not in own],
         "of another shape": shapes,
     }
-    wrong = "; ".join(f"{what}: {some_keys(keys)}" for what, keys in parts.items() if keys)
+    wrong = "; ".join(f"{what}: {format_keys(keys)}" for what, keys in parts.items() if keys)
     if wrong:
         raise ConfigError(
             f"{source} does not fit the {what}: {wrong}; use the model and data settings it was trained with"
@@ -172,8 +172,8 @@ def load_fitting(model: nn.Module, state: Mapping[str, torch.Tensor], source: ob
     fits = {name: value for name, value in state.items() if name in own and value.shape == own[name].shape}
     if not any(name in fits for name, _ in model.named_parameters()):
         raise ConfigError(
-            f"{source}: none of its weights fits the model: it has {some_keys(list(state))}, "
-            f"the model {some_keys(list(own))}"
+            f"{source}: none of its weights fits the model: it has {format_keys(list(state))}, "
+            f"the model {format_keys(list(own))}"
         )
     model.load_state_dict(fits, strict=False)
     others = [name for name in own if name in state and name not in fits]
@@ -183,10 +183,10 @@ def load_fitting(model: nn.Module, state: Mapping[str, torch.Tensor], source: ob
         "not in the model": [name for name in state if name not in own],
     }
     lines = [f"{len(fits)} of the model's {len(own)} weights and buffers are those of {source}"]
-    return "\n  ".join([*lines, *(f"{what}: {some_keys(names)}" for what, names in parts.items() if names)])
+    return "\n  ".join([*lines, *(f"{what}: {format_keys(names)}" for what, names in parts.items() if names)])
 
 
-def some_keys(keys: list[str], limit: int = 4) -> str:
+def format_keys(keys: list[str], limit: int = 4) -> str:
     return ", ".join(keys[:limit]) + (f" and {len(keys) - limit} more" if len(keys) > limit else "") or "none"
 
 
@@ -230,7 +230,7 @@ class Checkpoints:
             payload = self._shared.left_out(payload, names)
         if not self._beside:
             self._write(kind, payload, in_parts, began)
-            self.world.meet()  # barrier: the other ranks wait here while rank 0 writes
+            self.world.barrier()  # barrier: the other ranks wait here while rank 0 writes
         elif in_parts or self.world.is_main:
             self._background.wait()  # it writes the copy that is overwritten now
             group = self.world.thread_group() if in_parts else None
@@ -278,7 +278,7 @@ class Checkpoints:
         self._delete_outdated("last", best)
         if best:  # none: perhaps those of another monitor are there, until there is one of this
             self._delete_outdated("best", best)
-        self.world.meet()
+        self.world.barrier()
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -304,7 +304,7 @@ class Checkpoints:
         for entry in best:
             try:
                 return entry, self._peek(self.best_path(entry))
-            except Damaged as error:
+            except CorruptFileError as error:
                 if self._leads:
                     log.warning("passing over: %s", error)
         return None
@@ -316,11 +316,11 @@ class Checkpoints:
         payload, wrong = {}, None
         try:
             payload = peek(path, (self.world.rank, self.world.size))
-        except Damaged as error:
+        except CorruptFileError as error:
             wrong = str(error)
-        wrong = self.world.share(next((found for found in self.world.gather(wrong) if found), None))
+        wrong = self.world.broadcast_object(next((found for found in self.world.gather_object(wrong) if found), None))
         if wrong is not None:
-            raise Damaged(wrong)
+            raise CorruptFileError(wrong)
         return payload
 
     def newest_valid(self, put_aside: bool = False) -> tuple[Path, dict[str, Any]] | None:
@@ -335,12 +335,12 @@ class Checkpoints:
             remove_leftovers(self.directory)
         files = self.files()[::-1]
         if self.world is not None:
-            files = [self.directory / name for name in self.world.share([file.name for file in files])]
+            files = [self.directory / name for name in self.world.broadcast_object([file.name for file in files])]
         damaged: list[Path] = []
         for path in files:
             try:
                 payload = self._peek(path)
-            except Damaged as error:
+            except CorruptFileError as error:
                 damaged.append(path)
                 if self._leads:
                     log.warning("skipping damaged checkpoint: %s", error)
@@ -398,7 +398,7 @@ def find_weights(path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
         raise ConfigError(f"{path}: no such run directory, checkpoint or file with weights")
     if path.is_dir():
         file, payload = find_checkpoint(path)
-        return file, weights_of(payload)
+        return file, eval_state_dict(payload)
     if not path.is_file():
         raise ConfigError(f"{path}: is neither a run directory nor a file")
     with reading(path):
@@ -411,4 +411,6 @@ def find_weights(path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
     for state in (payload, *within):
         if isinstance(state, dict) and state and all(isinstance(v, torch.Tensor) for v in state.values()):
             return path, state
-    raise Damaged(f"{path} does not load: it holds no weights: no state dict, and none under 'model' or 'state_dict'")
+    raise CorruptFileError(
+        f"{path} does not load: it holds no weights: no state dict, and none under 'model' or 'state_dict'"
+    )

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samebits.checkpoints.intact import (
+from samebits.checkpoints.integrity import (
     WHOLE,
     Share,
     Summing,
@@ -84,7 +84,7 @@ def save(
             shutil.rmtree(temporary, ignore_errors=True)
         rank, cause = next(iter(error.failures.items()))
         raise RunFailed(f"{path} could not be written: {cause[0]} (rank {rank}); those before are whole") from error
-    all_sums = world.gather(sums, group)
+    all_sums = world.gather_object(sums, group)
     if world.is_main:
         sizes = {file.name: file.stat().st_size for file in temporary.iterdir()}
         written = {name: found for part in all_sums for name, found in part.items() if name in sizes}
@@ -231,7 +231,7 @@ def load(
     return joined(tensors, rest)
 
 
-def laid_out(
+def reshard_like(
     payload: dict[str, Any], model: nn.Module, optimizer: Any = None, parts: Collection[str] = PARTS
 ) -> dict[str, Any]:
     """Returns the payload, from a file or a directory's `head`, with its tensors sharded as those of `model` are."""

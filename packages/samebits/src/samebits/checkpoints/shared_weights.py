@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.checkpoints.intact import load_intact, reading
-from samebits.errors import ConfigError, Damaged
+from samebits.checkpoints.integrity import load_verified, reading
+from samebits.errors import ConfigError, CorruptFileError
 from samebits.schema import misfits
 from samebits.shards import checksum
 from samebits.status import SHARED_WEIGHTS
@@ -66,7 +66,7 @@ def with_shared(payload: dict[str, Any], path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         remedy = "keep it with the checkpoints, or take what ./run export writes, one file with all weights"
         raise ConfigError(f"{file}: missing; {path.name} lacks the weights that lie there - {remedy}") from None
-    except Damaged as error:
+    except CorruptFileError as error:
         raise ConfigError(f"{error}; put a copy of it there: all checkpoints of its run need it") from error
     for part, sums in shared.items():
         if unlike := [name for name, total in sums.items() if held["sums"].get(name) != total]:
@@ -82,10 +82,10 @@ def _sums(weights: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """FileNotFoundError, or Damaged."""
+    """FileNotFoundError, or CorruptFileError."""
     if not file.is_file():  # nor is a pipe waited for
         raise FileNotFoundError(file)
-    held: dict[str, Any] = load_intact(file)
+    held: dict[str, Any] = load_verified(file)
     with reading(file):
         kinds = {"weights": dict[str, Tensor], "sums": dict[str, Any]}
         whole = isinstance(held, dict) and kinds.keys() <= held.keys() and not misfits(held, kinds)

@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from samebits.checkpoints.checkpoint import find_checkpoint, save_checkpoint, weights_of
+from samebits.checkpoints.checkpoint import eval_state_dict, find_checkpoint, save_checkpoint
 from samebits.errors import ConfigError
 from samebits.project import Project
 from samebits.runs import has_key
@@ -65,6 +65,6 @@ def export(path: Path, target: Path, overwrite: bool) -> tuple[Path, int]:
     if target.exists() and not overwrite:
         raise ConfigError(f"{target} exists; add --overwrite to replace it")
     source, payload = find_checkpoint(path)
-    state = weights_of(payload)
+    state = eval_state_dict(payload)
     save_checkpoint(state, target)
     return source, sum(value.numel() for value in state.values())

@@ -14,7 +14,7 @@ from samebits.errors import ConfigError, RunFailed, first_line
 from samebits.host import start_method
 
 
-def in_a_child(what: str, function: Callable[..., Any], *args: Any) -> Any:
+def run_in_subprocess(what: str, function: Callable[..., Any], *args: Any) -> Any:
     """Returns function(*args), which must be picklable. Raises its ConfigError; any other error becomes a RunFailed of
     one line. what: the beginning of both, "preflight: job 3"."""
     context: Any = multiprocessing.get_context(start_method())

@@ -1,8 +1,8 @@
 """Heartbeats in shared memory: how a parent finds a child that is stopped, or whose native code holds the GIL.
 
-    parent     Hearts(context, count): one Heart in shared memory per child
-    child      take_heart(shared, index), beat(...) twice a second (watch.py, launch.py), say_ended()
-    parent     hearts.overdue() -> indices of the children that have not beaten in time
+    parent     Heartbeats(context, count): one Heartbeat in shared memory per child
+    child      register_heartbeat(shared, index), beat(...) twice a second (watchdog.py, launch.py), mark_finished()
+    parent     heartbeats.overdue() -> indices of the children that have not beaten in time
 
 Imports no torch.
 """
@@ -24,7 +24,7 @@ LATE_S = 1.0  # tolerance for a busy machine; below the time in which the ranks'
 GAP_S = 5.0  # a longer gap between checks: the parent itself was stopped (Ctrl-Z), and likely the children too
 
 
-class Heart(ctypes.Structure):
+class Heartbeat(ctypes.Structure):
     """One child. until: deadline of the next beat, by time.monotonic() (one clock for all processes of a machine).
     said: its end is on record."""
 
@@ -37,12 +37,12 @@ class Heart(ctypes.Structure):
     ]
 
 
-class Hearts:
+class Heartbeats:
     """The heartbeats of `count` processes that this one starts. context: multiprocessing's."""
 
     def __init__(self, context: Any, count: int) -> None:
         self._looked = time.monotonic()
-        self.shared = context.RawArray(Heart, count)
+        self.shared = context.RawArray(Heartbeat, count)
         for heart in self.shared:
             heart.until, heart.limit_s = self._looked + START_S, START_S
 
@@ -78,8 +78,8 @@ _own: Any = None
 _moved_at = -math.inf
 
 
-def take_heart(shared: Any, index: int) -> None:
-    """Use entry `index` of the parent's shared Hearts for this process."""
+def register_heartbeat(shared: Any, index: int) -> None:
+    """Use entry `index` of the parent's shared Heartbeats for this process."""
     global _own
     _own = shared[index]
 
@@ -113,7 +113,7 @@ def progress_at() -> float:
     return _moved_at
 
 
-def say_ended() -> None:
+def mark_finished() -> None:
     """This process has finished, or its failure is on record."""
     if _own is not None:
         _own.said = True

@@ -9,7 +9,7 @@ import threading
 import time
 from multiprocessing import util
 
-from samebits.private import set_death_signal
+from samebits.torch_private import set_death_signal
 
 POLL_S = 1.0
 _ends_children = 0  # the process that does so

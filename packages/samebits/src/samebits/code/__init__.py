@@ -6,7 +6,7 @@ the `Code` of a run, now and after each resume, and what differs between two of 
 Promised: the identity of a run's code covers src/ and the libraries, installed or vendored, committed or not. Where git
 does not answer, the record has null, and one line says so. Imports no torch.
 
-Raised: Damaged for a record that is not as a run writes it.
+Raised: CorruptFileError for a record that is not as a run writes it.
 
     environment    the record of a run      source    src/, packages/, libraries: what identifies them
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.pages import lazy
+from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.code.environment import (
@@ -44,4 +44,4 @@ if TYPE_CHECKING:
         source_of,
     )
 else:
-    __getattr__ = lazy(__name__, __file__)
+    __getattr__ = lazy_getattr(__name__, __file__)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from samebits import __version__
 from samebits.code.source import VENDORED, Library, is_vendored, libraries_of, library_changes, source_of
 from samebits.credentials import redacted
-from samebits.errors import Damaged
+from samebits.errors import CorruptFileError
 from samebits.files import read_file, read_json, replace_text, write_json
 from samebits.host import machine_changes
 from samebits.programs import GIT_DIFF, NoAnswer, git
@@ -125,7 +125,7 @@ def codes_of(run_dir: Path) -> list[Code]:
 
 
 def changes_of(run_dir: Path) -> list[dict[str, Any]]:
-    """What resumes have changed, as directory.keep_changes records it. Damaged where it is of another form."""
+    """What resumes have changed, as directory.keep_changes records it. CorruptFileError where it is of another form."""
     changes, whole = read_json(run_dir / ENVIRONMENT).get("changes", []), {"was": {}, "code": [None, None, ""]}
 
     def is_one(change: Any) -> bool:
@@ -134,7 +134,7 @@ def changes_of(run_dir: Path) -> list[dict[str, Any]]:
         return kinds and holds(one["code"], RECORDED)
 
     if not isinstance(changes, list) or not all(map(is_one, changes)):
-        raise Damaged(f"{run_dir / ENVIRONMENT}: damaged, its changes are not as a run records them")
+        raise CorruptFileError(f"{run_dir / ENVIRONMENT}: damaged, its changes are not as a run records them")
     return changes
 
 

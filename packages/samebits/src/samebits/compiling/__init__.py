@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.pages import lazy
+from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.compiling.captured import Captured, check_optimizer_of_graph
     from samebits.compiling.dynamo import CompiledChain, compile_blocks, compile_report, compiled, for_evaluation
 else:
-    __getattr__ = lazy(__name__, __file__)
+    __getattr__ = lazy_getattr(__name__, __file__)

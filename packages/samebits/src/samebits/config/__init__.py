@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.pages import lazy
+from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.config.compose import (
@@ -34,6 +34,6 @@ if TYPE_CHECKING:
         run_hydra,
     )
     from samebits.config.messages import explain, one_line
-    from samebits.config.wandb_agent import agents_run, handed_out_again, quote_value, written
+    from samebits.config.wandb_agent import agents_run, is_agent_retry, quote_value, written
 else:
-    __getattr__ = lazy(__name__, __file__)
+    __getattr__ = lazy_getattr(__name__, __file__)

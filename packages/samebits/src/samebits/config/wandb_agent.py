@@ -50,7 +50,7 @@ def from_agent(project: Project, arguments: Sequence[str]) -> list[str]:
     return [*translated, "resume=auto"]
 
 
-def handed_out_again(project: Project) -> bool:
+def is_agent_retry(project: Project) -> bool:
     """Whether W&B's agent has started this process for a run that was begun before."""
     return agents_run() is not None and _recorded(project, sys.argv[1:]) is not None
 

@@ -4,7 +4,7 @@ Given: a data set (`__len__` and `__getitem__`, or `gather`, or a `Stream`), the
 `Loader` of micro-batches, dict[str, Tensor], on the device; `Clock` measures how long the loop waited for them.
 
 Promised: the global batch of a step depends on the seed and the step alone, for any number of ranks, workers and
-micro-batches; an evaluation counts each sample once. Random numbers of a sample (`Draws`) depend on (seed, epoch,
+micro-batches; an evaluation counts each sample once. Random numbers of a sample (`SampleRNG`) depend on (seed, epoch,
 sample). No process or thread stays once a loader is closed.
 
 Raised: DataFailed for what a data set's own code raises, and for workers that died; it names data set, rows and split.
@@ -21,19 +21,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.pages import lazy
+from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
-    from samebits.data.counter import Draws
-    from samebits.data.loading.alike import check_alike
+    from samebits.data.counter import SampleRNG
     from samebits.data.loading.choose import loader_speeds
     from samebits.data.loading.clock import Clock
     from samebits.data.loading.loader import Loader, Transform, remedy
+    from samebits.data.loading.same_data import check_same_data
     from samebits.data.loading.samples import check_indexed, drawing, seed_of_split
-    from samebits.data.loading.slots import hand_over
+    from samebits.data.loading.slots import drain
     from samebits.data.order import EvalPlan, Plan, TrainPlan, shuffled
     from samebits.data.plans import evaluation_plan, training_plan
     from samebits.data.stateful import StatefulOrder
     from samebits.data.stream import Stream, is_stream
 else:
-    __getattr__ = lazy(__name__, __file__)
+    __getattr__ = lazy_getattr(__name__, __file__)

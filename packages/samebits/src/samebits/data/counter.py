@@ -17,7 +17,7 @@ from samebits.data.permutation import GOLDEN, mix64, shift, signed
 _BITS = 24  # of each draw: exact as a float32 in [0, 1)
 
 
-class Draws:
+class SampleRNG:
     """stream: a name; draws under different names have nothing in common."""
 
     def __init__(self, seed: int, stream: str) -> None:

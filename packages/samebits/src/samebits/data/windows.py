@@ -36,7 +36,7 @@ from samebits.data.permutation import Permutation, hashed, permute_each
 from samebits.errors import ConfigError
 from samebits.files import in_words
 from samebits.schema import Count
-from samebits.world import place
+from samebits.world import dist_env
 
 IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
 REMOTE_WINDOW = 256 << 20  # bytes, which are fetched in some seconds
@@ -60,7 +60,9 @@ def chunk_windows(
     if kept:
         chunk_bytes = rows * max(1, dataset.nbytes // size)
         window = max(1, REMOTE_WINDOW // chunk_bytes) if window is None else window
-        hosts = (place.size or 1) // place.local_size  # of two windows, which are here at once, each keeps its share
+        hosts = (
+            dist_env.size or 1
+        ) // dist_env.local_size  # of two windows, which are here at once, each keeps its share
         most = max(1, kept * hosts // 2 // chunk_bytes)
         if window > most:
             raise ConfigError(

@@ -19,14 +19,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.pages import lazy
+from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.device.auto import (
         LAUNCHES_BOUND_FLOP,
-        as_run_began,
-        began_precision,
+        recorded_precision,
         resolve_auto,
+        resolve_auto_as_recorded,
         resolve_auto_of_run,
     )
     from samebits.device.hardware import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         choose_device,
         count_processes,
         in_channels_last,
-        order_as_weights,
+        match_memory_format,
         resolve_hardware,
     )
     from samebits.device.memory import free_memory
@@ -44,4 +44,4 @@ if TYPE_CHECKING:
     from samebits.device.rules import check_options
     from samebits.device.threads import rough_flop
 else:
-    __getattr__ = lazy(__name__, __file__)
+    __getattr__ = lazy_getattr(__name__, __file__)

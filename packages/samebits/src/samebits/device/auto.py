@@ -41,7 +41,7 @@ def resolve_auto_of_run(machine: Hardware, run_dir: Path, world: World, flop: fl
     chosen = None
     if world.is_main:
         environment = read_json(run_dir / ENVIRONMENT)
-        known = environment if begins else environment | {"precision": began_precision(environment)}
+        known = environment if begins else environment | {"precision": recorded_precision(environment)}
         ruled = resolve_auto(machine, flop)
         decided: dict[str, Any] = {"threads": asdict(ruled.threads)} if machine.threads.auto else {}
         decided |= {"precision": known.get("precision", ruled.precision)} if machine.precision_is_auto else {}
@@ -49,23 +49,23 @@ def resolve_auto_of_run(machine: Hardware, run_dir: Path, world: World, flop: fl
             write_json(run_dir / ENVIRONMENT, decided | environment)
         ruled = _as_recorded(machine, known, ruled)
         chosen = [asdict(ruled.threads), ruled.precision, ruled.precision_why]
-    threads, precision, why = world.share(chosen)
+    threads, precision, why = world.broadcast_object(chosen)
     machine = replace(machine, threads=Threads(**threads), precision=precision, precision_why=why)
     machine.set_arithmetic()
     return machine
 
 
-def as_run_began(machine: Hardware, run_dir: Path) -> Hardware:
+def resolve_auto_as_recorded(machine: Hardware, run_dir: Path) -> Hardware:
     """For an evaluation of the run's checkpoints."""
     known = read_json(run_dir / ENVIRONMENT)
     unknown = machine
     if machine.threads.auto:
         threads = replace(machine.threads, count=machine.threads.most, why="none was recorded")
         unknown = replace(machine, threads=threads)
-    return _as_recorded(machine, known | {"precision": began_precision(known)}, unknown)
+    return _as_recorded(machine, known | {"precision": recorded_precision(known)}, unknown)
 
 
-def began_precision(environment: dict[str, Any]) -> str:
+def recorded_precision(environment: dict[str, Any]) -> str:
     """What hardware.precision=auto has been to a run that has trained. A version that recorded nothing took bf16 for
     every step where a GPU had it."""
     on_cpu = "machine" in environment and "gpus" not in environment["machine"]

@@ -16,7 +16,7 @@ from samebits.device.threads import Threads, decide_threads
 from samebits.errors import ConfigError
 from samebits.host import bind_to_gpus, count_gpus, hide_gpus, pci_address
 from samebits.parallel import ONE_PROCESS, Strategy, check_share, gpus
-from samebits.world import ClusterRole, cluster_role, place
+from samebits.world import ClusterRole, cluster_role, dist_env
 
 AUTOCAST = {"bf16": torch.bfloat16, "bf16-weights": torch.bfloat16, "fp16": torch.float16}
 
@@ -84,14 +84,14 @@ def resolve_hardware(hardware: HardwareConfig, trainer: Strategy) -> Hardware:
     if hardware.cuda_graph and device != "cuda":
         raise ConfigError(f"hardware.cuda_graph=true: a GPU's, and this run is on {device} - leave it false")
     if device == "cuda":
-        torch.cuda.set_device(place.gpu())  # first: any other CUDA query would open a context on GPU 0 in each rank
-    used = gpus() if trainer.strategy == "dp" else [torch.device("cuda", place.gpu())] if device == "cuda" else []
+        torch.cuda.set_device(dist_env.gpu())  # first: any other CUDA query would open a context on GPU 0 in each rank
+    used = gpus() if trainer.strategy == "dp" else [torch.device("cuda", dist_env.gpu())] if device == "cuda" else []
     binding = bind_to_gpus(map(pci_address, used)) if used and hardware.numa_binding else ""  # before threads start
     half = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     precision, auto = hardware.precision, hardware.precision == "auto"
     if auto:
         precision = "bf16" if half else "fp32"
-    threads = decide_threads(hardware.num_threads, device, hardware.deterministic, place.local_size)
+    threads = decide_threads(hardware.num_threads, device, hardware.deterministic, dist_env.local_size)
     eval_batch_size = hardware.eval_batch_size or -(-micro[0] // devices)
     mode = "default" if hardware.compile is True else hardware.compile or None
     graph = hardware.cuda_graph
@@ -117,15 +117,15 @@ def choose_device(hardware: HardwareConfig) -> str:
 
 def count_processes(hardware: HardwareConfig, trainer: Strategy) -> int:
     """World size of this run. Does not initialize CUDA, so the ranks can be forked afterwards."""
-    device, started = choose_device(hardware), place.size
+    device, started = choose_device(hardware), dist_env.size
     if started is not None:
         if trainer.strategy in ONE_PROCESS and started > 1:
             raise ConfigError(
                 f"trainer.strategy={trainer.strategy}, but {started} processes were started: add trainer=ddp"
             )
-        if hardware.num_procs not in ("auto", place.local_size):
+        if hardware.num_procs not in ("auto", dist_env.local_size):
             raise ConfigError(
-                f"hardware.num_procs={hardware.num_procs}, but {place.local_size} were started on this host: "
+                f"hardware.num_procs={hardware.num_procs}, but {dist_env.local_size} were started on this host: "
                 "leave it auto"
             )
         return started
@@ -197,7 +197,7 @@ def in_channels_last(module: nn.Module | None) -> int:
     return len(images)
 
 
-def order_as_weights(optimizer: torch.optim.Optimizer) -> None:
+def match_memory_format(optimizer: torch.optim.Optimizer) -> None:
     """What the optimizer holds for each weight in the weight's memory order. load_state_dict keeps the checkpoint's,
     which a resume with another channels_last changes, and fused kernels go through both as one row of numbers."""
     for weight, held in optimizer.state.items():

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.pages import lazy
+from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.host.cpu import cores, cores_each, limited_to, omp_num_threads, threads_each
@@ -30,4 +30,4 @@ if TYPE_CHECKING:
     from samebits.host.memory import available_memory, private_memory
     from samebits.host.numa import bind_to_gpus
 else:
-    __getattr__ = lazy(__name__, __file__)
+    __getattr__ = lazy_getattr(__name__, __file__)

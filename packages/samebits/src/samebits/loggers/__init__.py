@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.pages import lazy
+from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.loggers.installed import check_installed
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from samebits.loggers.media import Audio, Histogram, Table, grid
     from samebits.loggers.mlflow_log import sync_mlflow
     from samebits.loggers.options import LoggerConfig
-    from samebits.loggers.wandb_later import (
-        begin_beside,
+    from samebits.loggers.wandb_log import sync_command
+    from samebits.loggers.wandb_stop import WANDB, stopped_by_wandb
+    from samebits.loggers.wandb_sync import (
         check_online,
         logs_to_wandb,
         mode_of_run,
+        start_run_in_group,
         upload_run,
         write_offline,
     )
-    from samebits.loggers.wandb_log import sync_command
-    from samebits.loggers.wandb_stop import WANDB, stopped_by_wandb
 else:
-    __getattr__ = lazy(__name__, __file__)
+    __getattr__ = lazy_getattr(__name__, __file__)

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from samebits.errors import ConfigError, Damaged
+from samebits.errors import ConfigError, CorruptFileError
 from samebits.extras import need
 from samebits.files import read_text, replacing
 
@@ -104,9 +104,9 @@ def save(run_dir: Path, step: int, name: str, value: Any) -> Media:
 
 
 def media_file(run_dir: Path, step: int, name: str, kind: str) -> Path:
-    """Where `save` wrote it. Raises Damaged for a name that it cannot have had: metrics.jsonl may be a stranger's."""
+    """Where `save` wrote it. Raises CorruptFileError for a name that it cannot have had: metrics.jsonl may be a stranger's."""
     if not NAME.fullmatch(name) or ".." in name or kind not in SUFFIXES:
-        raise Damaged(f"{run_dir}: no picture of a run: {name!r}, {kind!r}")
+        raise CorruptFileError(f"{run_dir}: no picture of a run: {name!r}, {kind!r}")
     return run_dir / FOLDER / name / f"{step:08d}{SUFFIXES[kind]}"
 
 

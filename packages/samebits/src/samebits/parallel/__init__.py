@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.pages import lazy
+from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.parallel.balance import Balance, peak_memory
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from samebits.parallel.data_parallel import gpus
     from samebits.parallel.ddp import name_unused, with_sync_batchnorm, without_sync, wrap_net
     from samebits.parallel.fsdp import class_name, describe_shards, padding_note, shard
+    from samebits.parallel.meta_init import NeedsValues, build_on_meta
     from samebits.parallel.options import ONE_PROCESS, DDPConfig, FsdpConfig, Strategy, check_share
-    from samebits.parallel.weightless import NeedsValues, build_weightless
 else:
-    __getattr__ = lazy(__name__, __file__)
+    __getattr__ = lazy_getattr(__name__, __file__)

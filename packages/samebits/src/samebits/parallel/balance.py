@@ -52,16 +52,16 @@ class WaitsForData(Protocol):
 class Balance:
     """Of a run with several ranks: `timed` measures its steps, `table` and `read` share the figures at each log.
 
-    straggler_share: warn about a rank slower than the others' mean by more than this share (0.2: 20 %); None: never.
+    straggler_threshold: warn about a rank slower than the others' mean by more than this share (0.2: 20 %); None: never.
 
     FSDP and SyncBatchNorm wait for other ranks throughout the step, so a rank's own work cannot be told apart: then
     step_time is left out.
     """
 
     def __init__(
-        self, net: nn.Module, world: World, train: WaitsForData, logger: Logger, straggler_share: float | None
+        self, net: nn.Module, world: World, train: WaitsForData, logger: Logger, straggler_threshold: float | None
     ) -> None:
-        self._world, self._train, self._logger, self._share = world, train, logger, straggler_share
+        self._world, self._train, self._logger, self._share = world, train, logger, straggler_threshold
         self._clock = DeviceClock(world.device) if world.device.type == "cuda" else HostClock()
         waits_once = not any(isinstance(module, nn.SyncBatchNorm) for module in net.modules())
         self._measures = unwrapped(net) is not None and waits_once

@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from samebits.errors import ConfigError
 from samebits.parallel.data_parallel import Replicas, gpus
 from samebits.parallel.options import DDPConfig, Strategy
-from samebits.private import ddp_without_dynamo
-from samebits.world import World, place
+from samebits.torch_private import ddp_without_dynamo
+from samebits.world import World, dist_env
 
 log = logging.getLogger("samebits")
 
@@ -100,10 +100,10 @@ def name_unused(net: nn.Module, unused: Sequence[torch.Tensor], step: int) -> No
     what = f"the loss does not depend on {', '.join(names[:6])}" + (f" and {len(names) - 6} more" if names[6:] else "")
     if fatal:
         raise ConfigError(
-            f"step {step + 1}, rank {place.rank}: {what}: set trainer.ddp.find_unused_parameters=true, "
+            f"step {step + 1}, rank {dist_env.rank}: {what}: set trainer.ddp.find_unused_parameters=true, "
             "or take these parameters out of the model (see docs/troubleshooting.md#unused-parameters)"
         )
-    if place.rank == 0:
+    if dist_env.rank == 0:
         log.warning("%s: these parameters are not trained", what)
 
 

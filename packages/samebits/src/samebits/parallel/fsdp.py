@@ -36,7 +36,7 @@ KEY = "trainer.fsdp.wrap"
 
 def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, compiled: bool) -> None:
     """Shard `model` over the ranks and move it to their devices, in place. Its parameters and buffers will be rank 0's,
-    whose model is on the CPU; other ranks' may be on `meta` (weightless.py).
+    whose model is on the CPU; other ranks' may be on `meta` (meta_init.py).
 
     Adds `no_sync()` as DDP has. precision: hardware.precision without auto. The forward pass stays under autocast, so
     norms and losses are computed as with trainer=ddp; blocks are gathered in param_dtype, all other weights in fp32.

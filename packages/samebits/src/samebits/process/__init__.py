@@ -21,10 +21,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.pages import lazy
+from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
-    from samebits.process.header import log_header, unheeded
+    from samebits.process.header import log_header, options_without_effect
     from samebits.process.models import model_of_rank, ready_net, to_devices
     from samebits.process.options import EngineGroups
     from samebits.process.parent import join, start
@@ -33,4 +33,4 @@ if TYPE_CHECKING:
     from samebits.process.trials import range_test, run_trial, step_s
     from samebits.process.tuning import tune
 else:
-    __getattr__ = lazy(__name__, __file__)
+    __getattr__ = lazy_getattr(__name__, __file__)

@@ -37,7 +37,7 @@ def log_header(
     """
     logger = rank.logger
     logger.say(rank.title)
-    gpus = rank.world.gather(gpu_facts(rank.world.device))
+    gpus = rank.world.gather_object(gpu_facts(rank.world.device))
     if rank.world.is_main:
         facts = machine_facts(rank.world.device, gpus)
         logger.say(machine_line(facts))
@@ -45,7 +45,7 @@ def log_header(
             logger.warn(f"the run began on another machine, which rounds in its own way: {unlike}")
         for line in what_is_trained(rank.project, rank.directory, method, update):
             logger.say(line)
-    describe(logger, run.machine, model, run, sets, run.train, changes, rank.config.hardware)
+    describe(logger, run.hardware, model, run, sets, run.train, changes, rank.config.hardware)
 
 
 def what_is_trained(project: Project, directory: Path, method: Sequence[Any], update: Sequence[Any]) -> list[str]:
@@ -118,7 +118,7 @@ def describe(
             f"a small step, {flop / 1e6:,.0f} MFLOP: to launch its kernels takes longer than to run them; "
             "hardware.cuda_graph=true launches them at once"
         )
-    for line in unheeded(run, model, sets["train"], hardware):
+    for line in options_without_effect(run, model, sets["train"], hardware):
         logger.warn(line)
     if is_sharded(model):
         logger.say(describe_shards(model))
@@ -128,7 +128,7 @@ def describe(
         logger.say(line)
 
 
-def unheeded(run: Any, model: nn.Module, train: Any, hardware: HardwareConfig) -> list[str]:
+def options_without_effect(run: Any, model: nn.Module, train: Any, hardware: HardwareConfig) -> list[str]:
     """Return a line for each value that has no effect, or costs more time than it seems to."""
     lines = []
     if hardware.deterministic and hardware.cudnn_benchmark:
@@ -136,7 +136,7 @@ def unheeded(run: Any, model: nn.Module, train: Any, hardware: HardwareConfig) -
     tries = not hardware.deterministic and hardware.cudnn_benchmark is not False
     varies = hasattr(train, "collate") or any(-1 in shape for shape, _ in getattr(train, "spec", {}).values())
     convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
-    if run.machine.device == "cuda" and tries and varies and convolves:
+    if run.hardware.device == "cuda" and tries and varies and convolves:
         lines.append(
             "batches may differ in shape, and cuDNN tries its convolutions anew for each shape: "
             "hardware.cudnn_benchmark=false spares that"

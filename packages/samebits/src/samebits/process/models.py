@@ -11,7 +11,7 @@ from samebits.compiling import compile_blocks, compiled
 from samebits.device import Hardware, WithBf16Weights, in_channels_last
 from samebits.errors import ConfigError, first_line
 from samebits.loggers import Logger
-from samebits.parallel import NeedsValues, build_weightless, checkpoint_activations, find_blocks, shard, wrap_net
+from samebits.parallel import NeedsValues, build_on_meta, checkpoint_activations, find_blocks, shard, wrap_net
 from samebits.process.options import Options
 from samebits.shards import is_sharded
 from samebits.steps import seed_everything
@@ -24,12 +24,12 @@ def model_of_rank(make: Callable[[], nn.Module], why: str | None, seed: int, wor
     model = None
     if world.rank and why is None:
         try:
-            model = build_weightless(make)
+            model = build_on_meta(make)
         except (ConfigError, NeedsValues) as error:
             why = first_line(error.__cause__ or error)
             seed_everything(seed)
     model = make() if model is None else model
-    if reasons := [reason for reason in world.gather(why) if reason]:
+    if reasons := [reason for reason in world.gather_object(why) if reason]:
         kind = type(model).__name__
         logger.say(f"trainer=fsdp: each process builds the whole {kind} in host memory first ({reasons[0]})")
     state = torch.get_rng_state()

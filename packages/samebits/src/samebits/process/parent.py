@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from samebits import early
+from samebits import early_signals
 from samebits.device import count_processes
 from samebits.errors import PREEMPTED, Cancelled, ConfigError, RunFailed, one_line
 from samebits.loggers import WANDB
@@ -43,14 +43,14 @@ from samebits.status import (
     forget_failure,
     keep_failure,
     newest_checkpoint,
-    onward,
     read_failure,
     read_status,
+    resume_hint,
     shown,
     step_of,
 )
 from samebits.targets import TRACEBACK
-from samebits.world import Ranks, cluster_role, meeting, place, recording
+from samebits.world import RankLauncher, cluster_role, dist_env, recording_failures, run_rendezvous
 
 
 def start(
@@ -69,15 +69,15 @@ def start(
         cfg = cfg.copy()
         cfg.hardware.micro_batch_size, line = find_micro_batch(program, cfg)
         print(line, file=sys.stderr)
-    if process.max_restarts and (meeting.followers() or place.size is not None):
+    if process.max_restarts and (run_rendezvous.followers() or dist_env.size is not None):
         raise ConfigError(
             "process.max_restarts: these ranks were not started by the plain command, and cannot be started again by "
             "it; torchrun --max-restarts=3 does it, with a fixed hydra.run.dir and resume=auto"
         )
     versions: dict[str, str] = {}
-    if not meeting.followers():  # else each rank fetches its files
-        versions = program.fetch(plain(cfg.data), early.leave_if_asked)
-    early.begin_run()
+    if not run_rendezvous.followers():  # else each rank fetches its files
+        versions = program.fetch(plain(cfg.data), early_signals.leave_if_asked)
+    early_signals.begin_run()
     with claimed(run_dir):
         if read_status(run_dir).get("status") in leave:
             return
@@ -95,14 +95,14 @@ def start(
         stay = (STATUS, FAILURE) if leave else ()
         try:
             alone = num_procs == 1 and not own_process and not process.max_restarts
-            if place.size is not None or alone:
+            if dist_env.size is not None or alone:
                 run_rank(program, run_dir, began)
             else:
                 program.training()  # imported once, before ranks are forked
                 if hardware.compile:
                     import torch._dynamo  # noqa: F401 - imported once, before ranks are forked
-                meeting.leave_to_ranks()
-                run_ranks(program, run_dir, num_procs // place.hosts, process.max_restarts, began)
+                run_rendezvous.leave_to_ranks()
+                run_ranks(program, run_dir, num_procs // dist_env.hosts, process.max_restarts, began)
         except KeyboardInterrupt:
             end_status(run_dir, "interrupted", signal="SIGINT")
             undo_resume(run_dir, stay)
@@ -116,7 +116,7 @@ def start(
                 end_status(run_dir, state, signal=str(first).partition(":")[0])
             if not went_on and isinstance(first, ConfigError):
                 if has_trained(run_dir):
-                    raise ConfigError(f"{first}{onward(run_dir)}") from error
+                    raise ConfigError(f"{first}{resume_hint(run_dir)}") from error
                 empty_directory(run_dir, keep=foreign)
             raise first from error
         commit_resume(run_dir)
@@ -140,7 +140,7 @@ def check_stop(project: Project, run_dir: Path, stop_at_step: int | None, overri
 
 def run_ranks(program: Program, run_dir: Path, num_procs: int, max_restarts: int, began: float) -> None:
     """Run `num_procs` ranks; restart them from the last checkpoint, max_restarts times, if `may_pass` says so."""
-    ranks = Ranks()
+    ranks = RankLauncher()
     with ranks.passing_on_signals():
         for attempt in range(max_restarts + 1):
             checkpoint = newest_checkpoint(run_dir)
@@ -173,11 +173,11 @@ def may_pass(run_dir: Path, moved: bool) -> bool:
 
 def run_rank(program: Program, run_dir: Path, began: float) -> None:
     """Run this rank. Rank 0 first publishes the run directory to ranks and hosts that torchrun or srun has started."""
-    if meeting.followers() and place.rank > 0:
-        meeting.await_verdict()
-    elif meeting.followers():
-        with recording(run_dir, rank=0):
-            meeting.publish(run_dir, longest_start_s(read_config(program, run_dir).process.timeout))
+    if run_rendezvous.followers() and dist_env.rank > 0:
+        run_rendezvous.await_verdict()
+    elif run_rendezvous.followers():
+        with recording_failures(run_dir, rank=0):
+            run_rendezvous.publish(run_dir, longest_start_s(read_config(program, run_dir).process.timeout))
     run(program, run_dir, began)
 
 
@@ -192,10 +192,10 @@ def join(program: Program) -> int:
             if text.startswith("process.timeout="):
                 value = text.partition("=")[2]
                 timeout_s = longest_start_s(f"{value}s" if value.replace(".", "").isdigit() else value)
-    here, published = cluster_role(), meeting.await_directory(timeout_s)
+    here, published = cluster_role(), run_rendezvous.await_directory(timeout_s)
     assert here is not None
     if isinstance(published, int):
-        early.leave_if_asked()
+        early_signals.leave_if_asked()
         return published  # rank 0 has printed why
     run_dir, local_ranks = published
     try:
@@ -242,7 +242,7 @@ def first_failure(run_dir: Path, error: Exception) -> Exception:
         text = record["traceback" if whole else "short"]
         print(f"rank {record['rank']} failed:\n{text}{more}", file=sys.stderr, end="")
     told = "resume=" in record["cause"]
-    return RunFailed(record["cause"] + ("" if told else onward(run_dir)))
+    return RunFailed(record["cause"] + ("" if told else resume_hint(run_dir)))
 
 
 def end_as_stopped(run_dir: Path) -> None:

@@ -18,7 +18,7 @@ from samebits.predictions import Part, Spec, assemble, check_target
 from samebits.process.parent import first_failure
 from samebits.process.rank import collective_timeout_s
 from samebits.signals import STOP_SIGNALS, temporary_folder
-from samebits.world import Ranks, World, place, process_group, recording
+from samebits.world import RankLauncher, World, dist_env, process_group, recording_failures
 
 Rows = Callable[[World], Iterable[tuple[np.ndarray, dict[str, Any]]]]  # a rank's: rows (B,), {name: (B, ...)}
 Load = Callable[[int], tuple[Hardware, Rows]]
@@ -33,7 +33,7 @@ def write_predictions(
     attributes: of the file, where the format has any.
     """
     check_target(out, overwrite)
-    if place.size is not None:
+    if dist_env.size is not None:
         raise ConfigError("this command starts its processes by itself: not by torchrun or srun, but with --procs 8")
     if num_procs is not None and num_procs < 1:
         raise ConfigError(f"--procs {num_procs}: must be at least 1")
@@ -48,7 +48,7 @@ def write_predictions(
 
 
 def run_ranks(load: Load, count: int, folder: Path) -> None:
-    ranks = Ranks()
+    ranks = RankLauncher()
     try:
         with ranks.passing_on_signals():
             ranks.run(partial(write_recorded, load, count), folder, count)
@@ -60,7 +60,7 @@ def run_ranks(load: Load, count: int, folder: Path) -> None:
 
 def write_recorded(load: Load, count: int, folder: Path) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked while ranks are started
-    with recording(folder, place.rank):
+    with recording_failures(folder, dist_env.rank):
         write_part(load, count, folder)
 
 

@@ -15,14 +15,22 @@ from samebits.checkpoints import Checkpoints
 from samebits.device import Hardware, resolve_auto_of_run, resolve_hardware
 from samebits.files import write_json
 from samebits.loggers import WANDB, Logger, RunLogger, log_to, stopped_by_wandb
-from samebits.private import skip_dynamo_import
 from samebits.process.options import Options
 from samebits.project import Program, Project
 from samebits.runs import record_start
 from samebits.saved import read_config
 from samebits.schema import seconds
 from samebits.status import RESULT, read_status, shown, write_status
-from samebits.world import StopRequest, Watch, World, place, process_group, recording, stop_on_signals
+from samebits.torch_private import skip_dynamo_import
+from samebits.world import (
+    HangWatchdog,
+    StopRequest,
+    World,
+    dist_env,
+    process_group,
+    recording_failures,
+    stop_on_signals,
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,7 @@ class Rank:
     logger: Logger
     checkpoints: Checkpoints
     stop: StopRequest
-    watch: Watch
+    watchdog: HangWatchdog
     payload: dict[str, Any] | None
     title: str
 
@@ -55,51 +63,53 @@ def run(program: Program, run_dir: Path, began: float) -> None:
 
     began: time.monotonic() when the command began; process.max_time counts from there.
     """
-    rank = place.rank
-    with recording(run_dir, rank), stop_on_signals(began) as stop:
+    rank = dist_env.rank
+    with recording_failures(run_dir, rank), stop_on_signals(began) as stop:
         if not faulthandler.is_enabled():  # a sweep's job has enabled it already, into a file
             faulthandler.enable(file=2)  # print Python's stack to stderr when native code crashes
         train = program.training()
         config: Options = program.read(read_config(program, run_dir))
         timeout_s = seconds(config.process.timeout)
         stop.max_time_s = seconds(config.process.max_time)
-        watch = Watch(run_dir, rank, place.size or 1, timeout_s)
+        watchdog = HangWatchdog(run_dir, rank, dist_env.size or 1, timeout_s)
         machine = resolve_hardware(config.hardware, config.trainer)
         machine.apply(config.hardware)
         if not config.hardware.compile:
             skip_dynamo_import()
         with (
-            watch.running(),
+            watchdog.running(),
             process_group(machine.device, collective_timeout_s(timeout_s)) as world,
             Checkpoints(
                 run_dir / "checkpoints", world, beside=config.process.save_async, saved=stop.saved
             ) as checkpoints,
-            recording(run_dir, world.rank, watch),
+            recording_failures(run_dir, world.rank, watchdog),
             log_to(run_dir) if world.is_main else nullcontext(),
         ):
-            if world.size > 1 and not place.has_parent:
-                watch.dead_peers = world.dead_peers()
+            if world.size > 1 and not dist_env.has_parent:
+                watchdog.dead_peers = world.dead_peers()
             # ---- the checkpoint to resume from: all ranks check it together and load the same one
             checkpoints.directory.mkdir(exist_ok=True)
             source, payload = checkpoints.newest_valid(put_aside=True) or (None, None)
             with make_logger(program, run_dir, config, world, payload or {"step": 0}, began) as logger:
-                watch.before_end = logger.give_up
+                watchdog.before_end = logger.give_up
                 title = f"run {shown(run_dir)}" + (f", on from {source.name}" if source else "")
-                result = train(Rank(program, config, machine, world, logger, checkpoints, stop, watch, payload, title))
-                watch.beat("ending", result["step"], slow=True)
+                result = train(
+                    Rank(program, config, machine, world, logger, checkpoints, stop, watchdog, payload, title)
+                )
+                watchdog.beat("ending", result["step"], slow=True)
                 if world.is_main:
                     finish(run_dir, logger, stop, result, time.monotonic() - began)
 
 
 def collective_timeout_s(timeout_s: float | None) -> float:
     """Longer than the hang watchdog waits, as that names the stuck rank; no timeout is 7 days, as torch needs one."""
-    return 7 * 24 * 3600.0 if timeout_s is None else 2 * Watch.USER_TIMEOUTS * timeout_s + 60
+    return 7 * 24 * 3600.0 if timeout_s is None else 2 * HangWatchdog.USER_TIMEOUTS * timeout_s + 60
 
 
 def longest_start_s(timeout: float | str | None) -> float | None:
     """How long a start may take. timeout: process.timeout."""
     limit_s = seconds(timeout)
-    return None if limit_s is None else Watch.SLOW_TIMEOUTS * limit_s
+    return None if limit_s is None else HangWatchdog.SLOW_TIMEOUTS * limit_s
 
 
 def make_logger(
@@ -110,8 +120,8 @@ def make_logger(
         return Logger()
     record_start(run_dir, began)
     timeout_s = seconds(config.process.timeout)
-    # the hang watchdog allows Watch.SLOW_TIMEOUTS * timeout_s
-    most_s = math.inf if timeout_s is None else (Watch.SLOW_TIMEOUTS - 1) * timeout_s
+    # the hang watchdog allows HangWatchdog.SLOW_TIMEOUTS * timeout_s
+    most_s = math.inf if timeout_s is None else (HangWatchdog.SLOW_TIMEOUTS - 1) * timeout_s
     return RunLogger(program, run_dir, config.logger, payload["step"], most_s, payload.get("logged_lines"))
 
 

@@ -23,10 +23,10 @@ from samebits.data import Loader, loader_speeds
 from samebits.device import Hardware, choose_device, count_processes
 from samebits.errors import ConfigError
 from samebits.host import cores_each, threads_each
-from samebits.private import skip_dynamo_import
 from samebits.process.options import Options
 from samebits.profiling import is_out_of_memory, limit_memory
-from samebits.world import World, group_of_one, place
+from samebits.torch_private import skip_dynamo_import
+from samebits.world import World, dist_env, group_of_one
 
 LR_SMOOTH, LR_DIVERGED = 0.9, 3.0
 SILENT_S = 5.0  # a search that takes longer says what it does
@@ -77,7 +77,7 @@ def largest_micro_batch(config: Options, open_trial: Callable[[], Trial]) -> tup
 
 def largest_of(trial: Trial) -> tuple[int, dict[int, bool]]:
     share = sum(trial.machine.micro_batch_sizes)
-    limit_memory(trial.world.device, place.ranks_here(trial.world.size))
+    limit_memory(trial.world.device, dist_env.ranks_here(trial.world.size))
     tried: dict[int, bool] = {}
     began = time.monotonic()
 
@@ -193,7 +193,7 @@ def measure_threads(trial: Trial) -> dict[int, float]:
     only lengthen a step."""
     if trial.world.device.type != "cpu":
         raise ConfigError(f"tune threads: the steps are computed on {trial.world.device.type}; add hardware=cpu")
-    most = threads_each(place.ranks_here(trial.world.size))
+    most = threads_each(dist_env.ranks_here(trial.world.size))
     counts = sorted({most, *(1 << k for k in range(most.bit_length()))})
     again = held_batches(trial)
     with group_of_one(trial.world):

@@ -14,7 +14,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from samebits.children import in_a_child
+from samebits.children import run_in_subprocess
 from samebits.config import as_started, remove_if_empty, resolved, run_hydra
 from samebits.errors import ConfigError, RunFailed, plain_output
 from samebits.extras import missing
@@ -78,7 +78,7 @@ def try_stages(program: Program, rate: str, cfg: DictConfig, stages: list[str], 
     found: dict[str, Any] = {}
     record: dict[str, Any] = {"stages": stages, "overrides": found}
     for name in (name for name in NAMES if name in stages):
-        measured = in_a_child(f"tune {name}", program.measure, name, final)
+        measured = run_in_subprocess(f"tune {name}", program.measure, name, final)
         shown_by: dict[str, Callable[..., dict[str, Any]]] = {
             "micro_batch": micro_batch,
             "threads": threads,
@@ -154,6 +154,6 @@ def find_micro_batch(program: Program, cfg: DictConfig) -> tuple[int, str]:
     """Return the largest hardware.micro_batch_size that fits, for a checked config, and a line that says so. Before the
     ranks start: all read the same config, and so does a resume."""
     key = "hardware.micro_batch_size=auto"
-    size, tried = in_a_child(key, program.measure, "micro_batch", cfg)
+    size, tried = run_in_subprocess(key, program.measure, "micro_batch", cfg)
     failed = min((other for other, fits in tried.items() if not fits), default=None)
     return size, f"{key}: {size} samples fit{f', {failed} do not' if failed else ', a whole share'}"

@@ -12,7 +12,7 @@ from samebits.device import Hardware
 from samebits.files import aligned
 from samebits.host import cores_each
 from samebits.profiling.timeline import Figures
-from samebits.world import place
+from samebits.world import dist_env
 
 PARTS = ("data wait", "copy", "transform", "forward", "backward", "clip", "optimizer", "log", "evaluation", "save")
 DATA_SHARE, COPY_SHARE, SMALL_SHARE, IDLE_SHARE = 0.1, 0.1, 0.25, 0.5
@@ -87,7 +87,7 @@ def faster(machine: Hardware, compiles: bool) -> str:
         ways.append("more ranks" + (" (trainer=ddp)" if machine.num_procs == 1 else ""))
     else:
         ways.append("a GPU")
-    if machine.device == "cpu" and machine.threads.count < cores_each(place.local_size):
+    if machine.device == "cpu" and machine.threads.count < cores_each(dist_env.local_size):
         ways.append("more hardware.num_threads (./run tune threads)")
     return ", ".join(ways)
 

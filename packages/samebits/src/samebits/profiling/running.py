@@ -22,7 +22,7 @@ from samebits.profiling.trace import Trace, dump_memory
 from samebits.profiling.work import Loss, Work, count_flop, peak_tflops
 from samebits.status import shown
 from samebits.steps import rng_row, set_rng_row
-from samebits.world import place
+from samebits.world import dist_env
 
 PROFILE = "profile.json"
 FEW = 20  # measured steps: with fewer, what a run does once (the last save) looks large
@@ -36,21 +36,21 @@ def profiling(
     """Yields the loader to train with. With profiler=none that is `train`, and nothing of the loop is touched; an error
     of full memory is explained in any case.
 
-    run: has world, machine, trainer, directory, watch, logger and callbacks, which get one more. parts: {(where a
+    run: has world, machine, trainer, directory, watchdog, logger and callbacks, which get one more. parts: {(where a
     function is called, its name): the part of a step that it is}. aside: {part: how to spend less on it}.
     """
     device = run.world.device
     folder = run.directory / "profile"
 
     def where() -> str:
-        mark = run.watch.latest()
+        mark = run.watchdog.latest()
         return f"{mark.doing}, at step {mark.step}"
 
     def snapshot() -> str | None:
         file = folder / f"memory_rank{run.world.rank}.pickle"
         return shown(file) if options.kind == "torch" and dump_memory(file) else None
 
-    with explained(run.machine, where, snapshot):
+    with explained(run.hardware, where, snapshot):
         if options.kind == "none":
             yield train
             return
@@ -104,7 +104,7 @@ class Simple:
         if not (run.world.is_main and figures.steps):
             return
         sharded = run.trainer.strategy == "fsdp"
-        kind, sentence = bound(figures, run.machine, self.compiles, self.loader, sharded, self.aside)
+        kind, sentence = bound(figures, run.hardware, self.compiles, self.loader, sharded, self.aside)
         if figures.steps < FEW:
             sentence = f"{sentence} (of {figures.steps} steps: too few to go by)"
         write_json(run.directory / PROFILE, as_dict(figures, kind, sentence))
@@ -153,7 +153,7 @@ def work_of(
     wanted = machine.device == "cuda" or options.kind != "none" if options.flop == "auto" else options.flop
     if not wanted:
         return Work(tokens)
-    device = place.device(machine.device)
+    device = dist_env.device(machine.device)
     before = rng_row(device)
     try:
         batch = first()

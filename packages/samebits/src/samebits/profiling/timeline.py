@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from samebits.clocks import DeviceClock, HostClock
-from samebits.data import hand_over
+from samebits.data import drain
 
 T = TypeVar("T")
 OTHER, DATA, COPY, FORWARD = "other", "data wait", "copy", "forward"
@@ -134,7 +134,7 @@ class Batches:
                     return
                 finally:
                     self._spans.end()
-                yield from hand_over(out)
+                yield from drain(out)
         finally:
             close = getattr(batches, "close", None)
             if close is not None:

@@ -35,11 +35,11 @@ OPERATIONS = re.compile(
 Notice = Callable[[str, str, int], None]  # the operation, the file and the line of the code that asks
 _ONE_HOT = functional.one_hot
 _NOT_OURS = (str(Path(torch.__file__).parent), __file__)
-_watched: list[int] = []  # the threads that are in a block of `waits_noticed`
+_watched: list[int] = []  # the threads that are in a block of `observe_waits`
 
 
 @contextmanager
-def waits_noticed(notice: Notice) -> Iterator[None]:
+def observe_waits(notice: Notice) -> Iterator[None]:
     """In this block of this thread `notice` is called before each such operation. Other threads, such as a loader's,
     may ask what they like."""
     with _Operations(notice), _patched(notice):
@@ -51,7 +51,7 @@ def waits_noticed(notice: Notice) -> Iterator[None]:
 
 
 @contextmanager
-def allowed() -> Iterator[None]:
+def allow_waits() -> Iterator[None]:
     """In this block of this thread nothing is noticed."""
     before, _watched[:] = [*_watched], [one for one in _watched if one != threading.get_ident()]
     try:
@@ -82,7 +82,7 @@ class _Operations(TorchDispatchMode):
         kwargs = kwargs or {}
         if _is_watched() and _waits(function, args, kwargs):
             self.notice(str(function), *place())
-            with allowed():
+            with allow_waits():
                 return function(*args, **kwargs)
         return function(*args, **kwargs)
 
@@ -115,14 +115,14 @@ def _patched(notice: Notice) -> Iterator[None]:
             if not (_is_watched() and waits(*args, **kwargs)):
                 return answer(*args, **kwargs)
             notice(name, *place())
-            with allowed():
+            with allow_waits():
                 return answer(*args, **kwargs)
 
         return ask
 
     def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
         # on a CPU torch looks whether the labels are below num_classes; on a GPU it does not (ATen/native/Onehot.cpp)
-        with allowed() if num_classes > 0 else nullcontext():
+        with allow_waits() if num_classes > 0 else nullcontext():
             return _ONE_HOT(tensor, num_classes)
 
     patches: list[tuple[Any, str, Any]] = [

@@ -17,7 +17,7 @@ from samebits.shards import local_parts
 
 
 @contextmanager
-def writes_noticed(named: Iterable[tuple[str, Tensor]], written: list[str]) -> Iterator[None]:
+def observe_writes(named: Iterable[tuple[str, Tensor]], written: list[str]) -> Iterator[None]:
     """In this block of this thread the names of tensors that are written to are added to `written`, each once; also of
     those that are given other memory (`p.data = ...`)."""
     values = dict(named)

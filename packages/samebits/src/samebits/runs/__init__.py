@@ -7,7 +7,7 @@ Promised: a directory with a config is complete. A process that is killed at any
 under a final name. A resume that fails before its first step leaves the directory as it was (`undo_resume`, until
 `commit_resume`).
 
-Raised: Claimed where another process holds the directory, ConfigError for what the user asked in vain, Damaged for a
+Raised: DirectoryLockedError where another process holds the directory, ConfigError for what the user asked in vain, CorruptFileError for a
 file that does not read, RunFailed for a directory that went away.
 
     directory     files, lock, status           resume    a new run, or an old one with changed values
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.pages import lazy
+from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.runs.data_files import files_of, is_same, keep_files, other_data
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         undo_resume,
         write_config,
     )
+    from samebits.runs.elapsed import record_start
     from samebits.runs.resume import change_value, choose_run, has_key
-    from samebits.runs.spent import record_start
 else:
-    __getattr__ = lazy(__name__, __file__)
+    __getattr__ = lazy_getattr(__name__, __file__)

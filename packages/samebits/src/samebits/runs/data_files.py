@@ -18,7 +18,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from samebits.code import ENVIRONMENT
-from samebits.errors import Damaged
+from samebits.errors import CorruptFileError
 from samebits.files import read_json, write_json
 from samebits.saved import flat, portable
 from samebits.schema import plain
@@ -37,10 +37,10 @@ def fingerprints(root: Path, cfg: Any) -> dict[str, dict[str, Any]]:
 
 
 def files_of(run_dir: Path) -> dict[str, dict[str, Any]]:
-    """The fingerprints of what a run began with; {} where it is older than they are. Damaged: of another form."""
+    """The fingerprints of what a run began with; {} where it is older than they are. CorruptFileError: of another form."""
     found = read_json(run_dir / ENVIRONMENT).get("files", {})
     if not isinstance(found, dict) or not all(isinstance(one, dict) and "digest" in one for one in found.values()):
-        raise Damaged(f"{run_dir / ENVIRONMENT}: damaged, its files are not as a run records them")
+        raise CorruptFileError(f"{run_dir / ENVIRONMENT}: damaged, its files are not as a run records them")
     return found
 
 

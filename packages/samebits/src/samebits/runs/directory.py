@@ -15,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from samebits.code import DIFF, ENVIRONMENT, Surroundings, code_here, codes_of, surroundings, use_code
 from samebits.credentials import redacted
 from samebits.errors import (
-    Claimed,
     ConfigError,
+    DirectoryLockedError,
 )
 from samebits.files import (
     read_file,
@@ -57,13 +57,15 @@ _dumps: dict[str, str] = {}
 
 @contextmanager
 def claimed(directory: Path) -> Iterator[None]:
-    """Hold the directory's lock in this block; the kernel releases it if the process dies. Raises Claimed."""
+    """Hold the directory's lock in this block; the kernel releases it if the process dies. Raises DirectoryLockedError."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         enter(directory)
         lock = Lock(directory / LOCK)
     except Busy as busy:
-        raise Claimed(f"hydra.run.dir={directory}: another process is running there; wait or stop it{busy}") from None
+        raise DirectoryLockedError(
+            f"hydra.run.dir={directory}: another process is running there; wait or stop it{busy}"
+        ) from None
     except OSError as error:
         raise ConfigError(f"hydra.run.dir={directory}: nothing can be written there: {error.strerror}") from None
     with lock:

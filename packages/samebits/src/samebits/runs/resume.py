@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from samebits.config import absolute, agents_run, composed, handed_out_again, quote_value, resolved
+from samebits.config import absolute, agents_run, composed, is_agent_retry, quote_value, resolved
 from samebits.errors import ConfigError
 from samebits.project import Project
 from samebits.runs.directory import BEFORE, CONFIG, check_free, claimed, holds_run, undo_resume
@@ -53,7 +53,7 @@ def choose_run(
             undo_resume(directory)
     if not holds_run(directory):
         check_free(directory)
-        if handed_out_again(project):
+        if is_agent_retry(project):
             log.warning("W&B hands this run out again, but %s is not here: it begins anew", shown(directory))
         new = resolved(project, cfg, cwd)
         new.resume = None

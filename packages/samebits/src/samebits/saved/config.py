@@ -21,7 +21,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from samebits.errors import ConfigError, Damaged
+from samebits.errors import ConfigError, CorruptFileError
 from samebits.files import read_text
 from samebits.project import Project
 from samebits.saved.paths import localized, moved_here, writer
@@ -216,7 +216,7 @@ def load_plain(path: Path, kind: type[T], load: Callable[[str], Any] = checked_y
     """What a saved yaml holds, as plain values; an empty `kind` where there is no such file, or nothing in it."""
     value = _loaded(path, load) if os.path.lexists(path) else None
     if value is not None and not isinstance(value, kind):
-        raise Damaged(f"{path}: damaged, it holds no {kind.__name__} but a {type(value).__name__}")
+        raise CorruptFileError(f"{path}: damaged, it holds no {kind.__name__} but a {type(value).__name__}")
     return kind() if value is None else value
 
 
@@ -224,7 +224,7 @@ def _loaded(path: Path, load: Callable[[str], Any]) -> Any:
     """load: of a text that may be anybody's; it calls check_yaml."""
     try:
         return load(read_text(path))
-    except Damaged:
+    except CorruptFileError:
         raise
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None

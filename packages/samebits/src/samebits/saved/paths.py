@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits.credentials import change_texts, redacted, restored
-from samebits.errors import Damaged
+from samebits.errors import CorruptFileError
 from samebits.files import read_json
 
 HERE = "${root:}"
@@ -55,7 +55,7 @@ def writer(directory: Path) -> Path | None:
     """The root of the project that began the run in `directory`; None: not known (no command of src/ began it)."""
     try:
         known = read_json(directory / ENVIRONMENT)
-    except (Damaged, OSError):  # only where a run is looked at: whoever needs the file says so
+    except (CorruptFileError, OSError):  # only where a run is looked at: whoever needs the file says so
         return None
     cwd, command = known.get("cwd"), known.get("command")
     if not isinstance(cwd, str) or not isinstance(command, list) or not command or not isinstance(command[0], str):

@@ -42,9 +42,9 @@ class Replicas:
         digests = {
             whose: hashlib.blake2b(repr(sums).encode(), digest_size=16).hexdigest() for whose, sums in own.items()
         }
-        if world.share(_unlike(world.gather(digests)) is not None):
+        if world.broadcast_object(_unlike(world.gather_object(digests)) is not None):
             # the names in a second message, as there are thousands
-            name, one, other = world.share(_first_unlike(world.gather(own)))
+            name, one, other = world.broadcast_object(_first_unlike(world.gather_object(own)))
             raise RunFailed(
                 f"ranks {one} and {other} no longer hold the same {name} at step {step} (all was equal at step "
                 f"{self.step}): what changes weights, the optimizer's state or the task's buffers must do so alike on "

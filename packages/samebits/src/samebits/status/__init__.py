@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.pages import lazy
+from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.status.failures import (
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
         explained_error,
         forget_failure,
         keep_failure,
-        onward,
         read_failure,
         record_failure,
+        resume_hint,
     )
     from samebits.status.files import (
         CHECKPOINT,
@@ -47,4 +47,4 @@ if TYPE_CHECKING:
         write_status,
     )
 else:
-    __getattr__ = lazy(__name__, __file__)
+    __getattr__ = lazy_getattr(__name__, __file__)

@@ -13,7 +13,7 @@ from typing import Any
 from samebits.errors import (
     Cancelled,
     ConfigError,
-    Damaged,
+    CorruptFileError,
     DataFailed,
     RunFailed,
     in_users_code,
@@ -56,7 +56,7 @@ def record_failure(directory: Path, rank: int, error: BaseException, first: bool
 
 
 def read_failure(directory: Path) -> dict[str, Any] | None:
-    with suppress(Damaged):
+    with suppress(CorruptFileError):
         return read_json(directory / FAILURE) or None
     return None
 
@@ -85,7 +85,7 @@ def explained_error(directory: Path, error: Exception) -> Exception:
     return RunFailed(f"{shown(file)}: {error.strerror}; once that is mended, go on with: resume={shown(directory)}")
 
 
-def onward(directory: Path) -> str:
+def resume_hint(directory: Path) -> str:
     """What follows a failure's line: how to go on from the newest checkpoint, or where the run is if it has none."""
     checkpoint = newest_checkpoint(directory)
     if checkpoint is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits.config import agents_run
-from samebits.errors import Damaged
+from samebits.errors import CorruptFileError
 from samebits.files import overwrite_json, read_json, records, write_json
 
 log = logging.getLogger("samebits")
@@ -38,7 +38,7 @@ def read_status(directory: Path) -> dict[str, Any]:
     """Returns status.json; {} with a warning if it is damaged, as a run does not depend on it."""
     try:
         return read_json(directory / STATUS)
-    except Damaged as error:
+    except CorruptFileError as error:
         log.warning("%s; going on without it", error)
         return {}
 

@@ -16,17 +16,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.pages import lazy
+from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.steps.seed import (
-        StepNumbers,
-        draw_nothing,
+        StepRNG,
+        declares_no_rng,
         rng_row,
-        says_no_draws,
         seed_everything,
         set_rng_row,
         set_rng_state,
+        uses_no_rng,
     )
     from samebits.steps.skipping import (
         FUSED,
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
         any_of,
         begin_momentum,
         copy_buffers,
-        put_back_buffers,
+        restore_buffers_if,
+        restore_if,
         takes_found_inf,
-        unless,
         update_average,
         update_scale,
     )
 else:
-    __getattr__ = lazy(__name__, __file__)
+    __getattr__ = lazy_getattr(__name__, __file__)

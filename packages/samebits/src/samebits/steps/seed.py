@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from samebits.private import is_torchs_own, steps_bare
+from samebits.torch_private import is_torchs_own, steps_bare
 
 IN_STEPS = 1  # keeps the keys of steps apart from those of streams
 _run_seed = 0
@@ -33,7 +33,7 @@ def _seed_host(*key: int) -> int:
     return (int(words[2]) << 32) + int(words[3])
 
 
-class StepNumbers:
+class StepRNG:
     """The random numbers of a step: each rank's own in forward and backward passes; from a backward pass to the next
     forward pass, or to the end of the step (the block of `with`), and where the rates are set, the same on all ranks.
 
@@ -49,13 +49,13 @@ class StepNumbers:
         self._passes = 0
         self._own: dict[str, Any] | None = None  # the generators, while ranks draw the same
 
-    def __enter__(self) -> StepNumbers:
+    def __enter__(self) -> StepRNG:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.own()
+        self.use_per_rank()
 
-    def same(self) -> None:
+    def use_shared(self) -> None:
         """After a backward pass, and before the rates are set."""
         if not self._drawn:
             return
@@ -66,27 +66,27 @@ class StepNumbers:
         if self._device.type in ("cuda", "mps"):
             getattr(torch, self._device.type).manual_seed(seed)
 
-    def own(self) -> None:
+    def use_per_rank(self) -> None:
         """Before a forward pass, and when the rates are set."""
         if self._own is not None:
             _set_states(self._own, self._device)
             self._own = None
 
 
-def draw_nothing(schedule: Any, optimizers: Iterable[Optimizer], others: Iterable[Any] = ()) -> bool:
+def uses_no_rng(schedule: Any, optimizers: Iterable[Optimizer], others: Iterable[Any] = ()) -> bool:
     """Whether a schedule, its optimizers and these others are known to draw no random numbers."""
-    return all(map(says_no_draws, [schedule.factor, *others])) and all(map(draws_nothing, optimizers))
+    return all(map(declares_no_rng, [schedule.factor, *others])) and all(map(optimizer_uses_no_rng, optimizers))
 
 
-def draws_nothing(optimizer: Optimizer) -> bool:
+def optimizer_uses_no_rng(optimizer: Optimizer) -> bool:
     """Whether an optimizer is known to draw no random numbers: torch's, or one that says so, as all its parts do."""
-    says = says_no_draws(optimizer) and steps_bare(optimizer)
-    return is_torchs_own(optimizer) or (says and all(map(draws_nothing, getattr(optimizer, "parts", ()))))
+    says = declares_no_rng(optimizer) and steps_bare(optimizer)
+    return is_torchs_own(optimizer) or (says and all(map(optimizer_uses_no_rng, getattr(optimizer, "parts", ()))))
 
 
-def says_no_draws(one: Any) -> bool:
-    """By `draws = False` in its class itself: one that inherits from it may draw."""
-    return vars(type(one)).get("draws") is False
+def declares_no_rng(one: Any) -> bool:
+    """By `uses_rng = False` in its class itself: one that inherits from it may draw."""
+    return vars(type(one)).get("uses_rng") is False
 
 
 # what the bytes of a rank's generators are, in this order, behind the lengths of all of them: Python's words and the

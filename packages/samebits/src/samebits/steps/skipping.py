@@ -1,6 +1,6 @@
 """Leaving a step out where its gradients are not finite, without asking the device whether they are.
 
-weights          the optimizer's fused kernel leaves them as they are (found_inf, see samebits.private), or an optimizer
+weights          the optimizer's fused kernel leaves them as they are (found_inf, see samebits.torch_private), or an optimizer
                  that says so does (takes_found_inf)
 moving average   takes a weight of 0
 module's state   what a step did to it is put back
@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from samebits.errors import RunFailed
-from samebits.private import kernel_skips_non_finite
 from samebits.shards import local_parts
+from samebits.torch_private import kernel_skips_non_finite
 
 # classes whose fused kernels take found_inf, and parts of parameters (fsdp); another class with an argument `fused` may
 # know nothing of either
@@ -65,7 +65,7 @@ def update_average(mean: list[Tensor], values: list[Tensor], weight: float, skip
 
 
 @contextmanager
-def unless(skipped: Tensor | None, tensors: Sequence[Tensor]) -> Iterator[None]:
+def restore_if(skipped: Tensor | None, tensors: Sequence[Tensor]) -> Iterator[None]:
     """Where skipped, 0-d, is 1, these tensors are afterwards what they were before this block. skipped: None if no step
     may be."""
     if skipped is None:
@@ -92,7 +92,7 @@ def copy_buffers(buffers: Named) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in buffers}
 
 
-def put_back_buffers(before: Mapping[str, Tensor], buffers: Named, skipped: Tensor) -> None:
+def restore_buffers_if(before: Mapping[str, Tensor], buffers: Named, skipped: Tensor) -> None:
     """Where skipped, 0-d, is 1, the buffers that were there before become what they were."""
     for name, value in buffers:
         if name in before:

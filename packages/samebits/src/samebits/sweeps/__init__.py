@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.pages import lazy
+from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.sweeps.command import leave, train
@@ -44,4 +44,4 @@ if TYPE_CHECKING:
     from samebits.sweeps.search.pruning import Pruning
     from samebits.sweeps.slurm import run_on_slurm
 else:
-    __getattr__ = lazy(__name__, __file__)
+    __getattr__ = lazy_getattr(__name__, __file__)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from samebits.code import Code, by_code, code_changes, code_here, codes_of, surroundings, use_code
-from samebits.errors import Claimed
+from samebits.errors import DirectoryLockedError
 from samebits.runs import claimed
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def record_code(ledger: Ledger) -> str:
         if job.state() != "queued":
             found.append((job.number, own))
             continue
-        with suppress(Claimed), claimed(job.directory):  # else another process runs it now
+        with suppress(DirectoryLockedError), claimed(job.directory):  # else another process runs it now
             use_code(job.directory, known)
     if not found:
         return ""

@@ -16,14 +16,14 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from samebits import early
+from samebits import early_signals
 from samebits.config import agents_run, as_started, remove_if_empty, run_hydra
 from samebits.errors import INTERRUPTED, MISTAKE, Cancelled, ConfigError, RunFailed, plain_output
 from samebits.project import Program
 from samebits.runs import choose_run
 from samebits.schema import plain
 from samebits.sweeps.job import run_job
-from samebits.world import become_rank, meeting, place
+from samebits.world import become_rank, dist_env, run_rendezvous
 
 FINISHED, RUN_FAILED = 0, 1
 OF_A_MULTIRUN = ("sweep.", "hydra/launcher", "hydra/sweeper", "hydra.launcher.", "hydra.sweeper.", "hydra.sweep.")
@@ -31,11 +31,11 @@ OF_A_MULTIRUN = ("sweep.", "hydra/launcher", "hydra/sweeper", "hydra.launcher.",
 
 def train(program: Program) -> int:
     """Run the command. Return the exit status; of a multirun, the worst of its jobs."""
-    early.imported()
+    early_signals.imported()
     plain_output()
     try:
         become_rank()
-        if meeting.follows():  # torchrun or a scheduler started this process beside rank 0, which alone composes
+        if run_rendezvous.follows():  # torchrun or a scheduler started this process beside rank 0, which alone composes
             from samebits.process import join
 
             return join(program)
@@ -62,7 +62,7 @@ def train(program: Program) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     finally:
-        meeting.release()
+        run_rendezvous.release()
     return max(statuses)
 
 
@@ -86,7 +86,7 @@ def train_one(program: Program, cfg: DictConfig) -> int:
         config = program.check(final)
         from samebits.process import start  # imports torch
 
-        early.leave_if_asked()
+        early_signals.leave_if_asked()
         start(program, config, chosen, overrides, own_process=multirun)
     except Cancelled as error:
         remove_if_empty(program.root, run_dir)
@@ -121,7 +121,9 @@ def check_effects(cfg: DictConfig, overrides: list[str]) -> None:
         if cfg.resume not in (None, "auto") and text.startswith("hydra.run.dir="):
             raise ConfigError(f"{text}: would have no effect, as resume={cfg.resume} goes on there - leave it out")
         if text.lstrip("+").startswith("data.split_by=") and cfg.data.get("split") is None:
-            raise ConfigError(f"{text}: has no effect without data.split - add data.split=80/10/10, or leave it out")
+            raise ConfigError(
+                f"{text}: has no effect without data.split_ratio - add data.split_ratio=80/10/10, or leave it out"
+            )
     run_dir = plain(hydra.run, resolve=False)["dir"]
     if cfg.resume == "auto" and not agents_run() and re.search(r"\$\{(now|suffix):", run_dir):
         raise ConfigError(
@@ -133,8 +135,8 @@ def check_effects(cfg: DictConfig, overrides: list[str]) -> None:
 def leave(status: int) -> NoReturn:
     """End this process. A rank skips Python's teardown: a thread of gloo may still give up its last tensor, and a
     thread that asks for the interpreter then aborts the process (seen in 1 of 30 ends under torchrun)."""
-    early.ignore_signals()
-    if place.size is None:
+    early_signals.ignore_signals()
+    if dist_env.size is None:
         sys.exit(status)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -23,7 +23,7 @@ from samebits.sweeps.ledger import Job, Ledger, NewJob, differing
 from samebits.sweeps.options import SweepConfig
 from samebits.sweeps.progress import say
 from samebits.sweeps.screen import label, table
-from samebits.world import meeting
+from samebits.world import run_rendezvous
 
 HYDRAS_SUBDIR = "${hydra.job.num}"  # Hydra's default; only its basic sweeper uses it
 
@@ -69,7 +69,7 @@ def sweep(
 
 def opened(project: Program, master: DictConfig) -> tuple[SweepConfig, Ledger]:
     """The checked options and the ledger of a command's sweep. Raises ConfigError for options that do not fit."""
-    if meeting.followers():
+    if run_rendezvous.followers():
         raise ConfigError(
             "-m under torchrun or srun: start a sweep with the plain command; its jobs start their own processes"
         )

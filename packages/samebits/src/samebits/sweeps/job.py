@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from samebits.errors import Cancelled, Claimed, ConfigError, RunFailed
+from samebits.errors import Cancelled, ConfigError, DirectoryLockedError, RunFailed
 from samebits.project import Program
 from samebits.runs import holds_run
 from samebits.saved import CONFIG, read_config, read_overrides
@@ -31,7 +31,7 @@ def run_job(project: Program, directory: Path) -> int:
     try:
         cfg, overrides = read_config(project, directory), read_overrides(project, directory)
         start(project, project.read(cfg), directory, overrides, own_process=False, leave=ENDED)
-    except Claimed:
+    except DirectoryLockedError:
         return ELSEWHERE
     except Cancelled as error:
         print(error, file=sys.stderr)

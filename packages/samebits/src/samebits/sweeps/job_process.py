@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from samebits import early
-from samebits.children import die_with, readable_stack, say_ended, take_heart
-from samebits.errors import Claimed, RunFailed
+from samebits import early_signals
+from samebits.children import die_with, mark_finished, readable_stack, register_heartbeat
+from samebits.errors import DirectoryLockedError, RunFailed
 from samebits.files import no_links, read_text
 from samebits.project import Program
 from samebits.runs import claimed
@@ -26,7 +26,7 @@ OUTPUT, FAULT = "output.log", "fault.log"  # output of a job among several; its 
 
 def record_unexplained(job: Job, error: RunFailed, stopped: signal.Signals | None = None) -> None:
     """Record the end of a job that ended without recording it. stopped: the signal that asked it to end, if any."""
-    with suppress(Claimed), claimed(job.directory):  # else another process has resumed it already
+    with suppress(DirectoryLockedError), claimed(job.directory):  # else another process has resumed it already
         if job.state() not in ("queued", "running"):
             return
         if stopped is not None:
@@ -45,15 +45,15 @@ def death(exit_code: int) -> RunFailed:
 
 
 def job_main(
-    project: Program, directory: Path, environment: dict[str, str], quiet: bool, parent: int, hearts: Any
+    project: Program, directory: Path, environment: dict[str, str], quiet: bool, parent: int, heartbeats: Any
 ) -> None:
     os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent alone, which passes it on once
-    early.begin_run(own_process=True)
+    early_signals.begin_run(own_process=True)
     for number in heeded_signals():
-        signal.signal(number, early.note_only)
+        signal.signal(number, early_signals.note_only)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     die_with(parent)
-    take_heart(hearts, 0)
+    register_heartbeat(heartbeats, 0)
     os.environ.update(environment)
     code = 1
     try:
@@ -65,10 +65,10 @@ def job_main(
             faulthandler.disable()
     except KeyboardInterrupt:
         code = 130
-    early.ignore_signals()
+    early_signals.ignore_signals()
     sys.stdout.flush()
     sys.stderr.flush()
-    say_ended()
+    mark_finished()
     raise SystemExit(code)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from samebits import early
+from samebits import early_signals
 from samebits.signals import handling_signals
 from samebits.sweeps.ledger import Job
 from samebits.sweeps.screen import Screen
@@ -33,7 +33,7 @@ class Launch(ABC):
             with self._signals():
                 self._run()
         finally:
-            early.allow_interrupt()  # of what is done with the results
+            early_signals.allow_interrupt()  # of what is done with the results
         return self._stopped
 
     @abstractmethod
@@ -72,6 +72,6 @@ class Launch(ABC):
                 self._kill()
 
         with handling_signals(handle):
-            if asked := early.asked():
+            if asked := early_signals.asked():
                 handle(signal.Signals[asked], None)
             yield

@@ -22,10 +22,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from samebits import early
+from samebits import early_signals
 from samebits.config import composed, explain, resolved
 from samebits.credentials import redacted
-from samebits.errors import Claimed, ConfigError
+from samebits.errors import ConfigError, DirectoryLockedError
 from samebits.project import Program, Project
 from samebits.runs import change_value, claimed, write_config
 from samebits.saved import (
@@ -202,7 +202,7 @@ def compose(ledger: Ledger, combinations: Sequence[Combination], composer: Compo
     """{index in combinations: new job} for those that the ledger lacks; a mistake in any is a ConfigError."""
     number, found = len(ledger.jobs), {}
     for index, combination in enumerate(counted(combinations, "composing")):
-        early.leave_if_asked()
+        early_signals.leave_if_asked()
         if ledger.find(combination.values) is None:
             cfg = composer.job(number, directory_name(combination.values, composer.swept), combination.overrides)
             found[index] = NewJob(tuple(redacted(list(combination.overrides))), cfg, combination.values)
@@ -255,7 +255,7 @@ def adapt(ledger: Ledger, combinations: Sequence[Combination], jobs: Sequence[Jo
         if not given:
             continue
         cfg = DictConfig(composer.job(job.number, job.key, combination.overrides))
-        with contextlib.suppress(Claimed), claimed(job.directory):
+        with contextlib.suppress(DirectoryLockedError), claimed(job.directory):
             saved = read_config(ledger.project, job.directory)
             for text, key in given.items():
                 change_value(ledger.project, saved, cfg, key, text, job.directory)

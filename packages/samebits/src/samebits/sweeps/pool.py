@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
-from samebits.children import Hearts, abort_hung
-from samebits.errors import Claimed, ConfigError, RankLost
+from samebits.children import Heartbeats, abort_hung
+from samebits.errors import ConfigError, DirectoryLockedError, RankLost
 from samebits.host import start_method
 from samebits.runs import claimed
 from samebits.signals import held_signals
@@ -43,7 +43,7 @@ class Running:
     job: Job
     process: Any
     lease: Lease
-    hearts: Hearts
+    heartbeats: Heartbeats
     began: float
     hung: list[str] = field(default_factory=list)  # the reason, if it was ended as hung
 
@@ -95,7 +95,7 @@ class Pool(Launch):
         try:
             lease = self._leases.take(self._work.ledger.project, job.directory)
         except ConfigError as error:  # more GPUs than there are
-            with contextlib.suppress(Claimed), claimed(job.directory):
+            with contextlib.suppress(DirectoryLockedError), claimed(job.directory):
                 record_failure(job.directory, 0, error, first=True)
             self._tell(job, 0.0)
             return True
@@ -103,23 +103,30 @@ class Pool(Launch):
             return False
         self._screen.start(job)
         context: Any = multiprocessing.get_context(start_method())
-        hearts = Hearts(context, 1)
+        heartbeats = Heartbeats(context, 1)
         quiet = self._leases.at_once > 1
-        arguments = (self._work.ledger.project, job.directory, lease.environment(), quiet, os.getpid(), hearts.shared)
+        arguments = (
+            self._work.ledger.project,
+            job.directory,
+            lease.environment(),
+            quiet,
+            os.getpid(),
+            heartbeats.shared,
+        )
         with held_signals():  # no signal arrives before the job is in _running and has its own handlers
             if self._ending:
                 self._leases.give_back(lease)
                 return False
             process = context.Process(target=job_main, args=arguments)
             process.start()
-            self._running[process.sentinel] = Running(job, process, lease, hearts, time.monotonic())
+            self._running[process.sentinel] = Running(job, process, lease, heartbeats, time.monotonic())
         return True
 
     def _end_hung(self) -> None:
         """End jobs that are stopped, or whose native code holds the GIL; other hangs end through their own watchdog."""
         for running in self._running.values():
-            if running.hearts.overdue() and running.process.is_alive():
-                running.hung.append(f"the job hung: {running.hearts.why(0, running.process.pid)}")
+            if running.heartbeats.overdue() and running.process.is_alive():
+                running.hung.append(f"the job hung: {running.heartbeats.why(0, running.process.pid)}")
                 abort_hung(running.process)  # its stack goes to its FAULT file
 
     def _ended(self, running: Running) -> None:

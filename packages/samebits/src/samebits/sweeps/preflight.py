@@ -13,8 +13,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from samebits import early
-from samebits.children import in_a_child
+from samebits import early_signals
+from samebits.children import run_in_subprocess
 from samebits.files import aligned, in_words
 from samebits.host import cores, limited_to
 from samebits.project import Program, Project
@@ -54,10 +54,10 @@ def preflight(project: Project, candidates: Sequence[Candidate], at_once: int) -
     rows = [["job", "steps", "ms a step", "memory", "time", "batch", "overrides"]]
     seconds, memory = 0.0, 0
     for candidate in candidates:
-        early.leave_if_asked()
+        early_signals.leave_if_asked()
         where = f"preflight: job {candidate.number} ({candidate.label})"
         shares = max(1, cores() // at_once), sorted(known)
-        trial = Trial(**in_a_child(where, _try_out, project, candidate.cfg, *shares))
+        trial = Trial(**run_in_subprocess(where, _try_out, project, candidate.cfg, *shares))
         timed = known.setdefault(trial.shape, trial)
         assert timed.step_s is not None and timed.eval_s is not None and timed.end_s is not None  # noqa: PT018
         job_s = trial.steps * timed.step_s + trial.evaluations * timed.eval_s + timed.end_s

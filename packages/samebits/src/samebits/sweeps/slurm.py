@@ -30,7 +30,7 @@ from samebits.sweeps.job_process import OUTPUT, print_to, record_unexplained
 from samebits.sweeps.launching import Launch
 from samebits.sweeps.ledger import Job
 from samebits.sweeps.options import SlurmConfig
-from samebits.world import become_rank, meeting
+from samebits.world import become_rank, run_rendezvous
 
 if TYPE_CHECKING:
     from samebits.sweeps.drive import Work
@@ -52,7 +52,7 @@ class RunDirectory:
     def __call__(self, directory: str) -> None:
         become_rank()
         print_to(Path(directory) / OUTPUT)
-        if meeting.follows():
+        if run_rendezvous.follows():
             from samebits.process import join
 
             status = join(self._project)
@@ -61,7 +61,7 @@ class RunDirectory:
             try:
                 status = run_job(self._project, Path(directory))
             finally:
-                meeting.release()
+                run_rendezvous.release()
             # after SIGTERM SLURM requeues the job itself (preemption), or the user wants it to end (scancel)
             if status == PREEMPTED and read_json(Path(directory) / STATUS).get("signal") != "SIGTERM":
                 from submitit.core.job_environment import JobEnvironment

@@ -15,13 +15,13 @@ A test starts a small run and reads what it wrote:
 
 A method's test inherits what every method promises (docs/tasks.md), such as that a killed run resumes bit for bit:
 
-    class TestMine(Promises):
+    class TestMine(TaskTests):
         run = pytest.fixture(lambda self: ("task=mine",))
 
 Replaced by name are `train_step` of the project's loop.py, `to_host`, `lean_step`, `closure_step` and `check_losses` of
-descend.py, `make_callbacks` of run.py: keep these names.
+optimizer_step.py, `make_callbacks` of run.py: keep these names.
 
-    promises    Promises, SMALL, broken_off: what is asked of every method
+    promises    TaskTests, SMALL, broken_off: what is asked of every method
     runs        compose, start_run, resume_run and what a run wrote
     plugin      hooks and fixtures of pytest: `use`, `train_command`, time limits by how slow the machine is
     processes/  commands, warm processes, ranks, limits
@@ -31,7 +31,6 @@ Raises AssertionError where something is not as promised. Needs the extra `sameb
 """
 
 from samebits.testing.processes import register
-from samebits.testing.promises import SMALL, WAYS, Killed, Promises, broken_off, poison
 from samebits.testing.runs import (
     assert_equal,
     assert_undisturbed,
@@ -49,3 +48,4 @@ from samebits.testing.runs import (
     values,
     without_code_generator,
 )
+from samebits.testing.task_tests import SMALL, WAYS, Killed, TaskTests, broken_off, poison

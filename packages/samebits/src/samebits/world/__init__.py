@@ -4,7 +4,7 @@ Given: a function to run in each rank, the run's directory, environment variable
 `World` (rank, size, device) in each.
 
 Promised: what ranks tell each other is JSON and tensors; nothing is unpickled. A failure is reported in one line with
-its cause, by the rank that failed first; a hang names the stuck rank with its stack (watch.py has a table of who ends
+its cause, by the rank that failed first; a hang names the stuck rank with its stack (watchdog.py has a table of who ends
 whom); no process stays. With one rank, each collective returns its argument.
 
 Raised: ConfigError for what does not fit the machine, RankLost and RunFailed for ranks that failed or died, Stopped
@@ -23,18 +23,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.pages import lazy
+from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.world.cluster import ClusterRole, become_rank, cluster_role
     from samebits.world.collectives import World, gather_rows, on_host, to_host
-    from samebits.world.environment import place
-    from samebits.world.failures import recording
+    from samebits.world.environment import dist_env
+    from samebits.world.failures import recording_failures
     from samebits.world.group import group_of_one, process_group, world_of_one
-    from samebits.world.launch import Ranks
+    from samebits.world.launch import RankLauncher
     from samebits.world.options import ProcessConfig
-    from samebits.world.rendezvous import meeting
+    from samebits.world.rendezvous import run_rendezvous
     from samebits.world.stop import AT_STEP, MAX_TIME, Stopped, StopRequest, stop_on_signals
-    from samebits.world.watch import Watch
+    from samebits.world.watchdog import HangWatchdog
 else:
-    __getattr__ = lazy(__name__, __file__)
+    __getattr__ = lazy_getattr(__name__, __file__)

@@ -32,7 +32,7 @@ class World:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def all_sum(self, values: Tensor) -> Tensor:
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
         """The sum over all ranks, in place."""
         if self.size > 1:
             import torch.distributed as dist
@@ -62,7 +62,7 @@ class World:
         import torch.distributed as dist
 
         own = values.detach().contiguous().flatten().view(torch.uint8)
-        told = self.share(self.gather([str(values.dtype), list(values.shape), len(own)]))
+        told = self.broadcast_object(self.gather_object([str(values.dtype), list(values.shape), len(own)]))
         padded = own.new_zeros(max(size for *_, size in told))
         padded[: len(own)] = own
         parts = [torch.empty_like(padded) for _ in told]
@@ -70,7 +70,7 @@ class World:
         dtypes = [getattr(torch, name.removeprefix("torch.")) for name, *_ in told]
         return [part[:size].view(dtype).view(shape) for part, dtype, (_, shape, size) in zip(parts, dtypes, told)]
 
-    def gather(self, value: Any, group: Any = None) -> list[Any]:
+    def gather_object(self, value: Any, group: Any = None) -> list[Any]:
         """[value of rank 0, value of rank 1, ...] on rank 0, [] elsewhere. Values: small, of JSON's types; nothing is
         unpickled, as whoever can reach the ranks' ports could send code."""
         if self.size == 1:
@@ -99,7 +99,7 @@ class World:
         dist.gather(own, list(rows.unbind()) or None, dst=0, group=group)
         return rows
 
-    def share(self, value: Any) -> Any:
+    def broadcast_object(self, value: Any) -> Any:
         """Broadcast rank 0's value, of JSON's types, to all ranks."""
         if self.size == 1:
             return value
@@ -138,7 +138,7 @@ class World:
         shared = torch.tensor(values, dtype=torch.int64)
         return _waits(dist.broadcast(shared, src=0, async_op=True), shared)
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Barrier: wait until all ranks are here."""
         self.all_max([0])()
 
@@ -146,7 +146,7 @@ class World:
         """Returns a function that lists the ranks on this machine whose processes have died."""
         import socket
 
-        places = self.share(self.gather((socket.gethostname(), os.getpid())))
+        places = self.broadcast_object(self.gather_object((socket.gethostname(), os.getpid())))
         pids = {rank: pid for rank, (host, pid) in enumerate(places) if host == socket.gethostname()}
         # "" where there is none; a zombie or a dead one; without /proc nothing is known: not gone
         return lambda: [rank for rank, pid in pids.items() if process_state(pid) in ("", "Z", "X")]
@@ -165,7 +165,7 @@ def gather_rows(own: Tensor) -> tuple[Tensor, int]:
     """(B, ...) of each rank -> ((N, ...) of all ranks, in their order; the row where its own begin).
 
     With gradients: in the backward pass a rank's rows get what the losses of all ranks say of them. All ranks call
-    this, with equally many rows; with one rank it is the identity. For losses of a task that is `across_samples`.
+    this, with equally many rows; with one rank it is the identity. For losses of a task that is `needs_global_batch`.
     """
     import torch
     import torch.distributed as dist

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Place:
+class DistEnv:
     """Read anew at each use: the variables are set while a process lives."""
 
     @property
@@ -69,7 +69,7 @@ class Place:
         return torch.device(kind, self.gpu()) if kind == "cuda" else torch.device(kind)
 
 
-place = Place()
+dist_env = DistEnv()
 
 
 def first_rank(local_size: int) -> int:

@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from samebits.children import say_ended
+from samebits.children import mark_finished
 from samebits.errors import RunFailed, users_frames
 from samebits.status import end_status, explained_error, record_failure
 from samebits.world.board import tell_failed
-from samebits.world.watch import Watch
+from samebits.world.watchdog import HangWatchdog
 
 
 @contextmanager
-def recording(run_dir: Path, rank: int, watch: Watch | None = None) -> Iterator[None]:
+def recording_failures(run_dir: Path, rank: int, watchdog: HangWatchdog | None = None) -> Iterator[None]:
     """Record the failure that ends the block, sys.exit() in user code too. Raises KeyboardInterrupt or an Exception."""
     try:
         yield
@@ -26,26 +26,26 @@ def recording(run_dir: Path, rank: int, watch: Watch | None = None) -> Iterator[
         raise
     except Exception as error:
         found = explained_error(run_dir, error)
-        _record(run_dir, rank, found, watch)
+        _record(run_dir, rank, found, watchdog)
         if found is error:
             raise
         raise found from error
     except SystemExit as end:
         code = "" if end.code is None else repr(end.code)
         failed = RunFailed(f"rank {rank} called sys.exit({code}) at {_place(end)}")
-        _record(run_dir, rank, failed, watch)
+        _record(run_dir, rank, failed, watchdog)
         raise failed from end
     except BaseException as error:
-        _record(run_dir, rank, error, watch)
+        _record(run_dir, rank, error, watchdog)
         raise RunFailed(f"{type(error).__name__}: {error}") from error
 
 
-def _record(run_dir: Path, rank: int, error: BaseException, watch: Watch | None) -> None:
-    if watch is not None:
-        watch.record_dead_peers()  # a peer's death may have caused this error
+def _record(run_dir: Path, rank: int, error: BaseException, watchdog: HangWatchdog | None) -> None:
+    if watchdog is not None:
+        watchdog.record_dead_peers()  # a peer's death may have caused this error
     vars(error).setdefault("failed_at", time.monotonic())  # for launch.py, where it cannot be recorded
     first = record_failure(run_dir, rank, error)
-    say_ended()
+    mark_finished()
     if first:
         tell_failed(rank, os.environ)
 

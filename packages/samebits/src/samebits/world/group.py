@@ -11,7 +11,7 @@ from typing import Any
 
 from samebits.world.cluster import interface_towards
 from samebits.world.collectives import World
-from samebits.world.environment import place
+from samebits.world.environment import dist_env
 from samebits.world.store import store
 
 EAGER_RANKS = 32  # with more ranks, gloo connects each pair at its first message, not at the start
@@ -27,25 +27,25 @@ def process_group(device_type: str, timeout_s: float) -> Iterator[World]:
     """
     import torch
 
-    size = place.size or 1
-    device = place.device(device_type)
+    size = dist_env.size or 1
+    device = dist_env.device(device_type)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    world = World(place.rank, size, place.local_rank, device)
+    world = World(dist_env.rank, size, dist_env.local_rank, device)
     if size == 1:
         yield world
         return
 
     import torch.distributed as dist
 
-    if size > place.local_size:
+    if size > dist_env.local_size:
         choose_interface(os.environ["MASTER_ADDR"])
     allow_connections(size)
     group_store, timeout = dist.PrefixStore("group", store()), timedelta(seconds=timeout_s)
     dist.init_process_group(backend(device.type), store=group_store, rank=world.rank, world_size=size, timeout=timeout)
     yield world
     # not in a finally: after an exception other ranks may be stuck, and NCCL would wait for them
-    world.meet()  # rank 0 has more to do at the end, and the launcher would take a rank that leaves first for lost
+    world.barrier()  # rank 0 has more to do at the end, and the launcher would take a rank that leaves first for lost
     dist.destroy_process_group()
 
 
@@ -56,7 +56,7 @@ def backend(device_type: str) -> str:
 
 def world_of_one(device_type: str = "cpu") -> World:
     """Return the world of this process by itself, without a process group. device_type: cpu, cuda or mps."""
-    return World(0, 1, 0, place.device(device_type))
+    return World(0, 1, 0, dist_env.device(device_type))
 
 
 @contextmanager

@@ -6,7 +6,7 @@ processes of their own, forked from a parent that has imported torch once, made 
 (samebits.host.gpu.start_method) they are spawned. The parent hands over the run directory and nothing else.
 
 A rank that fails writes failure.json; for one killed by a signal the parent writes it. The other ranks end by
-themselves on a broken connection or through their watchdog (samebits.world.watch); the parent kills those that do not.
+themselves on a broken connection or through their watchdog (samebits.world.watchdog); the parent kills those that do not.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from samebits import early
+from samebits import early_signals
 from samebits.children import (
-    Hearts,
+    Heartbeats,
     Offsets,
     abort_hung,
     beat,
     die_with,
     file_offsets,
+    mark_finished,
     own_offsets,
     readable_stack,
-    say_ended,
-    take_heart,
+    register_heartbeat,
 )
 from samebits.errors import ConfigError, RankLost, RunFailed, one_line
 from samebits.host import start_method
@@ -64,7 +64,7 @@ LIKELY: dict[int, str] = {  # of a rank
 }
 
 
-class Ranks:
+class RankLauncher:
     """The rank processes of one run; signals to this parent are passed on to them."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Ranks:
         self._signalled_at = 0.0
         self._interrupted = False
         self._processes: list[Any] = []
-        self._hearts: Hearts
+        self._heartbeats: Heartbeats
         self._stacks: list[Any] = []  # pipes from each rank: what its faulthandler wrote, or a failure not recorded
         self._written: list[str] = []  # what was read from them
         self._env: dict[str, str] = {}  # of its first rank
@@ -81,7 +81,7 @@ class Ranks:
     def passing_on_signals(self) -> Iterator[None]:
         """Schedulers and `kill` signal only the parent; it passes signals on, and the ranks save and end. A second
         Ctrl-C ends them at once."""
-        if asked := early.asked():
+        if asked := early_signals.asked():
             self.signalled = signal.Signals[asked]
         with handling_signals(self._handle):
             yield
@@ -107,13 +107,24 @@ class Ranks:
         """Run target(directory) in `count` ranks and wait for all; RunFailed when one failed."""
         context: Any = mp.get_context(start_method())
         with store_file(context.get_start_method() == "fork") as store:
-            hearts, pipes = Hearts(context, count), [context.Pipe(duplex=False) for _ in range(count)]
-            self._hearts, self._stacks, self._written = hearts, [receive for receive, _ in pipes], [""] * count
+            heartbeats, pipes = Heartbeats(context, count), [context.Pipe(duplex=False) for _ in range(count)]
+            self._heartbeats, self._stacks, self._written = heartbeats, [receive for receive, _ in pipes], [""] * count
             self._env = rank_environment(0, count, store)
             terminal = sys.stdin is not None and sys.stdin.isatty()
             offsets = file_offsets() if context.get_start_method() == "fork" else {}
             arguments = [
-                (rank, target, directory, count, store, os.getpid(), terminal, hearts.shared, pipes[rank][1], offsets)
+                (
+                    rank,
+                    target,
+                    directory,
+                    count,
+                    store,
+                    os.getpid(),
+                    terminal,
+                    heartbeats.shared,
+                    pipes[rank][1],
+                    offsets,
+                )
                 for rank in range(count)
             ]
             processes = [context.Process(target=_rank_main, args=given, name=f"rank-{given[0]}") for given in arguments]
@@ -151,13 +162,13 @@ class Ranks:
         running = {process.sentinel: process for process in self._processes}
         while running:
             ended = connection.wait(list(running), POLL_S)
-            beat(max(self._hearts.latest(), LAST_S + 10))  # for a sweep's pool, if that watches this process
-            if hung := self._hearts.overdue():
+            beat(max(self._heartbeats.latest(), LAST_S + 10))  # for a sweep's pool, if that watches this process
+            if hung := self._heartbeats.overdue():
                 self._end_hung(directory, [i for i in hung if self._processes[i].is_alive()])
             for sentinel in ended:
                 process = running.pop(sentinel)  # type: ignore[call-overload]
                 process.join()
-                if process.exitcode != 0 or not self._hearts.said(self._processes.index(process)):
+                if process.exitcode != 0 or not self._heartbeats.said(self._processes.index(process)):
                     time.sleep(SETTLE_S)
                     self._record_death(directory)
                     self._let_end(directory)
@@ -166,10 +177,10 @@ class Ranks:
     def _end_hung(self, directory: Path, hung: list[int]) -> None:
         """End ranks that are stopped, or whose native code holds the GIL: their watchdog threads cannot run."""
         first = first_rank(len(self._processes))
-        said = {i: f"rank {first + i} hung: {self._hearts.why(i, self._processes[i].pid)}" for i in hung}
+        said = {i: f"rank {first + i} hung: {self._heartbeats.why(i, self._processes[i].pid)}" for i in hung}
         for i in hung:
             abort_hung(self._processes[i])
-            self._hearts.shared[i].said = True
+            self._heartbeats.shared[i].said = True
         for i, message in said.items():  # fewest steps first: only the first record counts
             if not self._record(directory, first + i, message, stack=(stack := self._stack(i))):
                 print(f"rank {first + i} stood here:\n{stack}", file=sys.stderr, end="")
@@ -192,11 +203,11 @@ class Ranks:
         """Record a rank killed by a signal as the first failure: the others would only report a broken connection."""
         for index, process in enumerate(self._processes):
             rank, code = first_rank(len(self._processes)) + index, process.exitcode
-            if code is None or self._hearts.said(index):
+            if code is None or self._heartbeats.said(index):
                 continue  # its end is on record; gloo's threads may still abort a rank that is ending
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
             how += (
-                f" ({self._hearts.place(index)}), without an error record (see docs/troubleshooting.md#no-error-record)"
+                f" ({self._heartbeats.place(index)}), without an error record (see docs/troubleshooting.md#no-error-record)"
                 if code >= 0
                 else ""
             )
@@ -242,15 +253,15 @@ def _rank_main(
     store: str,
     parent: int,
     terminal: bool,
-    hearts: Any,
+    heartbeats: Any,
     stack: Any,
     offsets: Offsets,
 ) -> None:
     die_with(parent)
-    take_heart(hearts, index)
+    register_heartbeat(heartbeats, index)
     os.set_blocking(stack.fileno(), False)
     faulthandler.enable(file=stack.fileno())  # the stack if native code crashes or hangs
-    early.begin_run(own_process=True)
+    early_signals.begin_run(own_process=True)
     for number in heeded_signals():  # blocked (held_signals) until the run handles them
         signal.signal(number, signal.SIG_DFL)
     os.environ.update(rank_environment(index, count, store), LAB_PARENT=str(parent))
@@ -272,5 +283,5 @@ def _rank_main(
                 os.write(stack.fileno(), f"{_UNRECORDED}{at} {one_line(error)}\n{shown}".encode())
         raise SystemExit(1) from None
     finally:
-        say_ended()
-        early.ignore_signals()
+        mark_finished()
+        early_signals.ignore_signals()

@@ -16,5 +16,5 @@ class ProcessConfig:
     stop_at_step: Annotated[int | None, Rule(at_least=1)] = None
     timeout: Duration = "10m"
     max_restarts: Annotated[int, Rule(at_least=0)] = 0
-    straggler_share: Annotated[float | None, Rule(above=0)] = 0.2
+    straggler_threshold: Annotated[float | None, Rule(above=0)] = 0.2
     save_async: bool = True

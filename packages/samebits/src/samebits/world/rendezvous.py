@@ -21,12 +21,12 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from samebits import early
+from samebits import early_signals
 from samebits.errors import MISTAKE, Cancelled, ConfigError, RunFailed
 from samebits.files import read_text, replace_text
 from samebits.signals import heeded_signals, held_signals
 from samebits.world.cluster import ClusterRole, cluster_role
-from samebits.world.environment import place
+from samebits.world.environment import dist_env
 from samebits.world.store import START_TIMEOUT_S, forget_store, store
 
 DIRECTORY, VERDICT, LEFT, TOKEN = "run_directory", "verdict", "left", ".meeting"
@@ -102,7 +102,7 @@ def _asked() -> str:
         if number in pending:
             signal.sigwait([number])
             return number.name
-    return early.asked()
+    return early_signals.asked()
 
 
 class Rendezvous:
@@ -120,7 +120,7 @@ class Rendezvous:
         """Indices of the ranks, or hosts, that wait for rank 0's directory."""
         if "LAB_STORE" in os.environ:
             return []
-        return list(range(1, int(os.environ.get("LAB_HOSTS", place.size or place.hosts))))
+        return list(range(1, int(os.environ.get("LAB_HOSTS", dist_env.size or dist_env.hosts))))
 
     def publish(self, directory: Path, timeout_s: float | None) -> None:
         """Rank 0 publishes the run directory to the followers and waits for their answers, at most timeout_s, if given.
@@ -132,7 +132,7 @@ class Rendezvous:
         self._published = True
         limit_s = min(START_TIMEOUT_S, timeout_s or math.inf)
         value = {
-            "directory": str(directory), "token": token, "local_ranks": place.local_size,
+            "directory": str(directory), "token": token, "local_ranks": dist_env.local_size,
             "count": len(self.followers()) + 1,
         }  # fmt: skip
         answers: dict[int, str] = {}
@@ -160,9 +160,9 @@ class Rendezvous:
     def release(self) -> None:
         """Called when rank 0 ends: if it has published no directory, tell the followers to end too."""
         if self.followers() and not self._published:
-            status = Cancelled(early.asked()).status if early.asked() else MISTAKE
+            status = Cancelled(early_signals.asked()).status if early_signals.asked() else MISTAKE
             with suppress(ConfigError):
-                self._ask({"directory": None, "status": status}, {}, HEAR_S if early.asked() else RELEASE_S)
+                self._ask({"directory": None, "status": status}, {}, HEAR_S if early_signals.asked() else RELEASE_S)
 
     def _ask(self, value: dict[str, Any], answers: dict[int, str], limit_s: float) -> None:
         """Publish `value` to all followers and wait until each has answered, or one with a problem. Raise ConfigError
@@ -273,7 +273,7 @@ class Rendezvous:
         return "ok"
 
 
-meeting = Rendezvous()
+run_rendezvous = Rendezvous()
 
 
 def _sees(directory: Path, token: str) -> bool:

@@ -2,7 +2,7 @@
 
     a signal -> requested (this rank) -> the store -> rank 0, the clock -> broadcast -> cause (all, after the same step)
 
-Rank 0 alone decides, and tells the others on the CPU, beside the step: one call of `agreed` starts a broadcast, the
+Rank 0 alone decides, and tells the others on the CPU, beside the step: one call of `agree` starts a broadcast, the
 first call past half the way to the next broadcast reads it. This happens about every 0.2 s (on all ranks after the same
 steps) rather than at each step, as it would cost a short CPU step half its time. N ranks get N - 1 messages each time,
 along a tree, and nobody waits for the slowest: an all-reduce passes 2 N (N - 1) along a ring.
@@ -29,10 +29,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from samebits import early
+from samebits import early_signals
 from samebits.children import end_children_at_exit
 from samebits.signals import SAME_SIGNAL_S, STOP_SIGNALS, handling_signals
-from samebits.world.environment import place
+from samebits.world.environment import dist_env
 from samebits.world.store import store
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class StopRequest:
     """
 
     def __init__(self, began: float, messages: Messages | None = None) -> None:
-        self.requested, self.cause = early.asked(), ""
+        self.requested, self.cause = early_signals.asked(), ""
         self.messages = messages or Messages()
         self._asked = ""  # what rank 0 was told
         self.began = began
@@ -100,7 +100,7 @@ class StopRequest:
         self.cause = self.cause or AT_STEP
         return True
 
-    def agreed(self, world: World) -> bool:
+    def agree(self, world: World) -> bool:
         """Whether all ranks stop now. All must call it equally often: after each step and each evaluation batch."""
         if self.cause:
             return True
@@ -153,7 +153,7 @@ class StopRequest:
 
     def _handle(self, number: int, frame: Any) -> None:
         now, name = time.monotonic(), signal.Signals(number).name
-        again = now - self._signalled_at > SAME_SIGNAL_S or place.size is None
+        again = now - self._signalled_at > SAME_SIGNAL_S or dist_env.size is None
         if number == signal.SIGINT and self.requested == "SIGINT" and again:
             if not self._interrupted:  # once: what it ends is not to be disturbed
                 self._interrupted = True
@@ -161,7 +161,7 @@ class StopRequest:
             return
         if number == signal.SIGINT:
             self._signalled_at = now
-        if not self.requested and place.rank == 0:
+        if not self.requested and dist_env.rank == 0:
             with suppress(OSError):  # nobody reads it any more
                 os.write(2, f"\n{name}: saving and stopping after this step; Ctrl-C again: now\n".encode())
         if CAUSES.index(name) > CAUSES.index(self.requested):

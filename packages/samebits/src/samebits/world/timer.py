@@ -1,6 +1,6 @@
 """The last resort of a process without a parent of ours (a plain command, torchrun's rank): faulthandler's timer.
 
-Where native code holds the GIL, no Python thread of the process can report a hang. The watch thread (watch.py) rearms
+Where native code holds the GIL, no Python thread of the process can report a hang. The watch thread (watchdog.py) rearms
 the timer again and again; if it expires, faulthandler writes the stack of each thread to stderr and ends the process
 with status 1. Nothing is put on record: status.json still says running, and a report calls such a run killed.
 """

@@ -28,14 +28,14 @@ from samebits.data.loading.open_workers import open_workers
 from samebits.data.loading.resident import Resident
 from samebits.data.loading.ring import Ring
 from samebits.data.loading.samples import InProcess, Samples, own_random_numbers
-from samebits.data.loading.slots import CAN_REUSE, hand_over, indices_on
+from samebits.data.loading.slots import CAN_REUSE, drain, indices_on
 from samebits.data.loading.waits import waits_on
 from samebits.data.order import Plan
 from samebits.data.spec import Batch
 from samebits.data.stream import Stream, digest
 from samebits.errors import ConfigError
 from samebits.host import cores_each
-from samebits.world import place
+from samebits.world import dist_env
 
 # transform(batch, numbers): whole batches on the device; numbers (B,) are global sample numbers, which seed randomness.
 # One with `takes_rows = True` is called with the data set's rows too, (B,) int64 on the host
@@ -96,7 +96,7 @@ class Loader:
         if num_workers != "auto" and not (isinstance(num_workers, int) and num_workers >= 0):
             raise ConfigError(f"data.num_workers={num_workers!r} must be auto or a number of at least 0")
         self.plan, self.device, self.transform = plan, device, transform
-        cores = cores_each(place.local_size) if cores is None else cores
+        cores = cores_each(dist_env.local_size) if cores is None else cores
         if isinstance(num_workers, int) and num_workers > MOST_PER_CORE * cores:
             raise ConfigError(
                 f"data.num_workers={num_workers}: more than {MOST_PER_CORE} for each of {cores} cores, for which this "
@@ -171,7 +171,7 @@ class Loader:
         # at the first batch, not before: a reorder may come between
         (held, rest), self._begun = self._begun or ([], self._batches()), None
         try:
-            yield from hand_over(held)
+            yield from drain(held)
             yield from rest
         finally:
             rest.close()
@@ -200,7 +200,7 @@ class Loader:
                     out = [self._with_row(out.pop(), numbers, k)]
                 del pair, batch, numbers
                 k += 1
-                yield from hand_over(out)
+                yield from drain(out)
         finally:
             stream.close()
 
@@ -215,7 +215,7 @@ class Loader:
     def _with_row(self, batch: Batch, numbers: Tensor, k: int) -> Batch:
         if "row" in batch:
             raise ConfigError(
-                "data: a field is called 'row', as what a task with `numbered = True` gets is - give it another name, "
+                "data: a field is called 'row', as what a task with `needs_sample_ids = True` gets is - give it another name, "
                 "as in data.fields"
             )
         # an evaluation's numbers are its rows, and say what is padding

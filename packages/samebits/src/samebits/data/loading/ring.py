@@ -24,10 +24,10 @@ from torch import Tensor
 
 from samebits.data.loading.samples import ahead_bytes
 from samebits.data.loading.side_stream import Sent, SideStream, locked_bytes
-from samebits.data.loading.slots import Slots, hand_over, split, to_device
+from samebits.data.loading.slots import Slots, drain, split, to_device
 from samebits.data.order import Plan
 from samebits.data.spec import Batch, is_ragged, sample_bytes
-from samebits.world import place
+from samebits.world import dist_env
 
 # Small micro-batches are gathered together up to this: a hand-over between threads costs about 50 us. Measured with
 # batches of 0.8 MB: 1 MB reaches 0.47 of what bare index_select does, 4 MB 0.86, 16 MB 0.7.
@@ -187,7 +187,7 @@ class Ring:
         job.batch = job.sent = None
         parts = split(batch, numbers, job.sizes)
         del batch, numbers
-        yield from hand_over(parts)
+        yield from drain(parts)
 
     def _submit(self, plan: Plan, begin: int, end: int, jobs: deque[_Job], told: Callable[[int, int], range]) -> int:
         job = _Job(plan, begin, end, told(begin, end))
@@ -210,7 +210,7 @@ def _told(plan: Plan, dataset: Any, jobs: int) -> Callable[[int, int], range]:
     if not ahead_bytes(dataset) or part is None:
         return lambda begin, end: range(begin + (end - begin) * jobs, end + (end - begin) * jobs)
     row_bytes = getattr(dataset, "nbytes", 0) / len(dataset) if is_ragged(dataset.spec) else sample_bytes(dataset.spec)
-    own = ahead_bytes(dataset) / place.local_size  # the ranks of a host share what is kept
+    own = ahead_bytes(dataset) / dist_env.local_size  # the ranks of a host share what is kept
     ahead, told = int(own / max(1, row_bytes * len(part[0]))) + 1, 0
     ahead = min(ahead, -(-len(dataset) // len(part[0])))  # of a small set of small rows that would be many epochs
     # Large steps make few requests, of neighbours. Larger ones left the network idle, once they had come, until the

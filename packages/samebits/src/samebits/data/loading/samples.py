@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from samebits.data.loading.side_stream import SideStream
-from samebits.data.loading.slots import hand_over, to_device
+from samebits.data.loading.slots import drain, to_device
 from samebits.data.order import Plan
 from samebits.data.permutation import hashed
 from samebits.data.spec import Batch, Spec, empty_batch
@@ -261,7 +261,7 @@ class InProcess:
                 batch = self._make(*part)
             pair = [deliver(batch, torch.from_numpy(part[0]), self.device, self._side)]
             del batch
-            yield from hand_over(pair)
+            yield from drain(pair)
             k += 1
 
     def _make(self, numbers: np.ndarray, rows: np.ndarray) -> Batch:

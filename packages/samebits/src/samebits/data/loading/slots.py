@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from samebits.data.spec import Batch, Spec, empty_batch
-from samebits.private import storage_use_count
+from samebits.torch_private import storage_use_count
 
 if TYPE_CHECKING:
     from samebits.data.loading.side_stream import Cuda
@@ -104,7 +104,7 @@ class Slots:
             return {name: tensor[:rows] for name, tensor in slot.tensors.items()}, slot
 
 
-def hand_over(batches: list[T]) -> Iterator[T]:
+def drain(batches: list[T]) -> Iterator[T]:
     """Yields the items of the list, the last first, and keeps none. What a generator yields from a variable it holds
     until it is asked for the next: the consumer would let a batch go, and its buffer could not be used again."""
     while batches:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.pages import lazy
+from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.sweeps.report.analyse import best_group, groups
@@ -32,4 +32,4 @@ if TYPE_CHECKING:
     from samebits.sweeps.report.syncing import sync
     from samebits.sweeps.report.writing import write, write_study
 else:
-    __getattr__ = lazy(__name__, __file__)
+    __getattr__ = lazy_getattr(__name__, __file__)

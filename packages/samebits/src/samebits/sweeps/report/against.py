@@ -58,7 +58,7 @@ def _place(job: Job, axis: str) -> Callable[[int], float]:
         return lambda step: seconds[step] / 3600
     samples = job.config.get("trainer.global_batch_size")
     if not isinstance(samples, int):
-        raise ConfigError(f"--against {axis}: {job.path} has no trainer.global_batch_size; leave {axis} out")
+        raise ConfigError(f"--x-axis {axis}: {job.path} has no trainer.global_batch_size; leave {axis} out")
     if axis == "samples":
         return lambda step: float(step * samples)
     flop = _flop_per_sample(job)
@@ -70,6 +70,6 @@ def _flop_per_sample(job: Job) -> float:
     found: Sequence[float] = [tflop[step] * 1e12 / speed[step] for step in tflop if speed.get(step)]
     if not found:
         raise ConfigError(
-            f"--against flop: {job.path} logged no perf/tflop_per_s; profiler=simple logs it, if it can be counted"
+            f"--x-axis flop: {job.path} logged no perf/tflop_per_s; profiler=simple logs it, if it can be counted"
         )
     return statistics.median(found)

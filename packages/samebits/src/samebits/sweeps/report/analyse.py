@@ -248,5 +248,5 @@ def check_choice(objectives: Sequence[Objective], allowed: bool) -> None:
     if not allowed and (found := [o for o in objectives if is_test(o.key)]):
         raise ConfigError(
             f"{found[0].key} is a test score, and the best would be chosen by it: choose by a validation score "
-            f"(--score val/...:{found[0].mode}; --per KEY --show {found[0].key} shows it), or add {FLAG}"
+            f"(--score val/...:{found[0].mode}; --rows KEY --metrics {found[0].key} shows it), or add {FLAG}"
         )

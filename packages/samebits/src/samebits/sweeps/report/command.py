@@ -39,14 +39,14 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--overwrite", action="store_true", help="with --save-best: replace the file")
     made.add_argument("--choose-on-test", action="store_true", help="allow a test score to decide what is best")
     paper = made.add_argument_group("a paper's table and figures, into paper/")
-    paper.add_argument("--per", nargs="+", default=[], metavar="KEY", help="a row for each value: model, optim, ...")
+    paper.add_argument("--rows", nargs="+", default=[], metavar="KEY", help="a row for each value: model, optim, ...")
     paper.add_argument("--columns", nargs="+", default=[], metavar="KEY", help="columns for each value: data, ...")
-    paper.add_argument("--show", nargs="+", default=[], metavar="KEY[:min|max]", help="scores: test/accuracy ...")
+    paper.add_argument("--metrics", nargs="+", default=[], metavar="KEY[:min|max]", help="scores: test/accuracy ...")
     paper.add_argument("--percent", nargs="+", default=[], metavar="KEY", help="of the shown scores, as percentages")
-    paper.add_argument("--spread", choices=("sd", "se", "interval"), default="sd", help="what stands after ± [sd]")
+    paper.add_argument("--error", choices=("sd", "se", "interval"), default="sd", help="what stands after ± [sd]")
     axes = ("step", "samples", "hours", "flop")
-    paper.add_argument("--against", nargs="+", choices=axes, default=["step"], help="axes of the curves [step]")
-    paper.add_argument("--inches", nargs=2, type=float, default=(3.25, 6.75), metavar=("COLUMN", "PAGE"), help="widths")
+    paper.add_argument("--x-axis", nargs="+", choices=axes, default=["step"], help="axes of the curves [step]")
+    paper.add_argument("--widths", nargs=2, type=float, default=(3.25, 6.75), metavar=("COLUMN", "PAGE"), help="widths")
     return made
 
 
@@ -84,7 +84,7 @@ def asked(args: argparse.Namespace) -> Ask | None:
     if args.per and args.show:
         return Ask(args.per, args.show, args.columns, args.percent, args.spread, args.against, tuple(args.inches))
     if args.per or args.show or args.columns:
-        raise ConfigError("a paper's table needs its rows and its scores: --per model --show test/accuracy")
+        raise ConfigError("a paper's table needs its rows and its scores: --rows model --metrics test/accuracy")
     return None
 
 

@@ -89,13 +89,13 @@ class Table:
 
 def table(study: Study, ask: Ask) -> Table:
     """Raises ConfigError for an unknown key, a seed as a row, a score that no finished job has."""
-    asked = (("--per", ask.per), ("--columns", ask.columns))
+    asked = (("--rows", ask.per), ("--columns", ask.columns))
     per, across = ([key_of(study, flag, key) for key in keys] for flag, keys in asked)
     if twice := set(per) & set(across):
-        raise ConfigError(f"--columns {min(twice)}: is a key of --per already; name another key, or leave it out")
+        raise ConfigError(f"--columns {min(twice)}: is a key of --rows already; name another key, or leave it out")
     shown = tuple(shown_score(study, text) for text in ask.show)
     if strange := [key for key in ask.percent if key not in {o.key for o in shown}]:
-        raise ConfigError(f"--percent {strange[0]}: is not shown; --show has {', '.join(o.key for o in shown)}")
+        raise ConfigError(f"--percent {strange[0]}: is not shown; --metrics has {', '.join(o.key for o in shown)}")
     places: dict[tuple[str, ...], dict[tuple[str, ...], list[Job]]] = {}  # row -> column -> its jobs
     first: dict[tuple[str, ...], Job] = {}
     columns: dict[tuple[str, ...], str] = {}
@@ -138,13 +138,13 @@ def shown_score(study: Study, text: str) -> Objective:
     done = [job for job in study.jobs if job.status == "finished"]
     if done and not any(job.score(Objective(key, "min")) is not None for job in done):
         known = ", ".join(sorted({k for job in done for k in job.result if "/" in k}))
-        raise ConfigError(f"--show {key}: no run has this score; they have {known}")
+        raise ConfigError(f"--metrics {key}: no run has this score; they have {known}")
     if not mode:
         same = [o.mode for o in study.objectives if o.key.partition("/")[2] == key.partition("/")[2]]
         guess = "min" if LESS.search(key) else "max" if MORE.search(key) else ""
         mode = same[0] if same else guess
     if mode not in ("min", "max"):
-        raise ConfigError(f"--show {text}: is less or more of it better? write {key}:min or {key}:max")
+        raise ConfigError(f"--metrics {text}: is less or more of it better? write {key}:min or {key}:max")
     return Objective(key, mode)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits.files import no_links, read_text
-from samebits.loggers import begin_beside, sync_command
+from samebits.loggers import start_run_in_group, sync_command
 from samebits.project import Project
 from samebits.sweeps.report.analyse import best_group, counts, is_failure
 from samebits.sweeps.report.best import override_list
@@ -33,7 +33,7 @@ def upload_summary(project: Project, sweep_dir: Path, mode: str, folder: Path | 
     about = {"sweep": study.name, "overrides": study.typed, "directory": str(sweep_dir)}
     same = hashlib.sha256(f"{study.name} {study.created}".encode()).hexdigest()[:8]
     arguments = {"id": same, "name": name, "job_type": "summary", "config": about}
-    run = begin_beside(project, begun[0].path, arguments, folder or sweep_dir, mode)
+    run = start_run_in_group(project, begun[0].path, arguments, folder or sweep_dir, mode)
     run.summary.update(_facts(study))
 
     def table(head: list[str], rows: list[list[Any]]) -> Any:

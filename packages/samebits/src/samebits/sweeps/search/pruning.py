@@ -51,7 +51,7 @@ class Pruning:
             return False
         evaluation = passed(state.step, run.every.eval) - 1  # from 0
         answer = self._ask(evaluation, scores[self._facts["objective"]]) if run.world.is_main else False
-        pruned = bool(run.world.share(bool(answer)))  # Optuna's may be a numpy bool
+        pruned = bool(run.world.broadcast_object(bool(answer)))  # Optuna's may be a numpy bool
         if pruned:
             state.ended = "pruned"
         return pruned

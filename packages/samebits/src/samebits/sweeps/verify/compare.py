@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from samebits.checkpoints import Checkpoints, load_checkpoint
-from samebits.errors import Damaged
+from samebits.errors import CorruptFileError
 from samebits.files import read_json, records
 from samebits.schema import walk
 from samebits.status import CHECKPOINTS, METRICS, RESULT, step_of
@@ -75,7 +75,7 @@ def compare_checkpoints(run: Path, again: Path, last: int, rounding: float) -> I
             name = f"{CHECKPOINTS}/{path.name}"
             try:
                 a, b = load_checkpoint(path), load_checkpoint(ours[path.name])
-            except Damaged as error:
+            except CorruptFileError as error:
                 yield Part(name, "", str(error))
                 continue
             scored = a["scored_step"] == b["scored_step"]  # else one was stopped before, one after an evaluation

@@ -33,7 +33,7 @@ from samebits.code import (
     version_of,
 )
 from samebits.config import quote_value
-from samebits.device import began_precision
+from samebits.device import recorded_precision
 from samebits.errors import PREEMPTED, ConfigError, RunFailed
 from samebits.files import read_file, read_json, records, replace_text, write_json
 from samebits.host import count_gpus, machine_changes
@@ -47,7 +47,7 @@ from samebits.schema import plain
 from samebits.signals import temporary_folder
 from samebits.status import CHECKPOINTS, METRICS, RESULT, read_status, step_of
 from samebits.sweeps.verify.compare import Part, compare_checkpoints, compare_metrics, compare_scores
-from samebits.world import AT_STEP, MAX_TIME, place
+from samebits.world import AT_STEP, MAX_TIME, dist_env
 
 HERE, OWN = "here", "own"  # code of the second run: the files as they are, the run's commit
 ROUNDING = 1e-2  # relative, where the surroundings round in another way
@@ -94,7 +94,7 @@ def verify(
     uncommitted.diff. The run may be a stranger's, so neither is taken without being asked for. rounding: largest
     relative difference; None: 0, and ROUNDING where the surroundings differ. overrides: key=value, as for a resume.
     """
-    if place.size is not None:
+    if dist_env.size is not None:
         raise ConfigError("verify.py starts its processes by itself: not by torchrun or srun")
     if rounding is not None and not 0 <= rounding < 1:
         raise ConfigError(f"--rounding {rounding}: a relative difference, from 0 to below 1")
@@ -196,7 +196,7 @@ def prepare(project: Project, again: Path, cfg: DictConfig, began: dict[str, Any
     again.mkdir(parents=True)
     fill_directory(project, again, cfg, [])
     replace_text(again / CONFIG, OmegaConf.to_yaml(cfg))  # its paths as they are: other code lies in another folder
-    decided = {"precision": began_precision(began)} | ({"threads": began["threads"]} if "threads" in began else {})
+    decided = {"precision": recorded_precision(began)} | ({"threads": began["threads"]} if "threads" in began else {})
     unknown = {} if root == project.root else {"libraries": None}
     write_json(again / ENVIRONMENT, read_json(again / ENVIRONMENT) | decided | unknown)
 

@@ -13,4 +13,4 @@ of torch that are private, of torch 2.11 and later.
 from samebits.testing.devices.fake_gpu import GPU, Watched, fake_gpu
 from samebits.testing.devices.gpu import gpu_environment, hide_gpus
 from samebits.testing.devices.recorded import RecordedGraph
-from samebits.testing.devices.waits import ON_A_GPU, Waited, allowed, refused, refused_by_the_gpu, refused_in_steps
+from samebits.testing.devices.waits import ON_A_GPU, Waited, allow_waits, refused, refused_by_the_gpu, refused_in_steps

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from samebits.profiling import allowed, waits_noticed
+from samebits.profiling import allow_waits, observe_waits
 from samebits.testing.processes import module
 
 
@@ -28,7 +28,7 @@ def refused() -> Iterator[None]:
     def refuse(*wait: Any) -> None:
         raise Waited(*wait)
 
-    with waits_noticed(refuse):
+    with observe_waits(refuse):
         yield
 
 
@@ -73,8 +73,8 @@ def refused_in_steps(
     `takes_found_inf`. block: refused, or refused_by_the_gpu. after: how many first steps may wait."""
     from samebits.steps import takes_found_inf
 
-    loop, descend = module("loop"), module("descend")
-    original, to_host, lean_step = loop.train_step, descend.to_host, descend.lean_step
+    loop, optimizer_step = module("loop"), module("optimizer_step")
+    original, to_host, lean_step = loop.train_step, optimizer_step.to_host, optimizer_step.lean_step
     steps: list[int] = []
     may_ask: list[bool] = []
 
@@ -93,10 +93,10 @@ def refused_in_steps(
 
     monkeypatch.setattr(loop, "train_step", train_step)
     if not of_optimizers:
-        closure_step = descend.closure_step
-        monkeypatch.setattr(descend, "closure_step", lambda *args: _freely(closure_step, *args))
-        monkeypatch.setattr(descend, "to_host", asked)
-        monkeypatch.setattr(descend, "lean_step", step)
+        closure_step = optimizer_step.closure_step
+        monkeypatch.setattr(optimizer_step, "closure_step", lambda *args: _freely(closure_step, *args))
+        monkeypatch.setattr(optimizer_step, "to_host", asked)
+        monkeypatch.setattr(optimizer_step, "lean_step", step)
     return steps
 
 
@@ -116,5 +116,5 @@ def _freely(function: Callable[..., Any], *args: Any) -> Any:
 
 @contextmanager
 def _free() -> Iterator[None]:
-    with allowed(), _sync_debug("default") if torch.cuda.is_initialized() else nullcontext():
+    with allow_waits(), _sync_debug("default") if torch.cuda.is_initialized() else nullcontext():
         yield

@@ -10,7 +10,7 @@ import pytest
 
 from samebits.errors import RunFailed
 from samebits.status import read_failure, record_failure
-from samebits.world import Ranks, process_group
+from samebits.world import RankLauncher, process_group
 
 
 def on_ranks(work: Callable[..., None], folder: Path, ranks: int = 2) -> None:
@@ -27,6 +27,6 @@ def on_ranks(work: Callable[..., None], folder: Path, ranks: int = 2) -> None:
 
     folder.mkdir(exist_ok=True)
     try:
-        Ranks().run(rank, folder, ranks)
+        RankLauncher().run(rank, folder, ranks)
     except RunFailed:
         pytest.fail((read_failure(folder) or {})["traceback"])

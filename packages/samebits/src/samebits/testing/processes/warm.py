@@ -308,7 +308,7 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
     before = dict(os.environ)
-    from samebits.private import set_death_signal
+    from samebits.torch_private import set_death_signal
 
     set_death_signal(signal.SIGKILL)
     root, names = Path(sys.argv[2]), json.loads(sys.argv[3])

@@ -1,6 +1,6 @@
 """A named field of a file, with the meaning that the file's program gave it. No torch.
 
-packed numbers (CF)                   -> values; what is missing: as `masked` says
+packed numbers (CF)                   -> values; what is missing: as `missing` says
 NAME@mask                             -> bool, True where NAME has no value
 NAME@classes                          -> its distinct values, numbers or texts, as classes 0, 1, ... with their names
 MATLAB's arrays                       -> samples along the axis that counts `rows`, axes as MATLAB shows them
@@ -21,10 +21,10 @@ from typing import Any
 import h5py
 import numpy as np
 
+from h5rows.conventions.cf import Packing, packing_of
+from h5rows.conventions.derived import Columns, Mask, Numbers, Sparse, Strings, Turned, Unpacked, Vector
+from h5rows.conventions.detect import attribute, kind_of
 from h5rows.errors import ConfigError
-from h5rows.meaning.kinds import attribute, kind_of
-from h5rows.meaning.made import Columns, Mask, Numbers, Sparse, Strings, Turned, Unpacked, Vector
-from h5rows.meaning.packed import Packing, packing_of
 from h5rows.reading.fields import Field, Fixed, open_field
 from h5rows.reading.finding import check_type, class_names, find
 from h5rows.reading.memory import afford
@@ -48,7 +48,7 @@ def parts_of(name: Any) -> tuple[Any, str]:
 class Opened:
     """Fields of one open file. fields: name in the batch -> name in the file, below `group`.
 
-    values: stored, as the numbers lie; meant. masked: what stands where there is no value, a number or `drop`; or
+    values: stored, as the numbers lie; meant. missing: what stands where there is no value, a number or `drop`; or
     field -> which, NaN for others. groups: of all splits, whose values NAME@classes are one set of classes.
     kind: of the file, where it is known already. encoding: of strings."""
 
@@ -61,7 +61,7 @@ class Opened:
         swmr: bool,
         external: str,
         values: str = "meant",
-        masked: Any = "nan",
+        missing: Any = "nan",
         groups: Sequence[str] = (),
         kind: str | None = None,
         encoding: str = UTF_8,
@@ -69,10 +69,10 @@ class Opened:
         if values not in ("stored", "meant"):
             raise ConfigError(f"data.values={values}: must be stored or meant")
         self.file, self.group, self.cache, self.swmr, self.external = file, group, cache, swmr, external
-        self.names, self.meant, self.masked = fields, values == "meant" and not swmr, checked(masked, fields)
-        if not self.meant and (given := [value for value in self.masked.values() if value == value]):
+        self.names, self.meant, self.fills = fields, values == "meant" and not swmr, checked(missing, fields)
+        if not self.meant and (given := [value for value in self.fills.values() if value == value]):
             why = "values are meant" + ", and no writer adds to the file (data.swmr=false)" * swmr
-            raise ConfigError(f"data.masked={given[0]}: has an effect only where {why}: data.values=meant")
+            raise ConfigError(f"data.missing={given[0]}: has an effect only where {why}: data.decode=true")
         self.encoding = check_encoding(encoding)
         self.kind, self.groups = (kind or kind_of(file)) if self.meant else "plain", groups or (group,)
         self.rows = self._matlab_rows() if self.kind == "matlab" else None
@@ -98,25 +98,25 @@ class Opened:
             return self._classes(field, plain, where)
         with named(where):
             item, member = find(self.file, self.group, plain, key, self.external)
-            masked = self.masked.get(field, math.nan)
+            missing = self.fills.get(field, math.nan)
             apart = f"uns/{member}_categories"  # AnnData below 0.7
             if member is not None and self.kind == "anndata" and isinstance(self.file.get(apart), h5py.Dataset):
-                found, names = self._codes(self._raw(plain, key), self.file[apart], masked, where)
+                found, names = self._codes(self._raw(plain, key), self.file[apart], missing, where)
             elif not self.meant or member is not None:
                 found, names = self._raw(plain, key), None
             elif isinstance(item, h5py.Group):
-                found, names = self._group(item, key, masked, where)
+                found, names = self._group(item, key, missing, where)
             else:
                 check_type(item, key)
-                found, names = self._dataset(item, part, key, masked, where)
-        asked = self.meant and masked == masked  # else NaN stands as it is
+                found, names = self._dataset(item, part, key, missing, where)
+        asked = self.meant and missing == missing  # else NaN stands as it is
         if asked and not isinstance(found, (Unpacked, Mask)) and found.dtype.kind == "f" and found.shape[0] >= 0:
-            found = unpacked(found, Packing(found.dtype, missing=(math.nan,)), masked, where)
-        if masked == DROP and isinstance(found, Unpacked) and found.packing.masks:
+            found = unpacked(found, Packing(found.dtype, missing=(math.nan,)), missing, where)
+        if missing == DROP and isinstance(found, Unpacked) and found.packing.masks:
             self._lacking.append(found)
         return found, names or class_names(item, self.encoding)
 
-    def missing(self) -> np.ndarray | None:
+    def rows_without_value(self) -> np.ndarray | None:
         """(N,) bool: rows to be left out, as one of the fields that were opened has no value there; None: none."""
         mask = None
         afford(sum(map(len, self._lacking)), "the marks of rows without a value")
@@ -146,15 +146,15 @@ class Opened:
         own = columns[self.group]
         codes = np.where(own == own, np.searchsorted(distinct, own), -1).astype(np.int64)
         names = [f"{value:g}" if isinstance(value, float) else str(value) for value in distinct.tolist()]
-        found = unpacked(Numbers(codes), Packing(codes.dtype, missing=(-1,)), self.masked.get(field, math.nan), where)
-        if self.masked.get(field) == DROP:
+        found = unpacked(Numbers(codes), Packing(codes.dtype, missing=(-1,)), self.fills.get(field, math.nan), where)
+        if self.fills.get(field) == DROP:
             self._lacking.append(found)
         return found, names
 
     def _raw(self, name: str, key: str) -> Any:
         return open_field(self.file, self.group, name, key, self.cache, self.swmr, self.external, self.encoding)
 
-    def _dataset(self, item: h5py.Dataset, part: str, key: str, masked: float | str, where: str) -> tuple[Any, Names]:
+    def _dataset(self, item: h5py.Dataset, part: str, key: str, missing: float | str, where: str) -> tuple[Any, Names]:
         if self.kind == "matlab" and (item.dtype == h5py.ref_dtype or attribute(item, "MATLAB_class") == "char"):
             return Strings(matlab_texts(item, where), "characters"), None
         if item.dtype == "S1" and item.ndim == 2:
@@ -172,13 +172,13 @@ class Opened:
             return self._matlab(raw, where), None
         categories = item.attrs.get("categories")  # AnnData below 0.8
         if isinstance(categories, h5py.Reference):
-            return self._codes(raw, self.file[categories], masked, where)
+            return self._codes(raw, self.file[categories], missing, where)
         packing = packing_of(item, self.kind == "netcdf")
-        if packing is not None and packing.stored.kind == "f" and masked == masked:  # asked for: NaN is no value, too
+        if packing is not None and packing.stored.kind == "f" and missing == missing:  # asked for: NaN is no value, too
             packing = replace(packing, missing=(*packing.missing, math.nan))
         if part == "mask":
             return Mask(raw, packing or Packing(raw.dtype)), None
-        return raw if packing is None else unpacked(raw, packing, masked, where), None
+        return raw if packing is None else unpacked(raw, packing, missing, where), None
 
     def _matlab(self, raw: Fixed, where: str) -> Any:
         first, last = raw.shape[-1], raw.shape[0]  # axes as MATLAB shows them
@@ -189,22 +189,22 @@ class Opened:
             raise ConfigError(f"{where} is {'x'.join(map(str, raw.shape[::-1]))} in MATLAB, and {self.rows} are needed")
         return Turned(raw) if along_last else Columns(raw, self.cache.max_bytes, where)
 
-    def _group(self, group: h5py.Group, key: str, masked: float | str, where: str) -> tuple[Any, Names]:
+    def _group(self, group: h5py.Group, key: str, missing: float | str, where: str) -> tuple[Any, Names]:
         check_numbers(group, where)
         kind = attribute(group, "encoding-type") or attribute(group, "h5sparse_format")
         if kind in ("csr_matrix", "csc_matrix", "csr", "csc"):
             return self._sparse(group, kind[:3], key, where), None
         if kind == "categorical":
-            return self._codes(self._raw(f"{group.name}/codes", key), group["categories"], masked, where)
+            return self._codes(self._raw(f"{group.name}/codes", key), group["categories"], missing, where)
         if str(kind).startswith("nullable-") and {"values", "mask"} <= set(group):
-            return self._nullable(group, key, masked, where), None
+            return self._nullable(group, key, missing, where), None
         if attribute(group, "MATLAB_sparse") is not None:
             return self._sparse(group, "csc", key, where), None
         if {"data", "indices", "indptr", "shape"} <= set(group):  # 10x Genomics
             return self._sparse(group, "csr", key, where), None
         if signal := attribute(group, "signal"):
             item, _ = find(self.file, group.name, str(signal), key, self.external)
-            return self._dataset(item, "", key, masked, where)
+            return self._dataset(item, "", key, missing, where)
         return self._raw(group.name, key), None
 
     def _sparse(self, group: h5py.Group, kind: str, key: str, where: str) -> Sparse:
@@ -238,21 +238,21 @@ class Opened:
                 raise ConfigError(f"{where}: its indices lie outside of the {width} columns; write it again")
         return Sparse(values, columns, starts, width, held)
 
-    def _nullable(self, group: h5py.Group, key: str, masked: float | str, where: str) -> Any:
+    def _nullable(self, group: h5py.Group, key: str, missing: float | str, where: str) -> Any:
         """AnnData's values with a mask of their own, held: a number that is none of them stands where there is none."""
         values, mask = (self._raw(f"{group.name}/{name}", key).column() for name in ("values", "mask"))
         none: Any = math.nan
         if values.dtype.kind != "f":
             values = values.astype(np.int64)
             none = values.min(initial=0) - 1
-        return unpacked(Numbers(np.where(mask, none, values)), Packing(values.dtype, missing=(none,)), masked, where)
+        return unpacked(Numbers(np.where(mask, none, values)), Packing(values.dtype, missing=(none,)), missing, where)
 
-    def _codes(self, raw: Fixed, categories: h5py.Dataset, masked: float | str, where: str) -> tuple[Any, Names]:
+    def _codes(self, raw: Fixed, categories: h5py.Dataset, missing: float | str, where: str) -> tuple[Any, Names]:
         names = [name_of(name, self.encoding) for name in categories[:]]
         codes = raw.column()
         if len(codes) and codes.max() >= len(names):
             raise ConfigError(f"{where} has the code {codes.max()}, and {len(names)} categories; write it again")
-        return unpacked(raw, Packing(raw.dtype, missing=(-1,)), masked, where), names
+        return unpacked(raw, Packing(raw.dtype, missing=(-1,)), missing, where), names
 
 
 def check_numbers(item: h5py.Dataset | h5py.Group, where: str) -> None:
@@ -285,23 +285,23 @@ def has_meaning(file: h5py.File, item: Any) -> bool:
     return packing_of(item, False) is not None if isinstance(item, h5py.Dataset) else "values" not in item
 
 
-def checked(masked: Any, fields: Mapping[str, str]) -> dict[str, float | str]:
-    """data.masked, of each field."""
-    each = dict(masked) if isinstance(masked, Mapping) else dict.fromkeys(fields, masked)
+def checked(missing: Any, fields: Mapping[str, str]) -> dict[str, float | str]:
+    """data.missing, of each field."""
+    each = dict(missing) if isinstance(missing, Mapping) else dict.fromkeys(fields, missing)
     for field, value in each.items():
         if field not in fields:
-            raise ConfigError(f"data.masked has {field!r}, which is none of data.fields: {sorted(fields)}")
+            raise ConfigError(f"data.missing has {field!r}, which is none of data.fields: {sorted(fields)}")
         if value not in (DROP, "nan") and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise ConfigError(f"data.masked={value}: must be a number, nan, or drop (such rows are left out)")
+            raise ConfigError(f"data.missing={value}: must be a number, nan, or drop (such rows are left out)")
     return {field: math.nan if value == "nan" else value for field, value in each.items()}
 
 
-def unpacked(raw: Field, packing: Packing, masked: float | str, where: str) -> Any:
+def unpacked(raw: Field, packing: Packing, missing: float | str, where: str) -> Any:
     """The field, unpacked. Integers that stay integers, (N,), are looked through: where none is missing they stay."""
     stays = packing.dtype.kind in "iu" and len(raw.shape) == 1 and len(raw) <= _LOOKED_THROUGH
-    if not packing.masks or masked == DROP or (stays and not packing.masked(raw.column()).any()):
+    if not packing.masks or missing == DROP or (stays and not packing.masked(raw.column()).any()):
         return Unpacked(raw, packing, None, where)
-    return Unpacked(raw, packing, float(masked), where)
+    return Unpacked(raw, packing, float(missing), where)
 
 
 def by_rows(
@@ -326,7 +326,7 @@ def rows_of(shapes: Sequence[tuple[int, ...]]) -> int | None:
 
 
 def lost_share(field: Any, look: bool = False, rows_of_it: bool = False) -> float:
-    """The share of a field's values that are masked, or NaN; of a large one, of some rows, drawn. look: at fields of
+    """The share of a field's values that are missing, or NaN; of a large one, of some rows, drawn. look: at fields of
     which nothing says that values may be missing, too. rows_of_it: the share of rows that lack any of their values."""
     packed = isinstance(field, (Unpacked, Mask))
     if not len(field) or not (packed or (look and field.dtype.kind == "f")):

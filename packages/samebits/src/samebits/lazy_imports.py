@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 
-def lazy(room: str, file: str) -> Callable[[str], Any]:
+def lazy_getattr(room: str, file: str) -> Callable[[str], Any]:
     """Returns the `__getattr__` of the page `room`, whose source is `file`."""
     module_of = names_of(Path(file))
 

@@ -13,7 +13,7 @@ import torch
 from common import NEEDS_GPT, QUICK
 from torch import nn
 
-from samebits.parallel import NeedsValues, build_weightless
+from samebits.parallel import NeedsValues, build_on_meta
 from samebits.testing import compose
 from samebits.testing.processes import on_ranks
 
@@ -57,7 +57,7 @@ def resnet() -> nn.Module:
 
 @pytest.mark.parametrize("make", [pytest.param(gpt, marks=NEEDS_GPT), resnet, Net])
 def test_a_model_without_memory_is_built_as_others_are(make: Callable[[], nn.Module]) -> None:
-    plain, built = make(), build_weightless(make)
+    plain, built = make(), build_on_meta(make)
     for kind in (nn.Module.named_parameters, nn.Module.named_buffers):
         expected, found = (dict(kind(model)) for model in (plain, built))
         assert list(expected) == list(found)  # tied ones once
@@ -108,7 +108,7 @@ def test_a_model_that_needs_values_is_refused(odd: Callable[[], Any]) -> None:
             self.odd = odd()
 
     with pytest.raises((NeedsValues, TypeError, RuntimeError)):  # the last two are torch's own
-        build_weightless(Odd)
+        build_on_meta(Odd)
     KEPT.clear()
 
 
@@ -126,7 +126,7 @@ def test_shards_are_those_of_rank_0(tmp_path: Path, ranks: int, replicas: int) -
         torch.manual_seed(3)
         plain = Net()
         torch.manual_seed(3 + world.rank)
-        model = build_weightless(Net) if world.rank % 2 else Net()
+        model = build_on_meta(Net) if world.rank % 2 else Net()
         shard(model, fsdp_config(replicas=replicas), "fp32", world, compiled=False)
         expected = dict([*plain.named_parameters(), *plain.named_buffers()])
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
@@ -142,9 +142,9 @@ def test_shards_are_those_of_rank_0(tmp_path: Path, ranks: int, replicas: int) -
 @pytest.mark.slow
 def test_all_ranks_go_on_with_the_random_numbers_of_a_plain_build(tmp_path: Path) -> None:
     def work(world: Any, folder: Path) -> None:
+        from lab.builders import make_model_of_rank
         from lab.config import Config
-        from lab.make import make_model_of_rank
-        from lab.network import make_model
+        from lab.model_io import make_model
         from samebits.loggers import Logger
         from samebits.steps import seed_everything
 
@@ -177,7 +177,7 @@ def test_a_rank_needs_memory_for_its_shards(tmp_path: Path) -> None:
 
         def build(count: int, width: int) -> nn.Module:
             make = lambda: layers(count, width)  # noqa: E731
-            model = build_weightless(make) if world.rank else make()
+            model = build_on_meta(make) if world.rank else make()
             shard(model, fsdp_config(), "fp32", world, compiled=False)
             return model
 

@@ -18,7 +18,7 @@ def names_of(file: str) -> dict[str, str]:
     return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
-def importer(page: str, file: str) -> Callable[[str], Any]:
+def lazy_getattr(page: str, file: str) -> Callable[[str], Any]:
     """Return the `__getattr__` of a page, whose source is `file`."""
 
     def attribute(name: str) -> Any:

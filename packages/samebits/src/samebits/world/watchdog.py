@@ -39,12 +39,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from samebits.children import beat, has_starter, note_step, progress_at, say_ended
+from samebits.children import beat, has_starter, mark_finished, note_step, progress_at
 from samebits.errors import RankLost
-from samebits.status import onward, read_failure, record_failure
+from samebits.status import read_failure, record_failure, resume_hint
 from samebits.world import collectives, group, stop, store, timer
 from samebits.world.board import FAILED, STUCK, Board, tell_failed
-from samebits.world.environment import place
+from samebits.world.environment import dist_env
 
 POLL_S = 0.5
 GATHER_S = 5.0  # for all ranks to say where they stand, once one has noticed a hang
@@ -71,7 +71,7 @@ class Mark:
     limit: float
 
 
-class Watch:
+class HangWatchdog:
     """The watchdog of one rank. timeout_s: None: no limit on a run without progress."""
 
     SLOW_TIMEOUTS = 3  # the start, the first step (it may compile) and a save may take so many times the timeout
@@ -113,7 +113,7 @@ class Watch:
             note_step(before.doing, step)
 
     @contextmanager
-    def running(self) -> Iterator[Watch]:
+    def running(self) -> Iterator[HangWatchdog]:
         if self.timeout_s is None and self.size == 1:
             self._tell(1)
             yield self
@@ -218,14 +218,14 @@ class Watch:
         recorded = record_failure(self.run_dir, rank, RankLost(message), stack=stack)
         told_by_start = self.rank == 0 and threading.current_thread() is self._main  # see start.first_failure
         if recorded:
-            say_ended()
+            mark_finished()
             tell_failed(rank, os.environ)
-        if recorded and not told_by_start and not place.has_parent:
-            print(f"{stack}failed: {message}{onward(self.run_dir)}", file=sys.stderr)
+        if recorded and not told_by_start and not dist_env.has_parent:
+            print(f"{stack}failed: {message}{resume_hint(self.run_dir)}", file=sys.stderr)
 
     def _end(self) -> None:
         """End the process from this thread: the main thread cannot be interrupted."""
-        say_ended()
+        mark_finished()
         timer.disarm()
         self.before_end()
         sys.stdout.flush()

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from h5rows.conventions.cf import Packing
 from h5rows.errors import ConfigError
-from h5rows.meaning.packed import Packing
 from h5rows.reading.fields import Field, Fixed, for_torch, torch_dtype
 
 Masked = float | str  # what stands where a file has no value: a number (NaN), or "drop": such rows are left out
@@ -42,7 +42,7 @@ class Unpacked(RowByRow):
             if math.isnan(fill):  # no integer is: those of up to two bytes fit a float32
                 dtype = np.dtype(np.float32 if dtype.itemsize <= 2 else np.float64)
             elif not (fill.is_integer() and np.iinfo(dtype).min <= fill <= np.iinfo(dtype).max):
-                raise ConfigError(f"{where} holds {dtype}, so data.masked={fill} cannot stand for what is missing")
+                raise ConfigError(f"{where} holds {dtype}, so data.missing={fill} cannot stand for what is missing")
         said = [f"{name} {value}" for name, value in (("times", packing.scale), ("plus", packing.offset)) if value]
         said += ["without a value: " + str(fill)] * (fill is not None)
         super().__init__(inner, inner.shape, dtype, "unpacked: " + (", ".join(said) or "unsigned"))

@@ -25,7 +25,7 @@ class NeedsValues(Exception):
     """The model's __init__ needs values: it is to run on the CPU."""
 
 
-def build_weightless(build: Callable[[], nn.Module]) -> nn.Module:
+def build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
     """build() on `meta`. Raises NeedsValues, or what build raises there."""
     watch = _Watch()
     with torch.device("meta"), watch:

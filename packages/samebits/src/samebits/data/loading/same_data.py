@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from samebits.world import World
 
 
-def check_alike(world: World, loaders: Mapping[str, Loader]) -> list[str]:
+def check_same_data(world: World, loaders: Mapping[str, Loader]) -> list[str]:
     """Compare lengths and first samples of the data sets over the ranks; all call this. loaders: {split: loader}.
 
     Return a line for each set whose first row differs. Raise ConfigError where lengths or a stream's samples differ.
     """
     if world.size == 1:
         return []
-    told = world.gather({split: loader.first_read() for split, loader in loaders.items()})
+    told = world.gather_object({split: loader.first_read() for split, loader in loaders.items()})
     wrong: list[str] = []
     unlike: list[str] = []
     for split, loader in loaders.items() if told else ():
@@ -41,7 +41,7 @@ def check_alike(world: World, loaders: Mapping[str, Loader]) -> list[str]:
                 f"{place}: row 0 differs between the ranks - do not split by rank, as the loader does, and seed what "
                 "__init__ and __getitem__ draw"
             )
-    wrong, unlike = world.share([wrong, unlike])
+    wrong, unlike = world.broadcast_object([wrong, unlike])
     if wrong:
         raise ConfigError(wrong[0])
     return unlike

@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import nn
 
-from lab.network import restore_model
+from lab.model_io import restore_model
 from lab.project import PROJECT
 from lab.tasks.base import Task
-from samebits.checkpoints import load_intact, load_weights, save_checkpoint
+from samebits.checkpoints import load_verified, load_weights, save_checkpoint
 from samebits.errors import ConfigError
 from samebits.schema import plain
 from samebits.targets import construct
@@ -55,7 +55,7 @@ def _named(name: str, source: Any, model: nn.Module, node: Any) -> tuple[Any, nn
 def _saved(name: str, source: Any, file: Path) -> nn.Module:
     if not file.exists():
         raise ConfigError(f"{file}: missing; the run's frozen network {name} lies there, keep it with the run")
-    held = load_intact(file)
+    held = load_verified(file)
     built = isinstance(source, nn.Module)
     network = source if built else construct(PROJECT, f"{file.name}: model", held["node"], nn.Module)
     load_weights(network, held["model"], str(file))

@@ -16,7 +16,7 @@ from lab.callbacks.hooks import check_hooks
 from lab.config import Config
 from lab.groups import mixed_parts
 from lab.loaders import task_class
-from lab.network import make_model
+from lab.model_io import make_model
 from lab.optim import Named, Schedule, build_optimizer, check_closure, largest, parameter_groups, trainable
 from lab.options import TrainerConfig
 from lab.project import PROJECT
@@ -63,21 +63,21 @@ def averaging_rules(config: Config, task: Task) -> list[str]:
     of them. Empty: the weights themselves are scored."""
     decay, optimizer = config.trainer.ema_decay, config.optimizer["_target_"]
     rules = [f"trainer.ema_decay={decay}"] if decay else []
-    rules += [f"optim._target_={optimizer}"] if hasattr(locate(PROJECT, optimizer, "optim"), "scored") else []
-    return rules + ([type(task).__name__] if overrides(task, "share_in_average") else [])
+    rules += [f"optim._target_={optimizer}"] if hasattr(locate(PROJECT, optimizer, "optim"), "eval_weight") else []
+    return rules + ([type(task).__name__] if overrides(task, "averaging_factor") else [])
 
 
 def check_task(task: Task, model: nn.Module, config: Config, machine: Hardware) -> None:
     """What a task promises by its methods and names, before a batch is read."""
     kind, trainer = type(task).__name__, config.trainer
-    if task.across_samples and (len(machine.micro_batch_sizes) > 1 or trainer.strategy == "dp"):
+    if task.needs_global_batch and (len(machine.micro_batch_sizes) > 1 or trainer.strategy == "dp"):
         dp = trainer.strategy == "dp"
         key = "trainer=dp" if dp else f"hardware.micro_batch_size={config.hardware.micro_batch_size}"
         raise ConfigError(
             f"{key}: {kind} compares the samples of a whole batch with each other, so they must be on the devices at "
             f"once - use {'trainer=ddp' if dp else 'null, or more ranks'}"
         )
-    if task.carries and trainer.strategy == "dp":
+    if task.stateful and trainer.strategy == "dp":
         raise ConfigError(
             f"trainer=dp: {kind} writes the states of its lanes, and dp's copies of it lose what they write - use "
             "trainer=ddp"
@@ -88,20 +88,20 @@ def check_task(task: Task, model: nn.Module, config: Config, machine: Hardware) 
         raise ConfigError(f"{rules[0]}: {rules[1]} averages the weights by a rule of its own - leave one of them out")
     if task.frozen and trainer.strategy == "dp":
         raise ConfigError(f"trainer=dp: {kind} has frozen networks, which it does not copy - use trainer=ddp")
-    twice = [name for name in task.metrics if name in ("loss", *task.terms)]
+    twice = [name for name in task.metrics if name in ("loss", *task.loss_names)]
     if twice:
         raise ConfigError(f"task.metrics.{twice[0]}: {kind} has a loss of this name - choose another for the metric")
-    objectives: Any = task.trained(model)
+    objectives: Any = task.objectives(model)
     lists = isinstance(objectives, Mapping) and all(
         isinstance(modules, (list, tuple)) for modules in objectives.values()
     )
     if not lists:  # the modules of an nn.Sequential that stands there would be taken one by one
         raise ConfigError(
-            f"task: {kind}.trained must return a list of modules for each objective, {{'': [model, self]}}"
+            f"task: {kind}.objectives must return a list of modules for each objective, {{'': [model, self]}}"
         )
     for objective in objectives:
         if objective and not callable(getattr(task, f"{objective}_losses", None)):
-            raise ConfigError(f"task: {kind}.trained names {objective!r}, so {kind} needs a {objective}_losses")
+            raise ConfigError(f"task: {kind}.objectives names {objective!r}, so {kind} needs a {objective}_losses")
     if not overrides(task, "losses"):
         raise ConfigError(f"task: {kind} needs losses(model, batch) -> (losses, output): see lab.tasks.base")
 
@@ -133,7 +133,7 @@ def _built(key: str, node: Any) -> Any:
 
 def make_model_of_rank(config: Config, logger: Logger, world: World) -> nn.Module:
     """make_model for trainer=fsdp, see samebits.process.models."""
-    hook = next((name for name in ("initialize", "attach") if overrides(task_class(config), name)), None)
+    hook = next((name for name in ("initialize", "setup") if overrides(task_class(config), name)), None)
     why = f"{task_class(config).__name__}.{hook} may look at its weights" if hook else None
     return model_of_rank(partial(make_model, config), why, config.cfg.seed, world, logger)
 
@@ -154,7 +154,7 @@ def count_steps(trainer: TrainerConfig, num_samples: int, step: int = 0, samples
 def make_state(
     config: Config, machine: Hardware, model: nn.Module, task: Task, total_steps: int, world: World
 ) -> TrainState:
-    """model, task: of Experiment.make_method; moved to the device, or the model sharded over the ranks, in place."""
+    """model, task: of Experiment.build_model_and_task; moved to the device, or the model sharded over the ranks, in place."""
     trainer, optim = config.trainer, config.optim
     ema = copy.deepcopy(model).requires_grad_(False) if averaging_rules(config, task) else None
     to_devices(model, ema, task, config, machine, world)
@@ -166,7 +166,7 @@ def make_state(
     optimizers = Optimizers()
     trained = {
         objective: trainable(("" if m is model else "task." if m is task else f"{objective}.", m) for m in modules)
-        for objective, modules in task.trained(model).items()
+        for objective, modules in task.objectives(model).items()
     }
     for objective, named in trained.items():
         others = [name for other in trained if other != objective for name, _ in trained[other]]

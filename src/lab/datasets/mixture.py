@@ -14,7 +14,7 @@ from samebits.errors import ConfigError
 MOST = 2**31  # of the sum of a stage's weights, as whole numbers
 
 
-class InShares:
+class MixtureOrder:
     """stages: [(first sample number, each part's whole-numbered weight)], rising from 0."""
 
     def __init__(self, stages: list[tuple[int, list[int]]], orders: list[Any], starts: np.ndarray) -> None:
@@ -31,14 +31,14 @@ class InShares:
         stage = np.searchsorted(self._begins, numbers, side="right") - 1
         for s in np.unique(stage).tolist():
             here = np.flatnonzero(stage == s)
-            of, index = deal(numbers[here] - self._begins[s], self._weights[s])
+            of, index = assign(numbers[here] - self._begins[s], self._weights[s])
             for k in np.unique(of).tolist():
                 at = here[of == k]
                 rows[at] = self._starts[k] + self._orders[k](index[of == k] + self._used[s][k])
         return rows
 
 
-def deal(numbers: np.ndarray, weights: list[int]) -> tuple[np.ndarray, np.ndarray]:
+def assign(numbers: np.ndarray, weights: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """numbers: (B,) int64 -> (B,) which part, and (B,) how many samples of that part came before.
 
     The first part against the others, the second against those after it, ...; each as a straight line is drawn in

@@ -1,4 +1,4 @@
-"""tools/mutate.py and its table of breaks: each promise of docs/guarantees.md has a test that can fail."""
+"""tools/mutate.py and its table of mutations: each promise of docs/guarantees.md has a test that can fail."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import breaks
+import mutations
 import pytest
 from common import ROOT
 
@@ -40,18 +40,18 @@ def test_what_the_tool_names_is_there(mutate: ModuleType) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("table", ["contract", "names"])
-def test_each_break_breaks_one_place(mutate: ModuleType, table: str) -> None:
+def test_each_mutation_changes_one_place(mutate: ModuleType, table: str) -> None:
     """And names tests that there are."""
-    found = mutate.breaks_in(table)
+    found = mutate.mutations_in(table)
     for one in found:
         mutate.check_tests(one.tests)
     assert len({(one.file, one.source) for one in found}) == len(found) > 0
 
 
-def test_each_test_that_holds_the_contract_has_a_break() -> None:
+def test_each_test_that_holds_the_contract_has_a_mutation() -> None:
     named = set(re.findall(r"`(tests/[\w/]+\.py::\w+)`", (ROOT / "docs/guarantees.md").read_text()))
     assert len(named) > 25
-    assert named - {test.partition("[")[0] for _, _, _, test, *_ in breaks.CONTRACT} == set()
+    assert named - {test.partition("[")[0] for _, _, _, test, *_ in mutations.CONTRACT} == set()
 
 
 @pytest.mark.parametrize(
@@ -60,19 +60,22 @@ def test_each_test_that_holds_the_contract_has_a_break() -> None:
         ([("src/lab/loop.py", "no such text", "", "tests/lab/test_loop.py")], "src/lab/loop.py has 0 times, not once"),
         ([("src/lab/loop.py", "state", "", "tests/lab/test_loop.py")], r"src/lab/loop.py has \d+ times, not once"),
         ([("src/lab/gone.py", "state", "", "tests/lab/test_loop.py")], "src/lab/gone.py has 0 times, not once"),
-        ([("src/lab/descend.py", "def clip(", "def (", "tests/lab/test_loop.py")], "src/lab/descend.py: not Python"),
         (
-            [("src/lab/descend.py", "def clip(", "def cut(", "tests/test_gone.py::test_a")],
+            [("src/lab/optimizer_step.py", "def clip(", "def (", "tests/lab/test_loop.py")],
+            "src/lab/optimizer_step.py: not Python",
+        ),
+        (
+            [("src/lab/optimizer_step.py", "def clip(", "def cut(", "tests/test_gone.py::test_a")],
             "no such file of tests: .*gone",
         ),
     ],
 )
-def test_a_break_that_is_none_is_a_mistake(
+def test_a_mutation_that_is_none_is_a_mistake(
     mutate: ModuleType, monkeypatch: pytest.MonkeyPatch, rows: list[Any], said: str
 ) -> None:
     monkeypatch.setattr(mutate.runpy, "run_path", lambda path: {"CONTRACT": rows})
     with pytest.raises(mutate.Mistake, match=said):
-        mutate.check_tests([test for one in mutate.breaks_in("contract") for test in one.tests])
+        mutate.check_tests([test for one in mutate.mutations_in("contract") for test in one.tests])
 
 
 @pytest.mark.slow

@@ -12,9 +12,9 @@ from typing import Any
 import h5py
 import numpy as np
 
+from h5rows.conventions.detect import attribute, kind_of
+from h5rows.conventions.opening import MOST_CLASSES, Opened, lost_share
 from h5rows.errors import ConfigError, first_line
-from h5rows.meaning.kinds import attribute, kind_of
-from h5rows.meaning.opening import MOST_CLASSES, Opened, lost_share
 from h5rows.reading.external import REFUSE_EXTERNAL, items_below
 from h5rows.reading.fields import Field
 from h5rows.reading.opening import is_remote, names_of, open_h5
@@ -168,7 +168,7 @@ def choose(file: h5py.File, refused: dict[str, str] | None = None) -> Choice | N
         settings |= {f"splits.{split}": None for split in SPLITS if split not in splits}
     lost = {"x": 0 if x.lost else None, "y": "drop" if y is not None and y.lost else None}
     if any(value is not None for value in lost.values()):
-        settings["masked"] = {field: value for field, value in lost.items() if value is not None}
+        settings["missing"] = {field: value for field, value in lost.items() if value is not None}
     numbers = y is not None and y.classes is None
     if numbers and y is not None and y.dtype.kind in "iu":
         settings["num_outputs"] = y.size

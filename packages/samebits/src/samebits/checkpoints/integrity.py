@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from samebits.errors import Damaged
+from samebits.errors import CorruptFileError
 from samebits.files import check_regular
 
 CHUNK = 1 << 20  # bytes
@@ -31,19 +31,19 @@ NO_MEMORY = ("not enough memory", "can't allocate memory", "out of memory")
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """In this block errors from reading a damaged or foreign file become Damaged, with a one-line message.
+    """In this block errors from reading a damaged or foreign file become CorruptFileError, with a one-line message.
 
     Errors that do not depend on the file's content are not changed: no memory, no permission, an I/O error.
     """
     try:
         yield
-    except Damaged:
+    except CorruptFileError:
         raise
     except Exception as error:
         elsewhere = isinstance(error, OSError) and error.errno not in OF_CONTENT
         if elsewhere or isinstance(error, MemoryError) or any(text in str(error).lower() for text in NO_MEMORY):
             raise
-        raise Damaged(f"{path} does not load: {error_line(error)}") from error
+        raise CorruptFileError(f"{path} does not load: {error_line(error)}") from error
 
 
 def error_line(error: BaseException) -> str:
@@ -65,8 +65,8 @@ def mapped(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)  # a file system that maps no files
 
 
-def load_intact(path: Path, share: Share = WHOLE) -> Any:
-    """Returns what save_checkpoint has written there, whatever it is, on the CPU. Raises Damaged."""
+def load_verified(path: Path, share: Share = WHOLE) -> Any:
+    """Returns what save_checkpoint has written there, whatever it is, on the CPU. Raises CorruptFileError."""
     with reading(path):
         check_zip(path, share)
         content = mapped(path)

@@ -1,4 +1,4 @@
-"""What every method promises (docs/tasks.md), asked of a small run: `class TestMine(Promises)` in its test file."""
+"""What every method promises (docs/tasks.md), asked of a small run: `class TestMine(TaskTests)` in its test file."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ class Killed(Exception):
     pass
 
 
-class Promises:
+class TaskTests:
     """Test what every method promises (docs/tasks.md). A subclass has a fixture `run`, which returns the overrides of a
     small run as a tuple; they are added to SMALL.
 
     Attributes, which a subclass sets where its method differs:
 
-    terms: names of the losses that are scored in addition to `loss`.
+    loss_names: names of the losses that are scored in addition to `loss`.
     logged: names of the values of training, if these are others, as with several optimizers; None: `loss` and terms.
-    across_samples: True if a loss compares samples with each other, so that there are no micro-batches.
+    needs_global_batch: True if a loss compares samples with each other, so that there are no micro-batches.
     averages: True if the method averages the weights itself, instead of trainer.ema_decay.
     steps: of each run, at least 12, since it is killed twice. global_batch_size: its samples a step.
     monitor: the value of training that must fall, or rise if `rises` is True, when the run overfits 32 samples:
@@ -74,9 +74,9 @@ class Promises:
     ranks: cases of the number of ranks of runs that are killed or skip a step. ways: cases of WAYS.
     """
 
-    terms: tuple[str, ...] = ()
+    loss_names: tuple[str, ...] = ()
     logged: tuple[str, ...] | None = None
-    across_samples = False
+    needs_global_batch = False
     averages = False
     steps = 12
     global_batch_size = 12
@@ -124,14 +124,14 @@ class Promises:
     def check_terms(self, folder: Path) -> None:
         """Each is in every log, in every evaluation and among the final scores."""
         logs, evaluations = (-(-self.steps // every) for every in (3, 4))
-        for name in ("loss", *self.terms) if self.logged is None else self.logged:
+        for name in ("loss", *self.loss_names) if self.logged is None else self.logged:
             assert len(values(folder, f"train/{name}")) == logs, (
                 f"train/{name} is not logged {logs} times: of several optimizers the values have their names, which "
                 f"`logged` of the test lists ({type(self).__name__}.logged = ('critic/loss', 'generator/loss'), say), "
                 "without those that only some steps have; "
                 f"logged are {sorted({key for line in metrics(folder) for key in line if key.startswith('train/')})}"
             )
-        for name in ("loss", *self.terms):
+        for name in ("loss", *self.loss_names):
             assert len(values(folder, f"val/{name}")) == evaluations, name
             assert f"val/{name}" in scores(folder)
 
@@ -145,7 +145,7 @@ class Promises:
         waits_by_nature = task_class(straight).waits
         steps = [*range(self.steps)] if waits_by_nature else refused_in_steps(monkeypatch, of_optimizers=False)
         ways = (f"hardware.precision={precision}", "trainer.non_finite=skip")
-        folder = start_run(tmp_path, *small, *ways, *(() if self.across_samples else WAYS["micro-batches"]))
+        folder = start_run(tmp_path, *small, *ways, *(() if self.needs_global_batch else WAYS["micro-batches"]))
         assert steps == list(range(self.steps))
         half, full = (values(one, f"train/{self.monitor}") for one in (folder, straight))
         apart, learned = max(abs(a - b) for a, b in zip(half, full, strict=True)), max(full) - min(full)
@@ -172,7 +172,7 @@ class Promises:
     ) -> None:
         """After a step that moves, one whose data and losses the last rank has as NaN: weights, average, optimizer and
         all that model and task hold are those behind the first, but for the learning rate; what the task keeps
-        (`kept_if_skipped`) is finite. No evaluation lies between, in which a callback may change what it holds."""
+        (`buffers_kept_on_skip`) is finite. No evaluation lies between, in which a callback may change what it holds."""
         steps = ("trainer.non_finite=skip", "trainer.save_every=1", "trainer.log_every=1", "trainer.eval_every=9")
         poison(monkeypatch, step=1, rank=ranks - 1, data=self.reads_nan)
         folder = tmp_path / "run"
@@ -181,7 +181,7 @@ class Promises:
         before, after = map(load_checkpoint, sorted((folder / "checkpoints").glob("last_*.pt")))
         assert (before["step"], after["step"]) == (1, 2)
         assert any(line.get("train/skipped_steps") for line in metrics(folder))
-        keeps = task_class(folder).kept_if_skipped
+        keeps = task_class(folder).buffers_kept_on_skip
         for part in ("model", "task", "ema", "optimizer"):
             mine, theirs = after[part], before[part]
             if part == "task":
@@ -214,7 +214,7 @@ class Promises:
         rank, to rounding."""
         self.check_terms(straight)
         for way in ways:
-            if self.across_samples and "micro" in way:
+            if self.needs_global_batch and "micro" in way:
                 continue
             other = start_run(tmp_path / way.replace(" ", "_"), *small, *WAYS[way])
             assert len(metrics(other)) == len(metrics(straight))
@@ -284,8 +284,8 @@ def broken_off(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: Sequence[in
 
 def poison(monkeypatch: pytest.MonkeyPatch, step: int, rank: int, data: bool = True) -> None:
     """The floats of this rank's batches in this step are NaN, and so are its losses; the latter alone if not `data`."""
-    loop, descend = module("loop"), module("descend")
-    train_step, check_losses = loop.train_step, descend.check_losses
+    loop, optimizer_step = module("loop"), module("optimizer_step")
+    train_step, check_losses = loop.train_step, optimizer_step.check_losses
     bad = [False]
 
     def noted(nets: Any, state: Any, batches: Any, trainer: Any, machine: Any, world: Any, *rest: Any) -> Any:
@@ -307,7 +307,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, step: int, rank: int, data: bool = T
             losses.update({name: value * math.nan for name, value in losses.items()})
 
     monkeypatch.setattr(loop, "train_step", noted)
-    monkeypatch.setattr(descend, "check_losses", checked)
+    monkeypatch.setattr(optimizer_step, "check_losses", checked)
 
 
 def not_numbers(value: Any) -> Any:

@@ -1,12 +1,12 @@
-"""One step's way from losses to weights: gradients, clipping, the optimizer; once a step the task's `updated` and
+"""One step's way from losses to weights: gradients, clipping, the optimizer; once a step the task's `on_step_end` and
 `project`, the moving average and the loss scale.
 
-A task's train_step is given an object of Descend, for its step:
+A task's train_step is given an object of OptimizerStep, for its step:
 
-    descend(objective, batches)              forward, backward, clip, update: what most methods need
-    descend.gradients(objective, batches)    forward and backward; the gradients are left in p.grad
-    descend.parameters(objective)            whose gradients these are
-    descend.update(objective)                clip and update, by what is in p.grad then
+    optimizer_step(objective, batches)              forward, backward, clip, update: what most methods need
+    optimizer_step.gradients(objective, batches)    forward and backward; the gradients are left in p.grad
+    optimizer_step.parameters(objective)            whose gradients these are
+    optimizer_step.update(objective)                clip and update, by what is in p.grad then
 
 Nothing here waits for the device, but for an optimizer without a fused kernel where steps may be skipped, and for a
 closure.
@@ -25,29 +25,29 @@ from torch.optim import Optimizer
 from lab.options import TrainerConfig
 from lab.state import TrainState, may_skip
 from lab.tasks.base import Batch, Task, key_of_losses, overrides
-from samebits.checkpoints import some_keys
+from samebits.checkpoints import format_keys
 from samebits.device import Hardware
 from samebits.errors import ConfigError
 from samebits.parallel import name_unused, without_sync
 from samebits.per_sample import check_losses
-from samebits.private import closure_step, lean_step
-from samebits.profiling import writes_noticed
+from samebits.profiling import observe_writes
 from samebits.shards import global_norm, local_parts, on_shards
 from samebits.steps import (
-    StepNumbers,
+    StepRNG,
     all_of,
     any_of,
     copy_buffers,
-    put_back_buffers,
+    restore_buffers_if,
+    restore_if,
     takes_found_inf,
-    unless,
     update_average,
     update_scale,
 )
+from samebits.torch_private import closure_step, lean_step
 from samebits.world import World, to_host
 
 
-class Descend:
+class OptimizerStep:
     """The loop's parts for one step of the task. nets: {objective: its LossModule, wrapped}.
 
     Values that its methods return are 0-d tensors on the device: this rank's means, which the log averages over ranks.
@@ -60,11 +60,11 @@ class Descend:
         trainer: TrainerConfig,
         machine: Hardware,
         world: World,
-        numbers: StepNumbers,
-        averaged: Callable[[], None],
+        step_rng: StepRNG,
+        after_all_reduce: Callable[[], None],
     ) -> None:
         self.nets, self.state, self.trainer, self.machine = nets, state, trainer, machine
-        self.world, self.numbers, self.averaged = world, numbers, averaged
+        self.world, self.step_rng, self.after_all_reduce = world, step_rng, after_all_reduce
         self.norms: dict[str, Tensor] = {}  # by objective: of its last update's gradients, before clipping
         self.non_finite: dict[str, list[Tensor]] = {}  # by objective: of each update 0-d, 1.0 where it was left out
         self.skips = may_skip(trainer, state.scaler)
@@ -89,7 +89,7 @@ class Descend:
 
     @property
     def model(self) -> nn.Module:
-        """The model, unwrapped, as `losses` and `updated` are given it in training."""
+        """The model, unwrapped, as `losses` and `on_step_end` are given it in training."""
         return self.state.model
 
     def parameters(self, objective: str) -> list[nn.Parameter]:
@@ -137,16 +137,16 @@ class Descend:
         skipped = self._skipped(self.norms)
         if state.rules < 2:
             self._average()
-        if acts := [name for name in ("updated", "project") if overrides(state.task, name)]:
+        if acts := [name for name in ("on_step_end", "project") if overrides(state.task, name)]:
             # after a skipped step too, whose traces are then wiped away
-            with unless(skipped, [*state.task.parameters(), *state.model.parameters()]):
+            with restore_if(skipped, [*state.task.parameters(), *state.model.parameters()]):
                 for name in acts:
                     with self._writes_told(name):
                         getattr(state.task, name)(state.model)
         if state.rules >= 2:  # of the weights as the task has left them
             self._average()
         if skipped is not None:
-            put_back_buffers(self.before, self._buffers(), skipped)
+            restore_buffers_if(self.before, self._buffers(), skipped)
         if state.scaler:
             flags = [flag for flags in self.non_finite.values() for flag in flags]
             update_scale(state.scaler, any_of(flags).to(device))
@@ -163,27 +163,33 @@ class Descend:
         skipped, means = self._skipped(objectives), list(state.ema.parameters())
         update_average(local_parts(means), local_parts(weights), share, skipped)
         if overrides(state.task, "project"):
-            with unless(skipped, means):
+            with restore_if(skipped, means):
                 state.task.project(state.ema)
 
     @contextmanager
     def _writes_told(self, name: str) -> Iterator[None]:
-        """Warn once of an `updated` that writes to the model's weights where an average of them is kept, which does not
+        """Warn once of an `on_step_end` that writes to the model's weights where an average of them is kept, which does not
         get the change.
 
         In the steps 1, 2, 4, 8, ... of the run, because pruning may begin late; other steps cost nothing."""
         state, run = self.state, self.state.task.run.training
-        due = name == "updated" and state.ema is not None and state.step & (state.step + 1) == 0
-        if not due or overrides(state.task, "project") or run is None or name in run.told or not self.world.is_main:
+        due = name == "on_step_end" and state.ema is not None and state.step & (state.step + 1) == 0
+        if (
+            not due
+            or overrides(state.task, "project")
+            or run is None
+            or name in run.printed_once
+            or not self.world.is_main
+        ):
             yield
             return
         written: list[str] = []
-        with writes_noticed(state.model.named_parameters(), written):
+        with observe_writes(state.model.named_parameters(), written):
             yield
         if written:
-            run.told.add(name)
+            run.printed_once.add(name)
             run.logger.warn(
-                f"task: {type(state.task).__name__}.updated changes the model's weights ({some_keys(written)}), and "
+                f"task: {type(state.task).__name__}.on_step_end changes the model's weights ({format_keys(written)}), and "
                 "their average, which is scored, does not get the change: change them in `project`, which is called "
                 "with the model and with its average (docs/my_method.md)"
             )
@@ -193,11 +199,11 @@ class Descend:
         are weighted correctly, and DDP's mean over ranks is the mean over the global batch."""
         state, task, scaler = self.state, self.state.task, self.state.scaler
         trained, net, sizes = self.parameters(objective), self.nets[objective], self.machine.micro_batch_sizes
-        terms = None if objective else task.terms
+        terms = None if objective else task.loss_names
         share, autocast = sum(sizes), self.machine.autocast
         totals: dict[str, Tensor] = {}
         weight = None  # sum of the samples' weights, for a task that weights them
-        self.numbers.own()
+        self.step_rng.use_per_rank()
         for p in trained:
             p.grad = None  # of a call of `gradients` before
         with torch.enable_grad(), only(objective, state) if objective else nullcontext():
@@ -217,8 +223,8 @@ class Descend:
                     (scaler.scale(loss) if scaler else loss).backward()
                 for name, value in means.items():
                     totals[name] = totals[name] + value.detach() if name in totals else value.detach()
-        self.averaged()
-        self.numbers.same()  # what moves the weights must move them alike on all ranks
+        self.after_all_reduce()
+        self.step_rng.use_shared()  # what moves the weights must move them alike on all ranks
         if term == "loss" and (unused := [p for p in trained if p.grad is None]):
             name_unused(net, unused, state.step)
         gradients = [p.grad for p in trained if p.grad is not None]
@@ -233,7 +239,7 @@ class Descend:
             scale = self.state.scaler.scale(torch.ones((), device=self.world.device))
             torch._foreach_mul_(local_parts(gradients), scale.reciprocal().to(gradients[0].device))
         if weight is not None:  # over all ranks
-            weight = self.world.all_sum(weight.detach().clone())
+            weight = self.world.all_reduce_sum(weight.detach().clone())
             share = sum(self.machine.micro_batch_sizes)
             factor = torch.where(weight > 0, share * self.world.size / weight, 0.0)
             # with FSDP's CPU offload they are on the host
@@ -253,7 +259,7 @@ class Descend:
         if objective not in self.nets:
             raise ConfigError(
                 f"task: {type(self.state.task).__name__}.train_step asks for the objective {objective!r}; its "
-                f"`trained` has {', '.join(map(repr, self.nets))}"
+                f"`objectives` has {', '.join(map(repr, self.nets))}"
             )
         return self.state.optimizer[objective]
 
@@ -261,7 +267,7 @@ class Descend:
         """(name, buffer) of those that a skipped step leaves as they were: the model's and the task's."""
         state = self.state
         for name, buffer in state.task.named_buffers():
-            if not name.startswith(tuple(f"{kept}." for kept in state.task.kept_if_skipped)):
+            if not name.startswith(tuple(f"{kept}." for kept in state.task.buffers_kept_on_skip)):
                 yield f"task.{name}", buffer
         yield from ((f"model.{name}", buffer) for name, buffer in state.model.named_buffers())
 
@@ -273,11 +279,13 @@ class Descend:
         """(the share of this step's weights in the average, these weights): the model's parameters, or in the place of
         all that came before what an optimizer says is scored."""
         state, decay, weights = self.state, self.trainer.ema_decay, self.state.model.parameters()
-        averaging: dict[str, Any] = {k: state.optimizer[k] for k in objectives if hasattr(state.optimizer[k], "scored")}
+        averaging: dict[str, Any] = {
+            k: state.optimizer[k] for k in objectives if hasattr(state.optimizer[k], "eval_weight")
+        }
         if averaging:
-            scored = {p: one.scored(p) for k, one in averaging.items() for p in self.parameters(k)}
+            scored = {p: one.eval_weight(p) for k, one in averaging.items() for p in self.parameters(k)}
             return 1.0, (scored.get(p, p) for p in weights)
-        return state.task.share_in_average(state.step) if decay is None else 1 - decay, weights
+        return state.task.averaging_factor(state.step) if decay is None else 1 - decay, weights
 
     def _skipped(self, objectives: Iterable[str]) -> Tensor | None:
         """1.0 where all updates of these objectives were left out, 0-d; None if none may be."""
@@ -288,8 +296,8 @@ class Closure:
     """An optimizer's closure: the task's, with the loss averaged over the ranks, so that all take the same way. The
     first call's gradients are computed at once: they say whether the step is left out."""
 
-    def __init__(self, descend: Descend, objective: str, closure: Callable[[], Tensor]) -> None:
-        self.descend, self.objective, self.closure = descend, objective, closure
+    def __init__(self, optimizer_step: OptimizerStep, objective: str, closure: Callable[[], Tensor]) -> None:
+        self.optimizer_step, self.objective, self.closure = optimizer_step, objective, closure
         self.known: Tensor | None = None
         self.known, self.norm = self._computed()
 
@@ -298,9 +306,9 @@ class Closure:
         return self._computed()[0] if loss is None else loss
 
     def _computed(self) -> tuple[Tensor, Tensor]:
-        world = self.descend.world
-        loss = world.all_sum(self.closure().detach().clone()) / world.size
-        return loss, self.descend._clipped(self.objective)
+        world = self.optimizer_step.world
+        loss = world.all_reduce_sum(self.closure().detach().clone()) / world.size
+        return loss, self.optimizer_step._clipped(self.objective)
 
 
 def as_many(batches: Iterable[Batch], sizes: list[int], task: Task) -> Iterator[tuple[int, Batch]]:
@@ -310,7 +318,7 @@ def as_many(batches: Iterable[Batch], sizes: list[int], task: Task) -> Iterator[
         batch = next(given, None)
         if batch is None:
             raise ConfigError(
-                f"task: {type(task).__name__}.train_step has given descend fewer than the {len(sizes)} micro-batches "
+                f"task: {type(task).__name__}.train_step has given optimizer_step fewer than the {len(sizes)} micro-batches "
                 "of a step: to use them twice it must keep them, list(batches)"
             )
         yield size, batch

@@ -15,7 +15,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from h5rows.meaning.kinds import attribute
+from h5rows.conventions.detect import attribute
 
 # netcdf.h's NC_FILL_*. Of bytes none is assumed, as netCDF's documents advise (netCDF4-python does assume one)
 DEFAULT_FILL = {

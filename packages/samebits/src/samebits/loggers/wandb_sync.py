@@ -84,7 +84,9 @@ def mode_of_run(project: Project, run_dir: Path) -> str:
     return choose_wandb_mode(wandb_arguments(project, run_dir)[0])
 
 
-def begin_beside(project: Project, run_dir: Path, arguments: dict[str, Any], folder: Path, mode: str | None) -> Any:
+def start_run_in_group(
+    project: Project, run_dir: Path, arguments: dict[str, Any], folder: Path, mode: str | None
+) -> Any:
     """Return a new W&B run in the project and group of a run that logs to W&B. arguments: of wandb.init, its own. mode:
     online, offline; None: as that run's. Raise RunFailed where the server cannot be reached."""
     logger, known = wandb_arguments(project, run_dir)

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from lab.config import Config
 from lab.project import PROJECT
-from samebits.checkpoints import load_weights, read_run, weights_of
+from samebits.checkpoints import eval_state_dict, load_weights, read_run
 from samebits.errors import ConfigError
 from samebits.targets import construct
 
@@ -36,5 +36,5 @@ def restore_model(path: Path, overrides: Sequence[str] = ()) -> tuple[nn.Module,
     """
     cfg, file, payload = read_run(PROJECT, path, overrides)
     model = make_model(Config.of(cfg))
-    load_weights(model, weights_of(payload), str(file))
+    load_weights(model, eval_state_dict(payload), str(file))
     return model.eval(), cfg, file, payload

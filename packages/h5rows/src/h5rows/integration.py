@@ -1,4 +1,4 @@
-"""What a program that is built on h5rows uses beside the seven names of its page: `from h5rows.engines import open_h5`.
+"""What a program that is built on h5rows uses beside the seven names of its page: `from h5rows.integration import open_h5`.
 
 Given: the arguments of a data set as the program's config has them. Returned: what a model must know of a field before
 its data set is made, fields as rows of one dataset, the local copies of remote files, the command.
@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from h5rows.pages import importer, names_of
+from h5rows.lazy_imports import lazy_getattr, names_of
 
 if TYPE_CHECKING:
     from h5rows.command import run as run
+    from h5rows.conventions.choice import suggestion as suggestion
     from h5rows.dataset import share as share
     from h5rows.importers import open_source as open_source
     from h5rows.importers.files import FileSource as FileSource
-    from h5rows.meaning.choice import suggestion as suggestion
     from h5rows.options import PackOptions as PackOptions
     from h5rows.packing.inspect import proposal as proposal
     from h5rows.probe import num_outputs as num_outputs
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from h5rows.reading.raw import ChunkCache as ChunkCache
     from h5rows.reading.remote import fetch as fetch
 
-__getattr__ = importer(__name__, __file__)
+__getattr__ = lazy_getattr(__name__, __file__)
 
 
 def __dir__() -> list[str]:
