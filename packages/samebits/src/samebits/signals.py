@@ -15,8 +15,10 @@ from samebits import early_signals
 
 STOP_SIGNALS = (signal.SIGINT, *early_signals.SIGNALS)  # most urgent first
 LIKELY_CAUSES: dict[int, str] = {  # likely causes of a kill by a signal, as the end of a sentence
-    signal.SIGKILL: " (the kernel does that when memory runs out: see dmesg)",
-    signal.SIGBUS: " (a data file was cut short while it was read, or the shared memory of /dev/shm is full)",
+    signal.SIGKILL: " (the kernel does that when memory runs out: see dmesg; "
+    "docs/troubleshooting.md#killed-by-sigkill)",
+    signal.SIGBUS: " (a data file was cut short while it was read, or the shared memory of /dev/shm is full: see "
+    "docs/troubleshooting.md#killed-by-sigbus)",
 }
 SAME_SIGNAL_S = 0.5  # seconds; a terminal and the parent may both deliver one Ctrl-C
 

@@ -28,7 +28,7 @@ def die_with_starter(by_main_thread: bool) -> None:
     """End this `multiprocessing` process with its starter, whatever the start method (even through a fork server).
 
     by_main_thread: the starter's main thread started it. For other threads this polls, because the kernel sends its
-    signal when the starting thread ends. """
+    signal when the starting thread ends."""
     starter = multiprocessing.parent_process()
     assert starter is not None
     assert starter.pid is not None

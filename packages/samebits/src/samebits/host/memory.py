@@ -27,7 +27,7 @@ def available_memory(proc: Path = PROC) -> int:
     """Return the bytes that this process may still allocate: the available memory within the limits of its cgroups.
 
     The page cache counts as available, because the kernel frees it on demand. If only the total is known (macOS),
-    return half of it. """
+    return half of it."""
     try:
         left = [_kilobytes(proc / "meminfo", "MemAvailable")]
     except OSError:

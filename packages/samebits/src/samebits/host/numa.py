@@ -2,7 +2,7 @@
 
 Memory is allocated on the node of the core that first writes to it, and threads and processes inherit the cores of
 their starter. Therefore it is sufficient to bind the main thread before it starts others; loader threads, workers and
-page-locked buffers follow. """
+page-locked buffers follow."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ _UNRECORDED = "\0failed "  # prefix in a rank's pipe, before the time and the li
 LIKELY: dict[int, str] = {  # likely causes of the signals that kill a rank
     **LIKELY_CAUSES,
     signal.SIGABRT: " (native code gave up, as gloo does where ranks join a collective with tensors of different "
-    "sizes: see docs/troubleshooting.md)",
+    "sizes: see docs/troubleshooting.md#killed-by-sigabrt)",
 }
 
 
@@ -210,7 +210,9 @@ class RankLauncher:
             if code is None or self._heartbeats.said(index):
                 continue  # its end is recorded; gloo's threads may still abort a rank that is ending
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-            how += f" ({self._heartbeats.place(index)}), without an error record" if code >= 0 else ""
+            if code >= 0:
+                how += f" ({self._heartbeats.place(index)}), without an error record"
+                how += " (see docs/troubleshooting.md#no-error-record)"
             message = f"rank {rank} {how}{LIKELY.get(-code, '')}"
             self._record(directory, rank, message, first=True, stack=self._stack(index))
             return

@@ -55,7 +55,10 @@ INNERMOST = 12  # number of innermost stack frames to show
 LISTED = 8  # maximum number of ranks in a message
 OWN = (collectives.__file__, group.__file__, stop.__file__, store.__file__)
 WAITS_IN = ("torch/distributed/", "torch/autograd/graph.py", *OWN)  # files in which a rank waits
-HELD = "no progress for process.timeout, as native code holds the interpreter - docs/troubleshooting.md, Ranks"
+HELD = (
+    "no progress for process.timeout, because native code holds the interpreter - see "
+    "docs/troubleshooting.md#native-code-holds-the-interpreter"
+)
 DEBUGGERS = ("pdb", "bdb", "pydevd", "_pydevd_bundle", "IPython", "code", "ipdb", "pudb", "debugpy")
 
 
@@ -281,7 +284,8 @@ def verdict(reports: list[Report], size: int, timeout_s: float) -> tuple[int, st
     if not acting and missing:
         return missing[0], (
             f"rank {missing[0]} hung: the others waited for it for {timeout_s:g} s (process.timeout; "
-            f"{reports[0].place}); it is stopped, or native code holds its interpreter"
+            f"{reports[0].place}); it is stopped, or native code holds its interpreter: see "
+            "docs/troubleshooting.md#rank-hung"
         )
     if acting:
         if all(report.idle_s < report.limit_s for report in acting):
@@ -295,4 +299,4 @@ def verdict(reports: list[Report], size: int, timeout_s: float) -> tuple[int, st
     if not acting and size > 1:
         places = ", ".join(f"rank {report.rank} in {report.place}" for report in reports[:LISTED])
         message += f"; all ranks wait for each other or for the device: {places}"
-    return first.rank, message
+    return first.rank, f"{message}; see docs/troubleshooting.md#rank-hung"
