@@ -52,7 +52,7 @@ PACK: list[tuple[dict[str, Any], str]] = [
 ]
 REPACK: list[tuple[dict[str, Any], str]] = [
     ({"codec": "lz5"}, "codec='lz5': must be 'none' or 'gzip' or 'zstd'"),
-    ({"codec": "gzip", "level": 0}, "level=0: gzip has the levels 1 to 9"),
+    ({"codec": "gzip", "level": 0}, "level=0: gzip accepts levels 1 to 9"),
     ({"level": "3"}, "level='3'"),
     ({"rows_per_chunk": 0}, "rows_per_chunk=0"),
     ({"external": "alow"}, "'refuse' or 'allow'"),
@@ -105,8 +105,8 @@ def test_paths_of_every_kind(given: Path, capsys: pytest.CaptureFixture[str]) ->
     [
         ("a.h5 exists; overwrite=True replaces it", "a.h5 exists; --overwrite replaces it"),
         (
-            "header=True takes it for names, header=False for a sample",
-            "--header takes it for names, --no-header for a sample",
+            "header=True reads it as names, header=False as a sample",
+            "--header reads it as names, --no-header as a sample",
         ),
         ("kinds={'a b': 'text'} keeps texts, kinds={'x': 'int'}", "--as 'a b=text' keeps texts, --as x=int"),
         ("split={'val': 0.5, 'test': 0.5}: each", "--split val=0.5 test=0.5: each"),

@@ -323,7 +323,7 @@ def test_a_pattern_names_shards(tmp_path: Path) -> None:
     with run(tmp_path / "other-*.csv") as file:
         assert file["n"][:].tolist() == [11, 12]
     np.save(tmp_path / "a.npy", np.arange(3))
-    with pytest.raises(ConfigError, match=r"a pattern may name shards of .*; of numpy give"):
+    with pytest.raises(ConfigError, match=r"patterns are for shards of .*; of numpy give"):
         run(tmp_path / "*.npy")
     with pytest.raises(ConfigError, match=r"nothing-\*\.csv does not exist"):
         run(tmp_path / "nothing-*.csv")

@@ -176,7 +176,7 @@ def test_inspect_of_everything(tmp_path: Path) -> None:
     assert "read: mapped" in label
     assert "classes: cat, dög" in label
     assert "random row: 1.0 bytes" in label
-    assert "ragged: of variable length" in shown
+    assert "ragged: variable length" in shown
     assert "--flatten" in shown
     assert "outside: a link to /x in other.h5" in shown
     advice = shown[shown.index("advice:") :]

@@ -290,7 +290,7 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
 
 BAD_INPUT = [
     (["missing", "out.h5"], "missing does not exist"),
-    (["x.npy", "nowhere/out.h5"], "nowhere is no folder"),
+    (["x.npy", "nowhere/out.h5"], "nowhere is not a folder"),
     (["x.npy", "out.h5", "--split", "val"], "val=0.1"),
     (["x.npy", "out.h5", "--split", "val=1.5"], "each share must be > 0"),
     (["x.npy", "out.h5", "--split", "val=0.0001"], "leaves a split empty"),
@@ -328,7 +328,7 @@ def test_open_source_refuses(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="empty folder"):
         open_source(str(tmp_path / "empty"), options())
     (tmp_path / "a.xyz").touch()
-    with pytest.raises(ConfigError, match="no format has the suffix"):
+    with pytest.raises(ConfigError, match="unknown suffix"):
         open_source(str(tmp_path / "a.xyz"), options())
     np.save(tmp_path / "objects.npy", np.array([{}, 1], dtype=object), allow_pickle=True)
     with pytest.raises(ConfigError, match="Python objects"):

@@ -116,7 +116,7 @@ def test_a_pack_that_was_killed_leaves_the_set_and_is_gone_on_with(
         assert rows_of(str(out / "index.json")) == before
     capsys.readouterr()
     pack(new, str(out), shards=3, append=True)
-    assert capsys.readouterr().out.count("was there") == 3
+    assert capsys.readouterr().out.count("already there") == 3
     assert {f.name: f.read_bytes() for f in out.iterdir()} == {
         f.name: f.read_bytes() for f in (tmp_path / "straight").iterdir()
     }
@@ -244,7 +244,8 @@ def test_what_the_set_has_is_not_added_twice(tmp_path: Path) -> None:
     time.sleep(1.1)  # HDF5 would note the second in which something was made
     for given, count, name in ((a, 1, "00000"), (b, 2, "00001")):
         with pytest.raises(
-            ConfigError, match=rf"set: {name}-\w+\.h5 of the set is identical to new shard 1 of {count},.* overwrite=True"
+            ConfigError,
+            match=rf"set: {name}-\w+\.h5 of the set is identical to new shard 1 of {count},.* overwrite=True",
         ):
             pack(given, str(out), shards=count, append=True)
         assert {file.name: file.read_bytes() for file in out.iterdir()} == before
@@ -264,7 +265,7 @@ def test_two_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return send(self, *given)
 
     monkeypatch.setattr(shards.Place, "send", other_first)
-    with pytest.raises(ConfigError, match=r"another command has changed index\.json meanwhile"):
+    with pytest.raises(ConfigError, match=r"another command has changed index\.json; repeat the command"):
         pack(c, str(out), shards=1, append=True)
     pack(c, str(out), shards=1, append=True)
     assert len(rows_of(str(out / "index.json"))) == 30
