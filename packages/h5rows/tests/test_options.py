@@ -46,7 +46,7 @@ PACK: list[tuple[dict[str, Any], str]] = [
     ({"shard": (2, 2)}, "shard="),
     ({"shards": 0}, "shards=0"),
     ({"shards": "2"}, "shards='2'"),
-    ({"format": "numppy"}, "none of images, numpy"),
+    ({"format": "numppy"}, "not one of images, numpy"),
     ({"separator": ";"}, "separator=: .* does not use it"),
     ({"tokenizer": "bytez"}, "tokenizer=: .* does not use it"),
 ]

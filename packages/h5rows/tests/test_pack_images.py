@@ -131,7 +131,7 @@ def test_corrupt_and_foreign_files(tmp_path: Path, capsys: pytest.CaptureFixture
     for name in ("a/2.jpg", "a/3.jpg", "a/4.jpg"):
         assert sum(name in line for line in listed) == 1
         assert name in shown
-    assert "left out: 1 files: a/notes.txt (no image)" in shown
+    assert "left out: 1 files: a/notes.txt (not an image)" in shown
 
 
 @pytest.mark.parametrize(

@@ -252,8 +252,8 @@ def test_a_csv_is_read_as_it_was_meant(tmp_path: Path, text: Any, options: Any, 
         ("a;b\n1,5;2\n2,5;3\n", {}, "a.csv cannot be read as CSV: .*--separator"),
         ("a;b\n1,5;2\n", {"separator": ";"}, "column 'a' contains '1,5': --decimal , reads .*--as a=text"),
         ('a,b\n"1,234",2\n', {}, "column 'a' contains '1,234': --decimal"),
-        ("a,b\n1,\xe9t\xe9\n".encode("latin-1"), {}, "text is utf-8, unless .*--encoding"),
-        ("a,b\n1,é\n".encode("utf-16"), {}, "text is utf-8, unless .*--encoding"),
+        ("a,b\n1,\xe9t\xe9\n".encode("latin-1"), {}, "utf-8 text, which .*--encoding"),
+        ("a,b\n1,é\n".encode("utf-16"), {}, "utf-8 text, which .*--encoding"),
         ("a,b\n1,2\n", {"encoding": "utf-99"}, "unknown encoding: utf-99"),
         ("a\n1\n\n3\n", {}, "column 'a' is empty or NaN in row 1"),
         ("a,b\n1,2\n", {"kinds": {"c": "text"}}, "--as: .* has no column 'c'"),
@@ -500,7 +500,7 @@ def test_whatever_of_a_store_is_not_taken_is_named(tmp_path: Path) -> None:
         assert file["later"][:].tolist() == [2] * 4
         assert file["lost/y"][:].tolist() == [3] * 4
     assert account.exit_status == LEFT_OUT
-    assert account.lines() == ["left out: 1 arrays: one (a single value, no rows)"]
+    assert account.lines() == ["left out: 1 arrays: one (a single value, not rows)"]
     account = packed(tmp_path / "a.zarr", ignore=("one",))[1]
     assert account.exit_status == 0
 
@@ -532,17 +532,17 @@ def test_what_is_no_array_of_a_file_is_named(tmp_path: Path) -> None:
     torch.save({"x": torch.zeros(3), "epoch": 5, "deep": {"name": "cat"}, "mean": torch.tensor(0.5)}, tmp_path / "a.pt")
     account = packed(tmp_path / "a.pt")[1]
     assert account.exit_status == LEFT_OUT
-    assert account.lines()[0].startswith("left out: 3 values: epoch (a int, no tensor); deep/name (a str")
+    assert account.lines()[0].startswith("left out: 3 values: epoch (a int, not a tensor); deep/name (a str")
     np.savez(tmp_path / "a.npz", x=np.zeros(3))
     with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
         archive.writestr("notes.txt", "words")
     account = packed(tmp_path / "a.npz")[1]
-    assert account.lines() == ["left out: 1 members: notes.txt (no .npy)"]
+    assert account.lines() == ["left out: 1 members: notes.txt (not .npy)"]
     (tmp_path / "in").mkdir()
     for name in ("1.tar", "labels.csv", ".hidden.tar", ".DS_Store"):
         write_tar(tmp_path / "in" / name, [("0.cls", b"1")])
     account = packed(tmp_path / "in", format="webdataset")[1]
-    assert account.lines() == ["left out: 1 files: labels.csv (no .tar)"]
+    assert account.lines() == ["left out: 1 files: labels.csv (not .tar)"]
     for pattern, status in (("*.tsv", LEFT_OUT), ("*.csv", 0)):
         assert packed(tmp_path / "in", format="webdataset", ignore=(pattern,))[1].exit_status == status
 

@@ -122,7 +122,7 @@ def test_links_and_kinds_in_a_folder(tmp_path: Path, capsys: pytest.CaptureFixtu
         (root / name).write_bytes(png()[0])
     (root / "LICENSE.txt").write_text("free")
     assert len(run(root, quiet=False)["image"]) == 2
-    assert "left out: 1 files: LICENSE.txt (no image)" in capsys.readouterr().out
+    assert "left out: 1 files: LICENSE.txt (not an image)" in capsys.readouterr().out
     (root / "a/up").symlink_to(root)
     assert "which was already read" in refused(root)
     (root / "a/up").unlink()

@@ -298,7 +298,7 @@ BAD_INPUT = [
     (["x.npy", "out.h5", "--fields", "w"], "no field 'w'"),
     (["x.npy", "out.h5", "--size", "0"], "pixels"),
     (["x.npy", "out.h5", "--workers", "0"], "must be > 0"),
-    (["x.npy", "out.h5", "--format", "hdf"], "none of"),
+    (["x.npy", "out.h5", "--format", "hdf"], "not one of"),
 ]
 
 

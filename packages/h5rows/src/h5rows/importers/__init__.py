@@ -67,7 +67,7 @@ def open_source(path: str, options: PackOptions) -> Source:
         raise ConfigError(f"format=: {kind!r} is not one of {', '.join(FORMATS)}")
     if first is not where and kind not in SHARDED:
         raise ConfigError(f"{path}: patterns are for shards of {', '.join(SHARDED)}; for {kind} give a file or folder")
-    options.check_for((name for name, kinds in FOR_FORMATS.items() if kind not in kinds), f"format {kind} of {path}")
+    options.check_for((name for name, kinds in FOR_FORMATS.items() if kind not in kinds), f"{path} (format {kind})")
     module, function, _ = FORMATS[kind]
     opener = getattr(importlib.import_module(f"h5rows.importers.{module}"), function)
     WIDENED.clear()

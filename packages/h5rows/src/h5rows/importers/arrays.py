@@ -53,7 +53,7 @@ def open_numpy(path: Path, options: PackOptions) -> ArraySource:
     account = Account()
     files = [path]
     if path.is_dir():
-        files = files_of(path, lambda name: name.endswith(".npy"), "no .npy", options.external, account)
+        files = files_of(path, lambda name: name.endswith(".npy"), "not .npy", options.external, account)
     if path.suffix.lower() == ".npz":
         arrays = read_npz(path, options.fields, account)
     else:
@@ -75,7 +75,7 @@ def check_fields(arrays: Mapping[str, Any], path: Path, options: PackOptions) ->
         return
     (shape, dtype), (first, second, *_) = kinds.pop(), arrays
     what = f"{path} contains {len(arrays)} arrays of {shape} {dtype}: {printable(first)}, {printable(second)}, ..."
-    how = "use format='samples'" if path.is_dir() else "stack them and save one array"
+    how = "use format='samples'" if path.is_dir() else "save them stacked as one array"
     raise ConfigError(f"{what}; if each is a sample, {how}; if each is a field, name them with fields=")
 
 

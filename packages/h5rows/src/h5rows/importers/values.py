@@ -256,7 +256,7 @@ def files_by_split(path: Path, kinds: Sequence[str], external: str, account: Acc
     ".tar"; other files of the folder are left out. A link out of the folder before the first * or ? of a pattern is an
     error."""
     if path.is_dir():
-        files = files_of(path, lambda name: is_kind(name, kinds), f"no {' '.join(kinds)}", external, account)
+        files = files_of(path, lambda name: is_kind(name, kinds), f"not {' '.join(kinds)}", external, account)
     elif path.is_file():
         files = [path]
     else:
