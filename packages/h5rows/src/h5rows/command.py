@@ -91,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--empty",
         metavar="stop|nan|TEXT",
-        help="table cells that are empty or contain TEXT: stop, or read them as NaN (class -1 for classes) [stop]",
+        help="empty table cells: stop, or read NaN (class -1 for classes); TEXT: also cells with this text [stop]",
     )
     add("--size", type=image_size, metavar="SIDE|HxW", help="resize images, in pixels")
     add("--crop", choices=["none", "center"], help="center: resize shorter side to --size, crop center [none: stretch]")
@@ -99,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
     add("--mode", help=mode)
     add("--exif", choices=["apply", "ignore"], help="EXIF orientation of photos [error if a photo is rotated]")
     add("--variable", action="store_true", help="keep each image's size: flat values + offsets + shapes")
-    add("--tokenizer", help="bytes, chars, or a JSON file of tokenizers or its folder [bytes]")
+    add("--tokenizer", help="bytes, chars, or a tokenizer.json of Hugging Face or its folder [bytes]")
     add("--length", type=int, metavar="IDS", help="maximum ids per text of a table (--as COLUMN=tokens) [all]")
     add("--reverse-axes", action="store_true", help="reverse the axes of N5 arrays (written by z5py or zarr 2)")
     add("--split", nargs="+", type=share, metavar="NAME=SHARE", help="shares of train, at random (text: from its end)")
@@ -107,12 +107,12 @@ def parser() -> argparse.ArgumentParser:
     add("--seed", type=int, help="random seed of --shuffle and --split [0]")
     add("--shard", type=shard, metavar="I/N", help="write share I of N (from 0) to OUT.I-of-N.h5")
     many = "write N files and their index to OUT, a folder or a URL such as s3://bucket/set"
-    add("--shards", type=int, metavar="N", help=f"{many} [one file; 1 for a URL]")
+    add("--shards", type=int, metavar="N", help=f"{many} [OUT is one file; 1 for a URL]")
     add("--append", action="store_true", help="add --shards N shards to the existing set in OUT")
     add("--on-error", choices=["stop", "skip"], help="what to do if a sample cannot be read [stop]")
     left = "names or quoted patterns of what may be left out; exit status 0 if nothing else was"
     add("--ignore", nargs="+", metavar="NAME", help=left)
-    add("--external", choices=["refuse", "allow"], help="links that lead out of SOURCE: follow or refuse them [refuse]")
+    add("--external", choices=["refuse", "allow"], help="allow: follow links that lead out of SOURCE [refuse]")
     add("--workers", type=int, help="number of processes or threads [all cores]")
     common(p)
 
@@ -123,7 +123,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("source")
     p.add_argument("out")
     p.add_argument("--flatten", action="store_true", help="variable-length data and strings: to flat values + offsets")
-    p.add_argument("--external", choices=["refuse", "allow"], help="data in other files than SOURCE: copy it [refuse]")
+    p.add_argument(
+        "--external", choices=["refuse", "allow"], help="allow: copy data in other files than SOURCE [refuse]"
+    )
     p.add_argument(
         "--contiguous", action="store_true", help="also make resizable datasets contiguous; they cannot grow any more"
     )

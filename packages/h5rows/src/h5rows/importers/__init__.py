@@ -55,8 +55,7 @@ SHARDED = ("tfrecord", "webdataset", "table", "text")  # several files are shard
 
 
 def open_source(path: str, options: PackOptions) -> Source:
-    """Return the source of a path or pattern. Raise ConfigError if its format is unknown or options do not apply to
-    it."""
+    """Return the source of a path or pattern. Raise ConfigError for an unknown format, or options of other formats."""
     where = Path(path)
     first = where if where.exists() else next((Path(p) for p in sorted(glob(path))), None)
     if first is None:

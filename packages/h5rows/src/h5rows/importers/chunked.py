@@ -110,8 +110,7 @@ def described(folder: Path, files: Sequence[str]) -> tuple[str, dict[str, Any], 
 
 
 def attributes(found: Mapping[Any, Any], of: str, account: Account) -> dict[str, Any]:
-    """Return JSON attributes as HDF5 attributes; those with an invalid name are left out. of: the object, for
-    messages."""
+    """Return JSON attributes as HDF5 attributes; invalid names are left out. of: the object, for messages."""
     made: dict[str, Any] = {}
     account.held["attributes"] += len(found)
     for name, value in found.items():

@@ -201,8 +201,7 @@ def narrowed(cells: Any) -> Any:
 
 
 def check_header(file: Path, table: Any, options: PackOptions) -> None:
-    """Raise ConfigError if the first line could be a sample: a name is a number, or no column proves that it is
-    names."""
+    """Raise ConfigError if the first line could be a sample: a name is a number, or no column has numbers below."""
     import pyarrow.types as pt
 
     asked = {part for key in (*options.fields, *options.kinds) for part in (key, *key.split(","))}

@@ -76,8 +76,7 @@ class TableSource(SampleSource):
         self.groups.forget()
 
     def _named(self, wanted: str) -> list[str]:
-        """Return the columns of a field: a name, a,b or a pattern such as pixel*. A column of exactly this name
-        wins."""
+        """Return the columns of a field: those of exactly this name, of a,b or of a pattern such as pixel*."""
         names = self.groups.schema.names
         found = [[part] if part in names else fnmatch.filter(names, part) for part in wanted.split(",")]
         if wanted not in names and not all(found):
@@ -118,8 +117,7 @@ class TableSource(SampleSource):
         return Field((None,) if self.options.variable and is_list(kind) and len(columns) == 1 else size, dtype)
 
     def _learn_encoded(self, name: str, decoder_for: Callable[[Any], Decode]) -> Field:
-        """Return the field of encoded cells. decoder_for: returns the decoder for the first cell that can be
-        decoded."""
+        """Return the field of encoded cells. decoder_for: returns the decoder, given the first readable cell."""
         columns = self._columns[name]
 
         def learn(row: int) -> Field:

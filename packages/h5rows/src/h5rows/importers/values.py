@@ -117,8 +117,7 @@ def read_pth(raw: bytes | str, name: object) -> np.ndarray:
 
 
 def to_numpy(tensor: Any) -> np.ndarray:
-    """Return the tensor as an array. bfloat16 and float8 become float32. Raise ValueError if NumPy cannot represent
-    it."""
+    """Return a tensor as array; bfloat16 and float8 become float32. Raise ValueError if NumPy cannot represent it."""
     narrow = str(tensor.dtype).startswith(("torch.bfloat16", "torch.float8"))
     if narrow:
         WIDENED.add(str(tensor.dtype).removeprefix("torch."))
@@ -187,8 +186,7 @@ class EncodedSource(SampleSource):
         raise NotImplementedError
 
     def learn(self, size: int, options: PackOptions, where: Path, usual: Mapping[str, str] | None = None) -> None:
-        """Set kinds and fields from the first readable sample. usual: kinds of fields that options.kinds does not
-        name."""
+        """Set kinds and fields from the first readable sample. usual: kinds of fields that are not in options.kinds."""
         self._chosen = bool(options.fields)
 
         def learn_from(row: int) -> dict[str, Any]:

@@ -120,8 +120,7 @@ class Copier:
         return h5o.open(holder, name)
 
     def type_of(self, kind: Any) -> Any:
-        """Return the type for the new file. It is not shared if it has no name, or its named type could not be
-        copied."""
+        """Return the type for the new file: the named type, or an unnamed copy if it was left out."""
         if not kind.committed():
             return kind
         where = address(kind)

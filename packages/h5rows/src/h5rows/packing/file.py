@@ -144,8 +144,7 @@ def timeless(kind: Any) -> Any:
 
 
 def allocate(file: h5py.File, column: Column, plan: Any, kind: Any = None, parent: Any = None) -> Any:
-    """Create a contiguous dataset, not filled. plan: its other creation properties. parent: None means without a
-    name."""
+    """Create a contiguous dataset, not filled. plan: its other creation properties. parent: None leaves it unnamed."""
     plan.set_layout(h5py.h5d.CONTIGUOUS)
     plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     links = h5py.h5p.create(h5py.h5p.LINK_CREATE)

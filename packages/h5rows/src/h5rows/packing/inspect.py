@@ -31,8 +31,7 @@ MOST_REASONS = 8  # printed lines why fields cannot be x or y
 
 
 class Found:
-    """A dataset. stored, size: bytes in the file and decoded. amplification: bytes read and decoded per byte of a
-    row."""
+    """A dataset. stored, size: bytes in the file and decoded. amplification: bytes read per byte of a random row."""
 
     def __init__(self, name: str, dset: h5py.Dataset) -> None:
         self.name, self.dset = name, dset

@@ -25,8 +25,7 @@ PROCESS_ROWS = 512  # most rows per block if reading runs Python code: progress 
 
 @dataclass
 class Part:
-    """A group of the file. rows: rows of the source in written order. paths: field in the source -> path in the
-    file."""
+    """A group of the file. rows: of the source, in written order. paths: field in the source -> path in the file."""
 
     rows: Rows
     paths: dict[str, str]
@@ -107,8 +106,7 @@ def plan_parts(source: Source, options: PackOptions) -> list[Part]:
 
 
 def place_groups(source: Source, parts: list[Part], own: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return {path in the file: attributes of this group}. own: root attributes of the file, whose names are
-    reserved."""
+    """Return {path in the file: attributes of this group}. own: root attributes of the file; their names are taken."""
     paths = [path for part in parts for path in part.paths.values()]
     splits = {"", *(path.partition("/")[0] for path in paths)}
     placed: dict[str, dict[str, Any]] = {}

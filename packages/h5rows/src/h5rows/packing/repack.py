@@ -59,8 +59,7 @@ def repack_file(source: str, out: str, options: RepackOptions, note: str) -> Acc
 
 
 def check_size(file: h5py.File, contents: Contents, contiguous: bool) -> None:
-    """Raise ConfigError if the copy would be much larger than the file: sparse or highly compressed data fill a
-    disk."""
+    """Raise ConfigError if the copy would be much larger, as with sparse or highly compressed data: it fills a disk."""
     plain = [path for path in contents.plain if contiguous and not elsewhere(file[path].id)]
     sizes = {**contents.whole, **{path: file[path].nbytes for path in plain}}
     size, need = Path(file.filename).stat().st_size, sum(sizes.values())

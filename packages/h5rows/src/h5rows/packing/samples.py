@@ -125,8 +125,7 @@ def said(value: Any) -> str:
 
 
 def splits_of(samples: Any) -> dict[str, Samples]:
-    """Return {split: samples}; the split is "" if `samples` is not a dict of splits. Raise ConfigError for other
-    types."""
+    """Return {split: samples}; one split "" if `samples` has no splits. Raise ConfigError for other types."""
     if isinstance(samples, (str, os.PathLike)):
         raise ConfigError(f"samples={os.fspath(samples)!r}: is a path; to read files, use h5rows.pack")
     splits = dict(samples) if isinstance(samples, Mapping) else {"": samples}

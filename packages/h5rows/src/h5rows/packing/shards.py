@@ -141,8 +141,7 @@ class Place:
                 self._files.makedirs(self._root, exist_ok=True)
 
     def _check_bucket(self, bucket: str) -> None:
-        """Raise FileNotFoundError if there is no such bucket (or first folder): makedirs would create a mistyped
-        one."""
+        """Raise FileNotFoundError if the bucket (or first folder) is missing: makedirs would create a mistyped one."""
         try:
             if not self._files.exists(bucket):
                 self._files.ls(bucket)  # exists() is also False without permission; ls() raises the reason

@@ -20,7 +20,7 @@ NOTE = b"repacked"  # root attribute that only a copy has
 
 @contextmanager
 def guarded(account: Account, kind: str, name: str) -> Iterator[None]:
-    """Leave an object that cannot be read out, by name. Raise errors of the machine, such as a full disk."""
+    """Leave an object that cannot be read out, by name. Raise errors of the machine, such as an I/O error."""
     try:
         yield
     except ConfigError:
@@ -79,8 +79,7 @@ class Node(NamedTuple):
 
 
 class Survey:
-    """The objects of a file. nodes: by address, breadth first. flat: path -> rows of a group that replaces a
-    dataset."""
+    """The objects of a file. nodes: by address, breadth first. flat: path of a flattened dataset -> its rows."""
 
     def __init__(self, file: h5py.File, account: Account, flat: Mapping[bytes, int] | None = None) -> None:
         self.file, self.account, self.flat = file, account, flat or {}

@@ -58,8 +58,7 @@ def read_attribute(attr: Any) -> np.ndarray | None:
 
 
 def blocks(dset: Any) -> Iterator[tuple[Any, Any, np.ndarray]]:
-    """Yield (space in memory, space in the file, values) in blocks of a few MB; nothing if no value was ever
-    written."""
+    """Yield (space in memory, space in the file, values) in blocks of a few MB; nothing if none was ever written."""
     shape, layout = dset.shape, dset.get_create_plist().get_layout()
     if is_null(dset) or not prod(shape) or not (dset.get_storage_size() or layout == h5d.VIRTUAL):
         return

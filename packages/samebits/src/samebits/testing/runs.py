@@ -238,8 +238,7 @@ def kill_at(run_dir: Path, step: int, overrides: tuple[str, ...], suffix: str = 
 
 
 def killed_at(run_dir: Path, steps: Sequence[int], overrides: tuple[str, ...], suffix: str = ".pt") -> Path:
-    """Return the directory of a run that was killed at each of these steps, resumed each time, and then trained to its
-    end."""
+    """Return the directory of a run that was killed at each of these steps, resumed each time, and has finished."""
     for attempt, step in enumerate(steps):
         again = (f"resume={run_dir}",) if attempt else (*overrides, f"hydra.run.dir={run_dir}")
         kill_at(run_dir, step, again, suffix)

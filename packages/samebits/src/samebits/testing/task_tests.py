@@ -1,5 +1,4 @@
-"""Tests of what every method guarantees (docs/tasks.md), on small runs: `class TestMine(TaskTests)` in its test
-file."""
+"""Tests of what every method guarantees (docs/tasks.md), on small runs: `class TestMine(TaskTests)` in a test file."""
 
 from __future__ import annotations
 
@@ -129,7 +128,7 @@ class TaskTests:
         for name in ("loss", *self.loss_names) if self.logged is None else self.logged:
             assert len(values(folder, f"train/{name}")) == logs, (
                 f"train/{name} is not logged {logs} times: with several optimizers, set `logged` of the test to the "
-                f"names of values that every step logs ({type(self).__name__}.logged = ('critic/loss', 'generator/loss')"
+                f"names of values that all steps log ({type(self).__name__}.logged = ('critic/loss', 'generator/loss')"
                 "); "
                 f"logged are {sorted({key for line in metrics(folder) for key in line if key.startswith('train/')})}"
             )

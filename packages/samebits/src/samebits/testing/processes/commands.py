@@ -49,8 +49,7 @@ def importing(*folders: Path) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Return a free port of this machine, below those that the kernel assigns, so that it stays free until it is
-    used."""
+    """Return a free port. It stays free until it is used, because the kernel does not assign such low ports itself."""
     while True:
         port = random.SystemRandom().randrange(10_000, 32_768)
         with socket.socket() as probe, contextlib.suppress(OSError):

@@ -182,8 +182,7 @@ def run(
     command: list[Any], *, input: Any = None, capture_output: bool = False, timeout: float | None = None,
     check: bool = False, **options: Any,
 ) -> subprocess.CompletedProcess[Any]:  # fmt: skip
-    """Run a command like subprocess.run. Use subprocess.run itself if the environment changes variables that were
-    read."""
+    """Run a command like subprocess.run, and by subprocess.run if the environment changes variables of `ONCE`."""
     if capture_output:
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     if input is not None:
