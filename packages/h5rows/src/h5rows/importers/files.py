@@ -35,7 +35,7 @@ class FileSource(SampleSource):
                     self.account.leave("files", file, "not in the folder of a split")
             found = [(folders, file) for folders, file in found if folders]
         if not found:
-            raise ConfigError(f"{root} contains no such files ({' '.join(sorted(suffixes))})")
+            raise ConfigError(f"{root} contains no files of this kind ({' '.join(sorted(suffixes))})")
         self.files = [file for _, file in found]
         # the files of each split are consecutive
         self.splits = ranges(Counter(words[folders[0]] if words else "" for folders, _ in found))

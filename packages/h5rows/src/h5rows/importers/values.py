@@ -264,7 +264,7 @@ def files_by_split(path: Path, kinds: Sequence[str], external: str, account: Acc
             check_kind(file)
             check_inside(file, os.path.realpath(Path(*plain)), external)
     if not files:
-        raise ConfigError(f"{path} contains no such files")
+        raise ConfigError(f"{path} contains no files of this format")
     splits = [split_of(f.relative_to(path).parts if path.is_dir() else (f.name,)) for f in files if f != path]
     if not all(splits) or not splits:
         return {"": files}
