@@ -193,7 +193,7 @@ def fake_gpu(real: Any) -> Iterator[tuple[Watched, Any]]:
                 torch.utils,
                 "weakref",
                 SimpleNamespace(getweakrefs=lambda tensor: []),
-            ),  # otherwise module.to fails: the mode has weak references
+            ),  # otherwise module.to fails, as the mode has weak references to tensors
             (FakeTensor, "__torch_dispatch__", classmethod(dispatch)),
             (FakeTensor, "tolist", tolist),
             (torch.cuda.amp.common, "amp_definitely_not_available", _definitely_not),
