@@ -56,7 +56,7 @@ def test_what_inspect_prints_of_bool_labels_trains(tmp_path: Path) -> None:
     draw, path = np.random.default_rng(0), tmp_path / "bool.h5"
     with h5py.File(path, "w") as file:
         file["x"], file["label"] = draw.random((60, 3)), draw.random(60) > 0.5
-    found = re.search(r"this trains on it:\n  \./run train (.*)", inspected(path))
+    found = re.search(r"train on it:\n  \./run train (.*)", inspected(path))
     assert found is not None
     options = ["logger=none", "trainer.max_steps=3", "trainer.max_epochs=null", "trainer.global_batch_size=4"]
     done = warm.run([*TRAIN, *shlex.split(found[1]), *options], cwd=tmp_path, capture_output=True, text=True)
@@ -84,7 +84,7 @@ def test_inspect_prints_the_same(tmp_path: Path) -> None:
     path = made("netcdf", tmp_path)
     command = [sys.executable, str(Path(TRAIN[1]).with_name("h5.py")), "inspect", str(path)]
     told = warm.run(command, capture_output=True, text=True, timeout=limit(60))
-    assert f"this trains on it:\n  {shlex.join(trains_on(path))}\n" in told.stdout, told.stderr
+    assert f"train on it:\n  {shlex.join(trains_on(path))}\n" in told.stdout, told.stderr
 
 
 @pytest.mark.slow

@@ -125,7 +125,7 @@ def test_each_mistake_is_one_line(tmp_path: Path, bucket: Any) -> None:
     def refused(*words: str) -> Any:
         return pytest.raises(ConfigError, match=r"^[^\n]*" + r"[^\n]*".join(words) + r"[^\n]*$")
 
-    with refused("s3://nowhere/set: there is no nowhere, perhaps mistyped; make it first; the set is as it was"):
+    with refused("s3://nowhere/set: nowhere does not exist; check the name, or create it first"):
         pack(given, "s3://nowhere/set", shards=1)
     assert [one["Name"] for one in bucket.list_buckets()["Buckets"]] == ["bucket"]  # none was made
     for more in WAYS:
@@ -160,7 +160,7 @@ def test_each_mistake_is_one_line(tmp_path: Path, bucket: Any) -> None:
     for more in WAYS:
         with refused(r"set/index\.json: Forbidden; of s3://, AWS_ACCESS_KEY_ID and .* say who asks"):
             values(INDEX, **more)
-    with refused(r"s3://bucket/set: Forbidden; of s3://, .* say who asks; the set is as it was"):
+    with refused(r"s3://bucket/set: Forbidden; of s3://, .* say who asks; the set was not changed"):
         pack(given, "s3://bucket/set", shards=1, append=True)
 
 

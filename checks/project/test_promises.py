@@ -47,7 +47,9 @@ def test_losses_that_cannot_read_nan_are_said_to_be_that(tmp_path: Path, monkeyp
         return model(nn.functional.embedding(tokens, torch.ones(4, 1)).squeeze(-1))
 
     monkeypatch.setattr(Supervised, "predict", predict)
-    with pytest.raises(RunFailed, match=r"^your losses cannot read NaN, .*: IndexError: .* `reads_nan = False`"):
+    with pytest.raises(
+        RunFailed, match=r"^your losses fail for batches of NaN, .*: IndexError: .* `reads_nan = False`"
+    ):
         skipped(tmp_path / "a", monkeypatch)
     monkeypatch.undo()
     monkeypatch.setattr(Supervised, "predict", predict)

@@ -108,7 +108,7 @@ def test_mistakes(photos: Path, tmp_path: Path, options: list[str], line: str) -
 def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
     fill(tmp_path / "photos", 40)
     (tmp_path / "photos/fish/z.png").write_bytes(b"no image")
-    with pytest.raises(RunFailed, match=r"^data: fish/z\.png: is no image that Pillow knows"):
+    with pytest.raises(RunFailed, match=r"^data: fish/z\.png: is not an image that Pillow can read"):
         start_run(tmp_path / "run", *SMALL, f"data.path={tmp_path}/photos", "trainer.max_epochs=1")
 
 

@@ -97,7 +97,7 @@ def test_texts_are_packed_as_the_tokenizer_says(home: Path) -> None:
 def test_what_cannot_be_packed_is_one_line(tmp_path: Path, home: Path) -> None:
     for arguments, line in (
         (("--as", "text=tokens"), "--tokenizer bytes: no file bytes; give a tokenizers JSON file, or a folder"),
-        (("--as", "text=text", "--length", "8"), "--length: cuts the ids that --as COLUMN=tokens makes"),
+        (("--as", "text=text", "--length", "8"), "--length: limits token ids, so it needs --as COLUMN=tokens"),
     ):
         done = called([*H5ROWS, "pack", str(home / "texts.csv"), str(tmp_path / "out.h5"), *arguments], code=2)
         assert line in done.stderr

@@ -35,7 +35,7 @@ def look_and_repack(path: Path, seed: int, before: dict[str, Truth]) -> list[str
             repack_file(str(path), str(path.with_name("new.h5")), options, "")
         except ConfigError as error:
             # also of what is no field
-            reasons = ("addresses of other than 8 bytes", "is stored in", "is virtual", "external raw")
+            reasons = ("addresses do not have 8 bytes", "is stored in", "is virtual", "external raw")
             if not may and not any(reason in str(error) for reason in reasons):
                 wrong.append(f"refused: {error}")
             wrong += filter(None, [one_line(error, path)])

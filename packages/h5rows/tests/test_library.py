@@ -278,7 +278,7 @@ def called(folder: Path, *arguments: str, status: int = 0) -> subprocess.Complet
 def test_it_works_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save(tmp_path / "x.npy", np.arange(12).reshape(4, 3))
     said = called(tmp_path, "pack", "x.npy", "x.h5").stdout
-    assert "look at it: python -m h5rows inspect x.h5\n" in said
+    assert "inspect it: python -m h5rows inspect x.h5\n" in said
     code = re.search(r"^read it: (.*)$", said, re.MULTILINE)[1]  # type: ignore[index]
     namespace: dict[str, Any] = {"h5rows": h5rows}
     monkeypatch.chdir(tmp_path)

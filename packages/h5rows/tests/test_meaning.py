@@ -484,8 +484,8 @@ def few(file: h5py.File) -> None:
         (filtered, ["energy: needs the filter LZO (number 305), which is not in hdf5plugin"]),
         (times, ["when: has a type that NumPy lacks"]),
         (few, ["gone: has no values", "x: has 3 rows", "z: holds complex numbers", "name: holds texts"]),
-        (weights, ["these are weights, no samples"]),
-        (lambda file: file.__setitem__("one", 1), ["nothing in it can be trained on: no rows of numbers"]),
+        (weights, ["it contains weights, not samples"]),
+        (lambda file: file.__setitem__("one", 1), ["cannot be used for training: no rows of numbers"]),
     ],
 )
 def test_what_cannot_be_trained_on_is_named(tmp_path: Path, make: Callable[[h5py.File], None], said: list[str]) -> None:
@@ -494,7 +494,7 @@ def test_what_cannot_be_trained_on_is_named(tmp_path: Path, make: Callable[[h5py
         assert choose(file) is None
         text = "\n".join(meaning_of(file, "a.h5"))
     assert all(f"\n{line}" in text.replace("\n  ", "\n") for line in said), text
-    assert "train" not in text.replace("trained", "")
+    assert "train" not in text.replace("for training", "")
 
 
 def test_the_rows_names_of_pandas_are_no_field(tmp_path: Path) -> None:

@@ -323,7 +323,7 @@ def test_a_pattern_names_shards(tmp_path: Path) -> None:
     with run(tmp_path / "other-*.csv") as file:
         assert file["n"][:].tolist() == [11, 12]
     np.save(tmp_path / "a.npy", np.arange(3))
-    with pytest.raises(ConfigError, match=r"a pattern may name shards of .*; of numpy give"):
+    with pytest.raises(ConfigError, match=r"patterns are for shards of .*; for numpy give"):
         run(tmp_path / "*.npy")
     with pytest.raises(ConfigError, match=r"nothing-\*\.csv does not exist"):
         run(tmp_path / "nothing-*.csv")
@@ -409,9 +409,9 @@ def test_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         vocab = file["tokens"].attrs["vocab"]
         assert "".join(vocab[file["tokens"][:]]) == TEXT
         assert list(vocab) == sorted(set(TEXT))
-    with pytest.raises(ConfigError, match="stream of tokens"):
+    with pytest.raises(ConfigError, match="order of tokens"):
         run(tmp_path / "a.txt", shuffle=True)
-    with pytest.raises(ConfigError, match=r"no file x.json; give bytes, chars, "):
+    with pytest.raises(ConfigError, match=r"x.json is missing; give bytes, chars, "):
         run(tmp_path / "a.txt", tokenizer="x.json")
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not UTF-8"):

@@ -131,17 +131,17 @@ def test_corrupt_and_foreign_files(tmp_path: Path, capsys: pytest.CaptureFixture
     for name in ("a/2.jpg", "a/3.jpg", "a/4.jpg"):
         assert sum(name in line for line in listed) == 1
         assert name in shown
-    assert "left out: 1 files: a/notes.txt (no image)" in shown
+    assert "left out: 1 files: a/notes.txt (not an image)" in shown
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (["a/1.png", "b/"], r"in/b holds no images"),
+        (["a/1.png", "b/"], r"in/b contains no images"),
         (["a/1.png", "2.png"], r"mixes class folders and files without a class, such as '2.png'"),
         (["train/a/1.png", "rest/a/1.png"], r"also the folder 'rest'"),
-        (["val/a/1.png", "valid/a/1.png"], r"two folders are one split"),
-        (["train/a/1.png", "test/"], r"in/test holds no images"),
+        (["val/a/1.png", "valid/a/1.png"], r"two folders have the same split"),
+        (["train/a/1.png", "test/"], r"in/test contains no images"),
     ],
 )
 def test_folders_that_make_no_sense(tmp_path: Path, files: list[str], message: str) -> None:

@@ -238,50 +238,54 @@ def test_a_csv_is_read_as_it_was_meant(tmp_path: Path, text: Any, options: Any, 
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("1,2\n3,4\n", {}, "may be names or a sample: it holds '1'; --header .* --no-header"),
+        ("1,2\n3,4\n", {}, "may be names or a sample: it contains '1'; --header .* --no-header"),
         ("0,1\n3,4\n", {}, "--header .* --no-header"),
         ("5.1,3.5,Iris-setosa\n4.9,3.0,Iris-setosa\n", {}, "--header .* --no-header"),
         ("?,1.5\n3,2\n", {}, "--no-header"),
         ("p,x,s,x\ne,x,s,y\n", {}, "two columns 'x'.*--no-header"),
-        ("good film,pos\nbad film,neg\nbest film,pos\n", {}, "no column holds numbers.*--no-header"),
+        ("good film,pos\nbad film,neg\nbest film,pos\n", {}, "no column contains numbers.*--no-header"),
         ("NA,1\n5,2\n", {}, "--no-header"),
-        ("1,5;2,5\n3,5;4,5\n", {}, "name holds ';'; --separator ';' if it separates columns, --separator ,"),
+        ("1,5;2,5\n3,5;4,5\n", {}, "name contains ';'; --separator ';' if it separates columns, --separator ,"),
         ("a;b\n1;2\n3;4;5\n", {"separator": ";"}, "Row #3: Expected 2 columns, got 3: 3;4;5.*--separator"),
-        ("a b\n1 2\n", {}, "name holds ' '; --separator"),
-        ("a:b\n1:2\n", {}, "name holds ':'; --separator"),
+        ("a b\n1 2\n", {}, "name contains ' '; --separator"),
+        ("a:b\n1:2\n", {}, "name contains ':'; --separator"),
         ("a;b\n1,5;2\n2,5;3\n", {}, "a.csv cannot be read as CSV: .*--separator"),
-        ("a;b\n1,5;2\n", {"separator": ";"}, "column 'a' holds '1,5': --decimal , reads .*--as a=text"),
-        ('a,b\n"1,234",2\n', {}, "column 'a' holds '1,234': --decimal"),
-        ("a,b\n1,\xe9t\xe9\n".encode("latin-1"), {}, "text is utf-8, unless .*--encoding"),
-        ("a,b\n1,é\n".encode("utf-16"), {}, "text is utf-8, unless .*--encoding"),
+        ("a;b\n1,5;2\n", {"separator": ";"}, "column 'a' contains '1,5': --decimal , reads .*--as a=text"),
+        ('a,b\n"1,234",2\n', {}, "column 'a' contains '1,234': --decimal"),
+        ("a,b\n1,\xe9t\xe9\n".encode("latin-1"), {}, "utf-8 text, which .*--encoding"),
+        ("a,b\n1,é\n".encode("utf-16"), {}, "utf-8 text, which .*--encoding"),
         ("a,b\n1,2\n", {"encoding": "utf-99"}, "unknown encoding: utf-99"),
         ("a\n1\n\n3\n", {}, "column 'a' is empty or NaN in row 1"),
         ("a,b\n1,2\n", {"kinds": {"c": "text"}}, "--as: .* has no column 'c'"),
         ("a,b\n1,2\n", {"kinds": {"a": "image"}}, "--as a=image"),
-        ("a;b\n1.234;2\n", {"separator": ";", "decimal": ","}, "column 'a' holds '1.234', and --decimal ,"),
-        ("a;b\n1.5e3;2\n2,5;3\n", {"separator": ";", "decimal": ","}, "column 'a' holds '1.5e3', and --decimal ,"),
-        ("a;b\n1.234;2\n", {"separator": ";", "decimal": ",", "kinds": {"a": "float"}}, "column 'a' holds '1.234'"),
-        ("a;b\n1.234;2\n?;3\n", {"separator": ";", "decimal": ",", "empty": "?"}, "column 'a' holds '1.234'"),
-        ('t,n\n"He said \\"hi\\" ok",1\n', {}, r"line 2: a cell in quotes goes on .*--escape '\\' reads"),
-        ('t,n\n"ends \\"",1\n', {}, r"line 2: a cell in quotes goes on .*--escape"),
-        ('t,n\n"a" b,1\n', {}, r"line 2: a cell in quotes goes on .*--escape"),
-        ("t,n\na,1\n\\N,2\n", {"escape": "\\"}, r"line 3: \\N is no value to some programs"),
+        ("a;b\n1.234;2\n", {"separator": ";", "decimal": ","}, "column 'a' contains '1.234', but --decimal ,"),
+        ("a;b\n1.5e3;2\n2,5;3\n", {"separator": ";", "decimal": ","}, "column 'a' contains '1.5e3', but --decimal ,"),
+        ("a;b\n1.234;2\n", {"separator": ";", "decimal": ",", "kinds": {"a": "float"}}, "column 'a' contains '1.234'"),
+        ("a;b\n1.234;2\n?;3\n", {"separator": ";", "decimal": ",", "empty": "?"}, "column 'a' contains '1.234'"),
+        ('t,n\n"He said \\"hi\\" ok",1\n', {}, r"line 2: text follows the closing quote .*--escape '\\' reads"),
+        ('t,n\n"ends \\"",1\n', {}, r"line 2: text follows the closing quote .*--escape"),
+        ('t,n\n"a" b,1\n', {}, r"line 2: text follows the closing quote .*--escape"),
+        ("t,n\na,1\n\\N,2\n", {"escape": "\\"}, r"line 3: \\N means a missing value in some programs"),
         *[
             (f"hp,n\n130.0,1\n{odd},2\n165,3\n", {}, f"number '1.*{re.escape(odd)}'.*--as hp=class.*--as hp=text")
             for odd in ("?", "-", "abc", "0x10", "1_000", "2024-01-02", "12:30", "1.2.3")
         ],
-        ("hp,n\n130.0,1\n007,2\n", {}, "column 'hp' holds '007', a number or a name: --as hp=float"),
-        ("hp,n\n130.0,1\n?,2\n", {}, "--empty '\\?' reads that as no value"),
-        ("hp,n\n130.0,1\n?,2\n", {"kinds": {"hp": "float"}}, "holds '\\?'; --empty '\\?' reads that as no value"),
-        ("hp,n\n130.0,1\n1,2\n", {"empty": "zero"}, "--empty zero: no cell of .*a.csv holds it; give nan"),
+        ("hp,n\n130.0,1\n007,2\n", {}, "column 'hp' contains '007', a number or a name: --as hp=float"),
+        ("hp,n\n130.0,1\n?,2\n", {}, "--empty '\\?' reads it as a missing value"),
+        (
+            "hp,n\n130.0,1\n?,2\n",
+            {"kinds": {"hp": "float"}},
+            "contains '\\?'; --empty '\\?' reads it as a missing value",
+        ),
+        ("hp,n\n130.0,1\n1,2\n", {"empty": "zero"}, "--empty zero: no cell of .*a.csv contains it; give nan"),
         *[
-            (f"d,n\n{cell},1\n{cell},2\n", {}, "column 'd' holds .* no number and no name: --as d=class")
+            (f"d,n\n{cell},1\n{cell},2\n", {}, "column 'd' contains .* neither a number nor a name: --as d=class")
             for cell in ("2024-01-02", "12:30:01", "2024-01-02T12:30:00Z", "01/02/2024", "1.234.567", "5 %", "$5.10")
         ],
         ("id,n\n" + "".join(f"u{k},{k}\n" for k in range(300)), {}, "column 'id' has 300 different texts in 300 rows"),
         ("d,n\nx,1\n,2\ny,3\n", {}, "column 'd' has empty cells; --empty nan makes them class -1 .*missing"),
         ("d,n\nx,1\n,2\n", {"kinds": {"d": "class"}}, "column 'd' has empty cells; --empty nan"),
-        ("d,n\nx,1\nNA,2\n", {}, "column 'd' holds 'NA', no value or a name: --empty NA .*--as d=class"),
+        ("d,n\nx,1\nNA,2\n", {}, "column 'd' contains 'NA', a missing value or a name: --empty NA .*--as d=class"),
     ],
 )
 def test_a_csv_that_may_be_meant_otherwise_is_refused(tmp_path: Path, text: Any, options: Any, message: str) -> None:
@@ -496,7 +500,7 @@ def test_whatever_of_a_store_is_not_taken_is_named(tmp_path: Path) -> None:
         assert file["later"][:].tolist() == [2] * 4
         assert file["lost/y"][:].tolist() == [3] * 4
     assert account.exit_status == LEFT_OUT
-    assert account.lines() == ["left out: 1 arrays: one (a single value, no rows)"]
+    assert account.lines() == ["left out: 1 arrays: one (a single value, not rows)"]
     account = packed(tmp_path / "a.zarr", ignore=("one",))[1]
     assert account.exit_status == 0
 
@@ -518,7 +522,7 @@ def test_two_arrays_of_one_place_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"are both 'x' of val"):
         packed(tmp_path / "a.npz")
     torch.save({"a/b": torch.zeros(3), "a": {"b": torch.ones(3)}}, tmp_path / "a.pt")
-    with pytest.raises(ConfigError, match="two tensors of the name 'a/b'"):
+    with pytest.raises(ConfigError, match="two tensors named 'a/b'"):
         packed(tmp_path / "a.pt")
 
 
@@ -528,17 +532,17 @@ def test_what_is_no_array_of_a_file_is_named(tmp_path: Path) -> None:
     torch.save({"x": torch.zeros(3), "epoch": 5, "deep": {"name": "cat"}, "mean": torch.tensor(0.5)}, tmp_path / "a.pt")
     account = packed(tmp_path / "a.pt")[1]
     assert account.exit_status == LEFT_OUT
-    assert account.lines()[0].startswith("left out: 3 values: epoch (a int, no tensor); deep/name (a str")
+    assert account.lines()[0].startswith("left out: 3 values: epoch (a int, not a tensor); deep/name (a str")
     np.savez(tmp_path / "a.npz", x=np.zeros(3))
     with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
         archive.writestr("notes.txt", "words")
     account = packed(tmp_path / "a.npz")[1]
-    assert account.lines() == ["left out: 1 members: notes.txt (no .npy)"]
+    assert account.lines() == ["left out: 1 members: notes.txt (not .npy)"]
     (tmp_path / "in").mkdir()
     for name in ("1.tar", "labels.csv", ".hidden.tar", ".DS_Store"):
         write_tar(tmp_path / "in" / name, [("0.cls", b"1")])
     account = packed(tmp_path / "in", format="webdataset")[1]
-    assert account.lines() == ["left out: 1 files: labels.csv (no .tar)"]
+    assert account.lines() == ["left out: 1 files: labels.csv (not .tar)"]
     for pattern, status in (("*.tsv", LEFT_OUT), ("*.csv", 0)):
         assert packed(tmp_path / "in", format="webdataset", ignore=(pattern,))[1].exit_status == status
 

@@ -102,45 +102,51 @@ def test_shards_hold_all_samples_and_are_added_to(tmp_path: Path) -> None:
 def test_what_torch_alone_has_is_widened_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = torch.arange(6).to(torch.bfloat16) / 3
     h5rows.write([{"x": value} for value in values], tmp_path / "s.h5", quiet=True)
-    assert capsys.readouterr().out == "bfloat16 becomes float32, which holds the same values\n"
+    assert capsys.readouterr().out == "bfloat16 becomes float32, which has the same values\n"
     assert torch.equal(h5rows.open(tmp_path / "s.h5")[:]["x"], values.float())
 
 
 X = np.zeros(3)
 UNLIKE: list[tuple[Any, str]] = [
-    ([], "samples: there are none"),
-    ({"train": [{"x": 1}], "val": []}, "there are none of val"),
+    ([], "samples: no samples"),
+    ({"train": [{"x": 1}], "val": []}, "no samples of val"),
     ({}, "an empty dict"),
     ([{}], "sample 0 has no fields"),
-    ([{"x": X}, {"x": X, "y": 1}], r"sample 1 has the fields \['x', 'y'\], and the first sample \['x'\]"),
+    ([{"x": X}, {"x": X, "y": 1}], r"sample 1 has the fields \['x', 'y'\], but the first sample has \['x'\]"),
     ([{"x": X, "y": 1}, {"x": X}], r"sample 1 has the fields \['x'\]"),
-    ([{"x": X}, {"x": np.zeros(4)}], r"sample 1: x is \(4,\), and the first sample's \(3,\); pad .*variable="),
-    ([{"x": X}, {"x": np.zeros((3, 1))}], r"sample 1: x is \(3, 1\)"),
-    ([{"x": 1}, {"x": 1.5}], "sample 1: x is float64, and the first sample's int64; give each sample the same type"),
+    (
+        [{"x": X}, {"x": np.zeros(4)}],
+        r"sample 1: x has shape \(4,\), but the first sample's is \(3,\); pad .*variable=",
+    ),
+    ([{"x": X}, {"x": np.zeros((3, 1))}], r"sample 1: x has shape \(3, 1\)"),
+    (
+        [{"x": 1}, {"x": 1.5}],
+        "sample 1: x is float64, but the first sample's is int64; use the same type in all samples",
+    ),
     ([{"x": X}, {"x": X.astype("f4")}], "sample 1: x is float32"),
-    ([{"x": "a"}, {"x": np.zeros(1, np.uint8)}], "sample 1: x is a ndarray of uint8, and the first sample's is not"),
+    ([{"x": "a"}, {"x": np.zeros(1, np.uint8)}], "sample 1: x is a ndarray of uint8, but the first sample's is not"),
     ([{"x": np.zeros(1, np.uint8)}, {"x": "a"}], "sample 1: x is a text"),
     ({"train": [{"x": X}], "val": [{"x": 1}]}, "sample 0 of val: x is int64"),
     ([{"x": None}], "sample 0: x is a NoneType; give an array or a tensor of numbers, a number, or a str"),
     ([{"x": b"ab"}], "sample 0: x is a bytes"),
     ([{"x": {"y": 1}}], "sample 0: x is a dict"),
-    ([{"x": [[1], [2, 3]]}], "sample 0: x is no array"),
+    ([{"x": [[1], [2, 3]]}], "sample 0: x is not an array"),
     ([{"x": np.array(["a"])}], "sample 0: x is a ndarray of <U1"),
     ([{"x": np.array(["2024-01-01"], "M8[D]")}], r"sample 0: x is a ndarray of datetime64\[D\]"),
     ([{"x": 1 << 70}], "sample 0: x is a int"),
     ([{"x": np.ma.masked_array([1.0], [True])}], "sample 0: x is a MaskedArray"),
-    ([{"x": torch.zeros(2, device="meta")}], "sample 0: x is a tensor that NumPy cannot hold"),
-    ([{"x": "a\0b"}], "sample 0: x is a text that HDF5 cannot hold"),
-    ([{"x": "\udc80"}], "sample 0: x is a text that HDF5 cannot hold"),
-    ([{3: X}], "a field cannot be called 3"),
-    ([{"a/../b": X}], "a field cannot be called 'a/../b'"),
+    ([{"x": torch.zeros(2, device="meta")}], "sample 0: x is a tensor that NumPy cannot represent"),
+    ([{"x": "a\0b"}], "sample 0: x is a text that HDF5 cannot store"),
+    ([{"x": "\udc80"}], "sample 0: x is a text that HDF5 cannot store"),
+    ([{3: X}], "a field cannot be named 3"),
+    ([{"a/../b": X}], "a field cannot be named 'a/../b'"),
     ([{"a": X, "a/b": X}], "both 'a' and 'a/b'"),
     ([X], "sample 0 is a ndarray; give dicts of fields"),
     ([(X, 1)], "sample 0 is a tuple"),
     ({"x": X}, "sample 0 of x is a float64"),
-    ({"tr/ain": [{"x": X}]}, "'tr/ain' is no name of a split"),
+    ({"tr/ain": [{"x": X}]}, "'tr/ain' is not a valid name of a split"),
     (3, "samples is a int; give an iterable of dicts"),
-    ("photos/", "a path; h5rows.pack reads files"),
+    ("photos/", "is a path; to read files, use h5rows.pack"),
 ]
 
 
@@ -157,7 +163,7 @@ def test_unlike_samples_are_named_and_nothing_is_left(tmp_path: Path, given: Any
     ("options", "said"),
     [
         ({"split": "val=0.1"}, "split='val=0.1'"),
-        ({"split": {"val": 1.5}}, "leave something for train"),
+        ({"split": {"val": 1.5}}, "each share must be > 0"),
         ({"shards": "2"}, "shards='2': must be a whole number"),
         ({"shards": 0}, "shards=0: must be > 0"),
         ({"variable": "x"}, "variable='x'"),
@@ -192,7 +198,7 @@ def test_a_file_that_is_there_is_kept_and_no_sample_is_asked_for(tmp_path: Path)
     (tmp_path / "s.h5").write_text("mine")
     with pytest.raises(h5rows.ConfigError, match=r"s\.h5 exists; overwrite=True replaces it"):
         h5rows.write(given, tmp_path / "s.h5", quiet=True)
-    with pytest.raises(h5rows.ConfigError, match="is no folder"):
+    with pytest.raises(h5rows.ConfigError, match="is not a folder"):
         h5rows.write(given, tmp_path / "none/s.h5", quiet=True)
     assert (asked, (tmp_path / "s.h5").read_text()) == ([], "mine")
     h5rows.write(given, tmp_path / "s.h5", overwrite=True, quiet=True)

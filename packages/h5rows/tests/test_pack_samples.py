@@ -54,7 +54,7 @@ def test_samples_as_arrays(tmp_path: Path) -> None:
     for k in range(5):
         np.save(tmp_path / f"in/{k:03}.npy", np.full((3, 2), k))
     for name in ("a.npz", "in"):
-        with pytest.raises(h5rows.ConfigError, match=r"holds 5 arrays of \(3, 2\) .*if each is a sample"):
+        with pytest.raises(h5rows.ConfigError, match=r"contains 5 arrays of \(3, 2\) .*if each is a sample"):
             h5rows.pack(tmp_path / name, tmp_path / "s.h5", quiet=True)
     h5rows.pack(tmp_path / "in", tmp_path / "s.h5", format="samples", quiet=True)
     assert len(h5rows.open(str(tmp_path / "s.h5"))) == 5

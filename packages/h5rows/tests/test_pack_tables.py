@@ -149,9 +149,11 @@ def test_texts_that_stand_for_no_value(tmp_path: Path) -> None:
     assert str(found) == "{'hp': [130.5, nan, 165.0], 'd': [-1, 0, 1], 'n': [1.0, nan, nan]}"
     pq.write_table(pa.table({"d": ["a", "?", "b"], "when": ["2024-01-02", "a", "a"]}), tmp_path / "t.parquet")
     assert read(tmp_path / "t.parquet", "d").tolist() == [1, 0, 2]
-    with pytest.raises(ConfigError, match=r"empty='\?': .*t.parquet is Parquet, which says itself what is empty"):
+    with pytest.raises(ConfigError, match=r"empty='\?': .*t.parquet is Parquet, which marks empty cells itself"):
         read(tmp_path / "t.parquet", "d", empty="?")
-    with pytest.raises(ConfigError, match=r"'when' holds '2024-01-02', no number and no name: kinds={'when': 'class'}"):
+    with pytest.raises(
+        ConfigError, match=r"'when' contains '2024-01-02', neither a number nor a name: kinds={'when': 'class'}"
+    ):
         read(tmp_path / "t.parquet", "when")
 
 
@@ -183,5 +185,7 @@ def test_the_first_cell_that_can_be_read_says_what_all_are_like(tmp_path: Path) 
 
 def test_a_table_with_a_column_image_beside_the_one_of_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("file,image\n1.png,2\n")
-    with pytest.raises(ConfigError, match=r"file_column='file' makes a field image, and .* has a column of that name"):
+    with pytest.raises(
+        ConfigError, match=r"file_column='file' creates a field image, but .* has a column of this name"
+    ):
         read(tmp_path / "t.csv", "image", file_column="file")

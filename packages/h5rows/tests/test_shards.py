@@ -116,7 +116,7 @@ def test_a_pack_that_was_killed_leaves_the_set_and_is_gone_on_with(
         assert rows_of(str(out / "index.json")) == before
     capsys.readouterr()
     pack(new, str(out), shards=3, append=True)
-    assert capsys.readouterr().out.count("was there") == 3
+    assert capsys.readouterr().out.count("already there") == 3
     assert {f.name: f.read_bytes() for f in out.iterdir()} == {
         f.name: f.read_bytes() for f in (tmp_path / "straight").iterdir()
     }
@@ -193,7 +193,7 @@ def test_overwrite_leaves_the_shards_of_the_new_set_alone(
         with pytest.raises(KeyboardInterrupt):
             pack(new, out, shards=2, overwrite=True)
     pack(new, out, shards=2, overwrite=True)
-    assert "removed 4 shards of the set before" in capsys.readouterr().out
+    assert "removed 4 shards of the old set" in capsys.readouterr().out
     assert len(rows_of(f"{out}/index.json")) == 20
     held = {path.rpartition("/")[2] for path in files.ls(root, detail=False)}
     named = {one["file"] for one in json.loads(files.cat_file(f"{root}/index.json"))["shards"]}
@@ -205,19 +205,19 @@ def test_mistakes_are_one_line_and_leave_the_set(tmp_path: Path, monkeypatch: py
     pack(given, str(out), shards=1)
     before = {file.name: file.read_bytes() for file in out.iterdir()}
     for more, says in (
-        ({"shards": 2}, r"a set is there; append=True adds to it, overwrite=True begins another"),
-        ({"append": True}, r"append=True adds to a set of shards: give shards=N too"),
+        ({"shards": 2}, r"contains a set already; append=True adds to it, overwrite=True replaces it"),
+        ({"append": True}, r"append=True: has an effect only for sets of shards; add shards=N"),
     ):
         with pytest.raises(ConfigError, match=says):
             pack(given, str(out), **more)
-    with pytest.raises(ConfigError, match=r"no index\.json is there to add to; leave append=True out"):
+    with pytest.raises(ConfigError, match=r"has no index\.json to append to; remove append=True"):
         pack(given, str(tmp_path / "new"), shards=1, append=True)
-    with pytest.raises(ConfigError, match=r"/x has rows of \['float32', \[3\], None\] in the set, and of .*\[2\]"):
+    with pytest.raises(ConfigError, match=r"/x has rows of \['float32', \[3\], None\] in the set, but of .*\[2\]"):
         pack(source(tmp_path, "b", 0, 20, width=2), str(out), shards=1, append=True)
-    with pytest.raises(ConfigError, match=r"nosuch://set: Protocol not known: nosuch; the set is as it was"):
+    with pytest.raises(ConfigError, match=r"nosuch://set: Protocol not known: nosuch; the set was not changed"):
         pack(given, "nosuch://set")
     for append in (False, True):  # as fsspec makes buckets of any store that has them
-        with pytest.raises(ConfigError, match=r"memory://mistyped/set: there is no mistyped, .* make it first"):
+        with pytest.raises(ConfigError, match=r"memory://mistyped/set: mistyped does not exist; .* create it first"):
             pack(given, "memory://mistyped/set", shards=1, append=append)
     assert not fsspec.filesystem("memory").exists("mistyped")
 
@@ -226,7 +226,7 @@ def test_mistakes_are_one_line_and_leave_the_set(tmp_path: Path, monkeypatch: py
 
     with monkeypatch.context() as patch:
         patch.setattr(fsspec.get_filesystem_class("file"), "put_file", full)
-        with pytest.raises(ConfigError, match=r"No space left on device; the set is as it was"):
+        with pytest.raises(ConfigError, match=r"No space left on device; the set was not changed"):
             pack(source(tmp_path, "c", 90, 20), str(out), shards=1, append=True)
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
     for text in (b"{}", b"[1]", b"no json", b'{"shards": [{"file": "../x", "bytes": 1, "sha256": ""}]}'):
@@ -244,7 +244,8 @@ def test_what_the_set_has_is_not_added_twice(tmp_path: Path) -> None:
     time.sleep(1.1)  # HDF5 would note the second in which something was made
     for given, count, name in ((a, 1, "00000"), (b, 2, "00001")):
         with pytest.raises(
-            ConfigError, match=rf"set: {name}-\w+\.h5 of the set is the same as shard 1 of {count} of .* overwrite=True"
+            ConfigError,
+            match=rf"set: {name}-\w+\.h5 of the set is identical to new shard 1 of {count},.* overwrite=True",
         ):
             pack(given, str(out), shards=count, append=True)
         assert {file.name: file.read_bytes() for file in out.iterdir()} == before
@@ -264,7 +265,7 @@ def test_two_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return send(self, *given)
 
     monkeypatch.setattr(shards.Place, "send", other_first)
-    with pytest.raises(ConfigError, match=r"another command has changed index\.json meanwhile"):
+    with pytest.raises(ConfigError, match=r"another command has changed index\.json; repeat the command"):
         pack(c, str(out), shards=1, append=True)
     pack(c, str(out), shards=1, append=True)
     assert len(rows_of(str(out / "index.json"))) == 30
@@ -290,5 +291,5 @@ def test_inspect_prints_what_trains_on_the_whole_set(tmp_path: Path, capsys: pyt
     pack(str(tmp_path / "t.csv"), str(tmp_path / "texts"), shards=2, kinds={"y": "text"})
     inspect(str(tmp_path / "texts/index.json"))
     said = capsys.readouterr().out
-    assert "y@classes: each shard may have other values" in said
+    assert "y@classes: shards may have different values" in said
     assert "h5rows.open(" not in said

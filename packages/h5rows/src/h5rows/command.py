@@ -1,10 +1,11 @@
-"""Write and look at HDF5 files.
+"""Write and inspect HDF5 files.
 
 pack photos/ photos.h5 --size 224 --crop center --split val=0.1
 inspect photos.h5
 repack old.h5 new.h5 --codec zstd
 
-Exit status: 0, OUT holds all that SOURCE does; 3, all but what the lines "left out: ..." name; 2, an error, no OUT.
+Exit status: 0 if OUT contains everything in SOURCE; 3 if something was left out (the lines "left out: ..." name it);
+2 after an error: OUT was not written.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from h5rows.program import Reading, Training, calling
 
 
 def pair(text: str) -> tuple[str, str]:
+    """Return (NAME, VALUE) of NAME=VALUE, or (NAME, NAME) if there is no equals sign."""
     name, equals, value = text.partition("=")
     if not name or (equals and not value):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
@@ -33,6 +35,7 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def share(text: str) -> tuple[str, float]:
+    """Return (NAME, SHARE) of NAME=SHARE."""
     name, value = pair(text)
     try:
         return name, float(value)
@@ -41,6 +44,7 @@ def share(text: str) -> tuple[str, float]:
 
 
 def image_size(text: str) -> tuple[int, int]:
+    """Return (height, width) of SIDE or HEIGHTxWIDTH."""
     sides = text.lower().split("x")
     if len(sides) > 2 or not all(s.isdigit() and int(s) for s in sides):
         raise argparse.ArgumentTypeError(f"{text!r} is neither SIDE nor HEIGHTxWIDTH in pixels")
@@ -48,6 +52,7 @@ def image_size(text: str) -> tuple[int, int]:
 
 
 def shard(text: str) -> tuple[int, int]:
+    """Return (I, N) of I/N."""
     i, _, n = text.partition("/")
     if not (i.isdigit() and n.isdigit() and int(i) < int(n)):
         raise argparse.ArgumentTypeError(f"{text!r} is not I/N with I from 0 to N-1")
@@ -55,84 +60,91 @@ def shard(text: str) -> tuple[int, int]:
 
 
 def sign(text: str) -> str:
+    """Return the character that is named: tab, space or the character itself."""
     return {"tab": "\t", "\\t": "\t", "space": " "}.get(text, text)
 
 
 def parser() -> argparse.ArgumentParser:
+    """Return the argument parser of the three commands."""
     name, raw = " ".join(calling.command), argparse.RawDescriptionHelpFormatter
     top = argparse.ArgumentParser(name, description=__doc__, formatter_class=raw)
     verbs = top.add_subparsers(dest="verb", required=True)
 
-    # no defaults here (SUPPRESS): those of options.py hold; the help names them in brackets
-    p = verbs.add_parser("pack", help="any known format into one .h5 file", argument_default=argparse.SUPPRESS)
+    # no defaults here (SUPPRESS), because options.py has them; the help shows them in brackets
+    p = verbs.add_parser("pack", help="convert a known format to one .h5 file", argument_default=argparse.SUPPRESS)
     add = p.add_argument
     suffixes = ".npy .npz .pth .csv .tsv .parquet .txt .tar .tfrecord .lmdb .zarr .n5"
-    add("source", help=f"a folder (images, arrays, shards), a pattern in quotes ('train-*.tar'), or a {suffixes}")
+    add("source", help=f"a folder (images, arrays, shards), a quoted pattern ('train-*.tar'), or a file: {suffixes}")
     add("out", help="the .h5 file to write")
-    add("--format", help="images, numpy, torch, samples, lmdb, zarr, n5, tfrecord, webdataset, table, text [found out]")
-    chosen = "fields to write, and their names; columns of a table together: a,b=x or 'pixel*=x' [all]"
+    add("--format", help="images, numpy, torch, samples, lmdb, zarr, n5, tfrecord, webdataset, table, text [detected]")
+    chosen = "fields to write, and their new names; stack columns of a table: a,b=x or 'pixel*=x' [all]"
     add("--fields", nargs="+", type=pair, metavar="SOURCE[=NAME]", help=chosen)
-    kinds = "what a field's bytes or strings are: image, npy, pth, text, tokens, int, float, class, or raw numbers "
+    kinds = "decode a field's bytes or strings as image, npy, pth, text, tokens, int, float, class, or raw numbers "
     add("--as", dest="kinds", nargs="+", type=pair, metavar="FIELD=KIND", help=f"{kinds}such as uint8:3,32,32")
-    add("--files", dest="file_column", metavar="COLUMN", help="column of a table that names image files")
-    add("--separator", type=sign, metavar="SIGN", help="between a CSV's columns, such as ';' or tab [found out]")
-    named = "the first line of a CSV names its columns, or is a row [found out]"
+    add("--files", dest="file_column", metavar="COLUMN", help="table column with the paths of image files")
+    add("--separator", type=sign, metavar="SIGN", help="column separator of a CSV file, such as ';' or tab [detected]")
+    named = "if the first line of a CSV file contains the column names [detected]"
     add("--header", action=argparse.BooleanOptionalAction, help=named)
-    add("--decimal", choices=[".", ","], help="the point of a CSV's numbers [.]")
-    add("--encoding", help="of a CSV, such as latin-1 [utf-8]")
-    add("--escape", type=sign, metavar="SIGN", help="before a quote within quotes of a CSV, such as '\\' [doubled]")
+    add("--decimal", choices=[".", ","], help="decimal separator of a CSV file [.]")
+    add("--encoding", help="text encoding of a CSV file, such as latin-1 [utf-8]")
+    add("--escape", type=sign, metavar="SIGN", help="character before quotes in a CSV cell, such as '\\' [doubled]")
     add(
         "--empty",
         metavar="stop|nan|TEXT",
-        help="at an empty cell of a table, or one that holds TEXT [stop]; else NaN, or class -1",
+        help="empty table cells: stop, or read NaN (class -1 for classes); TEXT: also cells with this text [stop]",
     )
     add("--size", type=image_size, metavar="SIDE|HxW", help="resize images, in pixels")
-    add("--crop", choices=["none", "center"], help="center: shorter side to --size, then its middle [none: stretch]")
-    mode = "of images: RGB, L, RGBA, 'I;16', or P, the numbers of a palette [P if the first has a palette, else RGB]"
+    add("--crop", choices=["none", "center"], help="center: resize shorter side to --size, crop center [none: stretch]")
+    mode = "image mode: RGB, L, RGBA, 'I;16', or P (palette indices) [P if the first has a palette, otherwise RGB]"
     add("--mode", help=mode)
-    add("--exif", choices=["apply", "ignore"], help="the orientation of photos [one that has another is refused]")
+    add("--exif", choices=["apply", "ignore"], help="EXIF orientation of photos [error if a photo is rotated]")
     add("--variable", action="store_true", help="keep each image's size: flat values + offsets + shapes")
-    add("--tokenizer", help="bytes, chars, or a tokenizers JSON file or its folder [bytes]")
-    add("--length", type=int, metavar="IDS", help="of a text in a table (--as COLUMN=tokens) at most [all]")
-    add("--reverse-axes", action="store_true", help="N5 whose axes are turned round (as z5py and zarr 2 write it)")
-    add("--split", nargs="+", type=share, metavar="NAME=SHARE", help="shares of train drawn by --seed, of text its end")
+    add("--tokenizer", help="bytes, chars, or a tokenizer.json of Hugging Face or its folder [bytes]")
+    add("--length", type=int, metavar="IDS", help="maximum ids per text of a table (--as COLUMN=tokens) [all]")
+    add("--reverse-axes", action="store_true", help="reverse the axes of N5 arrays (written by z5py or zarr 2)")
+    add("--split", nargs="+", type=share, metavar="NAME=SHARE", help="shares of train, at random (text: from its end)")
     add("--shuffle", action="store_true", help="write the rows of each split in random order")
-    add("--seed", type=int, help="of --shuffle and --split [0]")
-    add("--shard", type=shard, metavar="I/N", help="write the I-th of N shares, into OUT.I-of-N.h5")
-    many = "write N files and an index of them into OUT, a folder or an address such as s3://bucket/set"
-    add("--shards", type=int, metavar="N", help=f"{many} [OUT: one file; an address: 1]")
-    add("--append", action="store_true", help="add --shards to the set that is in OUT")
-    add("--on-error", choices=["stop", "skip"], help="at a sample that cannot be read [stop]")
-    left = "names, or patterns in quotes, that may be left out: exit status 0, if nothing else was"
+    add("--seed", type=int, help="random seed of --shuffle and --split [0]")
+    add("--shard", type=shard, metavar="I/N", help="write share I of N (from 0) to OUT.I-of-N.h5")
+    many = "write N files and their index to OUT, a folder or a URL such as s3://bucket/set"
+    add("--shards", type=int, metavar="N", help=f"{many} [OUT is one file; 1 for a URL]")
+    add("--append", action="store_true", help="add --shards N shards to the existing set in OUT")
+    add("--on-error", choices=["stop", "skip"], help="what to do if a sample cannot be read [stop]")
+    left = "names or quoted patterns of what may be left out; exit status 0 if nothing else was"
     add("--ignore", nargs="+", metavar="NAME", help=left)
-    add("--external", choices=["refuse", "allow"], help="read what links of SOURCE name outside of it [refuse]")
-    add("--workers", type=int, help="processes or threads [all cores]")
+    add("--external", choices=["refuse", "allow"], help="allow: follow links that lead out of SOURCE [refuse]")
+    add("--workers", type=int, help="number of processes or threads [all cores]")
     common(p)
 
-    p = verbs.add_parser("inspect", help="how a file is laid out and read, and what to change")
-    p.add_argument("file", help="an HDF5 file")
+    p = verbs.add_parser("inspect", help="show how a file is laid out and read, and what to change")
+    p.add_argument("file")
 
-    p = verbs.add_parser("repack", help="another layout, chunking or codec", argument_default=argparse.SUPPRESS)
-    p.add_argument("source", help="an HDF5 file")
-    p.add_argument("out", help="the .h5 file to write")
-    p.add_argument("--flatten", action="store_true", help="variable length and strings: into flat values + offsets")
-    p.add_argument("--external", choices=["refuse", "allow"], help="copy what lies in other files than SOURCE [refuse]")
+    p = verbs.add_parser("repack", help="copy with another layout or codec", argument_default=argparse.SUPPRESS)
+    p.add_argument("source")
+    p.add_argument("out")
+    p.add_argument("--flatten", action="store_true", help="variable-length data and strings: to flat values + offsets")
     p.add_argument(
-        "--contiguous", action="store_true", help="what can grow becomes contiguous too, and can grow no more"
+        "--external", choices=["refuse", "allow"], help="allow: copy data in other files than SOURCE [refuse]"
     )
-    p.add_argument("--allow-larger", action="store_true", help="write a copy of many times SOURCE's size")
+    p.add_argument(
+        "--contiguous", action="store_true", help="also make resizable datasets contiguous; they cannot grow any more"
+    )
+    p.add_argument(
+        "--allow-larger", action="store_true", help="write the copy even if it is many times larger than SOURCE"
+    )
     codecs = ["none", "gzip", "zstd"]
-    chosen = "compress, in chunks of whole rows [none: contiguous, fastest to read]"
+    chosen = "compress in chunks of whole rows [none: contiguous, fastest to read]"
     p.add_argument("--codec", choices=codecs, help=chosen)
-    p.add_argument("--level", type=int, help="of the codec")
-    p.add_argument("--rows-per-chunk", type=int, help="1 for rows of 64 KB and more [by the size of a row]")
+    p.add_argument("--level", type=int, help="compression level of the codec")
+    p.add_argument("--rows-per-chunk", type=int, help="use 1 if rows are 64 KB or larger [depends on the row size]")
     common(p)
     return top
 
 
 def common(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--overwrite", action="store_true", help="replace OUT")
-    p.add_argument("--quiet", action="store_true", help="print no progress")
+    """Add the options that `pack` and `repack` share."""
+    p.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
+    p.add_argument("--quiet", action="store_true")
 
 
 RENAMED = {  # {option in 0.2: option now}; to be removed in 0.4
@@ -154,7 +166,7 @@ def with_present_names(argv: Sequence[str]) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """-> the exit status. Raises ConfigError, which `run` shows."""
+    """Run the command with these arguments and return its exit status. Raise ConfigError for a wrong option or file."""
     from h5rows import functions
 
     argv = with_present_names(argv)
@@ -169,13 +181,13 @@ def main(argv: Sequence[str]) -> int:
     if "ignore" in args:
         args["ignore"] = tuple(args["ignore"])
     if "length" in args and "tokens" not in args.get("kinds", {}).values():
-        what = "cuts the ids that kinds={'COLUMN': 'tokens'} makes of a table's texts"
-        raise ConfigError(f"length=: {what}; give that too")
+        what = "limits token ids, so it needs kinds={'COLUMN': 'tokens'}"
+        raise ConfigError(f"length=: {what}; add it")
     function = functions.pack if verb == "pack" else functions.repack
     return function(**args, command=shlex.join([*calling.command, *argv])).exit_status
 
 
-TYPED = {"kinds": "as", "file_column": "files"}  # arguments of pack and repack that have another name here
+TYPED = {"kinds": "as", "file_column": "files"}  # arguments of pack and repack whose option has another name
 ARGUMENTS = [one.name for one in (*fields(PackOptions), *fields(RepackOptions))] + ["shards", "append"]
 ARGUMENT = re.compile(
     rf"""(?<![\w.])({"|".join(ARGUMENTS)})=(True|False|N\b|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|{{[^{{}}]*}}|\d+|(?=[\s,;:)]|$))"""
@@ -183,9 +195,10 @@ ARGUMENT = re.compile(
 
 
 def as_options(text: str) -> str:
-    """A message that names arguments as Python's callers give them, size=(2, 3), with options in their place."""
+    """Return the message with Python arguments such as size=(2, 3) replaced by command-line options."""
 
     def option(found: re.Match[str]) -> str:
+        """Return the option for one argument that was found."""
         name = TYPED.get(found[1], found[1].replace("_", "-"))
         with suppress(ValueError, SyntaxError):
             value = ast.literal_eval(found[2])
@@ -203,24 +216,26 @@ def run(
     reading: Reading = calling.reading,
     training: Training = calling.training,
 ) -> int:
-    """`main` with sys.argv, and errors on one line, with options as they are typed. command: how it is typed. reading,
-    training: make the lines that say how a packed file is read, and a stranger's."""
+    """Run `main` with sys.argv, print an error as one line, and return the exit status.
+
+    command: the words that start this program. reading, training: return the printed lines that read a packed file, and
+    that train on any other HDF5 file."""
     calling.command, calling.reading, calling.training = command, reading, training
-    for stream in (sys.stdout, sys.stderr):  # what a terminal of ASCII cannot show is written as \\u6a21
+    for stream in (sys.stdout, sys.stderr):  # an ASCII terminal gets other characters as \\u6a21
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
         status = main(sys.argv[1:])
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # `| head` has seen enough
+    except BrokenPipeError:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13
     except ConfigError as error:
         print(f"error: {clean(as_options(str(error)))}", file=sys.stderr)
         return 2
     except (OSError, MemoryError) as error:
-        with suppress(OSError):  # if this is a full disk: what is left to print
+        with suppress(OSError):  # drop buffered output, which a full disk cannot take
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"error: {clean(first_line(error))}", file=sys.stderr)
         return 1

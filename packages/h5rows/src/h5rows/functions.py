@@ -1,4 +1,4 @@
-"""The commands as functions, `pack`, `repack`, `inspect`, and `write`, for what a program has in memory."""
+"""The commands as functions: `pack`, `repack` and `inspect`; and `write`, for samples in memory."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ def pack(
     append: bool = False,
     **options: Any,
 ) -> Account:
-    """Write any known format into one HDF5 file. options: of PackOptions, such as size=(224, 224), split={"val": 0.1}.
-    shards: so many files, and an index of them, in the folder or at the address `out`; append: to the set there.
-    command: noted in the file. Returns what was taken and what was left out; its exit_status is 0 where nothing was.
-    Where it raises, as after a kill, there is no `out`, and the same call begins anew."""
+    """Convert a known format to one HDF5 file. Return an account of what was written and what was left out.
+
+    options: fields of PackOptions, such as size=(224, 224), split={"val": 0.1}. shards: write this many files and their
+    index to `out`, a folder or a URL; append: add them to the set that is there. command: recorded in the file. The
+    account's exit_status is 0 if nothing was left out. After an exception or a kill `out` does not exist; call it again
+    to start from the beginning."""
     source, out = os.fspath(source), os.fspath(out)
     check_options(get_type_hints(pack), {"command": command, "shards": shards, "append": append})
     return _packed(lambda packing: open_source(source, packing), source, out, command, shards, append, options)
@@ -56,18 +58,19 @@ def write(
     overwrite: bool = False,
     quiet: bool = False,
 ) -> Account:
-    """Write samples that this program has or makes, such as {"x": image, "y": 3}, into one HDF5 file.
+    """Write samples of this program, such as {"x": image, "y": 3}, to one HDF5 file. Return the account, as `pack`
+    does.
 
-    samples: an iterable of dicts, which is gone through once and need not fit into memory; or a dict of them by split,
-    {"train": ..., "val": ...}. Values are arrays, tensors, numbers or str, in each sample of one shape and type. A
-    Python int is int64, a float float64. variable: fields whose samples differ in their first side. split, shards,
-    append, shuffle, seed: as those of `pack`. Where it raises, as after a kill, there is no `out`."""
+    samples: an iterable of dicts, which is iterated once and need not fit into memory; or one iterable per split,
+    {"train": ..., "val": ...}. Values are arrays, tensors, numbers or str; a field has the same shape and type in all
+    samples. A Python int becomes int64, a float float64. variable: fields whose samples differ in the first dimension.
+    split, shards, append, shuffle, seed: as in `pack`. After an exception or a kill `out` does not exist."""
     out = os.fspath(out)
     own = {"shards": shards, "append": append, "variable": variable}
     check_options({name: hint for name, hint in get_type_hints(write).items() if name in own}, own)
     folder = Path(tempfile.gettempdir() if is_remote(out) else os.path.dirname(os.path.abspath(out)))
 
-    @cache  # the shards of a set are of the same samples
+    @cache  # all shards of a set use the same samples
     def source() -> SpooledSource:
         return SpooledSource(samples, variable, folder if folder.is_dir() else Path(tempfile.gettempdir()))
 
@@ -84,7 +87,7 @@ def _packed(
     append: bool,
     options: Mapping[str, Any],
 ) -> Account:
-    """opened: gives the source for these options, or what gives the one source of all calls."""
+    """Pack one file or shards. opened: returns the source for these options, or a function that returns one for all."""
     above(shards=shards)
     checked = PackOptions(**options)
 
@@ -99,23 +102,25 @@ def _packed(
     if shards is not None or is_remote(out):
         own = {**options, "overwrite": True, "quiet": True}
 
-        def make_share(file: str, share: tuple[int, int]) -> Account:  # without a date: the same bytes again
+        def make_share(
+            file: str, share: tuple[int, int]
+        ) -> Account:  # without a date, so that a repeated pack gives the same bytes
             return make(file, PackOptions(**{**own, "shard": share}), dated=False)
 
         return pack_shards(make_share, out, shards or 1, append, checked.overwrite)
     if append:
-        raise ConfigError("append=True adds to a set of shards: give shards=N too")
+        raise ConfigError("append=True: has an effect only for sets of shards; add shards=N")
     return make(out, checked)
 
 
 def repack(source: str | os.PathLike[str], out: str | os.PathLike[str], command: str = "", **options: Any) -> Account:
-    """Write all that an HDF5 file holds in another layout: contiguous, or in chunks of a codec (gzip, zstd). options:
-    of RepackOptions, such as codec="gzip". command: noted in the file. Returns what was left out, as `pack`."""
+    """Copy an HDF5 file with another layout: contiguous, or in chunks with a codec (gzip, zstd). Return the account, as
+    `pack` does. options: fields of RepackOptions, such as codec="gzip". command: recorded in the file."""
     return repack_file(os.fspath(source), os.fspath(out), RepackOptions(**options), f"{_now()} {printable(command)}")
 
 
 def inspect(path: str | os.PathLike[str]) -> None:
-    """Print how a file is laid out and read, and what to change; of an index of shards, its first one."""
+    """Print how a file is laid out and read, and what to change. For an index of shards: its first shard."""
     inspect_file(os.fspath(path))
 
 
@@ -124,7 +129,7 @@ def _now() -> str:
 
 
 def _provenance(source: str, command: str, options: PackOptions) -> dict[str, Any]:
-    """The file's own attributes."""
+    """Return the root attributes of a packed file."""
     versions = [f"python {platform.python_version()}", *(f"{name} {version(name)}" for name in ("h5py", "numpy"))]
     return {
         "source": printable(source),

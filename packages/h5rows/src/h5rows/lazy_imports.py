@@ -1,4 +1,4 @@
-"""Pages: a name that a page offers is imported when it is first used, so importing the page imports no library."""
+"""Lazy public names of packages: a name imports its module when it is first used, so importing a package is cheap."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 @cache
 def names_of(file: str) -> dict[str, str]:
-    """Return {name: module} of the imports under `if TYPE_CHECKING:` in a page's source, which type checkers follow."""
+    """Return {name: module} of the imports under `if TYPE_CHECKING:` in a package's `__init__.py`."""
     blocks = [node for node in ast.parse(Path(file).read_text()).body if isinstance(node, ast.If)]
     imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
     return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
 def lazy_getattr(page: str, file: str) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a page, whose source is `file`."""
+    """Return the `__getattr__` of a package whose source is `file`."""
 
     def attribute(name: str) -> Any:
         if name not in (names := names_of(file)):

@@ -1,4 +1,4 @@
-"""How this library was called, for messages that show what to type next. A program of another name says its own."""
+"""How this library was called, for messages that show what to type next. A program built on it sets its own words."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from typing import Any
 
 
 def in_python(out: Path | str, paths: Sequence[str], sequences: Sequence[str]) -> str:
-    """The line of Python that reads a packed file. paths: of its datasets; sequences: fields of ids of any length."""
+    """Return a line of Python that reads a packed file. paths: its datasets. sequences: fields of ids of any length."""
     groups = list(dict.fromkeys(path.rpartition("/")[0] or "/" for path in paths))
     fields = {path.rpartition("/")[2]: path.rpartition("/")[2] for path in paths}
     return f"read it: h5rows.Dataset({str(out)!r}, {fields}, {groups[0]!r})"
 
 
 def read_in_python(path: str, settings: Mapping[str, Any], task: str) -> str:
-    """The line of Python that reads a stranger's file. settings: of its fields, splits and what is missing."""
+    """Return a line of Python that reads a file of another program. settings: its fields, splits and missing values."""
     fields = {key.partition(".")[2]: name for key, name in settings.items() if key.startswith("fields.")}
     missing = f", missing={settings['missing']}" if "missing" in settings else ""
-    group = "" if "split" in settings else ", 'train'"  # else all rows of the root
+    group = "" if "split" in settings else ", 'train'"  # otherwise all rows of the root
     return f"h5rows.open({path!r}, {fields}{group}, decode=True, cache_mb=512{missing})"
 
 
-Training = Callable[[str, Mapping[str, Any], str], str]  # as read_in_python
-Reading = Callable[["Path | str", Sequence[str], Sequence[str]], str]  # as in_python
+Training = Callable[[str, Mapping[str, Any], str], str]  # see read_in_python
+Reading = Callable[["Path | str", Sequence[str], Sequence[str]], str]  # see in_python
 
 
 @dataclass
 class Program:
+    """The words that start this program, and the functions that return its example lines."""
+
     command: tuple[str, ...] = ("python", "-m", "h5rows")
     reading: Reading = in_python
     training: Training = read_in_python
@@ -39,5 +41,5 @@ calling = Program()
 
 
 def typed(*words: str) -> str:
-    """A command of this library's, as the user types it."""
+    """Return a command of this library as the user types it."""
     return shlex.join([*calling.command, *words])

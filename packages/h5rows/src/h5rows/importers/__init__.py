@@ -1,4 +1,24 @@
-"""Foreign formats, one small file each. `open_source` finds out which."""
+"""Read other formats as sources of the writer. `open_source` detects the format.
+
+Input: a path or pattern, and PackOptions. Output: a `Source` with named fields, splits and rows by number.
+Guarantees: a value that HDF5 cannot store exactly raises an error or is named in the account. No code of a file is run,
+and links that lead out of the source are not followed unless external="allow".
+Errors: ConfigError, which names the file and the sample, and the option that decides.
+
+    files         folders of images, or of one .npy or .pth file per sample
+    folders       list the files below a folder
+    images        decode images
+    arrays        .npy, .npz and .pth files of arrays
+    chunked       zarr and N5
+    lmdb_env      LMDB
+    tfrecord      TFRecord
+    webdataset    tar files of samples
+    tables        CSV and Parquet: fields from columns
+    table_groups  rows of CSV and Parquet files by number
+    csv_file      parse CSV files
+    text          text files as streams of tokens
+    values        decode encoded samples; sets of shards
+"""
 
 from __future__ import annotations
 
@@ -16,7 +36,7 @@ from h5rows.importers.values import WIDENED
 from h5rows.options import FOR_FORMATS, PackOptions
 from h5rows.source import SPLIT_NAMES, Source, one_line
 
-# format -> module and what opens it, (path, options) -> Source; suffixes of its files
+# format -> module, function (path, options) -> Source, suffixes of its files
 FORMATS = {
     "images": ("files", "open_images", ""),
     "numpy": ("arrays", "open_numpy", ".npy .npz"),
@@ -31,10 +51,11 @@ FORMATS = {
     "text": ("text", "open_text", ".txt"),
 }
 BY_SUFFIX = {suffix: kind for kind, (_, _, suffixes) in FORMATS.items() for suffix in suffixes.split()}
-SHARDED = ("tfrecord", "webdataset", "table", "text")  # several files are one set
+SHARDED = ("tfrecord", "webdataset", "table", "text")  # several files are shards of one set
 
 
 def open_source(path: str, options: PackOptions) -> Source:
+    """Return the source of a path or pattern. Raise ConfigError for an unknown format, or options of other formats."""
     where = Path(path)
     first = where if where.exists() else next((Path(p) for p in sorted(glob(path))), None)
     if first is None:
@@ -42,30 +63,31 @@ def open_source(path: str, options: PackOptions) -> Source:
     check_kind(first)
     kind = recognise(first, options) if options.format == "auto" else options.format
     if kind not in FORMATS:
-        raise ConfigError(f"format=: {kind!r} is none of {', '.join(FORMATS)}")
+        raise ConfigError(f"format=: {kind!r} is not one of {', '.join(FORMATS)}")
     if first is not where and kind not in SHARDED:
-        raise ConfigError(f"{path}: a pattern may name shards of {', '.join(SHARDED)}; of {kind} give a file or folder")
-    options.check_for((name for name, kinds in FOR_FORMATS.items() if kind not in kinds), f"{path}, of format {kind},")
+        raise ConfigError(f"{path}: patterns are for shards of {', '.join(SHARDED)}; for {kind} give a file or folder")
+    options.check_for((name for name, kinds in FOR_FORMATS.items() if kind not in kinds), f"{path} (format {kind})")
     module, function, _ = FORMATS[kind]
     opener = getattr(importlib.import_module(f"h5rows.importers.{module}"), function)
     WIDENED.clear()
     with one_line(path):
         source: Source = opener(where, options)
-    source.account.notes += [f"{kind} becomes float32, which holds the same values" for kind in sorted(WIDENED)]
+    source.account.notes += [f"{kind} becomes float32, which has the same values" for kind in sorted(WIDENED)]
     source.origin = path
     return source
 
 
 def recognise(path: Path, options: PackOptions) -> str:
+    """Return the format of a file or folder by its name and content. Raise ConfigError if it is unknown."""
     if path.is_file():
         if kind := BY_SUFFIX.get(path.suffix.lower()):
             return kind
-        if path.suffix in (".h5", ".hdf5") or h5py.is_hdf5(path):  # MATLAB's, netCDF's, ...
-            problem = f"{path} is HDF5 already, and needs no packing"
-            raise ConfigError(f"{problem}: `inspect` says what trains on it, `repack` changes its layout")
+        if path.suffix in (".h5", ".hdf5") or h5py.is_hdf5(path):  # also of MATLAB, netCDF ...
+            problem = f"{path} is an HDF5 file and need not be packed"
+            raise ConfigError(f"{problem}: `inspect` prints how to train on it, `repack` changes its layout")
         if ".tfrecord" in path.name:  # name.tfrecord-00000-of-00010
             return "tfrecord"
-        raise ConfigError(f"{path}: no format has the suffix {path.suffix!r}; give format= ({', '.join(FORMATS)})")
+        raise ConfigError(f"{path}: unknown suffix {path.suffix!r}; give format= ({', '.join(FORMATS)})")
     names = sorted(p.name for p in path.iterdir() if not p.name.startswith("."))
     if "data.mdb" in names:
         return "lmdb"
@@ -77,8 +99,8 @@ def recognise(path: Path, options: PackOptions) -> str:
 
 
 def recognise_folder(path: Path, options: PackOptions) -> str:
-    """By the suffixes in it. Text and tables beside images or arrays describe these. Arrays in class folders are
-    samples, in a flat folder columns."""
+    """Return the format of a folder by its suffixes. Text and tables are ignored if there are images or arrays. Arrays
+    in class folders are samples, those in a flat folder are columns."""
     found: dict[str, str] = {}  # kind -> the first file of it
     empty = True
     for folder, _, names in walk(path, options.external):
@@ -90,10 +112,10 @@ def recognise_folder(path: Path, options: PackOptions) -> str:
         found = {kind: file for kind, file in found.items() if kind not in ("text", "table")}
     if len(found) > 1:
         listed = ", ".join(f"{kind} ({file})" for kind, file in sorted(found.items()))
-        raise ConfigError(f"{path} holds several kinds: {listed}; move one away, or say which with format=")
+        raise ConfigError(f"{path} contains several kinds: {listed}; move one away, or choose one with format=")
     if not found:
-        what = "is an empty folder" if empty else "holds no files of a known format"
-        raise ConfigError(f"{path} {what}; known: {', '.join(FORMATS)} (say which with format=)")
+        what = "is an empty folder" if empty else "contains no files of a known format"
+        raise ConfigError(f"{path} {what}; known: {', '.join(FORMATS)} (choose with format=)")
     kind, file = next(iter(found.items()))
     if kind == "arrays":
         columns = file.lower().endswith(".npy") and not options.variable and are_columns(path, options.external)
@@ -102,6 +124,7 @@ def recognise_folder(path: Path, options: PackOptions) -> str:
 
 
 def kind_in_folder(name: str) -> str:
+    """Return the kind of a file by its suffix; "" if it is unknown."""
     from h5rows.importers.images import SUFFIXES
 
     kinds = {**dict.fromkeys(SUFFIXES, "images"), **dict.fromkeys((".npy", ".pth", ".pt"), "arrays")}
@@ -110,8 +133,8 @@ def kind_in_folder(name: str) -> str:
 
 
 def are_columns(path: Path, external: str) -> bool:
-    """x.npy, y.npy ... in the folder itself; or train/x.npy, test/x.npy: the same few names in the folder of each
-    split. Else each file is a sample."""
+    """Return True for x.npy, y.npy ... in the folder itself, or for the same few names in the folder of each split,
+    such as train/x.npy and test/x.npy. Otherwise each file is a sample."""
     names: dict[Path, set[str]] = {}
     for folder, _, files in walk(path, external):
         if found := {name for name in files if name.endswith(".npy")}:

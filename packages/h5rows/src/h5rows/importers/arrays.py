@@ -1,5 +1,5 @@
-"""Files of arrays: one .npy, one .npz, or a folder of .npy files that are the columns of one set; one file of
-torch.save, of which no code is run: a tensor, a dict of tensors (of splits, too), or a tuple of them."""
+"""Read files of arrays: a .npy or .npz file, a folder of .npy files (one per field), or a file of torch.save with a
+tensor, or a (nested) dict or tuple of tensors. No code in such a file is run."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _IN_NAME = re.compile(rf"(?:(?P<a>{_SPLIT})[_/.-](?P<x>.+)|(?P<y>.+)[_/.-](?P<b>
 
 
 def places_of(names: Collection[str], path: Path, options: PackOptions) -> dict[str, tuple[str, str]]:
-    """Name of an array -> (split, field): x_train, train/y, x_test ... are splits, if all are named so and --fields
-    gives other names."""
+    """Return {name of an array: (split, field)}. Names such as x_train, train/y, x_test are split, if all have this
+    form and options.fields does not name the arrays themselves."""
     if options.fields and set(options.fields) <= set(names):
         return {name: ("", name) for name in options.fields}
     matches = [_IN_NAME.fullmatch(name) for name in names]
@@ -41,7 +41,7 @@ def places_of(names: Collection[str], path: Path, options: PackOptions) -> dict[
 
 
 def tables_of(arrays: Mapping[str, Any], places: Mapping[str, tuple[str, str]]) -> dict[str, dict[str, Any]]:
-    """{split: {field: array}}"""
+    """Return {split: {field: array}}."""
     tables: dict[str, dict[str, Any]] = {}
     for name, (split, field) in places.items():
         tables.setdefault(split, {})[field] = arrays[name]
@@ -49,18 +49,18 @@ def tables_of(arrays: Mapping[str, Any], places: Mapping[str, tuple[str, str]]) 
 
 
 def open_numpy(path: Path, options: PackOptions) -> ArraySource:
-    """A .npy is mapped, the arrays of an .npz are loaded."""
+    """Open .npy files, memory-mapped, or an .npz file, loaded into memory."""
     account = Account()
     files = [path]
     if path.is_dir():
-        files = files_of(path, lambda name: name.endswith(".npy"), "no .npy", options.external, account)
+        files = files_of(path, lambda name: name.endswith(".npy"), "not .npy", options.external, account)
     if path.suffix.lower() == ".npz":
         arrays = read_npz(path, options.fields, account)
     else:
         names = [str(f.relative_to(path).with_suffix("")) if path.is_dir() else f.stem for f in files]
         arrays = {name: read_npy(str(f), f, mapped=True) for name, f in zip(names, files, strict=True)}
     if not arrays:
-        raise ConfigError(f"{path} holds no .npy files")
+        raise ConfigError(f"{path} contains no .npy files")
     for name, array in arrays.items():
         if array.ndim == 0:
             raise ConfigError(f"{path}: {name} is a single number, not rows; choose others with fields=")
@@ -69,27 +69,27 @@ def open_numpy(path: Path, options: PackOptions) -> ArraySource:
 
 
 def check_fields(arrays: Mapping[str, Any], path: Path, options: PackOptions) -> None:
-    """Several arrays of one shape and type may be the samples, of which each would become a field."""
+    """Raise ConfigError if arrays of one shape and type could be samples, because each would become a field."""
     kinds, stems = {(a.shape, str(a.dtype)) for a in arrays.values()}, {re.sub(r"\d+", "", name) for name in arrays}
     if options.fields or len(arrays) < 3 or len(kinds) > 1 or (len(stems) > 1 and len(arrays) <= MOST_COLUMNS):
         return
     (shape, dtype), (first, second, *_) = kinds.pop(), arrays
-    what = f"{path} holds {len(arrays)} arrays of {shape} {dtype}: {printable(first)}, {printable(second)}, ..."
-    how = "format='samples' packs them" if path.is_dir() else "save them stacked, as one array"
+    what = f"{path} contains {len(arrays)} arrays of {shape} {dtype}: {printable(first)}, {printable(second)}, ..."
+    how = "use format='samples'" if path.is_dir() else "save them stacked as one array"
     raise ConfigError(f"{what}; if each is a sample, {how}; if each is a field, name them with fields=")
 
 
 def read_npz(path: Path, wanted: Mapping[str, str], account: Account) -> dict[str, np.ndarray]:
-    """wanted: those that --fields names, if it names members of this archive; none: all."""
+    """Return the arrays of an .npz file. wanted: only these, if all are members; otherwise all."""
     try:
         with np.load(path, allow_pickle=False) as loaded, zipfile.ZipFile(path) as archive:
             members = archive.namelist()
             if twice := next((m for m in members if members.count(m) > 1), None):
-                raise ValueError(f"it has two members {twice!r}")
+                raise ValueError(f"has two members {twice!r}")
             names = [member[: -len(".npy")] for member in members if member.endswith(".npy")]
             for member in members:
                 if not member.endswith((".npy", "/")):
-                    account.leave("members", printable(member), "no .npy")
+                    account.leave("members", printable(member), "not .npy")
             names = [n for n in names if n in wanted] if wanted and set(wanted) <= set(names) else names
             return {name: loaded[name] for name in names}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, KeyError) as error:
@@ -97,28 +97,29 @@ def read_npz(path: Path, wanted: Mapping[str, str], account: Account) -> dict[st
 
 
 def open_torch(path: Path, options: PackOptions) -> ArraySource:
+    """Open a file of torch.save, memory-mapped."""
     account = Account()
     values = flatten(load_torch(str(path), path, mapped=True), path, account)
     if not values:
         named = next(iter(account.left.get("values", [])), "nothing")
-        raise ConfigError(f"{path} holds no tensors with rows, only {printable(named)}")
+        raise ConfigError(f"{path} contains no tensors with rows, only {printable(named)}")
     check_fields(values, path, options)
     return ArraySource(tables_of(values, places_of(values, path, options)), account=account)
 
 
 def check_list(items: Sequence[Any], path: Path, name: str) -> None:
-    """Samples one after the other would become as many fields."""
+    """Raise ConfigError if a list contains samples, because each would become a field."""
     kinds = {kind_of(item) for item in items}
     same_pair = isinstance(items, tuple) and len(items) == 2 and all(hasattr(item, "detach") for item in items)
     if len(items) < 2 or len(kinds) > 1 or same_pair or not (kind := kinds.pop()):
         return
     what = f"{path}: {name or 'it'} is a {type(items).__name__} of {len(items):,} {kind.partition(' ')[0]} of one kind"
-    remedy = "if each is a sample, save {name: torch.stack(...)}, one tensor a field; if each is a field, save a dict"
+    remedy = "if each is a sample, save {name: torch.stack(...)}, one tensor per field; if each is a field, save a dict"
     raise ConfigError(f"{what}; {remedy}")
 
 
 def kind_of(item: Any) -> str:
-    """What items of a list have in common if they are samples; "" of what is no sample."""
+    """Return type and shape of an item, equal for all samples of a list; "" if it cannot be a sample."""
     if hasattr(item, "detach"):
         return f"tensors {item.dtype} {item.ndim}"
     if isinstance(item, dict):
@@ -127,7 +128,8 @@ def kind_of(item: Any) -> str:
 
 
 def flatten(value: Any, path: Path, account: Account, name: str = "") -> dict[str, np.ndarray]:
-    """Nested names joined by /; what is in a tuple is called field0, field1 ... What is no tensor is left out."""
+    """Return {name: array} of nested tensors. Names are joined by /, items of a tuple are field0, field1 ... Other
+    values are left out."""
     if hasattr(value, "detach"):
         if value.ndim == 0:
             account.leave("values", name or "the tensor", f"the single number {value.item()}")
@@ -143,12 +145,12 @@ def flatten(value: Any, path: Path, account: Account, name: str = "") -> dict[st
     elif isinstance(value, (tuple, list)) and len(value) <= 100:
         items = [(f"field{k}", v) for k, v in enumerate(value)]
     else:
-        account.leave("values", name or "it", f"a {type(value).__name__}, no tensor")
+        account.leave("values", name or "it", f"a {type(value).__name__}, not a tensor")
         return {}
     out: dict[str, np.ndarray] = {}
     for key, item in items:
         found = flatten(item, path, account, f"{name}/{key}" if name else key)
         if twice := next((n for n in found if n in out), None):
-            raise ConfigError(f"{path} holds two tensors of the name {twice!r}; rename one")
+            raise ConfigError(f"{path} contains two tensors named {twice!r}; rename one")
         out |= found
     return out

@@ -1,4 +1,4 @@
-"""zarr and N5, through tensorstore: arrays in chunks, with the rows first, in groups that may be splits."""
+"""Read zarr and N5 with tensorstore: arrays with rows in the first dimension, in groups that may be splits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OWN = {"dimensions", "dataType", "blockSize", "compression", "compressionType", 
 
 
 class ChunkedRows:
-    """reverse: its last dimension counts the rows."""
+    """The rows of an array. reverse: the rows are in its last dimension."""
 
     def __init__(self, array: Any, reverse: bool) -> None:
         self._array = array.T if reverse else array
@@ -44,7 +44,7 @@ def open_chunked(path: Path, options: PackOptions) -> ArraySource:
     drivers = set()
     for folder, _, files in walk(path, options.external, hidden=True):
         if empty := next((name for name in files if name[0].isdigit() and not Path(folder, name).stat().st_size), None):
-            raise ConfigError(f"{folder}/{empty} is empty, as no chunk is; copy it again")
+            raise ConfigError(f"{folder}/{empty} is empty, but a chunk never is; copy it again")
         if (found := described(Path(folder), files)) is None:
             continue
         driver, metadata, own = found
@@ -52,26 +52,26 @@ def open_chunked(path: Path, options: PackOptions) -> ArraySource:
         if not driver:
             groups[place] = own
             continue
-        # its metadata without the attributes, in which Python writes NaN, which is no JSON
+        # metadata without attributes, which may contain NaN, which is not JSON
         spec = {"driver": driver, "metadata": metadata, "assume_metadata": True}
         spec["kvstore"] = {"driver": "file", "path": f"{folder}/"}
         array, name = store.open(spec, read=True).result(), place or path.stem
-        if array.dtype.numpy_dtype.kind == "V":  # bfloat16, float8, int4: no types of NumPy's own
+        if array.dtype.numpy_dtype.kind == "V":  # bfloat16, float8, int4: NumPy does not have them
             array = store.cast(array, store.int8 if array.dtype.name.startswith("int") else store.float32)
         if array.rank:
             arrays[name] = ChunkedRows(array, options.reverse_axes and driver == "n5")
             drivers.add(driver)
-            # HDF5 has no place for a fill value in a dataset that is mapped
+            # a memory-mapped dataset cannot have a fill value
             fill = None if array.fill_value is None else array.fill_value[()]
             attrs[name] = own if fill is None or driver == "n5" else {"fill_value": fill, **own}
         elif not options.fields:
-            account.leave("arrays", printable(name), "a single value, no rows")
+            account.leave("arrays", printable(name), "a single value, not rows")
     if not arrays:
-        raise ConfigError(f"{path} holds no arrays with rows")
+        raise ConfigError(f"{path} contains no arrays with rows")
     shapes = {name: array.shape for name, array in arrays.items()}
     first, last = ({shape[k] for shape in shapes.values()} for k in (0, -1))
     if "n5" in drivers and not options.reverse_axes and len(first) > 1 and len(last) == 1:
-        raise ConfigError(f"{path}: the last axes agree, not the first: {shapes}; reverse_axes=True counts rows there")
+        raise ConfigError(f"{path}: only the last axes have equal sizes: {shapes}; reverse_axes=True reads rows there")
     places = places_of(arrays, path, options)
     source = ArraySource(tables_of(arrays, places), account=account)
     source.slow_random = True
@@ -91,13 +91,13 @@ def open_chunked(path: Path, options: PackOptions) -> ArraySource:
 
 
 def described(folder: Path, files: Sequence[str]) -> tuple[str, dict[str, Any], dict[str, Any]] | None:
-    """(tensorstore's driver of an array, "" of a group; metadata; attributes) of a folder; None: it is neither."""
+    """Return (driver of an array or "" for a group, metadata, attributes) of a folder; None if it is neither."""
     said: dict[str, dict[str, Any]] = {}
     for name in METADATA.intersection(files):
         try:
             said[name] = dict(json.loads((folder / name).read_bytes()))
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"{folder / name} is no JSON object: {error}") from None
+            raise ConfigError(f"{folder / name} is not a JSON object: {error}") from None
     if about := said.get("zarr.json"):
         own = about.pop("attributes", {})
         return "zarr3" if about.get("node_type") == "array" else "", about, own
@@ -110,19 +110,19 @@ def described(folder: Path, files: Sequence[str]) -> tuple[str, dict[str, Any], 
 
 
 def attributes(found: Mapping[Any, Any], of: str, account: Account) -> dict[str, Any]:
-    """Attributes of one object, which are JSON, as HDF5 takes them; `of` and a name are said where it does not."""
+    """Return JSON attributes as HDF5 attributes; invalid names are left out. of: the object, for messages."""
     made: dict[str, Any] = {}
     account.held["attributes"] += len(found)
     for name, value in found.items():
         if not name or "\0" in name or printable(name) != name:
-            account.leave("attributes", f"{of}: {printable(name)!r}", "HDF5 takes no such name")
+            account.leave("attributes", f"{of}: {printable(name)!r}", "HDF5 does not allow this name")
         else:
             made[name] = attribute(value)
     return made
 
 
 def attribute(value: Any) -> Any:
-    """Numbers, and texts that HDF5 takes, as they are; all else as JSON text."""
+    """Return numbers, and texts that HDF5 can store, unchanged; other values as JSON text."""
     if isinstance(value, (np.ndarray, np.generic, bool, float)):
         return value
     if isinstance(value, int) and -(1 << 63) <= value < 1 << 64:

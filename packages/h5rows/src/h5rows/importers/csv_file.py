@@ -1,9 +1,9 @@
-"""CSV files as one arrow table.
+"""Read CSV files as one arrow table.
 
-The first line names the columns, a comma separates them (in .tsv a tab), the text is UTF-8, unless an option says
-otherwise. What looks as if it were meant otherwise is refused, with the option that decides.
+By default the first line contains the column names, columns are separated by commas (tabs in .tsv), and the text is
+UTF-8. A file that could be meant differently raises ConfigError, which names the option that decides.
 
-All cells are read as text. A column of numbers is int64, or uint64, float32 or float64; all others are text.
+All cells are read as text. A column of numbers becomes int64, uint64, float32 or float64; other columns stay text.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ ZERO_FIRST = r"^[+-]?0[0-9]"  # a postal code, a key
 DIGITS = r"^[0-9]+$"
 WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
 WITH_COMMA = r"^[+-]?[\d.,]*\d[\d.,]*([eE][+-]?\d+)?$"  # 1,5 and 1.234,56 and 1,234.56
-TYPES = {"int": ("int64", "uint64"), "float": ("float64",)}  # by what --as says; the first that has all cells
+TYPES = {
+    "int": ("int64", "uint64"),
+    "float": ("float64",),
+}  # types for --as int and float; the first one that fits all cells
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), 1 << 24  # float32 rounds numbers between these to 24 bits
-EMPTY = ("", "#n/a", "#na", "n/a", "na", "nan", "-nan", "null")  # in a column of numbers
-HEADER = "header=True takes it for names, header=False for a sample"
+EMPTY = ("", "#n/a", "#na", "n/a", "na", "nan", "-nan", "null")  # empty cells in a column of numbers
+HEADER = "header=True reads it as names, header=False as a sample"
 
 
 def read_csv_files(files: list[Path], options: PackOptions) -> tuple[Any, list[int]]:
-    """(the cells of all of them, how many rows each has)."""
+    """Return (one table of all files, the number of rows of each)."""
     import pyarrow as pa
 
     texts = [read_csv(file, options) for file in files]
@@ -42,7 +45,7 @@ def read_csv_files(files: list[Path], options: PackOptions) -> tuple[Any, list[i
     names = together.schema.names
     if options.empty not in ("stop", "nan") and not any(holds(together.column(name), options.empty) for name in names):
         raise ConfigError(
-            f"empty={options.empty!r}: no cell of {files[0]} holds it; give nan, or what stands for no value"
+            f"empty={options.empty!r}: no cell of {files[0]} contains it; give nan, or the text of missing values"
         )
     table = pa.table({name: typed(files[0], name, together.column(name).combine_chunks(), options) for name in names})
     if options.header is None:
@@ -51,7 +54,7 @@ def read_csv_files(files: list[Path], options: PackOptions) -> tuple[Any, list[i
 
 
 def read_csv(file: Path, options: PackOptions) -> Any:
-    """A table of strings."""
+    """Return the cells of a file as a table of strings. Raise ConfigError if it cannot be read or is ambiguous."""
     import pyarrow as pa
 
     arrow = need("pyarrow.csv", f"reading {file}", "pyarrow")
@@ -63,26 +66,26 @@ def read_csv(file: Path, options: PackOptions) -> Any:
         check_quotes(file, raw.decode(encoding) if b'"' in raw or options.escape else "", separator, options.escape)
         names = arrow.open_csv(pa.BufferReader(raw), reading, parsing).schema.names
         as_text = arrow.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
-        parsing.ignore_empty_lines = len(names) > 1  # of a single column each is an empty cell
+        parsing.ignore_empty_lines = len(names) > 1  # with a single column, an empty line is an empty cell
         table = arrow.read_csv(pa.BufferReader(raw), reading, parsing, as_text)
     except ConfigError:
         raise
     except Exception as error:  # pyarrow raises its own, OSError, LookupError, UnicodeError
-        what = f"{file} cannot be read as CSV: {error}; columns are separated by {separator!r}, its text is {encoding}"
-        unless = "unless separator= and encoding= say otherwise; a cell that holds the separator stands in quotes"
+        what = f"{file} cannot be read as CSV: {error}; expected columns separated by {separator!r} and {encoding} text"
+        unless = "which separator= and encoding= change; a cell that contains the separator must be in quotes"
         raise ConfigError(f"{what}, {unless}") from None
     if not len(table):
         raise ConfigError(f"{file} has no rows")
     check_names(file, names)
     others = ";\t|" + " :" * (len(names) == 1)
     if not options.separator and (found := next((s for name in names for s in others if s in name), None)):
-        what = f"{file}: a column's name holds {found!r}"
+        what = f"{file}: a column name contains {found!r}"
         raise ConfigError(f"{what}; separator={found!r} if it separates columns, separator={separator!r} if not")
     return table
 
 
 def check_quotes(file: Path, text: str, separator: str, escape: str | None) -> None:
-    """What follows a closing quote is glued to the cell by arrow: a quote was escaped in another way."""
+    """Raise ConfigError if text follows a closing quote, which arrow would append: quotes are escaped differently."""
     limit = csv.field_size_limit(sys.maxsize)
     try:
         lines = csv.reader(
@@ -90,25 +93,26 @@ def check_quotes(file: Path, text: str, separator: str, escape: str | None) -> N
         )
         for cells in lines:
             if escape and "N" in cells and f"{escape}N" in text:
-                what = f"{file}, line {lines.line_num}: {escape}N is no value to some programs, and read as the name N"
+                what = f"{file}, line {lines.line_num}: {escape}N means a missing value in some programs, here a name"
                 raise ConfigError(f"{what}; write an empty cell there")
     except csv.Error as error:
-        what = f"{file}, line {lines.line_num}: a cell in quotes goes on behind its closing quote ({error})"
-        remedy = "escape='\\\\' reads a backslash before a quote; without, a quote within quotes is doubled"
+        what = f"{file}, line {lines.line_num}: text follows the closing quote of a cell ({error})"
+        remedy = "escape='\\\\' reads a backslash before a quote; by default, quotes inside quotes are doubled"
         raise ConfigError(f"{what}; {remedy}") from None
     finally:
         csv.field_size_limit(limit)
 
 
 def holds(cells: Any, text: str) -> bool:
+    """Return True if a cell is this text, without surrounding spaces."""
     import pyarrow.compute as pc
 
     return bool(pc.any(pc.equal(pc.utf8_trim_whitespace(cells), text)).as_py())
 
 
 def typed(file: Path, name: str, cells: Any, options: PackOptions) -> Any:
-    """A column as it is written, (rows,) strings, as numbers if all its cells are some. Empty ones are null, but for
-    those of texts."""
+    """Return a column of strings, (rows,), as numbers if all its cells are numbers. Empty cells become null, except in
+    columns of text. Raise ConfigError if the column is ambiguous."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -127,17 +131,15 @@ def typed(file: Path, name: str, cells: Any, options: PackOptions) -> Any:
     zero_first = filled.filter(pc.match_substring_regex(filled, ZERO_FIRST))
     if given is None and len(zero_first):
         if not options.quiet and pc.all(pc.match_substring_regex(filled, DIGITS)).as_py():
-            why = f"since {zero_first[0].as_py()!r} begins with a zero; as int or float it would be numbers"
+            why = f"because {zero_first[0].as_py()!r} begins with a zero; as int or float it is numbers"
             report(f"{name}: text, {why}")
         return names
     numbers = pc.if_else(empty, none, trimmed)
     if options.decimal == ",":
         point = filled.filter(pc.match_substring(filled, "."))
         if len(point) and pc.all(pc.match_substring_regex(filled, WITH_COMMA)).as_py():
-            what = (
-                f"{file}: column {name!r} holds {point[0].as_py()!r}, and decimal=',' says that the comma is the point"
-            )
-            raise ConfigError(f"{what}: write marks of thousands without, or kinds={{{name!r}: 'text'}} keeps texts")
+            what = f"{file}: column {name!r} contains {point[0].as_py()!r}, but decimal=',' expects commas"
+            raise ConfigError(f"{what}: remove thousands separators, or use kinds={{{name!r}: 'text'}}")
         if not len(point):
             numbers = pc.replace_substring(numbers, ",", ".")
     for kind in TYPES.get(given or "", ("int64", "uint64", "float64")):
@@ -148,20 +150,21 @@ def typed(file: Path, name: str, cells: Any, options: PackOptions) -> Any:
         return narrowed(check_digits(file, name, numbers, made)) if kind == "float64" else made
     if given in ("int", "float"):
         other = next(c for c in filled.to_pylist() if not is_number(c.replace(options.decimal, ".")))
-        what = f"kinds={{{name!r}: {given!r}}}: column {name!r} of {file} holds {other!r}"
-        raise ConfigError(f"{what}; empty={other!r} reads that as no value")
+        what = f"kinds={{{name!r}: {given!r}}}: column {name!r} of {file} contains {other!r}"
+        raise ConfigError(f"{what}; empty={other!r} reads it as a missing value")
     comma = filled.filter(pc.match_substring(filled, ","))
     if len(comma) and pc.all(pc.match_substring_regex(filled, WITH_COMMA)).as_py():
-        what = f"{file}: column {name!r} holds {comma[0].as_py()!r}: decimal=',' reads numbers with a comma as point"
-        raise ConfigError(f"{what} (write marks of thousands without), kinds={{{name!r}: 'text'}} keeps texts")
+        what = f"{file}: column {name!r} contains {comma[0].as_py()!r}: decimal=',' reads decimal commas"
+        raise ConfigError(f"{what} (remove thousands separators), kinds={{{name!r}: 'text'}} keeps the text")
     word = cells.filter(pc.and_(empty, pc.invert(blank)))
     if len(word) and options.empty == "stop":
-        what = f"{file}: column {name!r} holds {word[0].as_py()!r}, no value or a name"
-        raise ConfigError(f"{what}: empty={word[0].as_py()!r} reads no value, kinds={{{name!r}: 'class'}} a name")
+        what = f"{file}: column {name!r} contains {word[0].as_py()!r}, a missing value or a name"
+        raise ConfigError(f"{what}: empty={word[0].as_py()!r} reads the first, kinds={{{name!r}: 'class'}} the second")
     return pc.if_else(empty, none, cells)
 
 
 def is_number(cell: str) -> bool:
+    """Return True if Python reads the cell as a float."""
     try:
         return float(cell) is not None and "_" not in cell
     except ValueError:
@@ -169,7 +172,7 @@ def is_number(cell: str) -> bool:
 
 
 def check_digits(file: Path, name: str, cells: Any, floats: Any) -> Any:
-    """float64 numbers, if no cell is another one as such: too large for it, or whole with too many digits."""
+    """Return the float64 numbers. Raise ConfigError if a cell is too large, or a whole number with too many digits."""
     import pyarrow as pa
 
     values = np.nan_to_num(floats.to_numpy(zero_copy_only=False), nan=0, posinf=np.inf, neginf=-np.inf)
@@ -179,16 +182,16 @@ def check_digits(file: Path, name: str, cells: Any, floats: Any) -> Any:
         else:
             lost = bool(WHOLE.fullmatch(cell)) and int(float(cell)) != int(cell.partition(".")[0])
         if lost:
-            what = f"{file}: column {name!r}: no type holds {cell} and the other numbers exactly"
-            raise ConfigError(f"{what}; kinds={{{name!r}: 'text'}} keeps it as it is written")
+            what = f"{file}: column {name!r}: no type can represent {cell} and the other numbers exactly"
+            raise ConfigError(f"{what}; kinds={{{name!r}: 'text'}} keeps its text")
     return floats
 
 
 def narrowed(cells: Any) -> Any:
-    """An arrow array of float64 as float32, if that is written with the same digits: 0.1 is, 0.123456789 is not."""
+    """Return float64 cells as float32 if they print with the same digits (0.1 does, 0.123456789 does not)."""
     import pyarrow as pa
 
-    values = cells.to_numpy(zero_copy_only=False)  # NaN where it is empty
+    values = cells.to_numpy(zero_copy_only=False)  # empty cells are NaN
     with np.errstate(over="ignore"):
         narrow = values.astype(np.float32)
     size = np.abs(values)
@@ -198,7 +201,7 @@ def narrowed(cells: Any) -> Any:
 
 
 def check_header(file: Path, table: Any, options: PackOptions) -> None:
-    """Names are no numbers, and are certain where one stands above numbers, or an option names it."""
+    """Raise ConfigError if the first line could be a sample: a name is a number, or no column has numbers below."""
     import pyarrow.types as pt
 
     asked = {part for key in (*options.fields, *options.kinds) for part in (key, *key.split(","))}
@@ -209,12 +212,13 @@ def check_header(file: Path, table: Any, options: PackOptions) -> None:
         except ValueError:
             certain = certain or not (pt.is_string(kind) or pt.is_null(kind) or name.strip().lower() in EMPTY)
             continue
-        raise ConfigError(f"{file}: its first line may be names or a sample: it holds {printable(name)!r}; {HEADER}")
+        raise ConfigError(f"{file}: its first line may be names or a sample: it contains {printable(name)!r}; {HEADER}")
     if not certain:
-        raise ConfigError(f"{file}: its first line may be names or a sample: no column holds numbers; {HEADER}")
+        raise ConfigError(f"{file}: its first line may be names or a sample: no column contains numbers; {HEADER}")
 
 
 def check_names(file: Path, names: list[str]) -> None:
+    """Raise ConfigError if two columns have the same name."""
     if twice := next((n for n in names if names.count(n) > 1), None):
         what = f"{file} has two columns {twice!r}"
-        raise ConfigError(f"{what}; give each a name of its own, or header=False if the first line is a sample")
+        raise ConfigError(f"{what}; rename one, or give header=False if the first line is a sample")

@@ -1,4 +1,4 @@
-"""What lies below a folder: all of it, each real folder once, and nothing that lies elsewhere."""
+"""List the files below a folder: all of them, each real folder once, and none outside of it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ ALLOW = "allow"
 
 
 def walk(root: Path, external: str, hidden: bool = False) -> Iterator[tuple[str, list[str], list[str]]]:
-    """(folder, names of its folders, of its files), sorted; links are followed, and to what lies outside of root only
-    if external is `allow`, never to a folder that was met before or lies above. Hidden ones only if `hidden`."""
+    """Yield (folder, names of its folders, names of its files), sorted. hidden: include hidden ones.
+
+    Links are followed. Raise ConfigError for a link that leads out of root, unless external is "allow", and for a link
+    to a folder that was already visited or is above."""
 
     def stop(error: OSError) -> None:
         raise ConfigError(printable(f"{error.filename} cannot be read: {error.strerror}"))
@@ -25,7 +27,7 @@ def walk(root: Path, external: str, hidden: bool = False) -> Iterator[tuple[str,
     met = {_identity(above): str(above) for above in Path(top).parents}
     for folder, names, files in os.walk(root, onerror=stop, followlinks=True):
         if (first := met.setdefault(_identity(folder), folder)) != folder:
-            raise ConfigError(printable(f"{folder} is {first} again, by a link; remove the link"))
+            raise ConfigError(printable(f"{folder} is a link to {first}, which was already read; remove the link"))
         if not hidden:
             names[:] = [n for n in names if not n.startswith(".")]
             files = [f for f in files if not f.startswith(".")]
@@ -38,7 +40,7 @@ def walk(root: Path, external: str, hidden: bool = False) -> Iterator[tuple[str,
 
 
 def files_of(root: Path, wanted: Callable[[str], bool], why: str, external: str, account: Account) -> list[Path]:
-    """The files below whose names are wanted, sorted; of the others the account is told why they are left out."""
+    """Return the files below with wanted names, sorted. The others are recorded as left out, with the reason."""
     found = []
     for folder, _, names in walk(root, external):
         for name in names:
@@ -50,29 +52,31 @@ def files_of(root: Path, wanted: Callable[[str], bool], why: str, external: str,
 
 
 def check_kind(path: str | Path) -> None:
-    """A pipe or a device would be waited for, or read for ever."""
+    """Raise ConfigError unless the path is a file or folder: reading a pipe or a device could hang."""
     try:
         mode = os.stat(path).st_mode
-    except OSError as error:  # a link that leads to nothing, or to itself
+    except OSError as error:  # a broken link, or a link to itself
         raise ConfigError(printable(f"{path} cannot be read: {error.strerror}")) from None
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise ConfigError(printable(f"{path} is no regular file (a pipe, a socket or a device); give files or folders"))
+        raise ConfigError(printable(f"{path} is a pipe, a socket or a device; give regular files or folders"))
 
 
 def check_inside(path: str | Path, top: str, external: str) -> None:
-    """top: the real path of the source. A folder from elsewhere could hold a link to any file of whoever packs it."""
+    """Raise ConfigError for a link out of the source: a foreign folder could link to any private file.
+
+    top: the real path of the source."""
     if external == ALLOW or not os.path.islink(path) or lies_in(path, top):
         return
     raise ConfigError(
         printable(
-            f"{path} is a link to {os.path.realpath(path)}, outside of {top}; external='allow' reads what lies "
-            "elsewhere, if you trust who made the link"
+            f"{path} is a link to {os.path.realpath(path)}, outside of {top}; external='allow' follows it if you trust "
+            "the author of the link"
         )
     )
 
 
 def lies_in(path: str | Path, top: str) -> bool:
-    """Whether what a path leads to, by all its links, lies in the folder of this real path."""
+    """Return True if the path, with all links resolved, is in the folder with the real path `top`."""
     real = os.path.realpath(path)
     return real == top or real.startswith(top.rstrip(os.sep) + os.sep)
 

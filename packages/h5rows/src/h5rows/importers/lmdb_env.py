@@ -1,8 +1,8 @@
-"""LMDB. Keys <field><number> of several fields make samples of these; else each key is a sample, the fields `value` and
-`key`.
+"""Read LMDB. Keys of the form <field><number> are the fields of numbered samples; otherwise each key is a sample with
+the fields `value` and `key`.
 
-No samples are `__...__`, and names such as num-samples beside numbered keys. Those that are not the number of the
-samples, written as text, are left out by name.
+Keys such as `__...__`, and num-samples among numbered keys, are not samples. They are left out by name, unless their
+value is the number of samples as text.
 """
 
 from __future__ import annotations
@@ -26,41 +26,43 @@ NUMBERED = re.compile(rb"(?P<field>.*?)[-_:/ ]*(?P<number>\d+)", re.DOTALL)
 
 
 class LmdbSource(EncodedSource):
+    """The samples of an LMDB environment."""
+
     def __init__(self, path: Path, options: PackOptions) -> None:
         need("lmdb", f"reading {path}", "lmdb")
         self.path = path
         for _ in walk(path, options.external) if path.is_dir() else ():
-            pass  # no file of it lies elsewhere
+            pass  # raises if a file is outside of it
         self._env: Any = None
         self._keys, names = self._list_keys()
         self._names = names
         size = len(self._keys) // max(1, len(names))
         self.splits = {"": range(size)}
-        self._close()  # an environment must not cross a fork
+        self._close()  # an LMDB environment must not be used after a fork
         try:
             self.learn(size, options, path)
         finally:
             self._close()
-        # keys that are more than a number say something: which sample it is, of what class
+        # keys that are not only numbers have information, such as the class
         if names == ["value"] and "key" not in self.fields and not all(key.isdigit() for key in self._keys):
             self.fields["key"] = Field((None,), np.dtype(np.uint8), key_attrs(self._keys))
 
     def _list_keys(self) -> tuple[list[bytes], list[str]]:
-        """(keys, sample by sample and field by field; names of the fields)"""
+        """Return (keys ordered by sample and field, names of the fields)."""
         with self._open().begin() as txn:
             keys = [bytes(k) for k in txn.cursor().iternext(values=False)]
             if twice := next((a for a, b in itertools.pairwise(keys) if a == b), None):
-                raise ConfigError(f"{self.path}: key {twice!r} has several values; give each a key of its own")
+                raise ConfigError(f"{self.path}: key {twice!r} has several values; use one key per value")
             others = [key for key in keys if not RESERVED.fullmatch(key) and not COUNTS.fullmatch(key)]
-            if not others or not all(map(NUMBERED.fullmatch, others)):  # a plain name beside others is a sample
+            if not others or not all(map(NUMBERED.fullmatch, others)):  # if a key has no number, all keys are samples
                 others = [key for key in keys if not RESERVED.fullmatch(key)]
             kept, names = arrange(others)
             self.account.held["keys"], self.account.taken["keys"] = len(keys), len(kept)
             for key in sorted(set(keys) - set(kept)):
                 if (value := bytes(txn.get(key))).strip() == b"%d" % (len(kept) // max(1, len(names))):
-                    self.account.taken["keys"] += 1  # the file's rows say the same
+                    self.account.taken["keys"] += 1  # the file has this many rows anyway
                 else:
-                    self.account.leave("keys", repr(key)[1:], f"{len(value):,} bytes that are no sample's")
+                    self.account.leave("keys", repr(key)[1:], f"{len(value):,} bytes that belong to no sample")
         return kept, names
 
     def _open(self) -> Any:
@@ -80,14 +82,16 @@ class LmdbSource(EncodedSource):
             self._env = None
 
     def name_of(self, row: int) -> str:
+        """Return the first key of a sample, for messages."""
         return f"{self.path.name}: key {self._keys[row * len(self._names)].decode('utf-8', 'replace')!r}"
 
     def raw(self, row: int) -> dict[str, Any]:
+        """Return {field: bytes} of a sample."""
         keys = self._keys[row * len(self._names) : (row + 1) * len(self._names)]
         with self._open().begin() as txn:
             values = [txn.get(key) for key in keys]
         if None in values:
-            raise BadSample(self.name_of(row), "has gone since the keys were listed")
+            raise BadSample(self.name_of(row), "was deleted after the keys were listed")
         found = dict(zip(self._names, values, strict=True))
         return found | {"key": np.frombuffer(keys[0], np.uint8)} if "key" in self.fields else found
 
@@ -96,7 +100,7 @@ class LmdbSource(EncodedSource):
 
 
 def arrange(keys: list[bytes]) -> tuple[list[bytes], list[str]]:
-    """(keys, sample by sample and field by field; names of the fields)"""
+    """Return (keys ordered by sample and field, names of the fields)."""
     matches = [NUMBERED.fullmatch(k) for k in keys]
     if not keys or not all(matches):
         return keys, ["value"]
@@ -111,6 +115,7 @@ def arrange(keys: list[bytes]) -> tuple[list[bytes], list[str]]:
 
 
 def key_attrs(keys: list[bytes]) -> dict[str, Any]:
+    """Return the attributes of the field `key`: UTF-8 if all keys are."""
     try:
         b"\n".join(keys).decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Rows of CSV and Parquet files by number."""
+"""Read rows of CSV and Parquet files by number."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from h5rows.source import Rows
 class Groups:
     """The row groups of Parquet files, or CSV files as one group.
 
-    file_rows: how many rows each file has. is_csv: of all files, whose cells are in memory then."""
+    file_rows: number of rows per file. is_csv: True if the files are CSV, whose cells are in memory."""
 
     def __init__(self, files: list[Path], options: PackOptions) -> None:
         self.files, self.is_csv = files, files[0].suffix.lower() != ".parquet"
-        self._places: list[tuple[int, int]] = []  # of each group: file, and number in it
+        self._places: list[tuple[int, int]] = []  # (file, number in it) of each group
         self._last: tuple[Any, Any] = (None, None)
         pq = need("pyarrow.parquet", f"reading {files[0]}", "pyarrow")
         if self.is_csv:
@@ -33,7 +33,7 @@ class Groups:
             for k, file in enumerate(files):
                 try:
                     meta = pq.read_metadata(file)
-                except Exception as error:  # pyarrow raises its own and OSError
+                except Exception as error:  # pyarrow raises OSError and its own errors
                     raise ConfigError(f"{file} cannot be read as Parquet: {error}") from None
                 schema = meta.schema.to_arrow_schema()
                 check_names(file, schema.names)
@@ -42,22 +42,23 @@ class Groups:
                 elif not schema.equals(self.schema):
                     here, there = ({f"{f.name} {f.type}" for f in s} for s in (schema, self.schema))
                     what = f"{file} has other columns than {files[0]}"
-                    raise ConfigError(f"{what}: {sorted(here - there)} for {sorted(there - here)}")
+                    raise ConfigError(f"{what}: {sorted(here - there)} instead of {sorted(there - here)}")
                 self.file_rows.append(meta.num_rows)
                 self._places += [(k, g) for g in range(meta.num_row_groups)]
                 sizes += [meta.row_group(g).num_rows for g in range(meta.num_row_groups)]
         self.begins = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
     def __len__(self) -> int:
-        """How many groups."""
+        """Return the number of groups."""
         return len(self.begins) - 1
 
     @property
     def rows(self) -> int:
+        """Return the number of rows of all groups."""
         return int(self.begins[-1])
 
     def table(self, group: int, columns: Sequence[str]) -> Any:
-        """The last group read is kept: blocks lie one after the other."""
+        """Return these columns of a group. The last group stays in memory, as blocks are read in order."""
         if self.is_csv:
             return self._csv.select(list(columns))
         if self._last[0] != (key := (group, tuple(columns))):
@@ -69,6 +70,7 @@ class Groups:
         return self._last[1]
 
     def take(self, rows: Rows, columns: Sequence[str]) -> Any:
+        """Return these rows of these columns as an arrow table."""
         import pyarrow as pa
 
         where = np.asarray(rows)
@@ -77,7 +79,7 @@ class Groups:
         return pa.concat_tables([table.take(where[of == g] - self.begins[g]) for g, table in tables])
 
     def number_type(self, columns: Sequence[str], gaps: bool) -> np.dtype:
-        """The type that a field of these columns takes, so that none of its cells changes. gaps: some may be empty."""
+        """Return the type that represents all cells of these columns. gaps: empty cells are possible."""
         kinds = [number_type(self.schema.field(c).type) for c in columns]
         whole = any(kind.kind != "f" for kind in kinds)
         if gaps and whole and any(has_gaps(self.table(g, columns), columns) for g in range(len(self))):
@@ -85,21 +87,23 @@ class Groups:
         return np.result_type(*kinds)
 
     def forget(self) -> None:
-        """Before a fork: the parent's Parquet tables stay with the parent."""
+        """Release the cached table. Call it before a fork."""
         self._last = (None, None)
 
 
 def has_gaps(table: Any, columns: Sequence[str]) -> bool:
+    """Return True if a cell of these columns is empty."""
     cells = [table.column(c).combine_chunks() for c in columns]
     return any(c.null_count or (is_list(c.type) and c.flatten().null_count) for c in cells)
 
 
 def is_list(kind: Any) -> bool:
+    """Return True for an arrow type of lists."""
     return str(kind).startswith(("list", "large_list", "fixed_size_list"))
 
 
 def number_type(kind: Any) -> np.dtype:
-    """NumPy's of an arrow type, or of the values of its lists; ValueError: it is none of numbers."""
+    """Return the NumPy type of an arrow type, or of the values of its lists. Raise ValueError if it is not numeric."""
     import pyarrow.types as pt
 
     inner = kind.value_type if is_list(kind) else kind
@@ -109,8 +113,8 @@ def number_type(kind: Any) -> np.dtype:
 
 
 def exact(cells: Any, dtype: np.dtype | None) -> np.ndarray:
-    """An arrow array as this type, None: its own; NaN where it is empty. ValueError where a whole number might change,
-    which is from 2^24 or 2^53 on as float32 or float64."""
+    """Return an arrow array as this type (None: its own); empty cells are NaN. Raise ValueError if a whole number might
+    change, which is possible from 2^24 (float32) or 2^53 (float64)."""
     import pyarrow as pa
 
     dtype = dtype or number_type(cells.type)

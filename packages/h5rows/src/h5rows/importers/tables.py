@@ -1,9 +1,9 @@
-"""CSV and Parquet: a field for each column, or `--fields a,b,c=x` and `--fields 'pixel*=x'` for several in one.
+"""Read CSV and Parquet: one field per column, or `--fields a,b,c=x` and `--fields 'pixel*=x'` for stacked columns.
 
-Strings become classes (sorted, as the attribute `classes`; what has none is -1, as the attribute `missing_value` says)
-or, with --as COLUMN=text, UTF-8 of any length, or, with --as COLUMN=tokens, the ids that --tokenizer makes of them.
-Bytes, and the {bytes, path} of Hugging Face's image sets, are decoded as in values.py. A column `split` gives the
-splits. What a Parquet file says beside its cells (`pandas`, `huggingface`) is not taken.
+Strings become classes: the attribute `classes` has the sorted names, and a missing class is -1 (attribute
+`missing_value`). With --as COLUMN=text they become UTF-8 of any length, with --as COLUMN=tokens the ids of --tokenizer.
+Bytes, and the {bytes, path} records of Hugging Face image sets, are decoded as in values.py. A column `split` contains
+the splits. Metadata of a Parquet file (`pandas`, `huggingface`) is not copied.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from h5rows.importers.values import TEXT, Decode, decoder, field_of, files_by_sp
 from h5rows.options import FOR_CSV, PackOptions
 from h5rows.source import SPLIT_NAMES, Bad, BadSample, Field, Rows, SampleSource, first_readable, ranges
 
-# numbers, dates, times, ranges, amounts; but digits alone, which a table says are texts, may be codes
+# numbers, dates, times, ranges, amounts; text of only digits is allowed, as it may be codes
 LIKE_NUMBERS = re.compile(
     r"[\W\d_]*\d[\W\d_]*|0x[0-9a-f]+|\d[\d.]*e[+-]?\d+|\d{4}-\d\d-\d\d[t ].*|.*\d:\d\d.*", re.I | re.S
 )
@@ -37,9 +37,9 @@ MISSING_CLASS = -1
 
 
 class TableSource(SampleSource):
-    """Each field is numbers, or a class of strings, or encoded cells, which are decoded one by one."""
+    """Rows of tables. A field is numbers, classes (strings), or encoded cells, which are decoded one by one."""
 
-    remedy = "; size= makes images one size, variable=True keeps each"
+    remedy = "; size= resizes all images, variable=True keeps their sizes"
 
     def __init__(self, groups: Groups, splits: dict[str, Rows], options: PackOptions, where: Path) -> None:
         self.groups, self.splits, self.options, self.where = groups, splits, options, where
@@ -50,10 +50,10 @@ class TableSource(SampleSource):
         self._classes: dict[str, dict[str | None, int]] = {}
         self._nan = options.empty != "stop"
         if not groups.is_csv:
-            options.check_for(FOR_CSV, f"{where}, which is Parquet,")
+            options.check_for(FOR_CSV, f"{where}, a Parquet file,")
             if options.empty not in ("stop", "nan"):
                 raise ConfigError(
-                    f"empty={options.empty!r}: {where} is Parquet, which says itself what is empty; give nan"
+                    f"empty={options.empty!r}: {where} is Parquet, which marks empty cells itself; use nan"
                 )
         names, files = groups.schema.names, options.file_column
         usual = [name for name in names if name not in ("split", files)]
@@ -62,11 +62,11 @@ class TableSource(SampleSource):
             if files not in names:
                 raise ConfigError(f"file_column={files!r}: {where} has no such column; it has {names}")
             if files != "image" and files in options.fields:
-                what = f"fields={files!r}: of file_column={files!r} comes the field image"
+                what = f"fields={files!r}: file_column={files!r} creates the field image"
                 raise ConfigError(f"{what}; write image, or image=NAME")
             if files != "image" and "image" in names:
                 raise ConfigError(
-                    f"file_column={files!r} makes a field image, and {where} has a column of that name; rename it"
+                    f"file_column={files!r} creates a field image, but {where} has a column of this name; rename it"
                 )
         for wanted in options.fields or usual:
             self._columns[wanted] = [files] if files and wanted == "image" else self._named(wanted)
@@ -76,7 +76,7 @@ class TableSource(SampleSource):
         self.groups.forget()
 
     def _named(self, wanted: str) -> list[str]:
-        """The columns of a field: one, a,b or pixel*; a column whose own name holds such a sign is meant by it."""
+        """Return the columns of a field: those of exactly this name, of a,b or of a pattern such as pixel*."""
         names = self.groups.schema.names
         found = [[part] if part in names else fnmatch.filter(names, part) for part in wanted.split(",")]
         if wanted not in names and not all(found):
@@ -88,7 +88,7 @@ class TableSource(SampleSource):
 
         kind, given = self.groups.schema.field(columns[0]).type, self.options.kinds.get(name)
         if len(columns) > 1 and not (pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind)):
-            raise ConfigError(f"fields=: {name!r} are {len(columns)} columns, and {columns[0]!r} holds no numbers")
+            raise ConfigError(f"fields=: {name!r} has {len(columns)} columns, but {columns[0]!r} is not of numbers")
         if columns == [self.options.file_column]:
             return self._learn_encoded(name, lambda _: NamedImages(self.options, self.where))
         if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_dictionary(kind):
@@ -109,15 +109,15 @@ class TableSource(SampleSource):
             return self._learn_encoded(name, lambda raw: decoder(given or guess(raw, what), self.options, name))
         if given not in (None, "int", "float"):
             raise ConfigError(
-                f"kinds={{{name!r}: {given!r}}}: {self.where} holds {kind} there, which is packed as it is"
+                f"kinds={{{name!r}: {given!r}}}: {self.where} has {kind} there, which is packed unchanged"
             )
         first = self.groups.take(range(1), columns)
-        size = self._numbers(first, range(1), columns, None).shape[1:]  # before: says what is no number
+        size = self._numbers(first, range(1), columns, None).shape[1:]  # first, because it raises for other types
         dtype = self.groups.number_type(columns, self._nan)
         return Field((None,) if self.options.variable and is_list(kind) and len(columns) == 1 else size, dtype)
 
     def _learn_encoded(self, name: str, decoder_for: Callable[[Any], Decode]) -> Field:
-        """The field of cells that are decoded one by one. decoder_for: makes the decoder for the first that can be."""
+        """Return the field of encoded cells. decoder_for: returns the decoder, given the first readable cell."""
         columns = self._columns[name]
 
         def learn(row: int) -> Field:
@@ -144,13 +144,13 @@ class TableSource(SampleSource):
             found |= set(self.groups.table(g, [column]).column(column).unique().to_pylist())
         if None in found and not self._nan:
             what = f"{self.where}: column {column!r} has empty cells"
-            remedy = f"empty='nan' makes them class {MISSING_CLASS} (data.missing.FIELD=drop leaves such rows out)"
-            raise ConfigError(f"{what}; {remedy}, fields= leaves the column out")
+            remedy = f"empty='nan' makes them class {MISSING_CLASS} (data.missing.FIELD=drop skips such rows)"
+            raise ConfigError(f"{what}; {remedy}, fields= can exclude the column")
         return found
 
     def _check_classes(self, name: str, found: set[str]) -> None:
-        """What is meant as numbers or texts would lose its meaning as numbers of classes."""
-        ways = f"kinds={{{name!r}: 'class'}} makes each different cell a class, kinds={{{name!r}: 'text'}} keeps texts"
+        """Raise ConfigError if cells look like numbers or free text, which should not become classes."""
+        ways = f"kinds={{{name!r}: 'class'}} makes each different cell a class, kinds={{{name!r}: 'text'}} keeps text"
         where, cells = f"{self.where}: column {name!r}", sorted(found)
         like = [cell for cell in cells if LIKE_NUMBERS.fullmatch(cell.strip())]
         if like and not all(map(str.isdigit, cells)):
@@ -159,32 +159,31 @@ class TableSource(SampleSource):
             if odd is None:
                 said, way = f"{like[0]!r}, a number or a name", f"kinds={{{name!r}: 'float'}} a number, "
             elif plain:
-                said, way = f"the number {plain[0]!r} and {odd!r}", f"empty={odd!r} reads that as no value, "
+                said, way = f"the number {plain[0]!r} and {odd!r}", f"empty={odd!r} reads it as a missing value, "
             else:
-                said, way = f"{like[0]!r}, no number and no name", ""
-            raise ConfigError(f"{where} holds {said}: {way * self.groups.is_csv}{ways}")
+                said, way = f"{like[0]!r}, neither a number nor a name", ""
+            raise ConfigError(f"{where} contains {said}: {way * self.groups.is_csv}{ways}")
         if len(found) > max(FEW_CLASSES, self.groups.rows // 2):
             texts = f"has {len(found):,} different texts in {self.groups.rows:,} rows"
-            raise ConfigError(f"{where} {texts}: {ways}, fields= leaves it out")
+            raise ConfigError(f"{where} {texts}: {ways}, fields= can exclude it")
 
     def _numbers(self, table: Any, rows: Rows, columns: list[str], dtype: np.dtype | None) -> np.ndarray:
-        """(B,) of one column, (B, n) of several or of a column of lists of one length. dtype None: each its own."""
+        """Return (B,) for one column, (B, n) for several or for lists of equal length. dtype: None keeps the types."""
         made = []
         for column in columns:
             flat, lengths = self._cells(table, rows, column, dtype)
             if len(set(lengths)) > 1:
-                raise ConfigError(f"{self.where}: {column!r} holds lists of different length; variable=True keeps them")
+                raise ConfigError(f"{self.where}: {column!r} has lists of different length; variable=True keeps them")
             made.append(flat.reshape(len(lengths), -1) if lengths else flat)
         if len(columns) == 1:
             return made[0]
         if any(m.ndim > 1 for m in made):
-            raise ConfigError(f"{self.where}: {columns} cannot go into one field: lists are among them")
+            raise ConfigError(f"{self.where}: {columns} cannot be stacked, as some contain lists")
         return np.stack(made, axis=1)
 
     def _cells(self, table: Any, rows: Rows, column: str, dtype: np.dtype | None) -> tuple[np.ndarray, list[int]]:
-        """(numbers of this type, which must hold each whole one among them; of a column of lists their lengths).
-
-        An empty place is NaN, or refused; a list that is missing is refused."""
+        """Return (numbers of this type, lengths of lists or []). Raise ConfigError if a whole number would change, if a
+        list is missing, or if a cell is empty and the option `empty` is "stop"."""
         cells = table.column(column).combine_chunks()
         lists = is_list(cells.type)
         flat = cells.flatten() if lists else cells
@@ -195,15 +194,16 @@ class TableSource(SampleSource):
                 if not cell.is_valid or (lists and not self._nan and cell.values.null_count)
             )
             what = f"{self.where}: column {column!r} is empty or NaN in row {row} (from 0, without the header)"
-            raise ConfigError(f"{what}; empty='nan' reads NaN for a missing number, fields= leaves the column out")
+            raise ConfigError(f"{what}; empty='nan' reads missing numbers as NaN, fields= can exclude the column")
         try:
             return exact(flat, dtype), [len(cell) for cell in cells] if lists else []
         except ValueError as error:
-            as_text = f", or kinds={{{column!r}: 'text'}} keeps it as it is written" if self.groups.is_csv else ""
+            as_text = f", or kinds={{{column!r}: 'text'}} keeps its text" if self.groups.is_csv else ""
             what = f"{self.where}: column {column!r}: {error}"
             raise ConfigError(f"{what}; choose columns with fields={as_text}") from None
 
     def read(self, rows: Rows, fields: Sequence[str]) -> tuple[dict[str, Any], list[Bad]]:
+        """Return these fields of these rows, and the samples that cannot be read."""
         table = self.groups.take(rows, list(dict.fromkeys(c for f in fields for c in self._columns[f])))
         encoded = {f: table.column(self._columns[f][0]).to_pylist() for f in fields if f in self._decode}
         one = lambda k: {f: self._decoded(int(rows[k]), f, encoded[f][k]) for f in encoded}  # noqa: E731
@@ -227,7 +227,7 @@ class TableSource(SampleSource):
         return out, bad
 
     def _raw(self, row: int, name: str, cell: Any) -> Any:
-        """The bytes of a cell, or the name of a file."""
+        """Return the bytes of a cell, or a file name. Raise BadSample if it is empty."""
         raw = cell.get("bytes") if isinstance(cell, dict) else cell
         if raw is None:
             raise BadSample(f"{self.name_of(row)}: {name}", "is empty")
@@ -238,15 +238,17 @@ class TableSource(SampleSource):
         return made
 
     def name_of(self, row: int) -> str:
+        """Return file and row of a sample, for messages."""
         return f"{self.where}, row {row}"
 
 
 def utf8(cell: str, name: object) -> np.ndarray:
+    """Return the UTF-8 bytes of a cell, (n,) uint8."""
     return np.frombuffer(cell.encode(), np.uint8)
 
 
 class NamedImages(ImageDecoder):
-    """The name of a file below the folder of a table -> its image."""
+    """Decode the image of a file name relative to the folder of the table."""
 
     def __init__(self, options: PackOptions, table: Path) -> None:
         super().__init__(options)
@@ -254,15 +256,16 @@ class NamedImages(ImageDecoder):
         self.table, self.root = table, table if table.is_dir() else table.parent
 
     def __call__(self, data: Any, name: object) -> np.ndarray:
+        """Decode the image with this file name. Raise ConfigError if it is outside of the folder."""
         path = os.path.join(self.root, str(data))
         if self.external != ALLOW and not lies_in(path, os.path.realpath(self.root)):
             problem = f"{self.table}: column {self.column!r} names {str(data)!r}, outside of {self.root}"
-            raise ConfigError(f"{problem}; external='allow' reads what lies elsewhere")
+            raise ConfigError(f"{problem}; external='allow' reads it")
         return super().__call__(path, data)
 
 
 class Tokens:
-    """A text -> the ids of --tokenizer."""
+    """Convert a text to the ids of --tokenizer."""
 
     def __init__(self, options: PackOptions) -> None:
         self.tokenizer = tokenizer_file(options.tokenizer, options.length)
@@ -270,6 +273,7 @@ class Tokens:
         self.dtype = np.min_scalar_type(self.vocab_size - 1)
 
     def __call__(self, cell: str, name: object) -> np.ndarray:
+        """Return the ids of a text, (n,). Raise BadSample if there are none."""
         ids = self.tokenizer.encode(cell).ids
         if not ids:
             raise BadSample(name, "is empty")
@@ -277,6 +281,7 @@ class Tokens:
 
 
 def open_table(path: Path, options: PackOptions) -> TableSource:
+    """Open CSV or Parquet files. Raise ConfigError if they have no rows."""
     account = Account()
     by_split = files_by_split(path, (".csv", ".tsv", ".parquet"), options.external, account)
     groups = Groups([f for files in by_split.values() for f in files], options)
@@ -292,8 +297,9 @@ def open_table(path: Path, options: PackOptions) -> TableSource:
 
 
 def by_column(groups: Groups, path: Path) -> dict[str, Rows]:
+    """Return {split: rows} by the cells of the column `split`."""
     cells = np.array([str(v) for v in groups.take(range(groups.rows), ["split"]).column("split").to_pylist()])
     if unknown := sorted({c for c in cells.tolist() if c.lower() not in SPLIT_NAMES}):
-        raise ConfigError(f"{path}: the column split holds {unknown[0]!r}; it may hold {sorted(SPLIT_NAMES)}")
+        raise ConfigError(f"{path}: the column split contains {unknown[0]!r}; it must be one of {sorted(SPLIT_NAMES)}")
     named = np.array([SPLIT_NAMES[c.lower()] for c in cells.tolist()])
     return {name: np.flatnonzero(named == name) for name in dict.fromkeys(named.tolist())}

@@ -1,4 +1,4 @@
-"""Text as one stream of token ids; splits are cut off its end."""
+"""Read text files as one stream of token ids; splits are taken from its end."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from h5rows.importers.values import files_by_split
 from h5rows.options import PackOptions
 from h5rows.source import ArraySource
 
-PIECE = 1 << 24  # characters that a tokenizer gets at a time, cut at the end of a line
+PIECE = 1 << 24  # characters per call of a tokenizer, cut at the end of a line
 
 
 Encode = Callable[[str], Any]  # text -> ids
 
 
 def open_text(path: Path, options: PackOptions) -> ArraySource:
-    """The field `tokens`; its attributes say which tokenizer, and how many ids there are."""
+    """Open text files: the field `tokens`, with the tokenizer and the size of its vocabulary as attributes."""
     account = Account()
     by_split = files_by_split(path, (".txt",), options.external, account)
     files = [f for found in by_split.values() for f in found]
@@ -52,10 +52,12 @@ def open_text(path: Path, options: PackOptions) -> ArraySource:
 
 
 def char_ids(text: str, codes: np.ndarray) -> np.ndarray:
+    """Return the index of each character in the sorted `codes`."""
     return np.searchsorted(codes, np.frombuffer(text.encode("utf-32-le"), np.uint32))
 
 
 def pieces(file: Path) -> Iterator[str]:
+    """Yield the text of a file in pieces that end with a line. Raise ConfigError if it is not UTF-8."""
     try:
         with open(file, encoding="utf-8", newline="") as stream:
             while text := stream.read(PIECE):
@@ -65,10 +67,10 @@ def pieces(file: Path) -> Iterator[str]:
 
 
 def tokenizer_file(name: str, length: int | None = None) -> Any:
-    """The Tokenizer of a JSON file, or of the folder that transformers wrote one into. length: ids are cut to it."""
+    """Return the Tokenizer of a JSON file, or of a folder written by transformers. length: truncate ids to it."""
     file = Path(name) / "tokenizer.json" if Path(name).is_dir() else Path(name)
     if not file.is_file():
-        raise ConfigError(f"tokenizer={name!r}: no file {file}; give bytes, chars, a tokenizers JSON file or a folder")
+        raise ConfigError(f"tokenizer={name!r}: {file} is missing; give bytes, chars, a tokenizer.json or its folder")
     loaded = need("tokenizers", f"tokenizer={name!r}", "tokenizers").Tokenizer.from_file(str(file))
     loaded.no_padding()
     if length:
@@ -79,7 +81,7 @@ def tokenizer_file(name: str, length: int | None = None) -> Any:
 
 
 def spool(files: list[Path], encode: Encode, size: int) -> np.ndarray:
-    """All ids of these files, each below `size`, through a temporary file: how many there are shows only at the end."""
+    """Return all ids of these files, each < `size`, from a temporary file, as their number is only known at the end."""
     dtype, count = np.min_scalar_type(size - 1), 0
     with tempfile.TemporaryFile() as file:
         for name in files:

@@ -1,9 +1,9 @@
-"""TFRecord files of tf.train.Example, read without TensorFlow.
+"""Read TFRecord files of tf.train.Example, without TensorFlow.
 
     record    length uint64 | masked crc32c of the length | data | masked crc32c of the data
     Example   {1: Features {1: map entry {1: name, 2: Feature {1: bytes | 2: floats | 3: int64s {1: values}}}}}
 
-Both checksums are verified: that of each length when a file is opened, that of the data where it is read.
+Both checksums are verified: the checksum of each length when a file is opened, that of the data when it is read.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from h5rows.source import BadSample
 
 
 def masked_crc32c(data: bytes) -> int:
-    """The checksum of TFRecord."""
+    """Return the checksum that TFRecord uses."""
     crc = need("google_crc32c", "reading TFRecord", "google-crc32c").value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def frames(path: Path) -> Iterator[tuple[int, int]]:
-    """(offset, size) of the data of each record."""
+    """Yield (offset, size) of the data of each record. Raise ConfigError if the file is damaged or cut off."""
     size, at = path.stat().st_size, 0
     with open(path, "rb", buffering=1 << 20) as file:
         while at < size:
@@ -48,6 +48,7 @@ def frames(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return (value, next offset) of the varint at this offset."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -59,7 +60,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def message(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """(field number, its bytes) of a protobuf message."""
+    """Yield (field number, its bytes) of a protobuf message."""
     at = 0
     while at < len(data):
         tag, at = varint(data, at)
@@ -77,7 +78,7 @@ def message(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def varints(data: bytes) -> np.ndarray:
-    """int64 values, one after the other."""
+    """Return the int64 values of concatenated varints, (n,)."""
     raw = np.frombuffer(data, np.uint8)
     if not len(raw):
         return np.zeros(0, np.int64)
@@ -91,7 +92,7 @@ def varints(data: bytes) -> np.ndarray:
 
 
 def feature(data: bytes) -> Any:
-    """bytes, or a float32 or int64 array (n,)."""
+    """Return the value of a Feature: bytes, or a float32 or int64 array (n,)."""
     found = list(message(data))
     if len(found) != 1:
         raise ValueError("an empty feature")
@@ -101,15 +102,16 @@ def feature(data: bytes) -> Any:
         if len(values) != 1:
             raise ValueError(f"a feature of {len(values)} byte strings; one is supported")
         return values[0]
-    together = b"".join(values)  # packed, or one by one
+    together = b"".join(values)  # packed or unpacked encoding
     return np.frombuffer(together, "<f4") if kind == 2 else varints(together)
 
 
 def example(data: bytes) -> dict[str, Any]:
+    """Return {feature: value} of an Example. Raise ValueError for other messages."""
     out = {}
     for number, features in message(data):
         if number != 1:
-            raise ValueError("a SequenceExample, whose feature_lists are not read" if number == 2 else "other fields")
+            raise ValueError("a SequenceExample, which is not supported" if number == 2 else "other fields")
         for entry_number, entry in message(features):
             parts = dict(message(entry))
             if entry_number != 1 or not set(parts) <= {1, 2}:
@@ -119,16 +121,19 @@ def example(data: bytes) -> dict[str, Any]:
 
 
 class RecordSource(ShardSource):
+    """The records of TFRecord files."""
+
     def __init__(self, path: Path, options: PackOptions) -> None:
         self._found: list[np.ndarray] = []
         super().__init__(path, ".tfrecord", options)
         self._records, self._found = np.concatenate(self._found), []  # (file, offset, size) of each
-        self._many: set[str] = set()  # features of more than one number, though the first record may hold just one
+        self._many: set[str] = set()  # features with several numbers in some record, even if the first has one
         if options.variable:
             self._many = self._of_many(set(options.fields))
         self.learn(len(self._records), options, path)
 
     def index(self, number: int, file: Path) -> int:
+        """Find the records of a file, and return their number."""
         self._found.append(np.array([(number, *frame) for frame in frames(file)], np.int64).reshape(-1, 3))
         return len(self._found[-1])
 
@@ -144,11 +149,12 @@ class RecordSource(ShardSource):
         return many
 
     def name_of(self, row: int) -> str:
+        """Return file and offset of a record, for messages."""
         number, offset, _ = self._records[row].tolist()
         return f"{self.files[number].name}, record at byte {offset - 12}"
 
     def raw(self, row: int) -> dict[str, Any]:
-        """A feature of a single number has no axis, unless its length differs between records."""
+        """Return {feature: value}. A single number has shape (), unless the feature has several in another record."""
         return {
             name: value.reshape(())
             if not isinstance(value, bytes) and len(value) == 1 and name not in self._many
@@ -157,6 +163,7 @@ class RecordSource(ShardSource):
         }
 
     def parse(self, row: int) -> dict[str, Any]:
+        """Return {feature: bytes or array (n,)} of a record. Raise BadSample if it is damaged."""
         number, offset, size = self._records[row].tolist()
         data = self.piece(number, offset, size + 4)
         if len(data) < size + 4 or masked_crc32c(data[:size]) != int.from_bytes(data[size:], "little"):
@@ -164,7 +171,7 @@ class RecordSource(ShardSource):
         try:
             values = example(data[:size])
         except (ValueError, IndexError, KeyError, AttributeError, TypeError) as error:
-            raise BadSample(self.name_of(row), f"is no tf.train.Example: {error}") from None
+            raise BadSample(self.name_of(row), f"is not a tf.train.Example: {error}") from None
         if not values:
-            raise BadSample(self.name_of(row), "is no tf.train.Example: it has no features")
+            raise BadSample(self.name_of(row), "is not a tf.train.Example: it has no features")
         return values

@@ -1,4 +1,4 @@
-"""Encoded samples, as LMDB, tar and TFRecord hold them: bytes -> array, by a kind that is given or guessed."""
+"""Decode samples of LMDB, tar and TFRecord files: bytes -> array, by a kind that is given or detected."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from h5rows.source import SPLIT_NAMES, BadSample, Field, SampleSource, bad, firs
 TEXT = {"encoding": "utf-8"}
 IMAGE_MAGIC = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"P5", b"P6")
 Decode = Callable[[Any, object], np.ndarray]  # (bytes, name of the sample) -> array
-WIDENED: set[str] = set()  # types that this process has met and NumPy lacks
-WHOLE_NUMBER = re.compile(rb"0|-?[1-9][0-9]*")  # what int() and str() carry there and back
+WIDENED: set[str] = set()  # types that were read and that NumPy does not have
+WHOLE_NUMBER = re.compile(rb"0|-?[1-9][0-9]*")  # str(int(x)) == x for these
 AS_TEXT = "kinds={'NAME': 'text'} keeps it"
 
 
 def guess(raw: bytes, where: object) -> str:
-    """The kind of a value that nobody named."""
+    """Return the kind of bytes whose kind was not given. Raise ConfigError for a pickle or unknown bytes."""
     if raw.startswith(IMAGE_MAGIC) or (raw[:4] == b"RIFF" and raw[8:12] == b"WEBP"):
         return "image"
     if raw.startswith(b"\x93NUMPY"):
@@ -43,12 +43,13 @@ def guess(raw: bytes, where: object) -> str:
         text = raw.decode()
     except UnicodeDecodeError:
         raise ConfigError(
-            f"{where}: {len(raw)} bytes of unknown kind; say which: kinds={{'NAME': 'uint8:3,32,32'}}"
+            f"{where}: {len(raw)} bytes of unknown kind; give it, such as kinds={{'NAME': 'uint8:3,32,32'}}"
         ) from None
     return "number" if WHOLE_NUMBER.fullmatch(text.strip().encode()) else "text"
 
 
 def decoder(kind: str, options: PackOptions, name: str) -> Decode:
+    """Return the decoder of a kind, such as image or uint8:3,32,32. Raise ConfigError if it is unknown."""
     plain = {"npy": read_npy, "pth": read_pth, "text": read_text, "int": read_int, "float": read_float}
     plain["number"] = read_number
     if kind == "image":
@@ -64,15 +65,15 @@ def decoder(kind: str, options: PackOptions, name: str) -> Decode:
 
 
 def read_raw(dtype: np.dtype, shape: tuple[int, ...], raw: bytes, name: object) -> np.ndarray:
-    """Numbers as they lie in memory."""
+    """Return numbers from raw bytes. Raise BadSample if their number is wrong."""
     size = int(np.prod(shape)) * dtype.itemsize
     if len(raw) != size:
-        raise BadSample(name, f"has {len(raw)} bytes, {dtype}:{shape} takes {size}")
+        raise BadSample(name, f"has {len(raw)} bytes, but {dtype}:{shape} has {size}")
     return np.frombuffer(raw, dtype).reshape(shape)
 
 
 def read_npy(raw: bytes | str, name: object, mapped: bool = False) -> np.ndarray:
-    """Of the bytes of a file, or of its path, which may be mapped."""
+    """Return the array of a .npy file from its bytes or path. mapped: memory-map the path."""
     try:
         return np.load(
             io.BytesIO(raw) if isinstance(raw, bytes) else raw, mmap_mode="r" if mapped else None, allow_pickle=False
@@ -82,13 +83,14 @@ def read_npy(raw: bytes | str, name: object, mapped: bool = False) -> np.ndarray
 
 
 def explain(error: Exception) -> str:
+    """Return the error of numpy.load as text, with a remedy for pickled objects."""
     if "pickle" in str(error):
-        return "it holds Python objects, which could run code when read; save plain arrays"
+        return "it contains Python objects, which could run code when read; save plain arrays"
     return str(error)
 
 
 def load_torch(raw: bytes | str, name: object, mapped: bool = False) -> Any:
-    """What torch.save wrote; read with weights_only, which runs no code."""
+    """Return the content of a file of torch.save, read with weights_only, which runs no code."""
     import torch
 
     file = io.BytesIO(raw) if isinstance(raw, bytes) else raw
@@ -96,18 +98,18 @@ def load_torch(raw: bytes | str, name: object, mapped: bool = False) -> Any:
         return torch.load(file, weights_only=True, map_location="cpu", mmap=mapped)
     except Exception as error:  # torch raises RuntimeError, UnpicklingError, EOFError ...
         if "mmap can only be used" in str(error):
-            raise BadSample(name, "is of the format before torch 1.6; load it and save it again") from None
+            raise BadSample(name, "has the format of torch < 1.6; load it and save it again") from None
         why = f"cannot be read by torch.load(weights_only=True): {first_line(error)}; save plain tensors"
         raise bad(name, error, why) from None
 
 
 def read_pth(raw: bytes | str, name: object) -> np.ndarray:
-    """The only tensor in a file of torch.save."""
+    """Return the only tensor of a file of torch.save. Raise BadSample for other content."""
     import torch
 
     value = load_torch(raw, name)
     if not isinstance(value, torch.Tensor):
-        raise BadSample(name, f"holds a {type(value).__name__}, not one tensor")
+        raise BadSample(name, f"contains a {type(value).__name__}, not one tensor")
     try:
         return to_numpy(value)
     except ValueError as error:
@@ -115,7 +117,7 @@ def read_pth(raw: bytes | str, name: object) -> np.ndarray:
 
 
 def to_numpy(tensor: Any) -> np.ndarray:
-    """bfloat16 and float8 become float32, which holds the same values and NumPy knows. ValueError: no plain numbers."""
+    """Return a tensor as array; bfloat16 and float8 become float32. Raise ValueError if NumPy cannot represent it."""
     narrow = str(tensor.dtype).startswith(("torch.bfloat16", "torch.float8"))
     if narrow:
         WIDENED.add(str(tensor.dtype).removeprefix("torch."))
@@ -124,10 +126,11 @@ def to_numpy(tensor: Any) -> np.ndarray:
         return wide.detach().resolve_conj().resolve_neg().numpy()
     except Exception as error:  # sparse, quantized, nested, on `meta` ...: torch raises TypeError, RuntimeError ...
         kind = f"{tensor.dtype}, {str(tensor.layout).removeprefix('torch.')}, on {tensor.device}"
-        raise ValueError(f"is a tensor that NumPy cannot hold ({kind}): {first_line(error)}") from None
+        raise ValueError(f"is a tensor that NumPy cannot represent ({kind}): {first_line(error)}") from None
 
 
 def read_text(raw: bytes, name: object) -> np.ndarray:
+    """Return UTF-8 bytes, (n,) uint8. Raise BadSample for other encodings."""
     try:
         raw.decode()
     except UnicodeDecodeError as error:
@@ -136,34 +139,36 @@ def read_text(raw: bytes, name: object) -> np.ndarray:
 
 
 def read_number(raw: bytes, name: object) -> np.ndarray:
-    """A whole number that nobody called one: 007 is a name."""
+    """Return a detected whole number. Raise BadSample for text such as 007, which may be a name."""
     if not WHOLE_NUMBER.fullmatch(raw.strip()) and re.fullmatch(rb"[+-]?[0-9]+", raw.strip()):
-        why = f"{AS_TEXT} as it is written, kinds={{'NAME': 'int'}} takes the number"
-        raise BadSample(name, f"is {raw.strip()[:30].decode()!r}, which no number is written as; {why}")
+        why = f"{AS_TEXT} as text, kinds={{'NAME': 'int'}} reads the number"
+        raise BadSample(name, f"is {raw.strip()[:30].decode()!r}, which may be a name or a number; {why}")
     return read_int(raw, name)
 
 
 def read_int(raw: bytes, name: object) -> np.ndarray:
+    """Return a whole number as int64, shape ()."""
     try:
         return np.array(int(raw), np.int64)
     except ValueError:
-        raise BadSample(name, f"is no whole number: {raw[:20]!r}") from None
+        raise BadSample(name, f"is not a whole number: {raw[:20]!r}") from None
     except OverflowError:
-        raise BadSample(name, f"is a whole number of over 63 bits: {raw[:30]!r}; {AS_TEXT}") from None
+        raise BadSample(name, f"is a whole number of more than 63 bits: {raw[:30]!r}; {AS_TEXT}") from None
 
 
 def read_float(raw: bytes, name: object) -> np.ndarray:
-    """As float64: which of the others need more digits than float32 has is not known here."""
+    """Return a number as float64, because other samples may need more digits than float32 has."""
     try:
         value = float(raw)
     except ValueError:
-        raise BadSample(name, f"is no number: {raw[:20]!r}") from None
+        raise BadSample(name, f"is not a number: {raw[:20]!r}") from None
     if re.fullmatch(rb"[+-]?[0-9]+", raw.strip()) and (np.isinf(value) or int(value) != int(raw)):
-        raise BadSample(name, f"is too large for the digits of float64: {raw[:30]!r}; {AS_TEXT}")
+        raise BadSample(name, f"has more digits than float64: {raw[:30]!r}; {AS_TEXT}")
     return np.array(value, np.float64)
 
 
 def field_of(decode: Decode, first: np.ndarray, variable: bool, name: str) -> Field:
+    """Return the field for values like `first`."""
     if isinstance(decode, ImageDecoder):
         return decode.field(first, name)
     if decode is read_text:
@@ -172,16 +177,16 @@ def field_of(decode: Decode, first: np.ndarray, variable: bool, name: str) -> Fi
 
 
 class EncodedSource(SampleSource):
-    """Samples of encoded fields. A subclass gives `raw`, and calls `learn` when it can."""
+    """Samples of encoded fields. A subclass implements `raw`, and calls `learn` when samples can be read."""
 
     decoders: dict[str, Decode]
 
     def raw(self, row: int) -> dict[str, Any]:
-        """Field -> bytes, or an array that needs no decoding; raises BadSample."""
+        """Return {field: bytes, or an array that needs no decoding}. Raise BadSample if it cannot be read."""
         raise NotImplementedError
 
     def learn(self, size: int, options: PackOptions, where: Path, usual: Mapping[str, str] | None = None) -> None:
-        """Kinds and fields from the first sample that can be read. usual: kinds where the options name none."""
+        """Set kinds and fields from the first readable sample. usual: kinds of fields that are not in options.kinds."""
         self._chosen = bool(options.fields)
 
         def learn_from(row: int) -> dict[str, Any]:
@@ -202,6 +207,7 @@ class EncodedSource(SampleSource):
             raise ConfigError(f"kinds=: {where} has no field {unknown[0]!r}; it has {sorted(values)}")
 
     def sample(self, row: int, fields: Sequence[str]) -> dict[str, Any]:
+        """Return these fields of a sample, decoded."""
         raws = self.raw(row)
         if not self._chosen and (more := sorted(set(raws) - set(self.fields))):
             first = f"the first sample ({self.name_of(0)}) has only {sorted(self.fields)}"
@@ -218,7 +224,7 @@ class EncodedSource(SampleSource):
 
 
 class ShardSource(EncodedSource):
-    """Samples at known places of files of one kind, such as ".tar"."""
+    """Samples at known offsets in files of one kind, such as ".tar"."""
 
     def __init__(self, path: Path, kind: str, options: PackOptions) -> None:
         by_split = files_by_split(path, (kind,), options.external, self.account)
@@ -227,11 +233,11 @@ class ShardSource(EncodedSource):
         self.splits = ranges({split: sum(next(counts) for _ in files) for split, files in by_split.items()})
 
     def index(self, number: int, file: Path) -> int:
-        """Find the samples of files[number], and return how many there are."""
+        """Find the samples of files[number], and return their number."""
         raise NotImplementedError
 
     def piece(self, number: int, offset: int, size: int) -> bytes:
-        """Bytes of files[number], fewer where it has become shorter."""
+        """Return bytes of files[number]; fewer if the file has become shorter."""
         descriptors: dict[int, int] = self.__dict__.setdefault("_descriptors", {})
         if number not in descriptors:
             descriptors[number] = os.open(self.files[number], os.O_RDONLY)
@@ -242,11 +248,13 @@ class ShardSource(EncodedSource):
 
 
 def files_by_split(path: Path, kinds: Sequence[str], external: str, account: Account) -> dict[str, list[Path]]:
-    """The files of a set of shards, in a folder or named by a pattern; by split if the folder or name of each
-    (train-0001.tar) says one, else under "". kinds: such as ".tar"; other files of the folder are left out. A pattern
-    names files in the folder before its first * or ?: a link out of this is nobody's argument."""
+    """Return {split: files} of a set of shards, in a folder or matched by a pattern.
+
+    The split is in the folder or name of each file (train-0001.tar); otherwise it is "". kinds: suffixes such as
+    ".tar"; other files of the folder are left out. A link out of the folder before the first * or ? of a pattern is an
+    error."""
     if path.is_dir():
-        files = files_of(path, lambda name: is_kind(name, kinds), f"no {' '.join(kinds)}", external, account)
+        files = files_of(path, lambda name: is_kind(name, kinds), f"not {' '.join(kinds)}", external, account)
     elif path.is_file():
         files = [path]
     else:
@@ -256,7 +264,7 @@ def files_by_split(path: Path, kinds: Sequence[str], external: str, account: Acc
             check_kind(file)
             check_inside(file, os.path.realpath(Path(*plain)), external)
     if not files:
-        raise ConfigError(f"{path} holds no such files")
+        raise ConfigError(f"{path} contains no files of this format")
     splits = [split_of(f.relative_to(path).parts if path.is_dir() else (f.name,)) for f in files if f != path]
     if not all(splits) or not splits:
         return {"": files}
@@ -264,11 +272,12 @@ def files_by_split(path: Path, kinds: Sequence[str], external: str, account: Acc
 
 
 def is_kind(name: str, kinds: Sequence[str]) -> bool:
-    """name.tfrecord-00000-of-00010 is one of .tfrecord, too."""
+    """Return True if the name has one of these suffixes; name.tfrecord-00000-of-00010 has .tfrecord."""
     return name.lower().endswith(tuple(kinds)) or (".tfrecord" in kinds and ".tfrecord" in name)
 
 
 def split_of(parts: tuple[str, ...]) -> str:
+    """Return the split that a folder or file name begins with; "" if there is none."""
     for part in parts:
         word = part.lower()
         for name, split in SPLIT_NAMES.items():

@@ -1,7 +1,7 @@
-"""One HDF5 file's objects, links, attributes and references in another, and whether they are the same there.
+"""Copy all objects, links, attributes and references of an HDF5 file to another file, and compare the two files.
 
-HDF5's own H5Ocopy copies what can stay as it is. It loses references in records, sequences and attributes, and what
-several datasets share: such rows are copied one block after the other.
+H5Ocopy of HDF5 copies unchanged objects. It loses references in records, sequences and attributes, and named types that
+datasets share; such datasets are copied block by block.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from h5rows.errors import ConfigError
 from h5rows.packing.survey import DATASET, GROUP, TYPE, UNREADABLE, Node, Survey, address, grows, guarded, links, text
 from h5rows.packing.values import blocks, chunk_sums, exchanged, in_memory, read_attribute, refers, scattered, spelled
 
-# (path, the old dataset, type in the new file) -> what is made for it there, unlinked; None: it is copied as it is
+# (path, the old dataset, type in the new file) -> its replacement, not linked yet; None: copy it unchanged
 Make = Callable[[str, Any, Any], Any]
 
 
 def elsewhere(dset: Any) -> bool:
-    """Whether its rows lie in other datasets or files. A copy has rows of its own."""
+    """Return True if the rows of the dataset are in other datasets or files. Its copy contains the rows itself."""
     plan = dset.get_create_plist()
     return bool(plan.get_external_count()) or plan.get_layout() == h5d.VIRTUAL
 
 
 def creation(dset: Any) -> Any:
-    """The properties with which a dataset was made, but for its layout and filters."""
+    """Return the creation properties of a dataset, with a contiguous layout and without filters."""
     new = old = dset.get_create_plist()
     if not elsewhere(dset):
         if new.get_nfilters():
             new.remove_filter(0)  # all
-    else:  # neither can be taken off
+    else:  # such a layout cannot be removed
         new = h5p.create(h5p.DATASET_CREATE)
         if old.fill_value_defined() == h5d.FILL_VALUE_USER_DEFINED and dset.dtype.kind != "O":
             value = np.zeros((), dset.dtype)
@@ -48,14 +48,14 @@ def creation(dset: Any) -> Any:
 
 
 def file_properties(file: h5py.File) -> Any:
-    """Those of the root group, and the room before the file's own bytes."""
+    """Return file creation properties: the order of links and attributes, and the size of the user block."""
     old, new = file.id.get_create_plist(), ordered(h5p.FILE_CREATE, h5o.open(file.id, b"/"))
     new.set_userblock(old.get_userblock())
     return new
 
 
 def ordered(kind: Any, group: Any) -> Any:
-    """Properties of what is created, that its links and attributes have the order of a group's."""
+    """Return creation properties of this kind with the order of links and attributes of a group."""
     new, old = h5p.create(kind), group.get_create_plist()
     new.set_link_creation_order(old.get_link_creation_order())
     new.set_attr_creation_order(old.get_attr_creation_order())
@@ -63,7 +63,7 @@ def ordered(kind: Any, group: Any) -> Any:
 
 
 class Copier:
-    """Makes all objects below a group of its own, then their attributes and references, last the links."""
+    """Copy a file: create all objects below a temporary group, then attributes and references, and the links last."""
 
     def __init__(self, old: Survey, new: h5py.File, make: Make) -> None:
         self.old, self.new, self.make, self.account = old, new, make, old.account
@@ -71,9 +71,10 @@ class Copier:
         self.replaced: set[int] = set()  # datasets whose rows the caller writes
 
     def copy(self) -> None:
+        """Copy everything. Objects that cannot be read are left out and counted."""
         nodes = self.old.nodes
         root, holder = address(self.old.open(b"/")), h5g.create(self.new.id, None)
-        h5o.link(holder, holder, b"self")  # it is there until it is unlinked
+        h5o.link(holder, holder, b"self")  # a link to itself keeps the group until it is unlinked
         self.made[root] = h5r.create(h5o.open(self.new.id, b"/"), b".", h5r.OBJECT)
         for where in sorted(nodes, key=lambda each: nodes[each].what != TYPE):  # types first, which others share
             if where != root:
@@ -90,12 +91,15 @@ class Copier:
         holder.unlink(b"self")
 
     def named(self, node: Node) -> AbstractContextManager[None]:
+        """Return a context that leaves an unreadable object out, by its path."""
         return guarded(self.account, node.what, text(node.path))
 
     def opened(self, where: int) -> Any:
+        """Return the object of the new file for an address of the old file."""
         return h5r.dereference(self.made[where], self.new.id)
 
     def create(self, where: int, node: Node, holder: Any, name: bytes) -> Any:
+        """Create the object under this name in `holder`, without its attributes."""
         item = self.old.open(node.path)
         if node.what == GROUP:
             return h5g.create(holder, name, gcpl=ordered(h5p.GROUP_CREATE, item))
@@ -116,14 +120,14 @@ class Copier:
         return h5o.open(holder, name)
 
     def type_of(self, kind: Any) -> Any:
-        """A type without a name, or whose name could not be copied, is a dataset's or attribute's own."""
+        """Return the type for the new file: the named type, or an unnamed copy if it was left out."""
         if not kind.committed():
             return kind
         where = address(kind)
         return self.opened(where) if where in self.made else kind.copy()
 
     def finish(self, where: int, node: Node) -> None:
-        """Attributes, comment, and values that refer to other objects."""
+        """Copy attributes, the comment, and values with references to other objects."""
         old, new, path = self.old.open(node.path), self.opened(where), text(node.path)
         for name in self.old.attributes(node.path):
             with guarded(self.account, "attributes", f"{path}: {text(name)}"):
@@ -135,7 +139,7 @@ class Copier:
                     continue
                 if refers(kind):
                     values, memory = self.exchange(values, f"{path}: {text(name)}"), in_memory(made.get_type())[1]
-                else:  # not through NumPy's types: strings that fill their length would lose their last character
+                else:  # as raw bytes: with NumPy's types, strings of full length would lose their last character
                     values = np.zeros(attr.shape, f"V{kind.get_size()}")
                     attr.read(values, kind)
                 made.write(values, memory)
@@ -146,6 +150,8 @@ class Copier:
                 new.write(memory, space, self.exchange(values, path), in_memory(new.get_type())[1])
 
     def exchange(self, values: Any, path: str) -> Any:
+        """Return the values with their references replaced by those of the new file. path: for the account."""
+
         def swap(reference: Any) -> Any:
             if not reference:
                 return reference
@@ -158,10 +164,10 @@ class Copier:
         return exchanged(values, swap)
 
     def reference(self, old: Any) -> Any:
-        """Raises KeyError, which says why there is none in the new file."""
+        """Return the reference in the new file. Raise KeyError with the reason if its target is not there."""
         target, region = follow(old, self.old.file)
         if target is None:
-            raise KeyError("leads nowhere in the source")
+            raise KeyError("has no target in the source")
         where = address(target)
         if where not in self.made:
             path = self.old.path_of(target)
@@ -171,10 +177,11 @@ class Copier:
         if region is None:
             return self.made[where]
         if not isinstance(self.opened(where), h5d.DatasetID):
-            raise KeyError(f"leads to rows of {text(self.old.nodes[where].path)}, which lie elsewhere now")
+            raise KeyError(f"leads to rows of {text(self.old.nodes[where].path)}, which have another layout now")
         return h5r.create(self.opened(where), b".", h5r.DATASET_REGION, region)
 
     def link(self, path: bytes, new: Any) -> None:
+        """Create the links of a group in the new file."""
         old = self.old.open(path)
         for name, kind, cset in links(old):
             shown = f"{text(path).rstrip('/')}/{text(name)}"
@@ -189,12 +196,13 @@ class Copier:
                     self.account.leave("links", shown, f"a user-defined link, of class {kind}")
                 elif (where := target_of(old, name)) not in self.made:
                     why = "cannot be opened" if where is None else "was left out"
-                    self.account.leave("links", shown, f"leads to what {why}")
+                    self.account.leave("links", shown, f"its target {why}")
                 else:
                     h5o.link(self.opened(where), new, name, lcpl=plan)
 
 
 def target_of(group: Any, name: bytes) -> int | None:
+    """Return the address of a link's target; None if it cannot be opened."""
     try:
         return address(h5o.open(group, name))
     except UNREADABLE:
@@ -202,7 +210,7 @@ def target_of(group: Any, name: bytes) -> int | None:
 
 
 def follow(reference: Any, file: h5py.File) -> tuple[Any, Any]:
-    """(object, selected region or None); (None, None): it leads to nothing."""
+    """Return (object, selected region or None); (None, None) if the reference has no target."""
     try:
         target = h5r.dereference(reference, file.id) if reference else None
         region = h5r.get_region(reference, file.id) if target and isinstance(reference, h5r.RegionReference) else None
@@ -212,15 +220,15 @@ def follow(reference: Any, file: h5py.File) -> tuple[Any, Any]:
 
 
 def by_blocks(dset: Any) -> bool:
-    """Whether H5Ocopy would lose something of it."""
+    """Return True if H5Ocopy would lose a part of the dataset."""
     kind = dset.get_type()
     filled = dset.get_create_plist().fill_value_defined() == h5d.FILL_VALUE_USER_DEFINED
     return bool(kind.committed()) or refers(kind) or elsewhere(dset) or (filled and scattered(kind))
 
 
 def copy_by_blocks(old: Any, kind: Any, new: h5py.File) -> Any:
-    """A dataset without a name, with its rows but for those that refer to other objects."""
-    in_memory(kind)  # else it would be made, and stay without rows
+    """Return a new dataset without a name. Its rows are copied, unless they contain references."""
+    in_memory(kind)  # raise TypeError here, before a dataset without rows is created
     space, apart = old.get_space(), elsewhere(old)
     if apart and grows(old):
         space = h5s.create_simple(old.shape)
@@ -232,21 +240,21 @@ def copy_by_blocks(old: Any, kind: Any, new: h5py.File) -> Any:
 
 
 def compare(old: Survey, new: Survey, written: Collection[bytes]) -> None:
-    """ConfigError unless all that both files hold is the same, in the same order; what the copy lacks is counted, not
-    looked for. written: datasets whose rows were compared before."""
+    """Raise ConfigError if an object that is in both files differs. Objects that the copy lacks are counted elsewhere.
+    written: paths of datasets whose rows were compared before."""
     for names in new.account.left.values():
-        raise ConfigError(f"{new.file.filename}: {names[0]}: what was written cannot be read back")
+        raise ConfigError(f"{new.file.filename}: {names[0]}: cannot be read back")
     for path in [node.path for node in old.nodes.values() if node.path in new.paths]:
         was, now = (told(a, b, path, path not in written) for a, b in ((old, new), (new, old)))
         for one, other in zip_longest(was, now):
             if one != other:
                 what = f"{new.file.filename}: {text(path)}: {(one or other)[0]}"
-                raise ConfigError(f"{what}: what was read back is not what was written")
+                raise ConfigError(f"{what}: read back with other bytes than written")
 
 
 def told(survey: Survey, other: Survey, path: bytes, whole: bool) -> Iterator[tuple[str, Any]]:
-    """(part, what it is), piece by piece, of an object, or of its attributes alone; of attributes and links those that
-    are in both files."""
+    """Yield (part, value) for each part of an object that can be compared. whole: False means only its attributes.
+    Attributes and links that are in only one of the files are left out."""
     item = survey.open(path)
     names = [name for name in survey.attributes(path) if name in set(other.attributes(path))]
     yield "attributes", names
@@ -280,14 +288,14 @@ def told(survey: Survey, other: Survey, path: bytes, whole: bool) -> Iterator[tu
 def told_values(
     survey: Survey, other: Survey, what: str, item: Any, values: Iterable[Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Of a dataset or attribute: its type, the type's name, its shape and these values."""
+    """Yield type, name of the type, shape and values of a dataset or an attribute."""
     kind = item.get_type()
     yield f"type of {what}", kind
     yield f"name of the type of {what}", survey.path_of(kind) if kind.committed() else None
     yield f"shape of {what}", (item.get_space().get_simple_extent_type(), item.shape)
 
     def name_of(reference: Any) -> Any:
-        """What a reference leads to, in words that are the same in both files; None: what the copy lacks."""
+        """Return (path, region) of a reference, which are equal in both files; None if the copy lacks the target."""
         if not reference:
             return None
         survey.counts["references"] += 1
@@ -303,7 +311,7 @@ def told_values(
 
 
 def selected(space: Any) -> Any:
-    """What of a dataset a region selects, however it is written down; None: all of an object."""
+    """Return the selection of a region in one standard form; None means the whole object."""
     if space is None:
         return None
     what, none = space.get_select_type(), not space.get_select_npoints()

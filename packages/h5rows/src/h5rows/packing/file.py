@@ -1,6 +1,6 @@
-"""The file under work, OUT.partial: made whole, then filled in place, then checked, then named OUT.
+"""The temporary file OUT.partial: create it in full size, fill it in place, verify it, rename it to OUT.
 
-HDF5 is not asked to write a single row: every dataset is contiguous and allocated, and workers pwrite at its offset.
+HDF5 writes no rows: every dataset is contiguous and allocated, and workers call pwrite at its offset.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from h5rows.errors import ConfigError, printable
 from h5rows.locks import Busy, Lock
 
 try:
-    from isal.isal_zlib import crc32  # the same values as zlib's, some 30 times as fast
+    from isal.isal_zlib import crc32  # the same values as zlib's, about 30 times faster
 except ImportError:
     from zlib import crc32
 
-# Linux: begin to write these bytes to the disk now, while the next blocks are made; the fsync at the end then finds
-# nearly nothing to do
+# Linux: start to write these bytes to the disk now, while the next blocks are computed; this makes the fsync at the end
+# short
 _start_write_back = getattr(ctypes.CDLL(None), "sync_file_range", None) if sys.platform == "linux" else None
 if _start_write_back is not None:
     _start_write_back.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 SYNC_FILE_RANGE_WRITE = 2
 WRITE_BACK_ALIGN = 1 << 18  # bytes
 
-PAGE = 4096  # bytes; datasets begin on a page, so that mapped rows share none with metadata
+PAGE = 4096  # bytes; datasets begin at a page, so that no page has both mapped rows and metadata
 
 
 @dataclass(frozen=True)
 class Column:
-    """One dataset to be: path in the file, shape with the rows first, attributes."""
+    """A dataset to create: its path in the file, its shape with the rows first, its attributes."""
 
     path: str
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes of a dataset that were written, from `begin` on, and their crc32."""
+    """`size` written bytes of a dataset, from byte `begin`, and their crc32."""
 
     path: str
     begin: int
@@ -64,13 +64,14 @@ class Span:
 
 @contextlib.contextmanager
 def under_work(out: Path, overwrite: bool) -> Iterator[Path]:
-    """OUT.partial, which the body makes and which becomes OUT where the body raises nothing; else nothing stays.
+    """Yield the path OUT.partial, which the body creates. Rename it to OUT at the end; remove it if the body raises.
 
-    OUT.partial.lock is held meanwhile, so that no other pack writes it. What a killed pack has left is taken over."""
+    OUT.partial.lock is locked during this time, so that no other pack writes the file. Files left by a killed pack are
+    replaced."""
     temp, place = out.with_name(f"{out.name}.partial"), out.with_name(f"{out.name}.partial.lock")
     with written(out):
         if not out.parent.is_dir():
-            raise ConfigError(f"{out.parent} is no folder; make it first")
+            raise ConfigError(f"{out.parent} is not a folder; create it first")
         with locked(place):
             try:
                 if out.exists() and not overwrite:
@@ -78,7 +79,7 @@ def under_work(out: Path, overwrite: bool) -> Iterator[Path]:
                 with full_disk(out, temp):
                     yield temp
                     temp.replace(out)
-                    with written(out, "is whole, but its name may be lost if the machine stops now"):
+                    with written(out, "is complete, but its name may be lost if the machine stops now"):
                         flush(out.parent, os.O_RDONLY)
             finally:
                 temp.unlink(missing_ok=True)
@@ -87,19 +88,20 @@ def under_work(out: Path, overwrite: bool) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def written(out: Path, what: str = "cannot be written") -> Iterator[None]:
-    """What the operating system refuses, as one line about `out`."""
+    """Turn an OSError of the body into a ConfigError of one line about `out`."""
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
         said = " ".join(filter(None, [error.strerror or str(error), error.filename and f"({error.filename})"]))
-        remedy = "see the disk and its permissions, then try again"
+        remedy = "check the disk and the permissions, then try again"
         raise ConfigError(printable(f"{out}: {what}: {said}; {remedy}")) from error
 
 
 def locked(path: Path) -> Lock:
-    for attempt in range(20):  # workers of a pack killed just now hold the lock for another moment
+    """Return the lock. Raise ConfigError if another pack has it, or if it cannot be written."""
+    for attempt in range(20):  # workers of a pack that was just killed keep the lock for a moment
         try:
             return Lock(path)
         except Busy:
@@ -108,7 +110,7 @@ def locked(path: Path) -> Lock:
         except OSError as error:
             what = f"cannot be written or locked: {error.strerror}"
             raise ConfigError(f"{path}: {what}; pack into a folder of another file system") from error
-    raise ConfigError(f"{path} is locked: another pack writes this file now; wait for it or end it")
+    raise ConfigError(f"{path} is locked: another pack is writing this file; wait for it or end it")
 
 
 def create(
@@ -117,9 +119,10 @@ def create(
     attrs: Mapping[str, Any],
     groups: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, int]:
-    """Make the file with all its datasets allocated, unfilled, those of a page and more on page borders. groups: {path
-    of a group: its attributes}. Returns where the bytes of each begin."""
-    path.unlink(missing_ok=True)  # not cut: a worker of a pack killed just now may still write into the old one
+    """Create the file with all datasets allocated and not filled. Return {dataset: offset of its bytes in the file}.
+
+    Datasets of a page or more begin at a page. groups: {path of a group: its attributes}."""
+    path.unlink(missing_ok=True)  # not truncated: a worker of a pack that was just killed may still write to it
     with new_file(path, timeless(h5py.h5p.FILE_CREATE), (PAGE, PAGE)) as file:
         for column in columns:
             for name in accumulate(column.path.strip("/").split("/")[:-1], "{}/{}".format):
@@ -134,14 +137,14 @@ def create(
 
 
 def timeless(kind: Any) -> Any:
-    """h5py's properties of what is created, without the time: the same rows are the same bytes, whenever packed."""
+    """Return creation properties of this kind without timestamps, so that the same rows give the same bytes."""
     made = h5py.h5p.create(kind)
     made.set_obj_track_times(False)
     return made
 
 
 def allocate(file: h5py.File, column: Column, plan: Any, kind: Any = None, parent: Any = None) -> Any:
-    """A contiguous dataset, its bytes unfilled. plan: what else holds of it; parent: None leaves it without a name."""
+    """Create a contiguous dataset, not filled. plan: its other creation properties. parent: None leaves it unnamed."""
     plan.set_layout(h5py.h5d.CONTIGUOUS)
     plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
@@ -157,18 +160,18 @@ def allocate(file: h5py.File, column: Column, plan: Any, kind: Any = None, paren
 
 
 def new_file(path: Path, properties: Any, alignment: tuple[int, int]) -> h5py.File:
-    """properties: h5py's of a file's creation. alignment: from how many bytes on, to a multiple of how many."""
+    """Create a file. properties: creation properties. alignment: (smallest object to align, multiple), in bytes."""
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
-    # v108: room for attributes of more than 64 KB (class names, lists of skipped files); any HDF5 since 2008 reads it
+    # v108 allows attributes above 64 KB (class names, lists of skipped files); HDF5 reads it since 2008
     access.set_libver_bounds(h5py.h5f.LIBVER_V18, h5py.h5f.LIBVER_LATEST)
     access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
     start, step = alignment
-    access.set_alignment(start, min(step, properties.get_userblock() or step))  # HDF5 wants the first one aligned too
+    access.set_alignment(start, min(step, properties.get_userblock() or step))  # the user block must be aligned too
     return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_TRUNC, properties, access))
 
 
 def reserve(path: Path) -> None:
-    """Take the disk space now: a full disk shows here, not after hours."""
+    """Allocate the disk space now, so that a full disk raises OSError here and not after hours."""
     with open(path, "r+b") as file:
         size = os.fstat(file.fileno()).st_size
         if hasattr(os, "posix_fallocate"):
@@ -182,6 +185,7 @@ def reserve(path: Path) -> None:
 
 
 def set_attrs(item: Any, attrs: Mapping[str, Any]) -> None:
+    """Write attributes; a list of str as variable-length strings."""
     for name, value in attrs.items():
         if isinstance(value, list) and all(isinstance(v, str) for v in value):
             item.attrs.create(name, value, dtype=h5py.string_dtype(), shape=(len(value),))
@@ -190,10 +194,11 @@ def set_attrs(item: Any, attrs: Mapping[str, Any]) -> None:
 
 
 def offsets(path: Path) -> dict[str, int]:
-    """Where each dataset's bytes begin in the file; datasets without bytes are left out."""
+    """Return {dataset: offset of its bytes in the file}, without empty datasets."""
     found: dict[str, int] = {}
 
     def visit(name: str, item: Any) -> None:
+        """Record the offset of one dataset."""
         if isinstance(item, h5py.Dataset) and item.size:
             found[name] = item.id.get_offset()
 
@@ -203,18 +208,19 @@ def offsets(path: Path) -> dict[str, int]:
 
 
 def bytes_of(values: np.ndarray) -> np.ndarray:
-    """The array's bytes in C order, (nbytes,) uint8; a view where it is contiguous."""
+    """Return the bytes of an array in C order, (nbytes,) uint8; a view if the array is contiguous."""
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
 
 def pwrite_all(fd: int, data: np.ndarray, offset: int) -> int:
-    """Write all bytes of an array at offset -> their crc32."""
+    """Write all bytes of an array at the offset. Return their crc32."""
     view = memoryview(bytes_of(data).data)
-    crc = crc32(view)  # first: it brings in a mapped source; pwrite, which locks the file, would take twice as long
+    # first, as it loads the pages of a mapped source: loading them in pwrite, which locks the file, takes twice as long
+    crc = crc32(view)
     done = 0
     while done < len(view):
         done += os.pwrite(fd, view[done:], offset + done)
-    # the neighbours' bytes left out: a piece of memory that is on its way to the disk is slow to write to
+    # only whole units, without bytes of the neighbors: memory that is being written to the disk is slow to write to
     begin = -(-offset // WRITE_BACK_ALIGN) * WRITE_BACK_ALIGN
     end = (offset + done) // WRITE_BACK_ALIGN * WRITE_BACK_ALIGN
     if _start_write_back is not None and begin < end:
@@ -223,7 +229,7 @@ def pwrite_all(fd: int, data: np.ndarray, offset: int) -> int:
 
 
 def crc_of(fd: int, offset: int, size: int) -> int:
-    """crc32 of bytes read back; a short file gives another value."""
+    """Return the crc32 of bytes read back, or -1 if the file is too short."""
     buffer = bytearray(min(size, 1 << 22))
     crc, done = 0, 0
     while done < size:
@@ -236,7 +242,9 @@ def crc_of(fd: int, offset: int, size: int) -> int:
 
 
 def verify(path: Path, spans: list[Span], workers: int, quiet: bool) -> None:
-    """Read every byte back against its checksum, and the first, middle and last span of each dataset through HDF5."""
+    """Compare every byte with its checksum, and the first, middle and last span of each dataset as HDF5 reads them.
+
+    Raise ConfigError for the first difference."""
     places = offsets(path)
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -255,7 +263,7 @@ def verify(path: Path, spans: list[Span], workers: int, quiet: bool) -> None:
 
 
 def read_back(path: Path, spans: list[Span], quiet: bool) -> None:
-    """Through HDF5: offsets and types are what a reader will see."""
+    """Compare the spans as HDF5 reads them, which also checks offsets and types. Raise ConfigError for a difference."""
     with h5py.File(path, "r") as file:
         for span in tqdm(spans, desc="verify", unit=" blocks", disable=quiet):
             dset = file[span.path]
@@ -266,13 +274,14 @@ def read_back(path: Path, spans: list[Span], quiet: bool) -> None:
 
 
 def damaged(path: Path, span: Span) -> ConfigError:
+    """Return the error for a span whose checksum differs."""
     where = f"{span.path}, bytes {span.begin} to {span.begin + span.size}"
-    return ConfigError(f"{path}: {where}: what was read back is not what was written; check the disk, then pack again")
+    return ConfigError(f"{path}: {where}: read back with other bytes than written; check the disk, then pack again")
 
 
 @contextlib.contextmanager
 def flushing(path: Path) -> Iterator[None]:
-    """Flush a file to the disk by a thread, while the body reads it back; on the disk when this ends."""
+    """Flush a file to the disk in a thread while the body reads it back. It is on the disk when this ends."""
     with ThreadPoolExecutor(1) as pool:
         flushed = pool.submit(flush, path, os.O_RDWR)
         yield
@@ -280,6 +289,7 @@ def flushing(path: Path) -> Iterator[None]:
 
 
 def flush(path: Path, mode: int) -> None:
+    """Open the file with this mode and fsync it."""
     fd = os.open(path, mode)
     try:
         os.fsync(fd)
@@ -289,7 +299,7 @@ def flush(path: Path, mode: int) -> None:
 
 @contextlib.contextmanager
 def full_disk(out: Path, temp: Path) -> Iterator[None]:
-    """A disk without room, said once and plainly. temp: the file under work."""
+    """Turn the OSError of a full disk into a ConfigError with the sizes. temp: the file that is being written."""
     try:
         yield
     except OSError as error:
@@ -297,11 +307,12 @@ def full_disk(out: Path, temp: Path) -> Iterator[None]:
             raise
         size, taken = (s.st_size, s.st_blocks * 512) if temp.exists() and (s := temp.stat()) else (0, 0)
         free = in_words(shutil.disk_usage(out.parent).free + taken)
-        room = f"at least {in_words(size)} needed, {free} free in {out.parent}; make room and run the command again"
-        raise ConfigError(f"{out}: no room on the disk ({os.strerror(error.errno)}): {room}") from None
+        room = f"at least {in_words(size)} needed, {free} free in {out.parent}; free space, then repeat the command"
+        raise ConfigError(f"{out}: the disk is full ({os.strerror(error.errno)}): {room}") from None
 
 
 def in_words(size: int) -> str:
+    """Return a size in bytes as text, such as 1.5 GB."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= scale:
             return f"{size / scale:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""The doctor: how a file is laid out, how each field will be read, and what to change."""
+"""Print how a file is laid out, how each field is read, and what to change."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from h5rows.reading.listed import is_index
 from h5rows.reading.opening import is_remote, names_of, open_h5
 from h5rows.reading.texts import said_of
 
-COSTLY = 4.0  # bytes read for each byte wanted, from which on another layout is worth its while
-POINTLESS = 0.85  # stored / decoded bytes, above which compression saves too little for what it costs
-MOST_ATTRIBUTES = 12  # of a dataset or group
-MOST_REASONS = 8  # why a field cannot be x or y
+COSTLY = 4.0  # bytes read per byte needed, from which another layout is recommended
+POINTLESS = 0.85  # stored / decoded bytes, above which compression is not worth its cost
+MOST_ATTRIBUTES = 12  # printed per dataset or group
+MOST_REASONS = 8  # printed lines why fields cannot be x or y
 
 
 class Found:
-    """stored, size: bytes in the file and decoded. amplification: bytes that are read and decoded for each of a row."""
+    """A dataset. stored, size: bytes in the file and decoded. amplification: bytes read per byte of a random row."""
 
     def __init__(self, name: str, dset: h5py.Dataset) -> None:
         self.name, self.dset = name, dset
@@ -42,26 +42,28 @@ class Found:
 
     @property
     def vlen(self) -> bool:
+        """Return True for a dataset of variable-length samples or strings."""
         return bool(self.dset.dtype.kind == "O" and self.dset.ndim == 1)
 
     @property
     def complaint(self) -> str | None:
+        """Return what makes the dataset slow or unreadable; None if nothing does."""
         if (number := missing_filter(self.dset)) is not None and self.way == "h5py":
-            brings = "hdf5plugin brings it" if number in HDF5PLUGIN else "hdf5plugin does not bring it"
-            return f"needs the filter {filter_name(number)} (number {number}), which is not here; {brings}"
+            brings = "hdf5plugin has it" if number in HDF5PLUGIN else "hdf5plugin does not have it"
+            return f"needs the filter {filter_name(number)} (number {number}), which is not installed; {brings}"
         if self.vlen:
-            return "of variable length, which HDF5 reads one by one; flat values and offsets are mapped"
+            return "variable length, which HDF5 reads one sample at a time; flat values and offsets are memory-mapped"
         if self.amplification is None or self.dset.dtype.kind == "O" or self.size < SMALL or not self.stored:
             return None
         if self.filters and self.stored > POINTLESS * self.size:
-            return f"compression saves {1 - self.stored / self.size:.0%} and costs the decoding of each sample"
+            return f"compression saves only {1 - self.stored / self.size:.0%}, and each sample must be decoded"
         if self.way != "mapped" and self.amplification >= COSTLY:
             return f"a random row costs {self.amplification:,.0f} times its bytes (fine if read in windows of chunks)"
         return f"read through h5py, slowly: {self.reason}" if self.way == "h5py" else None
 
 
 def inspect_file(path: str) -> None:
-    """Of an index of shards, its first one."""
+    """Print the report of a file. For an index of shards: of its first shard."""
     given, (path, *others) = path, names_of(path) if is_index(path) else [path]
     if given != path:
         report(f"{given}: {len(others) + 1} shard{'s' * bool(others)}, read as one set; the first:")
@@ -75,21 +77,21 @@ def inspect_file(path: str) -> None:
         for name, item in items_below(file):
             with reported(name):
                 if item is None:
-                    report(f"\n{clean(name)}: cannot be opened: it is damaged")
+                    report(f"\n{clean(name)}: is damaged and cannot be opened")
                 elif isinstance(item, h5py.Dataset):
                     found.append(each := Found(name, item))
                     show(each)
                 elif isinstance(item, h5py.Group):
                     show_group(name, item)
         if not found:
-            report("  it holds no datasets that can be read")
+            report("  it contains no datasets that can be read")
         with reported("/"):
             show_links(file, "")
         advise(path, found)
 
 
 def proposal(path: str) -> list[str]:
-    """What `inspect` says of a file or index: what could be x and y, what trains on it. Of a remote one: nothing."""
+    """Return the lines of `inspect` about training: possible x and y, the command. Empty for a remote file."""
     if is_remote(path):
         return []
     names = names_of(path)
@@ -99,7 +101,7 @@ def proposal(path: str) -> list[str]:
 
 @contextmanager
 def reported(name: str) -> Iterator[None]:
-    """One object that cannot be read must not hide the others."""
+    """Print the error of an object that cannot be read, and continue with the others."""
     try:
         yield
     except BrokenPipeError:
@@ -109,6 +111,7 @@ def reported(name: str) -> Iterator[None]:
 
 
 def show_attributes(item: Any) -> None:
+    """Print the attributes of an object, one per line."""
     names = [text(name) for name in attribute_names(item.id)]
     for name in names[:MOST_ATTRIBUTES]:
         try:
@@ -121,6 +124,7 @@ def show_attributes(item: Any) -> None:
 
 
 def show_group(name: str, group: h5py.Group) -> None:
+    """Print a group's attributes, and its links that are not followed."""
     if attribute_names(group.id):
         report(f"\n{clean(name)}: group")
         show_attributes(group)
@@ -128,18 +132,18 @@ def show_group(name: str, group: h5py.Group) -> None:
 
 
 def show_links(group: h5py.Group, prefix: str) -> None:
-    """Those that are not followed here."""
+    """Print the links of a group that are not followed here."""
     for name in group:
         link = link_of(group, name)
         if isinstance(link, h5py.ExternalLink):
             where = f"{clean(link.path)} in {clean(link.filename)}"
             report(f"\n{clean(prefix + name)}: a link to {where}, which is not followed here")
         elif link is None:
-            report(f"\n{clean(prefix + name)}: a link of a user's own class, which cannot be followed")
+            report(f"\n{clean(prefix + name)}: a user-defined link, which cannot be followed")
 
 
 def amplification(dset: h5py.Dataset) -> float | None:
-    """Whole chunks are read for one row; None where there are no rows."""
+    """Return the bytes read per byte of a row, as whole chunks are read; None if there are no rows."""
     if not dset.ndim or not dset.size:
         return None
     if dset.chunks is None:
@@ -149,6 +153,7 @@ def amplification(dset: h5py.Dataset) -> float | None:
 
 
 def show(each: Found) -> None:
+    """Print shape, layout, reading method and attributes of a dataset."""
     dset = each.dset
     layout = "contiguous" if dset.chunks is None else f"chunks of {'x'.join(map(str, dset.chunks))}"
     if dset.is_virtual:
@@ -160,7 +165,7 @@ def show(each: Found) -> None:
     report(f"\n{clean(each.name)}: {shape} {dset.dtype}, {each.size / 1e6:,.1f} MB{stored}")
     report(f"  layout: {', '.join([layout, ' + '.join(each.filters)] if each.filters else [layout])}")
     if each.amplification is not None:
-        report(f"  random row: {each.amplification:,.1f} bytes read and decoded for each byte wanted")
+        report(f"  random row: {each.amplification:,.1f} bytes read and decoded per byte needed")
     report(f"  read: {each.way} ({each.reason})")
     for line in said_of(dset):
         report(f"  {clean(line)}")
@@ -168,6 +173,7 @@ def show(each: Found) -> None:
 
 
 def advise(path: str, found: list[Found]) -> None:
+    """Print the problems of the datasets, and the commands that repack the file."""
     report("\nadvice:")
     for each in found:
         if each.complaint:
@@ -179,21 +185,22 @@ def advise(path: str, found: list[Found]) -> None:
         return
     new = str(Path(path).with_suffix("")) + ".repacked.h5"
     options = ["--flatten"] * bool(vlen) + ["--contiguous"] * any(grows(each.dset.id) for each in fixable)
-    fixed = " (--contiguous: what can grow becomes contiguous too, and can grow no more)" * ("--contiguous" in options)
+    fixed = " (--contiguous: resizable datasets become contiguous, of fixed size)" * ("--contiguous" in options)
     size = sum(each.size for each in found)
     report(f"  fastest to read, {size / 1e6:,.1f} MB{fixed}:\n    {typed('repack', path, new, *options)}")
     if any(e.filters and e.stored < POINTLESS * e.size for e in fixable):
-        report(f"  smaller, one to a few rows to a chunk:\n    {typed('repack', path, new, '--codec', 'zstd')}")
+        report(f"  smaller, with a few rows per chunk:\n    {typed('repack', path, new, '--codec', 'zstd')}")
 
 
 def shorten(value: Any, limit: int = 100) -> str:
+    """Return the value as text of at most `limit` characters."""
     text = ", ".join(map(str, value)) if isinstance(value, np.ndarray) and value.ndim else str(value)
     return text if len(text) <= limit else text[: limit - 4] + " ..."
 
 
 def meaning_of(file: h5py.File, path: str, shards: int = 1) -> list[str]:
-    """What kind of file it is, what a model could see and learn, and the command that trains on `path`, of which it may
-    be a shard."""
+    """Return lines: the kind of file, the fields that could be x and y, and the command that trains on `path`. shards:
+    the number of shards of `path`, of which `file` is the first."""
     kind = kind_of(file)
     lines = [f"kind: {NAMES[kind]}"]
     refused: dict[str, str] = {}
@@ -205,16 +212,16 @@ def meaning_of(file: h5py.File, path: str, shards: int = 1) -> list[str]:
     if len(why) > MOST_REASONS:
         why = [*why[:MOST_REASONS], f"  and {len(why) - MOST_REASONS} more"]
     if kind == "keras":
-        return [*lines, "these are weights, no samples"]
+        return [*lines, "it contains weights, not samples"]
     if choice is None:
-        return [*lines, f"nothing in it can be trained on:{' no rows of numbers' * (not why)}", *why]
+        return [*lines, f"cannot be used for training:{' no rows of numbers' * (not why)}", *why]
     for field, each in (("x", choice.x), ("y", choice.y)):
         if each is not None:
             what = f"{each.classes} classes" if each.classes and field == "y" else str(each.dtype)
             lost = f", {each.lost:.1%} without a value" if each.lost else ""
             lines.append(f"{field} could be {each.name}: {each.shape[0]:,} samples of {each.shape[1:]} {what}{lost}")
     if choice.y is None:
-        return [*lines, f"no other field has as many rows, so none that could be y{':' * bool(why)}", *why]
+        return [*lines, f"no other field with the same number of rows could be y{':' * bool(why)}", *why]
     if shards > 1 and (made := [each.name for each in (choice.x, choice.y) if each.name.endswith("@classes")]):
-        return [*lines, f"{made[0]}: each shard may have other values; pack classes, which are integers"]
-    return [*lines, "this trains on it:", f"  {calling.training(path, choice.settings, choice.task)}"]
+        return [*lines, f"{made[0]}: shards may have different values; pack the classes as integers"]
+    return [*lines, "train on it:", f"  {calling.training(path, choice.settings, choice.task)}"]

@@ -1,4 +1,4 @@
-"""Which rows of the source go where: splits, shares, order, shard, and the blocks that workers take."""
+"""Plan which rows of the source go where: splits, shares, order, shard, and the blocks for the workers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from h5rows.packing.pool import measure_rows
 from h5rows.reading.fields import is_readable
 from h5rows.source import Field, Rows, Source, select
 
-BLOCK_BYTES = 4 << 20  # what a worker writes at a time: bounds memory, and what a kill loses
-PROCESS_ROWS = 512  # and not more rows than this where each costs Python work: the bar moves, workers end together
+BLOCK_BYTES = 4 << 20  # written by a worker at a time; limits its memory
+PROCESS_ROWS = 512  # most rows per block if reading runs Python code: progress is visible and workers end together
 
 
 @dataclass
 class Part:
-    """A group of the file. rows: the source's, in written order. paths: field in the source -> path in the file."""
+    """A group of the file. rows: of the source, in written order. paths: field in the source -> path in the file."""
 
     rows: Rows
     paths: dict[str, str]
@@ -33,14 +33,14 @@ class Part:
     attrs: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # of fields, in this part only
 
     def elements(self, name: str) -> np.ndarray:
-        """(rows + 1,) int64: where each sample of a ragged field begins in the flat values."""
+        """Return the begin of each sample of a ragged field in its flat values, (rows + 1,) int64."""
         lengths = self.shapes[name].prod(axis=1)
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
 @dataclass(frozen=True)
 class Block:
-    """Rows begin to end of a part, which a worker writes at once. places: field -> (dataset, first byte in it)."""
+    """Rows begin to end - 1 of a part, written by one worker. places: field -> (dataset, first byte in it)."""
 
     part: Part
     begin: int
@@ -49,16 +49,16 @@ class Block:
 
 
 def split_rows(source: Source, options: PackOptions) -> dict[str, Rows]:
-    """The source's own splits, or shares of them by --split, in written order, cut to this shard."""
+    """Return {split: rows in written order}: the splits of the source and of options.split, cut to this shard."""
     splits = dict(source.splits)
     if options.split:
         splits = take_shares(splits, options, source.ordered)
     if options.shuffle:
         if source.ordered:
-            raise ConfigError("shuffle=True: the rows are a stream of tokens, whose order is the text")
+            raise ConfigError("shuffle=True: would destroy the order of tokens, which is the text; remove it")
         if source.slow_random:
             raise ConfigError(
-                "shuffle=True: this format is slow to read out of order; data/order shuffles what is read"
+                "shuffle=True: this format is slow to read in random order; remove it, and shuffle during training"
             )
         splits = {
             name: np.random.default_rng([options.seed, k + 1]).permutation(np.asarray(rows))
@@ -69,14 +69,15 @@ def split_rows(source: Source, options: PackOptions) -> dict[str, Rows]:
 
 
 def take_shares(splits: dict[str, Rows], options: PackOptions, ordered: bool) -> dict[str, Rows]:
+    """Return the splits with shares of train moved to the splits of options.split."""
     whole = "" if "" in splits else "train"
     if whole not in splits:
-        raise ConfigError(f"split= takes shares of the split train; the source has {sorted(splits)}")
+        raise ConfigError(f"split= takes shares of the split train, which is missing; the source has {sorted(splits)}")
     for name in options.split:
         if name in splits or name == "train":
-            raise ConfigError(f"split={name!r}: the source has this split ({sorted(splits) if whole else 'train'})")
+            raise ConfigError(f"split={name!r}: is already in the source ({sorted(splits) if whole else 'train'})")
     if not 0 < sum(options.split.values()) < 1 or min(options.split.values()) <= 0:
-        raise ConfigError(f"split={dict(options.split)}: each is above 0, all together leave something for train")
+        raise ConfigError(f"split={dict(options.split)}: each share must be > 0, and their sum < 1")
     rows = splits.pop(whole)
     counts = {name: round(len(rows) * share) for name, share in options.split.items()}
     if 0 in counts.values() or sum(counts.values()) >= len(rows):
@@ -87,13 +88,13 @@ def take_shares(splits: dict[str, Rows], options: PackOptions, ordered: bool) ->
     for name, count in counts.items():
         shares[name] = drawn[left : left + count]
         left += count
-    if not ordered:  # drawn at random, read in the source's order
+    if not ordered:  # chosen at random, but in the order of the source, which is faster to read
         shares = {name: np.sort(part) for name, part in shares.items()}
     return shares | splits
 
 
 def plan_parts(source: Source, options: PackOptions) -> list[Part]:
-    """One part for each split, with the fields that were asked for."""
+    """Return one part per split, with the fields of options.fields. Raise ConfigError if HDF5 cannot store a field."""
     names = select(source, options.fields, source.origin)
     check_storable(source, names)
     parts = []
@@ -105,7 +106,7 @@ def plan_parts(source: Source, options: PackOptions) -> list[Part]:
 
 
 def place_groups(source: Source, parts: list[Part], own: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The source's attributes of groups, by path in the file. own: the file's, whose names are taken at its root."""
+    """Return {path in the file: attributes of this group}. own: root attributes of the file; their names are taken."""
     paths = [path for part in parts for path in part.paths.values()]
     splits = {"", *(path.partition("/")[0] for path in paths)}
     placed: dict[str, dict[str, Any]] = {}
@@ -118,20 +119,20 @@ def place_groups(source: Source, parts: list[Part], own: Mapping[str, Any]) -> d
         placed |= {path: dict(attrs) for path in there}
         if not there:
             for name in attrs:
-                source.account.leave("attributes", f"{group}: {name}", "the file has no such group")
+                source.account.leave("attributes", f"{group}: {name}", "the file does not have this group")
     return placed
 
 
 def check_storable(source: Source, names: Mapping[str, str]) -> None:
-    """HDF5 holds these fields under these names."""
+    """Raise ConfigError if HDF5 cannot store a field with its type and name."""
     where = printable(source.origin)
     for name, new in names.items():
         what = source.fields[name]
         if bad_text(new) or not all(part.strip(".") for part in new.split("/")):
-            raise ConfigError(f"{where}: a field cannot be called {new!r}; fields={{'NAME': 'OTHER'}}")
+            raise ConfigError(f"{where}: a field cannot be named {new!r}; fields={{'NAME': 'OTHER'}} renames it")
         if beside := next((n for n in names.values() if n.startswith(f"{new}/")), None):
             raise ConfigError(
-                f"field {new!r} and {beside!r} cannot both be there: fields={{{new!r}: 'OTHER'}} renames one"
+                f"field {new!r} and {beside!r} cannot both be in a file; fields={{{new!r}: 'OTHER'}} renames one"
             )
         try:
             members = [what.dtype[n] for n in what.dtype.names] if what.dtype.names else [what.dtype]
@@ -140,20 +141,21 @@ def check_storable(source: Source, names: Mapping[str, str]) -> None:
         except TypeError:
             plain = False
         if not plain:
-            problem = f"{where}: field {name!r} is of type {what.dtype}; numbers are stored"
+            problem = f"{where}: field {name!r} is of type {what.dtype}, but only numbers can be stored"
             remedy = "save bfloat16 as float32" if what.dtype.kind == "V" else "encode strings and times as numbers"
             raise ConfigError(f"{problem}: {remedy}, or leave the field out (fields=)")
         for key, value in what.attrs.items():
             if wrong := next((v for v in value if bad_text(v)), None) if isinstance(value, list) else None:
-                raise ConfigError(f"{where}: {key} of field {name!r}: HDF5 holds no name {wrong!r}; rename it")
+                raise ConfigError(f"{where}: {key} of field {name!r}: HDF5 cannot store the name {wrong!r}; rename it")
 
 
 def bad_text(text: object) -> bool:
+    """Return True for a str that HDF5 cannot store: with NUL, or not valid Unicode."""
     return isinstance(text, str) and ("\0" in text or printable(text) != text)
 
 
 def columns(part: Part, fields: Mapping[str, Field]) -> list[Column]:
-    """The datasets of a part."""
+    """Return the datasets of a part."""
     rows, made = len(part.rows), []
     for name, path in part.paths.items():
         what = fields[name]
@@ -164,12 +166,13 @@ def columns(part: Part, fields: Mapping[str, Field]) -> list[Column]:
         total = int(part.elements(name)[-1]) // math.prod(what.unit)
         made.append(Column(f"{path}/values", (total, *what.unit), what.dtype, attrs))
         made.append(Column(f"{path}/offsets", (rows + 1,), np.dtype(np.int64)))
-        if len(what.unit) + 1 < len(what.shape):  # more than one side differs
+        if len(what.unit) + 1 < len(what.shape):  # more than one dimension varies
             made.append(Column(f"{path}/shapes", (rows, len(what.shape)), np.dtype(np.int64)))
     return made
 
 
 def cut_blocks(parts: list[Part], source: Source) -> list[Block]:
+    """Return the blocks of all parts, in written order."""
     blocks = []
     for part in parts:
         rows, fields = len(part.rows), {name: source.fields[name] for name in part.paths}
@@ -190,7 +193,7 @@ def cut_blocks(parts: list[Part], source: Source) -> list[Block]:
 
 
 def measure(parts: list[Part], source: Source, pool: Executor, quiet: bool) -> None:
-    """Fill in the shapes of ragged fields; in the workers, since each may mean opening a file."""
+    """Set the shapes of ragged fields. The workers measure them, because this may open a file per sample."""
     for part in parts:
         for name in part.paths:
             if source.fields[name].ragged:

@@ -1,4 +1,4 @@
-"""The workers of a pack: threads, or processes where reading is Python work, that write blocks at their places."""
+"""The workers of a pack: threads, or processes if reading runs Python code. They write blocks to their offsets."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from h5rows.errors import ConfigError
 from h5rows.packing.file import pwrite_all
 from h5rows.source import Bad, Rows, Source, one_line
 
-tqdm.monitor_interval = 0  # no thread of tqdm's beside a fork
+tqdm.monitor_interval = 0  # no thread of tqdm in a process that forks
 
-# rows of the source, {field: byte in the file where the block's values go}, {ragged field: (rows, dims) shapes}
+# rows of the source, {field: offset of the block's values in the file}, {ragged field: (rows, dims) shapes}
 Task = tuple[Rows, dict[str, int], dict[str, np.ndarray]]
 Done = tuple[dict[str, tuple[int, int]], list[Bad]]
 
 
-_here = threading.local()  # what a thread works for, or the only thread of a process
+_here = threading.local()  # source and path of this thread, or of the only thread of a process
 
 
 def _start(source: Source, path: Path, own_process: bool) -> None:
     _here.source, _here.path = source, path
     if own_process:
-        signal(SIGINT, SIG_IGN)  # the parent ends the pack
-        # a killed parent must not leave workers behind that still write
+        signal(SIGINT, SIG_IGN)  # the parent process handles Ctrl-C
+        # exit if the parent is killed, so that no worker continues to write
         threading.Thread(target=lambda: (parent_process().join(), os._exit(1)), daemon=True).start()  # type: ignore[union-attr]
 
 
 def make_pool(source: Source, path: Path, workers: int) -> Executor:
-    """For `measure_rows` and `write_rows`."""
+    """Return a pool of workers for `measure_rows` and `write_rows`."""
     if not source.processes:
         return ThreadPoolExecutor(workers, initializer=_start, initargs=(source, path, False))
     start = "fork" if platform == "linux" else "spawn"  # fork: no start-up cost, and the source is not pickled
@@ -47,13 +47,14 @@ def make_pool(source: Source, path: Path, workers: int) -> Executor:
 
 
 def measure_rows(rows: Rows, name: str) -> np.ndarray:
+    """Return the shapes of a ragged field in these rows, (rows, dims). Runs in a worker."""
     source: Source = _here.source
     with one_line(source.origin):
         return source.measure(rows, name)
 
 
 def write_rows(task: Task) -> Done:
-    """-> (field: (bytes written, their crc32)), the samples that could not be read."""
+    """Return {field: (bytes written, their crc32)}, and the samples that could not be read."""
     rows, places, shapes = task
     source: Source = _here.source
     with one_line(source.origin):
@@ -70,10 +71,10 @@ def write_rows(task: Task) -> Done:
 
 
 def flatten(values: list[np.ndarray], shapes: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
-    """One flat array. The room in the file was measured before: a sample of another size would run into the next."""
+    """Return one flat array. Raise ConfigError if a shape has changed, as the sample would overwrite the next one."""
     for value, shape in zip(values, shapes, strict=True):
         if np.shape(value) != tuple(shape):
-            raise ConfigError(f"field {name}: a sample measured as {tuple(shape)} is {np.shape(value)}; did it change?")
+            raise ConfigError(f"field {name}: a sample had shape {tuple(shape)}, now {np.shape(value)}; did it change?")
     flat = [np.asarray(value, dtype).reshape(-1) for value in values]
     return np.concatenate(flat) if flat else np.empty(0, dtype)
 
@@ -81,7 +82,7 @@ def flatten(values: list[np.ndarray], shapes: np.ndarray, dtype: np.dtype, name:
 def in_flight(
     pool: Executor, call: Callable[[Any], Any], tasks: Iterable[tuple[Any, Any]], depth: int
 ) -> Iterator[tuple[Any, Any]]:
-    """(key, result) as they finish; at most `depth` tasks wait or run, so that memory stays bounded."""
+    """Yield (key, result) of tasks as they finish. At most `depth` tasks wait or run, which limits memory."""
     running: dict[Future[Any], Any] = {}
     waiting = iter(tasks)
     while True:
@@ -89,5 +90,5 @@ def in_flight(
         if not running:
             return
         wait(running, return_when=FIRST_COMPLETED)
-        for future in [f for f in running if f.done()]:  # in the order they were given
+        for future in [f for f in running if f.done()]:  # in submission order
             yield running.pop(future), future.result()

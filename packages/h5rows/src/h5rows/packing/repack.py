@@ -1,7 +1,7 @@
-"""Another layout, chunking or codec for the same values, in a copy of all that a file holds.
+"""Copy an HDF5 file with another layout, chunking or codec. All values, attributes and links are kept.
 
-HDF5 writes OUT.partial, block by block, with its own filters; each block is read back. After a kill it begins anew.
-"""
+HDF5 writes OUT.partial block by block with its own filters, and each block is read back. After a kill, repeat the
+command to start from the beginning."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from h5rows.reading.filters import FLETCHER32, pipeline
 from h5rows.reading.opening import open_h5
 from h5rows.source import one_line
 
-MOST_TIMES, MOST_BYTES = 20, 1 << 30  # of the source's size, that a copy may have without being asked for
-VLEN_ROWS = 512  # samples of variable length that are read at a time
-CACHE_BYTES = 1 << 26  # of decoded chunks of the source
+MOST_TIMES, MOST_BYTES = 20, 1 << 30  # a copy larger than both (times the source, bytes) needs allow_larger
+VLEN_ROWS = 512  # samples of variable length to read at a time
+CACHE_BYTES = 1 << 26  # cache of decoded chunks of the source
 
 
 def repack_file(source: str, out: str, options: RepackOptions, note: str) -> Account:
-    """-> what was left out. note: becomes the attribute `repacked`."""
+    """Write the copy and return the account of what was left out. note: stored as the root attribute `repacked`."""
     if options.flatten and not options.is_contiguous:
-        raise ConfigError("flatten=True: the flat values are mapped, so leave codec= and rows_per_chunk= out")
+        raise ConfigError("flatten=True: flat values are always contiguous; remove codec= and rows_per_chunk=")
     old, new = Path(source), Path(out)
     if new.exists() and new.samefile(old):
-        raise ConfigError(f"{out} exists; name another file")
+        raise ConfigError(f"{out} is SOURCE itself; give another file")
     with under_work(new, options.overwrite) as temp, one_line(source), open_h5(old) as file:
-        if file.id.get_create_plist().get_sizes() != (8, 8):  # H5Ocopy writes what it cannot read
-            problem = f"{source}: has addresses of other than 8 bytes, which HDF5 copies wrongly"
-            raise ConfigError(f"{problem}; copy its datasets by h5py into a file of the usual kind")
+        if file.id.get_create_plist().get_sizes() != (8, 8):  # H5Ocopy would write a file that cannot be read
+            problem = f"{source}: its addresses do not have 8 bytes, and HDF5 copies such files wrongly"
+            raise ConfigError(f"{problem}; copy its datasets to a new file with h5py")
         contents = scan(file, options)
         if not options.allow_larger:
             check_size(file, contents, options.is_contiguous)
@@ -52,33 +52,34 @@ def repack_file(source: str, out: str, options: RepackOptions, note: str) -> Acc
     print(*[f"{line}\n" for line in [*account.lines(), *map(clean, contents.said)]], sep="", end="")
     if not options.quiet:
         held = ", ".join(f"{count:,} {kind}" for kind, count in account.held.items() if count)
-        report(f"{old} holds {held}; {new}: {account.closing}")
+        report(f"{old} contains {held}; {new}: {account.closing}")
         sizes = " -> ".join(f"{path}: {path.stat().st_size / 1e6:,.1f} MB" for path in (old, new))
-        report(f"{sizes}; look with: {typed('inspect', str(new))}")
+        report(f"{sizes}; inspect it with: {typed('inspect', str(new))}")
     return account
 
 
 def check_size(file: h5py.File, contents: Contents, contiguous: bool) -> None:
-    """What was hardly written, or compresses a thousandfold, would fill a disk."""
+    """Raise ConfigError if the copy would be much larger, as with sparse or highly compressed data: it fills a disk."""
     plain = [path for path in contents.plain if contiguous and not elsewhere(file[path].id)]
     sizes = {**contents.whole, **{path: file[path].nbytes for path in plain}}
     size, need = Path(file.filename).stat().st_size, sum(sizes.values())
     if need > MOST_TIMES * size and need > MOST_BYTES:
         path = max(sizes, key=sizes.__getitem__)
-        copy = f"its copy would have {in_words(need)} ({path} alone {in_words(sizes[path])})"
+        copy = f"but its copy would have {in_words(need)} ({path}: {in_words(sizes[path])})"
         remedy = "allow_larger=True writes it, codec='gzip' keeps it small"
         raise ConfigError(f"{file.filename} has {in_words(size)}, {copy}; {remedy}")
 
 
 class Repack:
-    """One copy of a file. rows: the source once more, opened with a cache for chunks."""
+    """One copy of a file. rows: the source, opened a second time with a chunk cache."""
 
     def __init__(self, source: h5py.File, rows: h5py.File, contents: Contents, options: RepackOptions) -> None:
         self.source, self.rows, self.contents, self.options = source, rows, contents, options
         self.ends = {name: ends_of(rows[name]) for name in contents.vlen}
 
     def write(self, temp: Path, note: str) -> None:
-        # chunks need no pages, but numbers at odd addresses are slow to read
+        """Write the copy to `temp` and compare it with the source. note: its root attribute `repacked`."""
+        # chunks need not begin at a page, but unaligned numbers are slow to read
         alignment = (PAGE, PAGE) if self.options.is_contiguous else (1, 8)
         with files.new_file(temp, file_properties(self.source), alignment) as file:
             Copier(self.contents.survey, file, self.made_anew(file)).copy()
@@ -92,7 +93,7 @@ class Repack:
             self.compare(temp, spans)
 
     def made_anew(self, file: h5py.File) -> Any:
-        """Makes the datasets whose rows `fill` writes: see `copying.Make`."""
+        """Return the function that creates the datasets whose rows `fill` writes (see `copying.Make`)."""
 
         def make(path: str, dset: Any, tid: Any) -> Any:
             path = path.lstrip("/")
@@ -112,13 +113,14 @@ class Repack:
         return make
 
     def make_plain(self, file: h5py.File, path: str, dset: Any, tid: Any) -> Any:
+        """Create a dataset of numbers with the new layout."""
         shape, dtype = self.contents.plain[path]
         kind = tid if tid.committed() else h5py.h5t.py_create(dtype, logical=True)
         plan, chunk_rows = creation(dset), self.options.rows(shape, dtype)
         checked = any(number == FLETCHER32 for number, _ in pipeline(h5py.Dataset(dset)))
         if not chunk_rows:
             if checked:
-                self.contents.said.append(f"{path}: its checksums (fletcher32) are of chunks, and it is contiguous now")
+                self.contents.said.append(f"{path}: its checksums (fletcher32) are lost, as it is contiguous now")
             return files.allocate(file, Column(path, shape, dtype), plan, kind)
         how = {"chunks": (chunk_rows, *shape[1:]), "fletcher32": checked, **self.options.create_options(dtype)}
         if grows(dset) and not self.options.contiguous and dset.get_create_plist().get_layout() == h5py.h5d.CHUNKED:
@@ -126,7 +128,7 @@ class Repack:
         return file.create_dataset(None, shape, h5py.Datatype(kind), dcpl=plan, **how).id
 
     def pieces(self) -> Iterator[tuple[str, int, np.ndarray]]:
-        """(dataset in the copy, first row, rows) of all that is written anew."""
+        """Yield (dataset in the copy, first row, rows) of all datasets with a new layout."""
         for name, (shape, dtype) in self.contents.plain.items():
             row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
             step, chunk = max(1, BLOCK_BYTES // max(1, row_bytes)), self.options.rows(shape, dtype) or 1
@@ -141,7 +143,7 @@ class Repack:
             yield f"{name}/offsets", 0, ends
 
     def fill(self, file: h5py.File) -> list[Span]:
-        """-> what was written."""
+        """Write the rows of these datasets. Return the spans that were written."""
         spans = []
         total = sum(shape[0] for shape, _ in self.contents.plain.values())
         with tqdm(total=total, unit=" rows", unit_scale=True, disable=self.options.quiet, desc="repack") as bar:
@@ -154,11 +156,13 @@ class Repack:
         return spans
 
     def copy_user_block(self, path: Path) -> None:
+        """Copy the user block, the bytes before the HDF5 data."""
         if size := self.source.userblock_size:
             with open(self.source.filename, "rb") as old, open(path, "r+b") as new:
                 new.write(old.read(size))
 
     def compare(self, path: Path, spans: list[Span]) -> None:
+        """Raise ConfigError if the copy differs from the source. Count what it contains."""
         contents, account = self.contents, self.contents.survey.account
         files.read_back(path, spans, self.options.quiet)
         with h5py.File(path, "r") as file:
@@ -170,6 +174,6 @@ class Repack:
 
 
 def ends_of(dset: h5py.Dataset) -> np.ndarray:
-    """(rows + 1,) int64: where each sample of variable length begins in the flat values."""
+    """Return the begin of each variable-length sample in the flat values, (rows + 1,) int64."""
     sizes = [len(v) for begin in range(0, len(dset), VLEN_ROWS) for v in dset[begin : begin + VLEN_ROWS]]
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])

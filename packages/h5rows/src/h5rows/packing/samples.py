@@ -1,7 +1,7 @@
-"""Samples that a program has in memory, or makes one after the other, as a source of the writer.
+"""Samples in memory, or from a generator, as a source of the writer.
 
-samples -> files without a name (flat values, shapes) -> rows by number. The samples are asked for once, and memory
-holds one at a time. Whatever happens, the system removes the files when this process ends.
+The samples are iterated once, and only one is in memory at a time: their values are spooled to unnamed temporary files,
+from which rows are read by number. The operating system removes these files when the process ends.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from h5rows.packing.plan import bad_text
 from h5rows.reading.fields import is_readable
 from h5rows.source import Bad, Field, Rows, Source
 
-BUFFER = 1 << 20  # bytes of a field that are written to its file at once
+BUFFER = 1 << 20  # bytes of a field to write to its file at a time
 GIVE = "give an array or a tensor of numbers, a number, or a str"
-ALIKE = "give each sample the same type"
+ALIKE = "use the same type in all samples"
 NUMBERS = (np.ndarray, np.generic, bool, int, float, complex, list, tuple)
 Samples = Iterable[Mapping[str, Any]]
 
 
 class SpooledSource(Source):
-    """Samples of all splits. variable: fields whose samples may differ in their first side. folder: of its files."""
+    """Samples of all splits. variable: fields that may vary in the first dimension. folder: for the temporary files."""
 
     origin = "samples"
 
@@ -37,17 +37,17 @@ class SpooledSource(Source):
         self.fields, self.splits = {}, {}
         self._variable, self._folder, self._size = tuple(variable), folder, 0
         self._columns: dict[str, Column] = {}
-        self._widened: set[str] = set()  # types that NumPy lacks
+        self._widened: set[str] = set()  # types that NumPy does not have
         for split, own in splits_of(samples).items():
             begin, at = self._size, f" of {split}" * bool(split)
             for number, sample in enumerate(own):
                 self._add(sample, f"sample {number}{at}")
             if self._size == begin:
-                raise ConfigError(f"samples: there are none{at}")
+                raise ConfigError(f"samples: no samples{at}")
             self.splits[split] = range(begin, self._size)
         for column in self._columns.values():
             column.finish()
-        self.account.notes += [f"{kind} becomes float32, which holds the same values" for kind in sorted(self._widened)]
+        self.account.notes += [f"{kind} becomes float32, which has the same values" for kind in sorted(self._widened)]
 
     def _add(self, sample: Mapping[str, Any], name: str) -> None:
         if not isinstance(sample, Mapping):
@@ -58,20 +58,20 @@ class SpooledSource(Source):
             self._begin(values, sample, name)
         if values.keys() != self._columns.keys():
             here, first = sorted(map(str, values)), sorted(self._columns)
-            raise ConfigError(f"{name} has the fields {here}, and the first sample {first}; give each the same")
+            raise ConfigError(f"{name} has the fields {here}, but the first sample has {first}; use the same in all")
         for field, value in values.items():
             if isinstance(sample[field], str) != self._columns[field].text:
-                raise ConfigError(f"{name}: {field} is {said(sample[field])}, and the first sample's is not; {ALIKE}")
+                raise ConfigError(f"{name}: {field} is {said(sample[field])}, but the first sample's is not; {ALIKE}")
             self._columns[field].add(value, f"{name}: {field}")
         self._size += 1
 
     def _begin(self, values: Mapping[str, np.ndarray], sample: Mapping[str, Any], name: str) -> None:
-        """The first sample says what all are like."""
+        """Create the fields from the first sample, whose types and shapes all samples must have."""
         for field in values:
             if not isinstance(field, str) or bad_text(field) or not all(part.strip(".") for part in field.split("/")):
-                raise ConfigError(f"{name}: a field cannot be called {field!r}; rename it")
+                raise ConfigError(f"{name}: a field cannot be named {field!r}; rename it")
             if below := next((other for other in values if other.startswith(f"{field}/")), None):
-                raise ConfigError(f"{name}: fields cannot be called both {field!r} and {below!r}; rename one")
+                raise ConfigError(f"{name}: fields cannot be named both {field!r} and {below!r}; rename one")
         if not values:
             raise ConfigError(f"{name} has no fields")
         if unknown := sorted(set(self._variable) - set(values)):
@@ -79,8 +79,8 @@ class SpooledSource(Source):
         for field, value in values.items():
             text = isinstance(sample[field], str)
             if field in self._variable and (text or not value.ndim):
-                what = "texts, which may differ in length anyway" if text else "single numbers"
-                raise ConfigError(f"variable={list(self._variable)}: {field} has {what}; leave it out")
+                what = "texts, which may always vary in length" if text else "single numbers"
+                raise ConfigError(f"variable={list(self._variable)}: {field} has {what}; remove it")
             side = (None,) if text or field in self._variable else value.shape[:1]
             self.fields[field] = Field((*side, *value.shape[1:]), value.dtype, TEXT if text else {})
             self._columns[field] = Column(self.fields[field], self._folder)
@@ -88,7 +88,7 @@ class SpooledSource(Source):
     def _value(self, value: Any, where: str) -> np.ndarray:
         if isinstance(value, str):
             if bad_text(value):
-                raise ConfigError(f"{where} is a text that HDF5 cannot hold: {printable(value)[:60]!r}")
+                raise ConfigError(f"{where} is a text that HDF5 cannot store: {printable(value)[:60]!r}")
             return np.frombuffer(value.encode(), np.uint8)
         if hasattr(value, "detach"):
             try:
@@ -101,20 +101,23 @@ class SpooledSource(Source):
             raise ConfigError(f"{where} is a {type(value).__name__}; {GIVE}")
         try:
             found = np.asarray(value)
-        except ValueError as error:  # lists of unlike lists
-            raise ConfigError(f"{where} is no array: {error}") from None
+        except ValueError as error:  # lists of different length
+            raise ConfigError(f"{where} is not an array: {error}") from None
         if not is_readable(found.dtype) or found.dtype.kind == "S" or found.dtype.subdtype:
             raise ConfigError(f"{where} is {said(value)}; {GIVE}")
         return found.astype(found.dtype.newbyteorder("="), copy=False)
 
     def read(self, rows: Rows, fields: Sequence[str]) -> tuple[dict[str, Any], list[Bad]]:
+        """Return the values of these rows; all can be read."""
         return {field: self._columns[field].read(np.asarray(rows)) for field in fields}, []
 
     def measure(self, rows: Rows, name: str) -> np.ndarray:
+        """Return the shapes of a variable field in these rows, (rows, dims)."""
         return self._columns[name].shapes(np.asarray(rows))
 
 
 def said(value: Any) -> str:
+    """Return the type of a value as text, for messages."""
     if isinstance(value, str):
         return "a text"
     kind = getattr(value, "dtype", None)
@@ -122,45 +125,46 @@ def said(value: Any) -> str:
 
 
 def splits_of(samples: Any) -> dict[str, Samples]:
-    """Split -> its samples; "" of those that are in none."""
+    """Return {split: samples}; one split "" if `samples` has no splits. Raise ConfigError for other types."""
     if isinstance(samples, (str, os.PathLike)):
-        raise ConfigError(f"samples={os.fspath(samples)!r}: a path; h5rows.pack reads files")
+        raise ConfigError(f"samples={os.fspath(samples)!r}: is a path; to read files, use h5rows.pack")
     splits = dict(samples) if isinstance(samples, Mapping) else {"": samples}
     for split, own in splits.items():
         if isinstance(samples, Mapping) and not (isinstance(split, str) and split.strip(".") and "/" not in split):
-            raise ConfigError(f"samples: {split!r} is no name of a split, such as 'train'")
+            raise ConfigError(f"samples: {split!r} is not a valid name of a split, such as 'train'")
         by_number = hasattr(own, "__getitem__") and hasattr(own, "__len__")
-        if by_number and not hasattr(own, "__iter__"):  # a Dataset of PyTorch's
+        if by_number and not hasattr(own, "__iter__"):  # a map-style Dataset of PyTorch
             splits[split] = (own[row] for row in range(len(own)))
         elif not isinstance(own, Iterable) or isinstance(own, (str, bytes, Mapping)):
             what = f"samples{f'[{split!r}]' if split else ''} is a {type(own).__name__}"
             raise ConfigError(f"{what}; give an iterable of dicts, or a dict of them by split")
     if not splits:
-        raise ConfigError("samples: an empty dict; give an iterable of dicts, or a dict of them by split")
+        raise ConfigError("samples: is an empty dict; give an iterable of dicts, or a dict of them by split")
     return splits
 
 
 class Column:
-    """The values of one field, one after the other, in a file without a name."""
+    """The values of one field, concatenated in an unnamed temporary file."""
 
     def __init__(self, field: Field, folder: Path) -> None:
         self.field, self.text, self._folder = field, bool(field.attrs), folder
         with written(folder):
-            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - open as long as this is
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - open until this is deleted
         self._pending: list[bytes] = []
         self._bytes = 0
         self._lengths: list[int] | None = [] if field.ragged else None
         self._values, self._starts = np.empty(0, field.dtype), np.zeros(1, np.int64)
 
     def add(self, value: np.ndarray, where: str) -> None:
+        """Append a value. Raise ConfigError if its type or shape differs from the first sample's."""
         want = self.field
         if value.dtype != want.dtype:
-            raise ConfigError(f"{where} is {value.dtype}, and the first sample's {want.dtype}; {ALIKE}")
+            raise ConfigError(f"{where} is {value.dtype}, but the first sample's is {want.dtype}; {ALIKE}")
         inner = want.shape[1:] if want.ragged else want.shape
         if value.ndim != len(want.shape) or (value.shape[1:] if want.ragged else value.shape) != inner:
             first = tuple("any" if side is None else side for side in want.shape)
-            how = "pad them, or name the field in variable=, if the first side alone differs"
-            raise ConfigError(f"{where} is {value.shape}, and the first sample's {first}; {how}")
+            how = "pad them, or add the field to variable= if only the first dimension varies"
+            raise ConfigError(f"{where} has shape {value.shape}, but the first sample's is {first}; {how}")
         if self._lengths is not None:
             self._lengths.append(len(value))
         self._pending.append(value.tobytes())
@@ -175,7 +179,7 @@ class Column:
         self._pending, self._bytes = [], 0
 
     def finish(self) -> None:
-        """From here on rows can be read."""
+        """Flush the file. Afterwards rows can be read."""
         self._flush()
         inner = [side for side in self.field.shape if side is not None]
         if os.fstat(self._file.fileno()).st_size:
@@ -184,6 +188,7 @@ class Column:
             self._starts = np.concatenate([[0], np.cumsum(self._lengths, dtype=np.int64)])
 
     def read(self, rows: np.ndarray) -> Any:
+        """Return the values of these rows: an array (B, ...), or a list of arrays for a variable field."""
         if self._lengths is None:
             shape: Any = (len(rows), *self.field.shape)
             return np.asarray(self._values[rows]) if len(self._values) else np.empty(shape, self.field.dtype)
@@ -192,7 +197,7 @@ class Column:
         return [self._values[begin:end].reshape(end - begin, *inner) for begin, end in bounds]
 
     def shapes(self, rows: np.ndarray) -> np.ndarray:
-        """(B, dims) int64, of samples of different length."""
+        """Return the shapes of samples of a variable field, (B, dims) int64."""
         lengths = np.diff(self._starts)[rows]
         inner = np.broadcast_to(np.array(self.field.shape[1:], np.int64), (len(rows), len(self.field.shape) - 1))
         return np.concatenate([lengths[:, None], inner], axis=1)

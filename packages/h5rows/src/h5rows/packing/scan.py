@@ -1,4 +1,4 @@
-"""What of an HDF5 file `repack` writes anew, and what it copies as it is."""
+"""Find the datasets of an HDF5 file that `repack` writes with a new layout; the others are copied unchanged."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from h5rows.reading.filters import missing_filter
 from h5rows.reading.memory import check_declared
 from h5rows.reading.texts import said_of
 
-SMALL = 4096  # bytes of a dataset, below which a page of its own costs more than it brings
+SMALL = 4096  # bytes; for smaller datasets a separate page is not worth it
 
 
 @dataclass
 class Contents:
-    """By path: what is written anew, row by row; all else is copied as it is."""
+    """The datasets to write row by row, by path. All others are copied unchanged."""
 
     survey: Survey
-    plain: dict[str, tuple[tuple[int, ...], np.dtype]] = field(default_factory=dict)  # numbers with rows
-    vlen: dict[str, tuple[np.dtype, bool]] = field(default_factory=dict)  # to be made flat: see vlen_type
-    whole: dict[str, int] = field(default_factory=dict)  # bytes of what is copied with all its rows, written or not
-    said: list[str] = field(default_factory=list)  # lines: strings that are not UTF-8, checksums that are not kept
+    plain: dict[str, tuple[tuple[int, ...], np.dtype]] = field(default_factory=dict)  # shape and type of numbers
+    vlen: dict[str, tuple[np.dtype, bool]] = field(default_factory=dict)  # to convert to flat values, see vlen_type
+    whole: dict[str, int] = field(default_factory=dict)  # bytes of datasets copied with all rows, even unwritten ones
+    said: list[str] = field(default_factory=list)  # lines to print: strings that are not UTF-8, lost checksums
 
 
 def scan(file: h5py.File, options: RepackOptions) -> Contents:
+    """Return what to write with a new layout. Raise ConfigError for external data if it is refused."""
     contents = Contents(survey := Survey(file, Account()))
     asked = survey.account.asked
     for node in survey.nodes.values():
@@ -41,7 +42,7 @@ def scan(file: h5py.File, options: RepackOptions) -> Contents:
             continue
         dset = h5py.Dataset(survey.open(node.path))
         check_external(dset, options.external)
-        with contextlib.suppress(*UNREADABLE):  # said where it is copied
+        with contextlib.suppress(*UNREADABLE):  # reported when it is copied
             path, grown = node.path.decode().lstrip("/"), grows(dset.id)
             other = said_of(dset, rows=None)
             contents.said += [f"{path} {line}" for line in other]
@@ -61,7 +62,7 @@ def scan(file: h5py.File, options: RepackOptions) -> Contents:
 
 
 def laid_out_anew(dset: h5py.Dataset, options: RepackOptions) -> bool:
-    """Whether a dataset of numbers gets another layout: one that is small or hardly written keeps its own."""
+    """Return True if a dataset of numbers gets another layout. Small and mostly unwritten datasets keep theirs."""
     if dset.nbytes < SMALL:
         return False
     if elsewhere(dset.id):
@@ -75,7 +76,7 @@ def laid_out_anew(dset: h5py.Dataset, options: RepackOptions) -> bool:
 
 
 def is_plain(dset: h5py.Dataset) -> bool:
-    """Rows of numbers (or records of numbers) whose bytes numpy holds as the file does, but for the byte order."""
+    """Return True for rows of numbers or records whose bytes are the same in NumPy, except for the byte order."""
     dtype = dtype_of(dset)
     if dtype is None or not dset.ndim or not dset.size or dtype.hasobject or dtype.subdtype or padded(dtype):
         return False
@@ -85,7 +86,7 @@ def is_plain(dset: h5py.Dataset) -> bool:
 
 
 def dtype_of(dset: h5py.Dataset) -> np.dtype | None:
-    """None: NumPy has no such type."""
+    """Return the dtype; None if NumPy does not have it."""
     try:
         return dset.dtype
     except (TypeError, ValueError):
@@ -93,14 +94,14 @@ def dtype_of(dset: h5py.Dataset) -> np.dtype | None:
 
 
 def padded(dtype: np.dtype) -> bool:
-    """Whether a record has bytes that belong to no member: HDF5 does not keep them."""
+    """Return True if a record has padding bytes, which HDF5 does not keep."""
     parts = [dtype[name] for name in dtype.names or ()]
     inner = [part.subdtype[0] if part.subdtype else part for part in parts]
     return bool(parts) and (sum(part.itemsize for part in parts) < dtype.itemsize or any(map(padded, inner)))
 
 
 def vlen_type(dset: h5py.Dataset) -> tuple[np.dtype, bool] | None:
-    """(type of the values of samples of variable length, whether these are strings, as UTF-8 bytes); None: others."""
+    """Return (type of the values, True for strings as UTF-8 bytes) of variable-length samples; None for other types."""
     if dtype_of(dset) is None:
         return None
     if h5py.check_string_dtype(dset.dtype) is not None and dset.dtype.kind == "O":
@@ -111,10 +112,10 @@ def vlen_type(dset: h5py.Dataset) -> tuple[np.dtype, bool] | None:
 
 
 def as_numbers(sample: Any, kind: np.dtype) -> np.ndarray:
-    """A sample of variable length, (n,)."""
+    """Return a variable-length sample as an array, (n,)."""
     return np.frombuffer(sample, np.uint8) if isinstance(sample, bytes) else np.asarray(sample, kind)
 
 
 def native(dtype: np.dtype) -> np.dtype:
-    """In this machine's byte order, which is read without h5py; enumerations and records are left alone."""
+    """Return the type in native byte order, which is read without h5py. Enumerations and records are not changed."""
     return dtype if dtype.isnative or dtype.metadata or dtype.fields else dtype.newbyteorder("=")

@@ -1,12 +1,11 @@
-"""A set as shards at an address or in a folder, with an index of them.
+"""Write a data set as shards and an index of them, at a URL or in a folder.
 
-    bucket/set/index.json             the shards: their names, sizes, SHA-256, rows; what each row holds. Written last
-    bucket/set/00000-1f3a….h5         a shard; the digest is in its name, so nothing is ever written over
+    bucket/set/index.json             names, sizes, SHA-256 and rows of the shards, and their fields; written last
+    bucket/set/00000-1f3a….h5         a shard; its name has the digest, so no shard is ever overwritten
 
-A reader of index.json sees the set of before or of after. A pack that was killed leaves shards that no index names; the
-same command finds them and sends what is missing; --overwrite removes all that its index does not name. Shards are made
-one at a time: the disk needs room for one.
-"""
+A reader of index.json sees either the old set or the new one. A killed pack leaves shards that are in no index: repeat
+the command, which finds them and writes only the missing ones. --overwrite removes all shards that are not in its
+index. Shards are made one at a time, so the local disk needs space for only one."""
 
 from __future__ import annotations
 
@@ -33,13 +32,13 @@ from h5rows.reading.sources import told
 from h5rows.reading.texts import name_of
 
 SHARD = re.compile(r"\d{5,}-[0-9a-f]{12}\.h5")
-Make = Callable[[str, tuple[int, int]], Account]  # (a local file, (i, n)): writes the i-th of n shares into it
+Make = Callable[[str, tuple[int, int]], Account]  # (a local file, (i, n)): writes share i of n to it
 
 
 def pack_shards(make: Make, out: str, count: int, append: bool, overwrite: bool) -> Account:
-    """Write `count` shards and their index at `out`, an address or a folder. append: to the set that is there.
+    """Write `count` shards and their index to `out`, a URL or a folder. append: add them to the set that is there.
 
-    Returns the account of the shard of which most was left out."""
+    Return the account of the shard with the most values left out."""
     place = Place(out)
     try:
         return _packed_at(place, make, out, count, append, overwrite)
@@ -51,9 +50,9 @@ def pack_shards(make: Make, out: str, count: int, append: bool, overwrite: bool)
 def _packed_at(place: Place, make: Make, out: str, count: int, append: bool, overwrite: bool) -> Account:
     before, name = place.read_index(), shown(out)
     if before is not None and not (append or overwrite):
-        raise ConfigError(f"{name}: a set is there; append=True adds to it, overwrite=True begins another")
+        raise ConfigError(f"{name}: contains a set already; append=True adds to it, overwrite=True replaces it")
     if before is None and append:
-        raise ConfigError(f"{name}: no {INDEX} is there to add to; leave append=True out")
+        raise ConfigError(f"{name}: has no {INDEX} to append to; remove append=True")
     held = before if append and before is not None else {"shards": [], "fields": None}
     kept, shards, accounts = held["fields"], list(held["shards"]), []
     there = {one["sha256"]: one["file"] for one in shards}
@@ -64,21 +63,21 @@ def _packed_at(place: Place, make: Make, out: str, count: int, append: bool, ove
             fields, rows = described(file)
             kept = fields if kept is None else kept
             if fields != kept:
-                raise ConfigError(f"{name}: {difference(kept, fields)}; a set has one kind of rows")
+                raise ConfigError(f"{name}: {difference(kept, fields)}; all shards of a set must have the same fields")
             digest, size = digest_of(file), file.stat().st_size
             if digest in there:
                 raise ConfigError(
-                    f"{name}: {there[digest]} of the set is the same as shard {i + 1} of {count} of what is added, so "
-                    "rows would be there twice; the set is as it was - pack new rows alone with append=True, or all "
-                    "anew with overwrite=True"
+                    f"{name}: {there[digest]} of the set is identical to new shard {i + 1} of {count}, so rows would "
+                    "be duplicated; the set was not changed - pack only new rows with append=True, or all rows with "
+                    "overwrite=True"
                 )
             shard = f"{len(shards):05}-{digest[:12]}.h5"
             sent = place.send(file, shard)
-            print(f"{i + 1} of {count}: {shard}, {size / 1e6:,.1f} MB" + ("" if sent else ", was there"))
+            print(f"{i + 1} of {count}: {shard}, {size / 1e6:,.1f} MB" + ("" if sent else ", already there"))
             shards.append({"file": shard, "bytes": size, "sha256": digest, "rows": rows})
             file.unlink()
     if append and place.read_index() != before:
-        raise ConfigError(f"{name}: another command has changed {INDEX} meanwhile; the same command again adds this")
+        raise ConfigError(f"{name}: another command has changed {INDEX}; repeat the command to add these shards")
     place.write_index({"h5rows": 1, "fields": kept, "shards": shards})
     if overwrite and not append:
         place.remove_all_but({one["file"] for one in shards})
@@ -88,11 +87,12 @@ def _packed_at(place: Place, make: Make, out: str, count: int, append: bool, ove
 
 
 def described(file: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """({dataset: [type, shape of a row, classes]}, {dataset: rows})."""
+    """Return ({dataset: [type, shape of a row, classes]}, {dataset: rows}) of a file."""
     fields: dict[str, Any] = {}
     rows: dict[str, int] = {}
 
     def visit(name: str, item: Any) -> None:
+        """Record one dataset."""
         if isinstance(item, h5py.Dataset) and item.shape:
             fields[name] = [str(item.dtype), list(item.shape[1:]), classes_of(item)]
             rows[name] = len(item)
@@ -103,27 +103,28 @@ def described(file: Path) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def classes_of(item: h5py.Dataset) -> int | list[str] | None:
-    """How many classes the dataset says it has, or which."""
+    """Return the number or the names of the classes in the dataset's attributes; None if there are none."""
     found = stated_classes(item)
     return None if found is None else int(found) if np.ndim(found) == 0 else [name_of(one) for one in found]
 
 
 def fields_of(fields: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """(paths of fields, names of those of ids of different length)."""
+    """Return (paths of fields, names of the fields of ids with varying length)."""
     paths = [name.removesuffix("/values") for name in fields if not name.endswith(("/offsets", "/shapes"))]
     ids = [one.rpartition("/")[2] for one in paths if fields.get(f"{one}/values", [""])[0].startswith(("int", "uint"))]
     return paths, list(dict.fromkeys(ids))
 
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """Return the first difference between the fields of the set and of the new shards, as text."""
     name = next(n for n in {**before, **now} if before.get(n) != now.get(n))
     if name not in now or name not in before:
-        return f"/{name} is in {'the set' if name in before else 'what is added'} alone"
-    return f"/{name} has rows of {before[name]} in the set, and of {now[name]} in what is added"
+        return f"/{name} is only in {'the set' if name in before else 'the new shards'}"
+    return f"/{name} has rows of {before[name]} in the set, but of {now[name]} in the new shards"
 
 
 class Place:
-    """Where a set lies: an address that fsspec can write to, or a folder."""
+    """The place of a set: a folder, or a URL that fsspec can write to."""
 
     def __init__(self, out: str) -> None:
         self.out = out.rstrip("/")
@@ -133,24 +134,26 @@ class Place:
 
             self._is_new = False
             self._files, self._root = url_to_fs(self.out)
-            with suppress(PermissionError):  # who may write below some prefix alone
+            with suppress(PermissionError):  # users who may write only below some prefix
                 if is_remote(self.out):
                     self._check_bucket(re.match(r"/*[^/]*", self._root)[0])  # type: ignore[index]
                 self._is_new = not self._files.exists(self._root)
                 self._files.makedirs(self._root, exist_ok=True)
 
     def _check_bucket(self, bucket: str) -> None:
-        """makedirs would make one of a name that was mistyped. bucket: or the first folder, where there are none."""
+        """Raise FileNotFoundError if the bucket (or first folder) is missing: makedirs would create a mistyped one."""
         try:
             if not self._files.exists(bucket):
-                self._files.ls(bucket)  # s3fs says so, too, where nobody may ask: this raises the reason
+                self._files.ls(bucket)  # exists() is also False without permission; ls() raises the reason
         except FileNotFoundError:
-            raise FileNotFoundError(f"there is no {bucket.strip('/')}, perhaps mistyped; make it first") from None
+            raise FileNotFoundError(f"{bucket.strip('/')} does not exist; check the name, or create it first") from None
 
     def shown(self, name: str) -> str:
+        """Return the path or URL of a file of the set, for messages."""
         return f"{shown(self.out) if is_remote(self.out) else Path(self.out).absolute()}/{name}"
 
     def read_index(self) -> dict[str, Any] | None:
+        """Return the index; None if there is none."""
         with self._asking():
             self._files.invalidate_cache()
             path = f"{self._root}/{INDEX}"
@@ -162,7 +165,7 @@ class Place:
         return found
 
     def send(self, file: Path, name: str) -> bool:
-        """Returns whether it was not there."""
+        """Write a shard. Return False if it was already there."""
         path = f"{self._root}/{name}"
         with self._asking():
             if self._files.exists(path) and self._files.size(path) == file.stat().st_size:
@@ -171,32 +174,33 @@ class Place:
         return True
 
     def write_index(self, index: dict[str, Any]) -> None:
+        """Write the index, and forget a cached one."""
         text = json.dumps(index, indent=1).encode()
         with self._asking():
             self._whole(f"{self._root}/{INDEX}", lambda there: self._files.pipe_file(there, text))
         forget(f"{self.out if is_remote(self.out) else os.path.abspath(self.out)}/{INDEX}")
 
     def leave(self) -> None:
-        """Remove the folder that was made for a set, if nothing came of it."""
+        """Remove the folder if it was created for this set and is empty."""
         if self._is_new and not is_remote(self.out):
-            with suppress(OSError):  # it holds shards, which the same command finds
+            with suppress(OSError):  # not empty: the shards in it are found when the command is repeated
                 self._files.rmdir(self._root)
 
     def remove_all_but(self, kept: set[str]) -> None:
-        """Shards that no index names any more; who holds the index of before can no longer read them."""
+        """Remove the shards that are not in `kept`. Readers that still use the old index can no longer read them."""
         left = []
         try:
             for path in self._files.ls(self._root, detail=False):
                 if SHARD.fullmatch(name := path.rpartition("/")[2]) and name not in kept:
                     left.append(name)
                     self._files.rm_file(path)
-            print(f"removed {len(left)} shards of the set before\n" * bool(left), end="")
-        except Exception as error:  # of any library; the new set is whole
+            print(f"removed {len(left)} shards of the old set\n" * bool(left), end="")
+        except Exception as error:  # of any library; the new set is complete
             what = f"{self.shown(left[-1] if left else '')}: cannot be removed: {told(error)}"
-            report(f"{what}; remove the shards that {INDEX} does not name yourself")
+            report(f"{what}; please remove all shards that are not in {INDEX}")
 
     def _whole(self, path: str, write: Callable[[str], Any]) -> None:
-        """A bucket's objects appear whole; a file gets its name when it is."""
+        """Write an object or file so that readers never see a part of it. A local file is renamed when complete."""
         if is_remote(self.out):
             write(path)
         else:
@@ -212,4 +216,4 @@ class Place:
         except ImportError as error:
             raise ConfigError(f"{shown(self.out)}: {first_line(error)} - {pip_install('fsspec s3fs')}") from None
         except Exception as error:  # of any library
-            raise ConfigError(f"{shown(self.out)}: {told(error)}; the set is as it was") from error
+            raise ConfigError(f"{shown(self.out)}: {told(error)}; the set was not changed") from error

@@ -1,4 +1,4 @@
-"""What an HDF5 file holds: each object once, under the first of its names, and how many there are of what."""
+"""List the objects of an HDF5 file, each once under its first name, and count them by kind."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from h5rows.errors import ConfigError, first_line, machine_fault
 
 GROUP, DATASET, TYPE = "groups", "datasets", "named types"
 UNREADABLE = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, MemoryError)
-NOTE = b"repacked"  # the attribute of the root that a copy has more than its source
+NOTE = b"repacked"  # root attribute that only a copy has
 
 
 @contextmanager
 def guarded(account: Account, kind: str, name: str) -> Iterator[None]:
-    """What cannot be read is left out by name; a fault of the machine's stops all."""
+    """Leave an object that cannot be read out, by name. Raise errors of the machine, such as an I/O error."""
     try:
         yield
     except ConfigError:
@@ -32,10 +32,12 @@ def guarded(account: Account, kind: str, name: str) -> Iterator[None]:
 
 
 def address(item: Any) -> int:
+    """Return the address of an object in its file, which identifies it."""
     return int(h5o.get_info(item).addr)
 
 
 def text(name: bytes) -> str:
+    """Return a name as text; invalid UTF-8 is kept by surrogates."""
     return name.decode("utf-8", "surrogateescape")
 
 
@@ -44,7 +46,7 @@ def _index(tracked: int) -> int:
 
 
 def attribute_names(item: Any) -> list[bytes]:
-    """In the order of their creation, where the object knows it."""
+    """Return the names of attributes in creation order, if the object stores it, otherwise sorted."""
     names: list[bytes] = []
     order = getattr(item.get_create_plist(), "get_attr_creation_order", int)
     h5a.iterate(item, names.append, index_type=_index(order()))
@@ -52,7 +54,7 @@ def attribute_names(item: Any) -> list[bytes]:
 
 
 def links(group: Any) -> list[tuple[bytes, int, int]]:
-    """(name, type, character set of the name) in the order of their creation, where the group knows it, or of names."""
+    """Return (name, type, character set of the name) of links in creation order, if the group stores it, or sorted."""
     found: list[tuple[bytes, int, int]] = []
 
     def visit(name: bytes, info: Any) -> None:
@@ -64,17 +66,20 @@ def links(group: Any) -> list[tuple[bytes, int, int]]:
 
 
 def grows(dset: Any) -> bool:
+    """Return True if the dataset can be resized."""
     space = dset.get_space()
     return bool(space.get_simple_extent_dims(True) != space.get_simple_extent_dims())
 
 
 class Node(NamedTuple):
+    """An object: its first path and its kind."""
+
     path: bytes
     what: str
 
 
 class Survey:
-    """nodes: by address, breadth first. flat: path -> rows of a group that stands for a dataset, see --flatten."""
+    """The objects of a file. nodes: by address, breadth first. flat: path of a flattened dataset -> its rows."""
 
     def __init__(self, file: h5py.File, account: Account, flat: Mapping[bytes, int] | None = None) -> None:
         self.file, self.account, self.flat = file, account, flat or {}
@@ -89,14 +94,15 @@ class Survey:
                 self._look_into(path)
 
     def open(self, path: bytes) -> Any:
+        """Open the object at a path."""
         return h5o.open(self.file.id, path)
 
     def attributes(self, path: bytes) -> list[bytes]:
-        """Names, in order, without the note of a copy."""
+        """Return the names of attributes in order, without `repacked`."""
         return [name for name in attribute_names(self.open(path)) if path != b"/" or name != NOTE]
 
     def path_of(self, item: Any) -> bytes | None:
-        """None: only references lead to it."""
+        """Return the first path of an object; None if it has only references to it."""
         node = self.nodes.get(address(item))
         return node and node.path
 

@@ -1,7 +1,7 @@
-"""Values of datasets and attributes, of any HDF5 type, as they are: read, compared, their references exchanged.
+"""Read and compare values of datasets and attributes of any HDF5 type, and replace their references.
 
-Values of a fixed size are bytes, of whatever type; those with strings and sequences elsewhere, or with references, are
-NumPy's. TypeError: NumPy has no such type.
+Values of fixed size are handled as raw bytes. Values with variable-length strings or sequences, or with references, are
+NumPy arrays; TypeError is raised if NumPy does not have the type.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 from h5py import h5d, h5r, h5s, h5t
 
 BLOCK_BYTES = 4 << 20
-Swap = Callable[[Any], Any]  # of a reference
+Swap = Callable[[Any], Any]  # reference -> its replacement
 
 
 def scattered(tid: Any) -> bool:
-    """Whether values hold references, or addresses of strings and sequences that lie elsewhere."""
+    """Return True if values of this type contain references, or addresses of variable-length data stored elsewhere."""
     what = tid.get_class()
     if what == h5t.COMPOUND:
         return any(scattered(tid.get_member_type(k)) for k in range(tid.get_nmembers()))
@@ -31,22 +31,24 @@ def scattered(tid: Any) -> bool:
 
 
 def refers(tid: Any) -> bool:
+    """Return True if values of this type contain references."""
     return bool(tid.detect_class(h5t.REFERENCE))
 
 
 def in_memory(tid: Any) -> tuple[np.dtype, Any]:
-    """(NumPy's type, HDF5's) of values that are read or written."""
+    """Return (NumPy type, HDF5 type) to read or write values with."""
     if not scattered(tid):
         return np.dtype(f"V{tid.get_size()}"), tid
     return tid.dtype, h5t.py_create(tid.dtype)
 
 
 def is_null(item: Any) -> bool:
+    """Return True for a dataset or an attribute without a data space."""
     return bool(item.get_space().get_simple_extent_type() == h5s.NULL)
 
 
 def read_attribute(attr: Any) -> np.ndarray | None:
-    """None: it has no values."""
+    """Return the values of an attribute; None if it has none."""
     if is_null(attr) or not prod(attr.shape):
         return None
     dtype, kind = in_memory(attr.get_type())
@@ -56,7 +58,7 @@ def read_attribute(attr: Any) -> np.ndarray | None:
 
 
 def blocks(dset: Any) -> Iterator[tuple[Any, Any, np.ndarray]]:
-    """(space in memory, space in the file, values) of some megabytes each; nothing of what was never written."""
+    """Yield (space in memory, space in the file, values) in blocks of a few MB; nothing if none was ever written."""
     shape, layout = dset.shape, dset.get_create_plist().get_layout()
     if is_null(dset) or not prod(shape) or not (dset.get_storage_size() or layout == h5d.VIRTUAL):
         return
@@ -66,7 +68,7 @@ def blocks(dset: Any) -> Iterator[tuple[Any, Any, np.ndarray]]:
         part = (min(step, shape[0] - begin), *shape[1:]) if shape else ()
         memory = space = h5s.ALL
         if shape:
-            # as many sides as the dataset has: with others HDF5 crashes on some virtual datasets
+            # with the dimensions of the dataset: otherwise HDF5 crashes on some virtual datasets
             memory, space = h5s.create_simple(part), dset.get_space()
             space.select_hyperslab((begin, *[0] * (len(shape) - 1)), part)
         values = np.zeros(part, dtype)
@@ -75,7 +77,7 @@ def blocks(dset: Any) -> Iterator[tuple[Any, Any, np.ndarray]]:
 
 
 def exchanged(values: Any, swap: Swap) -> Any:
-    """A copy in which each reference, however deep in records and sequences, is another."""
+    """Return a copy with every reference replaced by swap(reference), also inside records and sequences."""
     if isinstance(values, h5r.Reference):
         return swap(values)
     if not isinstance(values, np.ndarray) or not values.dtype.hasobject:
@@ -91,7 +93,7 @@ def exchanged(values: Any, swap: Swap) -> Any:
 
 
 def spelled(values: Any, name_of: Swap) -> Iterator[Any]:
-    """What values are, piece by piece, to be compared; of a reference, its name."""
+    """Yield the values in pieces that can be compared; name_of(reference) for each reference."""
     if isinstance(values, h5r.Reference):
         yield name_of(values)
     elif not isinstance(values, np.ndarray):
@@ -108,11 +110,11 @@ def spelled(values: Any, name_of: Swap) -> Iterator[Any]:
 
 
 def chunk_sums(dset: h5py.Dataset) -> list[tuple[int, int, int]]:
-    """(size, mask of filters, crc32) of each chunk in the file, whatever filters it went through."""
+    """Return (size, mask of filters, crc32) of the stored bytes of each chunk."""
     found: list[tuple[int, int, int]] = []
     fd = os.open(dset.file.filename, os.O_RDONLY)
 
-    def visit(info: Any) -> None:  # not where it lies in the dataset: HDF5 2.0 lists some by the wrong axes
+    def visit(info: Any) -> None:  # without its position, which HDF5 2.0 returns with wrong axes in some cases
         found.append((info.size, info.filter_mask, crc32(os.pread(fd, info.size, info.byte_offset))))
 
     try:

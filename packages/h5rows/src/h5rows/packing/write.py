@@ -1,6 +1,6 @@
-"""Write HDF5 files: source -> splits and order -> a file made whole -> workers fill it in place -> checked -> named.
+"""Write HDF5 files: plan splits and order, create the file in full size, let workers fill it, verify it, rename it.
 
-Killed at any moment, nothing has the final name, and the same command begins anew.
+After a kill no file has the final name. Repeat the command to start from the beginning.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from h5rows.packing.pool import Task, in_flight, make_pool, write_rows
 from h5rows.program import calling, typed
 from h5rows.source import Source
 
-Skipped = tuple[Part, int, str]  # a sample that cannot be read: its part, its row there, its name and why
+Skipped = tuple[Part, int, str]  # a sample that cannot be read: its part, its row in it, its name and the reason
 
 
 def pack(
     source: Source | Callable[[], Source], out: str | Path, options: PackOptions, provenance: dict[str, Any]
 ) -> Path:
-    """Write the source's selected fields -> the path, with the shard in its name. source: or what makes it, once it is
-    known that `out` may be written. provenance: root attributes."""
+    """Write the selected fields of the source. Return the path, which contains the shard.
+
+    source: may be a function, which is called when it is known that `out` may be written. provenance: root
+    attributes."""
     out, (k, n) = Path(out), options.shard
     out = out if n == 1 else out.with_name(f"{out.stem}.{k}-of-{n}{out.suffix}")
     with under_work(out, options.overwrite) as temp:
@@ -43,7 +45,9 @@ def pack(
         try:
             run.write(pool)
         except BrokenProcessPool:
-            raise ConfigError(f"{out}: a worker was killed, perhaps for lack of memory; try fewer workers=") from None
+            raise ConfigError(
+                f"{out}: a worker was killed, perhaps because memory ran out; try fewer workers="
+            ) from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     for line in source.account.lines():
@@ -54,7 +58,7 @@ def pack(
 
 
 class PackRun:
-    """One pack, from the plan to a file that is whole and checked."""
+    """One pack, from the plan to a complete and verified file."""
 
     def __init__(self, source: Source, temp: Path, options: PackOptions, provenance: dict[str, Any]) -> None:
         self.source, self.temp, self.options, self.provenance = source, temp, options, provenance
@@ -62,6 +66,7 @@ class PackRun:
         self.groups = place_groups(source, self.parts, {**provenance, "skipped": None})
 
     def write(self, pool: Executor) -> None:
+        """Write, verify and count. Unreadable samples are skipped if options.on_error is skip."""
         measure(self.parts, self.source, pool, self.options.quiet)
         listed: list[str] = []
         while True:
@@ -72,7 +77,7 @@ class PackRun:
             if not skipped:
                 break
             listed += [what for _, _, what in skipped]
-            self.leave_out(skipped)  # a contiguous dataset cannot shrink: once more, without them
+            self.leave_out(skipped)  # a contiguous dataset cannot shrink: repeat without them
         if listed:
             report("\n  ".join([f"skipped {len(listed)} samples:", *listed[:20], *["..."] * (len(listed) > 20)]))
         spans += self.write_offsets()
@@ -81,7 +86,7 @@ class PackRun:
             self.count()
 
     def fill(self, pool: Executor) -> tuple[list[Span], list[Skipped]]:
-        """Write the rows of all parts -> (what was written, samples that cannot be read: the rows stay unfilled)."""
+        """Write the rows of all parts. Return (written spans, samples that cannot be read and were not written)."""
         tasks = ((block, self.task(block)) for block in cut_blocks(self.parts, self.source))
         spans: list[Span] = []
         skipped: list[Skipped] = []
@@ -89,7 +94,7 @@ class PackRun:
         with tqdm(total=total, unit=" rows", unit_scale=True, disable=quiet, desc="pack") as bar:
             for block, (written, bad) in in_flight(pool, write_rows, tasks, 2 * self.options.workers):
                 if bad and self.options.on_error == "stop":
-                    raise ConfigError(f"{bad[0].name}: {bad[0].reason}; on_error='skip' leaves such out and lists them")
+                    raise ConfigError(f"{bad[0].name}: {bad[0].reason}; on_error='skip' skips and lists such samples")
                 for name, (size, crc) in written.items():
                     path, begin = block.places[name]
                     spans += [Span(path, begin, size, crc)] * bool(size)
@@ -98,11 +103,13 @@ class PackRun:
         return spans, skipped
 
     def task(self, block: Block) -> Task:
+        """Return the arguments of `write_rows` for a block."""
         part, rows = block.part, slice(block.begin, block.end)
         places = {name: self.begins.get(path, 0) + begin for name, (path, begin) in block.places.items()}
         return part.rows[rows], places, {name: shapes[rows] for name, shapes in part.shapes.items()}
 
     def leave_out(self, skipped: list[Skipped]) -> None:
+        """Remove these samples from the plan. Raise ConfigError if none of a part could be read."""
         for part in self.parts:
             keep = np.ones(len(part.rows), bool)
             keep[[row for p, row, _ in skipped if p is part]] = False
@@ -113,7 +120,7 @@ class PackRun:
             part.rows = np.asarray(part.rows)[keep]
 
     def write_offsets(self) -> list[Span]:
-        """The offsets and shapes of the ragged fields."""
+        """Write the offsets and shapes of the ragged fields. Return the written spans."""
         spans = []
         with open(self.temp, "r+b", buffering=0) as file:
             for part in self.parts:
@@ -126,7 +133,7 @@ class PackRun:
         return spans
 
     def count(self) -> None:
-        """What the source holds and what is read in the file; what was left out."""
+        """Count what the source has, the file contains and was left out. Raise ConfigError for a wrong attribute."""
         account, source = self.source.account, self.source
         account.held["rows"] = sum(map(len, source.splits.values()))
         account.asked["rows"] = account.held["rows"] - sum(len(part.rows) for part in self.parts)
@@ -138,13 +145,13 @@ class PackRun:
             for path, values in [*((c.path, c.attrs) for c in self.columns), *self.groups.items()]:
                 for name, value in values.items():
                     if not same_attr(file[path or "/"].attrs, name, value):
-                        raise ConfigError(f"{self.temp}: {path}: attribute {name} is not what was written; pack again")
+                        raise ConfigError(f"{self.temp}: {path}: attribute {name} was read back changed; pack again")
         account.taken["attributes"] = account.held["attributes"] - len(account.left.get("attributes", ()))
         excuse(account, self.options.ignore)
 
 
 def excuse(account: Account, patterns: Sequence[str]) -> None:
-    """What --ignore names is no loss."""
+    """Move what --ignore names from the losses to the requested omissions."""
     for kind, names in account.left.items():
         asked = [name for name in names if any(fnmatch(name.partition(" (")[0], pattern) for pattern in patterns)]
         account.left[kind] = [name for name in names if name not in set(asked)]
@@ -152,7 +159,7 @@ def excuse(account: Account, patterns: Sequence[str]) -> None:
 
 
 def same_attr(found: Any, name: str, value: Any) -> bool:
-    """Read back as it was given."""
+    """Return True if the attribute was read back with the same value and type."""
     if name not in found:
         return False
     if isinstance(value, (str, list)):
@@ -162,7 +169,7 @@ def same_attr(found: Any, name: str, value: Any) -> bool:
 
 
 def summary(out: Path, parts: list[Part], source: Source) -> str:
-    """The datasets, and what to type to look at the file and to read it."""
+    """Return the printed summary: the datasets, and the commands that inspect and read the file."""
     account = source.account
     lines = [f"{out}: {out.stat().st_size / 1e6:,.1f} MB, {account.closing}"]
     counted = [f"{account.taken[kind]:,} of {count:,} {kind}" for kind, count in account.held.items() if count]
@@ -175,7 +182,7 @@ def summary(out: Path, parts: list[Part], source: Source) -> str:
             shown = ", ".join(map(str, classes[:5])) + ", ..." * (len(classes) > 5)
             named = f", {len(classes):,} classes: {printable(shown)}" if len(classes) else ""
             lines.append(f"  {path}: {len(part.rows):,} rows of {shape}{what.dtype}{named}")
-    lines.append(f"look at it: {typed('inspect', str(out))}")
+    lines.append(f"inspect it: {typed('inspect', str(out))}")
     sequences = [
         new.rpartition("/")[2]
         for name, new in parts[0].paths.items()

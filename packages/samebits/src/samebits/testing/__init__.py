@@ -1,4 +1,4 @@
-"""Helpers for a project's tests, with pytest: small runs, what they wrote, and the promises of every method.
+"""Helpers for a project's tests with pytest: start small runs, read their files, and test what every method guarantees.
 
 Its conftest.py registers the program and loads the plugin:
 
@@ -13,21 +13,21 @@ A test starts a small run and reads what it wrote:
     run = start_run(tmp_path, *SMALL, "optim.lr=0.1")
     first, *_, last = values(run, "train/loss")
 
-A method's test inherits what every method promises (docs/tasks.md), such as that a killed run resumes bit for bit:
+The test of a method inherits tests of all guarantees (docs/tasks.md), such as that a killed run resumes bit for bit:
 
     class TestMine(TaskTests):
         run = pytest.fixture(lambda self: ("task=mine",))
 
-Replaced by name are `train_step` of the project's loop.py, `to_host`, `lean_step`, `closure_step` and `check_losses` of
-optimizer_step.py, `make_callbacks` of run.py: keep these names.
+The helpers patch these functions of the project by name, so keep the names: `train_step` in loop.py, `to_host`,
+`lean_step`, `closure_step` and `check_losses` in optimizer_step.py, `make_callbacks` in run.py.
 
-    task_tests  TaskTests, SMALL, broken_off: what is asked of every method
-    runs        compose, start_run, resume_run and what a run wrote
-    plugin      hooks and fixtures of pytest: `use`, `train_command`, time limits by how slow the machine is
+    task_tests  TaskTests, SMALL, broken_off: tests for every method
+    runs        compose, start_run, resume_run, and readers of a run's files
+    plugin      hooks and fixtures for pytest: `use`, `train_command`, time limits for the speed of the machine
     processes/  commands, warm processes, ranks, limits
-    devices/    a GPU that is not there; blocks that may not wait
+    devices/    a simulated GPU; blocks in which the host must not wait for the device
 
-Raises AssertionError where something is not as promised. Needs the extra `samebits[testing]`.
+Raises AssertionError if a guarantee is not met. Needs the extra `samebits[testing]`.
 """
 
 from typing import TYPE_CHECKING

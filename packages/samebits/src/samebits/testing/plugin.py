@@ -1,4 +1,4 @@
-"""Hooks and fixtures of pytest, loaded by `pytest_plugins = ["samebits.testing.plugin"]` in conftest.py.
+"""Hooks and fixtures for pytest. Load them by `pytest_plugins = ["samebits.testing.plugin"]` in conftest.py.
 
 Markers: slow, one_quick, gpu (see pytest_collection_modifyitems). Fixtures: use, train_command.
 """
@@ -24,15 +24,15 @@ from samebits.testing.processes import called, limit, limits, module, processes_
 # one thread: runs are forked from this process, and a forked OpenMP pool would hang
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["WANDB_MODE"] = "offline"
-# else each worker, and each Python that a test starts, compiles all that it imports anew
+# otherwise each worker, and each Python that a test starts, compiles all imported modules again
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 torch.set_num_threads(1)
-# the same examples each time, and no verdict on a machine that pauses
+# the same examples each time, and no failures because a machine is slow
 checks = (hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large)
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, suppress_health_check=checks)
 hypothesis.settings.load_profile("suite")
-# nohup, and a shell that starts this in the background, have some signals ignored, and all runs would inherit that
+# nohup, and shells that start this in the background, ignore some signals, and all runs would inherit that
 for number in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -42,16 +42,16 @@ warm.BEGAN.update(os.environ)
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> Generator[None, int, int]:
-    """Many of the slow tests wait, for a server, a scheduler, a timeout: with them three workers to two cores. Each
-    starts runs of several processes: those of more than 4 cores would be in each other's way."""
+    """Return the number of workers: at most 4, because each starts runs of several processes. With slow tests 3 for
+    every 2 of them, because many slow tests wait for a server, a scheduler or a timeout."""
     workers = min((yield), 4)
     return workers if "not slow" in config.option.markexpr else 3 * workers // 2
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m is asked
+@pytest.hookimpl(tryfirst=True)  # before -m is applied
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """gpu, gpu(2): skipped where there are fewer. one_quick: all cases but the first are slow; one_quick(3): but every
-    third."""
+    """Apply the markers. gpu, gpu(2): skip the test if there are fewer GPUs. one_quick: all cases except the first are
+    slow; one_quick(3): all except every third."""
     cases: Counter[str] = Counter()
     for item in items:
         if mark := item.get_closest_marker("one_quick"):
@@ -63,22 +63,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if needed > NUM_GPUS:
             item.add_marker(pytest.mark.skip(reason=f"needs {needed} CUDA devices, there are {NUM_GPUS}"))
 
-    # the longest first: behind all others one of some minutes would have one core at work, and the rest idle
+    # the longest first: if a test of minutes ran last, only one core would work and the others would be idle
     items.sort(key=lambda item: -max((mark.args[0] for mark in item.iter_markers("timeout")), default=0))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection() -> None:
+    """Forbid calls of limit(...) while tests are collected."""
     limits.collecting = True
 
 
 def pytest_collection_finish() -> None:
+    """Allow calls of limit(...) again."""
     limits.collecting = False
 
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """A test that hangs is ended; neither its mark nor `timeout` in pyproject.toml knows how slow this machine is."""
+    """Set the time limit of each test for the speed of this machine, as marks and pyproject.toml cannot."""
     mark = item.get_closest_marker("timeout")
     item.add_marker(pytest.mark.timeout(limit(mark.args[0] if mark else 150)), append=False)
     yield
@@ -86,14 +88,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Make runs have these callbacks, whatever their config says: use(callback, ...)."""
+    """Return a function that replaces the callbacks of runs, ignoring their config: use(callback, ...)."""
     run = module("run")
     return lambda *callbacks: monkeypatch.setattr(run, "make_callbacks", lambda config: list(callbacks))
 
 
 @pytest.fixture
 def train_command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run `./run train ...` as a user does, from a folder of its own."""
+    """Return a function that runs `./run train ...` as a user does, in a new folder."""
 
     def command(*overrides: str, code: int | None = 0, **env: str) -> subprocess.CompletedProcess[str]:
         train = [sys.executable, str(program().root / "src" / "train.py")]
@@ -104,18 +106,19 @@ def train_command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[s
 
 @pytest.fixture(autouse=True)
 def _only_the_threads_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pytest-xdist's own thread would have all ranks spawned, which is slow and loses what is patched."""
+    """Ignore the thread of pytest-xdist: because of it all ranks would be spawned, which is slow and loses patches."""
     monkeypatch.setattr("samebits.host.gpu.num_threads", lambda: 1)
 
 
 @pytest.fixture(autouse=True)
 def _the_same_numbers_each_time() -> None:
+    """Seed torch before each test."""
     torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test that fails half way must not burn a core for the rest of the suite."""
+    """Kill processes that a failed test has left, as they would keep a core busy for the rest of the suite."""
     folder = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
     yield
     for pid in processes_with(str(folder)) if folder is not None else ():

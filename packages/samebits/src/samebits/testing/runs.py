@@ -1,4 +1,4 @@
-"""Small runs of the project, from a test: compose as the command line does, run, read what the run wrote."""
+"""Small runs of the project in tests: compose a config like the command line, run it, and read its files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from omegaconf import DictConfig
 
 from samebits.testing.processes import called, held_command, holds_lock, module, program, registered, wait_for, warm
 
-_composers: dict[str, Any] = {}  # of each experiment: it may choose a sweeper, which no job of a sweep may
+_composers: dict[
+    str, Any
+] = {}  # one per experiment, as an experiment may choose a sweeper, but a job of a sweep may not
 
 
 def _composed(overrides: tuple[str, ...]) -> DictConfig:
@@ -48,13 +50,13 @@ def _composed(overrides: tuple[str, ...]) -> DictConfig:
             for key, value in values.items():
                 OmegaConf.update(cfg, key, value, merge=True)
         except OmegaConfBaseException:
-            return composer._composed(overrides)  # Hydra says it in its words
+            return composer._composed(overrides)  # raises the error of Hydra
         return cfg
 
 
 def _without_values(composer: Any, overrides: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Return (the other overrides, the plain values), which Hydra sets after it has chosen all options. Of what is
-    given twice the last counts. A key that is also changed in another way is not among the values."""
+    """Return (the other overrides, plain values), as Hydra sets plain values after it has chosen all options. If a key
+    is given twice, the last value counts. A key that is also changed in another way is not among the values."""
     parsed = {text: _parsed(text) for text in [*dict.fromkeys(reversed(overrides))][::-1]}
     keys = {text: override.key_or_group for text, override in parsed.items() if "." in override.key_or_group}
     plain = {text: key for text, key in keys.items() if composer._is_value(parsed[text])}
@@ -98,13 +100,13 @@ def compose(*overrides: str, checked: bool = True) -> DictConfig:
 
 
 def import_once(*overrides: str) -> None:
-    """Import what a run with these overrides imports, so that no process that is forked from here imports it again."""
+    """Import the modules that a run with these overrides needs, so that forks of this process need not import them."""
     for name in (*warm.IMPORTS, *registered.imports, *(warm.SHARDING if "trainer=fsdp" in overrides else ())):
         importlib.import_module(name)
 
 
 def start_run(run_dir: Path, *overrides: str, own_process: bool = False) -> Path:
-    """Train a run of these overrides in `run_dir` to its end, and return `run_dir`. A run of one rank is trained in
+    """Train a run with these overrides in `run_dir` to its end, and return `run_dir`. A run of one rank is trained in
     this process, unless own_process."""
     from samebits.process import start
 
@@ -165,7 +167,7 @@ def raise_at_step(patch: pytest.MonkeyPatch, step: int, error: BaseException | t
 
 
 def last_checkpoint(run_dir: Path) -> dict[str, Any]:
-    """Return the run's last checkpoint; a sharded one is put together."""
+    """Return the last checkpoint of a run; a sharded one is consolidated."""
     from samebits.checkpoints import load_checkpoint
 
     found = [path for path in (run_dir / "checkpoints").glob("last_*") if path.suffix in (".pt", ".dcp")]
@@ -181,12 +183,12 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def status(run_dir: Path) -> dict[str, Any]:
-    """Return the run\'s status.json."""
+    """Return status.json of a run."""
     return json.loads((run_dir / "status.json").read_text())
 
 
 def result(run_dir: Path) -> dict[str, Any]:
-    """Return the run\'s result.json."""
+    """Return result.json of a run."""
     return json.loads((run_dir / "result.json").read_text())
 
 
@@ -196,12 +198,12 @@ def values(run_dir: Path, key: str) -> list[float]:
 
 
 def scores(run_dir: Path) -> dict[str, float]:
-    """Return the scores of the run's end, from its result.json."""
+    """Return the final scores of a run, from its result.json."""
     return {key: value for key, value in result(run_dir).items() if "/" in key and not key.startswith("balance/")}
 
 
 def assert_undisturbed(run_dir: Path, straight: Path) -> None:
-    """Assert that the run ended with the bits of `straight`: last checkpoint, metrics and scores."""
+    """Assert that last checkpoint, metrics and scores of the run equal those of `straight` bit for bit."""
     assert status(run_dir)["status"] == "finished"
     assert_equal(last_checkpoint(run_dir), last_checkpoint(straight))
     assert metrics(run_dir) == metrics(straight)
@@ -236,8 +238,7 @@ def kill_at(run_dir: Path, step: int, overrides: tuple[str, ...], suffix: str = 
 
 
 def killed_at(run_dir: Path, steps: Sequence[int], overrides: tuple[str, ...], suffix: str = ".pt") -> Path:
-    """Return the directory of a run that was killed at each of these steps, resumed each time, and then trained to its
-    end."""
+    """Return the directory of a run that was killed at each of these steps, resumed each time, and has finished."""
     for attempt, step in enumerate(steps):
         again = (f"resume={run_dir}",) if attempt else (*overrides, f"hydra.run.dir={run_dir}")
         kill_at(run_dir, step, again, suffix)

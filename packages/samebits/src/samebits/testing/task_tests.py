@@ -1,4 +1,4 @@
-"""What every method promises (docs/tasks.md), asked of a small run: `class TestMine(TaskTests)` in its test file."""
+"""Tests of what every method guarantees (docs/tasks.md), on small runs: `class TestMine(TaskTests)` in a test file."""
 
 from __future__ import annotations
 
@@ -49,27 +49,27 @@ MADE: dict[tuple[type, tuple[str, ...]], Path] = {}  # {(class of tests, overrid
 
 
 class Killed(Exception):
-    pass
+    """Raised in a run to end it as a kill would."""
 
 
 class TaskTests:
-    """Test what every method promises (docs/tasks.md). A subclass has a fixture `run`, which returns the overrides of a
-    small run as a tuple; they are added to SMALL.
+    """Test what every method guarantees (docs/tasks.md). A subclass has a fixture `run`, which returns the overrides of
+    a small run as a tuple; they are added to SMALL.
 
-    Attributes, which a subclass sets where its method differs:
+    Attributes to set in a subclass if its method differs from the defaults:
 
     loss_names: names of the losses that are scored in addition to `loss`.
-    logged: names of the values of training, if these are others, as with several optimizers; None: `loss` and terms.
-    needs_global_batch: True if a loss compares samples with each other, so that there are no micro-batches.
+    logged: names of the logged training values, such as those of several optimizers; None: `loss` and loss_names.
+    needs_global_batch: True if a loss compares samples with each other, so that micro-batches cannot be used.
     averages: True if the method averages the weights itself, instead of trainer.ema_decay.
-    steps: of each run, at least 12, since it is killed twice. global_batch_size: its samples a step.
-    monitor: the value of training that must fall, or rise if `rises` is True, when the run overfits 32 samples:
-    `overfit_steps` steps later it is below `overfits_to` times its first value.
-    overfit_with: overrides of that run only, such as a shorter queue.
-    relative, absolute: tolerances for values of other numbers of ranks and micro-batches, and of compiled kernels.
+    steps: number of steps of each run, at least 12, because it is killed twice. global_batch_size: samples per step.
+    monitor: the training value that must fall (or rise if `rises` is True) when the run overfits 32 samples: after
+    `overfit_steps` steps it must be below `overfits_to` times its first value.
+    overfit_with: overrides only for that run, such as a shorter queue.
+    relative, absolute: tolerances for values with other numbers of ranks and micro-batches, and with compiled kernels.
     absolute_of_weights: the absolute tolerance for weights and buffers.
     reads_nan: False if the losses convert data to tokens, rows or classes, which fails for NaN.
-    half_precision: tolerance for values in bf16, as a share of the range that they have in fp32.
+    half_precision: tolerance for values in bf16, as a fraction of their range in fp32.
     kills: steps before which a run is killed: by default after the saves at 5 and 10, and a log.
     ranks: cases of the number of ranks of runs that are killed or skip a step. ways: cases of WAYS.
     """
@@ -94,19 +94,20 @@ class TaskTests:
     ways: tuple[Any, ...] = (["micro-batches", "2 ranks"], slow(["2 ranks, micro-batches", "3 ranks"]))
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Parametrize tests by `ranks` and `ways`."""
         for name in ("ranks", "ways"):
             if name in metafunc.fixturenames:
                 metafunc.parametrize(name, getattr(self, name))
 
     @pytest.fixture
     def small(self, run: tuple[str, ...]) -> tuple[str, ...]:
-        """The overrides of the undisturbed run."""
+        """Return the overrides of the undisturbed run."""
         sizes = (f"trainer.max_steps={self.steps}", f"trainer.global_batch_size={self.global_batch_size}")
         return (*SMALL, *sizes, *(() if self.averages else ("trainer.ema_decay=0.9",)), *run)
 
     @pytest.fixture
     def straight(self, tmp_path_factory: pytest.TempPathFactory, small: tuple[str, ...]) -> Path:
-        """The undisturbed run of one rank, made once for all tests of the class; not to be changed."""
+        """Return the undisturbed run of one rank. All tests of the class share it and must not change it."""
         key = (type(self), small)
         if key not in MADE:
             MADE[key] = start_run(tmp_path_factory.mktemp("straight"), *small)
@@ -115,20 +116,20 @@ class TaskTests:
     def test_killed_twice_is_undisturbed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: tuple[str, ...], straight: Path, ranks: int
     ) -> None:
-        """Bit for bit: the checkpoint with all that the task holds, the metrics, the final scores."""
+        """Test that checkpoint (with the state of the task), metrics and final scores are equal bit for bit."""
         if ranks == 2:
             small = (*small, *WAYS["2 ranks"])
             straight = start_run(tmp_path / "straight", *small)
         assert_undisturbed(broken_off(tmp_path / "killed", monkeypatch, self.kills, *small), straight)
 
     def check_terms(self, folder: Path) -> None:
-        """Each is in every log, in every evaluation and among the final scores."""
+        """Assert that every loss is in every log, in every evaluation and in the final scores."""
         logs, evaluations = (-(-self.steps // every) for every in (3, 4))
         for name in ("loss", *self.loss_names) if self.logged is None else self.logged:
             assert len(values(folder, f"train/{name}")) == logs, (
-                f"train/{name} is not logged {logs} times: of several optimizers the values have their names, which "
-                f"`logged` of the test lists ({type(self).__name__}.logged = ('critic/loss', 'generator/loss'), say), "
-                "without those that only some steps have; "
+                f"train/{name} is not logged {logs} times: with several optimizers, set `logged` of the test to the "
+                f"names of values that all steps log ({type(self).__name__}.logged = ('critic/loss', 'generator/loss')"
+                "); "
                 f"logged are {sorted({key for line in metrics(folder) for key in line if key.startswith('train/')})}"
             )
         for name in ("loss", *self.loss_names):
@@ -139,9 +140,9 @@ class TaskTests:
     def test_no_step_waits_for_the_device(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: tuple[str, ...], straight: Path, precision: str
     ) -> None:
-        """In half precision, in which it learns as in fp32; where steps may be left out, with a moving average and with
-        micro-batches. The model, the task and its losses are asked; a data set's own code and an optimizer without a
-        fused kernel may wait, and so may a task that says `waits = True`."""
+        """Test runs in half precision that may skip steps, with a moving average and micro-batches; they must learn as
+        in fp32. Model, task and losses must not wait. Code of a data set, optimizers without a fused kernel, and tasks
+        with `waits = True` may wait."""
         waits_by_nature = task_class(straight).waits
         steps = [*range(self.steps)] if waits_by_nature else refused_in_steps(monkeypatch, of_optimizers=False)
         ways = (f"hardware.precision={precision}", "trainer.non_finite=skip")
@@ -155,10 +156,10 @@ class TaskTests:
 
     @pytest.mark.gpu
     def test_no_step_waits_for_a_gpu(self, tmp_path: Path, small: tuple[str, ...]) -> None:
-        """As the GPU itself says: torch raises where the host waits for it."""
+        """Test the same on a GPU, with torch's sync debug mode, which raises when the host waits."""
         task: Any = get_class(compose(*small).task._target_)
         if task.waits:
-            pytest.skip("the method says `waits = True`")
+            pytest.skip("the method sets `waits = True`")
         on_gpu = [one for one in small if not one.startswith("hardware.") and one != "hardware=cpu"]
         done = subprocess.run(
             [sys.executable, "-c", ON_A_GPU.format(package=program().package), *on_gpu, "hardware=gpu",
@@ -170,13 +171,13 @@ class TaskTests:
     def test_a_skipped_step_changes_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: tuple[str, ...], ranks: int
     ) -> None:
-        """After a step that moves, one whose data and losses the last rank has as NaN: weights, average, optimizer and
-        all that model and task hold are those behind the first, but for the learning rate; what the task keeps
-        (`buffers_kept_on_skip`) is finite. No evaluation lies between, in which a callback may change what it holds."""
+        """Test a step whose data and losses are NaN on the last rank, after a normal step. Weights, average, optimizer
+        and the state of model and task are the same as after the first step, except for the learning rate; buffers in
+        `buffers_kept_on_skip` are finite. No evaluation is between the steps, as callbacks may change state there."""
         steps = ("trainer.non_finite=skip", "trainer.save_every=1", "trainer.log_every=1", "trainer.eval_every=9")
         poison(monkeypatch, step=1, rank=ranks - 1, data=self.reads_nan)
         folder = tmp_path / "run"
-        with pytest.raises(SystemExit):  # as one that is stopped
+        with pytest.raises(SystemExit):  # because of stop_at_step
             start_run(folder, *small, *steps, "process.stop_at_step=2", *(WAYS["2 ranks"] if ranks == 2 else ()))
         before, after = map(load_checkpoint, sorted((folder / "checkpoints").glob("last_*.pt")))
         assert (before["step"], after["step"]) == (1, 2)
@@ -191,7 +192,7 @@ class TaskTests:
             if part == "optimizer":
                 for group in (*mine["param_groups"], *theirs["param_groups"]):
                     del group["lr"]
-                # of an objective that is due for the first time: made at zero
+                # an objective that is optimized for the first time: its state begins at zero
                 for number in mine["state"].keys() - theirs["state"].keys():
                     made = mine["state"].pop(number)
                     assert not any(torch.as_tensor(value).any() for value in made.values() if value is not None)
@@ -201,7 +202,7 @@ class TaskTests:
     def test_compiling_changes_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: tuple[str, ...], straight: Path
     ) -> None:
-        """The graphs of a compiled run; torch's code generator takes a minute for each, test_compile.py has it."""
+        """Test a compiled run without torch's code generator, which takes a minute; test_compile.py tests it."""
         with without_code_generator(monkeypatch) as asked:
             compiled = start_run(tmp_path, *small, "hardware.compile=true")
         assert asked
@@ -210,8 +211,7 @@ class TaskTests:
     def test_ranks_and_micro_batches_change_nothing(
         self, tmp_path: Path, small: tuple[str, ...], straight: Path, ways: list[str]
     ) -> None:
-        """Every value logged (the method's terms among them), every weight and buffer and every score is that of one
-        rank, to rounding."""
+        """Test that all logged values, losses, weights, buffers and scores equal those of one rank, up to rounding."""
         self.check_terms(straight)
         for way in ways:
             if self.needs_global_batch and "micro" in way:
@@ -227,11 +227,12 @@ class TaskTests:
                 for name, value in theirs.items():
                     torch.testing.assert_close(
                         mine[name], value, rtol=self.relative, atol=self.absolute_of_weights,
-                        msg=f"{way}: {part}.{name}: {{}}\n(Adam divides by gradients that are zero but for rounding: "
+                        msg=f"{way}: {part}.{name}: {{}}\n(Adam divides by gradients that are zero up to rounding: "
                         "try +optim.eps=1e-5)".format,
                     )  # fmt: skip
 
     def assert_close(self, where: str, mine: dict[str, float], theirs: dict[str, float]) -> None:
+        """Assert that both have the same names, and values within the tolerances."""
         assert mine.keys() == theirs.keys(), where
         apart = {
             name: f"{mine[name]:.7g}, not {value:.7g}"
@@ -242,7 +243,7 @@ class TaskTests:
 
     @pytest.mark.slow
     def test_the_average_is_scored(self, tmp_path: Path, straight: Path) -> None:
-        """The scores are those of the moving average, which differ from those of the last weights."""
+        """Test that scores are computed with the moving average; scores of the last weights differ."""
         score_checkpoint = module("restore").score_checkpoint
         folder = Path(shutil.copytree(straight, tmp_path / "copy"))
         file = max((folder / "checkpoints").glob("best_*.pt"))
@@ -253,25 +254,26 @@ class TaskTests:
 
     @pytest.mark.slow
     def test_debug_overfit(self, tmp_path: Path, run: tuple[str, ...]) -> None:
+        """Test that debug=overfit reaches the wanted value of `monitor`."""
         own = [option for option in SMALL if not option.startswith(("trainer.", "logger"))]
         steps = (f"trainer.max_steps={self.overfit_steps}", "trainer.log_every=1")
         folder = start_run(tmp_path, *own, *run, "debug=overfit", *steps, *self.overfit_with)
         seen = values(folder, f"train/{self.monitor}")
         last, limit = sum(seen[-5:]) / 5, self.overfits_to * seen[0]
         assert last > limit if self.rises else last < limit, (
-            f"train/{self.monitor} is {last:.4g} at the end, and was to be {'above' if self.rises else 'below'} "
-            f"{limit:.4g} = overfits_to {self.overfits_to:g} x {seen[0]:.4g} of the first step; every tenth: "
+            f"train/{self.monitor} is {last:.4g} at the end, but must be {'above' if self.rises else 'below'} "
+            f"{limit:.4g} = overfits_to {self.overfits_to:g} x {seen[0]:.4g} (first step); every tenth value: "
             f"{[round(value, 4) for value in seen[::10]]}"
         )
 
 
 def task_class(folder: Path) -> Any:
-    """Of the run in `folder`."""
+    """Return the class of the task of the run in `folder`."""
     return get_class(OmegaConf.load(folder / "config.yaml").task._target_)
 
 
 def broken_off(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: Sequence[int], *overrides: str) -> Path:
-    """A run that breaks off before each of these steps, each time behind a save, and goes on to its end."""
+    """Return a run that is killed before each of these steps, after a save, is resumed each time, and then finishes."""
     for step in steps:
         with monkeypatch.context() as patch:
             raise_at_step(patch, step, Killed)
@@ -283,7 +285,7 @@ def broken_off(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: Sequence[in
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, step: int, rank: int, data: bool = True) -> None:
-    """The floats of this rank's batches in this step are NaN, and so are its losses; the latter alone if not `data`."""
+    """Make the losses of this rank NaN in this step, and also the floats of its batches if `data`."""
     loop, optimizer_step = module("loop"), module("optimizer_step")
     train_step, check_losses = loop.train_step, optimizer_step.check_losses
     bad = [False]
@@ -297,8 +299,8 @@ def poison(monkeypatch: pytest.MonkeyPatch, step: int, rank: int, data: bool = T
             return train_step(nets, state, batches, trainer, machine, world, *rest)
         except Exception as error:
             raise RunFailed(
-                f"your losses cannot read NaN, which this test has the floats of a batch be: {type(error).__name__}: "
-                f"{error} - with `reads_nan = False` in the test's class the losses alone are NaN"
+                f"your losses fail for batches of NaN, which this test uses: {type(error).__name__}: "
+                f"{error} - set `reads_nan = False` in the test's class to make only the losses NaN"
             ) from error
 
     def checked(key: str, losses: dict[str, torch.Tensor], *rest: Any) -> None:
@@ -311,6 +313,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, step: int, rank: int, data: bool = T
 
 
 def not_numbers(value: Any) -> Any:
+    """Return the value with its floats replaced by NaN, in lists and tuples too."""
     if isinstance(value, (list, tuple)):
         return type(value)(map(not_numbers, value))
     return value * math.nan if isinstance(value, torch.Tensor) and value.is_floating_point() else value

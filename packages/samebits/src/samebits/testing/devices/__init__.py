@@ -1,13 +1,12 @@
-"""Devices for tests on a CPU: a GPU that is not there, and blocks in which the host may not wait for the device.
+"""Devices for tests on a CPU: a simulated GPU, and blocks in which the host must not wait for the device.
 
-Given: what a run builds, or a block of code. Returned: the same with fake tensors, or what the block has asked for.
-Raised: Waited, which names the operation and its line, where the host waits for the device. fake_gpu uses names
-of torch that are private, of torch 2.11 and later.
+Input: objects of a run, or a block of code. Output: copies with fake tensors, or a record of the waits. Errors: Waited,
+with operation and line, when the host waits for the device. fake_gpu uses private names of torch 2.11 and later.
 
-    waits     refused, refused_in_steps: raise Waited where the host asks the device for a value
+    waits     refused, refused_in_steps: raise Waited when the host reads a value from the device
     fake_gpu  fake_gpu: tensors on `cuda` without values; nothing is computed
-    recorded  RecordedGraph: a step that is recorded and run again, in the place of a CUDA graph
-    gpu       GPUs that are there: hidden from tests of the CPU
+    recorded  RecordedGraph: records and replays a step, instead of a CUDA graph
+    gpu       real GPUs, which are hidden from tests of the CPU
 """
 
 from samebits.testing.devices.fake_gpu import GPU, Watched, fake_gpu

@@ -1,4 +1,4 @@
-"""GPUs are hidden from the tests of the CPU, and from all that these fork; those of GPUs use gpu_environment."""
+"""Hide GPUs from CPU tests and the processes that they fork. GPU tests use gpu_environment."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from samebits.testing.processes import importing, program
 
 
 def count_gpus() -> int:
-    """Return how many CUDA devices there are, counted in a child: counting may start CUDA, and no fork of a process
-    that has done so can use a GPU."""
+    """Return the number of CUDA devices. A child process counts them, because counting may initialize CUDA, after which
+    forks of the process cannot use a GPU."""
     if not torch.backends.cuda.is_built():
         return 0
     if (child := os.fork()) == 0:
@@ -21,8 +21,8 @@ def count_gpus() -> int:
 
 
 def hide_gpus() -> int:
-    """Return how many CUDA devices there are, and hide them from this process. pytest-xdist's workers have the
-    environment of the process that has hidden them."""
+    """Hide the CUDA devices from this process, and return their number. Workers of pytest-xdist inherit the environment
+    of the process that has hidden them."""
     if "TESTS_GPUS" not in os.environ:
         os.environ["TESTS_GPUS"] = json.dumps([count_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")])
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -30,7 +30,7 @@ def hide_gpus() -> int:
 
 
 def gpu_environment() -> dict[str, str]:
-    """Return the environment of a command in a test that is marked gpu: it sees the GPUs."""
+    """Return an environment in which GPUs are visible, for commands of tests with the marker gpu."""
     visible = json.loads(os.environ["TESTS_GPUS"])[1]
     hidden = {key: value for key, value in importing(program().root / "src").items() if key != "CUDA_VISIBLE_DEVICES"}
     return hidden if visible is None else {**hidden, "CUDA_VISIBLE_DEVICES": visible}

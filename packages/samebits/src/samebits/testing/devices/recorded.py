@@ -1,4 +1,4 @@
-"""hardware.cuda_graph without a GPU: what a step does is recorded, and done again."""
+"""Test hardware.cuda_graph without a GPU: record a step and replay it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 
 class RecordedGraph:
-    """In the place of a CUDA graph: the operations of a step, recorded while it runs once, and run again on the same
-    memory. As in a graph, what Python decided meanwhile is decided for all steps after it."""
+    """A replacement for a CUDA graph: it records the operations of one step and replays them on the same memory. As
+    with a graph, decisions of Python code in the recorded step hold for all later steps."""
 
     made = 0
 
@@ -30,11 +30,12 @@ class RecordedGraph:
 
     @torch.no_grad()
     def __call__(self) -> dict[str, torch.Tensor]:
-        first, self.first = self.first, None  # recording has run the step, which capturing does not
+        """Replay the step, and return its values."""
+        first, self.first = self.first, None  # recording runs the step, unlike capturing a graph
         return first or dict(zip(self.names, self.graph(self.inputs).clone().unbind()))
 
     @classmethod
     def replace_graphs(cls, patch: pytest.MonkeyPatch) -> None:
-        """Make `samebits.compiling.Captured` record steps instead; `made` counts the graphs from here on."""
+        """Make `samebits.compiling.Captured` record steps instead; `made` counts the graphs from now on."""
         patch.setattr("samebits.compiling.captured.Graph", cls)
         patch.setattr(cls, "made", 0)

@@ -1,4 +1,4 @@
-"""A block in which the host must not ask the device for a value: on a GPU each such question waits for all its work."""
+"""Blocks in which the host must not read a value from the device, as on a GPU each read waits for all queued work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Waited(AssertionError):
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """Raise Waited in this block where this thread waits for the device. Other threads, such as a loader's, may."""
+    """Raise Waited in this block when this thread waits for the device. Other threads, such as loaders, may wait."""
 
     def refuse(*wait: Any) -> None:
         raise Waited(*wait)
@@ -34,7 +34,7 @@ def refused() -> Iterator[None]:
 
 @contextmanager
 def refused_by_the_gpu() -> Iterator[None]:
-    """Make torch raise in this block where the host waits for the GPU."""
+    """Make torch raise in this block when the host waits for the GPU."""
     with _sync_debug("error"):
         yield
 
@@ -49,7 +49,7 @@ def _sync_debug(mode: str) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
-# what a test of a method on a GPU runs: the first steps allocate, and choose kernels
+# code of a GPU test of a method; its first steps may wait, as they allocate memory and choose kernels
 ON_A_GPU = """
 import sys
 import pytest, train
@@ -66,11 +66,11 @@ with pytest.MonkeyPatch.context() as patch:
 def refused_in_steps(
     monkeypatch: pytest.MonkeyPatch, of_optimizers: bool = True, block: Callable[[], Any] = refused, after: int = 0
 ) -> list[int]:
-    """Raise Waited where a training step of this process's runs waits for the device. Return the list of the numbers of
-    the steps that were taken.
+    """Raise Waited when a training step of runs in this process waits for the device. Return the list of steps, which
+    is filled while runs train.
 
-    A step may wait while it fetches a batch. of_optimizers: False lets optimizers wait that are neither fused nor have
-    `takes_found_inf`. block: refused, or refused_by_the_gpu. after: how many first steps may wait."""
+    A step may wait while it fetches a batch. of_optimizers: if False, optimizers may wait that are neither fused nor
+    have `takes_found_inf`. block: refused, or refused_by_the_gpu. after: number of first steps that may wait."""
     from samebits.steps import takes_found_inf
 
     loop, optimizer_step = module("loop"), module("optimizer_step")

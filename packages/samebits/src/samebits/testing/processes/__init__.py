@@ -1,13 +1,13 @@
-"""Processes of tests: commands, forked from a warm process where that is faster, ranks, and how long they may take.
+"""Start processes in tests: commands (forked from a warm process if possible), ranks, and their time limits.
 
-Given a command or a function; returns what it printed, its status, or a process. Raises AssertionError where the exit
-status is another one or the limit is exceeded, and kills what it has started.
+Input: a command or a function. Output: its output and exit status, or a process. Errors: AssertionError if the exit
+status is wrong or the limit is exceeded; started processes are killed.
 
-    registered  register(PROGRAM): the project that the tests are of
-    limits      limit, wait_for: seconds of a quiet machine -> seconds of this one
-    warm        subprocess.run and Popen, by a fork of a process that has imported torch
+    registered  register(PROGRAM): set the project to test
+    limits      limit, wait_for: time limits for the speed of this machine
+    warm        subprocess.run and Popen that fork a process which has already imported torch
     commands    called, held_command, processes_with, environments
-    ranks       on_ranks: a function on several ranks, without a run around it
+    ranks       on_ranks: run a function on several ranks, without a run
 """
 
 from samebits.testing.processes import limits, registered, warm

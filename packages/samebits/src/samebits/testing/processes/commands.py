@@ -1,4 +1,4 @@
-"""Commands of the project, and what they leave behind."""
+"""Run commands of the project, and find processes and locks that remain."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from samebits.testing.processes.registered import program
 def called(
     command: Sequence[Any], code: int | None = 0, seconds: float = 60, fresh: bool = False, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end, and return what it printed. code: the exit status that it must have; None: any.
-    fresh: not from the warm process."""
+    """Run the command and return the finished process with its output. code: the expected exit status; None: any.
+    fresh: start a new Python instead of forking the warm process."""
     run = subprocess.run if fresh else warm.run
     done = run([*command], capture_output=True, text=True, timeout=limit(seconds), **options)
     assert code in (None, done.returncode), f"it ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -31,7 +31,7 @@ def called(
 
 
 def in_a_terminal(*command: str) -> tuple[subprocess.Popen[bytes], int]:
-    """Start the command in a terminal of its own; return its process and the terminal's other end."""
+    """Start the command in a new terminal; return its process and the file descriptor of the terminal."""
     ours, theirs = pty.openpty()
     code = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
     process = subprocess.Popen(
@@ -42,16 +42,14 @@ def in_a_terminal(*command: str) -> tuple[subprocess.Popen[bytes], int]:
 
 
 def importing(*folders: Path) -> dict[str, str]:
-    """Return the environment of a process that finds modules in these folders and the libraries, before those where
-    this one does."""
+    """Return an environment with these folders and the libraries at the front of PYTHONPATH."""
     _, *libraries = warm.code_of(program().root)
     others = filter(None, [os.environ.get("PYTHONPATH")])
     return {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, (*folders, *libraries)), *others])}
 
 
 def free_port() -> int:
-    """Return a port of this machine that stays free until it is used: below those that the kernel gives out by
-    itself."""
+    """Return a free port. It stays free until it is used, because the kernel does not assign such low ports itself."""
     while True:
         port = random.SystemRandom().randrange(10_000, 32_768)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -60,13 +58,13 @@ def free_port() -> int:
 
 
 def processes_with(text: str) -> list[int]:
-    """Return the ids of processes whose command line names `text`: what a run has left behind."""
+    """Return the ids of processes whose command line contains `text`, such as a run directory."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             for _ in range(100):
                 line = (entry / "cmdline").read_bytes()
-                if line or not (entry / "exe").exists():  # else execv is making it another program
+                if line or not (entry / "exe").exists():  # otherwise execv is replacing the program
                     break
             if text in line.decode(errors="replace"):
                 found.append(int(entry.name))
@@ -76,7 +74,7 @@ def processes_with(text: str) -> list[int]:
 
 
 def holds_lock(run_dir: Path) -> bool:
-    """Return whether a process has the run's lock."""
+    """Return True if a process has locked the run."""
     with open(run_dir / ".lock") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -103,7 +101,7 @@ sys.exit(train.main())
 
 
 def held_command(step: int, until: Path) -> list[str]:
-    """Return the beginning of a command that is train.py, but no rank goes on after `step` steps before the file
-    `until` exists: however late a test looks, the run has not ended."""
+    """Return the first words of a train.py command whose ranks wait after `step` steps until the file `until` exists,
+    so that the run cannot end before the test has looked at it."""
     src, package = str(program().root / "src"), program().package
     return [sys.executable, "-c", HELD.format(src=src, package=package, step=step, until=str(until))]

@@ -1,4 +1,4 @@
-"""How long a test may wait on a machine that is slow or busy, and how much of what is alike it tries."""
+"""Time limits for slow or busy machines, and samples of test cases that are similar."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import pytest
 from samebits.testing.processes import warm
 
 START = [sys.executable, "-c", "import hydra, asyncio, unittest.mock"]
-START_S = 0.35  # two of these at once, on two cores that do nothing else
+START_S = 0.35  # time of two of these in parallel on two idle cores
 _slowdown, _measured_at = 1.0, -1e9
 collecting = False  # the plugin sets it
 
-ALL = os.environ.get("TESTS_ALL") == "1"  # before a release: every write that a kill may follow, every fork whole
+ALL = os.environ.get("TESTS_ALL") == "1"  # before a release: test every case, such as a kill after every write
 
 
 def sample_of(few: Any, everything: Any) -> Any:
-    """Return `few`, or `everything` if the environment has TESTS_ALL=1: of much that is alike a sample is tried."""
+    """Return `few`, or `everything` if the environment has TESTS_ALL=1. For many similar cases."""
     return everything if ALL else few
 
 
@@ -33,8 +33,7 @@ def slow(*values: Any) -> Any:
 
 
 def slowdown() -> float:
-    """Return how many times longer than on a quiet machine a start takes here and now: at least 1, never less than
-    before."""
+    """Return how much slower than on an idle machine Python starts now: at least 1, and never less than before."""
     global _slowdown, _measured_at
     if time.monotonic() - _measured_at > 240:
         began = time.monotonic()
@@ -46,28 +45,28 @@ def slowdown() -> float:
 
 
 def limit(seconds: float) -> float:
-    """Return how many seconds must be enough here for what takes less than `seconds` where nothing else runs. Write no
-    limit without it.
+    """Return the limit on this machine, in seconds, of work that takes less than `seconds` on an idle machine. Use it
+    for every limit.
 
-    Not of what is collected: pytest's processes would each measure something else, and disagree on the order of tests.
-    """
-    assert not collecting, "pytest.mark.timeout takes the seconds of a quiet machine, without limit(...)"
+    It must not be called while tests are collected: pytest's workers would get different limits, and so different
+    orders."""
+    assert not collecting, "pytest.mark.timeout expects the seconds of an idle machine, without limit(...)"
     return 2 * seconds * slowdown()
 
 
 def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str] | None = None, seconds: float = 60) -> Any:
-    """Return what `condition` returns as soon as that is true. process: one that must still run until then."""
+    """Wait until `condition()` is true, and return its value. process: must not end before."""
     began = time.monotonic()
     while not (found := condition()):
         waited = time.monotonic() - began
         assert process is None or process.poll() is None, process.communicate()
-        assert waited < limit(seconds), f"not within {limit(seconds):.0f} s"
-        time.sleep(min(0.005 + waited / 50, 0.05))  # a look at all processes takes as long as the shortest of these
+        assert waited < limit(seconds), f"condition is not true within {limit(seconds):.0f} s"
+        time.sleep(min(0.005 + waited / 50, 0.05))  # listing all processes takes as long as the shortest of these
     return found
 
 
 def at_once(work: Callable[[Any], Any], cases: Iterable[Any]) -> list[Any]:
-    """Return work(case) of each, computed in threads: for what waits more than it computes."""
-    warm.run([sys.executable, "-c", ""])  # the warm process is started by this thread
+    """Return work(case) for all cases, run in threads. For work that mostly waits."""
+    warm.run([sys.executable, "-c", ""])  # start the warm process in this thread
     with ThreadPoolExecutor(8) as pool:
         return list(pool.map(work, cases))

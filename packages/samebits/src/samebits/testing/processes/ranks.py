@@ -1,4 +1,4 @@
-"""A function on several ranks, without a run around it."""
+"""Run a function on several ranks, without a run."""
 
 from __future__ import annotations
 

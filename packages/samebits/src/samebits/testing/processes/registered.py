@@ -1,4 +1,4 @@
-"""The project that the tests are of."""
+"""The project to test."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ imports: list[str] = []
 def register(program: Program, also: Sequence[str] = ()) -> None:
     """Make the helpers use this program. Call it in conftest.py, before any test is imported.
 
-    also: names of modules of the project that its runs import before their first step: warm processes import them once.
+    also: names of modules that runs of the project import before their first step. Warm processes import them once.
     """
     _registered[:] = [program]
     imports[:] = also
 
 
 def is_registered() -> bool:
-    """Return whether a program was registered."""
+    """Return True if a program is registered."""
     return bool(_registered)
 
 
 def program() -> Program:
-    """Return the registered program; RuntimeError if there is none."""
+    """Return the registered program. Raise RuntimeError if there is none."""
     if not _registered:
         raise RuntimeError("no program is registered: call samebits.testing.register(PROGRAM) in conftest.py")
     return _registered[0]

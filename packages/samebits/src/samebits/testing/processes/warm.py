@@ -1,12 +1,12 @@
-"""Commands started as subprocess starts them, but forked from a process that has imported torch and the project
-already: 0.3 s in place of 2. The process is one of its own in all else: pid, exit status, output, signals, /proc.
+"""Start commands like subprocess, but by forking a process that has already imported torch and the project: 0.3 s
+instead of 2 s. In all other respects it is a separate process: pid, exit status, output, signals, /proc.
 
     done = warm.run([*TRAIN, "trainer.max_steps=3"], cwd=tmp_path, capture_output=True, text=True)
 
-A copy of the project, whose src/ is first in PYTHONPATH, has a process of its own, without any module of the project.
+A copy of the project (its src/ is first in PYTHONPATH) uses a second warm process without modules of the project.
 
-Not for what happens before or by those imports: the interpreter's options, an early signal, another version of a
-package, CUDA, variables that are read once.
+Use subprocess for tests of what happens before or during these imports: options of the interpreter, early signals,
+another version of a package, CUDA, environment variables that are read only once.
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-# what a run imports before its first step; no package that a test may replace or hide (wandb, matplotlib, optuna, ...)
+# imports of a run before its first step, without packages that tests replace or hide (wandb, matplotlib, optuna, ...)
 IMPORTS = (
     "hydra._internal.core_plugins.basic_launcher", "hydra.core.global_hydra", "hydra.core.plugins", "h5py", "numpy",
     "torch", "torch.distributed", "torch.optim",
     "samebits.config", "samebits.device", "samebits.world", "samebits.runs", "samebits.loggers", "samebits.sweeps",
     "samebits.process.parent", "samebits.sweeps.verify",
 )  # fmt: skip
-SHARDING = ("torch.distributed.fsdp", "torch.distributed.checkpoint")  # once a run with trainer=fsdp has begun
+SHARDING = ("torch.distributed.fsdp", "torch.distributed.checkpoint")  # imported at the first run with trainer=fsdp
 OTHERS = (  # for a copy of the project, and its tests
     "h5py", "hydra._internal.core_plugins.basic_launcher", "hydra.core.plugins", "hypothesis", "matplotlib", "numpy",
     "pytest", "torch.distributed", "torch.optim", "torchmetrics", "wandb",
 )  # fmt: skip
-ONCE = ("OMP_", "MKL_", "TORCH_", "PYTHON", "CUDA_", "LC_", "LANG")  # variables that are read by an import, or a start
-SPACE = 16_000  # of a command line in /proc
-BEGAN: dict[str, str] = {}  # what the tests began with, without what the one has changed that happens to ask first
+ONCE = ("OMP_", "MKL_", "TORCH_", "PYTHON", "CUDA_", "LC_", "LANG")  # variables that imports or Python read only once
+SPACE = 16_000  # bytes reserved for a command line in /proc
+BEGAN: dict[str, str] = {}  # environment at the start of the tests, without changes by the test that first uses this
 
 
 def is_project(folder: str) -> bool:
-    """Whether it is src/ of the project, or of a copy of it."""
+    """Return True if the folder is src/ of the project or of a copy of it."""
     return (Path(folder) / "train.py").exists()
 
 
 def code_of(root: Path) -> list[Path]:
-    """Return the folders of a project's modules, and of those of the libraries that it has with it."""
+    """Return the source folders of a project and of the libraries in its repository."""
     return [root / "src", *sorted(root.glob("packages/*/src"))]
 
 
 def _root() -> Path:
-    """Return the folder of the project that the tests are of; of the library's own tests the folder that this is in."""
+    """Return the folder of the tested project; in the library's own tests, the folder of this module."""
     from samebits.testing.processes import registered
 
     return registered.program().root if registered.is_registered() else Path(__file__).parent
 
 
 def is_for_copy(environment: dict[str, str]) -> bool:
-    """Return whether the first folder of PYTHONPATH is src/ of a copy of the project that the tests are of."""
+    """Return True if the first folder of PYTHONPATH is src/ of a copy of the tested project."""
     from samebits.testing.processes import registered
 
     first = environment.get("PYTHONPATH", "").partition(os.pathsep)[0]
@@ -72,6 +72,7 @@ def is_for_copy(environment: dict[str, str]) -> bool:
 
 
 def read_once(environment: dict[str, str]) -> dict[str, str]:
+    """Return the variables that are read only once, by an import or at the start."""
     return {key: value for key, value in environment.items() if key.startswith(ONCE) and key != "PYTHONPATH"}
 
 
@@ -79,7 +80,7 @@ def read_once(environment: dict[str, str]) -> dict[str, str]:
 
 
 class _Warm:
-    """The warm process, started when first asked for; it ends with the process that asked."""
+    """The warm process. It starts at the first use and ends with the process that started it."""
 
     def __init__(self, for_copy: bool) -> None:
         self.pid = os.getpid()
@@ -97,9 +98,9 @@ class _Warm:
         atexit.register(self.end)
 
     def start(self, request: dict[str, Any], streams: list[int]) -> tuple[int, int]:
-        """Returns its process id, and the end of a pipe that will have its status."""
+        """Start a command. Return its process id, and a file descriptor from which its exit status can be read."""
         differs = read_once(request["environment"]).items() ^ self.environment.items()
-        assert not differs, f"a warm process has read these already, start one by subprocess: {differs}"
+        assert not differs, f"the warm process has already read these variables; use subprocess: {differs}"
         status, theirs = os.pipe()
         text = json.dumps(request).encode()
         fds = array.array("i", [*streams, theirs])
@@ -111,6 +112,7 @@ class _Warm:
         return pid, status
 
     def end(self) -> None:
+        """Let the warm process end, and wait for it."""
         if os.getpid() == self.pid:
             self.channel.close()
             self.process.wait()
@@ -134,7 +136,7 @@ _Popen: Any = subprocess.Popen  # whose private methods are replaced
 
 
 class Popen(_Popen):  # type: ignore[misc]
-    """subprocess.Popen of [sys.executable, a script or -c and its code, arguments ...]."""
+    """subprocess.Popen for [sys.executable, a script, or -c and code, arguments ...]."""
 
     def _execute_child(  # type: ignore[no-untyped-def]
         self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
@@ -144,11 +146,11 @@ class Popen(_Popen):  # type: ignore[misc]
         python, *command = [os.fspath(arg) for arg in args]
         folder, environment = Path(cwd or ".").absolute(), dict(os.environ if env is None else env)
         assert python == sys.executable, f"{python} is not the python of the tests"
-        assert not any((executable, preexec_fn, pass_fds, shell)), "of subprocess.Popen alone"
+        assert not any((executable, preexec_fn, pass_fds, shell)), "these options need subprocess.Popen"
         for_copy = is_for_copy(environment)
         if command[0] not in ("-c", "-m"):
             command[0] = str(folder / command[0])
-            assert Path(command[0]).is_relative_to(_root()) or for_copy, f"{command[0]}: of another copy of the project"
+            assert Path(command[0]).is_relative_to(_root()) or for_copy, f"{command[0]}: is in another copy"
         request = {"command": command, "folder": str(folder), "environment": environment, "session": start_new_session}
         streams = [given if given != -1 else i for i, given in enumerate((p2cread, c2pwrite, errwrite))]
         try:
@@ -180,7 +182,7 @@ def run(
     command: list[Any], *, input: Any = None, capture_output: bool = False, timeout: float | None = None,
     check: bool = False, **options: Any,
 ) -> subprocess.CompletedProcess[Any]:  # fmt: skip
-    """As subprocess.run; by it, where the environment has other values of what a warm process has read already."""
+    """Run a command like subprocess.run, and by subprocess.run if the environment changes variables of `ONCE`."""
     if capture_output:
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     if input is not None:
@@ -213,7 +215,7 @@ def _exactly(channel: socket.socket, count: int) -> bytes:
 
 
 def serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Fork for each request. Returns in the forks alone: the request, and its standard streams."""
+    """Fork for each request. Returns only in the forks: the request, and its standard streams."""
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
@@ -254,19 +256,19 @@ def _tell_statuses(statuses: dict[int, int]) -> None:
         if pid == 0:
             return
         fd = statuses.pop(pid)
-        with contextlib.suppress(BrokenPipeError):  # the test has given it up
+        with contextlib.suppress(BrokenPipeError):  # the test no longer reads it
             os.write(fd, status.to_bytes(4, "little"))
         os.close(fd)
 
 
 def become(request: dict[str, Any], streams: list[int], set_by_imports: dict[str, str]) -> None:
-    """This process is as one that was just started with this command."""
+    """Make this process look like one that was just started with this command."""
     if request["session"]:
         os.setsid()
     for number, fd in enumerate(streams):
         os.dup2(fd, number)
         os.close(fd)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - for good
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - never closed
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
     os.chdir(request["folder"])
@@ -286,7 +288,7 @@ def become(request: dict[str, Any], streams: list[int], set_by_imports: dict[str
 
 
 def show_as(command: list[str]) -> None:
-    """In /proc/self/cmdline, by which tests look for what a run has left."""
+    """Write the command to /proc/self/cmdline, where tests search for processes of a run."""
     import ctypes
 
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
@@ -297,7 +299,7 @@ def show_as(command: list[str]) -> None:
 
 
 def import_all(names: Sequence[str]) -> None:
-    """Once; no fork has to look through it for garbage."""
+    """Import these modules, and exclude their objects from garbage collection in the forks."""
     for name in names:
         importlib.import_module(name)
     gc.collect()
@@ -305,8 +307,9 @@ def import_all(names: Sequence[str]) -> None:
 
 
 def main() -> None:
+    """Serve as the warm process, and run the command in each fork."""
     channel = socket.socket(fileno=int(sys.argv[1]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tests handle Ctrl-C
     before = dict(os.environ)
     from samebits.torch_private import set_death_signal
 
@@ -315,7 +318,7 @@ def main() -> None:
     if sys.argv[4] == "1":  # for a copy of the project
         for name in [name for name in sys.modules if name.partition(".")[0] == "samebits"]:
             del sys.modules[name]
-        ours = {str(path) for path in code_of(root)}  # an editable installation's too
+        ours = {str(path) for path in code_of(root)}  # also those of an editable installation
         sys.path[1:] = [folder for folder in sys.path[1:] if folder not in ours]
     elif is_project(str(root / "src")):
         importlib.import_module("_python")  # the project's
@@ -327,6 +330,7 @@ def main() -> None:
 
 
 def run_command(command: list[str]) -> None:
+    """Run a script, -c CODE or -m MODULE."""
     import runpy
 
     if command[0] == "-c":
@@ -340,7 +344,7 @@ def run_command(command: list[str]) -> None:
 
 
 def end(work: Callable[[list[str]], None], command: list[str]) -> NoReturn:
-    """As Python ends, but for taking its modules apart, which takes longer than most commands."""
+    """Run the command and exit as Python does, but without deleting modules, which takes longer than most commands."""
     status: Any = 0
     try:
         work(command)
