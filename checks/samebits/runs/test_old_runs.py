@@ -170,9 +170,9 @@ def test_values_of_evaluate_are_read_as_hydra_reads_them(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("+hardware.x=1", "has the keys that it has"), ("~hardware.compile", "has the keys that it has"),
-        ("hardware.compile", "written key=value"), ("seed=1,2", "several values"), ("hardware.cmpile=true", "compile"),
-        ("name=${oc.env:HOME}", "interpolation"), ("data.path={a", "written key=value"), ("data.sise=3", "sise"),
+        ("+hardware.x=1", "cannot be added or deleted"), ("~hardware.compile", "cannot be added or deleted"),
+        ("hardware.compile", "write key=value"), ("seed=1,2", "several values"), ("hardware.cmpile=true", "compile"),
+        ("name=${oc.env:HOME}", "interpolation"), ("data.path={a", "write key=value"), ("data.sise=3", "sise"),
         ("model.hiden=[3]", "hiden"), ("task.criterion.x=1", "criterion"),
     ],
 )  # fmt: skip
