@@ -106,7 +106,7 @@ def test_files_without_such_weights_are_one_line(tmp_path: Path) -> None:
         ("cut.pt", CorruptFileError, r"cut.pt does not load: "),
         ("flipped.pt", CorruptFileError, r"flipped.pt does not load: Bad CRC-32"),
         ("list.pt", CorruptFileError, r"list.pt does not load: it contains no state dict"),
-        ("other.pt", ConfigError, r"other.pt: no weight in it fits the model: it contains x\.0\.weight, .* the model has 0"),
+        ("other.pt", ConfigError, r"other.pt: no weight in it fits the model: .* x\.0\.weight, .*has 0"),
     ):
         with pytest.raises(kind, match=line) as caught:
             task(tmp_path / name).initialize(small(), iter(()))

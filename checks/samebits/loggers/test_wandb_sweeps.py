@@ -126,7 +126,7 @@ def test_what_becomes_of_an_agents_runs(tmp_path: Path, train_command: Command, 
         assert sorted(path.name for path in (tmp_path / "s1").iterdir()) == ["run0", "run1", "run2"]
 
         assert said.count("SIGTERM: saving") == 2 - by_stream
-        assert ", on from last_" in said
+        assert ", resumed from last_" in said
         assert server.states["run0"] == status(first)["status"] == "finished"
         assert result(first)["step"] == 400
         assert_once(server, first)
@@ -151,7 +151,7 @@ def test_what_becomes_of_an_agents_runs(tmp_path: Path, train_command: Command, 
         again = warm.Popen([*TRAIN, *words], cwd=tmp_path, env={**os.environ, **ids}, stderr=subprocess.PIPE, text=True)
         wait_for(lambda: metrics(third)[-1]["step"] > last + 100, again)
         again.terminate()
-        assert f"on from {before.name}" in again.communicate(timeout=limit(60))[1]
+        assert f"resumed from {before.name}" in again.communicate(timeout=limit(60))[1]
         assert again.returncode == 75
         wait_for(lambda: server.states["run2"] == "preempted")
         for lines, name in ((server.rows("run2"), "_step"), (metrics(third), "step")):

@@ -162,7 +162,7 @@ def test_first_weights_are_those_of_ddp(
     ]  # fmt: skip
     for part in ("model.pt", "ema.pt"):
         assert_equal(*(torch.load(run / part, weights_only=True) for run in runs))
-    told = "each process builds the whole MLP in host memory first" in capfd.readouterr().err
+    told = "each process first builds the whole MLP in host memory" in capfd.readouterr().err
     assert told == (model == "numpy")
 
 
@@ -449,7 +449,7 @@ def test_a_damaged_part_falls_back_to_the_one_before(tmp_path: Path, capfd: pyte
     resume_run(run)
     shown = capfd.readouterr().err
     assert f"skipping damaged checkpoint: {part.parent} does not load: __1_0.distcp has" in shown
-    assert "on from last_000000008.dcp" in shown
+    assert "resumed from last_000000008.dcp" in shown
     assert_equal(last_checkpoint(run), straight)
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [
         "last_000000008.dcp", "last_000000012.damaged", "last_000000012.dcp",

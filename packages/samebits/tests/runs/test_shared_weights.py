@@ -99,5 +99,5 @@ def test_without_its_file_a_checkpoint_is_one_line(tmp_path: Path) -> None:
     ):
         load_checkpoint(file)
     beside.unlink()
-    with pytest.raises(ConfigError, match=rf"frozen.pt: is missing, and {file.name} needs its weights .* \./run export"):
+    with pytest.raises(ConfigError, match=rf"frozen.pt: is missing, and {file.name} needs its weights .* \./run exp"):
         find_weights(file)
