@@ -261,5 +261,5 @@ def test_a_strangers_server_gets_no_request(run: Path, monkeypatch: pytest.Monke
         monkeypatch.setenv("WANDB_BASE_URL", url)
         done = call(f"resume={run}", "process.stop_at_step=5", code=75)
         assert "at step 5" in done.stderr
-        assert "a resume logs where this command says" in done.stderr
+        assert "a resumed run uses the logger options of this command" in done.stderr
     assert asked == []

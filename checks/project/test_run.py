@@ -228,7 +228,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pyt
 def test_two_processes_never_share_a_directory(tmp_path: Path) -> None:
     from samebits.runs import claimed
 
-    with claimed(tmp_path / "run"), pytest.raises(ConfigError, match="another process is running there"):
+    with claimed(tmp_path / "run"), pytest.raises(ConfigError, match="is in use by another process"):
         start_run(tmp_path / "run", *SHORT)
 
 

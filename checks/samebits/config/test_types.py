@@ -180,8 +180,7 @@ def test_the_older_one_is_used_and_none_is_put_aside_in_vain(
     error = capfd.readouterr().err
     assert (
         "last_000000004.pt does not load: it is not a checkpoint of a run: keys that are missing or have a wrong type: "
-        "pending"
-        in error
+        "pending" in error
     )
     assert (run / "checkpoints/last_000000004.damaged").exists()
     assert read_json(run / "result.json")["step"] == 5

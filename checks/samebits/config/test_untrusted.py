@@ -268,7 +268,7 @@ def test_a_run_does_not_write_through_links(name: str, stranger: Callable[..., P
     link.unlink(missing_ok=True)
     link.symlink_to(target)
     with (
-        pytest.raises(ConfigError, match=r"is a symbolic link to .*a run keeps to its own directory"),
+        pytest.raises(ConfigError, match=r"is a symbolic link to .*out of the run directory"),
         claimed(run_dir),
     ):
         raise AssertionError("claimed")
