@@ -225,7 +225,7 @@ def say_renamed(old: str, new: str) -> None:
     """Print, once, that a key was renamed."""
     if (old, new) not in _said:
         _said.add((old, new))
-        print(f"{old}: was renamed, read as {new}", file=sys.stderr)
+        print(f"{old}: is {new} now; the old name still works", file=sys.stderr)
 
 
 def enter(directory: Path, jobs: Collection[str] = ()) -> None:
