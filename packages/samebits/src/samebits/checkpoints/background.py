@@ -125,10 +125,8 @@ class Copier:
         key = (value.device, storage.data_ptr())
         if key not in self._copies:
             locked, size = value.device.type == "cuda", storage.nbytes()
-            memory, at = (
-                self._memory[locked].numpy(),
-                self._used[locked],
-            )  # a separate storage, so that torch.save does not write the whole memory
+            # a separate storage, so that torch.save does not write the whole memory
+            memory, at = self._memory[locked].numpy(), self._used[locked]
             self._copies[key] = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=at)
             self._used[locked] += _rounded(size)
             source = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
@@ -159,7 +157,8 @@ def _is_plain(value: Any) -> bool:
 class Work(threading.Thread):
     """A thread that does one piece of work and keeps its error.
 
-    awaited: whether the main thread waits for it; the hang watchdog (samebits.world) then prints its stack."""
+    awaited: whether the main thread waits for it; the hang watchdog (samebits.world) then prints its stack.
+    """
 
     def __init__(self, work: Callable[[], None]) -> None:
         super().__init__(name="saving")  # not a daemon: the process must not exit during a collective

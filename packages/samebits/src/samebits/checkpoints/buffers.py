@@ -12,8 +12,7 @@ from samebits.errors import RunFailed
 
 
 def unregistered(thing: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) of tensors in `thing` that are not in its state dict, except metrics (reset at
-    evaluations)."""
+    """Yield (name, tensor) of tensors in `thing` that are not in its state dict, except metrics."""
     saved = thing.state_dict(keep_vars=True).values() if isinstance(thing, nn.Module) else ()
     known = {id(value) for value in saved}
     return ((name, value) for name, value in _tensors(thing) if id(value) not in known)

@@ -73,9 +73,7 @@ def save_checkpoint(payload: dict[str, Any], path: Path) -> None:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         cause = _disk_error(error)
-        if cause is not None and not isinstance(
-            cause, FileNotFoundError
-        ):  # FileNotFoundError: the directory was removed
+        if cause is not None and not isinstance(cause, FileNotFoundError):  # that is: the directory was removed
             raise RunFailed(f"{path} cannot be written: {cause.strerror}; earlier checkpoints are complete") from error
         raise
 

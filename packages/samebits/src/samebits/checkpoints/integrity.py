@@ -100,8 +100,7 @@ def check_tensors(content: Any) -> None:
 
 
 def check_zip(path: Path, share: Share = WHOLE) -> None:
-    """Raise ValueError or BadZipFile if a record of a file from torch.save does not match its CRC-32. share:
-    `Share`."""
+    """Raise ValueError or BadZipFile if a record of a file from torch.save does not match its CRC-32."""
     rank, ranks = share
     with zipfile.ZipFile(path) as archive:
         for record in archive.infolist()[rank::ranks]:

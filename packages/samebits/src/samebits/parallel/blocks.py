@@ -93,9 +93,7 @@ def checkpoint_activations(modules: Iterable[nn.Module], compiled: bool, keeps: 
         if norms or keeps == "matmuls":
             options["context_fn"] = partial(_contexts, norms, keeps == "matmuls")
         again: Callable[..., Any] = partial(run, module.forward, **options)
-        module.forward = _kept_small(
-            module.forward, again
-        )  # not a wrapper module, so that parameter names stay the same
+        module.forward = _kept_small(module.forward, again)  # a wrapper module would change parameter names
 
 
 def _kept_small(forward: Callable[..., Any], again: Callable[..., Any]) -> Callable[..., Any]:

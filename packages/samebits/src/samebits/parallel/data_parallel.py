@@ -19,8 +19,10 @@ from samebits.host import count_gpus
 
 
 def gpus() -> list[torch.device]:
-    """Return the GPUs that trainer=dp trains on: all visible ones. Do not initialize CUDA. Raise ConfigError for <
-    2."""
+    """Return the GPUs that trainer=dp trains on: all visible ones. Do not initialize CUDA.
+
+    Raise ConfigError if there are fewer than 2.
+    """
     count = count_gpus()
     if count < 2:
         raise ConfigError(f"trainer=dp: requires at least 2 GPUs, got {count} - use trainer=single")
@@ -56,8 +58,10 @@ class Replicas(nn.Module):
 
 
 def split(batch: dict[str, Any], devices: Sequence[torch.device]) -> list[dict[str, Any]]:
-    """Split a batch into one share per device; sizes differ by at most 1. A batch of 2 samples gives at most 2
-    shares."""
+    """Split a batch into one share per device; sizes differ by at most 1.
+
+    A batch with fewer samples than devices gives one share per sample.
+    """
     size = len(next(iter(batch.values())))
     count = min(size, len(devices))
     ends = [size * (i + 1) // count for i in range(count)]

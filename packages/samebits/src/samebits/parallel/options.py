@@ -64,8 +64,10 @@ class Strategy(Protocol):
 
 
 def check_share(global_batch_size: int, num_procs: int) -> int:
-    """Return the samples per process and optimizer step: global_batch_size / num_procs. Raise ConfigError for a
-    rest."""
+    """Return the samples per process and optimizer step: global_batch_size / num_procs.
+
+    Raise ConfigError if it is not an integer.
+    """
     share, left = divmod(global_batch_size, num_procs)
     if left:
         near = max(share, 1) * num_procs

@@ -57,8 +57,7 @@ class Rank:
         return self.checkpoints.directory.parent
 
     def machine_of(self, flop: float) -> Hardware:
-        """Return `machine` with the `auto` values that depend on the model. flop: floating-point operations per
-        sample."""
+        """Return `machine` with the `auto` values that depend on the model. flop: FLOP per sample."""
         return resolve_auto_of_run(self.machine, self.directory, self.world, flop, begins=self.payload is None)
 
 

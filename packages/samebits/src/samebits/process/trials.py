@@ -83,8 +83,10 @@ def run_trial(stage: str, config: Options, open_trial: Callable[[], Trial]) -> A
 
 
 def largest_micro_batch(config: Options, open_trial: Callable[[], Trial]) -> tuple[int, dict[int, bool]]:
-    """Return (largest size that fits, {size tried: whether it fits}) of the micro-batch. Raise ConfigError if none
-    fits."""
+    """Return (largest size that fits, {size tried: whether it fits}) of the micro-batch.
+
+    Raise ConfigError if no size fits.
+    """
     check_can_try(config)
     trial = open_trial()
     with group_of_one(trial.world):
@@ -205,7 +207,7 @@ def delivered(trial: Trial, kind: str, workers: int) -> float:
 
 
 def best_loader(taken: float, speeds: dict[tuple[str, int], float]) -> tuple[str, int]:
-    """Return the (kind, workers) with the fewest workers that is ENOUGH times faster than the steps, or the fastest."""
+    """Return the (kind, workers) with the fewest workers and >= ENOUGH times the speed of the steps, or the fastest."""
     enough = [way for way, speed in speeds.items() if speed >= ENOUGH * taken]
     if enough:
         return min(enough, key=lambda way: (way[0] == "workers", way[1], -speeds[way]))
@@ -218,7 +220,8 @@ def best_loader(taken: float, speeds: dict[tuple[str, int], float]) -> tuple[str
 def measure_threads(trial: Trial) -> dict[int, float]:
     """Return {CPU threads of a rank: seconds of a training step}. Raise ConfigError if the steps run on a GPU.
 
-    The numbers are measured alternately, and the shortest time counts, because other processes can only slow it down.
+    The measurements alternate between the numbers; the shortest time counts, because other processes can only slow it
+    down.
     """
     if trial.world.device.type != "cpu":
         raise ConfigError(
@@ -256,7 +259,7 @@ def range_test(
 ) -> Points:
     """Return the (learning rate, loss) of `rates` until the loss diverges. Raise ConfigError if out of memory.
 
-    rates: called with the micro-batch size with which one device computes the global batch. whole_batch: call it with
+    rates: called with the micro-batch size to compute the global batch on one device. whole_batch: call it with
     None, which is the whole batch, for losses that compare the samples of all ranks.
     """
     skip_dynamo_import()
@@ -301,8 +304,10 @@ def diverged(points: Points) -> bool:
 
 
 def suggested_lr(points: Points) -> float:
-    """Return a tenth of the learning rate with the lowest smoothed loss, with two digits. Raise ConfigError for
-    none."""
+    """Return a tenth of the learning rate with the lowest smoothed loss, with two digits.
+
+    Raise ConfigError if no loss is finite.
+    """
     means = list(smoothed([loss for _, loss in points]))
     finite = [(mean, lr) for mean, (lr, _) in zip(means, points) if math.isfinite(mean)]
     if not finite:

@@ -217,8 +217,10 @@ def has_trained(directory: Path) -> bool:
 
 
 def empty_directory(directory: Path, keep: Set[str]) -> None:
-    """Delete the files of a run, except the names `keep`, which existed before it. Remove the directory if it is
-    empty."""
+    """Delete the files of a run, except the names `keep`, which existed before it.
+
+    Remove the directory if it is empty.
+    """
     for path in directory.iterdir():
         if path.name in keep and path.name != LOCK:
             continue

@@ -15,8 +15,7 @@ SAME_S = 0.05  # tolerance of `began` within one command; two commands start fur
 
 
 def record_start(run_dir: Path, began: float) -> None:
-    """Write the status running, with the seconds of earlier commands. began: time.monotonic() at the command's
-    start."""
+    """Write the status running, with the seconds of earlier commands. began: time.monotonic() at the start."""
     since = time.time() - (time.monotonic() - began)
     write_status(run_dir, "running", seconds=round(before(run_dir, since), 2), began=since)
 

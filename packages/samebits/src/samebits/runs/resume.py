@@ -139,8 +139,10 @@ def leaves_of(override: str) -> list[str]:
 def change_value(
     project: Project, saved: DictConfig, cfg: DictConfig, key: str, override: str, directory: Path
 ) -> None:
-    """Copy the value that `override` has set in `cfg` into the saved config of a run. Raise ConfigError if it cannot
-    be."""
+    """Copy the value that `override` has set in `cfg` into the saved config of a run.
+
+    Raise ConfigError if the override cannot be applied.
+    """
     key = key.removeprefix("+")
     if key in project.beside:
         OmegaConf.update(saved, key, OmegaConf.to_container(cfg[key], resolve=True), merge=False)

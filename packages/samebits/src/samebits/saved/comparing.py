@@ -58,8 +58,7 @@ def is_seed(key: str) -> bool:
 
 @dataclass(frozen=True)
 class JobConfig:
-    """The data of a job to compare. values: {dotted key: value}, empty if not written yet. name: name of its
-    directory."""
+    """The data of a job to compare. values: {dotted key: value}, empty if not written yet. name: of its directory."""
 
     values: Mapping[str, Any]
     overrides: Sequence[str]

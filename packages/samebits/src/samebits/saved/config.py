@@ -83,7 +83,7 @@ def saved_config(project: Project, directory: Path) -> Any:
     if here != was and (directory, "moved") not in _said:
         _said.add((directory, "moved"))
         log.warning(
-            "%s: was saved by the project in %s: its paths were changed to this project",
+            "%s: was saved by the project in %s: its paths are now in this project",
             directory / CONFIG,
             writer(directory),
         )
@@ -292,16 +292,11 @@ def load_sections(text: str) -> Any:
     try:
         for section in sections:
             found = _section(section)
-            if (
-                not isinstance(found, dict) or len(found) != 1 or len(text) > MOST_NODES
-            ):  # check_yaml raises for a longer text
+            # check_yaml must count the nodes of a long text as a whole
+            if not isinstance(found, dict) or len(found) != 1 or len(text) > MOST_NODES:
                 return checked_yaml(text)
             whole |= found
-    except (
-        yaml.YAMLError,
-        ValueError,
-        RecursionError,
-    ):  # the error has the line in the section: parse the whole text for the line in the file
+    except (yaml.YAMLError, ValueError, RecursionError):  # parse all, to get the line in the file for the error
         return checked_yaml(text)
     return whole if whole and len(whole) == len(sections) else checked_yaml(text)
 
@@ -310,8 +305,10 @@ _section = lru_cache(4096)(checked_yaml)
 
 
 def load_plain(path: Path, kind: type[T], load: Callable[[str], Any] = checked_yaml) -> T:
-    """Return the plain values of a saved yaml; an empty `kind` if the file is missing or empty. Raise
-    CorruptFileError."""
+    """Return the plain values of a saved yaml; an empty `kind` if the file is missing or empty.
+
+    Raise CorruptFileError if it contains another type, ConfigError if it cannot be read.
+    """
     value = _loaded(path, load) if os.path.lexists(path) else None
     if value is not None and not isinstance(value, kind):
         raise CorruptFileError(f"{path}: damaged, expected a {kind.__name__}, got a {type(value).__name__}")
