@@ -140,7 +140,7 @@ def test_mistakes_in_patterns_are_one_line(pretrained: Path) -> None:
         (["."], r"^task\.freeze: freezes all of Sequential; there is nothing left to train$"),
     ):
         with pytest.raises(ConfigError, match=line):
-            task(pretrained, frozen=frozen).attach(small())
+            task(pretrained, frozen=frozen).setup(small())
     with pytest.raises(ConfigError, match=r"^task\.weights: a value is missing here"):
         compose(*NET, "task=finetune")
     for factors, line in (
