@@ -34,7 +34,7 @@ def train_command(out: Path | str, paths: Sequence[str], sequences: Sequence[str
         else:
             command += [f"data.splits.{split}=null" for split in ("val", "test") if split not in groups]
         return f"train on it: {shlex.join(command)}"
-    return "\n".join(proposal(str(out))) or f"what trains on it: {shlex.join(['./run', 'h5', 'inspect', str(out)])}"
+    return "\n".join(proposal(str(out))) or f"how to train on it: {shlex.join(['./run', 'h5', 'inspect', str(out)])}"
 
 
 def main() -> int:

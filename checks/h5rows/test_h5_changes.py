@@ -136,7 +136,7 @@ def test_a_file_that_is_cut_while_it_is_mapped(ranks: int, tmp_path: Path) -> No
     data.write_bytes(whole)
     again = warm.run([*TRAIN, f"resume={run}"], **said)
     assert again.returncode == 0, again.stderr
-    assert ", on from last_" in again.stderr
+    assert ", resumed from last_" in again.stderr
     assert_equal(last_checkpoint(run), last_checkpoint(straight))
     assert metrics(run) == metrics(straight)
 

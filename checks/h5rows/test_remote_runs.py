@@ -68,7 +68,7 @@ def test_a_run_from_composing_to_its_scores(tmp_path: Path, server: Server, caps
     cfg.trainer.max_steps = 7
     start(cfg, runs[0], [], False)
     said = capsys.readouterr().err + caplog.text  # whichever has the log by then
-    assert "/digits.h5 is not the file that this run began with" in said
+    assert "/digits.h5 has changed since the start of this run" in said
     assert "has changed since" in said
 
 

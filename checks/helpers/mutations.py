@@ -207,7 +207,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ),
     ("samebits/process/parent.py", "check_stop(program, run_dir, process.stop_at_step, overrides)", "pass",
      "checks/project/test_resume_changes.py::test_a_resume_refuses_what_would_have_no_effect"
-     "[process.stop_at_step=1-process.stop_at_step=1: would have no effect: the run in]"),
+     "[process.stop_at_step=1-process.stop_at_step=1: has no effect: the run in]"),
     ("src/lab/notebook.py", "seed_rank(experiment.config, 0)", "pass",
      "tests/lab/test_notebook.py::test_build_is_what_a_run_trains[dropout]"),
     ("src/lab/trial.py", "evaluations = math.ceil(steps / every) if every else 0",

@@ -242,7 +242,7 @@ def test_channels_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(all(pair) for pair in seen), seen
     for part in ("model", "ema"):
         torch.testing.assert_close(last_checkpoint(last)[part], last_checkpoint(plain)[part], rtol=1e-3, atol=1e-5)
-    with pytest.raises(Exception, match=r"hardware\.channels_last=true: MLP has no weights of four dimensions"):
+    with pytest.raises(Exception, match=r"hardware\.channels_last=true: MLP has no weights with 4 dimensions"):
         start_run(tmp_path / "mlp", *QUICK, "trainer.max_steps=1", "hardware.channels_last=true")
 
 

@@ -39,7 +39,7 @@ def test_it_names_the_line_of_the_user_s_file_and_the_command_that_goes_on(
     assert str(error.value) == f"KeyError: 'boom' ({__file__}, line {line}){end}"
     shown = capfd.readouterr().err.partition("rank 0 failed:\n")[2]
     assert len(shown.splitlines()) <= 8
-    assert "LAB_TRACEBACK=1 shows the whole traceback" in shown
+    assert "LAB_TRACEBACK=1 prints the whole traceback" in shown
     assert "Traceback (most recent call last)" in (tmp_path / "runs/a/failure.json").read_text()
 
 

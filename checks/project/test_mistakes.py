@@ -182,7 +182,7 @@ VALUES = [
     row("trainer.ema_decay=1.5", "trainer.ema_decay: must be < 1, got 1.5"),
     row("hardware.micro_batch_size=0", "hardware.micro_batch_size: must be >= 1, got 0"),
     row("seed=4294967296", "seed: must be < 4,294,967,296, got 4294967296"),
-    row("trainer=ddp trainer.global_batch_size=65 hardware.num_procs=2", "trainer.global_batch_size: 65 cannot be shared equally by 2 processes (hardware.num_procs) - 64 can"),
+    row("trainer=ddp trainer.global_batch_size=65 hardware.num_procs=2", "trainer.global_batch_size=65: must be divisible by 2 processes (hardware.num_procs) - use 64"),
     row("optim.schedule._target_=torch.optim.lr_scheduler.ReduceLROnPlateau", "optim.schedule._target_: torch.optim.lr_scheduler.ReduceLROnPlateau moves an optimizer itself; a schedule here is a class called with (step, total_steps), [...]"),
     row("task.criterion._target_=torch.nn.CrossEntropyLoss", "task.criterion._target_: torch.nn.CrossEntropyLoss is called with (output, target); here it would be called with (output, batch), [...]/squared_error.py"),
     row("+task.metrics.f1._target_=torch.nn.L1Loss", "task.metrics.f1._target_: torch.nn.L1Loss is called with (output, target); here it would be called with (output, batch), [...]/absolute_error.py"),

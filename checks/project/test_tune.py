@@ -88,7 +88,7 @@ def test_a_search_that_takes_long_says_what_it_does(
 
 @pytest.mark.slow
 def test_no_memory_for_a_single_sample_is_one_line(tried: Tried) -> None:
-    with pytest.raises(ConfigError, match="trial: one sample at a time finds no memory"):
+    with pytest.raises(ConfigError, match="trial: out of memory with one sample"):
         tried(20, "model.hidden=[1000000]", "trainer.global_batch_size=4", "trainer.max_steps=2")
 
 
@@ -110,7 +110,7 @@ def test_a_resume_does_not_look_again(tmp_path: Path) -> None:
     given = [*QUICK, "trainer.max_steps=2", "hardware.micro_batch_size=auto", f"hydra.run.dir={run}"]
     command = [sys.executable, str(ROOT / "src/train.py"), *given]
     first = called(command)
-    assert "hardware.micro_batch_size=auto: 64 samples fit, a whole share" in first.stderr
+    assert "hardware.micro_batch_size=auto: 64 samples fit, the whole batch of a rank" in first.stderr
     again = [*command, "resume=auto", "trainer.max_steps=4"]
     second = called(again)
     assert "samples fit" not in second.stderr
@@ -141,11 +141,11 @@ def test_a_trial_leaves_no_step_out(monkeypatch: pytest.MonkeyPatch, option: str
 def test_what_cannot_be_tried_is_refused(tried: Tried) -> None:
     with pytest.raises(ConfigError, match="trainer=dp uses several - use trainer=ddp, or give a number"):
         trials.check_can_try(Config.of(compose(*QUICK, "trainer=dp", checked=False)))
-    with pytest.raises(ConfigError, match="trainer=fsdp shares the model among several - give a number"):
+    with pytest.raises(ConfigError, match="trainer=fsdp shards the model - give a number"):
         trials.check_can_try(Config.of(compose(*QUICK, "trainer=fsdp", "hardware.num_procs=2", "trainer.max_steps=2")))
     trials.check_can_try(Config.of(compose(*QUICK, "trainer=fsdp", "hardware.num_procs=1", "trainer.max_steps=2")))
     static = ("trainer=ddp", "trainer.ddp.static_graph=true", "hardware.num_procs=2")
-    with pytest.raises(ConfigError, match=r"trainer.ddp.static_graph=true takes no smaller micro-batches"):
+    with pytest.raises(ConfigError, match=r"trainer.ddp.static_graph=true excludes smaller micro-batches"):
         tried(120, *WIDE, *static)
 
 
@@ -202,7 +202,7 @@ def test_threads_are_measured_when_asked_for(tmp_path: Path) -> None:
 def test_a_stage_that_is_none_is_one_line() -> None:
     done = called([*TUNE, "lrs", *QUICK], 2)
     assert done.stdout == ""
-    assert done.stderr == "error: lrs: neither a stage (micro_batch, threads, loader, lr) nor key=value\n"
+    assert done.stderr == "error: lrs: is neither a stage (micro_batch, threads, loader, lr) nor key=value\n"
 
 
 @pytest.mark.slow
@@ -220,7 +220,7 @@ def test_ranks_of_torchrun_do_not_tune(tmp_path: Path) -> None:
     rank = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
             "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "one"}  # fmt: skip
     done = called([*TUNE, *QUICK, f"hydra.run.dir={tmp_path}/tune"], code=2, env=os.environ | rank)
-    assert done.stderr.startswith("error: tune: several processes were started, and it needs one - run it by the plain")
+    assert done.stderr.startswith("error: tune: requires one process - run it without torchrun")
     assert not list(tmp_path.iterdir())
 
 

@@ -104,4 +104,4 @@ def test_a_resume_says_whether_the_data_elsewhere_are_the_same(tmp_path: Path) -
     shown = run_undrawn(
         ROOT, "train", f"resume={tmp_path}/run", "trainer.max_steps=4", f"data.path={other}", cwd=tmp_path
     )
-    assert f"data.path: {other} (139,728 bytes) holds other data than the run began with" in shown
+    assert f"data.path: {other} (139,728 bytes) differs from the data at the start of the run" in shown

@@ -56,7 +56,7 @@ def test_extended_killed_and_started_again_it_ends_as_if_undisturbed(tmp_path: P
     newest = checkpoint_files(killed / "trial_0002" / "checkpoints")[-1]  # after SIGKILL between two writes a best one
     call(*again)
     assert trial_states(killed) == ["COMPLETE"] * 4
-    assert f", on from {newest.name}" in (killed / "trial_0002" / "train.log").read_text()
+    assert f", resumed from {newest.name}" in (killed / "trial_0002" / "train.log").read_text()
     assert ended.items() <= ended_at(killed).items()  # what had ended was not run again
     assert results(killed) == results(straight)
     assert [t.values for t in study_of(killed).trials] == [[r["val/loss"]] for _, r in sorted(results(killed).items())]

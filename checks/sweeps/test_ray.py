@@ -55,7 +55,7 @@ def test_a_job_goes_on_where_its_node_was_lost_and_one_that_fails_ends_no_other(
     (failure,) = [line for line in shown.splitlines() if "/3 failed  optim.lr=1e+30" in line]
     assert "not finite" in failure
     logs = [(job / "output.log").read_text() for job in job_dirs(folder)]
-    assert [log.count("on from last_") for log in logs].count(1) == 1
+    assert [log.count("resumed from last_") for log in logs].count(1) == 1
     ended = ended_at(folder)
     again = sweep(cluster, folder, *options)
     _, shown = again.communicate(timeout=limit(100))
@@ -80,7 +80,7 @@ def test_ctrl_c_saves_what_runs_and_the_same_command_goes_on(cluster: Any, tmp_p
     again = sweep(cluster, folder, *options)
     _, shown = again.communicate(timeout=limit(150))
     assert (again.returncode, states(folder)) == (0, ["finished"] * 2), shown
-    assert (begun / "output.log").read_text().count("on from last_") == 1
+    assert (begun / "output.log").read_text().count("resumed from last_") == 1
 
 
 def test_no_cluster_is_one_line(tmp_path: Path) -> None:

@@ -122,5 +122,5 @@ def test_a_sweep_of_batch_jobs_one_of_which_is_signalled(slurm: Cluster, tmp_pat
     assert [status(job)["status"] for job in jobs()] == ["finished", "finished"], said
     assert "2 finished" in said
     text = "".join((job / "output.log").read_text() for job in jobs())
-    assert text.count("stopped by SIGUSR2") == text.count("on from last_") == 1
+    assert text.count("stopped by SIGUSR2") == text.count("resumed from last_") == 1
     assert not processes_with(str(tmp_path))

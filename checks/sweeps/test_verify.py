@@ -333,7 +333,7 @@ def test_another_seed_and_changed_data_are_found(
         file["train/image"][:] = file["train/image"][:][::-1]
     code, shown = verified(str(tmp_path / "run"))
     assert code == 1
-    assert f"note: data.path: {data} (139,728 bytes) holds other data than the run began with" in shown
+    assert f"note: data.path: {data} (139,728 bytes) differs from the data at the start of the run" in shown
     assert verified(str(tmp_path / "run"), f"data.path={ROOT}/data/digits.h5")[0] == 0
 
 

@@ -94,7 +94,7 @@ def test_truncated_checkpoint_falls_back_to_the_one_before(tmp_path: Path, capfd
     start_run(run, *common)
     shown = capfd.readouterr().err
     assert f"skipping damaged checkpoint: {newest}" in shown
-    assert "on from last_000000008.pt" in shown
+    assert "resumed from last_000000008.pt" in shown
     assert_equal(last_checkpoint(run), straight)
 
 

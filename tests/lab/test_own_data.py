@@ -289,7 +289,7 @@ def test_an_own_argument_may_be_called_splits_or_parts(value: str) -> None:
     [
         ({"deterministic": True, "cudnn_benchmark": True}, "cpu", Drawn, nn.Linear(2, 2), "has no effect"),
         ({"deterministic": True}, "cuda", Collating, nn.Conv2d(1, 1, 1), None),
-        ({}, "cuda", Collating, nn.Conv2d(1, 1, 1), "hardware.cudnn_benchmark=false spares that"),
+        ({}, "cuda", Collating, nn.Conv2d(1, 1, 1), "set hardware.cudnn_benchmark=false"),
         ({"cudnn_benchmark": False}, "cuda", Collating, nn.Conv2d(1, 1, 1), None),
         ({}, "cuda", Collating, nn.Linear(2, 2), None),
         ({}, "cuda", Drawn, nn.Conv2d(1, 1, 1), None),

@@ -92,7 +92,7 @@ def test_a_run_whose_yamls_still_gave_the_seed_is_asked_for_it(tmp_path: Path) -
     OmegaConf.save(cfg, folder / "config.yaml")
     (folder / "overrides.yaml").write_text("[]")
     new = compose(f"resume={folder}", "seed=5", *RUN[:1], f"{FLIP},seed:5}}")
-    with pytest.raises(ConfigError, match=r"^seed=5: data\.transforms\.flip\.seed follows from it; give it too"):
+    with pytest.raises(ConfigError, match=r"^seed=5: data\.transforms\.flip\.seed depends on it; add data"):
         choose_run(PROGRAM, new, tmp_path / "new", ["seed=5"], tmp_path)
     both = ["seed=5", "data.transforms.flip.seed=5"]
     assert choose_run(PROGRAM, new, tmp_path / "new", both, tmp_path)[0].data.transforms.flip.seed == 5

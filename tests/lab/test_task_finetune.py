@@ -60,9 +60,9 @@ def test_weights_come_from_a_run_a_checkpoint_or_a_state_dict(pretrained: Path, 
         head = model.head.weight.clone()  # type: ignore[union-attr, operator]
         line = task(source).initialize(model, iter(()))
         assert line is not None
-        assert line.splitlines()[0].startswith("36 of the model's 38 weights and buffers are those of ")
+        assert line.splitlines()[0].startswith("36 of the model's 38 weights and buffers were loaded from ")
         assert line.splitlines()[1:] == [
-            "  of another shape, not taken: head.weight (12, 8), here (10, 8), head.bias (12,), here (10,)"
+            "  of another shape, not loaded: head.weight (12, 8), here (10, 8), head.bias (12,), here (10,)"
         ]
         own = model.state_dict()
         assert_equal({k: own[k] for k in own if k[:4] != "head"}, {k: theirs[k] for k in own if k[:4] != "head"})
@@ -101,12 +101,12 @@ def test_files_without_such_weights_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for name, kind, line in (
         ("missing.pt", ConfigError, "missing.pt: no such run directory, checkpoint or file with weights$"),
-        ("folder", ConfigError, "folder is neither a checkpoint nor a run directory"),
+        ("folder", ConfigError, "folder: is neither a checkpoint nor a run directory"),
         ("text.pt", CorruptFileError, r"text.pt does not load: "),
         ("cut.pt", CorruptFileError, r"cut.pt does not load: "),
         ("flipped.pt", CorruptFileError, r"flipped.pt does not load: Bad CRC-32"),
-        ("list.pt", CorruptFileError, r"list.pt does not load: it holds no weights"),
-        ("other.pt", ConfigError, r"other.pt: none of its weights fits the model: it has x\.0\.weight, .* the model 0"),
+        ("list.pt", CorruptFileError, r"list.pt does not load: it contains no state dict"),
+        ("other.pt", ConfigError, r"other.pt: no weight in it fits the model: .* x\.0\.weight, .*has 0"),
     ):
         with pytest.raises(kind, match=line) as caught:
             task(tmp_path / name).initialize(small(), iter(()))
@@ -140,7 +140,7 @@ def test_mistakes_in_patterns_are_one_line(pretrained: Path) -> None:
         (["."], r"^task\.freeze: freezes all of Sequential; there is nothing left to train$"),
     ):
         with pytest.raises(ConfigError, match=line):
-            task(pretrained, frozen=frozen).attach(small())
+            task(pretrained, frozen=frozen).setup(small())
     with pytest.raises(ConfigError, match=r"^task\.weights: a value is missing here"):
         compose(*NET, "task=finetune")
     for factors, line in (
@@ -172,7 +172,7 @@ def test_frozen_parts_stay_bit_for_bit(pretrained: Path, tmp_path: Path, more: t
         *more,
     )  # fmt: skip
     run = start_run(tmp_path / "run", *overrides, "trainer.max_steps=3")
-    assert "of another shape, not taken: head.weight (12, 8), here (10, 8)" in (run / "train.log").read_text()
+    assert "of another shape, not loaded: head.weight (12, 8), here (10, 8)" in (run / "train.log").read_text()
     weights.unlink()
     start_run(run, *overrides, "trainer.max_steps=4")
     payload = find_checkpoint(run)[1]

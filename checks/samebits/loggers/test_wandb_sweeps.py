@@ -126,7 +126,7 @@ def test_what_becomes_of_an_agents_runs(tmp_path: Path, train_command: Command, 
         assert sorted(path.name for path in (tmp_path / "s1").iterdir()) == ["run0", "run1", "run2"]
 
         assert said.count("SIGTERM: saving") == 2 - by_stream
-        assert ", on from last_" in said
+        assert ", resumed from last_" in said
         assert server.states["run0"] == status(first)["status"] == "finished"
         assert result(first)["step"] == 400
         assert_once(server, first)
@@ -145,13 +145,13 @@ def test_what_becomes_of_an_agents_runs(tmp_path: Path, train_command: Command, 
         words += ["optim.lr=0.01", "trainer.clip_norm=None", "model.hidden=[16]"]
         ids = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": "run2", **online(server)}
         done = train_command(*words, "process.max_time=5s", **ids, code=2)
-        assert "process.max_time='5s': W&B's run run2 has null, and goes on with what it began with" in done.stderr
+        assert "process.max_time='5s': W&B's run run2 has null, and is resumed with its initial values" in done.stderr
         before = checkpoint_files(third / "checkpoints")[-1]  # SIGKILL between two writes: perhaps a best one
         last = metrics(third)[-1]["step"]
         again = warm.Popen([*TRAIN, *words], cwd=tmp_path, env={**os.environ, **ids}, stderr=subprocess.PIPE, text=True)
         wait_for(lambda: metrics(third)[-1]["step"] > last + 100, again)
         again.terminate()
-        assert f"on from {before.name}" in again.communicate(timeout=limit(60))[1]
+        assert f"resumed from {before.name}" in again.communicate(timeout=limit(60))[1]
         assert again.returncode == 75
         wait_for(lambda: server.states["run2"] == "preempted")
         for lines, name in ((server.rows("run2"), "_step"), (metrics(third), "step")):
@@ -166,7 +166,7 @@ def test_another_run_of_wandbs_is_not_taken_for_this_one(tmp_path: Path, train_c
     ids = {"WANDB_SWEEP_ID": "s1", "WANDB_MODE": "offline"}
     train_command(*words, "logger=none", WANDB_RUN_ID="one", **ids)
     done = train_command(*words, "logger=none", WANDB_RUN_ID="two", **ids, code=2)
-    assert "it holds W&B's run one, not two; leave it out of the sweep's command" in done.stderr
+    assert "contains W&B's run one, not two; remove hydra.run.dir from the sweep's command" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -188,7 +188,7 @@ def test_a_run_that_was_begun_elsewhere_begins_anew_and_says_so(tmp_path: Path, 
     ids = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": "r1"}
     began_with = [*RUN, "logger=none", "trainer.max_steps=2", "optim.lr=0.5"]
     done = train_command("hydra.run.dir=run", "_wandb={}", f"run={ {'overrides': began_with} }", "optim.lr=0.5", **ids)
-    assert "W&B hands this run out again, but run is not here: it begins anew" in done.stderr
+    assert "W&B has assigned this run again, but run is missing: the run starts from scratch" in done.stderr
     assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["optim"]["lr"] == 0.5
 
 

@@ -80,8 +80,8 @@ def slow_optimizer(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
 
 
 CAUSES: dict[str, Callable[[pytest.MonkeyPatch, Clock], None]] = {
-    "look at its transforms": slow_model,
-    "its data come late": slow_dataset,
+    "check its transforms": slow_model,
+    "it waits for its data": slow_dataset,
     "": slow_optimizer,
 }
 
@@ -98,13 +98,13 @@ def test_a_slow_rank_is_named(
         "process.straggler_threshold=1.5", "hardware.micro_batch_size=16",
     )  # fmt: skip
     shown = capfd.readouterr().err
-    assert shown.count("rank 1 holds the others up") == 2, shown  # while it runs and at the end
+    assert shown.count("rank 1 slows down the other ranks") == 2, shown  # while it runs and at the end
     assert cause in shown
     figures = result(run)["balance"]
     quick, slow = (rank["step_time_ms"] for rank in figures["ranks"])
     assert slow > SLOW_S * 1000 > 10 * quick
     assert figures["step_time"] == pytest.approx(2 * slow / (quick + slow), rel=1e-3)
-    assert (figures["ranks"][1]["data_wait_ms"] > SLOW_S * 1000) == (cause == "its data come late")
+    assert (figures["ranks"][1]["data_wait_ms"] > SLOW_S * 1000) == (cause == "it waits for its data")
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_equal_ranks_are_not_named(
         "trainer.global_batch_size=66",
     )  # fmt: skip
     shown = capfd.readouterr().err
-    assert "holds the others up" not in shown
+    assert "slows down the other ranks" not in shown
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for key in ("memory", "step_time", "data_wait"):
         assert 1 <= result(run)["balance"][key] <= 3

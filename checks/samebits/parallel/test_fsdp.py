@@ -162,7 +162,7 @@ def test_first_weights_are_those_of_ddp(
     ]  # fmt: skip
     for part in ("model.pt", "ema.pt"):
         assert_equal(*(torch.load(run / part, weights_only=True) for run in runs))
-    told = "each process builds the whole MLP in host memory first" in capfd.readouterr().err
+    told = "each process first builds the whole MLP in host memory" in capfd.readouterr().err
     assert told == (model == "numpy")
 
 
@@ -449,7 +449,7 @@ def test_a_damaged_part_falls_back_to_the_one_before(tmp_path: Path, capfd: pyte
     resume_run(run)
     shown = capfd.readouterr().err
     assert f"skipping damaged checkpoint: {part.parent} does not load: __1_0.distcp has" in shown
-    assert "on from last_000000008.dcp" in shown
+    assert "resumed from last_000000008.dcp" in shown
     assert_equal(last_checkpoint(run), straight)
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [
         "last_000000008.dcp", "last_000000012.damaged", "last_000000012.dcp",
@@ -469,7 +469,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pyt
         original(payload, file, *more, **options)
 
     monkeypatch.setattr(filesystem.torch, "save", full)
-    with pytest.raises(RunFailed, match=r"could not be written: .*No space left"):
+    with pytest.raises(RunFailed, match=r"cannot be written: .*No space left"):
         start_run(tmp_path / "run", *QUICK, *FSDP, "trainer.max_steps=10", "trainer.save_every=3",
                   "trainer.eval_every=null")  # fmt: skip
     monkeypatch.undo()
@@ -508,8 +508,8 @@ def test_an_index_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (["trainer.fsdp.wrap=Linea"], r"trainer\.fsdp\.wrap: MLP has no module .* 'Linea' - did you mean Linear\?"),
         (["trainer.fsdp.wrap=[ReLU]"], r"trainer\.fsdp\.wrap: 1 \(ReLU\) has no parameters"),
         (["hardware.activation_checkpointing=[Bloc]"], r"hardware\.activation_checkpointing: MLP has no .*'Bloc'"),
-        (["trainer.fsdp.replicas=2"], r"trainer\.fsdp\.replicas=2: 2 processes cannot be shared"),
-        (["hardware.num_procs=1", "trainer.fsdp.cpu_offload=true"], r"cpu_offload=true: wants two processes"),
+        (["trainer.fsdp.replicas=2"], r"trainer\.fsdp\.replicas=2: 2 processes cannot be divided"),
+        (["hardware.num_procs=1", "trainer.fsdp.cpu_offload=true"], r"cpu_offload=true: requires at least 2 processes"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, overrides: list[str], message: str) -> None:
@@ -697,7 +697,7 @@ def test_weights_of_few_rows_are_said_to_be_padded(tmp_path: Path) -> None:
         )  # fmt: skip
         log = (run / "train.log").read_text()
         assert (
-            "fsdp: 28% more is sent than the weights, as padding: they have few rows for the 2 processes" in log
+            "fsdp: padding adds 28% to the weights that are sent, because they have few rows for 2 processes" in log
         ) == padded
 
 
@@ -743,11 +743,11 @@ class Odd(nn.Module):
         return h + self.p.abs().sum().float() if hasattr(self, "p") else h
 """
 REFUSED = {
-    "scalar": "trainer=fsdp: p has no dimension along which it could be cut: give it one",
-    "scalar of a block": "trainer=fsdp: layers.1.p has no dimension along which it could be cut: give it one",
+    "scalar": "trainer=fsdp: p has no dimension and cannot be sharded: use a tensor of shape",
+    "scalar of a block": "trainer=fsdp: layers.1.p has no dimension and cannot be sharded: use a tensor of shape",
     "empty": "trainer=fsdp: p is empty: make it a buffer",
-    "complex": "trainer=fsdp: p is complex, and gradients are averaged as real numbers",
-    "bf16": "trainer=fsdp: weights that are gathered together must be of one type, and layers.0.p is bfloat16",
+    "complex": "trainer=fsdp: p is complex, but gradients are averaged as real numbers",
+    "bf16": "trainer=fsdp: weights that are gathered together must have the same dtype, but layers.0.p is bfloat16",
 }
 TRAINED = {"tied_blocks": 1, "tied_root": 2, "twice": 2}  # blocks that are wrapped
 

@@ -88,7 +88,7 @@ def test_a_resume_that_fails_before_its_first_step_leaves_the_run_as_it_was(
 def test_a_directory_whose_name_is_no_text_to_hydra_is_found_as_typed(name: str, read: Any, tmp_path: Path) -> None:
     cfg = compose(*SHORT)
     cfg.resume = read
-    with pytest.raises(ConfigError, match=rf"^resume={tmp_path}/{name}: no run directory"):
+    with pytest.raises(ConfigError, match=rf"^resume={tmp_path}/{name}: not a run directory"):
         choose_run(PROGRAM, cfg, tmp_path, [f"resume={name}"], tmp_path)
 
 
@@ -128,7 +128,7 @@ def test_a_new_run_does_not_go_on_from_foreign_files(run: Path, tmp_path: Path) 
             copy(run / name, target / name)
         before = files(target)
         for resume in ((), ("resume=auto",)):
-            with pytest.raises(ConfigError, match=f"{target}: it has no config.yaml but {names[0]}") as caught:
+            with pytest.raises(ConfigError, match=f"{target}: has no config.yaml, but contains {names[0]}") as caught:
                 choose_run(PROGRAM, compose(*SHORT, *resume), target, [], Path.cwd())
             assert "\n" not in str(caught.value)
         assert files(target) == before

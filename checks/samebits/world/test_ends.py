@@ -24,8 +24,8 @@ ENDS = {  # what happens at step 3 -> exit status, its status.json, the last lin
     "end": (0, "finished", ""),
     "callback": (1, "failed", "ZeroDivisionError: in a callback ("),
     "data": (1, "failed", "OSError: cannot be read ("),
-    "SIGINT": (130, "interrupted", "saved; go on with: resume="),
-    "SIGTERM": (75, "preempted", "saved; go on with: resume="),
+    "SIGINT": (130, "interrupted", "saved; resume with: resume="),
+    "SIGTERM": (75, "preempted", "saved; resume with: resume="),
 }
 
 

@@ -87,7 +87,7 @@ def test_a_holder_that_nobody_can_see_is_left_to_the_user(tmp_path: Path, monkey
     monkeypatch.setattr(fcntl, "flock", lacking(errno.ENOSYS))
     held = tmp_path / ".lock.held"
     held.write_text("1\nelsewhere\n")
-    says = r"wait or stop it - .*held names process 1 on elsewhere; delete it if that process is gone"
+    says = r"wait for it or stop it - .*held names process 1 on elsewhere; delete it if that process is gone"
     with pytest.raises(DirectoryLockedError, match=says), claimed(tmp_path):
         pass
     assert is_claimed(tmp_path)

@@ -1,22 +1,30 @@
-"""What makes runs fast, exact and restartable. A fork does not edit this folder; an update replaces it.
+"""A library for fast, reproducible and restartable training runs. A fork does not edit it; an update replaces it.
 
-The engine imports nothing of the project (`lab`), which is handed to it as an object (samebits.project).
+This library imports nothing from the project (`lab`), which is passed to it as an object (samebits.project).
 
-    host         one machine: cores, GPUs, memory            children     child processes: ends, hangs
-    targets      classes that a config names, built          saved        configs of runs, as data
-    config       from the command line to a config           code         which code a run is computed by
-    status       what a run's directory says of the run      runs         a run directory, filled and resumed
-    loggers      metrics.jsonl, W&B, TensorBoard, MLflow     world        ranks: how they start, meet and stop
-    shards       weights cut over ranks                      parallel     DDP, FSDP, stragglers
-    steps        random numbers and skipping, by the step    device       precision, batch sizes, threads
-    compiling    torch.compile, CUDA graphs                  checkpoints  saved state, whole or sharded
-    data         which sample when, and how batches are made
-    profiling    where the time goes                         process      the process that starts a run, and its ranks
-    sweeps       many runs: sweeps, reports, verification
+    host         cores, GPUs and memory of one host          children     child processes: their ends, hangs
+    targets      build the classes that a config names       saved        read and compare saved configs of runs
+    config       compose a config from the command line      code         record which code computes a run
+    status       state of a run, read from its directory     runs         create and resume run directories
+    loggers      metrics.jsonl, W&B, TensorBoard, MLflow     world        start, communication and stop of ranks
+    shards       weights that are sharded over ranks         parallel     DDP, FSDP, stragglers
+    steps        random numbers and skipping per step        device       precision, batch sizes, threads
+    compiling    torch.compile, CUDA graphs                  checkpoints  save and load state, whole or sharded
+    data         sample order, loaders, batches
+    profiling    measure time and memory of steps            process      the processes of a run: parent and ranks
+    sweeps       sweeps of many runs, reports, verification
     testing      helpers for a project's tests
 
-Each imports only those before it, and single files: errors, files, locks, signals, programs, credentials, ...
-Each folder's page (`__init__.py`) lists what others may use. CHANGELOG.md says what changed there.
+    errors       errors printed without a traceback          files        atomic writes, reads of untrusted files
+    locks        locks and write-once files                  schema       dataclasses as schemas of config nodes
+    project      the interface to a project                  programs     calls of other programs and git
+    signals, early_signals   signals that request a stop     credentials  keep passwords out of saved files
+    extras       optional dependencies                       lazy_imports    lazy public names of packages
+    clocks       timestamps on the host and on a GPU         torch_private   private functions of torch
+    per_sample   shapes of losses and metrics per sample     predictions  write predictions of several ranks
+
+A package imports only packages before it in this list, and the single modules at its end. The public names of a package
+are in its `__init__.py`. CHANGELOG.md lists changes.
 """
 
 __version__ = "0.3.0"

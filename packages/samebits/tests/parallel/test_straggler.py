@@ -19,10 +19,10 @@ def test_ranks_that_are_alike_are_no_lines() -> None:
     assert unequal({"memory": memory, "step_time": work, "data_wait": wait}) == []
     assert unequal({"memory": memory}) == []
     assert unequal({"memory": memory, "step_time": [0.01, 0.02], "data_wait": wait}) == [
-        "rank 0: 200 MB of memory at most, 10 ms of work a step, 0.1 ms of waiting for data a step",
-        "rank 1: 210 MB of memory at most, 20 ms of work a step, 0.6 ms of waiting for data a step",
+        "rank 0: peak memory 200 MB, own work 10 ms per step, data wait 0.1 ms per step",
+        "rank 1: peak memory 210 MB, own work 20 ms per step, data wait 0.6 ms per step",
     ]
-    assert unequal({"memory": [2e8, 3e8]}) == ["rank 0: 200 MB of memory at most", "rank 1: 300 MB of memory at most"]
+    assert unequal({"memory": [2e8, 3e8]}) == ["rank 0: peak memory 200 MB", "rank 1: peak memory 300 MB"]
     assert len(unequal({"memory": memory, "step_time": work, "data_wait": [0.0, 0.003]})) == 2
     many = unequal({"memory": [1e8] * 5 + [2e8] + [1e8] * 58})
     assert [line.partition(":")[0] for line in many] == ["rank 0", "rank 5"]

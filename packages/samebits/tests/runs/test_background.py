@@ -157,7 +157,7 @@ def test_a_save_before_the_last_is_written_waits(tmp_path: Path, gate: Gate) -> 
 
 @pytest.mark.parametrize("notice", ["check", "wait", "save_last", "exit"])
 def test_a_failed_write_stops_the_run(tmp_path: Path, gate: Gate, notice: str) -> None:
-    says = r"last_000000002\.pt could not be written: No space left on device; those written before are whole"
+    says = r"last_000000002\.pt cannot be written: No space left on device; earlier checkpoints are complete"
     checkpoints = Checkpoints(tmp_path, MAIN, beside=True)
     with pytest.raises(RunFailed, match=says), checkpoints:  # noqa: PT012
         gate.open.set()
@@ -196,5 +196,5 @@ def test_a_run_that_fails_completes_what_it_writes(
             raise ZeroDivisionError
         assert names(folder) == left
     assert [record.getMessage().split(": ")[1] for record in caplog.records if record.name == "samebits"] == [
-        "No space left on device; those written before are whole (see docs/troubleshooting.md#disk-full)"
+        "No space left on device; earlier checkpoints are complete (see docs/troubleshooting.md#disk-full)"
     ]

@@ -101,8 +101,8 @@ def gone() -> None:
 @pytest.mark.parametrize(
     ("fail", "error", "says"),
     [
-        (full_disk, RunFailed, r"last_000000005\.pt could not be written: No space left on device; those written"),
-        (full_disk_within_another, RunFailed, r"could not be written: No space left on device"),
+        (full_disk, RunFailed, r"last_000000005\.pt cannot be written: No space left on device; earlier checkpoints"),
+        (full_disk_within_another, RunFailed, r"cannot be written: No space left on device"),
         (gone, FileNotFoundError, r"No such file"),
     ],
 )
@@ -129,20 +129,20 @@ def test_what_could_not_be_written_leaves_the_one_before(
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ([1, 2], "holds a list"),
-        ({**payload(), "step": "5"}, "missing or of another kind in it: step$"),
-        ({k: v for k, v in payload().items() if k != "ranks"}, "missing or of another kind in it: ranks$"),
-        (payload(model=None, optimizer=[], schedule=3), "in it: model, optimizer, schedule$"),
-        (payload(model={"w": torch.zeros(1), "b": None}), "in it: model$"),
-        (payload(ema={"w": "text"}), "in it: ema$"),
-        ({"step": 1, "best": []}, r"in it: model, ema, optimizer, schedule and 5 more$"),
+        ([1, 2], "got a list"),
+        ({**payload(), "step": "5"}, "keys that are missing or have a wrong type: step$"),
+        ({k: v for k, v in payload().items() if k != "ranks"}, "keys that are missing or have a wrong type: ranks$"),
+        (payload(model=None, optimizer=[], schedule=3), "wrong type: model, optimizer, schedule$"),
+        (payload(model={"w": torch.zeros(1), "b": None}), "wrong type: model$"),
+        (payload(ema={"w": "text"}), "wrong type: ema$"),
+        ({"step": 1, "best": []}, r"wrong type: model, ema, optimizer, schedule and 5 more$"),
     ],
 )
 def test_what_is_no_checkpoint_is_named(tmp_path: Path, content: Any, says: str) -> None:
     torch.save(content, tmp_path / "a.pt")
     for read in (load_checkpoint, peek):
         with pytest.raises(
-            CorruptFileError, match=rf"^{tmp_path}/a\.pt does not load: it is no checkpoint of a run.*{says}"
+            CorruptFileError, match=rf"^{tmp_path}/a\.pt does not load: it is not a checkpoint of a run.*{says}"
         ):
             read(tmp_path / "a.pt")
 
@@ -170,7 +170,7 @@ def test_a_checkpoint_in_parts(tmp_path: Path) -> None:
     assert load_checkpoint(path, ("model",))["optimizer"] == {"state": {}, "param_groups": []}
     lacking = in_parts(tmp_path / "lacking.dcp", {k: v for k, v in payload().items() if k != "samples"})
     for read in (load_checkpoint, peek):
-        with pytest.raises(CorruptFileError, match=r"lacking\.dcp does not load: .*in it: samples$"):
+        with pytest.raises(CorruptFileError, match=r"lacking\.dcp does not load: .*wrong type: samples$"):
             read(lacking)
 
 
@@ -258,7 +258,7 @@ def test_weights_that_do_not_fit_are_named() -> None:
     right = {"weight": torch.full((2, 3), 4.0), "bias": torch.full((2,), 5.0)}
     load_weights(model, right, "it")
     assert_equal(dict(model.state_dict()), right)
-    end = "; use the model and data settings it was trained with$"
+    end = "; use the model and data settings of its training$"
     cases: list[tuple[dict[str, Any], str]] = [
         ({"weight": right["weight"]}, "missing in the checkpoint: bias"),
         ({**right, "more": torch.zeros(1)}, "not in the model: more"),
@@ -404,7 +404,7 @@ def test_a_resume_removes_what_a_killed_process_left(tmp_path: Path) -> None:
 def test_where_none_loads_the_user_decides(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         (tmp_path / f"last_{step:09d}.pt").write_bytes(b"damaged")
-    with pytest.raises(ConfigError, match=rf"^{tmp_path}: none of its 3 checkpoints loads; move them away to begin"):
+    with pytest.raises(ConfigError, match=rf"^{tmp_path}: all 3 checkpoints are damaged; move them away to start"):
         Checkpoints(tmp_path, MAIN).newest_valid()
 
 
@@ -447,9 +447,9 @@ def test_a_run_in_parts_is_read_as_far_as_weights(tmp_path: Path) -> None:
 
 
 def test_what_stands_for_nothing_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"/nowhere is neither a checkpoint nor a run directory with checkpoints$"):
+    with pytest.raises(ConfigError, match=r"/nowhere: is neither a checkpoint nor a run directory with checkpoints$"):
         find_checkpoint(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match=r"/empty/checkpoints holds no checkpoint$"):
+    with pytest.raises(ConfigError, match=r"/empty/checkpoints: contains no checkpoint$"):
         find_checkpoint(run_with(tmp_path / "empty"))
     with pytest.raises(CorruptFileError, match=r"^\S+/none\.dcp does not load"):
         find_checkpoint(tmp_path / "none.dcp")
@@ -476,7 +476,7 @@ def test_an_index_names_members_of_enums_and_nothing_else_by_getattr() -> None:
     member = next(iter(Format))
     assert loaded(Format, member.name) is member
     for kind, name in ((Format, "mro"), (OrderedDict, "fromkeys"), (Format, "__members__")):
-        with pytest.raises(pickle.UnpicklingError, match=f"asks for {name} of"):
+        with pytest.raises(pickle.UnpicklingError, match=f"requires {name} of"):
             loaded(kind, name)
 
 

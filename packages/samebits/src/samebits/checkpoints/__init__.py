@@ -1,23 +1,29 @@
-"""Saved state: one file, or for a sharded model a directory, resumable from the newest that is whole.
+"""Checkpoints: save the state of a run, and resume from the newest checkpoint that is not damaged.
 
-Given: a payload (a dict of tensors, numbers, text and containers of such) and the `World` that writes it; all ranks
-call `save_last` together. Returned: the payload, on the CPU; of a sharded one what each rank needs, for any
-number of ranks, whatever their number when it was saved.
+Input: a payload (a dict of tensors, numbers, strings and containers of them) and the `World` that writes it; all ranks
+call `save_last` together. Output: one file, or a directory if the model is sharded. Loading returns the payload on the
+CPU. Each rank of a sharded model loads its shards; the number of ranks may differ from the number that saved it.
 
-Checkpoints(..., beside=True): `save_last` returns once the payload is copied; `check` raises what a write failed with,
-`wait` returns when the last one is on the disk. Tensors of a loaded file are mapped: pages that are read when used.
+With Checkpoints(..., beside=True), `save_last` returns once the payload is copied, and a thread writes the copy.
+`check` raises the error of a failed write; `wait` returns when the last write is on the disk. Loaded tensors are
+memory-mapped: they are read from the file when they are used.
 
-Promised: a process that is killed at any moment leaves the old file or the new one. Each file's sums are checked
-before it is loaded, by all ranks together, each its part; a damaged one is put aside and the one before is taken.
-Files load with weights_only=True and hold neither `module.` nor `_orig_mod.`. What older versions saved still loads.
+Guarantees: if the process is killed at any moment, the old file or the complete new file is there. The checksums of a
+file are verified before it is loaded; the ranks divide this work. A damaged checkpoint is renamed, and the previous one
+is loaded. Files load with weights_only=True, and their keys have no prefix `module.` or `_orig_mod.`. Checkpoints of
+older versions load.
 
-Raised: CorruptFileError for a file that is not whole, ConfigError for weights that do not fit the model (with keys and
-shapes), RunFailed for a full disk.
+Errors: CorruptFileError for a damaged file, ConfigError for weights that do not fit the model (with keys and shapes),
+RunFailed for a full disk.
 
-    checkpoint    the files of a run, loading weights      shards    sharded ones      integrity    sums and reading
-    background    writing beside the loop      buffers    what a save would miss      optimizers    several as one
-    trained           a run's config and checkpoint, to apply or export it
-    shared_weights    what no step changes, written once for all checkpoints of a run
+    checkpoint        the checkpoint files of a run; load weights into a model
+    shards            checkpoints of sharded models
+    integrity         checksums, and reading of files that may be damaged
+    background        write a copy in a thread while training continues
+    buffers           find tensors that a checkpoint would not contain, and buffers that are not finite
+    optimizers        combine several optimizers into one
+    trained           the config and checkpoint of a run, to predict with it or to export it
+    shared_weights    weights that no step changes, written once for all checkpoints of a run
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Writing beside the loop: the state is copied in host memory, and one thread writes the copy while training goes on.
+"""Save in the background: copy the state in host memory, and write the copy in a thread while training continues.
 
     main thread   copy, ready = copies.of(payload)    one memcpy, into memory that is reused from save to save
-    thread        serialise, checksum, fsync, rename, delete what is outdated
+    thread        serialize, checksum, fsync, rename, delete outdated checkpoints
 
-A thread, as a process with threads or a CUDA context cannot be forked. It holds the GIL while the structure of the
-payload is pickled; writing, checksums and fsync release it.
+This is a thread because a process with threads or a CUDA context cannot be forked. It holds the GIL while it pickles
+the structure of the payload; writing, checksums and fsync release the GIL.
 """
 
 from __future__ import annotations
@@ -21,27 +21,29 @@ from samebits.device import lock_pages, unlock_pages
 from samebits.errors import RunFailed, first_line
 from samebits.shards import is_part
 
-ALIGNED = 64  # bytes: where each storage's copy begins
+ALIGNED = 64  # bytes: the copy of each storage starts at a multiple of this
 
 
 class Copies:
-    """Copies of payloads in host memory, which the next copy reuses: a page-locked piece for tensors of a GPU, another
-    for all others."""
+    """Hold the copy of a payload in host memory, which the next copy reuses. Copies of GPU tensors are page-locked."""
 
     def __init__(self) -> None:
         self._memory: dict[bool, Tensor] = {}  # whether it is page-locked -> uint8
         self._locking = Background()
 
     def prepare(self, payload: Any) -> None:
-        """Begin to page-lock, in a thread, what a copy of this payload will need."""
+        """Start a thread that allocates the page-locked memory for a copy of this payload."""
         size = bytes_of(payload)[True]
         if size:
             self._locking.start(lambda: self._room(True, size))
 
     @torch.no_grad()
     def of(self, payload: Any) -> tuple[Any, Callable[[], None]]:
-        """Returns (a copy of the payload, a function that waits until the device has filled it). The one before is
-        overwritten. Tensors that share memory share it in the copy too, so torch.save writes the same bytes."""
+        """Return (a copy of the payload, a function that waits until the device has filled it).
+
+        The previous copy is overwritten. Tensors that share memory also share it in the copy, so that torch.save
+        writes the same bytes. Raise RunFailed if there is not enough memory.
+        """
         self._locking.wait()
         for locked, size in bytes_of(payload).items():
             self._room(locked, size)
@@ -61,13 +63,13 @@ class Copies:
                 lock_pages(new)
         except RuntimeError as error:
             raise RunFailed(
-                f"process.save_async=true: {first_line(error)}, for the copy of a checkpoint - "
-                "process.save_async=false saves without one"
+                f"process.save_async=true: the copy of a checkpoint cannot be allocated: {first_line(error)} - "
+                "set process.save_async=false, which saves without a copy"
             ) from error
 
 
 def bytes_of(payload: Any) -> dict[bool, int]:
-    """{whether they are to be page-locked: bytes} of a payload's storages, each once."""
+    """Return {page-locked: bytes} of the payload's storages, each counted once. Key True: storages on a GPU."""
     seen: set[tuple[torch.device, int]] = set()
     total = {True: 0, False: 0}
     for storage in _storages(payload):
@@ -91,19 +93,20 @@ def _rounded(nbytes: int) -> int:
 
 
 class Copier:
-    """Makes one copy of a payload in `memory`: first the tensors, then `fill` copies each storage once."""
+    """Copy a payload into `memory`: first create the tensors, then `fill` copies each storage once."""
 
     def __init__(self, memory: dict[bool, Tensor]) -> None:
         self._memory = memory
         self._used = {True: 0, False: 0}
         self._copies: dict[tuple[torch.device, int], Tensor] = {}  # storage's address -> its copy, uint8
-        self._pairs: list[tuple[Tensor, Tensor]] = []  # (copy, what is to be copied there), uint8
+        self._pairs: list[tuple[Tensor, Tensor]] = []  # (copy, source), uint8
 
     def copy_value(self, value: Any) -> Any:
+        """Return a copy of any value. The data of its tensors are copied by `fill`."""
         if _is_plain(value):
             return self.copy_tensor(value)
         if isinstance(value, dict):
-            new = copy.copy(value)  # of the same class; a model's state dict has attributes
+            new = copy.copy(value)  # keep the class: a model's state dict has attributes
             new.update((key, self.copy_value(held)) for key, held in value.items())
             return new
         if type(value) in (list, tuple):
@@ -111,8 +114,9 @@ class Copier:
         return copy.deepcopy(value)
 
     def copy_tensor(self, value: Tensor) -> Tensor:
+        """Return a tensor on the CPU with the same shape and strides; `fill` copies its data."""
         if is_part(value):
-            shard = torch.empty_like(value, device="cpu")  # memory that is never touched takes none
+            shard = torch.empty_like(value, device="cpu")  # allocates no memory until it is written to
             shard._local_tensor = self.copy_tensor(value.to_local())  # type: ignore[attr-defined]
             return shard
         storage = value.untyped_storage()
@@ -121,10 +125,8 @@ class Copier:
         key = (value.device, storage.data_ptr())
         if key not in self._copies:
             locked, size = value.device.type == "cuda", storage.nbytes()
-            memory, at = (
-                self._memory[locked].numpy(),
-                self._used[locked],
-            )  # a storage of its own, so that it is saved alone
+            # a separate storage, so that torch.save does not write the whole memory
+            memory, at = self._memory[locked].numpy(), self._used[locked]
             self._copies[key] = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=at)
             self._used[locked] += _rounded(size)
             source = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
@@ -133,10 +135,10 @@ class Copier:
         return own.set_(self._copies[key].untyped_storage(), value.storage_offset(), value.size(), value.stride())
 
     def fill(self) -> Callable[[], None]:
-        """Copy the storages. Returns a function that waits for those of a GPU."""
+        """Copy the storages. Return a function that waits for the copies from a GPU."""
         for target, source in self._pairs:
             if source.device.type == "cpu":
-                target.numpy()[:] = source.numpy()  # memcpy; torch's threads are slow where they share their cores
+                target.numpy()[:] = source.numpy()  # memcpy: torch's threads are slow if they share cores
             else:
                 target.copy_(source, non_blocking=source.is_cuda)
         if not any(source.is_cuda for _, source in self._pairs):
@@ -153,17 +155,21 @@ def _is_plain(value: Any) -> bool:
 
 
 class Work(threading.Thread):
-    """awaited: the main thread waits for this thread, which the hang watchdog (samebits.world.watchdog) shows then."""
+    """A thread that does one piece of work and keeps its error.
+
+    awaited: whether the main thread waits for it; the hang watchdog (samebits.world) then prints its stack.
+    """
 
     def __init__(self, work: Callable[[], None]) -> None:
-        super().__init__(name="saving")  # not a daemon: Python ends no process in the middle of a collective
+        super().__init__(name="saving")  # not a daemon: the process must not exit during a collective
         self._work, self.awaited = work, False
         self._gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         self.error: BaseException | None = None
 
     def run(self) -> None:
+        """Do the work; store its exception in `error`."""
         try:
-            if self._gpu is not None:  # a thread begins with GPU 0, where each rank would take memory for itself
+            if self._gpu is not None:  # a new thread uses GPU 0, and all ranks would allocate memory there
                 torch.cuda.set_device(self._gpu)
             self._work()
         except BaseException as error:
@@ -171,23 +177,24 @@ class Work(threading.Thread):
 
 
 class Background:
-    """Does one piece of work at a time in a thread. `check` and `wait` raise its error in the main thread."""
+    """Do one piece of work at a time in a thread. `check` and `wait` raise its error in the main thread."""
 
     def __init__(self) -> None:
         self._thread: Work | None = None
 
     def start(self, work: Callable[[], None]) -> None:
-        """Waits for the work before, if that is not done."""
+        """Start the work in a thread, after the previous work is done."""
         self.wait()
         self._thread = Work(work)
         self._thread.start()
 
     def check(self) -> None:
-        """Raise the error of work that has failed; does not wait."""
+        """Raise the error of work that has failed. Do not wait."""
         if self._thread is not None and not self._thread.is_alive():
             self.wait()
 
     def wait(self) -> None:
+        """Wait until the work is done. Raise its error."""
         if self._thread is None:
             return
         self._thread.awaited = True

@@ -1,4 +1,4 @@
-"""Tensors that a checkpoint would miss, and buffers that must not be saved as they are."""
+"""Find tensors that a checkpoint would not contain, and buffers that are not finite."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from samebits.errors import RunFailed
 
 
 def unregistered(thing: Any) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of tensors in `thing` but not in its state dict; without metrics, which each evaluation resets."""
+    """Yield (name, tensor) of tensors in `thing` that are not in its state dict, except metrics."""
     saved = thing.state_dict(keep_vars=True).values() if isinstance(thing, nn.Module) else ()
     known = {id(value) for value in saved}
     return ((name, value) for name, value in _tensors(thing) if id(value) not in known)
 
 
 def _tensors(thing: Any, prefix: str = "", depth: int = 2) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of parameters, buffers and tensors among the attributes of `thing`, `depth` levels deep."""
+    """Yield (name, tensor) of parameters, buffers and tensors in attributes of `thing`, `depth` levels deep."""
     if isinstance(thing, Tensor):
         yield prefix, thing
         return
@@ -38,10 +38,11 @@ def _tensors(thing: Any, prefix: str = "", depth: int = 2) -> Iterator[tuple[str
 
 
 class BufferChecks:
-    """Checks of buffers before a save. To be built before the first step and before a checkpoint is loaded.
+    """Check buffers before a save. Create it before the first step and before a checkpoint is loaded.
 
-    held: module with everything that a checkpoint holds. task: may hold tensors that are not in its state dict.
-    average: of the weights, which a checkpoint holds too."""
+    held: module with everything that a checkpoint contains. task: may have tensors that are not in its state dict.
+    average: the weight average, which a checkpoint also contains.
+    """
 
     def __init__(self, held: nn.Module, task: Any, average: nn.Module | None = None) -> None:
         parts = [part for part in (held, average) if part is not None]
@@ -52,14 +53,14 @@ class BufferChecks:
         self.unsaved()
 
     def check_finite(self, held: nn.Module, step: int) -> None:
-        """RunFailed for new inf or NaN in a buffer; those it was built with (a causal mask's -inf) are allowed."""
-        for name, buffer in held.named_buffers():  # trainer.non_finite=stop asks for weights and gradients only
+        """Raise RunFailed for new inf or NaN in a buffer. Initial ones (the -inf of a causal mask) are allowed."""
+        for name, buffer in held.named_buffers():  # trainer.non_finite=stop checks only weights and gradients
             if _worst(buffer) > self._at_start.get(name, 0):
                 shown = name.removeprefix("model.")
                 raise RunFailed(f"the model's buffer {shown} is not finite at step {step}; debug=nan names the module")
 
     def unsaved(self) -> str | None:
-        """Returns a warning, once, if tensors of the task change in training and are not in its state dict."""
+        """Return a warning, once, if tensors of the task change in training and are not in its state dict."""
         changed = []
         for name, now in unregistered(self._task):
             if id(now) in self._saved:  # a task may hold the model itself
@@ -73,13 +74,13 @@ class BufferChecks:
         self._task, self._held = None, {}
         names = ", ".join([*changed[:3], *(["..."] if changed[3:] else [])])
         return (
-            f"the task changes what it holds ({names}), and no checkpoint has that: a run that is resumed "
-            "begins with it anew; a buffer of a module, register_buffer, is saved"
+            f"the task changes tensors that are not in a checkpoint ({names}): a resumed run starts with their initial "
+            "values; make them buffers of a module (register_buffer), which are saved"
         )
 
 
 def _worst(buffer: Tensor) -> int:
-    """0: all finite; 1: there are infinite values; 2: there are NaNs."""
+    """Return 0 if all values are finite, 1 if some are infinite, 2 if some are NaN."""
     if not (buffer.is_floating_point() or buffer.is_complex()) or torch.isfinite(buffer).all():
         return 0
     return 2 if torch.isnan(buffer).any() else 1

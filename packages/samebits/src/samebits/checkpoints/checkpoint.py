@@ -1,4 +1,4 @@
-"""Checkpoints: written to a temporary name and renamed; checked, and loaded with weights_only=True.
+"""Save checkpoints to a temporary name and rename them; check them, and load them with weights_only=True.
 
 A checkpoint is one file, or for a sharded model a directory (shards.py).
 """
@@ -33,7 +33,7 @@ from samebits.world import World
 log = logging.getLogger("samebits")
 KEEP_LAST = 2  # the newest may turn out damaged
 Weights = dict[str, torch.Tensor]
-# keys and types in checkpoints of all versions, and those that later versions added, which may be missing
+# KEYS: keys and types in checkpoints of all versions. LATER: keys that later versions added; they may be missing
 KEYS = {
     "model": Weights, "ema": Weights | None, "optimizer": dict, "schedule": dict[str, Any], "step": int,
     "samples": int, "best": list[tuple[Real, float]], "evals_without_improvement": int, "logged_step": int,
@@ -45,11 +45,11 @@ LATER = {
     "running_sum_types": dict[str, str], "logged_lines": int, "pending": list[str], "stop_reason": str,
     "total_steps": int, "epoch_samples": int, "skipped_steps": int, "rules": int, "shared": dict[str, dict[str, Real]],
 }  # fmt: skip
-RENAMED = {  # keys of 0.2 and before: now
+RENAMED = {  # keys of version 0.2 and before -> present keys
     "stale": "evals_without_improvement", "owes": "pending", "ended": "stop_reason", "trained": "parameter_names",
     "total_types": "running_sum_types", "frozen": "shared",
 }  # fmt: skip
-INNER: dict[str, dict[str, Any]] = {  # what is in some of them
+INNER: dict[str, dict[str, Any]] = {  # types within some of these values
     "optimizer": {"state": dict[Any, dict[Any, Any]], "param_groups": list[dict[str, Any]]},
     "schedule": {"last_lr": float, "total_steps": int, "updates": int, "factor": dict[str, Any]},
     "source": {"next": int},
@@ -57,7 +57,10 @@ INNER: dict[str, dict[str, Any]] = {  # what is in some of them
 
 
 def save_checkpoint(payload: dict[str, Any], path: Path) -> None:
-    """Atomic: if the process is killed at any moment, `path` is the old file or the complete new one."""
+    """Save the payload atomically: if the process is killed, `path` is the old file or the complete new one.
+
+    Raise RunFailed if the file cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.unlink(missing_ok=True)  # left by a killed process
@@ -70,23 +73,23 @@ def save_checkpoint(payload: dict[str, Any], path: Path) -> None:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         cause = _disk_error(error)
-        if cause is not None and not isinstance(cause, FileNotFoundError):  # else the directory was removed
+        if cause is not None and not isinstance(cause, FileNotFoundError):  # that is: the directory was removed
             raise RunFailed(
-                f"{path} could not be written: {cause.strerror}; those written before are whole "
-                f"(see docs/troubleshooting.md#disk-full)"
+                f"{path} cannot be written: {cause.strerror}; earlier checkpoints are complete "
+                "(see docs/troubleshooting.md#disk-full)"
             ) from error
         raise
 
 
 def _disk_error(error: BaseException | None) -> OSError | None:
-    """Returns the OSError (full disk) behind an error of torch.save's zip writer; None if there is none."""
+    """Return the OSError (full disk) that caused an error of torch.save's zip writer, or None."""
     while error is not None and not isinstance(error, OSError):
         error = error.__context__
     return error
 
 
 def load_checkpoint(path: Path, parts: Collection[str] = shards.PARTS) -> dict[str, Any]:
-    """Returns the payload, on the CPU. Raises CorruptFileError. parts: what to load of a sharded checkpoint."""
+    """Return the payload, on the CPU. Raise CorruptFileError. parts: parts of a sharded checkpoint to load."""
     if not path.is_dir():
         return peek(path)
     with reading(path):
@@ -96,10 +99,10 @@ def load_checkpoint(path: Path, parts: Collection[str] = shards.PARTS) -> dict[s
 
 
 def peek(path: Path, share: Share = WHOLE) -> dict[str, Any]:
-    """Return the payload; of a sharded checkpoint its `head`, without tensors (shards.reshard_like). Raise
-    CorruptFileError if the file is not whole.
+    """Return the payload, or for a sharded checkpoint its `head` without tensors (shards.reshard_like loads them).
 
-    share: (rank, ranks) if several ranks check the same checkpoint, each its part of the files or records.
+    Raise CorruptFileError if the file is damaged. share: (rank, ranks) if several ranks check the same checkpoint, each
+    a part of the files or records.
     """
     with reading(path):
         if path.is_dir():
@@ -112,8 +115,11 @@ def peek(path: Path, share: Share = WHOLE) -> dict[str, Any]:
 
 
 def copy_from_mmap(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Returns an optimizer's state dict for an optimizer on `device`. What load_state_dict takes as it is, all on a CPU
-    and single numbers elsewhere, is copied: it would keep the file mapped, so on the disk, when it is deleted."""
+    """Return an optimizer's state dict with copies of the tensors that load_state_dict would not copy.
+
+    These are all tensors if `device` is the CPU, otherwise the scalars. Without a copy they would keep the file mapped,
+    and its disk space in use, after it is deleted.
+    """
 
     def own(value: Any) -> Any:
         taken = isinstance(value, torch.Tensor) and (device.type == "cpu" or not value.dim())
@@ -124,7 +130,7 @@ def copy_from_mmap(state: dict[str, Any], device: torch.device) -> dict[str, Any
 
 
 def with_new_names(payload: dict[str, Any]) -> dict[str, Any]:
-    """Rename the keys of a checkpoint that an older version has written, in place; return it."""
+    """Rename the keys of a checkpoint of an older version, in place; return the payload."""
     for old, new in RENAMED.items() if isinstance(payload, dict) else ():
         if old in payload:
             payload.setdefault(new, payload.pop(old))
@@ -132,9 +138,9 @@ def with_new_names(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_content(payload: Any) -> None:
-    """Raise a ValueError if the payload lacks a key of a run's checkpoint or has another type for it."""
+    """Raise ValueError if a key of a run's checkpoint is missing in the payload or has a wrong type."""
     if not isinstance(payload, dict):
-        raise ValueError(f"it is no checkpoint of a run but holds a {type(payload).__name__}")
+        raise ValueError(f"it is not a checkpoint of a run: expected a dict, got a {type(payload).__name__}")
     wrong = [key for key in KEYS if key not in payload] + misfits(payload, KEYS | LATER)
     for key, kinds in INNER.items():
         if key not in wrong and (held := payload.get(key)) and misfits(held, kinds):
@@ -149,16 +155,21 @@ def check_content(payload: Any) -> None:
     if not known or not types.keys() <= counts.keys():
         wrong.append("running_sum_types")
     if wrong:
-        raise ValueError(f"it is no checkpoint of a run: missing or of another kind in it: {format_keys(wrong)}")
+        raise ValueError(
+            f"it is not a checkpoint of a run: keys that are missing or have a wrong type: {format_keys(wrong)}"
+        )
 
 
 def eval_state_dict(payload: dict[str, Any]) -> dict[str, Any]:
-    """Returns the state dict to evaluate: the EMA's if the run kept one, else the model's."""
+    """Return the state dict to evaluate: the weight average if the run has one, otherwise the model's."""
     return payload["ema"] or payload["model"]
 
 
 def load_weights(model: nn.Module, state: dict[str, Any], source: str, what: str = "model") -> None:
-    """Load `state` or raise a ConfigError that says which keys and shapes differ."""
+    """Load `state`. Raise ConfigError, with the keys and shapes that differ, if it does not fit.
+
+    source: name of the file in the error. what: name of the module in the error.
+    """
     own = model.state_dict()
     shapes = [
         f"{k}: {tuple(state[k].shape)} in the checkpoint, {tuple(own[k].shape)} in the {what}"
@@ -172,43 +183,44 @@ def load_weights(model: nn.Module, state: dict[str, Any], source: str, what: str
     }
     wrong = "; ".join(f"{what}: {format_keys(keys)}" for what, keys in parts.items() if keys)
     if wrong:
-        raise ConfigError(
-            f"{source} does not fit the {what}: {wrong}; use the model and data settings it was trained with"
-        )
+        raise ConfigError(f"{source} does not fit the {what}: {wrong}; use the model and data settings of its training")
     model.load_state_dict(state)
 
 
 def load_fitting(model: nn.Module, state: Mapping[str, torch.Tensor], source: object) -> str:
-    """Load the entries of `state` that fit the model by name and shape. Returns a report of a few lines; ConfigError if
-    no parameter fits."""
+    """Load the entries of `state` that fit the model by name and shape. Return a report of a few lines.
+
+    Raise ConfigError if no parameter fits.
+    """
     own = model.state_dict()
     fits = {name: value for name, value in state.items() if name in own and value.shape == own[name].shape}
     if not any(name in fits for name, _ in model.named_parameters()):
         raise ConfigError(
-            f"{source}: none of its weights fits the model: it has {format_keys(list(state))}, "
-            f"the model {format_keys(list(own))}"
+            f"{source}: no weight in it fits the model: it contains {format_keys(list(state))}, "
+            f"the model has {format_keys(list(own))}"
         )
     model.load_state_dict(fits, strict=False)
     others = [name for name in own if name in state and name not in fits]
     parts = {
-        "of another shape, not taken": [f"{k} {tuple(state[k].shape)}, here {tuple(own[k].shape)}" for k in others],
+        "of another shape, not loaded": [f"{k} {tuple(state[k].shape)}, here {tuple(own[k].shape)}" for k in others],
         "not in the file": [name for name in own if name not in state],
         "not in the model": [name for name in state if name not in own],
     }
-    lines = [f"{len(fits)} of the model's {len(own)} weights and buffers are those of {source}"]
+    lines = [f"{len(fits)} of the model's {len(own)} weights and buffers were loaded from {source}"]
     return "\n  ".join([*lines, *(f"{what}: {format_keys(names)}" for what, names in parts.items() if names)])
 
 
 def format_keys(keys: list[str], limit: int = 4) -> str:
+    """Return the first `limit` keys as text, and the number of the others."""
     return ", ".join(keys[:limit]) + (f" and {len(keys) - limit} more" if len(keys) > limit else "") or "none"
 
 
 class Checkpoints:
-    """The checkpoints of one run: two last_<step> and keep_best best_<step>, each a .pt file or a .dcp directory.
+    """Manage the checkpoints of one run: two last_<step> and keep_best best_<step>, .pt files or .dcp directories.
 
     world: the ranks of the run that writes here; None for read-only use. beside: a save returns once the payload is
-    copied, and a thread writes the copy; the next save, and `wait`, wait for it. saved: called with the seconds that a
-    save took, when it is durable.
+    copied, and a thread writes the copy; the next save and `wait` wait for it. saved: called with the seconds that a
+    save took, when it is on the disk.
     """
 
     def __init__(
@@ -225,12 +237,15 @@ class Checkpoints:
         self._shared = SharedWeights(directory, save_checkpoint)
 
     def save_last(self, payload: dict[str, Any]) -> None:
-        """All ranks call this. A sharded payload is written by all ranks, any other by rank 0. payload["shared"]: names
-        in "model" of what is not trained, which is written once (shared_weights.py)."""
+        """Save the payload as the newest checkpoint; all ranks call this.
+
+        All ranks write a sharded payload; rank 0 writes any other. payload["shared"]: names in "model" of weights that
+        are not trained, which are written once (shared_weights.py).
+        """
         self._save("last", payload)
 
     def save_best(self, payload: dict[str, Any]) -> None:
-        """Save, and delete the best_ checkpoints that are not in payload["best"], a list of [score, step]."""
+        """Save the payload, and delete best_ checkpoints that are not in payload["best"], a list of [score, step]."""
         self._save("best", payload)
 
     def _save(self, kind: str, payload: dict[str, Any]) -> None:
@@ -243,9 +258,9 @@ class Checkpoints:
             payload = self._shared.left_out(payload, names)
         if not self._beside:
             self._write(kind, payload, in_parts, began)
-            self.world.barrier()  # barrier: the other ranks wait here while rank 0 writes
+            self.world.barrier()  # the other ranks wait here while rank 0 writes
         elif in_parts or self.world.is_main:
-            self._background.wait()  # it writes the copy that is overwritten now
+            self._background.wait()  # the thread may still read the copy that is overwritten now
             group = self.world.thread_group() if in_parts else None
             copy, ready = self._copies.of(payload)
 
@@ -256,7 +271,7 @@ class Checkpoints:
             self._background.start(work)
 
     def _write(self, kind: str, payload: dict[str, Any], in_parts: bool, began: float, group: Any = None) -> None:
-        """Write the checkpoint; when it is durable, delete the outdated ones. group: the ranks' process group."""
+        """Write the checkpoint; when it is on the disk, delete outdated ones. group: the ranks' process group."""
         assert self.world is not None
         path = self._path(kind, payload["step"], shards.SUFFIX if in_parts else ".pt")
         if in_parts:
@@ -273,8 +288,10 @@ class Checkpoints:
             shards.delete(old) if old.is_dir() else old.unlink(missing_ok=True)
 
     def check(self, payload: Callable[[], dict[str, Any]] | None = None) -> None:
-        """Raise the error of a save that has failed beside the loop; does not wait. payload: of the state as it is: the
-        first call begins to make room for copies of it."""
+        """Raise the error of a save that has failed in the background. Do not wait.
+
+        payload: returns the present payload; the first call starts to allocate memory for copies of it.
+        """
         self._background.check()
         if payload is not None and self._beside and not self._prepared:
             self._prepared, held = True, payload()
@@ -284,12 +301,15 @@ class Checkpoints:
                 self._copies.prepare(held)
 
     def wait(self, best: Sequence[list[float]] = ()) -> None:
-        """Wait until the last save is durable, on all ranks; all ranks call this. best: the state's; what a save would
-        have deleted is deleted, as its process may have been killed before it came to that."""
+        """Wait until the last save is on the disk, on all ranks; all ranks call this.
+
+        best: list of [score, step] of the state. Outdated checkpoints are deleted, because an earlier process may have
+        been killed between a save and the deletion.
+        """
         assert self.world is not None
         self._background.wait()
         self._delete_outdated("last", best)
-        if best:  # none: perhaps those of another monitor are there, until there is one of this
+        if best:  # empty after a change of the monitor: keep the best checkpoints of the previous one
             self._delete_outdated("best", best)
         self.world.barrier()
 
@@ -297,33 +317,35 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """The run has failed: what is being written is completed all the same."""
+        """Complete the write in progress, also if the run has failed."""
         try:
             self._background.wait()
         except Exception as own:
             if error is None:
                 raise
-            if isinstance(own, RunFailed):  # others follow from the failure, such as a lost connection
+            if isinstance(own, RunFailed):  # other errors are consequences of the failure, such as a lost connection
                 log.warning("%s", own)
 
     def best_path(self, entry: list[float]) -> Path:
-        """Returns the path of the best checkpoint [score, step]."""
+        """Return the path of the best checkpoint [score, step]."""
         paths = [self._path("best", int(entry[1]), suffix) for suffix in (".pt", shards.SUFFIX)]
         return next((path for path in paths if path.exists()), paths[0])
 
     def load_best(self, best: list[list[float]]) -> tuple[list[float], dict[str, Any]] | None:
-        """Returns the first entry [score, step] whose checkpoint loads, and its payload (see peek); warns of damaged or
-        missing ones. All ranks call this with the same list."""
+        """Return the first entry [score, step] whose checkpoint loads, and its payload (see peek); None if none loads.
+
+        Warn about damaged or missing ones. All ranks call this with the same list.
+        """
         for entry in best:
             try:
                 return entry, self._peek(self.best_path(entry))
             except CorruptFileError as error:
                 if self._leads:
-                    log.warning("passing over: %s", error)
+                    log.warning("skipping best checkpoint: %s", error)
         return None
 
     def _peek(self, path: Path) -> dict[str, Any]:
-        """Returns the payload (see peek). Each rank checks its share of the file; if one finds damage, all raise."""
+        """Return the payload (see peek). Each rank checks its share of the file; if one finds damage, all raise."""
         if self.world is None:
             return peek(path)
         payload, wrong = {}, None
@@ -337,12 +359,11 @@ class Checkpoints:
         return payload
 
     def newest_valid(self, put_aside: bool = False) -> tuple[Path, dict[str, Any]] | None:
-        """Returns the newest checkpoint that loads, and its payload (see peek); None if there are no checkpoints. Warns
-        of damaged ones. All ranks call this.
+        """Return the newest checkpoint that loads, and its payload (see peek); None if there are no checkpoints.
 
-        put_aside: rename damaged ones to .damaged, so that they no longer count as kept, and delete what killed
-        processes left half written; only for the run itself.
-        ConfigError if there are checkpoints and none loads: the user decides whether to begin anew.
+        Warn about damaged ones. All ranks call this. put_aside: rename damaged ones to .damaged, so that they do not
+        count as kept, and delete incomplete files of killed processes; only for the run itself.
+        Raise ConfigError if there are checkpoints and none loads: the user decides whether to start from scratch.
         """
         if put_aside and self._leads:
             remove_leftovers(self.directory)
@@ -363,50 +384,56 @@ class Checkpoints:
             return path, payload
         if files:
             raise ConfigError(
-                f"{self.directory}: none of its {len(files)} checkpoints loads; move them away to begin anew"
+                f"{self.directory}: all {len(files)} checkpoints are damaged; move them away to start from scratch"
             )
         return None
 
     def files(self) -> list[Path]:
-        """All checkpoints of this run, oldest first."""
+        """Return the paths of all checkpoints of this run, oldest first."""
         return checkpoint_files(self.directory)
 
     def _path(self, kind: str, step: int, suffix: str) -> Path:
         return self.directory / f"{kind}_{step:09d}{suffix}"
 
     def _files(self, kind: str) -> list[Path]:
-        """Newest first."""
+        """Return the checkpoints of this kind, newest first."""
         return [path for path in reversed(self.files()) if path.name.startswith(kind)]
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Delete what a killed process was writing or deleting (shards.py)."""
+    """Delete files that a killed process was writing or deleting (shards.py)."""
     for left in directory.glob(".*"):
         if left.suffix in (".tmp", ".old") and CHECKPOINT.fullmatch(left.stem.removeprefix(".")):
             shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
 
 
 def find_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
-    """path: a checkpoint or a run directory (its best one, else its newest valid one). Returns (checkpoint, payload
-    with the weights)."""
+    """Return (path of a checkpoint, its payload with the weights).
+
+    path: a checkpoint, or a run directory: then its best checkpoint, or the newest if there is no best one.
+    Raise ConfigError if there is no checkpoint, CorruptFileError if it is damaged.
+    """
     if path.is_file() or path.suffix == shards.SUFFIX:
         above = path.absolute().parents[1]
         enter(above if (above / CONFIG).exists() else path)
         return path, load_checkpoint(path, WEIGHTS)
     checkpoints = Checkpoints(path / "checkpoints")
     if not checkpoints.directory.is_dir():
-        raise ConfigError(f"{path} is neither a checkpoint nor a run directory with checkpoints")
+        raise ConfigError(f"{path}: is neither a checkpoint nor a run directory with checkpoints")
     enter(path if (path / CONFIG).exists() else checkpoints.directory)
     newest = checkpoints.newest_valid()
     if newest is None:
-        raise ConfigError(f"{checkpoints.directory} holds no checkpoint")
+        raise ConfigError(f"{checkpoints.directory}: contains no checkpoint")
     best = checkpoints.load_best(newest[1]["best"])
     file, payload = (checkpoints.best_path(best[0]), best[1]) if best else newest
     return file, load_checkpoint(file, WEIGHTS) if "shards" in payload else payload
 
 
 def find_weights(path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
-    """Returns (file, state dict). path: as of `find_checkpoint`, or a file with a state dict that any program saved."""
+    """Return (file, state dict). path: as in `find_checkpoint`, or a file with a state dict from any program.
+
+    Raise ConfigError if there is no such file, CorruptFileError if it contains no weights.
+    """
     if not path.exists():
         raise ConfigError(f"{path}: no such run directory, checkpoint or file with weights")
     if path.is_dir():
@@ -424,6 +451,4 @@ def find_weights(path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
     for state in (payload, *within):
         if isinstance(state, dict) and state and all(isinstance(v, torch.Tensor) for v in state.values()):
             return path, state
-    raise CorruptFileError(
-        f"{path} does not load: it holds no weights: no state dict, and none under 'model' or 'state_dict'"
-    )
+    raise CorruptFileError(f"{path} does not load: it contains no state dict, and none under 'model' or 'state_dict'")

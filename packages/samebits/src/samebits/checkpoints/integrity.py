@@ -1,8 +1,8 @@
-"""Checksums of checkpoints: a file with a flipped bit must not load.
+"""Verify the checksums of checkpoints, so that a file with a flipped bit does not load.
 
 torch.save writes a zip with a CRC-32 of each record, which torch.load does not check. For other files the CRC-32 is
-stored in rest.pt (shards.py). A check reads the file once more, from the page cache: about 0.8 s per GB, divided among
-the ranks.
+stored in rest.pt (shards.py). The check reads the file one more time, from the page cache: about 0.8 s per GB, divided
+among the ranks.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ NO_MEMORY = ("not enough memory", "can't allocate memory", "out of memory")
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """In this block errors from reading a damaged or foreign file become CorruptFileError, with a one-line message.
+    """Convert errors from reading a damaged or foreign file in this block to CorruptFileError with a one-line message.
 
-    Errors that do not depend on the file's content are not changed: no memory, no permission, an I/O error.
+    Errors that do not depend on the file's content pass unchanged: no memory, no permission, an I/O error.
     """
     try:
         yield
@@ -47,7 +47,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def error_line(error: BaseException) -> str:
-    """Returns the message's first line, after the error's type unless it is clear without that (SPEAKING)."""
+    """Return the first line of the error's message, with the error's type unless it is in SPEAKING."""
     lines = str(error).strip().splitlines()
     if lines and isinstance(error, SPEAKING):
         return lines[0]
@@ -55,18 +55,21 @@ def error_line(error: BaseException) -> str:
 
 
 def mapped(path: Path) -> Any:
-    """Returns what torch.save wrote. Tensors are pages of the file, read when they are used: the ranks of a host share
-    them, and what is never used (an optimizer's state, for scores) takes no memory."""
+    """Return the content of a file from torch.save, memory-mapped.
+
+    Tensors are read when they are used: the ranks of a host share the pages, and unused tensors (the optimizer's state
+    in an evaluation) take no memory.
+    """
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except RuntimeError as error:
         if "unable to mmap" not in str(error):
             raise
-        return torch.load(path, map_location="cpu", weights_only=True)  # a file system that maps no files
+        return torch.load(path, map_location="cpu", weights_only=True)  # a file system without mmap
 
 
 def load_verified(path: Path, share: Share = WHOLE) -> Any:
-    """Returns what save_checkpoint has written there, whatever it is, on the CPU. Raises CorruptFileError."""
+    """Return the content of a file from save_checkpoint, on the CPU. Raise CorruptFileError if it is damaged."""
     with reading(path):
         check_zip(path, share)
         content = mapped(path)
@@ -75,29 +78,34 @@ def load_verified(path: Path, share: Share = WHOLE) -> Any:
 
 
 def check_tensors(content: Any) -> None:
-    """Raise for a tensor in it that has no memory of its own in the file, for each of its values: a stride of 0 asks
-    for any amount of it when it is used, with a few bytes saved. A sparse tensor is its values and their indices."""
+    """Raise ValueError for a tensor that is larger than its data in the file.
+
+    A tensor with a stride of 0 can be saved in a few bytes and need any amount of memory when it is used. Sparse
+    tensors are not compared; meta, quantized and nested tensors are refused.
+    """
     held, seen = [content], set()
     while held:
         value = held.pop()
         if isinstance(value, torch.Tensor):
             if value.is_meta or value.is_quantized or value.is_nested:
-                raise ValueError("it holds a tensor that is meta, quantized or nested, which no run saves")
+                raise ValueError("it contains a meta, quantized or nested tensor, which a run never saves")
             dense = value.layout == torch.strided
             if dense and value.numel() * value.element_size() > value.untyped_storage().nbytes():
-                raise ValueError(f"it holds a tensor {tuple(value.shape)} that is larger than what was saved of it")
+                raise ValueError(
+                    f"it contains a tensor of shape {tuple(value.shape)} that is larger than its saved data"
+                )
         elif isinstance(value, (dict, list, tuple, set)) and id(value) not in seen:
             seen.add(id(value))
             held += [*value, *value.values()] if isinstance(value, dict) else value
 
 
 def check_zip(path: Path, share: Share = WHOLE) -> None:
-    """Raise if a record of a file that torch.save wrote does not match its CRC-32. share: see `Share`."""
+    """Raise ValueError or BadZipFile if a record of a file from torch.save does not match its CRC-32."""
     rank, ranks = share
     with zipfile.ZipFile(path) as archive:
         for record in archive.infolist()[rank::ranks]:
-            # torch writes records uncompressed and without attributes; a header that says otherwise is damaged, and
-            # torch would read other bytes than zipfile checks
+            # torch writes records uncompressed and without attributes. Any other header is damaged, and torch would
+            # read other bytes than zipfile checks
             stored = record.compress_type == zipfile.ZIP_STORED and record.compress_size == record.file_size
             if not stored or record.external_attr:
                 raise ValueError(f"the entry of {record.filename!r} is damaged")
@@ -107,24 +115,24 @@ def check_zip(path: Path, share: Share = WHOLE) -> None:
 
 
 def check_files(directory: Path, sizes: dict[str, int]) -> None:
-    """Raise if the directory lacks a file or has another size of it, or if a name leads elsewhere. sizes: {file name:
-    bytes}."""
+    """Raise if a file is missing, has another size, or has a name that is a path. sizes: {file name: bytes}."""
     for name, size in sizes.items():
         if Path(name).name != name or name == "..":
-            raise ValueError(f"{name!r} is no name of a file")
+            raise ValueError(f"{name!r} is not a file name")
         if (there := check_regular(directory / name)) != size:
-            raise ValueError(f"{name} has {there:,} of its {size:,} bytes")
+            raise ValueError(f"{name} has {there:,} bytes, expected {size:,}")
 
 
 def check_sums(directory: Path, sums: dict[str, int], share: Share = WHOLE) -> None:
-    """Raise if a file in the directory does not match. sums: {file name: CRC-32} of files that `check_files` knows."""
+    """Raise ValueError if a file does not match its CRC-32. sums: {file name: CRC-32} of files of `check_files`."""
     rank, ranks = share
     for name in sorted(sums)[rank::ranks]:
         if file_sum(directory / name) != sums[name]:
-            raise ValueError(f"{name} is not what was written (its CRC-32 differs)")
+            raise ValueError(f"{name} is damaged (its CRC-32 differs)")
 
 
 def file_sum(path: Path) -> int:
+    """Return the CRC-32 of a file."""
     found = 0
     with open(path, "rb") as file:
         while chunk := file.read(CHUNK):
@@ -133,12 +141,13 @@ def file_sum(path: Path) -> int:
 
 
 class Summing:
-    """Wraps a file that is written sequentially; `sum` is the CRC-32 of the bytes written so far."""
+    """Wrap a file that is written sequentially. `sum` is the CRC-32 of the bytes written so far."""
 
     def __init__(self, file: Any) -> None:
         self._file, self.sum = file, 0
 
     def write(self, data: Any) -> int:
+        """Write the data and update `sum`."""
         self.sum = zlib.crc32(data, self.sum)
         return self._file.write(data)
 

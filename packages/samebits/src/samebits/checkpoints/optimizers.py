@@ -1,4 +1,4 @@
-"""Several optimizers as one."""
+"""Combine several optimizers into one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from torch.optim import Optimizer
 
 
 class Optimizers(dict[str, Optimizer]):
-    """{objective: optimizer}. Its state dict is that of the only one; of several it numbers all parameters
-    consecutively."""
+    """A dict {objective: optimizer} with one state dict.
+
+    With one optimizer it is the state dict of this optimizer; with several, all parameters are numbered consecutively.
+    """
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
+        """Return the parameter groups of all optimizers."""
         return [group for optimizer in self.values() for group in optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state dict of all optimizers."""
         if len(self) == 1:
             return next(iter(self.values())).state_dict()
         whole: dict[str, Any] = {"state": {}, "param_groups": []}
@@ -29,6 +33,7 @@ class Optimizers(dict[str, Optimizer]):
         return whole
 
     def load_state_dict(self, whole: dict[str, Any]) -> None:
+        """Load a state dict from `state_dict`."""
         if len(self) == 1:
             next(iter(self.values())).load_state_dict(whole)
             return

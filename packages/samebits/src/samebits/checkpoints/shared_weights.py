@@ -1,10 +1,10 @@
-"""Weights that no step changes (LoRA's base, a frozen backbone): written once, for all checkpoints of a run.
+"""Write weights that no step changes (the base model of LoRA, a frozen backbone) once for all checkpoints of a run.
 
     checkpoints/frozen.pt     {"weights": {name: tensor}, "sums": {name: checksum}}, before the first checkpoint
-    last_000000100.pt         "shared": {"model": {name: checksum}, "ema": {...}}: what its "model" and "ema" lack
+    last_000000100.pt         "shared": {"model": {name: checksum}, "ema": {...}}: not in its "model" and "ema"
 
-A weight is left out for its bits, not for what the model says of it: one that has changed since frozen.pt was written
-is in each checkpoint, as those that are trained.
+A weight is omitted from a checkpoint only if its bits are equal to those in frozen.pt. A weight that has changed since
+frozen.pt was written is in each checkpoint, like a trained weight.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ WEIGHTS = ("model", "ema")
 
 
 class SharedWeights:
-    """The weights that the checkpoints in `directory` have in common. save: writes a dict to a path, atomically."""
+    """Hold the weights that the checkpoints in `directory` share. save: writes a dict to a path, atomically."""
 
     def __init__(self, directory: Path, save: Callable[[dict[str, Any], Path], None]) -> None:
         self._file, self._save = directory / SHARED_WEIGHTS, save
-        self._sums: dict[str, int] | None = None  # of what lies in the file
+        self._sums: dict[str, int] | None = None  # checksums of the weights in the file
 
     def left_out(self, payload: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-        """Returns the payload of a checkpoint without those of `names` that are in the file as they are here. The first
-        call of a run writes the file. Waits for the device."""
+        """Return the payload without the weights `names` whose values are equal to those in the file.
+
+        The first call of a run writes the file. Wait for the device.
+        """
         if self._sums is None and self._file.exists():
             self._sums = _read(self._file)["sums"]
         elif self._sums is None:
@@ -55,8 +57,10 @@ class SharedWeights:
 
 
 def with_shared(payload: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The payload of the checkpoint `path`, with what was left out of it. ConfigError where the file beside it is
-    missing, damaged or another run's: all checkpoints of the run need it."""
+    """Return the payload of the checkpoint `path` with the shared weights, which are read from the file next to it.
+
+    Raise ConfigError if that file is missing, damaged or from another run: all checkpoints of the run need it.
+    """
     shared = payload.pop("shared", {})
     if not shared:
         return payload
@@ -64,13 +68,13 @@ def with_shared(payload: dict[str, Any], path: Path) -> dict[str, Any]:
     try:
         held = _read(file)
     except FileNotFoundError:
-        remedy = "keep it with the checkpoints, or take what ./run export writes, one file with all weights"
-        raise ConfigError(f"{file}: missing; {path.name} lacks the weights that lie there - {remedy}") from None
+        remedy = "keep it with the checkpoints, or use ./run export, which writes all weights into one file"
+        raise ConfigError(f"{file}: is missing, and {path.name} needs its weights - {remedy}") from None
     except CorruptFileError as error:
-        raise ConfigError(f"{error}; put a copy of it there: all checkpoints of its run need it") from error
+        raise ConfigError(f"{error}; restore it from a copy: all checkpoints of its run need it") from error
     for part, sums in shared.items():
         if unlike := [name for name, total in sums.items() if held["sums"].get(name) != total]:
-            raise ConfigError(f"{file}: is not the file that {path.name} was saved with: another {unlike[0]}")
+            raise ConfigError(f"{file}: is not the file that {path.name} was saved with: {unlike[0]} differs")
         payload[part].update({name: held["weights"][name] for name in sums})
     return payload
 
@@ -82,13 +86,13 @@ def _sums(weights: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """FileNotFoundError, or CorruptFileError."""
-    if not file.is_file():  # nor is a pipe waited for
+    """Return the content of the file. Raise FileNotFoundError or CorruptFileError."""
+    if not file.is_file():  # a read of a pipe would wait
         raise FileNotFoundError(file)
     held: dict[str, Any] = load_verified(file)
     with reading(file):
         kinds = {"weights": dict[str, Tensor], "sums": dict[str, Any]}
         whole = isinstance(held, dict) and kinds.keys() <= held.keys() and not misfits(held, kinds)
         if not whole or held["weights"].keys() != held["sums"].keys():
-            raise ValueError("it holds no frozen weights")
+            raise ValueError("it contains no frozen weights")
         return held

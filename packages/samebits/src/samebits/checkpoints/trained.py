@@ -1,4 +1,4 @@
-"""A run that somebody wants to apply or export: its config, with changed values, and its checkpoint."""
+"""Read the config and checkpoint of a run, to predict with it or to export its weights."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from samebits.schema import check_resolved, no_such_key
 
 
 def read_run(project: Project, path: Path, overrides: Sequence[str] = ()) -> tuple[DictConfig, Path, dict[str, Any]]:
-    """Return (resolved config, checkpoint, its payload). path: a run directory or one of its checkpoints. overrides:
-    key=value, applied to the config."""
+    """Return (resolved config, path of the checkpoint, its payload).
+
+    path: a run directory or one of its checkpoints. overrides: key=value, applied to the config. Raise ConfigError if
+    the config or the checkpoint is missing, or if an override is invalid.
+    """
     if not path.exists():
         raise ConfigError(f"{path}: no such run directory or checkpoint")
     file, payload = find_checkpoint(path)
     config = file.parent.parent / CONFIG
     if not config.exists():
-        raise ConfigError(f"{file}: its run's {CONFIG} is missing from {config.parent}; keep them together")
+        raise ConfigError(f"{file}: the {CONFIG} of its run is missing in {config.parent}; keep them together")
     cfg = read_config(project, config.parent)
     for override in overrides:
         change_value(cfg, typed_of_now(project, override))
@@ -32,7 +35,7 @@ def read_run(project: Project, path: Path, overrides: Sequence[str] = ()) -> tup
 
 
 def change_value(cfg: DictConfig, override: str) -> None:
-    """Apply key=value to `cfg`, in Hydra's syntax: numbers, true, null, [lists], 'text'."""
+    """Apply key=value to `cfg`, in Hydra's syntax. Raise ConfigError if it is not valid or the key is missing."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -40,14 +43,14 @@ def change_value(cfg: DictConfig, override: str) -> None:
         parsed = OverridesParser.create().parse_override(override)
     except HydraException as error:
         raise ConfigError(
-            f"{override!r}: overrides are written key=value, with quotes around text of special characters, "
+            f"{override!r}: write key=value, with quotes around text with special characters, "
             f"key='a=b' ({str(error).splitlines()[0]})"
         ) from None
     key = parsed.key_or_group
     if parsed.is_add() or parsed.is_force_add() or parsed.is_delete() or parsed.package:
-        raise ConfigError(f"{override!r}: a run has the keys that it has; change the value of one with key=value")
+        raise ConfigError(f"{override!r}: the keys of a run cannot be added or deleted; change a value with key=value")
     if parsed.is_sweep_override():
-        raise ConfigError(f"{override!r}: several values; give one (a list is written {key}=[1,2])")
+        raise ConfigError(f"{override!r}: several values; give only one (a list is written {key}=[1,2])")
     if not has_key(cfg, key):
         parent = OmegaConf.select(cfg, key.rpartition(".")[0]) or cfg
         raise ConfigError(no_such_key(key, [str(name) for name in parent]))
@@ -57,7 +60,10 @@ def change_value(cfg: DictConfig, override: str) -> None:
 
 
 def export(path: Path, target: Path, overwrite: bool) -> tuple[Path, int]:
-    """Write the weights of a run or checkpoint as a state dict. Returns (checkpoint path, number of values)."""
+    """Write the weights of a run or checkpoint as a state dict. Return (checkpoint path, number of values).
+
+    Raise ConfigError if there is no run, or if `target` exists and overwrite is false.
+    """
     if not path.exists():
         raise ConfigError(f"{path}: no such run directory or checkpoint")
     if target.is_dir() or not target.parent.is_dir():

@@ -1,17 +1,18 @@
-"""A model over ranks: how the strategies share its work and its weights. (Importing it imports no torch.)
+"""Parallel training strategies: distribute the work and the weights of a model over ranks.
 
-Given: what the group `trainer` says of the strategy, a `World`, a model. Returned: the model as the strategy wants it.
+Input: the strategy (config group `trainer`), a `World` and a model. Output: the model, wrapped or sharded.
 
-Promised: ranks get equal shares of each batch and take the same decisions, from reduced values. Weights that a strategy
-cuts are those that samebits.shards reads. With one rank, nothing of another is touched.
+Guarantees: ranks get equal shares of each batch, and decide by reduced values, so that all decide the same. A sharded
+model can be read with samebits.shards. With one rank, no collective is called. Importing this package does not import
+torch.
 
-Raised: ConfigError for options that do not fit the model or the machine.
+Errors: ConfigError for options that do not fit the model or the hardware.
 
     ddp, fsdp, data_parallel    the strategies
-    blocks                  a model's blocks: what is sharded, or computed again, as one
-    meta_init               a model that is built without its weights
-    balance                 stragglers and peak memory
-    options                 values of the group
+    blocks                      find blocks of a model, which are sharded or recomputed as units
+    meta_init                   build a model on the device `meta`, without memory for its weights
+    balance                     find stragglers, and measure peak memory
+    options                     options of the config group `trainer`
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Balance of the ranks: peak memory, own work per step (s) and data wait per step (s) of each rank.
+"""Measure the balance of the ranks: peak memory, own work per step (s) and data wait per step (s) of each rank.
 
-All ranks go at the pace of the slowest, so the time of a whole step is the same on all. Own work is the step's time
-without the wait: from the end of its own backward pass to the end of the all-reduce, a rank waits for the others.
+The slowest rank determines the time of a step, so this time is the same on all ranks. Own work is the time of the step
+without the wait for other ranks, which is from the end of the rank's backward pass to the end of the all-reduce.
 
     |---- data, forward, backward ----| own part done |---- waiting ----| averaged |---- clip, update ----|
                   own work                                                                own work
 
-A hook of each parameter says when it has its gradient, and the last one's call counts; the train step says when the
-backward pass has returned, which in DDP waits for the all-reduce. Timestamps are the host's clock on a CPU and CUDA
-events on a GPU, which are read at a log, as the host runs ahead of the device.
+A hook of each parameter runs when its gradient is ready; the last call is the end of the rank's own part. The train
+step reports when the backward pass has returned, which in DDP waits for the all-reduce. Timestamps come from the host's
+clock on a CPU and from CUDA events on a GPU. The events are read at a log, because the host runs ahead of the device.
 """
 
 from __future__ import annotations
@@ -29,34 +29,36 @@ from samebits.parallel.ddp import unwrapped
 from samebits.world import World
 
 WARM_UP = 3  # the first steps allocate, choose kernels and build buckets
-ALL_UNTIL, THEN_EVERY = 64, 8  # measure each step until the 64th, then each eighth, as timestamps cost time
-NAME_AFTER_S = 2.0  # seconds of measured work before a straggler is named: less is noise
-LISTED = 8  # up to so many ranks the final lines list each one, above it the extremes
-ALIKE = 0.1  # ranks within this share of the mean are alike
-COLUMNS = 5  # of a rank's row: memory in bytes, own work in s, steps it was measured in, data wait in s, steps
-Values = dict[str, torch.Tensor]  # what a step returns
-UNITS = {  # factor, unit, words
-    "memory": (1e-6, "MB", "{} of memory at most"),
-    "step_time": (1e3, "ms", "{} of work a step"),
-    "data_wait": (1e3, "ms", "{} of waiting for data a step"),
+ALL_UNTIL, THEN_EVERY = 64, 8  # measure each step until the 64th, then each 8th: timestamps cost time
+NAME_AFTER_S = 2.0  # seconds of measured work before a straggler is reported: less is noise
+LISTED = 8  # the final lines list all ranks up to this number, otherwise the extremes
+ALIKE = 0.1  # figures count as equal if their range is within this share of the mean
+COLUMNS = 5  # a rank's row: memory in bytes, own work in s, steps measured, data wait in s, steps
+Values = dict[str, torch.Tensor]  # the values that a step returns
+UNITS = {  # factor, unit, text
+    "memory": (1e-6, "MB", "peak memory {}"),
+    "step_time": (1e3, "ms", "own work {} per step"),
+    "data_wait": (1e3, "ms", "data wait {} per step"),
 }
 
 
 class WaitsForData(Protocol):
-    """A loader. wait_s: seconds that training has waited for its batches."""
+    """A loader that measures the time that training waits for its batches."""
 
     @property
-    def wait_s(self) -> float: ...
+    def wait_s(self) -> float:
+        """Return the seconds that training has waited so far."""
+        ...
 
 
 class Balance:
-    """Of a run with several ranks: `timed` measures its steps, `table` and `read` share the figures at each log.
+    """Measure the steps of a run with several ranks (`timed`), and exchange the figures at each log (`table`, `read`).
 
-    straggler_threshold: warn about a rank that is slower than the others' mean by more than this share (0.2: 20 %);
-    None: never.
+    straggler_threshold: warn about a rank that is slower than the mean of the others by more than this share (0.2:
+    20 %). None: never.
 
-    FSDP and SyncBatchNorm wait for other ranks throughout the step, so a rank's own work cannot be told apart: then
-    step_time is left out.
+    FSDP and SyncBatchNorm wait for other ranks throughout the step, so a rank's own work cannot be measured, and the
+    figure step_time is omitted.
     """
 
     def __init__(
@@ -78,8 +80,10 @@ class Balance:
     # ---- timestamps within a step
 
     def timed(self, train_step: Callable[..., Values]) -> Callable[..., Values]:
-        """Returns the function that calls train_step, and measures some of the calls. train_step takes, as its last and
-        optional argument, a function to call after each backward pass that averages gradients."""
+        """Return a function that calls train_step and measures some of the calls.
+
+        train_step has an optional last argument: a function to call after each backward pass that averages gradients.
+        """
 
         def step(*args: Any) -> Values:
             done, self._steps = self._steps, self._steps + 1
@@ -90,8 +94,8 @@ class Balance:
 
     def _measured(self, train_step: Callable[..., Values], *args: Any) -> Values:
         self._waits, self._own_part_done, start = [], None, self._clock.now()
-        # Only in the steps that are measured: autograd calls a hook of each parameter in Python. Not torch's
-        # register_multi_grad_hook: with it torch.autograd.grad by these parameters, in a task's losses, raises.
+        # Hooks exist only in measured steps, because autograd calls them in Python. Not register_multi_grad_hook: with
+        # it, torch.autograd.grad with respect to these parameters, in a task's losses, raises.
         trained = [p for p in self._net.parameters() if p.requires_grad]
         hooks = [p.register_post_accumulate_grad_hook(self._computed) for p in trained]
         try:
@@ -121,7 +125,7 @@ class Balance:
     # ---- reports
 
     def row(self) -> list[float]:
-        """This rank's values since the last log, (COLUMNS,)."""
+        """Return this rank's values since the last log, (COLUMNS,)."""
         while self._pending:
             self._add(*self._pending.popleft())
         own_s, measured, wait_then, steps_then = self._since_log
@@ -130,13 +134,16 @@ class Balance:
         return [peak_memory(self._world.device), own_s, measured, wait_s - wait_then, self._steps - steps_then]
 
     def table(self) -> torch.Tensor:
-        """(ranks * COLUMNS,) on the device, zero but for the row of this rank: `read` takes its sum over the ranks."""
+        """Return (ranks * COLUMNS,) on the device, zero except this rank's row. `read` takes the sum over the ranks."""
         table = torch.zeros(self._world.size, COLUMNS)
         table[self._world.rank] = torch.tensor(self.row())
         return table.flatten().to(self._world.device)
 
     def read(self, summed: Sequence[float], step: int) -> dict[str, float]:
-        """Returns max / mean over the ranks of each figure since the last log. Names a straggler, once."""
+        """Return max / mean over the ranks of each figure since the last log. Warn about a straggler, once.
+
+        summed: `table` summed over the ranks.
+        """
         rows = [summed[i : i + COLUMNS] for i in range(0, len(summed), COLUMNS)]
         for total, (memory, *sums) in zip(self._totals, rows):
             total[:] = [max(total[0], memory), *(a + b for a, b in zip(total[1:], sums))]
@@ -171,22 +178,22 @@ class Balance:
         self._named = True
         late = own[rank] - mean_of_others(own, rank)
         waits = found["data_wait"][rank] - mean_of_others(found["data_wait"], rank)
-        cause = "its data come late" if waits > late / 2 else "look at its transforms, its batches and its machine"
+        cause = "it waits for its data" if waits > late / 2 else "check its transforms, its batches and its hardware"
         self._logger.warn(
-            f"{prefix}rank {rank} holds the others up: its own work takes {own[rank] * 1e3:.3g} ms a step, theirs "
-            f"{mean_of_others(own, rank) * 1e3:.3g} ms; {cause}"
+            f"{prefix}rank {rank} slows down the other ranks: its own work takes {own[rank] * 1e3:.3g} ms per step, "
+            f"the mean of the others is {mean_of_others(own, rank) * 1e3:.3g} ms; {cause}"
         )
 
 
 def peak_memory(device: torch.device) -> float:
-    """Peak memory in bytes of this process: on its CUDA device, else in RAM."""
+    """Return the peak memory of this process in bytes: on its CUDA device, otherwise in RAM."""
     if device.type == "cuda":
         return float(memory_of_process(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1.0 if sys.platform == "darwin" else 1024.0)
 
 
 def figures(rows: Sequence[Sequence[float]]) -> dict[str, list[float]]:
-    """memory (bytes), step_time, data_wait (s per step), each (ranks,); a figure that some rank lacks is left out."""
+    """Return {memory (bytes), step_time, data_wait (s per step)}, each (ranks,), if all ranks have measured it."""
     found = {"memory": [row[0] for row in rows]}
     if all(row[2] for row in rows):
         found["step_time"] = [row[1] / row[2] for row in rows]
@@ -196,17 +203,18 @@ def figures(rows: Sequence[Sequence[float]]) -> dict[str, list[float]]:
 
 
 def max_over_mean(values: Sequence[float]) -> float:
-    """Returns max / mean; 1.0: all are equal."""
+    """Return max / mean: 1.0 if all are equal."""
     mean = sum(values) / len(values)
     return max(values) / mean if mean else 1.0
 
 
 def mean_of_others(values: Sequence[float], rank: int) -> float:
+    """Return the mean of the values of all other ranks."""
     return (sum(values) - values[rank]) / (len(values) - 1)
 
 
 def straggler(own: Sequence[float], share: float | None) -> int | None:
-    """The rank whose own work takes longest, if that is more than `share` above the mean of the others."""
+    """Return the rank with the longest own work if it is more than `share` above the mean of the others, or None."""
     if share is None or len(own) < 2:
         return None
     slowest = max(range(len(own)), key=own.__getitem__)
@@ -214,10 +222,12 @@ def straggler(own: Sequence[float], share: float | None) -> int | None:
 
 
 def unequal(found: dict[str, list[float]]) -> list[str]:
-    """A line for each rank where memory, work or waiting are not the same for all to a tenth; none where they are.
-    Above LISTED ranks those with the least and the most of something."""
+    """Return a line for each rank if memory, own work or data wait differ between ranks (see ALIKE), otherwise [].
+
+    With more than LISTED ranks, list only those with the smallest or the largest value of a figure.
+    """
     limits = {name: ALIKE * sum(values) / len(values) for name, values in found.items()}
-    limits["data_wait"] = limits.get("step_time", 0.0)  # of a wait that is no tenth of the work nobody need know
+    limits["data_wait"] = limits.get("step_time", 0.0)  # a data wait counts only if it is long compared with the work
     if all(max(values) - min(values) <= limits[name] for name, values in found.items()):
         return []
     ranks: Sequence[int] = range(len(found["memory"]))

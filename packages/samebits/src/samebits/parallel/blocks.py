@@ -1,4 +1,4 @@
-"""Modules of a model by name or class, and activation checkpointing of them."""
+"""Find modules of a model by name or class, and apply activation checkpointing to them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ CONTAINERS = (nn.ModuleList, nn.Sequential)
 
 
 def find_blocks(model: nn.Module, patterns: str | Sequence[str], key: str) -> dict[str, nn.Module]:
-    """{name: module} in the model's order. patterns: auto, or classes (Block) and names (blocks.0, blocks.*).
+    """Return {name: module} in the model's order. patterns: auto, or classes (Block) and names (blocks.0, blocks.*).
 
-    auto: the members of model.blocks if there is such a list, else of the list with the most weights; {} without a
-    list. key: config key named in the error about a pattern that matches nothing.
+    auto: the members of model.blocks if there is such a list, otherwise of the list with the most weights; {} without
+    a list. key: config key for the errors. Raise ConfigError if a pattern matches nothing or a list of modules.
     """
     if patterns == "auto":
         return _members(model)
@@ -38,13 +38,13 @@ def find_blocks(model: nn.Module, patterns: str | Sequence[str], key: str) -> di
             raise ConfigError(_nothing(model, pattern, key))
         for name, module in named.items():
             if isinstance(module, nn.ModuleList | nn.ModuleDict):
-                raise ConfigError(f"{key}: {name!r} is a list of modules, which is never called - write {name}.*")
+                raise ConfigError(f"{key}: {name!r} is a list of modules, which has no forward - write {name}.*")
         found |= named
     return {name: module for name, module in model.named_modules() if name in found}
 
 
 def _is_named(name: str, pattern: str) -> bool:
-    """A * matches one part of the name: blocks.* matches blocks.0, not blocks.0.mlp."""
+    """Return whether the name matches. A * is one part of the name: blocks.* matches blocks.0, not blocks.0.mlp."""
     parts, patterns = name.split("."), pattern.split(".")
     return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 
@@ -74,26 +74,26 @@ def _nothing(model: nn.Module, pattern: str, key: str) -> str:
 def checkpoint_activations(modules: Iterable[nn.Module], compiled: bool, keeps: str = "inputs") -> None:
     """Keep only each module's input and recompute its activations in the backward pass (Chen et al. 2016), in place.
 
-    keeps=matmuls: keep the outputs of matrix products, convolutions and attention too, and recompute only the rest.
-    The recomputation draws the same random numbers and does not update running statistics again. compiled: the modules
-    will be compiled.
+    keeps=matmuls: also keep the outputs of matrix products, convolutions and attention, and recompute only the rest.
+    The recomputation draws the same random numbers and does not update running statistics again. compiled: whether the
+    modules will be compiled; raise ConfigError if they then contain a BatchNorm.
     """
     from torch.utils.checkpoint import checkpoint
 
-    # torch.compile recognizes the decorated function; in eager mode the decorator would import the compiler for nothing
+    # torch.compile recognizes the decorated function; in eager mode the decorator would import the unused compiler
     run = checkpoint if compiled else inspect.unwrap(checkpoint)
     for module in modules:
         options: dict[str, Any] = {"use_reentrant": False}
         norms = [norm for norm in module.modules() if isinstance(norm, _NormBase) and norm.track_running_stats]
         if norms and compiled:
             raise ConfigError(
-                "hardware.compile: with hardware.activation_checkpointing BatchNorm would count each batch twice - "
-                "leave one of the two out"
+                "hardware.compile: with hardware.activation_checkpointing, BatchNorm would count each batch twice - "
+                "remove one of the two"
             )
         if norms or keeps == "matmuls":
             options["context_fn"] = partial(_contexts, norms, keeps == "matmuls")
         again: Callable[..., Any] = partial(run, module.forward, **options)
-        module.forward = _kept_small(module.forward, again)  # no wrapper module: parameter names stay
+        module.forward = _kept_small(module.forward, again)  # a wrapper module would change parameter names
 
 
 def _kept_small(forward: Callable[..., Any], again: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,7 +104,7 @@ def _kept_small(forward: Callable[..., Any], again: Callable[..., Any]) -> Calla
 
 
 def _contexts(norms: list[_NormBase], matmuls: bool) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Contexts of (the forward pass, its recomputation, which must not update the running statistics)."""
+    """Return contexts of (the forward pass, its recomputation, which must not update the running statistics)."""
     forward: AbstractContextManager[Any] = nullcontext()
     again: AbstractContextManager[Any] = nullcontext()
     if matmuls:
@@ -122,8 +122,10 @@ MATMULS = (
 
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
-    """Save the outputs of MATMULS. Attention with dropout is recomputed: were it left out, the operations behind it
-    would draw other numbers than they did."""
+    """Save the outputs of MATMULS, except attention with dropout.
+
+    Without its recomputation, the operations after it would draw different random numbers than in the forward pass.
+    """
     from torch.utils.checkpoint import CheckpointPolicy
 
     schema = operation._schema
@@ -137,7 +139,10 @@ def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def _uncounted(norms: list[_NormBase], inner: AbstractContextManager[Any]) -> Iterator[None]:
-    """Momentum 0 leaves the statistics as they are. (Turning them off would save other tensors for autograd.)"""
+    """Set the momentum to 0 in this block, so that running statistics do not change.
+
+    (Without running statistics, autograd would save other tensors.)
+    """
     before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
         norm.momentum, norm.num_batches_tracked = 0.0, None

@@ -1,4 +1,4 @@
-"""The model wrapped as trainer.strategy says; DDP as trainer.ddp sets it, unused parameters named in one line."""
+"""Wrap the model as trainer.strategy requires (DDP with the options trainer.ddp), and report unused parameters."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ log = logging.getLogger("samebits")
 
 
 def wrap_net(model: nn.Module, world: World, trainer: Strategy) -> nn.Module:
-    """The model wrapped so that its backward averages gradients over the ranks; with one rank the model itself."""
+    """Return the model wrapped so that its backward averages gradients over the ranks; with one rank, the model."""
     if trainer.strategy == "dp":
         return Replicas(model, gpus())
     return model if world.size == 1 else wrap_ddp(model, world.device, trainer.ddp)
 
 
 def wrap_ddp(model: nn.Module, device: torch.device, options: DDPConfig) -> DistributedDataParallel:
+    """Return the model wrapped in DDP. Raise ConfigError if its options do not fit the device."""
     if options.comm_hook == "bf16" and device.type != "cuda":
-        raise ConfigError(f"trainer.ddp.comm_hook=bf16: torch has it for CUDA only, not for {device.type}; fp16 works")
+        raise ConfigError(f"trainer.ddp.comm_hook=bf16: requires CUDA, got {device.type}; use fp16")
     # buffers are broadcast before an evaluation or a checkpoint, not at each step; torch 2.13 renamed the argument
     new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     arguments: dict[str, Any] = {"forward_sync_buffers" if new else "broadcast_buffers": False}
@@ -42,7 +43,7 @@ def wrap_ddp(model: nn.Module, device: torch.device, options: DDPConfig) -> Dist
     if options.comm_hook is not None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-        # not PowerSGD's: its error feedback is carried from step to step, and no checkpoint holds it
+        # PowerSGD is not offered: its error feedback persists between steps and is not in a checkpoint
         net.register_comm_hook(None, getattr(default_hooks, f"{options.comm_hook}_compress_hook"))
     if not (options.find_unused_parameters or options.static_graph):
         build_final_buckets(net)
@@ -50,16 +51,17 @@ def wrap_ddp(model: nn.Module, device: torch.device, options: DDPConfig) -> Dist
 
 
 def build_final_buckets(net: DistributedDataParallel) -> None:
-    """Let DDP form its final buckets now, not after the first step.
+    """Make DDP build its final buckets now, not after the first step.
 
-    Bucket layout fixes the order in which three or more ranks' gradients are summed, so a resumed run needs the layout
-    of the uninterrupted one. But DDP rebuilds buckets after a process's first backward, in the order in which gradients
-    came. This first backward gives them from the last parameter to the first. (With find_unused_parameters DDP does
-    not rebuild; with static_graph it would record this backward as the model's graph.)
+    The layout of the buckets determines the order of summation of the gradients of three or more ranks, so a resumed
+    run needs the layout of the uninterrupted run. But DDP rebuilds its buckets after the first backward of a process,
+    in the order of the gradients in that backward. This function runs a first backward that computes them from the last
+    parameter to the first. (With find_unused_parameters, DDP does not rebuild; with static_graph, it would record this
+    backward as the graph of the model.)
     """
     model, trained = net.module, [p for p in net.parameters() if p.requires_grad]
-    # the term added last comes first in the backward; `unused`: DDP fails on CUDA without an input
-    own = vars(model).get("forward")  # a model may choose its forward in __init__
+    # backward starts with the term added last; `unused`: DDP fails on CUDA without an input
+    own = vars(model).get("forward")  # a model may set its forward in __init__
     model.forward = lambda unused: sum(p.real.sum() for p in trained)
     net(trained[0].detach()).backward()
     del model.forward
@@ -70,25 +72,28 @@ def build_final_buckets(net: DistributedDataParallel) -> None:
 
 
 def with_sync_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:
-    """BatchNorm with statistics over the samples of all ranks; state_dict names stay the same."""
+    """Convert BatchNorm to statistics over the samples of all ranks. Names in the state dict stay the same.
+
+    Raise ConfigError on a CPU, or if the model has no BatchNorm.
+    """
     if device.type == "cpu":
-        raise ConfigError("trainer.sync_batchnorm=true: torch's SyncBatchNorm runs on a GPU only")
+        raise ConfigError("trainer.sync_batchnorm=true: torch's SyncBatchNorm requires GPUs")
     if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
-        raise ConfigError(f"trainer.sync_batchnorm=true: {type(model).__name__} has no BatchNorm; leave it false")
+        raise ConfigError(f"trainer.sync_batchnorm=true: {type(model).__name__} has no BatchNorm; set it to false")
     return nn.SyncBatchNorm.convert_sync_batchnorm(model)
 
 
 def unwrapped(net: nn.Module) -> DistributedDataParallel | None:
-    """The DDP module of `net`, which may be compiled; None: `net` is not DDP."""
+    """Return the DDP module of `net`, which may be compiled; None if `net` is not DDP."""
     net = getattr(net, "_orig_mod", net)
     return net if isinstance(net, DistributedDataParallel) else None
 
 
 def name_unused(net: nn.Module, unused: Sequence[torch.Tensor], step: int) -> None:
-    """Name the parameters that the backward of `net` left without a gradient.
+    """Report the parameters that have no gradient after the backward of `net`.
 
-    Plain DDP needs a gradient for each parameter: it has not finished its all-reduce, and ranks would diverge, so this
-    raises ConfigError. Elsewhere a warning at the first step.
+    Raise ConfigError for DDP without find_unused_parameters and static_graph: its all-reduce waits for all gradients,
+    and ranks would diverge. Otherwise warn at the first step.
     """
     ddp = unwrapped(net)
     fatal = ddp is not None and not (ddp.find_unused_parameters or ddp.static_graph)
@@ -101,13 +106,13 @@ def name_unused(net: nn.Module, unused: Sequence[torch.Tensor], step: int) -> No
     if fatal:
         raise ConfigError(
             f"step {step + 1}, rank {dist_env.rank}: {what}: set trainer.ddp.find_unused_parameters=true, "
-            "or take these parameters out of the model (see docs/troubleshooting.md#unused-parameters)"
+            "or remove these parameters from the model (see docs/troubleshooting.md#unused-parameters)"
         )
     if dist_env.rank == 0:
         log.warning("%s: these parameters are not trained", what)
 
 
 def without_sync(net: nn.Module) -> AbstractContextManager[Any]:
-    """No all-reduce in this block: DDP averages the gradients over ranks once, with the last micro-batch."""
+    """Return a context without all-reduce: DDP averages gradients over the ranks only in the last micro-batch."""
     no_sync: Any = getattr(net, "no_sync", nullcontext)
     return no_sync()

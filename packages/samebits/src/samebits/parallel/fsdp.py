@@ -1,11 +1,11 @@
-"""trainer=fsdp: weights, gradients and optimizer state sharded over the ranks (FSDP2, Zhao et al. 2023).
+"""Shard weights, gradients and optimizer state over the ranks (trainer=fsdp; FSDP2, Zhao et al. 2023).
 
     blocks      all-gathered one by one before their forward and backward; resharded after each
-    the rest    one unit of its own (embeddings, head)
+    the rest    one additional unit (embeddings, head)
     gradients   averaged and sharded (reduce-scatter) as soon as a block's backward is done
 
-The model stays the module it was, under its own names; its parameters are DTensors. What works element by element on
-them (clipping, fused optimizers, the moving average) is given the local shards. shards.py writes and reads them.
+The model remains the same module with the same parameter names; its parameters become DTensors. Elementwise operations
+(clipping, fused optimizers, the weight average) get the local shards. checkpoints/shards.py writes and reads them.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-PADDED = 0.1  # of what is sent
+PADDED = 0.1  # warn if padding is more than this share of the weights
 KEY = "trainer.fsdp.wrap"
 
 
 def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, compiled: bool) -> None:
-    """Shard `model` over the ranks and move it to their devices, in place. Its parameters and buffers will be rank 0's,
-    whose model is on the CPU; other ranks' may be on `meta` (meta_init.py).
+    """Shard `model` over the ranks and move it to their devices, in place.
 
-    Adds `no_sync()` as DDP has. precision: hardware.precision without auto. The forward pass stays under autocast, so
-    norms and losses are computed as with trainer=ddp; blocks are gathered in param_dtype, all other weights in fp32.
-    With one rank the model is only moved.
+    The values come from rank 0, where the model is on the CPU; on other ranks it may be on `meta` (meta_init.py).
+    Add a method `no_sync()` like DDP's. precision: hardware.precision, resolved. The forward pass runs under autocast,
+    so norms and losses are computed as with trainer=ddp; blocks are gathered in param_dtype, all other weights in fp32.
+    With one rank, only move the model. Raise ConfigError if the model or the options cannot be sharded.
     """
     units = wrapped(model, config)
     if world.size == 1:
         if config.cpu_offload:
-            raise ConfigError("trainer.fsdp.cpu_offload=true: wants two processes or more, and there is one")
+            raise ConfigError("trainer.fsdp.cpu_offload=true: requires at least 2 processes, got 1")
         model.to(world.device)
         return
     _check(model, units, config, precision)
@@ -66,20 +66,19 @@ def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, co
         except (NotImplementedError, RuntimeError) as cause:  # an operation that DTensors do not support
             if "sharding" not in str(cause).lower() and "DTensor" not in str(cause):
                 raise
-            wrong = "weights of a wrapped module are used outside of its forward (tied?), where they are cut"
-            raise ConfigError(f"{KEY}: {wrong}: leave it out ({first_line(cause)})") from cause
+            wrong = "weights of a wrapped module are used outside of its forward (tied?), where they are sharded"
+            raise ConfigError(f"{KEY}: {wrong}: do not wrap this module ({first_line(cause)})") from cause
 
     model.forward = explained
 
 
 def _check(model: nn.Module, units: dict[str, nn.Module], config: FsdpConfig, precision: str) -> None:
-    if type(model).forward is nn.Module.forward:  # a ModuleDict; weights are gathered by the model's forward
+    if type(model).forward is nn.Module.forward:  # a ModuleDict; but the model's forward gathers the weights
         raise ConfigError(
-            f"trainer=fsdp: a {type(model).__name__} has no forward of its own, in which its parts would be gathered - "
-            "use trainer=ddp"
+            f"trainer=fsdp: {type(model).__name__} has no forward, which would gather the weights - use trainer=ddp"
         )
     if config.cpu_offload and precision == "fp16":
-        raise ConfigError("trainer.fsdp.cpu_offload=true: not with hardware.precision=fp16 - use bf16")
+        raise ConfigError("trainer.fsdp.cpu_offload=true: does not support hardware.precision=fp16 - use bf16")
     seen: set[nn.Parameter] = set()
     for prefix, unit in reversed([("", model), *((f"{name}.", unit) for name, unit in units.items())]):
         own = {f"{prefix}{name}": p for name, p in unit.named_parameters() if p not in seen}
@@ -89,12 +88,12 @@ def _check(model: nn.Module, units: dict[str, nn.Module], config: FsdpConfig, pr
                 raise ConfigError(f"trainer=fsdp: {name} is empty: make it a buffer, or use trainer=ddp")
             if not p.dim():
                 raise ConfigError(
-                    f"trainer=fsdp: {name} has no dimension along which it could be cut: give it one, of size 1 "
+                    f"trainer=fsdp: {name} has no dimension and cannot be sharded: use a tensor of shape (1,) "
                     "(torch.ones(1) instead of torch.tensor(1.0)), or use trainer=ddp"
                 )
             if p.is_complex():
                 raise ConfigError(
-                    f"trainer=fsdp: {name} is complex, and gradients are averaged as real numbers: hold real ones "
+                    f"trainer=fsdp: {name} is complex, but gradients are averaged as real numbers: store real numbers "
                     "(torch.view_as_real), or use trainer=ddp"
                 )
         first: dict[torch.dtype, str] = {}
@@ -104,15 +103,15 @@ def _check(model: nn.Module, units: dict[str, nn.Module], config: FsdpConfig, pr
         if len(first) > 1:
             kinds = ", ".join(f"{name} is {dtype}".replace("torch.", "") for dtype, name in first.items())
             raise ConfigError(
-                f"trainer=fsdp: weights that are gathered together must be of one type, and {kinds} - make them alike, "
-                f"name the module of one in {KEY}, or use trainer=ddp"
+                f"trainer=fsdp: weights that are gathered together must have the same dtype, but {kinds} - convert "
+                f"one, add its module to {KEY}, or use trainer=ddp"
             )
 
 
 def _cut(
     model: nn.Module, units: list[nn.Module], config: FsdpConfig, precision: str, world: World, compiled: bool
 ) -> None:
-    """Have FSDP cut the units' parameters, then those of the rest of the model."""
+    """Let FSDP shard the parameters of the units, then the other parameters of the model."""
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
     mesh = _mesh(config.replicas, world)
@@ -124,13 +123,13 @@ def _cut(
         policy = _mixed_precision(unit, unit is model, config, precision)
         gathered[unit] = [unit]
         if policy.param_dtype is not None and not compiled and (norms := _norms(unit)):
-            # all norms are one group, gathered in fp32 and kept until the backward pass, as they are small. (Not in a
-            # compiled block: their hooks would break its graph.)
+            # all norms are one group, which is gathered in fp32 and kept until the backward pass because it is small.
+            # (Not in a compiled block, because their hooks would break its graph.)
             whole_policy = replace(policy, param_dtype=None)
             fully_shard(norms, reshard_after_forward=False, mp_policy=whole_policy, **common)  # type: ignore[arg-type]
             gathered[unit].append(norms[0])
-        # None: torch's default, which keeps the root unit gathered between forward and backward. So is the last block,
-        # whose backward comes first.
+        # None is torch's default, which keeps the root unit gathered between forward and backward. The last block is
+        # also kept, because its backward comes first.
         reshard = None if config.reshard_after_forward and unit is not last else False
         fully_shard(unit, reshard_after_forward=reshard, mp_policy=policy, **common)
     _prefetch([model, *units], gathered)
@@ -138,8 +137,10 @@ def _cut(
 
 @torch.no_grad()
 def _take_values_of_main(model: nn.Module, whole: Sequence[Tensor], config: FsdpConfig, world: World) -> None:
-    """Give the sharded model rank 0's parameters, one after the other, and its buffers. whole: the parameters before
-    they were cut, with values on rank 0."""
+    """Broadcast rank 0's parameters, one after the other, and its buffers to the sharded model.
+
+    whole: the parameters before they were sharded, with values on rank 0.
+    """
     import torch.distributed as dist
 
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
@@ -147,16 +148,16 @@ def _take_values_of_main(model: nn.Module, whole: Sequence[Tensor], config: Fsdp
         for buffer in model.buffers():
             buffer.data = buffer.to(world.device)
     for full, part in zip(whole, model.parameters(), strict=True):
-        # not by distribute_tensor: on CUDA it would give all ranks rank 0's random state too
+        # not distribute_tensor: on CUDA it would also copy rank 0's random state to all ranks
         sent = full.to(world.device).contiguous() if world.is_main else full.new_empty(full.shape, device=world.device)
         dist.broadcast(sent, src=0)
-        if not world.is_main:  # which has cut its own
+        if not world.is_main:  # rank 0 already has its shard
             part.to_local().copy_(_own_part(sent, part))  # type: ignore[attr-defined]
     world.broadcast_buffers(model)
 
 
 def _own_part(whole: Tensor, like: Any) -> Tensor:
-    """This rank's part of a whole tensor. like: the DTensor that it is a part of."""
+    """Return this rank's shard of a whole tensor. like: a DTensor of the same shape with the sharding to use."""
     for dim, placement in enumerate(like.placements):
         if placement.is_shard():
             parts = whole.chunk(like.device_mesh.size(dim), placement.dim)
@@ -166,7 +167,7 @@ def _own_part(whole: Tensor, like: Any) -> Tensor:
 
 
 def _compile(unit: nn.Module) -> None:
-    """Its forward as one graph, before FSDP's hooks, which stay outside of it. (Not the module: names stay.)"""
+    """Compile the forward of a unit as one graph, without FSDP's hooks. Parameter names stay the same."""
     forward = torch.compile(unit.forward, fullgraph=True)
     name = type(unit).__name__
 
@@ -177,16 +178,16 @@ def _compile(unit: nn.Module) -> None:
             return forward(*args, **kwargs)
         except Unsupported as error:
             raise ConfigError(
-                f"hardware.compile: with trainer=fsdp the forward of {name} must be one graph, and torch cannot make "
-                f"it one ({first_line(error)}) - set trainer.fsdp.wrap to modules without such code, or leave compile "
-                "out"
+                f"hardware.compile: with trainer=fsdp, the forward of {name} must be one graph, but torch.compile "
+                f"breaks it ({first_line(error)}) - set trainer.fsdp.wrap to modules without such code, or remove "
+                "hardware.compile"
             ) from error
 
     unit.forward = compiled
 
 
 def _prefetch(units: list[Any], gathered: dict[nn.Module, list[Any]]) -> None:
-    """Gather the next unit's weights while one computes, forward and backward. units: in the model's order."""
+    """Gather the weights of the next unit while one computes, in forward and backward. units: in the model's order."""
     for unit, after in pairwise(units):
         unit.set_modules_to_forward_prefetch(gathered[after])
         if unit is not units[0]:
@@ -194,25 +195,28 @@ def _prefetch(units: list[Any], gathered: dict[nn.Module, list[Any]]) -> None:
 
 
 def _mesh(replicas: int, world: World) -> Any:
-    """Device mesh, (ranks,) or (replicas, ranks / replicas): a row holds consecutive ranks, so those of one host."""
+    """Return a device mesh, (ranks,) or (replicas, ranks / replicas). A row has consecutive ranks, so of one host."""
     from torch.distributed.device_mesh import init_device_mesh
 
     share, left = divmod(world.size, replicas)
     if left or share < 2:
         raise ConfigError(
-            f"trainer.fsdp.replicas={replicas}: {world.size} processes cannot be shared by so many copies, two or more "
-            "for each - trainer=ddp has a copy in each process"
+            f"trainer.fsdp.replicas={replicas}: {world.size} processes cannot be divided into equal groups "
+            "of at least 2 - for a copy in each process, use trainer=ddp"
         )
     if world.device.type == "cuda":
-        torch.cuda.init()  # else init_device_mesh would set another device
+        torch.cuda.init()  # otherwise init_device_mesh would select another device
     if replicas == 1:
         return init_device_mesh(world.device.type, (share,))
     return init_device_mesh(world.device.type, (replicas, share), mesh_dim_names=("replicate", "shard"))
 
 
 def wrapped(model: nn.Module, config: FsdpConfig) -> dict[str, nn.Module]:
-    """{name: module} of the FSDP units beside the model itself. What shares a weight with a module outside of it is
-    none: its weights are used where it has not gathered them."""
+    """Return {name: module} of the FSDP units, without the model itself. Raise ConfigError if one has no parameters.
+
+    A module that shares a weight with a module outside of it is not a unit, because the weight is also used when the
+    unit is not gathered.
+    """
     found = blocks.find_blocks(model, config.wrap, KEY)
     users: dict[nn.Parameter, set[nn.Module]] = defaultdict(set)
     for module in model.modules():
@@ -233,27 +237,27 @@ def _mixed_precision(unit: nn.Module, outermost: bool, config: FsdpConfig, preci
 
     param_dtype = DTYPES.get(precision) if config.param_dtype == "auto" else None
     # Autocast casts the weights of matmuls, so a block can be gathered in that dtype. It does not cast embeddings
-    # (tables, positional parameters): 16-bit ones would turn the whole residual stream to 16 bits. BatchNorm refuses
-    # weights of another dtype than its running statistics.
+    # (tables, positional parameters): with 16-bit embeddings the whole residual stream would have 16 bits. BatchNorm
+    # requires weights of the same dtype as its running statistics.
     kept = (nn.Embedding, nn.EmbeddingBag, _NormBase)
     if outermost or isinstance(unit, NORMS) or any(isinstance(module, kept) for module in unit.modules()):
         param_dtype = None
     return MixedPrecisionPolicy(
         param_dtype=param_dtype,
         reduce_dtype=DTYPES.get(config.reduce_dtype, torch.float32),
-        cast_forward_inputs=False,  # autocast does that, operation by operation
+        cast_forward_inputs=False,  # autocast casts the inputs of each operation
     )
 
 
 def _norms(unit: nn.Module) -> list[nn.Module]:
-    """The unit's norms (computed in fp32, with fp32 weights) that no inner unit has sharded already."""
+    """Return the unit's norms (fp32 weights, computed in fp32) that no inner unit has already sharded."""
     found = [m for m in unit.modules() if m is not unit and isinstance(m, NORMS) and not hasattr(m, "reshard")]
     return [norm for norm in found if next(norm.parameters(recurse=False), None) is not None]
 
 
 @contextmanager
 def _without_sync(model: Any) -> Iterator[None]:
-    """Gradients stay unsharded and unreduced on their rank until a backward pass outside of this block."""
+    """Keep gradients unsharded and unreduced on their rank until a backward pass outside of this block."""
     model.set_requires_gradient_sync(False)
     try:
         yield
@@ -262,7 +266,7 @@ def _without_sync(model: Any) -> Iterator[None]:
 
 
 def _cut_again(model: Any, inputs: Any, output: Any) -> None:
-    """Reshard after an evaluation's forward: FSDP keeps the root unit gathered for a backward, which does not come."""
+    """Reshard after the forward of an evaluation: FSDP keeps the root unit gathered for a backward."""
     if not torch.is_grad_enabled():
         for module in model.modules():
             if hasattr(module, "reshard"):
@@ -270,30 +274,31 @@ def _cut_again(model: Any, inputs: Any, output: Any) -> None:
 
 
 def local_share(model: nn.Module) -> tuple[int, int]:
-    """Numbers of parameters (on this rank, in total)."""
+    """Return the numbers of parameters (on this rank, in total)."""
     own = sum(part.numel() for part in local_parts(model.parameters()))
     return own, sum(p.numel() for p in model.parameters())
 
 
 def class_name(module: nn.Module) -> str:
-    """The module's class name as in its source: FSDP2 replaces the class by FSDP<name>."""
+    """Return the module's class name without the prefix of FSDP2, which replaces the class by FSDP<name>."""
     from torch.distributed.fsdp import FSDPModule
 
     return type(module).__name__.removeprefix("FSDP" if isinstance(module, FSDPModule) else "")
 
 
 def describe_shards(model: nn.Module) -> str:
+    """Return a line with the FSDP units and the parameters on this rank."""
     from torch.distributed.fsdp import FSDPModule
 
     own, total = local_share(model)
     units = [module for module in model.modules() if isinstance(module, FSDPModule) and not isinstance(module, NORMS)]
     kinds = [class_name(module) for module in units[1:]]
     counted = [f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)]
-    return f"fsdp: {' + '.join([*counted, 'the rest'])}; rank 0 holds {own:,} of {total:,} parameters"
+    return f"fsdp: {' + '.join([*counted, 'the rest'])}; rank 0 has {own:,} of {total:,} parameters"
 
 
 def padding_note(model: nn.Module) -> str:
-    """A line where cutting leaves more than PADDED of what is gathered and reduced as padding; else empty."""
+    """Return a warning if padding adds more than PADDED to the weights that are sent, otherwise an empty string."""
     held = sent = processes = 0
     for p in model.parameters():
         if is_part(p):
@@ -302,6 +307,6 @@ def padding_note(model: nn.Module) -> str:
     if sent <= (1 + PADDED) * held:
         return ""
     return (
-        f"fsdp: {sent / held - 1:.0%} more is sent than the weights, as padding: they have few rows for the "
-        f"{processes} processes of a copy - trainer.fsdp.replicas=... makes copies of fewer processes (docs/fsdp.md)"
+        f"fsdp: padding adds {sent / held - 1:.0%} to the weights that are sent, because they have few rows for "
+        f"{processes} processes - trainer.fsdp.replicas=... shards over fewer processes (docs/fsdp.md)"
     )

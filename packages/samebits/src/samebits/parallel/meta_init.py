@@ -1,12 +1,12 @@
-"""A model without memory, for a rank that will be given its shards of rank 0's weights (fsdp.py).
+"""Build a model without memory, for a rank that later receives its shards of rank 0's weights (fsdp.py).
 
-Its __init__ runs on the device `meta`, where tensors have shapes and no values. What else it makes of values would be
-wrong without a word, so it raises:
+Its __init__ runs on the device `meta`, where tensors have shapes and no values. Code that depends on values would give
+wrong results without an error, so these cases raise NeedsValues:
 
-    scale = weight.std().item(); weight.numpy()                   (torch does, as there is no value)
-    table = torch.zeros(4, device="cpu"); table.add_(weight[0])   torch 2.13 leaves the table as it was
-    noise = torch.rand(4, device="cpu")                           not the numbers that follow on drawn weights
-    self.mask = torch.ones(4, 4)                                  no parameter or buffer: it would never get values
+    scale = weight.std().item(); weight.numpy()                   torch raises: there is no value
+    table = torch.zeros(4, device="cpu"); table.add_(weight[0])   torch 2.13 does not change the table
+    noise = torch.rand(4, device="cpu")                           the random state differs: no weights were drawn
+    self.mask = torch.ones(4, 4)                                  not a parameter or buffer: it never gets values
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from torch.utils._pytree import tree_leaves
 
 
 class NeedsValues(Exception):
-    """The model's __init__ needs values: it is to run on the CPU."""
+    """Raised if the model's __init__ needs values and must run on the CPU."""
 
 
 def build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
-    """build() on `meta`. Raises NeedsValues, or what build raises there."""
+    """Return build(), run on `meta`. Raise NeedsValues, or the error that build raises there."""
     watch = _Watch()
     with torch.device("meta"), watch:
         model = build()
@@ -39,7 +39,7 @@ def build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _attributes(model: nn.Module) -> Iterator[str]:
-    """Names of attributes that are tensors or, in lists and dicts, hold some."""
+    """Yield the names of attributes that are tensors, or lists and dicts that contain tensors."""
     for prefix, module in model.named_modules():
         for name, value in vars(module).items():
             own = name not in ("_parameters", "_buffers", "_modules")
@@ -48,7 +48,7 @@ def _attributes(model: nn.Module) -> Iterator[str]:
 
 
 class _Watch(TorchDispatchMode):
-    """Sees each operation of a build."""
+    """Observe each operation of a build. Raise NeedsValues if one needs values or draws random numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,10 +60,13 @@ class _Watch(TorchDispatchMode):
         from_meta = any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in tree_leaves((args, kwargs)))
         draws = torch.Tag.nondeterministic_seeded in function.tags
         if (from_meta or draws) and not all(tensor.is_meta for tensor in tensors):
-            raise NeedsValues(f"{function} makes values on the CPU {'of weights' if from_meta else 'by chance'}")
+            raise NeedsValues(
+                f"{function} computes values on the CPU from {'weights' if from_meta else 'random numbers'}"
+            )
         self._made += map(weakref.ref, tensors)
         return result
 
     def alive(self) -> Iterator[Tensor]:
+        """Yield the tensors on meta that still exist."""
         found = (made() for made in self._made)
         return (tensor for tensor in found if tensor is not None and tensor.is_meta)

@@ -1,4 +1,4 @@
-"""What a user may set of the strategies: parts of the group `trainer`."""
+"""Options of the strategies: parts of the config group `trainer`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ ONE_PROCESS = ("single", "dp")  # strategies
 
 @dataclass(frozen=True)
 class DDPConfig:
+    """Options of trainer=ddp, named as in torch's DistributedDataParallel."""
+
     find_unused_parameters: bool = False
     static_graph: bool = False
     bucket_cap_mb: Annotated[float | None, Rule(above=0)] = None
@@ -21,6 +23,8 @@ class DDPConfig:
 
 @dataclass(frozen=True)
 class FsdpConfig:
+    """Options of trainer=fsdp."""
+
     wrap: list[str] | str = "auto"
     param_dtype: Annotated[str, option("auto", "fp32")] = "auto"
     reduce_dtype: Annotated[str, option("fp32", "bf16")] = "fp32"
@@ -34,24 +38,41 @@ class Strategy(Protocol):
     """The values of the group `trainer` that samebits.parallel and samebits.device read."""
 
     @property
-    def strategy(self) -> str: ...
+    def strategy(self) -> str:
+        """Return single, dp, ddp or fsdp."""
+        ...
+
     @property
-    def global_batch_size(self) -> int: ...
+    def global_batch_size(self) -> int:
+        """Return the samples per optimizer step, of all ranks."""
+        ...
+
     @property
-    def ddp(self) -> DDPConfig: ...
+    def ddp(self) -> DDPConfig:
+        """Return the options of trainer=ddp."""
+        ...
+
     @property
-    def fsdp(self) -> FsdpConfig | None: ...
+    def fsdp(self) -> FsdpConfig | None:
+        """Return the options of trainer=fsdp; None for other strategies."""
+        ...
+
     @property
-    def sync_batchnorm(self) -> bool: ...
+    def sync_batchnorm(self) -> bool:
+        """Return whether BatchNorm uses the samples of all ranks."""
+        ...
 
 
 def check_share(global_batch_size: int, num_procs: int) -> int:
-    """Samples per process in one optimizer step: global_batch_size / num_procs; ConfigError if not a whole number."""
+    """Return the samples per process and optimizer step: global_batch_size / num_procs.
+
+    Raise ConfigError if it is not an integer.
+    """
     share, left = divmod(global_batch_size, num_procs)
     if left:
         near = max(share, 1) * num_procs
         raise ConfigError(
-            f"trainer.global_batch_size: {global_batch_size} cannot be shared equally by {num_procs} processes "
-            f"(hardware.num_procs) - {near} can"
+            f"trainer.global_batch_size={global_batch_size}: must be divisible by {num_procs} processes "
+            f"(hardware.num_procs) - use {near}"
         )
     return share

@@ -1,19 +1,23 @@
-"""The processes of one run: the one that starts it, and its ranks.
+"""Processes of one run: the parent process, which starts the run, and its ranks.
 
-Given: a `Program`, a checked config (`Options`: the groups that are read here), the run's directory. In each rank the
-program's training is called with a `Rank`: world, machine, logger, checkpoints, and the payload to go on from.
+Input: a `Program`, a checked config (`Options`: the groups that are read here) and the run directory. Output: in each
+rank the program's training is called with a `Rank`: world, hardware, logger, checkpoints and the payload to resume
+from.
 
-Promised: a directory that the start has filled holds a whole run; of one that failed before its first step nothing
-stays, or, in a resume, the state before. All ranks load the same checkpoint. The outcome is in status.json and
-result.json before a command ends, and its first failure is printed in one line.
+Guarantees: if a new run fails with a ConfigError before its first step, its files are deleted; if a resume fails before
+its first step, the previous files are restored. All ranks load the same checkpoint. The outcome is in status.json and
+result.json before the command ends, and the first failure is printed in one line.
 
-Raised: ConfigError, RunFailed, KeyboardInterrupt (interrupted) or SystemExit (preempted), as the run ended.
+Errors: ConfigError, RunFailed, KeyboardInterrupt (interrupted) or SystemExit (preempted), depending on how the run
+ended.
 
-    parent      the directory, the ranks, restarts, the first failure    rank    what surrounds the training in a rank
+    parent      the run directory, start and restarts of ranks, the first failure
+    rank        one rank: opens the process group, logger and checkpoints, calls the training, records its end
     header      the first lines of a run's log
-    trials      values found by trying, which `tuning` prints or uses
-    models      a model in a rank: built, sharded, wrapped
-    options     the engine's groups of a config
+    trials      measurements for `tuning`: micro-batch, loader, threads, learning rate
+    tuning      the command that prints the measured values; hardware.micro_batch_size=auto
+    models      builds, shards, wraps and compiles a model in a rank
+    options     config groups of this library
     predicting  ranks that write predictions
 """
 

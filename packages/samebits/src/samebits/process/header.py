@@ -1,4 +1,4 @@
-"""The first lines of a run's log: what is trained, with what, on what, and what a resume has changed."""
+"""Log the first lines of a run: the task, model, optimizer, overrides, hardware, and the changes of a resume."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from samebits.saved import load_flat, read_overrides
 from samebits.schema import show
 from samebits.shards import is_sharded
 
-SAID_ELSEWHERE = ("resume", "sweep", "logger")  # groups whose values are not what is trained
+SAID_ELSEWHERE = ("resume", "sweep", "logger")  # groups that are not listed, because they do not change the training
 
 
 def log_header(
     rank: Rank, run: Any, model: nn.Module, sets: dict[str, Any], method: Sequence[Any], update: Sequence[Any],
     changes: list[str],
 ) -> None:  # fmt: skip
-    """Log what is trained and on what. All ranks call this.
+    """Log the first lines of a run. All ranks call this.
 
-    run: has world, machine, trainer, total_steps, work, and train, the loader of the training batches. method: the
-    nodes of the task and of its model. update: nodes and texts that say what moves the weights. changes: of transforms.
+    run: has world, hardware, trainer, total_steps, work, and train, the loader of the training batches. method: the
+    config nodes of the task and of its model. update: config nodes and texts of the optimizer, schedule etc. changes:
+    lines about transforms.
     """
     logger = rank.logger
     logger.say(rank.title)
@@ -42,14 +43,14 @@ def log_header(
         facts = machine_facts(rank.world.device, gpus)
         logger.say(machine_line(facts))
         if unlike := record_machine(rank.directory, facts):
-            logger.warn(f"the run began on another machine, which rounds in its own way: {unlike}")
+            logger.warn(f"the run started on other hardware, so results may differ by rounding: {unlike}")
         for line in what_is_trained(rank.project, rank.directory, method, update):
             logger.say(line)
     describe(logger, run.hardware, model, run, sets, run.train, changes, rank.config.hardware)
 
 
 def what_is_trained(project: Project, directory: Path, method: Sequence[Any], update: Sequence[Any]) -> list[str]:
-    """The method and the model, then what moves the weights, then the command's overrides and a resume's changes."""
+    """Return lines with the method and the model, the optimizer etc., the overrides, and the changes of a resume."""
     moves = (one if isinstance(one, str) else node_text(one) for one in update)
     lines = [" of ".join(map(node_text, method)), ", ".join(moves)]
     given = [text for text in read_overrides(project, directory) if group_of(text) not in SAID_ELSEWHERE]
@@ -58,24 +59,27 @@ def what_is_trained(project: Project, directory: Path, method: Sequence[Any], up
 
 
 def changes_of_resume(project: Project, directory: Path) -> str:
-    """optim.lr 0.001 -> 0.01, ...: what differs from the config and code before a resume, until its first step; else
-    empty."""
+    """Return the changes of config and code by a resume (optim.lr 0.001 -> 0.01, ...), until its first step.
+
+    Return an empty string for a new run.
+    """
     if not (directory / BEFORE).exists():
         return ""
     was, now = load_flat(project, directory / BEFORE), load_flat(project, directory)
     keys = [key for key in {**was, **now} if was.get(key) != now.get(key) and group_of(key) not in SAID_ELSEWHERE]
     values = [f"{key} {show(was.get(key))} -> {show(now.get(key))}" for key in keys]
     before, after = codes_of(directory / BEFORE), codes_of(directory)
-    # without a step that counts the run begins with the present code
+    # before the first checkpoint, the code of the run is replaced instead of recorded as a change
     return ", ".join([*values, *(code_changes(before[-1], after[-1]) if len(after) > len(before) else [])])
 
 
 def group_of(key: str) -> str:
+    """Return the config group of a key or override: +optim.lr=0.1 -> optim."""
     return key.lstrip("+~").partition("=")[0].partition(".")[0]
 
 
 def node_text(node: Mapping[str, Any]) -> str:
-    """Return AdamW(lr=0.001, betas=[0.9, 0.99]) of a node: its class and its arguments, without those that are null."""
+    """Return the class and the arguments of a node, except null: AdamW(lr=0.001, betas=[0.9, 0.99])."""
 
     def text(value: Any) -> str:
         if not isinstance(value, Mapping):
@@ -97,7 +101,7 @@ def describe(
     changes: list[str],
     hardware: HardwareConfig,
 ) -> None:
-    """Log the model's and the data's sizes, device, batch sizes, steps, the loader, and `changes`: of transforms."""
+    """Log the sizes of model and data, device, batch sizes, steps, the loader, and `changes` (lines of transforms)."""
     parameters = sum(p.numel() for p in model.parameters())
     streams = {split for split, data in sets.items() if isinstance(data, Stream)}
     sizes = ", ".join(f"{split} {'a stream' if split in streams else f'{len(data):,}'}" for split, data in sets.items())
@@ -112,11 +116,11 @@ def describe(
     place = f"{machine.device}, {whose}on {machine.binding}" if machine.binding else machine.device
     precision = machine.precision + f" ({machine.precision_why})" * bool(machine.precision_why)
     logger.say(f"{place}, {precision}, {count}; {batches}; {run.total_steps:,} steps")
-    flop = (run.work.flop or math.inf) * sum(micro)  # of a step of this rank
+    flop = (run.work.flop or math.inf) * sum(micro)  # per step, of this rank
     if machine.device == "cuda" and run.world.size == 1 and not machine.cuda_graph and flop < LAUNCHES_BOUND_FLOP:
         logger.say(
-            f"a small step, {flop / 1e6:,.0f} MFLOP: to launch its kernels takes longer than to run them; "
-            "hardware.cuda_graph=true launches them at once"
+            f"a step has only {flop / 1e6:,.0f} MFLOP: launching its kernels takes longer than running them; "
+            "set hardware.cuda_graph=true, which launches them together"
         )
     for line in options_without_effect(run, model, sets["train"], hardware):
         logger.warn(line)
@@ -129,7 +133,7 @@ def describe(
 
 
 def options_without_effect(run: Any, model: nn.Module, train: Any, hardware: HardwareConfig) -> list[str]:
-    """Return a line for each value that has no effect, or costs more time than it seems to."""
+    """Return a line for each option that has no effect or that costs time or memory unexpectedly."""
     lines = []
     if hardware.deterministic and hardware.cudnn_benchmark:
         lines.append("hardware.cudnn_benchmark=true: has no effect with hardware.deterministic=true")
@@ -138,11 +142,11 @@ def options_without_effect(run: Any, model: nn.Module, train: Any, hardware: Har
     convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
     if run.hardware.device == "cuda" and tries and varies and convolves:
         lines.append(
-            "batches may differ in shape, and cuDNN tries its convolutions anew for each shape: "
-            "hardware.cudnn_benchmark=false spares that"
+            "batches may differ in shape, and cuDNN benchmarks its convolutions again for each shape: "
+            "set hardware.cudnn_benchmark=false"
         )
     if any(p.dtype == torch.float64 for p in model.parameters()):
         lines.append(
-            "the model has float64 weights, which are slow on GPUs and need twice the memory: float() halves that"
+            "the model has float64 weights, which are slow on GPUs and need twice the memory: convert them with float()"
         )
     return lines

@@ -1,4 +1,4 @@
-"""A model in a rank: built, moved or sharded, wrapped and compiled, as the groups `trainer` and `hardware` want it."""
+"""Build, move or shard, wrap and compile a model in a rank, as the groups `trainer` and `hardware` require."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from samebits.world import World
 
 
 def model_of_rank(make: Callable[[], nn.Module], why: str | None, seed: int, world: World, logger: Logger) -> nn.Module:
-    """Return make() for trainer=fsdp, behind seed_everything: with weights on rank 0, on other ranks without memory
-    where the model allows that and `why`, a reason against it, is None. All ranks go on with rank 0's random state."""
+    """Return make() for trainer=fsdp; call seed_everything before it.
+
+    Rank 0 builds the model with its weights. Other ranks build it on `meta`, unless the model needs values or `why`, a
+    reason against it, is not None. Afterwards all ranks have rank 0's random state.
+    """
     model = None
     if world.rank and why is None:
         try:
@@ -31,7 +34,7 @@ def model_of_rank(make: Callable[[], nn.Module], why: str | None, seed: int, wor
     model = make() if model is None else model
     if reasons := [reason for reason in world.gather_object(why) if reason]:
         kind = type(model).__name__
-        logger.say(f"trainer=fsdp: each process builds the whole {kind} in host memory first ({reasons[0]})")
+        logger.say(f"trainer=fsdp: each process first builds the whole {kind} in host memory ({reasons[0]})")
     state = torch.get_rng_state()
     world.broadcast([state])
     torch.set_rng_state(state)
@@ -41,8 +44,11 @@ def model_of_rank(make: Callable[[], nn.Module], why: str | None, seed: int, wor
 def to_devices(
     model: nn.Module, ema: nn.Module | None, task: nn.Module, config: Options, machine: Hardware, world: World
 ) -> None:
-    """Move the modules to the device, in place; with trainer=fsdp and several ranks, shard the models over their
-    devices. With hardware.compile=blocks their blocks are compiled."""
+    """Move the modules to the device, in place; with trainer=fsdp and several ranks, shard the models.
+
+    Apply activation checkpointing and, with hardware.compile=blocks, compile the blocks. Raise ConfigError for options
+    that do not fit the model.
+    """
     hardware, trainer = config.hardware, config.trainer
     if again := hardware.activation_checkpointing:
         blocks = find_blocks(model, again, "hardware.activation_checkpointing").values()
@@ -57,14 +63,16 @@ def to_devices(
     task.to(world.device)
     if hardware.channels_last and not sum(map(in_channels_last, (model, ema, task))):
         raise ConfigError(
-            f"hardware.channels_last=true: {type(model).__name__} has no weights of four dimensions (convolutions "
-            "of images) - leave it false"
+            f"hardware.channels_last=true: {type(model).__name__} has no weights with 4 dimensions (2D convolutions) "
+            "- set it to false"
         )
 
 
 def ready_net(net: nn.Module, model: nn.Module, config: Options, machine: Hardware, world: World) -> nn.Module:
-    """Return the net, which calls the model, wrapped by DDP and torch.compile as the config says. FSDP models are
-    sharded and compiled block by block already."""
+    """Return the net, which calls the model, wrapped by DDP and torch.compile as configured.
+
+    FSDP models are already sharded and compiled block by block.
+    """
     if config.hardware.precision == "bf16-weights":
         net = WithBf16Weights(net)
     if is_sharded(model):

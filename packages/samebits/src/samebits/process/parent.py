@@ -59,8 +59,9 @@ def start(
 ) -> None:  # fmt: skip
     """Run a checked config in `run_dir` to its end, or resume the run in `run_dir`.
 
-    own_process: start a process even for one rank, as for each job of a multirun. leave: do nothing if the run's status
-    is one of these. Raises ConfigError, RunFailed, KeyboardInterrupt or SystemExit as the run ended.
+    own_process: start a child process even for one rank, as for each job of a multirun. leave: do nothing if the
+    status of the run is one of these. Raise ConfigError, RunFailed, KeyboardInterrupt (interrupted) or SystemExit
+    (preempted) if the run ended in this way.
     """
     began = time.monotonic()
     cfg, process, hardware = config.given, config.process, config.hardware
@@ -71,11 +72,11 @@ def start(
         print(line, file=sys.stderr)
     if process.max_restarts and (run_rendezvous.followers() or dist_env.size is not None):
         raise ConfigError(
-            "process.max_restarts: these ranks were not started by the plain command, and cannot be started again by "
-            "it; torchrun --max-restarts=3 does it, with a fixed hydra.run.dir and resume=auto"
+            "process.max_restarts: requires that this command starts its ranks; with torchrun, use "
+            "torchrun --max-restarts=3, a fixed hydra.run.dir and resume=auto"
         )
     versions: dict[str, str] = {}
-    if not run_rendezvous.followers():  # else each rank fetches its files
+    if not run_rendezvous.followers():  # otherwise each rank fetches its files
         versions = program.fetch(plain(cfg.data), early_signals.leave_if_asked)
     early_signals.begin_run()
     with claimed(run_dir):
@@ -124,8 +125,10 @@ def start(
 
 
 def check_stop(project: Project, run_dir: Path, stop_at_step: int | None, overrides: list[str]) -> None:
-    """Refuse a step to stop at that a resumed run has passed. One that the run was begun with has done its work, and a
-    command that is repeated with resume=auto has it still."""
+    """Raise ConfigError if a resumed run has already reached `stop_at_step`.
+
+    Do not raise if the run started with this value: a command that is repeated with resume=auto still contains it.
+    """
     step = max(map(step_of, checkpoint_files(run_dir / CHECKPOINTS)), default=0)
     if stop_at_step is None or stop_at_step > step:
         return
@@ -133,13 +136,13 @@ def check_stop(project: Project, run_dir: Path, stop_at_step: int | None, overri
     given = any(text.lstrip("+").startswith(("process.stop_at_step=", "process={")) for text in overrides)
     if given and not again:
         raise ConfigError(
-            f"process.stop_at_step={stop_at_step}: would have no effect: the run in {run_dir} is at step {step} "
-            "already - give a later one, or leave it out"
+            f"process.stop_at_step={stop_at_step}: has no effect: the run in {run_dir} is already at step {step} "
+            "- give a later step, or remove it"
         )
 
 
 def run_ranks(program: Program, run_dir: Path, num_procs: int, max_restarts: int, began: float) -> None:
-    """Run `num_procs` ranks; restart them from the last checkpoint, max_restarts times, if `may_pass` says so."""
+    """Run `num_procs` ranks. Restart them from the last checkpoint, up to max_restarts times, if `may_pass`."""
     ranks = RankLauncher()
     with ranks.passing_on_signals():
         for attempt in range(max_restarts + 1):
@@ -152,27 +155,30 @@ def run_ranks(program: Program, run_dir: Path, num_procs: int, max_restarts: int
                 if attempt == max_restarts or ranks.signalled:
                     raise
                 if not may_pass(run_dir, moved or not attempt):
-                    print("not started again: it would fail in the same way", file=sys.stderr)
+                    print("not restarted: it would fail again in the same way", file=sys.stderr)
                     raise
                 print(
                     f"{first_failure(run_dir, error)}\nrestart {attempt + 1} of {max_restarts}, from "
-                    f"{newest_checkpoint(run_dir) or 'the beginning'}; the failure is kept in {FAILURES}",
+                    f"{newest_checkpoint(run_dir) or 'the beginning'}; the failure is recorded in {FAILURES}",
                     file=sys.stderr,
                 )
             keep_failure(run_dir, attempt)
 
 
 def may_pass(run_dir: Path, moved: bool) -> bool:
-    """Whether a restart makes sense: not after ConfigError or RunFailed (such as a non-finite loss), and after other
-    exceptions only with progress. moved: there is a new checkpoint since the last restart, or this is the first one."""
+    """Return whether a restart may succeed: not after ConfigError or RunFailed (such as a non-finite loss).
+
+    After other exceptions, except RankLost, progress is required. moved: there is a new checkpoint since the last
+    restart, or this would be the first restart.
+    """
     record = read_failure(run_dir)
-    if record is None:  # not even the failure could be recorded, as on a full disk
+    if record is None:  # the failure could not be recorded, for example because the disk is full
         return False
     return record["type"] == "RankLost" or (moved and record["type"] not in ("ConfigError", "RunFailed"))
 
 
 def run_rank(program: Program, run_dir: Path, began: float) -> None:
-    """Run this rank. Rank 0 first publishes the run directory to ranks and hosts that torchrun or srun has started."""
+    """Run this rank. Rank 0 first publishes the run directory to ranks and hosts started by torchrun or srun."""
     if run_rendezvous.followers() and dist_env.rank > 0:
         run_rendezvous.await_verdict()
     elif run_rendezvous.followers():
@@ -182,10 +188,12 @@ def run_rank(program: Program, run_dir: Path, began: float) -> None:
 
 
 def join(program: Program) -> int:
-    """Run a rank above 0 that torchrun or srun has started, or the ranks of a host above 0: wait until rank 0 has
-    published the run directory, then run in it. Returns the exit status."""
+    """Run a rank above 0 that torchrun or srun has started, or the ranks of a host above 0. Return the exit status.
+
+    Wait until rank 0 has published the run directory, then run in it.
+    """
     began = time.monotonic()
-    # this process composes no config, so it has only what was typed; rank 0 refuses a senseless value
+    # this process composes no config, so it reads the command line; rank 0 raises for an invalid value
     timeout_s = None
     with suppress(ConfigError):
         for text in sys.argv:
@@ -218,9 +226,9 @@ def join(program: Program) -> int:
 
 
 def first_failure(run_dir: Path, error: Exception) -> Exception:
-    """Returns the first failure of any rank as a one-line exception; prints its traceback to stderr where that helps.
+    """Return the first failure of any rank as a one-line exception. Print its traceback to stderr if it is useful.
 
-    error: this process's own exception, used where no failure could be recorded (full disk).
+    error: the exception of this process, used if no failure could be recorded (full disk).
     """
     record = read_failure(run_dir)
     if record is None:
@@ -234,11 +242,11 @@ def first_failure(run_dir: Path, error: Exception) -> Exception:
         if os.environ.get(TRACEBACK) == "1":
             print(record["traceback"], file=sys.stderr, end="")
         return ConfigError(record["message"])
-    if record["type"] in ("RankLost", "OutOfMemory"):  # its stack, if it hung; where memory was asked for
+    if record["type"] in ("RankLost", "OutOfMemory"):  # the stack of a rank that hung; the place of the allocation
         print(record["traceback"], file=sys.stderr, end="")
     elif record["type"] != "RunFailed":
         whole = os.environ.get(TRACEBACK) == "1" or not record.get("short")
-        more = "" if whole else f"({TRACEBACK}=1 shows the whole traceback, which is in {FAILURE} too)\n"
+        more = "" if whole else f"({TRACEBACK}=1 prints the whole traceback, which is also in {FAILURE})\n"
         text = record["traceback" if whole else "short"]
         print(f"rank {record['rank']} failed:\n{text}{more}", file=sys.stderr, end="")
     told = "resume=" in record["cause"]
@@ -246,8 +254,10 @@ def first_failure(run_dir: Path, error: Exception) -> Exception:
 
 
 def end_as_stopped(run_dir: Path) -> None:
-    """Raise KeyboardInterrupt for an interrupted run, SystemExit for a preempted one. One that W&B has stopped ends
-    with status 0: its agent would count it as failed, and give up after a few."""
+    """Raise KeyboardInterrupt for an interrupted run, SystemExit for a preempted one.
+
+    A run that W&B has stopped ends with status 0: otherwise W&B's agent would count it as failed, and exit after a few.
+    """
     status = read_status(run_dir)
     if status.get("status") == "interrupted" and status.get("signal") != WANDB:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The processes that predict: each writes its share of the samples, which are then merged into one file."""
+"""Predict with one or several processes: each writes its share of the samples; the shares are merged into one file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from samebits.process.rank import collective_timeout_s
 from samebits.signals import STOP_SIGNALS, temporary_folder
 from samebits.world import RankLauncher, World, dist_env, process_group, recording_failures
 
-Rows = Callable[[World], Iterable[tuple[np.ndarray, dict[str, Any]]]]  # a rank's: rows (B,), {name: (B, ...)}
+Rows = Callable[
+    [World], Iterable[tuple[np.ndarray, dict[str, Any]]]
+]  # of a rank: yields rows (B,) and {name: (B, ...)}
 Load = Callable[[int], tuple[Hardware, Rows]]
 
 
@@ -29,16 +31,17 @@ def write_predictions(
 ) -> Spec:
     """Write the rows that all ranks yield into one file, in the order of the split. Return {name: (shape, dtype)}.
 
-    num_procs: processes that share the samples; None: one for each GPU, or one. load: called in each with their number.
-    attributes: of the file, where the format has any.
+    num_procs: processes that share the samples; None: one per GPU, at least one. load: called in each process with the
+    number of processes. attributes: attributes of the file, if its format supports them. Raise ConfigError if the file
+    exists and overwrite is false.
     """
     check_target(out, overwrite)
     if dist_env.size is not None:
-        raise ConfigError("this command starts its processes by itself: not by torchrun or srun, but with --procs 8")
+        raise ConfigError("this command starts its own processes: run it without torchrun or srun, and add --procs 8")
     if num_procs is not None and num_procs < 1:
         raise ConfigError(f"--procs {num_procs}: must be at least 1")
     count = num_procs or max(1, count_gpus())
-    # beside the target, which may be larger than /tmp
+    # on the disk of the target, because /tmp may be too small
     with temporary_folder(f".{out.name}-", out.parent) as folder:
         if count == 1:
             write_part(load, 1, folder)
@@ -48,6 +51,7 @@ def write_predictions(
 
 
 def run_ranks(load: Load, count: int, folder: Path) -> None:
+    """Run `count` ranks that write into the folder. Raise the first failure."""
     ranks = RankLauncher()
     try:
         with ranks.passing_on_signals():
@@ -59,7 +63,8 @@ def run_ranks(load: Load, count: int, folder: Path) -> None:
 
 
 def write_recorded(load: Load, count: int, folder: Path) -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked while ranks are started
+    """Write this rank's share, and record a failure in the folder."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # the parent blocks them while it starts the ranks
     with recording_failures(folder, dist_env.rank):
         write_part(load, count, folder)
 

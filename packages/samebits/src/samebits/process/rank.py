@@ -1,5 +1,4 @@
-"""What one rank does around its training: it opens the process group, the logger and the checkpoints, and writes how
-the run has ended."""
+"""Run one rank: open the process group, the logger and the checkpoints, call the training, and record its end."""
 
 from __future__ import annotations
 
@@ -35,8 +34,11 @@ from samebits.world import (
 
 @dataclass(frozen=True)
 class Rank:
-    """What a rank has before anything of the experiment is built. config: of Program.read. payload: of the checkpoint
-    to go on from; None: the run begins. title: to be logged before training."""
+    """Hold everything that a rank has before the experiment is built.
+
+    config: from Program.read. payload: of the checkpoint to resume from; None for a new run. title: line to log before
+    training.
+    """
 
     project: Project
     config: Any
@@ -51,21 +53,22 @@ class Rank:
 
     @property
     def directory(self) -> Path:
+        """Return the run directory."""
         return self.checkpoints.directory.parent
 
     def machine_of(self, flop: float) -> Hardware:
-        """Return `machine` with what the model decides of the hardware. flop: of a sample."""
+        """Return `machine` with the `auto` values that depend on the model. flop: FLOP per sample."""
         return resolve_auto_of_run(self.machine, self.directory, self.world, flop, begins=self.payload is None)
 
 
 def run(program: Program, run_dir: Path, began: float) -> None:
-    """Run one rank, from the resolved config to result.json; resumes from the newest valid checkpoint if there is one.
+    """Run one rank, from the resolved config to result.json. Resume from the newest valid checkpoint if there is one.
 
-    began: time.monotonic() when the command began; process.max_time counts from there.
+    began: time.monotonic() when the command started; process.max_time counts from then.
     """
     rank = dist_env.rank
     with recording_failures(run_dir, rank), stop_on_signals(began) as stop:
-        if not faulthandler.is_enabled():  # a sweep's job has enabled it already, into a file
+        if not faulthandler.is_enabled():  # a job of a sweep has already enabled it, with a file
             faulthandler.enable(file=2)  # print Python's stack to stderr when native code crashes
         train = program.training()
         config: Options = program.read(read_config(program, run_dir))
@@ -87,12 +90,12 @@ def run(program: Program, run_dir: Path, began: float) -> None:
         ):
             if world.size > 1 and not dist_env.has_parent:
                 watchdog.dead_peers = world.dead_peers()
-            # ---- the checkpoint to resume from: all ranks check it together and load the same one
+            # ---- the checkpoint to resume from: all ranks check it together and load the same checkpoint
             checkpoints.directory.mkdir(exist_ok=True)
             source, payload = checkpoints.newest_valid(put_aside=True) or (None, None)
             with make_logger(program, run_dir, config, world, payload or {"step": 0}, began) as logger:
                 watchdog.before_end = logger.give_up
-                title = f"run {shown(run_dir)}" + (f", on from {source.name}" if source else "")
+                title = f"run {shown(run_dir)}" + (f", resumed from {source.name}" if source else "")
                 result = train(
                     Rank(program, config, machine, world, logger, checkpoints, stop, watchdog, payload, title)
                 )
@@ -102,12 +105,16 @@ def run(program: Program, run_dir: Path, began: float) -> None:
 
 
 def collective_timeout_s(timeout_s: float | None) -> float:
-    """Longer than the hang watchdog waits, as that names the stuck rank; no timeout is 7 days, as torch needs one."""
+    """Return the timeout of collectives in seconds. timeout_s: process.timeout; None gives 7 days, as torch needs a
+    value.
+
+    It is longer than the limit of the hang watchdog, so that the watchdog reports the stuck rank first.
+    """
     return 7 * 24 * 3600.0 if timeout_s is None else 2 * HangWatchdog.USER_TIMEOUTS * timeout_s + 60
 
 
 def longest_start_s(timeout: float | str | None) -> float | None:
-    """How long a start may take. timeout: process.timeout."""
+    """Return the longest time in seconds that a start may take, or None. timeout: process.timeout."""
     limit_s = seconds(timeout)
     return None if limit_s is None else HangWatchdog.SLOW_TIMEOUTS * limit_s
 
@@ -115,7 +122,7 @@ def longest_start_s(timeout: float | str | None) -> float | None:
 def make_logger(
     program: Program, run_dir: Path, config: Options, world: World, payload: dict[str, Any], began: float
 ) -> Logger:
-    """Returns rank 0's RunLogger, which goes on from the checkpoint's payload; on other ranks the null logger."""
+    """Return the RunLogger on rank 0, which continues from the payload's step; on other ranks the null logger."""
     if not world.is_main:
         return Logger()
     record_start(run_dir, began)
@@ -126,7 +133,7 @@ def make_logger(
 
 
 def finish(run_dir: Path, logger: Logger, stop: StopRequest, result: dict[str, Any], seconds: float) -> None:
-    """Write result.json, status.json, W&B's summary and a short table for the user."""
+    """Write result.json, status.json and the summary of the loggers. Log a short table."""
     scores = {key: value for key, value in result.items() if "/" in key}
     logger.result(result)
     seconds = round(seconds + read_status(run_dir).get("seconds", 0.0), 2)
@@ -138,7 +145,7 @@ def finish(run_dir: Path, logger: Logger, stop: StopRequest, result: dict[str, A
         by = WANDB if stop.cause in ("SIGTERM", "SIGINT") and stopped_by_wandb() else stop.cause
         state = "interrupted" if by in ("SIGINT", WANDB) else "preempted"
         write_status(run_dir, state, signal=by, seconds=seconds)
-        logger.say(f"stopped by {by} at step {result['step']}, saved; go on with: resume={shown(run_dir)}")
+        logger.say(f"stopped by {by} at step {result['step']}, saved; resume with: resume={shown(run_dir)}")
         return
     write_json(run_dir / RESULT, result | {"seconds": seconds})
     write_status(run_dir, "finished", seconds=seconds)

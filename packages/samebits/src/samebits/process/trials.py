@@ -1,7 +1,7 @@
-"""Values found by trying: the largest micro-batch, loader, threads, learning rate.
+"""Find values by measurements: the largest micro-batch, the loader, the threads, the learning rate.
 
-Each works in a process of its own (samebits.children) on one device, and changes nothing of the run. The first two have
-one rank's share of the batch and the whole model; there is no other rank that could wait.
+Each measurement runs in a child process (samebits.children) on one device, and does not change the run. The first two
+use one rank's share of the batch and the whole model, without other ranks.
 """
 
 from __future__ import annotations
@@ -29,35 +29,50 @@ from samebits.torch_private import skip_dynamo_import
 from samebits.world import World, dist_env, group_of_one
 
 LR_SMOOTH, LR_DIVERGED = 0.9, 3.0
-SILENT_S = 5.0  # a search that takes longer says what it does
+SILENT_S = 5.0  # a search that takes longer prints its progress
 LOADER_S, LOADER_ROUNDS, ENOUGH = 0.5, 3, 1.2
 THREAD_ROUNDS, THREAD_STEPS, NO_SLOWER = 10, 5, 1.1
 TIMED_STEPS = 3
 
 
 class Trial(Protocol):
-    """What rank 0 of a run has, on one device.
-
-    train_set: of the training. loader: opens a loader of its batches; kind and workers as data.loader and
-    data.num_workers. make_step: builds the model and returns a step, which takes its micro-batches from an iterator.
-    two_steps: with `machine`'s micro-batches, and an evaluation with those of `whole`.
-    """
+    """The parts of rank 0 of a run, on one device, that measurements need."""
 
     @property
-    def config(self) -> Any: ...
+    def config(self) -> Any:
+        """Return the config of the run."""
+        ...
+
     @property
-    def machine(self) -> Hardware: ...
+    def machine(self) -> Hardware:
+        """Return the resolved hardware of rank 0."""
+        ...
+
     @property
-    def world(self) -> World: ...
+    def world(self) -> World:
+        """Return the world of rank 0."""
+        ...
+
     @property
-    def train_set(self) -> Any: ...
-    def loader(self, kind: str | None = None, workers: int | str = "auto") -> Loader: ...
-    def make_step(self) -> Callable[[Iterator[Any]], Any]: ...
-    def two_steps(self, whole: Hardware, machine: Hardware) -> None: ...
+    def train_set(self) -> Any:
+        """Return the training set."""
+        ...
+
+    def loader(self, kind: str | None = None, workers: int | str = "auto") -> Loader:
+        """Open a loader of the training batches. kind, workers: data.loader, data.num_workers."""
+        ...
+
+    def make_step(self) -> Callable[[Iterator[Any]], Any]:
+        """Build the model and return a training step, which takes its micro-batches from an iterator."""
+        ...
+
+    def two_steps(self, whole: Hardware, machine: Hardware) -> None:
+        """Run two steps with the micro-batches of `machine` and one evaluation batch of `whole`."""
+        ...
 
 
 def run_trial(stage: str, config: Options, open_trial: Callable[[], Trial]) -> Any:
-    """Return what the stage's function returns: micro_batch, loader, threads."""
+    """Return the result of a stage. stage: micro_batch, loader or threads."""
     skip_dynamo_import()  # nothing is compiled in a trial
     if stage == "micro_batch":
         return largest_micro_batch(config, open_trial)
@@ -68,7 +83,10 @@ def run_trial(stage: str, config: Options, open_trial: Callable[[], Trial]) -> A
 
 
 def largest_micro_batch(config: Options, open_trial: Callable[[], Trial]) -> tuple[int, dict[int, bool]]:
-    """Returns (size, {size tried: whether it fits}), of the sizes that a rank's share of a global batch is cut into."""
+    """Return (largest size that fits, {size tried: whether it fits}) of the micro-batch.
+
+    Raise ConfigError if no size fits.
+    """
     check_can_try(config)
     trial = open_trial()
     with group_of_one(trial.world):
@@ -76,6 +94,7 @@ def largest_micro_batch(config: Options, open_trial: Callable[[], Trial]) -> tup
 
 
 def largest_of(trial: Trial) -> tuple[int, dict[int, bool]]:
+    """Search the smallest number of micro-batches per rank that fits. Return as `largest_micro_batch`."""
     share = sum(trial.machine.micro_batch_sizes)
     limit_memory(trial.world.device, dist_env.ranks_here(trial.world.size))
     tried: dict[int, bool] = {}
@@ -92,11 +111,13 @@ def largest_of(trial: Trial) -> tuple[int, dict[int, bool]]:
     fail, good = 0, 1
     while not fits(good):
         if good == share:
-            raise ConfigError("one sample at a time finds no memory - a smaller model, or activation checkpointing")
+            raise ConfigError(
+                "out of memory with one sample per micro-batch - use a smaller model, or activation checkpointing"
+            )
         if trial.config.trainer.ddp.static_graph:
             raise ConfigError(
-                f"a rank's whole share, {share} samples, finds no memory, and trainer.ddp.static_graph=true takes no "
-                "smaller micro-batches - leave it out"
+                f"out of memory with the whole batch of a rank, {share} samples, and trainer.ddp.static_graph=true "
+                "excludes smaller micro-batches - remove it"
             )
         fail, good = good, min(2 * good, share)
     while good - fail > 1:  # fail parts do not fit, good parts do
@@ -106,21 +127,27 @@ def largest_of(trial: Trial) -> tuple[int, dict[int, bool]]:
 
 
 def check_can_try(config: Options) -> None:
+    """Raise ConfigError if hardware.micro_batch_size=auto is not supported with this strategy or device."""
     if config.trainer.strategy == "dp":
-        raise ConfigError("it is tried on one GPU, and trainer=dp uses several - use trainer=ddp, or give a number")
+        raise ConfigError(
+            "the measurement uses one GPU, but trainer=dp uses several - use trainer=ddp, or give a number"
+        )
     if config.trainer.strategy == "fsdp" and count_processes(config.hardware, config.trainer) > 1:
         raise ConfigError(
-            "it is tried in one process, and trainer=fsdp shares the model among several - give a number; the largest "
-            "that fits is found by runs of two steps, halving it where one finds no memory"
+            "the measurement uses one process, but trainer=fsdp shards the model - give a number; to find the "
+            "largest, run two steps, and halve it if the run is out of memory"
         )
     device = choose_device(config.hardware)
     if device == "mps" or (device == "cpu" and sys.platform != "linux"):
-        raise ConfigError(f"nothing limits the memory of a trial on {device} here - give a number, or null")
+        raise ConfigError(f"the memory of the measurement cannot be limited on {device} here - give a number, or null")
 
 
 def step_fits(trial: Trial, share: int, parts: int) -> bool:
-    """Two steps, the second with the optimizer's state, and a batch of evaluation. Two micro-batches are enough: the
-    second finds the gradients of the first."""
+    """Return whether two steps and an evaluation batch fit into memory. parts: micro-batches of the share.
+
+    The second step includes the optimizer's state. Two micro-batches per step are enough, because the second one runs
+    with the gradients of the first in memory.
+    """
     sizes = [share // parts + (i < share % parts) for i in range(parts)]
     evaluated = trial.config.hardware.eval_batch_size or sizes[0]
     whole = replace(trial.machine, micro_batch_sizes=sizes, eval_batch_size=evaluated)
@@ -132,7 +159,7 @@ def step_fits(trial: Trial, share: int, parts: int) -> bool:
             raise
         return False
     finally:
-        gc.collect()  # what the traceback held
+        gc.collect()  # frees tensors of the traceback
         if trial.world.device.type == "cuda":
             torch.cuda.empty_cache()
     return True
@@ -142,8 +169,10 @@ def step_fits(trial: Trial, share: int, parts: int) -> bool:
 
 
 def measure_loaders(trial: Trial) -> tuple[float, dict[tuple[str, int], float]]:
-    """Returns (samples/s that the training steps of a rank take, {(data.loader, data.num_workers): samples/s that it
-    delivers alone}), medians of measurements in turns."""
+    """Return (samples/s of the training steps of a rank, {(data.loader, data.num_workers): samples/s of the loader}).
+
+    The loader runs without training. Its speeds are medians of alternating measurements.
+    """
     given, cores = trial.config.data.num_workers, cores_each(trial.machine.num_procs)
     first = loader_speeds(trial.train_set, cores, given, partial(delivered, trial))
     speeds_of = {way: [speed] for way, speed in first.items()}
@@ -158,16 +187,16 @@ def measure_loaders(trial: Trial) -> tuple[float, dict[tuple[str, int], float]]:
 
 
 def held_batches(trial: Trial) -> Iterator[Any]:
-    """The micro-batches of one step, again and again."""
+    """Return an iterator that repeats the micro-batches of one step."""
     with trial.loader() as loader:
         return itertools.cycle(list(itertools.islice(loader, len(trial.machine.micro_batch_sizes))))
 
 
 def delivered(trial: Trial, kind: str, workers: int) -> float:
-    """Samples/s of the loader alone, once it runs."""
+    """Return the samples/s of the loader without training, after its first batch."""
     with trial.loader(kind, "auto" if kind == "device" else workers) as loader:
         batches = iter(loader)
-        size = len(next(iter(next(batches).values())))  # the first waits for workers to start
+        size = len(next(iter(next(batches).values())))  # the first batch waits for the start of the workers
         began, samples = time.perf_counter(), 0
         while (passed := time.perf_counter() - began) < LOADER_S or not samples:
             samples += len(next(iter(next(batches).values())))
@@ -178,7 +207,7 @@ def delivered(trial: Trial, kind: str, workers: int) -> float:
 
 
 def best_loader(taken: float, speeds: dict[tuple[str, int], float]) -> tuple[str, int]:
-    """The way with the fewest workers that delivers ENOUGH times what the steps take; else the fastest."""
+    """Return the (kind, workers) with the fewest workers and >= ENOUGH times the speed of the steps, or the fastest."""
     enough = [way for way, speed in speeds.items() if speed >= ENOUGH * taken]
     if enough:
         return min(enough, key=lambda way: (way[0] == "workers", way[1], -speeds[way]))
@@ -189,10 +218,15 @@ def best_loader(taken: float, speeds: dict[tuple[str, int], float]) -> tuple[str
 
 
 def measure_threads(trial: Trial) -> dict[int, float]:
-    """{CPU threads of a rank: seconds of a training step}, the shortest of several, measured in turns: other processes
-    only lengthen a step."""
+    """Return {CPU threads of a rank: seconds of a training step}. Raise ConfigError if the steps run on a GPU.
+
+    The measurements alternate between the numbers; the shortest time counts, because other processes can only slow it
+    down.
+    """
     if trial.world.device.type != "cpu":
-        raise ConfigError(f"tune threads: the steps are computed on {trial.world.device.type}; add hardware=cpu")
+        raise ConfigError(
+            f"tune threads: requires training on the CPU, got {trial.world.device.type}; add hardware=cpu"
+        )
     most = threads_each(dist_env.ranks_here(trial.world.size))
     counts = sorted({most, *(1 << k for k in range(most.bit_length()))})
     again = held_batches(trial)
@@ -210,7 +244,7 @@ def measure_threads(trial: Trial) -> dict[int, float]:
 
 
 def best_threads(took_s: dict[int, float]) -> int:
-    """The fewest that take at most NO_SLOWER times the shortest: cores that others can use."""
+    """Return the fewest threads that take at most NO_SLOWER times the shortest time, to leave cores to others."""
     return min(count for count, seconds in took_s.items() if seconds <= NO_SLOWER * min(took_s.values()))
 
 
@@ -223,8 +257,11 @@ Points = list[tuple[float, float]]  # (learning rate, loss)
 def range_test(
     config: Options, whole_batch: bool, rates: Callable[[int | None], Iterable[tuple[float, float]]]
 ) -> Points:
-    """Return what `rates` yields until the loss diverges. It is given the micro-batch that computes the global batch on
-    one device: None for the whole (whole_batch), where the samples of all ranks are compared."""
+    """Return the (learning rate, loss) of `rates` until the loss diverges. Raise ConfigError if out of memory.
+
+    rates: called with the micro-batch size to compute the global batch on one device. whole_batch: call it with
+    None, which is the whole batch, for losses that compare the samples of all ranks.
+    """
     skip_dynamo_import()
     points: Points = []
     num_procs = count_processes(config.hardware, config.trainer)
@@ -243,13 +280,13 @@ def range_test(
         if num_procs == 1 or not is_out_of_memory(error):
             raise
         raise ConfigError(
-            f"the test has the whole model, and what {num_procs} ranks compute, on one device, which finds no memory - "
-            "a smaller hardware.micro_batch_size, or the test with a smaller model"
+            f"out of memory: the test runs the whole model and the batch of all {num_procs} ranks on one device - "
+            "use a smaller hardware.micro_batch_size, or test a smaller model"
         ) from error
 
 
 def smoothed(losses: list[float]) -> Iterator[float]:
-    """Exponential moving average, corrected for its begin."""
+    """Yield the exponential moving average of the losses, with bias correction."""
     mean = 0.0
     for i, loss in enumerate(losses, 1):
         mean = LR_SMOOTH * mean + (1 - LR_SMOOTH) * loss
@@ -257,20 +294,24 @@ def smoothed(losses: list[float]) -> Iterator[float]:
 
 
 def diverged(points: Points) -> bool:
+    """Return whether the smoothed loss is not finite or has risen far above its minimum."""
     means = list(smoothed([loss for _, loss in points]))
     if not math.isfinite(means[-1]):
         return True
-    # measured by the fall so far, so that losses of any sign will do
+    # relative to the decrease so far, so that losses may have any sign
     low, first = min(means), means[0]
     return len(means) > 20 and means[-1] > low + LR_DIVERGED * max(first - low, 0.05 * abs(first))
 
 
 def suggested_lr(points: Points) -> float:
-    """A tenth of the rate at which the smoothed loss is least, with two digits."""
+    """Return a tenth of the learning rate with the lowest smoothed loss, with two digits.
+
+    Raise ConfigError if no loss is finite.
+    """
     means = list(smoothed([loss for _, loss in points]))
     finite = [(mean, lr) for mean, (lr, _) in zip(means, points) if math.isfinite(mean)]
     if not finite:
-        raise ConfigError("the learning rate: the loss is not finite from the first step on")
+        raise ConfigError("learning rate: the loss is not finite from the first step on")
     return float(f"{min(finite)[1] / 10:.1e}")
 
 
@@ -278,7 +319,7 @@ def suggested_lr(points: Points) -> float:
 
 
 def step_s(step: Callable[[], None], device: torch.device) -> float:
-    """Seconds of a step, after one to warm up."""
+    """Return the seconds of a step, after one step to warm up."""
     step()  # warm-up: the first step allocates memory
     synchronize(device)
     began = time.perf_counter()
@@ -289,5 +330,6 @@ def step_s(step: Callable[[], None], device: torch.device) -> float:
 
 
 def synchronize(device: Any) -> None:
+    """Wait for the device."""
     if device.type != "cpu":
         getattr(torch, device.type).synchronize()

@@ -1,6 +1,6 @@
-"""The command that finds values by trying them, and prints them as overrides to paste.
+"""The command that finds values by measurements, and prints them as overrides to copy.
 
-Exit status: 0 done, 1 a trial failed, 2 a mistake in the configuration.
+Exit status: 0 finished, 1 a measurement failed, 2 ConfigError.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from samebits.schema import plain
 from samebits.status import shown
 from samebits.world import cluster_role
 
-NAMES = ("micro_batch", "threads", "loader", "lr")  # in this order: each goes on with what was found before
+NAMES = ("micro_batch", "threads", "loader", "lr")  # in this order: each uses the values found before
 
 
 def tune(program: Program, rate: str) -> int:
@@ -35,7 +35,7 @@ def tune(program: Program, rate: str) -> int:
     sys.argv[1:] = [word for word in sys.argv[1:] if word not in NAMES]
     for word in sys.argv[1:]:
         if "=" not in word and not word.startswith("-"):
-            print(f"error: {word}: neither a stage ({', '.join(NAMES)}) nor key=value", file=sys.stderr)
+            print(f"error: {word}: is neither a stage ({', '.join(NAMES)}) nor key=value", file=sys.stderr)
             return 2
 
     failed: list[Exception] = []
@@ -45,7 +45,7 @@ def tune(program: Program, rate: str) -> int:
         try:
             with as_started():
                 try_stages(program, rate, cfg, stages or [name for name in NAMES if name != "threads"], folder)
-        except (ConfigError, RunFailed) as error:  # not through Hydra, which has a line of its own for it
+        except (ConfigError, RunFailed) as error:  # not raised here: Hydra would add its own message
             failed.append(error)
         finally:
             remove_if_empty(program.root, folder)
@@ -66,10 +66,11 @@ def tune(program: Program, rate: str) -> int:
 
 
 def try_stages(program: Program, rate: str, cfg: DictConfig, stages: list[str], folder: Path) -> None:
+    """Run the stages, write tune.json to the folder, and print the overrides. rate: the key of the learning rate."""
     if cluster_role() is not None:
         raise ConfigError(
-            "tune: several processes were started, and it needs one - run it by the plain command, with trainer=ddp "
-            "hardware.num_procs=..., the number of ranks"
+            "tune: requires one process - run it without torchrun or srun, and give the number of ranks with "
+            "trainer=ddp hardware.num_procs=..."
         )
     hydra = HydraConfig.get()
     final = resolved(program, cfg, Path(hydra.runtime.cwd))
@@ -95,40 +96,45 @@ def try_stages(program: Program, rate: str, cfg: DictConfig, stages: list[str], 
 
 
 def micro_batch(measured: Any, record: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Print and record the micro-batches. Return the override."""
     size, tried = measured
     record["micro_batch"] = {str(key): fits for key, fits in tried.items()}
     for key, fits in sorted(tried.items()):
-        print(f"micro-batch of {key:>6,}: {'fits' if fits else 'finds no memory'}")
+        print(f"micro-batch of {key:>6,}: {'fits' if fits else 'out of memory'}")
     return {"hardware.micro_batch_size": size}
 
 
 def threads(measured: Any, record: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Print and record the times of numbers of threads. Return the override."""
     record["threads"] = {str(count): seconds for count, seconds in measured.items()}
     for count, seconds in measured.items():
-        print(f"hardware.num_threads={count:<4} {1e3 * seconds:10.2f} ms a step")
+        print(f"hardware.num_threads={count:<4} {1e3 * seconds:10.2f} ms per step")
     return {"hardware.num_threads": best_threads(measured)}
 
 
 def loader(measured: Any, record: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Print and record the speeds of the loaders. Return the overrides."""
     taken, ways = measured
     kind, workers = best_loader(taken, ways)
     record["loader"] = {"steps": taken, "ways": [[*way, speed] for way, speed in ways.items()]}
-    print(f"the steps of a process take {taken:,.0f} samples/s; each way to read, alone:")
+    print(f"the training steps of a process: {taken:,.0f} samples/s; each loader without training:")
     for (name, count), speed in ways.items():
         print(f"  data.loader={name:<8} data.num_workers={count:<4} {speed:>12,.0f} samples/s")
     return {"data.loader": kind, "data.num_workers": "auto" if kind == "device" else workers}
 
 
 def lr(key: str, measured: Any, record: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Print, draw and record the losses by learning rate. Return the override. key: the key of the learning rate."""
     rate = suggested_lr(measured)
     means = list(smoothed([loss for _, loss in measured]))
     record["lr"] = {"rates": [at for at, _ in measured], "losses": [loss for _, loss in measured], "smoothed": means}
-    print(f"learning rates up to {measured[-1][0]:.2g} tried; the loss fell to {min(means):.4g}")
+    print(f"learning rates up to {measured[-1][0]:.2g} were tested; the lowest loss is {min(means):.4g}")
     draw(measured, means, f"{key}={rate:g}", rate, folder / "lr.png")
     return {key: rate}
 
 
 def draw(measured: Any, means: list[float], label: str, rate: float, file: Path) -> None:
+    """Draw the losses by learning rate into a file, with matplotlib if it is installed."""
     try:
         import matplotlib
     except ImportError:
@@ -151,9 +157,11 @@ def draw(measured: Any, means: list[float], label: str, rate: float, file: Path)
 
 
 def find_micro_batch(program: Program, cfg: DictConfig) -> tuple[int, str]:
-    """Return the largest hardware.micro_batch_size that fits, for a checked config, and a line that says so. Before the
-    ranks start: all read the same config, and so does a resume."""
+    """Return (the largest hardware.micro_batch_size that fits, a line to print). cfg: a checked config.
+
+    This runs before the ranks start, so that all ranks, and a resume, read the same config.
+    """
     key = "hardware.micro_batch_size=auto"
     size, tried = run_in_subprocess(key, program.measure, "micro_batch", cfg)
     failed = min((other for other, fits in tried.items() if not fits), default=None)
-    return size, f"{key}: {size} samples fit{f', {failed} do not' if failed else ', a whole share'}"
+    return size, f"{key}: {size} samples fit{f', {failed} do not' if failed else ', the whole batch of a rank'}"

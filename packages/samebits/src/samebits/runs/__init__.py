@@ -1,17 +1,19 @@
-"""A run is a directory: claimed by one process, filled before the start, with its status, logs and failures.
+"""Run directories: each is locked by one process and contains the config, status, logs and failures of one run.
 
-Given: a checked config and the command's overrides. Returned: files that any later version reads; what they say of
-the run is samebits.status. Knows nothing of ranks: rank 0, or a parent, writes. Imports no torch.
+Input: a checked config and the command's overrides. Output: files that any later version can read (samebits.status
+reads the state of a run from them). Only rank 0 or a parent process writes. This package does not import torch.
 
-Promised: a directory with a config is complete. A process that is killed at any moment leaves no half-written file
-under a final name. A resume that fails before its first step leaves the directory as it was (`undo_resume`, until
+Guarantees: a directory with a config is complete. A process that is killed at any moment leaves no partly written file
+under a final name. If a resume fails before its first step, the previous files are restored (`undo_resume`, until
 `commit_resume`).
 
-Raised: DirectoryLockedError where another process holds the directory, ConfigError for what the user asked in vain,
-CorruptFileError for a file that does not read, RunFailed for a directory that went away.
+Errors: DirectoryLockedError if another process uses the directory, ConfigError for overrides that cannot be applied,
+CorruptFileError for a damaged file, RunFailed if the directory was removed.
 
-    directory     files, lock, status           resume    a new run, or an old one with changed values
-    data_files    data known again elsewhere    elapsed   seconds over all processes of a run
+    directory     files, lock and status of a run directory
+    resume        start a new run, or resume a run with changed values
+    data_files    fingerprints of data files, which identify them at another path
+    elapsed       seconds over all processes of a run
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Fingerprints of the files that a config names: data are known again wherever they lie. No torch, no h5py.
+"""Compute fingerprints of the files that a config names, to identify data at another path. No torch, no h5py.
 
-Of each file its size and BLOCKS blocks, evenly spread from its first byte to its last, are hashed: all of a small file,
-half a megabyte of a large one, whatever its format. Not seen: bytes between the blocks of a large file that are changed
-in place; the files of a folder.
+The hash includes the size of each file and BLOCKS blocks, evenly spaced from its first to its last byte: all of a small
+file, half a megabyte of a large one, for any format. Not detected: changes in place between the blocks of a large file,
+and the files of a folder.
 """
 
 from __future__ import annotations
@@ -23,31 +23,37 @@ from samebits.files import read_json, write_json
 from samebits.saved import flat, portable
 from samebits.schema import plain
 
-BLOCKS, BLOCK = 32, 1 << 14  # of one file; of several together as many, two of each at least
+BLOCKS, BLOCK = 32, 1 << 14  # blocks of one file; several files share them, with at least two for each
 OTHER_GROUPS = ("logger", "profiler", "resume", "sweep", "hydra", "name")
 log = logging.getLogger("samebits")
 
 
 def fingerprints(root: Path, cfg: Any) -> dict[str, dict[str, Any]]:
-    """{key: {path, bytes, digest}} of the values that name local files, by absolute paths, patterns or lists of them.
-    cfg: a run's, resolved."""
+    """Return {key: {path, bytes, digest}} of the values that name local files.
+
+    Such values are absolute paths, glob patterns, or lists of them. cfg: the resolved config of a run.
+    """
     values = {key: value for key, value in flat(plain(cfg)).items() if key.split(".")[0] not in OTHER_GROUPS}
     found = {key: _files(value) for key, value in values.items()}
     return {key: {"path": portable(root, values[key]), **_hashed(files)} for key, files in found.items() if files}
 
 
 def files_of(run_dir: Path) -> dict[str, dict[str, Any]]:
-    """Return the fingerprints of what a run began with; {} where it is older than they are. Raise CorruptFileError if
-    they are of another form."""
+    """Return the fingerprints of the files at the start of the run; {} if an older version started it.
+
+    Raise CorruptFileError if they have a wrong form.
+    """
     found = read_json(run_dir / ENVIRONMENT).get("files", {})
     if not isinstance(found, dict) or not all(isinstance(one, dict) and "digest" in one for one in found.values()):
-        raise CorruptFileError(f"{run_dir / ENVIRONMENT}: damaged, its files are not as a run records them")
+        raise CorruptFileError(f"{run_dir / ENVIRONMENT}: damaged, its key 'files' has a wrong form")
     return found
 
 
 def keep_files(root: Path, run_dir: Path, cfg: DictConfig, begins: bool) -> list[str]:
-    """Record the files in environment.json. Returns a line for each that lies elsewhere than when the run began, with
-    the same content; warns of one that is another. begins: the run has no step yet."""
+    """Record the files in environment.json. Return a line for each file with another path and the same content.
+
+    Warn about files with another content. begins: the run has no step yet.
+    """
     began, now = files_of(run_dir), fingerprints(root, cfg)
     if begins:
         write_json(run_dir / ENVIRONMENT, read_json(run_dir / ENVIRONMENT) | {"files": now})
@@ -60,18 +66,20 @@ def keep_files(root: Path, run_dir: Path, cfg: DictConfig, begins: bool) -> list
 
 
 def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two fingerprints are equal."""
     return (one.get("bytes"), one["digest"]) == (other.get("bytes"), other["digest"])
 
 
 def other_data(began: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return the warning about a file whose content differs from that at the start of the run."""
     return (
-        f"{now.get('path')} ({now.get('bytes'):,} bytes) holds other data than the run began with "
+        f"{now.get('path')} ({now.get('bytes'):,} bytes) differs from the data at the start of the run "
         f"({began.get('path')}, {began.get('bytes'):,} bytes)"
     )
 
 
 def _files(value: Any) -> list[str]:
-    """The files that a value names, in their order; [] if any part of it is something else."""
+    """Return the files that a value names, in their order; [] if any part of it is not an existing file."""
     names = value if isinstance(value, list) else [value]
     if not all(isinstance(name, str) and os.path.isabs(name) for name in names):
         return []

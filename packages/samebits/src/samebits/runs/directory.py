@@ -1,4 +1,4 @@
-"""The run directory: locked by one process at a time, holding all that the run starts from. Imports no torch."""
+"""Create, lock, reopen and clear the directory of a run. Imports no torch."""
 
 from __future__ import annotations
 
@@ -48,50 +48,53 @@ log = logging.getLogger("samebits")
 
 REMOTE = "remote.json"
 LOCK = ".lock"
-BEFORE = ".before"  # copies of the files in UNDONE from before a resume, until its first step
+BEFORE = ".before"  # copies of the files UNDONE from before a resume, until its first step
 UNDONE = (CONFIG, OVERRIDES, STATUS, FAILURE, ENVIRONMENT, DIFF)
 NOT_COMPUTED = ("logger", "profiler", "resume", "sweep")  # groups that do not change what is computed
-MOST_DUMPS = 1000  # parts of configs that are kept as yaml
+MOST_DUMPS = 1000  # parts of configs that are cached as yaml
 _dumps: dict[str, str] = {}
 
 
 @contextmanager
 def claimed(directory: Path) -> Iterator[None]:
-    """Hold the directory's lock in this block; the kernel releases it if the process dies. Raise DirectoryLockedError
-    if another process holds it."""
+    """Hold the lock of the directory in this block. The kernel releases it if the process dies.
+
+    Raise DirectoryLockedError if another process holds it, ConfigError if the directory cannot be written.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         enter(directory)
         lock = Lock(directory / LOCK)
     except Busy as busy:
         raise DirectoryLockedError(
-            f"hydra.run.dir={directory}: another process is running there; wait or stop it{busy}"
+            f"hydra.run.dir={directory}: is in use by another process; wait for it or stop it{busy}"
         ) from None
     except OSError as error:
-        raise ConfigError(f"hydra.run.dir={directory}: nothing can be written there: {error.strerror}") from None
+        raise ConfigError(f"hydra.run.dir={directory}: cannot be written: {error.strerror}") from None
     with lock:
         remove_leftovers(directory)
         yield
 
 
 def is_claimed(directory: Path) -> bool:
-    """Whether a process holds the directory's lock."""
+    """Return whether a process holds the lock of the directory."""
     return is_locked(directory / LOCK)
 
 
 def holds_run(directory: Path) -> bool:
+    """Return whether the directory contains a run: whether it has a config.yaml."""
     return (directory / CONFIG).exists()
 
 
 def check_free(directory: Path) -> None:
-    """ConfigError if the directory has files of another run without its config: a new run would mix with them."""
+    """Raise ConfigError if the directory contains files of another run without its config."""
     foreign = [name for name in (METRICS, RESULT) if (directory / name).exists()]
     if any((directory / CHECKPOINTS).glob("*")):
         foreign.append(f"{CHECKPOINTS}/")
     if foreign:
         raise ConfigError(
-            f"hydra.run.dir={directory}: it has no {CONFIG} but {', '.join(foreign)} of another run; move them away or "
-            "choose another directory"
+            f"hydra.run.dir={directory}: has no {CONFIG}, but contains {', '.join(foreign)} of another run; move them "
+            "away or choose another directory"
         )
 
 
@@ -118,9 +121,11 @@ def fill_directory(
 
 
 def reopen_directory(project: Project, directory: Path, cfg: DictConfig, overrides: list[str]) -> None:
-    """Prepare a resume, perhaps with changed values or code. The old files are kept for `undo_resume`, until
-    `commit_resume`."""
-    if not (directory / BEFORE).exists():  # else a resume was killed before its first step
+    """Prepare the directory for a resume, with the new config, overrides and code.
+
+    Copies of the old files are kept for `undo_resume`, until `commit_resume`.
+    """
+    if not (directory / BEFORE).exists():  # otherwise a resume was killed before its first step
         files = {name: read_file(directory / name) for name in UNDONE if (directory / name).exists()}
         temporary = directory / f"{BEFORE}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
@@ -149,7 +154,7 @@ def _reopen(project: Project, directory: Path, cfg: DictConfig, overrides: list[
 
 
 def keep_changes(project: Project, directory: Path, cfg: DictConfig) -> None:
-    """Record in environment.json what a resume changes: {"after": step, "was": {key: value before}, "code": Code}."""
+    """Record the changes of a resume in environment.json: {"after": step, "was": {key: old value}, "code": Code}."""
     step = max(map(step_of, checkpoint_files(directory / CHECKPOINTS)), default=0)
     change: dict[str, Any] = {}
     before, now = load_flat(project, directory), flat(portable(project.root, plain(cfg, resolve=False)))
@@ -160,7 +165,7 @@ def keep_changes(project: Project, directory: Path, cfg: DictConfig) -> None:
     now_files = fingerprints(project.root, named)
     if was := {k: v for k, v in was.items() if k not in now_files or not is_same(now_files[k], known_files[k])}:
         change["was"] = was
-    if read_status(directory).get("status") != "queued":  # the sweep has seen to those
+    if read_status(directory).get("status") != "queued":  # the sweep has already recorded the code of queued jobs
         known = surroundings(project.root)
         if (here := code_here(project.root, known)) != codes_of(directory)[-1]:
             change |= {"code": list(here)} if step else {}
@@ -173,11 +178,11 @@ def keep_changes(project: Project, directory: Path, cfg: DictConfig) -> None:
 
 
 def keep_versions(directory: Path, versions: dict[str, str]) -> None:
-    """Record {url: version} of remote files; warn if a resumed run uses another version than it began with."""
+    """Record {url: version} of remote files. Warn if a resumed run uses another version than it started with."""
     began = read_json(directory / REMOTE)
     for url, version in versions.items():
         if began.get(url, version) != version:
-            log.warning("%s is not the file that this run began with: it goes on with other data", url)
+            log.warning("%s has changed since the start of this run, which resumes with other data", url)
     if versions:
         write_json(directory / REMOTE, versions | began)
 
@@ -185,14 +190,14 @@ def keep_versions(directory: Path, versions: dict[str, str]) -> None:
 def commit_resume(directory: Path) -> None:
     """Make a resume final, after its first step: delete the copies that `undo_resume` would restore."""
     if (directory / BEFORE).exists():
-        (directory / BEFORE).rename(directory / f"{BEFORE}.tmp")  # renamed first, so that no undo uses half of it
+        (directory / BEFORE).rename(directory / f"{BEFORE}.tmp")  # renamed first, so that no undo uses a part of it
         shutil.rmtree(directory / f"{BEFORE}.tmp", ignore_errors=True)
 
 
 def undo_resume(directory: Path, but: Collection[str] = ()) -> None:
-    """Restore the files from before a resume that ended before its first step. but: names of files not to restore.
+    """Restore the files from before a resume that ended before its first step. but: names of files to keep as they are.
 
-    Only renames, so that it works on a full disk; if interrupted, it can be repeated.
+    It only renames files, so it works on a full disk; if interrupted, it can be repeated.
     """
     before = directory / BEFORE
     if not before.is_dir():
@@ -206,13 +211,16 @@ def undo_resume(directory: Path, but: Collection[str] = ()) -> None:
 
 
 def has_trained(directory: Path) -> bool:
-    """Whether there are logged values or checkpoints, so that the directory must not be emptied after a ConfigError."""
+    """Return whether there are logged values or checkpoints; if so, a ConfigError must not clear the directory."""
     metrics = directory / METRICS
     return (metrics.exists() and metrics.stat().st_size > 0) or any((directory / CHECKPOINTS).glob("*"))
 
 
 def empty_directory(directory: Path, keep: Set[str]) -> None:
-    """Delete a run's files, except `keep`, which were there before it; an empty directory is removed too."""
+    """Delete the files of a run, except the names `keep`, which existed before it.
+
+    Remove the directory if it is empty.
+    """
     for path in directory.iterdir():
         if path.name in keep and path.name != LOCK:
             continue
@@ -225,11 +233,12 @@ def empty_directory(directory: Path, keep: Set[str]) -> None:
 
 
 def write_config(project: Project, directory: Path, cfg: DictConfig | dict[str, Any]) -> None:
+    """Write config.yaml, with paths relative to the project's root."""
     replace_text(directory / CONFIG, to_yaml(portable(project.root, plain(cfg, resolve=False))))
 
 
 def to_yaml(values: dict[str, Any] | list[str]) -> str:
-    """OmegaConf.to_yaml of each entry by itself: most of these are the same in all jobs of a sweep."""
+    """Return OmegaConf.to_yaml of the values. Entries are cached, because most are the same in all jobs of a sweep."""
     entries: list[Any] = [{k: v} for k, v in values.items()] if isinstance(values, dict) else [[v] for v in values]
     return "".join(map(_dumped, entries)) or OmegaConf.to_yaml(values)
 

@@ -1,4 +1,4 @@
-"""Seconds that a run has taken so far, in all its processes, stopped, killed and failed ones included."""
+"""Count the seconds of a run over all its processes, including stopped, killed and failed ones."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from pathlib import Path
 from samebits.files import read_file
 from samebits.status import METRICS, read_status, write_status
 
-SAME_S = 0.05  # `began` of one command is computed to within this; two commands start further apart
+SAME_S = 0.05  # tolerance of `began` within one command; two commands start further apart
 
 
 def record_start(run_dir: Path, began: float) -> None:
-    """Write status running, with the seconds of earlier commands. began: time.monotonic() at this command's start."""
+    """Write the status running, with the seconds of earlier commands. began: time.monotonic() at the start."""
     since = time.time() - (time.monotonic() - began)
     write_status(run_dir, "running", seconds=round(before(run_dir, since), 2), began=since)
 
 
 def before(run_dir: Path, since: float) -> float:
-    """Returns the seconds of earlier commands; a killed one counts until its last log line or status.
+    """Return the seconds of earlier commands. A killed one counts until its last log line or status.
 
-    since: time.time() when this command began; a restart within one command belongs to it.
+    since: time.time() when this command started; restarts within one command belong to it.
     """
     status = read_status(run_dir)
     spent, began = float(status.get("seconds", 0.0)), status.get("began")
     if began is None or abs(began - since) < SAME_S:
         return spent
     last = last_logged(run_dir / METRICS)
-    if status.get("status") != "running":  # its end was recorded when it happened
+    if status.get("status") != "running":  # the status has the time of its end
         with suppress(ValueError):
             last = max(last, datetime.strptime(status.get("time", ""), "%Y-%m-%dT%H:%M:%S%z").timestamp())
     return spent + max(0.0, last - began)
 
 
 def last_logged(path: Path) -> float:
-    """Returns time.time() of the last line of a metrics.jsonl; 0 if there is none."""
+    """Return time.time() of the last line of a metrics.jsonl; 0 if there is no line."""
     for line in reversed(read_file(path).splitlines() if path.exists() else []):
         try:
             return float(json.loads(line)["time"])
-        except (ValueError, KeyError, TypeError):  # the half line of a killed process
+        except (ValueError, KeyError, TypeError):  # the incomplete line of a killed process
             continue
     return 0.0

@@ -1,4 +1,4 @@
-"""Decide whether a command begins a new run or resumes one. Imports no torch."""
+"""Decide whether a command starts a new run or resumes one. Imports no torch."""
 
 from __future__ import annotations
 
@@ -29,24 +29,25 @@ CHOICE = re.compile(r"(?P<group>\w+(/\w+)*)=(?P<options>[\w-]+|\[[\w-]+(,[\w-]+)
 def choose_run(
     project: Project, cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path
 ) -> tuple[DictConfig, Path]:
-    """Returns (resolved config, directory) of the run to begin or resume. cfg: as composed. run_dir: for a new run.
+    """Return (resolved config, directory) of the run to start or resume.
 
-    A resumed run keeps its saved config, even if conf/ has changed, except for the command's overrides; with
-    resume=auto only for overrides that the run was not given before. Its logger is the present config's: a stranger's
-    run would send this user's passwords, or what is trained, to an address of its own.
+    cfg: the composed config. run_dir: directory of a new run. A resumed run keeps its saved config, even if conf/ has
+    changed, and applies the command's overrides; with resume=auto only the overrides that are new. Its logger comes
+    from the present config, because the run of another person could otherwise send your data or passwords to a foreign
+    server. Raise ConfigError if there is no run to resume, or if an override cannot be applied.
     """
     resume = cfg.resume
-    if resume is not None and not isinstance(resume, str):  # a directory named 1 or 007, which Hydra reads as a number
+    if resume is not None and not isinstance(resume, str):  # Hydra reads a directory named 1 or 007 as a number
         typed = [text for text in overrides if text.startswith("resume=")] or [f"resume={resume}"]
         resume = cfg.resume = typed[-1].removeprefix("resume=")
     directory = run_dir if resume in (None, "auto") else Path(absolute(resume, cwd))
     if resume is None and holds_run(directory):
         raise ConfigError(
-            f"hydra.run.dir={directory}: it holds a run; add resume=auto to go on with it, or choose another"
+            f"hydra.run.dir={directory}: contains a run; add resume=auto to resume it, or choose another directory"
         )
     if resume not in (None, "auto") and not holds_run(directory):
         raise ConfigError(
-            f"resume={directory}: no run directory (it has no {CONFIG}); give the one that a run has printed"
+            f"resume={directory}: not a run directory ({CONFIG} is missing); give the directory that the run printed"
         )
     if (directory / BEFORE).exists():
         with claimed(directory):  # left by a resume that was killed before its first step
@@ -54,7 +55,9 @@ def choose_run(
     if not holds_run(directory):
         check_free(directory)
         if is_agent_retry(project):
-            log.warning("W&B hands this run out again, but %s is not here: it begins anew", shown(directory))
+            log.warning(
+                "W&B has assigned this run again, but %s is missing: the run starts from scratch", shown(directory)
+            )
         new = resolved(project, cfg, cwd)
         new.resume = None
         return new, directory
@@ -66,7 +69,7 @@ def choose_run(
     given, changed, before = set(typed), [], flat(plain(saved))
     for override in overrides:
         key = override.partition("=")[0]
-        # the same command with resume=auto is often repeated: overrides it had before are no change
+        # a command with resume=auto is often repeated: overrides that the run already has are not changes
         repeated = override in given and (resume in (None, "auto") or (project.conf / key).is_dir())
         if not repeated and key != "resume" and not key.startswith("hydra."):
             for each in leaves_of(override):
@@ -84,11 +87,10 @@ def choose_run(
 def own_logger(
     project: Project, saved: DictConfig, cfg: DictConfig, typed: Sequence[str], overrides: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns the group `logger` as conf/ and this command have it, for the run's name and the options that the run has
-    chosen from conf/ (logger=none, an experiment). Says in one line what the run had otherwise.
+    """Return the group `logger` of conf/ and this command, with the run's name and its choices (logger=none, ...).
 
-    cfg: as this command has composed it. typed: the run's overrides; their values are not taken. overrides: this
-    command's.
+    Warn in one line about values that differ from the run's. cfg: the composed config of this command. typed: the run's
+    overrides; only choices of options are used, not values. overrides: the overrides of this command.
     """
     if any(override.partition("=")[0] == LOGGER and not is_choice(project, override) for override in overrides):
         return OmegaConf.to_container(cfg[LOGGER], resolve=True)  # type: ignore[return-value] # of --config-dir
@@ -106,12 +108,15 @@ def own_logger(
         if now.get(key) != value and not any(f"{LOGGER}.{key}".startswith(k) for k in keys)
     ]
     if unlike:
-        log.warning("a resume logs where this command says: %s; give a value to keep it", ", ".join(unlike))
+        log.warning(
+            "a resumed run uses the logger options of this command: %s; to keep a value, add it to the command",
+            ", ".join(unlike),
+        )
     return logger
 
 
 def is_choice(project: Project, override: str) -> bool:
-    """Whether it chooses options of a group that are there in conf/, by name: logger=[wandb,mlflow]."""
+    """Return whether the override chooses existing options of a group in conf/ by name: logger=[wandb,mlflow]."""
     found = CHOICE.fullmatch(override)
     return (
         found is not None
@@ -124,7 +129,7 @@ def is_choice(project: Project, override: str) -> bool:
 
 
 def leaves_of(override: str) -> list[str]:
-    """The keys that an override gives values to: its own, or those in its mapping, a={b: 1}: all others of a stay."""
+    """Return the keys that an override sets: its key, or the keys in a mapping (a={b: 1} sets a.b)."""
     parsed = OverridesParser.create().parse_override(override)
     if parsed.is_sweep_override() or parsed.is_delete() or not isinstance(parsed.value(), dict):
         return [override.partition("=")[0]]
@@ -134,14 +139,17 @@ def leaves_of(override: str) -> list[str]:
 def change_value(
     project: Project, saved: DictConfig, cfg: DictConfig, key: str, override: str, directory: Path
 ) -> None:
-    """Copy the value that `override` has set in `cfg` into a run's saved config."""
+    """Copy the value that `override` has set in `cfg` into the saved config of a run.
+
+    Raise ConfigError if the override cannot be applied.
+    """
     key = key.removeprefix("+")
     if key in project.beside:
         OmegaConf.update(saved, key, OmegaConf.to_container(cfg[key], resolve=True), merge=False)
     elif key.startswith("~") or (project.conf / key.partition("@")[0]).is_dir():
         raise ConfigError(
-            f"{override}: the run in {directory} keeps its groups; what can be changed when it goes on are values "
-            f"(process.timeout=20m) and the groups {', '.join(project.beside)} - for another run leave out resume"
+            f"{override}: the run in {directory} keeps its groups; a resume can change only values "
+            f"(process.timeout=20m) and the groups {', '.join(project.beside)} - for a new run, remove resume"
         )
     elif has_key(saved, key) or has_key(saved, override.partition("=")[0]) or adds(saved, override):
         OmegaConf.update(saved, key, OmegaConf.select(cfg, key), force_add=True)
@@ -152,27 +160,29 @@ def change_value(
 
 
 def check_id(directory: Path, wandb_id: str) -> None:
-    """ConfigError if the sweep's command has one directory for all runs, and it holds another run than this one."""
+    """Raise ConfigError if the directory contains another W&B run: the sweep's command has one directory for all."""
     if (other := read_status(directory).get("wandb_id")) != wandb_id:
         raise ConfigError(
-            f"hydra.run.dir={directory}: it holds W&B's run {other}, not {wandb_id}; leave it out of the sweep's "
-            "command, or end it with /${oc.env:WANDB_RUN_ID}"
+            f"hydra.run.dir={directory}: contains W&B's run {other}, not {wandb_id}; remove hydra.run.dir from the "
+            "sweep's command, or end it with /${oc.env:WANDB_RUN_ID}"
         )
 
 
 def check_same(project: Project, saved: DictConfig, cfg: DictConfig, key: str, wandb_id: str, directory: Path) -> None:
-    """ConfigError if a run of W&B's sweep would go on with another value: its server takes the scores as those of the
-    values that it chose when the run began."""
+    """Raise ConfigError if a run of a W&B sweep would be resumed with another value.
+
+    W&B attributes the scores to the values that it chose at the start of the run.
+    """
     was, now = (OmegaConf.select(one, key.lstrip("+~")) for one in (saved, cfg))
     if not (project.conf / key).is_dir() and key.split(".")[0] not in project.beside and was != now:
         raise ConfigError(
-            f"{key}={show(plain(now))}: W&B's run {wandb_id} has {show(plain(was))}, and goes on with what it began "
-            f"with; move {shown(directory)} away to begin it anew"
+            f"{key}={show(plain(now))}: W&B's run {wandb_id} has {show(plain(was))}, and is resumed with its initial "
+            f"values; move {shown(directory)} away to start it from scratch"
         )
 
 
 def adds(saved: DictConfig, override: str) -> bool:
-    """Whether it adds a key to a node of the run's config; whether that takes it says the check of the whole."""
+    """Return whether the override adds a key to a node of the run's config. A later check validates the key."""
     parent = override.partition("=")[0].rpartition(".")[0]
     return override.startswith("+") and isinstance(OmegaConf.select(saved, parent.removeprefix("+")), DictConfig)
 
@@ -180,10 +190,12 @@ def adds(saved: DictConfig, override: str) -> bool:
 def check_followers(
     project: Project, saved: DictConfig, before: dict[str, Any], typed: list[str], changed: list[str]
 ) -> None:
-    """ConfigError if a value that was interpolated from a changed one (data.order.batch_size from
-    trainer.global_batch_size) would keep its old value, as saved configs are resolved: it must be given too.
-    Of a run that was saved when yamls still gave what the run gives today (Project.asked), too. before: its values.
-    typed: the run's overrides, to find interpolations in conf/; if they no longer compose, nothing is checked."""
+    """Raise ConfigError if a value that was interpolated from a changed value would keep its old value.
+
+    An example is data.order.batch_size, from trainer.global_batch_size. Saved configs are resolved, so the command must
+    give both. The check includes keys of older versions whose value the run computes today (Project.asked). before: the
+    run's values. typed: its overrides, to find interpolations in conf/; if they no longer compose, nothing is checked.
+    """
     if all(key.split(".")[0] in project.beside for key in changed):
         return
     try:
@@ -199,11 +211,11 @@ def check_followers(
         for at in [*(at for at, text in raw.items() if text == f"${{{key}}}"), *older]:
             follows = at not in changed and has_key(saved, at)
             if follows and plain(OmegaConf.select(saved, at)) != new:
-                raise ConfigError(f"{key}={show(new)}: {at} follows from it; give it too: {at}={show(new)}")
+                raise ConfigError(f"{key}={show(new)}: {at} depends on it; add {at}={show(new)}")
 
 
 def has_key(cfg: DictConfig, key: str) -> bool:
-    """Whether the key exists, null or not, or is an argument of a `_target_`, which may be newer than the run."""
+    """Return whether the key exists, or is an argument of a `_target_`, which may be newer than the run."""
     parent, _, name = key.rpartition(".")
     node = OmegaConf.select(cfg, parent) if parent else cfg
     return isinstance(node, DictConfig) and (name in node or "_target_" in node)

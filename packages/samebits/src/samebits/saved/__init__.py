@@ -1,17 +1,17 @@
-"""Configs of run directories, read as data and compared. Imports neither Hydra nor torch.
+"""Saved configs: read the configs of run directories as data, and compare them. Imports neither Hydra nor torch.
 
-Given: a run's directory, which may be somebody else's, and the project (samebits.project). Returned: its config and
-overrides as this version would have saved them, with this project's paths.
+Input: a run directory, which may be untrusted, and the project (samebits.project). Output: its config and overrides in
+the form of this version, with the paths of this project.
 
-Promised: a config that an older version saved is read as data, never executed: keys that it lacks take their defaults,
-import paths that have moved are translated; links out of its folder, pipes and YAML aliases are refused. `enter` is the
-door: whatever reads or writes in a run's directory calls it first.
+Guarantees: a saved config is data and never executed. Missing keys get their defaults, and import paths of older
+versions are translated. Links out of the directory, pipes and YAML aliases raise an error. All code that reads or
+writes in a run directory calls `enter` first.
 
-Raised: ConfigError, which names the file and the mistake.
+Errors: ConfigError with the file and the problem.
 
-    config        config.yaml and overrides.yaml of a run
-    comparing     dotted keys; differences between the configs of jobs
-    paths         those below the project's root, saved relative to it
+    config        read config.yaml and overrides.yaml of a run
+    comparing     dotted keys, and differences between the configs of jobs
+    paths         save paths relative to the project's root, and resolve them in another project
 """
 
 from __future__ import annotations

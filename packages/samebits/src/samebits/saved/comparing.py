@@ -1,7 +1,7 @@
-"""Finds config differences between a sweep's jobs that were not swept. Imports neither Hydra nor torch.
+"""Find config differences between jobs of a sweep in keys that were not swept. Imports neither Hydra nor torch.
 
-A default in conf/ may be edited between two commands of a sweep. Jobs of both may then have the same overrides but
-different configs, so they are no repetitions: the differing keys are shown, and the report groups jobs by them too.
+A default in conf/ may be edited between two commands of a sweep. Jobs may then have the same overrides but different
+configs, so they are not repetitions: the report prints the keys that differ, and groups jobs by them.
 """
 
 from __future__ import annotations
@@ -25,22 +25,25 @@ _current: set[tuple[Any, ...]] = set()  # project, keys and targets of configs t
 
 
 def flat(node: Any, key: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}, "c": [1]} -> {"a.b": 1, "c": [1]}; an empty mapping is a value."""
+    """Flatten {"a": {"b": 1}, "c": [1]} to {"a.b": 1, "c": [1]}. An empty mapping is a value."""
     if isinstance(node, dict) and (node or not key):
         return {k: v for name, value in node.items() for k, v in flat(value, join(key, str(name))).items()}
     return {key: node}
 
 
 def load_flat(project: Project, directory: Path) -> dict[str, Any]:
-    """A run's config, {dotted key: value}, as this version would have saved it: with keys that are younger than the
-    run, and paths relative to the project that wrote it. Empty where there is none. To compare runs."""
+    """Return the config of a run as {dotted key: value}, in the form of this version, to compare runs.
+
+    It includes keys that are newer than the run; paths are relative to the root of the project that wrote it. Return {}
+    if the run has no config.
+    """
     whole = load_plain(directory / CONFIG, dict, load_sections)
     values = flat(whole)
     kind = (project.name, *(f"{key}={value}" if key.endswith("_target_") else key for key, value in values.items()))
     if values and kind not in _current:
         of_now = updated(project, whole)[0]
         if of_now == whole:
-            _current.add(kind)  # the jobs of a sweep are of few kinds, and bringing one up to date takes a while
+            _current.add(kind)  # jobs of a sweep have few different sets of keys, and `updated` is slow
         values = flat(of_now)
     values = portable(project.root, values)
     texts = (one for value in values.values() for one in (value if isinstance(value, list) else [value]))
@@ -49,29 +52,31 @@ def load_flat(project: Project, directory: Path) -> dict[str, Any]:
 
 
 def is_seed(key: str) -> bool:
+    """Return whether the key is a seed: whether its last part is seed."""
     return key.rpartition(".")[2] == "seed"
 
 
 @dataclass(frozen=True)
 class JobConfig:
-    """What is compared of a job. values: {dotted key: value}, none where it is not written yet. name: its folder's."""
+    """The data of a job to compare. values: {dotted key: value}, empty if not written yet. name: of its directory."""
 
     values: Mapping[str, Any]
     overrides: Sequence[str]
     name: str
 
     def value(self, key: str) -> Any:
+        """Return the value of a key, with paths relative to the job's directory."""
         return _without(self.values.get(key, _ABSENT), self.name)
 
 
 def unswept(
     project: Project, jobs: Sequence[JobConfig], swept: Collection[str], follows: Mapping[str, Collection[str]]
 ) -> list[str]:
-    """The dotted keys in which jobs differ although they were not swept.
+    """Return the dotted keys that differ between jobs although they were not swept.
 
     follows: {swept key: keys that interpolate it}. Seeds, names and the groups Project.beside are not compared. A key
-    that a swept group's option may have set (keys below the group; any key, for an experiment) is compared only among
-    jobs with the same option.
+    that an option of a swept group may have set (keys below the group; for an experiment, any key) is compared only
+    between jobs with the same option.
     """
     jobs = [job for job in jobs if job.values]
     keys = dict.fromkeys(key for job in jobs for key in job.values)
@@ -84,10 +89,12 @@ def unswept(
 
 
 def _differs(key: str, jobs: Sequence[JobConfig], owners: Sequence[str]) -> bool:
-    """Whether two jobs with the same options of `owners`, the swept groups that may have set the key, have different
-    values of it."""
+    """Return whether two jobs with the same options of `owners` have different values of the key.
+
+    owners: the swept groups that may have set the key.
+    """
     if all(job.values.get(key, _ABSENT) == jobs[0].values.get(key, _ABSENT) for job in jobs):
-        return False  # nearly always
+        return False  # the usual case
     first: dict[tuple[str | None, ...], Any] = {}  # options -> the value of the first job that has them
     for job in jobs:
         options, value = tuple(_choice(job.overrides, group) for group in owners), job.value(key)
@@ -97,7 +104,7 @@ def _differs(key: str, jobs: Sequence[JobConfig], owners: Sequence[str]) -> bool
 
 
 def dependents(project: Project, raw: Mapping[str, Any], key: str) -> list[str]:
-    """The keys of an unresolved config that interpolate `key`, directly or through other keys."""
+    """Return the keys of an unresolved config that interpolate `key`, directly or through other keys."""
     texts = {name: str(value) for name, value in raw.items() if "${" in str(value)}
     found = {key}
     reads = {name for name, text in texts.items() if any(f"${{{one}:" in text for one in project.resolvers)}
@@ -120,12 +127,12 @@ def _refers(text: str, key: str) -> bool:
 
 
 def _within(key: str, above: str) -> bool:
-    """Whether a dotted key is `above` or below it. above: as in an override (~key, group@package, a/b)."""
+    """Return whether a dotted key is `above` or below it. above: as in an override (~key, group@package, a/b)."""
     return f"{key}.".startswith(above.lstrip("~").partition("@")[0].replace("/", ".") + ".")
 
 
 def _owns(group: str, key: str, keys: Iterable[str]) -> bool:
-    """Whether a group's option may have set `key`: a key below the group, or any key (an experiment)."""
+    """Return whether an option of the group may have set `key`: a key below the group, or any key (an experiment)."""
     somewhere = group.startswith("~") or any(_within(one, group) for one in keys)
     return _within(key, group) or "@" in group or not somewhere
 
@@ -136,7 +143,7 @@ def _choice(overrides: Sequence[str], key: str) -> str | None:
 
 
 def _without(value: Any, name: str) -> Any:
-    """A path within the job's own directory, made relative to it: such paths are no difference between jobs."""
+    """Return the value with paths relative to the job's directory, because such paths always differ between jobs."""
     if isinstance(value, str) and name and name in value:
         return value.partition(name)[2]
     return [_without(one, name) for one in value] if isinstance(value, list) else value

@@ -1,7 +1,7 @@
-"""The door to a run directory, which may be somebody else's: `enter` first, then its config, as data. Interpolations
-are not resolved, nothing is executed, no symbolic link out of it is followed, no pipe is waited for.
+"""Read the config and overrides of a run directory, which may be untrusted. Call `enter` before any access.
 
-Imports no torch. A mistake in a file is a ConfigError of one line.
+Interpolations are not resolved, code is not executed, symbolic links out of the directory are not followed, pipes are
+not read. Errors in a file raise a ConfigError of one line. Imports no torch.
 """
 
 from __future__ import annotations
@@ -33,34 +33,37 @@ T = TypeVar("T")
 log = logging.getLogger("samebits")
 
 CONFIG, OVERRIDES = "config.yaml", "overrides.yaml"
-OF_WANDB = re.compile(r"(offline-)?run-")  # folders below wandb/ that are that library's
-_said: set[tuple[Path | str, str]] = set()  # warnings given, so that each is given once per process
+OF_WANDB = re.compile(r"(offline-)?run-")  # folders below wandb/ that the library wandb writes
+_said: set[tuple[Path | str, str]] = set()  # warnings that this process has already printed
 MOST_NODES, DEEPEST, LONGEST = 50_000, 50, 1 << 16  # values in a saved yaml, levels, characters of one value
-LoaderOfC = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's: 1 ms per config, not 10
+LoaderOfC = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml: 1 ms per config instead of 10 ms
 
 
 def read_config(project: Project, directory: Path) -> DictConfig:
-    """Returns a run's config. It was resolved when the run began, so an interpolation in it is an error.
+    """Return the config of a run. It was resolved at the start of the run, so an interpolation raises ConfigError.
 
-    A key that the run's version did not have gets its default, one that no longer exists is dropped; both are logged.
+    A key that is newer than the run gets its default; a key that no longer exists is removed. Both are logged.
     """
     enter(directory)
     return current(project, saved_config(project, directory), directory / CONFIG)
 
 
 def current(project: Project, cfg: Any, path: Path) -> DictConfig:
-    """Returns a config that some version has written to `path` as one of this version."""
+    """Return a config that any version has written to `path`, in the form of this version."""
     hints = hints_of(project.schema)
     needed = [one.name for one in fields(project.schema) if one.default is one.default_factory is MISSING]
     groups = [name for name in needed if hints[name] is not str]
     if not isinstance(cfg, DictConfig) or not all(isinstance(cfg._get_node(group), DictConfig) for group in groups):
-        raise ConfigError(f"{path}: not the config of a run, which has {', '.join(groups)}; take it from a copy")
+        raise ConfigError(f"{path}: not the config of a run, which has {', '.join(groups)}; restore it from a copy")
     try:
         check_resolved(OmegaConf.to_container(cfg, resolve=False))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     values, filled, gone = updated(project, plain(cfg, resolve=False))
-    for keys, what in ((filled, "younger than this run, with their defaults"), (gone, "gone, and left out")):
+    for keys, what in (
+        (filled, "newer than this run and get their defaults"),
+        (gone, "no longer used and were removed"),
+    ):
         if keys and (path, what) not in _said:
             _said.add((path, what))
             log.warning("%s: keys that are %s: %s", path, what, ", ".join(keys))
@@ -68,8 +71,10 @@ def current(project: Project, cfg: Any, path: Path) -> DictConfig:
 
 
 def saved_config(project: Project, directory: Path) -> Any:
-    """Returns config.yaml as it was written, by whatever version, with the paths of this project (paths.py); of
-    anybody, so nothing of it is checked."""
+    """Return config.yaml as any version has written it, with the paths of this project (paths.py).
+
+    The content is untrusted and not checked.
+    """
     cfg = _loaded(directory / CONFIG, _checked_omegaconf)
     if not isinstance(cfg, DictConfig):
         return cfg
@@ -77,18 +82,24 @@ def saved_config(project: Project, directory: Path) -> Any:
     here = moved_here(project.root, was, writer(directory))
     if here != was and (directory, "moved") not in _said:
         _said.add((directory, "moved"))
-        log.warning("%s: was saved by a project in %s: its paths are this one's", directory / CONFIG, writer(directory))
+        log.warning(
+            "%s: was saved by the project in %s: its paths are now in this project",
+            directory / CONFIG,
+            writer(directory),
+        )
     return DictConfig(here)
 
 
 def check_saved(project: Project, cfg: Any) -> None:
-    """ConfigError for an interpolation or a `_target_` anywhere in a config, of whatever version, that the present one
-    would not build; `current` would leave out keys that it does not know."""
+    """Raise ConfigError for an interpolation or a forbidden `_target_` in a config of any version.
+
+    This includes keys that `current` would remove.
+    """
     check_nodes(project, _moved(project, plain(cfg, resolve=False)))
 
 
 def updated(project: Project, cfg: Any) -> tuple[dict[str, Any], list[str], list[str]]:
-    """Returns (a plain config as one of this version, "key=value" of keys that it lacked, keys that are gone)."""
+    """Return (a plain config in the form of this version, "key=value" of missing keys, keys that no longer exist)."""
     values, filled, gone = completed(project.schema, _moved_keys(project, _moved(project, cfg)))
     for group, schema in project.own.items():
         names = {one.name for one in fields(schema)}
@@ -99,7 +110,7 @@ def updated(project: Project, cfg: Any) -> tuple[dict[str, Any], list[str], list
 
 
 def _moved(project: Project, node: Any) -> Any:
-    """Returns the node with _target_ paths of older versions replaced by the present ones."""
+    """Return the node with _target_ paths of older versions replaced by the present ones."""
     if isinstance(node, dict):
         return {
             key: _moved_path(project, value) if key == "_target_" else _moved(project, value)
@@ -109,7 +120,7 @@ def _moved(project: Project, node: Any) -> Any:
 
 
 def _moved_keys(project: Project, cfg: dict[str, Any]) -> dict[str, Any]:
-    """Returns the whole config with each value under its present key; one that stands there already stays."""
+    """Return the whole config with each value under its present key. A value that is already there is kept."""
     whole = {group: dict(node) if isinstance(node, dict) else node for group, node in cfg.items()}
     for _, new, value in taken_out(project, whole):
         home, _, called = new.rpartition(".")
@@ -121,8 +132,11 @@ def _moved_keys(project: Project, cfg: dict[str, Any]) -> dict[str, Any]:
 
 
 def taken_out(project: Project, cfg: dict[str, Any], keys: Collection[str] | None = None) -> list[tuple[str, str, Any]]:
-    """Take the keys of older versions out of a whole config of plain values, in place. Return (old key, its present
-    key, its value as it is written now) of each. keys: those to take out, None: all of project.moved_keys."""
+    """Remove the keys of older versions from a whole plain config, in place.
+
+    Return (old key, present key, value in the present form) of each. keys: keys to remove; None: all of
+    project.moved_keys.
+    """
     found: list[tuple[str, str, Any]] = []
     for old, new in project.moved_keys.items():
         above, _, name = old.rpartition(".")
@@ -140,7 +154,7 @@ def taken_out(project: Project, cfg: dict[str, Any], keys: Collection[str] | Non
 
 
 def _matching(node: Any, path: list[str]) -> list[list[str]]:
-    """The paths of the mappings that a path leads to, in which * is any name."""
+    """Return the paths of the mappings that match a path, in which * is any name."""
     if not isinstance(node, dict):
         return []
     if not path:
@@ -150,6 +164,7 @@ def _matching(node: Any, path: list[str]) -> list[list[str]]:
 
 
 def value_of_now(project: Project, name: str, value: Any) -> Any:
+    """Return the value of an argument in its present form."""
     known = project.moved_values.get(name, {})
     return known[value] if isinstance(value, str) and value in known else value
 
@@ -162,29 +177,29 @@ def _moved_path(project: Project, text: Any) -> Any:
 
 
 def read_overrides(project: Project, directory: Path) -> list[str]:
-    """Returns the overrides that the user typed for a run, interpolations unresolved."""
+    """Return the overrides of a run as the user typed them, with unresolved interpolations."""
     path = directory / OVERRIDES
     values = _loaded(path, checked_yaml) or []
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise ConfigError(f"{path}: expected a list of texts such as seed=1; it is damaged - take it from a copy")
+        raise ConfigError(f"{path}: damaged, expected a list of strings such as seed=1 - restore it from a copy")
     return [override_of_now(project, value) for value in values]
 
 
 def override_of_now(project: Project, text: str) -> str:
-    """An override that somebody typed for an older version, or its key alone, with today's paths and keys."""
+    """Return an override of an older version, or only its key, with the present import paths and keys."""
     text = re.sub(r"(?<=_target_)([=:] *)([a-zA-Z_0-9.]+)", lambda m: m[1] + _moved_path(project, m[2]), text)
     found = re.match(r"(\+*)([A-Za-z_0-9.]+)(=.*)?$", text, re.DOTALL)
     if found is None or (new := key_of_now(project, found[2])) is None:
         return text
     known, value = project.moved_values.get(new.rpartition(".")[2], {}), (found[3] or "")[1:]
     if known and value and not all(part in known for part in value.split(",")):
-        return text  # an argument of another class
+        return text  # an argument of the same name of another class
     given = ",".join(str(known.get(part, part)).lower() for part in value.split(",")) if known else value
     return f"{found[1]}{new}" + (f"={given}" if found[3] else "")
 
 
 def key_of_now(project: Project, key: str) -> str | None:
-    """The present name of a key of an older version; None if it is none."""
+    """Return the present name of a key of an older version; None if the key was not renamed."""
     for old, new in project.moved_keys.items():
         if found := re.fullmatch(re.escape(old).replace(r"\*", r"([^.]+)"), key):
             return new.replace("*", found[1]) if "*" in old else new
@@ -192,8 +207,10 @@ def key_of_now(project: Project, key: str) -> str | None:
 
 
 def typed_of_now(project: Project, text: str) -> str:
-    """An override that somebody has typed, with the keys and paths of this version in the place of those of the one
-    before (project.aliases); a line on stderr names the new one."""
+    """Return a typed override with names of the previous version (project.aliases) replaced by the present ones.
+
+    Print a line to stderr if it was replaced.
+    """
     old = text.lstrip("+~").partition("=")[0]
     new = override_of_now(project, text)
     key = next((one for one in project.aliases if re.fullmatch(re.escape(one).replace(r"\*", r"[^.]+"), old)), None)
@@ -205,39 +222,39 @@ def typed_of_now(project: Project, text: str) -> str:
 
 
 def say_renamed(old: str, new: str) -> None:
+    """Print, once, that a key was renamed."""
     if (old, new) not in _said:
         _said.add((old, new))
         print(f"{old}: was renamed to {new} - please use the new name", file=sys.stderr)
 
 
 def enter(directory: Path, jobs: Collection[str] = ()) -> None:
-    """The door: ConfigError if a directory of a run, which may be anybody's, holds a symbolic link out of it, a pipe, a
-    socket or a device. Whatever reads or writes there comes in here first; samebits.files opens its files.
+    """Raise ConfigError if an untrusted run directory contains a link out of it, a pipe, a socket or a device.
 
-    jobs: the names of a sweep's jobs, which are not looked into: each has a door of its own. Nor are wandb's own
-    folders, from which it links to its cache: nothing here reads, writes or sends what is in them. Nothing that lies in
-    a folder leaves it out.
+    Call it before any read or write in the directory; samebits.files opens its files. jobs: names of a sweep's jobs,
+    which are skipped, because `enter` is called for each. The folders of wandb are also skipped, because they link to
+    its cache and this code does not access them. The content of a folder cannot make this function skip it.
     """
     base = directory.resolve()
     for path in _entries(base, jobs):
         try:
             kind = path.lstat().st_mode
             out = stat.S_ISLNK(kind) and not path.resolve().is_relative_to(base)
-        except FileNotFoundError:  # it was just deleted, as an older checkpoint is
+        except FileNotFoundError:  # it was deleted in the meantime, for example an outdated checkpoint
             continue
-        except (RuntimeError, OSError) as error:  # links that go round in a ring
+        except (RuntimeError, OSError) as error:  # a cycle of links
             raise ConfigError(f"{path}: {error}; remove it") from None
         if out:
             raise ConfigError(
-                f"{path}: is a symbolic link to {os.readlink(path)}, and a run keeps to its own directory - put the "
-                "file or folder itself there; for another disk, hydra.run.dir="
+                f"{path}: is a symbolic link to {os.readlink(path)}, out of the run directory - replace it by the "
+                "file or folder; to use another disk, set hydra.run.dir"
             )
         if not (stat.S_ISLNK(kind) or stat.S_ISDIR(kind) or stat.S_ISREG(kind)):
             raise ConfigError(f"{path}: is neither a file nor a folder; remove it")
 
 
 def _entries(base: Path, jobs: Collection[str]) -> Iterator[Path]:
-    """All entries below `base` but those in the folders `jobs` and in wandb's, links not followed."""
+    """Yield all entries below `base`, except in the folders `jobs` and of wandb. Links are not followed."""
     folders = [base]
     while folders:
         folder = folders.pop()
@@ -259,22 +276,27 @@ def _checked_omegaconf(text: str) -> Any:
 
 
 def checked_yaml(text: str) -> Any:
+    """Return the content of a yaml text. Raise ValueError as `check_yaml`."""
     check_yaml(text)
     return yaml.load(text, LoaderOfC)
 
 
 def load_sections(text: str) -> Any:
-    """As checked_yaml. Each section (from a key at the start of a line to the next) is parsed once in a process: the
-    configs of a sweep's jobs share most of them. A text that does not fall apart into one key each is parsed whole."""
+    """Return the content of a yaml text, as `checked_yaml`, with a cache of sections.
+
+    A section goes from a key at the start of a line to the next. The configs of a sweep's jobs share most sections. A
+    text that cannot be split into sections of one key is parsed whole.
+    """
     sections = [part for part in re.split(r"(?m)^(?=[A-Za-z_])", text) if part]
     whole: dict[str, Any] = {}
     try:
         for section in sections:
             found = _section(section)
-            if not isinstance(found, dict) or len(found) != 1 or len(text) > MOST_NODES:  # more is for check_yaml
+            # check_yaml must count the nodes of a long text as a whole
+            if not isinstance(found, dict) or len(found) != 1 or len(text) > MOST_NODES:
                 return checked_yaml(text)
             whole |= found
-    except (yaml.YAMLError, ValueError, RecursionError):  # its line is one of the section: ask for the file's
+    except (yaml.YAMLError, ValueError, RecursionError):  # parse all, to get the line in the file for the error
         return checked_yaml(text)
     return whole if whole and len(whole) == len(sections) else checked_yaml(text)
 
@@ -283,15 +305,18 @@ _section = lru_cache(4096)(checked_yaml)
 
 
 def load_plain(path: Path, kind: type[T], load: Callable[[str], Any] = checked_yaml) -> T:
-    """What a saved yaml holds, as plain values; an empty `kind` where there is no such file, or nothing in it."""
+    """Return the plain values of a saved yaml; an empty `kind` if the file is missing or empty.
+
+    Raise CorruptFileError if it contains another type, ConfigError if it cannot be read.
+    """
     value = _loaded(path, load) if os.path.lexists(path) else None
     if value is not None and not isinstance(value, kind):
-        raise CorruptFileError(f"{path}: damaged, it holds no {kind.__name__} but a {type(value).__name__}")
+        raise CorruptFileError(f"{path}: damaged, expected a {kind.__name__}, got a {type(value).__name__}")
     return kind() if value is None else value
 
 
 def _loaded(path: Path, load: Callable[[str], Any]) -> Any:
-    """load: of a text that may be anybody's; it calls check_yaml."""
+    """Return load(text of the file). load: must call check_yaml, because the text is untrusted."""
     try:
         return load(read_text(path))
     except CorruptFileError:
@@ -300,12 +325,15 @@ def _loaded(path: Path, load: Callable[[str], Any]) -> Any:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError, AttributeError, RecursionError) as error:
         line = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"{path}: not the yaml that a run wrote ({line}); take it from a copy") from None
+        raise ConfigError(f"{path}: not a yaml file of a run ({line}); restore it from a copy") from None
 
 
 def check_yaml(text: str) -> None:
-    """ValueError for what no run writes: aliases, of which a few lines make billions of values, tags, which name
-    classes, and more levels or values than any config has. Nothing is built here."""
+    """Raise ValueError for yaml that a run never writes. The text is parsed, but no object is created.
+
+    These are aliases (a few lines can expand to billions of values), tags (they name classes), and too many levels or
+    values.
+    """
     depth = nodes = 0
     for event in yaml.parse(text, Loader=LoaderOfC):
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:

@@ -1,8 +1,8 @@
-"""Paths in a run's config.yaml: below the project's root they are saved relative to it, so that a run can be moved.
+"""Save paths below the project's root relative to it in a run's config.yaml, so that a run can be moved.
 
-    /home/a/project/data/x.h5 -> ${root:}/data/x.h5 -> /scratch/b/project/data/x.h5, where b's project reads it
+    /home/a/project/data/x.h5 -> ${root:}/data/x.h5 -> /scratch/b/project/data/x.h5, if b's project reads it
 
-Any text that is an absolute path below the root is such a path, whatever its key; `${root:}` is what conf/ writes too.
+This applies to any string that is an absolute path below the root, for any key. conf/ also uses `${root:}`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ENVIRONMENT = "environment.json"
 
 
 def portable(root: Path, node: Any) -> Any:
-    """Returns a plain node whose paths below `root` begin with ${root:}."""
+    """Return a plain node whose paths below `root` start with ${root:}, and whose credentials are redacted."""
 
     def one(text: str) -> str:
         below = _below(text, root)
@@ -31,7 +31,7 @@ def portable(root: Path, node: Any) -> Any:
 
 
 def localized(root: Path, node: Any) -> Any:
-    """Returns a plain node with ${root:} at the beginning of a text replaced by `root`, and credentials put back."""
+    """Return a plain node with ${root:} at the start of a string replaced by `root`, and with restored credentials."""
 
     def one(text: str) -> str:
         return f"{root}{text[len(HERE) :]}" if f"{text}/".startswith(f"{HERE}/") else restored(text)
@@ -40,8 +40,10 @@ def localized(root: Path, node: Any) -> Any:
 
 
 def moved_here(root: Path, node: Any, was: Path | None) -> Any:
-    """Returns the node of a run that was saved with absolute paths by a project in `was`: those below it are `root`'s,
-    this project's, where it has them, and stay as they are where it has not."""
+    """Return the node of a run with absolute paths below `was` replaced by paths below `root`, if these exist.
+
+    was: the root of the project that saved the run; None: unknown. root: the root of this project.
+    """
 
     def one(text: str) -> str:
         below = _below(text, was) if was is not None and os.path.isabs(text) else None
@@ -52,10 +54,10 @@ def moved_here(root: Path, node: Any, was: Path | None) -> Any:
 
 
 def writer(directory: Path) -> Path | None:
-    """The root of the project that began the run in `directory`; None: not known (no command of src/ began it)."""
+    """Return the root of the project that started the run in `directory`; None if unknown (not a command of src/)."""
     try:
         known = read_json(directory / ENVIRONMENT)
-    except (CorruptFileError, OSError):  # only where a run is looked at: whoever needs the file says so
+    except (CorruptFileError, OSError):  # no error here: code that needs the file raises it
         return None
     cwd, command = known.get("cwd"), known.get("command")
     if not isinstance(cwd, str) or not isinstance(command, list) or not command or not isinstance(command[0], str):
@@ -65,12 +67,12 @@ def writer(directory: Path) -> Path | None:
 
 
 def _below(text: str, root: Path) -> str | None:
-    """/data/x.h5: what follows the root in an absolute path, also through a link to it; None: it is not below."""
+    """Return the part of an absolute path after the root (/data/x.h5), also through a link; None if it is not below."""
     if not os.path.isabs(text) or root == Path(root.anchor):
         return None
     path = Path(os.path.normpath(text))
     if path.is_relative_to(root):
-        rest = text.removeprefix(str(root))  # as it was written, but for a way round through `..`
+        rest = text.removeprefix(str(root))  # as it was written, if it does not contain `..` in the root
         return rest if rest != text else f"/{path.relative_to(root)}"
     for above in path.parents if root.exists() else ():
         if above.name and os.path.exists(above) and os.path.samefile(above, root):
