@@ -117,7 +117,7 @@ def parser() -> argparse.ArgumentParser:
     common(p)
 
     p = verbs.add_parser("inspect", help="show how a file is laid out and read, and what to change")
-    p.add_argument("file")
+    p.add_argument("file", help="the .h5 file to inspect")
 
     p = verbs.add_parser("repack", help="copy with another layout or codec", argument_default=argparse.SUPPRESS)
     p.add_argument("source")
@@ -144,7 +144,7 @@ def parser() -> argparse.ArgumentParser:
 def common(p: argparse.ArgumentParser) -> None:
     """Add the options that `pack` and `repack` share."""
     p.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
-    p.add_argument("--quiet", action="store_true")
+    p.add_argument("--quiet", action="store_true", help="print only errors")
 
 
 RENAMED = {  # {option in 0.2: option now}; to be removed in 0.4
