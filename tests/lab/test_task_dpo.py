@@ -95,7 +95,7 @@ def test_it_is_the_paper_s_loss(tmp_path: Path, files: tuple[Path, Path]) -> Non
 
 @pytest.mark.slow
 def test_weights_that_do_not_fit(tmp_path: Path, files: tuple[Path, Path]) -> None:
-    line = r"gpt\.pt: token\.weight do not fit the model - give data\.input_shape, data\.num_outputs"
+    line = r"gpt\.pt: token\.weight do not fit the model - set data\.input_shape, data\.num_outputs"
     with pytest.raises(ConfigError, match=line):
         start_run(tmp_path / "run", *SMALL, *small(files), "data.num_outputs=12")
 
