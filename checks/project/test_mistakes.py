@@ -450,8 +450,8 @@ RUNS = [
     nothing("+callback.a", "a lab.callbacks.base.Callback"),
     row(f"{CRITERION}.Nothing", "task.criterion: Nothing cannot be called: give it __call__(output, batch) -> (B,) losses"),
     # what is called while it trains
-    row("+callback.a._target_=lab.models.zoo.Misspelt", "callback.a: Misspelt.on_stepp would never be called - did you mean on_step? (called are: before_step, on_end[...])"),
-    row("+callback.a._target_=lab.models.zoo.Lightning", "callback.a: Lightning.on_train_epoch_end would never be called (called are: [...])"),
+    row("+callback.a._target_=lab.models.zoo.Misspelt", "callback.a: Misspelt.on_stepp is not a hook, so it is never called - did you mean on_step? (hooks: before_step, on_end[...])"),
+    row("+callback.a._target_=lab.models.zoo.Lightning", "callback.a: Lightning.on_train_epoch_end is not a hook, so it is never called (hooks: [...])"),
     row("+callback.a._target_=lab.models.zoo.Fewer", "callback.a: Fewer.on_eval must take (state, scores), got (self, scores)"),
     row("+callback.a._target_=lab.models.zoo.Text", "log('mine'): expected a number, got str - of a tensor or array give .item(); run.logger.show takes pictures, tables and texts"),
     row("+callback._target_=lab.models.zoo.Text", "callback: its entries have names, such as callback.x: {_target_: ...}; its _target_ has none"),
