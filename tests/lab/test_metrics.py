@@ -122,7 +122,7 @@ def test_what_does_not_fit_is_one_line() -> None:
     ):
         with pytest.raises(ConfigError, match=line):
             score(metric, output, given)
-    with pytest.raises(ConfigError, match=r"names=.* must be 3 different ones"):
+    with pytest.raises(ConfigError, match=r"names=.* expected 3 different names"):
         ConfusionMatrix(3, names=["a", "b"])
 
 

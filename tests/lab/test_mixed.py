@@ -173,10 +173,10 @@ def test_a_mistake_in_a_part_names_its_key(folder: Path) -> None:
 def test_weights_that_do_not_fit_are_named(folder: Path) -> None:
     data = mixed(folder, {"a": 1, "b": 1})
     for given, says in (
-        ({"a": 1}, r"data\.weights: names \['a'\]; give one for each part: \['a', 'b'\]"),
-        ({"a": 0, "b": 0}, r"data\.weights=.*: from sample 0 on they are all 0"),
-        ({"a": 1, "b": -1}, r"data\.weights\.b=-1: give a number >= 0"),
-        ({"a": 1, "b": [[5, 1]]}, r"data\.weights\.b=\[\[5, 1\]\]: .*from 0 on"),
+        ({"a": 1}, r"data\.weights: has \['a'\]; give one for each part: \['a', 'b'\]"),
+        ({"a": 0, "b": 0}, r"data\.weights=.*: the weights from sample 0 on are all 0"),
+        ({"a": 1, "b": -1}, r"data\.weights\.b=-1: must be a number >= 0"),
+        ({"a": 1, "b": [[5, 1]]}, r"data\.weights\.b=\[\[5, 1\]\]: .*that starts at 0"),
         ({"a": 1, "b": 0.12345678901234}, "too many digits"),
     ):
         data.weights = given
