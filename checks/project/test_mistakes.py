@@ -440,7 +440,7 @@ RUNS = [
     row(f"{NET} +model.depth=7 model.dropout=1.0", "model.dropout=1.0: lab.models.zoo.Net cannot be built: dropout probability has to be between 0 and 1, but got 7.0 (ValueError, TMP/mine/zoo.py, line 16; LAB_TRACEBACK=1 has more)"),
     row(f"{NET} +model.depth=0 trainer=ddp hardware.num_procs=2", "model.depth=0: lab.models.zoo.Net cannot be built: depth must not be 0 (ValueError, [...])", files={"a/notes/mine.txt": "mine"}),
     row("model._target_=lab.models.zoo.Late ~model.input_shape ~model.num_outputs ~model.hidden ~model.dropout", "model: net.1.weight has no size before the first batch, as a lazy module's: give the size, which data.input_shape and data.num_outputs say"),
-    row("model.input_shape=[3]", "MLP was built for samples of shape (3,) and got (1, 8, 8): its input_shape must be that (for the model: model.input_shape, the shape after data.transforms)"),
+    row("model.input_shape=[3]", "MLP was built for samples of shape (3,) but got (1, 8, 8): set its input_shape to this (for the model: model.input_shape, the shape after data.transforms)"),
     row("optim=sgd optim.momentum=0", "optim.momentum=0: torch.optim.SGD cannot be built: Nesterov momentum requires a momentum and zero dampening (ValueError, [...]sgd.py, line [...]; LAB_TRACEBACK=1 has more)"),
     row("optim.schedule._target_=lab.models.zoo.rate", "optim.schedule: lab.models.zoo.rate cannot be built with warmup=0.05, final=0.0: can't multiply sequence by non-int of type 'float' (TypeError; LAB_TRACEBACK=1 has more)"),
     nothing("model", "a torch.nn.modules.module.Module"),

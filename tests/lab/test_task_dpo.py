@@ -109,5 +109,5 @@ def test_an_adapter_is_a_matrix_of_low_rank() -> None:
     base[2].weight.data += 3 * up @ down
     torch.testing.assert_close(model(x), base(x))
     assert [name for name, p in model.named_parameters() if p.requires_grad] == ["2.down", "2.up"]
-    with pytest.raises(ConfigError, match=r"model\.layers: no layer's name holds 'qvk'; they are 0, 1"):
+    with pytest.raises(ConfigError, match=r"model\.layers: no layer's name contains 'qvk'; names are 0, 1"):
         with_adapters(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), ["qvk"], rank=1, alpha=1.0)

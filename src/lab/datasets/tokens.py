@@ -161,8 +161,8 @@ class PaddedNextToken:
         lengths = batch.get(f"{self.field}_length")
         if lengths is None or self.field not in batch or batch[self.field].dim() != 2:
             raise ConfigError(
-                f"data.transforms: PaddedNextToken.field={self.field!r} must contain one-dimensional samples of different "
-                "length, as in data=sequences - streams use lab.datasets.tokens.NextToken"
+                f"data.transforms: PaddedNextToken.field={self.field!r} must contain one-dimensional samples of "
+                "different length, as in data=sequences - streams use lab.datasets.tokens.NextToken"
             )
         tokens = batch[self.field][:, : self.longest + 1].long()
         if tokens.shape[1] < 2:
