@@ -105,7 +105,7 @@ def test_a_crop_may_show_the_image_mirrored_at_its_edge() -> None:
     places = {padded[i : i + 9, j : j + 7].tobytes() for i in range(5) for j in range(5)}
     assert {sample.numpy().tobytes() for sample in out} == places
     for x in (image.to(torch.uint8), image[..., :2, :2]):
-        with pytest.raises(ConfigError, match=r"padding_mode=reflect takes floats .* than padding=2, not torch\."):
+        with pytest.raises(ConfigError, match=r"padding_mode=reflect requires floats .* than padding=2, not torch\."):
             RandomCrop("x", [2, 2], 2, 0, "reflect")({"x": x}, numbers[:1])
 
 
@@ -197,7 +197,7 @@ def test_to_float_normalize_and_channels_first() -> None:
             ToFloat("x")({"x": torch.ones(2, dtype=dtype)}, numbers)
     for pixels in ("images", "integers"):
         with pytest.raises(
-            ConfigError, match=r"'x' is complex64: float32 would lose its imaginary parts - .*view_as_real"
+            ConfigError, match=r"'x' is complex64: float32 would lose the imaginary parts - .*view_as_real"
         ):
             ToFloat("x", pixels)({"x": torch.ones(2, dtype=torch.complex64)}, numbers)
     for wrong in (

@@ -150,10 +150,10 @@ def test_mistakes_name_the_transform() -> None:
         (
             lambda: Resize("x", [4, 4]),
             image,
-            r"images are resized as floats, not as torch\.uint8; put ToFloat before it",
+            r"resizing requires floats, got torch\.uint8; put ToFloat before it",
         ),
-        (lambda: CenterCrop("x", [9, 4]), image, r"CenterCrop\.size=\[9, 4\]: larger than the image, \[8, 8\]"),
-        (lambda: ColorJitter("x", 0, 0, 0, 0, 0), image, r"ColorJitter takes colours as floats"),
+        (lambda: CenterCrop("x", [9, 4]), image, r"CenterCrop\.size=\[9, 4\] is larger than the image \[8, 8\]"),
+        (lambda: ColorJitter("x", 0, 0, 0, 0, 0), image, r"ColorJitter requires floats"),
     ):
         with pytest.raises(ConfigError, match=says):
             make()({"x": batch}, numbers)
