@@ -153,7 +153,7 @@ def test_each_parts_transforms_see_its_rows_alone(folder: Path) -> None:
     for own in (np.array([40, 41]), np.array([2])):  # a micro-batch without one of the parts has all fields
         assert apply(data.gather(own), torch.arange(len(own)), own).keys() == out.keys()
     built["b"] = []
-    with pytest.raises(ConfigError, match=r"data\.parts\.b\.transforms: .*'x' \(2,\) uint8.*data\.parts\.a"):
+    with pytest.raises(ConfigError, match=r"data\.parts\.b\.transforms: .*'x' becomes \(2,\) uint8.*data\.parts\.a"):
         PartTransforms(data.part_of, fields, built, True, lambda chain: chain)(batch, torch.arange(6), rows)
 
 

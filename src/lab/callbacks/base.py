@@ -41,7 +41,8 @@ class Callback:
         """Run after each evaluation during training. scores: {"val/...": value over all ranks}.
 
         If it returns True on any rank, training ends on all ranks, the best weights are scored, and the run is
-        finished. A resume of this run does not train further unless it increases the number of steps."""
+        finished. A resume of this run does not train further unless it increases the number of steps.
+        """
 
     def on_end(self, state: Any, scores: dict[str, float]) -> None:
         """Run after the final scores, but not if the run failed or was stopped. An override may omit `scores`.

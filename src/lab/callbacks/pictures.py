@@ -21,7 +21,8 @@ class Pictures(Callback):
     their predicted classes. They are saved to media/<name>/ and the loggers.
 
     count: number of samples, from the first batch of rank 0. field: images (B, C, H, W). target: labels (B,), shown if
-    the prediction is wrong. The figure requires an output of scores (B, classes), and matplotlib."""
+    the prediction is wrong. The figure requires an output of scores (B, classes), and matplotlib.
+    """
 
     def __init__(self, count: Count, field: str, target: str, name: str) -> None:
         self.count, self.field, self.target, self.name = count, field, target, name

@@ -26,7 +26,8 @@ class SampleText(Callback):
 
     path, dataset: a file written by `h5.py pack TEXT --tokenizer chars` (or bytes); its attributes contain the
     vocabulary. window: number of tokens that the model reads, as [T]. The text is a pure function of the weights, the
-    seed and the step; it does not use torch's random generators."""
+    seed and the step; it does not use torch's random generators.
+    """
 
     def __init__(
         self,

@@ -2,7 +2,8 @@
 
 The files are found, ordered and decoded as by `src/h5.py pack`, so a packed file contains the same samples. Reading a
 packed file is faster, because nothing is decoded: pack the images for more than a first look. Requires the extra
-`images`."""
+`images`.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class ImageFolder:
     size: [height, width] in pixels. crop: center scales the image to cover this size and crops the center; none
     stretches it. channels: 1, 3 or 4. splits: {split: [begin, end]}, fractions of all files in a fixed random order;
     must be null for splits that have a folder in `path`. Raise ConfigError if the split is empty or the path has no
-    class folders."""
+    class folders.
+    """
 
     def __init__(
         self,

@@ -20,7 +20,8 @@ class Synthetic:
     """A `BatchDataset` of x: `shape` float32, and y: int64 label below num_classes.
 
     x is the mean of its class plus unit Gaussian noise. size: samples of the training split; val and test have size //
-    8 each. The class means depend on the seed, the samples on the seed and the split. Classes are balanced."""
+    8 each. The class means depend on the seed, the samples on the seed and the split. Classes are balanced.
+    """
 
     def __init__(self, size: Count, shape: Sequence[Count], num_classes: Count, seed: int, split: str) -> None:
         if split not in SPLITS:

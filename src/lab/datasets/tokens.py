@@ -27,7 +27,8 @@ class TokenWindows:
     path, splits, external: as in h5rows.Dataset. fields: {name in the batch: name of the dataset}, exactly one. stride:
     distance of two windows in tokens, in the training split. 1 with a shuffled order samples windows at random
     positions; stride=window predicts each token once. Other splits always use stride=window. cache_mb: size of the
-    chunk cache."""
+    chunk cache.
+    """
 
     takes_remote = True
 
@@ -149,7 +150,8 @@ class PaddedNextToken:
     sample.
 
     T: length of the longest sample of the batch minus 1, at most `longest`. A sample of one token has no target and
-    loss 0."""
+    loss 0.
+    """
 
     random = False
 

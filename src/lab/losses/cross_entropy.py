@@ -16,7 +16,8 @@ class CrossEntropy:
 
     output: (B, C) logits. batch["y"]: (B,) or (B, 1) integer labels below C, or (B, C) floating-point probabilities,
     e.g. from mixup. label_smoothing: fraction of the target, in [0, 1], that is distributed evenly over all classes
-    (Szegedy et al. 2016)."""
+    (Szegedy et al. 2016).
+    """
 
     def __init__(self, label_smoothing: Share) -> None:
         if not 0 <= label_smoothing <= 1:

@@ -19,7 +19,8 @@ class Unprojected(NamedTuple):
     """A model's output in place of the logits (B, T, V) = hidden @ weight.T + bias.
 
     NextToken computes the logits in PIECES pieces, frees them, and recomputes each piece in the backward pass. This
-    needs a fraction of the memory and about the same time."""
+    needs a fraction of the memory and about the same time.
+    """
 
     hidden: Tensor  # (B, T, D)
     weight: Tensor  # (V, D)

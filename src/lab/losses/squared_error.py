@@ -13,7 +13,8 @@ class SquaredError:
     """(output, batch) -> (B,): mean squared error over the elements of each sample, in float32 or wider.
 
     batch["y"]: floats or integers; has the shape of output, or any shape with N elements per sample if output is (B,
-    N)."""
+    N).
+    """
 
     def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the errors, (B,). Raise ConfigError if the shapes differ."""

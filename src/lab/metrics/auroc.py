@@ -18,7 +18,8 @@ class AUROC:
     Two classes: output is (B, 2) logits, or one score per sample, (B,) or (B, 1), which is high for label 1. More
     classes: (B, C) logits; the result is the mean of the one-vs-rest AUROCs of the classes that have positives and
     negatives. batch["y"]: (B,) or (B, 1) integer labels. Memory: each rank stores the scores of its samples; `compute`
-    gathers the scores of all ranks, one class at a time."""
+    gathers the scores of all ranks, one class at a time.
+    """
 
     def __init__(self, num_classes: Count) -> None:
         self.num_classes = num_classes

@@ -20,7 +20,8 @@ class Confusion(SummedMetric):
     """The base class of scores that are computed from counts (C, C), [label, prediction].
 
     output: (B, C, ...) logits. batch["y"]: (B, ...) integer labels. ignore_index: label of elements that do not count,
-    such as -100, or 255 for pixels without a class; None: all labels count."""
+    such as -100, or 255 for pixels without a class; None: all labels count.
+    """
 
     def __init__(self, num_classes: Count, ignore_index: int | None = None) -> None:
         super().__init__(num_classes**2 + 2)  # + 2: ignored labels, labels out of range

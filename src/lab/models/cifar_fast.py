@@ -68,7 +68,8 @@ class CifarFast(nn.Module):
     """x: (B, C, H, W), floating point -> (B, num_outputs). widths: channels of the three groups.
 
     head_scale: factor of the logits. task=whitened calls `whiten` in a new run, which computes the first layer from
-    images."""
+    images.
+    """
 
     whiten_weight: Tensor
 

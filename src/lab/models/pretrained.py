@@ -27,7 +27,8 @@ class Pretrained(nn.Module):
 
     head: an Auto class of transformers, e.g. AutoModelForCausalLM. num_outputs: number of classes of a classification
     head; None: as in the folder. A new run loads the folder's weights; a resume and an evaluation read only its
-    config.json."""
+    config.json.
+    """
 
     def __init__(self, folder: str, head: str, num_outputs: Count | None) -> None:
         super().__init__()
@@ -109,7 +110,8 @@ class Lora(nn.Module):
     frozen unless their names match `trained`.
 
     trained: regular expressions (re.search), e.g. for a new head. rank, alpha: the update of a layer is alpha / rank *
-    B A; A has `rank` rows. Raise ConfigError if an entry of `layers` or `trained` matches nothing."""
+    B A; A has `rank` rows. Raise ConfigError if an entry of `layers` or `trained` matches nothing.
+    """
 
     def __init__(
         self, model: nn.Module, rank: Count, alpha: Positive, dropout: Share, layers: Sequence[str],

@@ -53,7 +53,8 @@ class ResNet(nn.Module):
 
     width: channels of the first stage. blocks: residual blocks of each stage. dropout: before the last layer. Images
     may have another size than input_shape, but not another number of channels. In training, BatchNorm requires more
-    than one value per channel: if images shrink to 1x1, use micro-batches of two or more samples."""
+    than one value per channel: if images shrink to 1x1, use micro-batches of two or more samples.
+    """
 
     def __init__(
         self,

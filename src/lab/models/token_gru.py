@@ -16,7 +16,8 @@ class TokenGRU(nn.Module):
     """(B, T) int64 token ids, {"hidden": (B, L, D)} -> ((B, T, V) logits of the next token, new state).
 
     Gated recurrent units (GRU, Cho et al. 2014); the embedding and the output share their weights. Without a state,
-    rows start from the initial state."""
+    rows start from the initial state.
+    """
 
     def __init__(
         self, input_shape: Sequence[Count], num_outputs: Count, width: Count, layers: Count, dropout: Share

@@ -32,7 +32,8 @@ class UNet(nn.Module):
     """x: (B, C, H, W), or (B, H, W) if input_shape is (H, W), floating point -> (B, num_outputs, H, W).
 
     width: channels of the first level. levels: number of levels. Each side of an image must have 2 ** (levels - 1)
-    pixels or more."""
+    pixels or more.
+    """
 
     def __init__(self, input_shape: Sequence[Count], num_outputs: Count, width: Count, levels: Count) -> None:
         super().__init__()

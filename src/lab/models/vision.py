@@ -20,7 +20,8 @@ def vision_model(
     name: from timm.list_models() or torchvision.models.list_models(), e.g. resnet50, vit_small_patch16_224 (timm),
     vit_b_16 (torchvision). options: further arguments of the model (timm: in_chans, drop_path_rate; torchvision:
     zero_init_residual). They must be numbers, because strings could name files to load. Raise ConfigError for an
-    unknown name."""
+    unknown name.
+    """
     for key, value in options.items():
         if not isinstance(value, int | float):
             raise ConfigError(f"model.options.{key}={value}: must be a number")

@@ -33,7 +33,8 @@ class Wrapper(Optimizer):
 
     A subclass builds its parts (see `build`), passes them to super().__init__ and implements `step`. It may store
     values for a parameter in self.state[p], under its own names and after `move`, because many optimizers treat an
-    empty state as the first step. Store counters in the groups."""
+    empty state as the first step. Store counters in the groups.
+    """
 
     takes_names = True
 

@@ -22,7 +22,8 @@ class ByShape(Wrapper):
 
     matrices, rest: classes with their arguments (partials). lr, weight_decay: used unless a partial sets its own.
     rest_names: regular expressions (re.search); matrices with a matching name are updated by `rest`: embeddings, the
-    last layer. Raise ConfigError if no matrix is left."""
+    last layer. Raise ConfigError if no matrix is left.
+    """
 
     uses_rng = False
     found_inf: Tensor | None = None

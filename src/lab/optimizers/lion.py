@@ -19,7 +19,8 @@ class Lion(Optimizer):
     """Update with the sign of an interpolation between momentum and gradient. The state is one number per weight.
 
     Each update of a weight is +lr or -lr, so the paper uses a 3 to 10 times smaller lr than AdamW's, and a weight_decay
-    that is larger by the same factor. betas: (interpolation of the update, decay of the momentum)."""
+    that is larger by the same factor. betas: (interpolation of the update, decay of the momentum).
+    """
 
     uses_rng = False
     takes_found_inf = True

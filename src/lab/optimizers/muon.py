@@ -29,7 +29,8 @@ class Muon(Optimizer):
     The computation is that of torch.optim.Muon, but with twenty kernels per shape, not per matrix. ns_steps:
     Newton-Schulz iterations. adjust_lr_fn: factor of lr for a matrix (rows, columns): "original" is sqrt(max(1, rows /
     columns)), "match_rms_adamw" is 0.2 * sqrt(max(rows, columns)), for lr and weight_decay of AdamW (Liu et al. 2025).
-    Raise ConfigError if a parameter is not a matrix."""
+    Raise ConfigError if a parameter is not a matrix.
+    """
 
     uses_rng = False
     takes_found_inf = True

@@ -12,7 +12,8 @@ class Constant:
     """Linear warmup, then constant; the base class of the other schedules.
 
     A schedule is called with (step, total_steps), step from 0, and returns the factor of the learning rate. warmup:
-    fraction of all steps, in [0, 1]."""
+    fraction of all steps, in [0, 1].
+    """
 
     # Not inherited (samebits.steps.seed.declares_no_rng): a subclass that does not set it may use random numbers.
     uses_rng = False

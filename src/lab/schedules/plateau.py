@@ -14,7 +14,8 @@ class Plateau:
     the monitored score did not improve, down to `final`.
 
     threshold: a score improves if it is better than the best one by more than this fraction of it. Evaluations during
-    the warmup do not count."""
+    the warmup do not count.
+    """
 
     uses_rng = False
 

@@ -59,11 +59,12 @@ class Task(nn.Module):
 
     Only `losses` must be written. The other methods have defaults and are called in this order:
 
-        new run       initialize, then setup                  a resumed run calls only setup
-        each step     train_step, which calls losses;         then on_step_end, project
-        evaluation    sync_buffers, losses for each batch     with the weight average, if there is one
-        checkpoint    sync_buffers
-        predict.py    predict
+        start of a new run        initialize, setup
+        start of a resumed run    setup
+        each step                 train_step, which computes `losses`; then on_step_end, project
+        each evaluation           sync_buffers, then `losses` for each batch, with the weight average if there is one
+        each checkpoint           sync_buffers
+        predict.py                predict
 
     A task is an nn.Module. Its parameters and buffers (a teacher, a temperature, a critic, a queue) are moved to the
     device, saved and restored with the model. Its parameters that require a gradient are trained and stay equal on all
@@ -72,7 +73,8 @@ class Task(nn.Module):
     Random numbers: in `losses` torch's generators give different numbers on each rank. In `on_step_end`, and in
     `train_step` after the call of `optimizer_step(...)`, they give the same numbers on all ranks. A resumed run
     continues with the same numbers. If random numbers must not depend on the number of ranks and micro-batches, use
-    samebits.data.SampleRNG(seed, stream) with batch["sample_id"], and set `needs_sample_ids`."""
+    samebits.data.SampleRNG(seed, stream) with batch["sample_id"], and set `needs_sample_ids`.
+    """
 
     # Keys that `losses` returns in addition to "loss". They are logged, and evaluations compute their means.
     loss_names: tuple[str, ...] = ()
@@ -84,7 +86,7 @@ class Task(nn.Module):
     # evaluate the same number of batches.
     needs_global_batch = False
     # True: the task carries states from row to row of a sequence. Batches then have "lane", and "position" in the lane,
-    # both (B,) int64. The yaml of the task must set `eval_lanes`. See docs/my_method.md, States that go on.
+    # both (B,) int64. The yaml of the task must set `eval_lanes`. See docs/tasks.md.
     stateful = False
     waits = False  # True: the method cannot avoid reading values from the device in a step; its test allows it
     buffers_kept_on_skip: tuple[str, ...] = ()  # submodules whose buffers are not restored after a skipped step
@@ -96,8 +98,8 @@ class Task(nn.Module):
     # device, in eval mode and without gradients. It is saved once, in the run's folder `frozen`, not in every
     # checkpoint.
     frozen: Mapping[str, Any] = {}
-    # Number of training batches from which the BatchNorm statistics of the weight average are recomputed; 0: they are
-    # not
+    # Number of training batches for recomputing the BatchNorm statistics of the weight average; 0: do not recompute
+    # them
     bn_update_batches = 0
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses | Tensor, Any]:

@@ -21,7 +21,8 @@ class BYOL(Task):
 
     projector: (B, D) -> (B, E). predictor: (B, E) -> (B, E). The teacher is the EMA of model and projector, with
     `decay` per step; its BatchNorms have their own running statistics. fields: the batch fields of the two views; both
-    may be the same field. augment: transforms that are applied to both views, with independent random numbers."""
+    may be the same field. augment: transforms that are applied to both views, with independent random numbers.
+    """
 
     needs_sample_ids = True
     uses_rng = False  # `on_step_end` draws no random numbers

@@ -25,7 +25,8 @@ class Contrastive(Task):
     all samples of all ranks, averaged over both directions. The temperature starts at `temperature`, is learned, and
     stays above 0.01, as in CLIP (Radford et al. 2021). fields: the batch fields of the two views; both may be the same
     field. augment: transforms that are applied to both views, with independent random numbers. The scores of an
-    evaluation depend on how many samples all ranks evaluate at once."""
+    evaluation depend on how many samples all ranks evaluate at once.
+    """
 
     loss_names = ("top1", "temperature")
     needs_sample_ids = needs_global_batch = True

@@ -20,7 +20,8 @@ class DDPM(Task):
 
     batch["x"]: images (B, C, H, W) in [0, 1]. steps: number of steps from an image to pure noise. schedule: of the
     noise, "cosine" (Nichol & Dhariwal 2021) or "linear". Noise and time are functions of the sample id, so every
-    evaluation uses the same ones."""
+    evaluation uses the same ones.
+    """
 
     needs_sample_ids = True
 

@@ -40,7 +40,8 @@ class DINO(Task):
     views: number of views of batch["x"]. Teacher and student use the first two, transformed by `augment`; only the
     student uses the others, transformed by `local_augment`. The loss is the mean cross-entropy over pairs of different
     views. "entropy" is the entropy of the teacher's output: if it is 0 or log(prototypes), the representation has
-    collapsed. momentum: of the teacher's EMA in the first step; it rises to 1 along a cosine."""
+    collapsed. momentum: of the teacher's EMA in the first step; it rises to 1 along a cosine.
+    """
 
     loss_names = ("entropy",)
     needs_sample_ids = True

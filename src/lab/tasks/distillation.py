@@ -18,7 +18,8 @@ class Distillation(Task):
     """loss = (1 - share) * cross_entropy + share * temperature^2 * KL(teacher || student), both at the temperature.
 
     teacher: path of a run (its best weights are used) or of a checkpoint. Its model must have the same number of
-    classes. It is read when a new run starts, and a copy is saved in the run directory."""
+    classes. It is read when a new run starts, and a copy is saved in the run directory.
+    """
 
     loss_names = ("cross_entropy", "distance")
 

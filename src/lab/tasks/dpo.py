@@ -24,7 +24,8 @@ class DPO(Task):
     batch: `chosen` and `rejected`, (B, T) token ids of prompt and answer; `chosen_mask` and `rejected_mask`, (B, T),
     nonzero at the tokens of the answer. weights: path of a run, checkpoint or state dict to start from; None: the
     initial model. The reference is a copy of the model at the start of the run. "margin": beta times the difference to
-    the reference in log p(chosen) - log p(rejected). "accuracy": 1 if the margin is positive, otherwise 0."""
+    the reference in log p(chosen) - log p(rejected). "accuracy": 1 if the margin is positive, otherwise 0.
+    """
 
     loss_names = ("margin", "accuracy")
 

@@ -23,7 +23,8 @@ class Finetune(Supervised):
     new run starts, not when a run is resumed. rename: {regular expression: replacement}, applied in order to each name
     in the state dict (re.sub); weights whose new name is empty are dropped. freeze: regular expressions (re.search);
     model parameters and buffers with a matching name do not change. Modules whose buffers are frozen (BatchNorm) are in
-    eval mode during training too."""
+    eval mode during training too.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
 """FixMatch (Sohn et al. 2020): semi-supervised classification with few labels.
 
 If the model's prediction for a weakly augmented sample is confident, it becomes the label (pseudo-label) of the
-strongly augmented version of the same sample."""
+strongly augmented version of the same sample.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class FixMatch(Task):
     labelled: index of the part of data=mixed that has labels. ratio: unlabeled samples per labeled sample, as in
     data.weights. threshold: smallest probability for a pseudo-label. factor: weight of the unlabeled loss. Logged:
     `supervised`, the mean loss of labeled samples; `guessed`, the mean loss of unlabeled samples; `sure`, the fraction
-    of unlabeled samples above the threshold."""
+    of unlabeled samples above the threshold.
+    """
 
     loss_names = ("supervised", "guessed", "sure")
 

@@ -12,7 +12,8 @@ class Language(Supervised):
     """Losses and metrics are means over the target tokens (batch["y"] != -100) of all ranks.
 
     criterion, metrics: as in Supervised; they return the means over each sample's tokens, (B,), as
-    lab.losses.next_token."""
+    lab.losses.next_token.
+    """
 
     def weights(self, batch: Batch) -> Tensor:
         """Return the number of target tokens of each sample, (B,)."""

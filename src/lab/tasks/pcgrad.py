@@ -23,7 +23,8 @@ class PCGrad(Task):
     Two gradients are in conflict if their dot product is negative. The gradient of a criterion is projected onto the
     normal plane of every gradient that it conflicts with, in random order. The update uses the sum of the projected
     gradients. "conflicts" is logged: the fraction of pairs in conflict. Each step costs one forward and backward pass
-    per criterion."""
+    per criterion.
+    """
 
     def __init__(self, criteria: Mapping[str, Callable[[Any, Batch], Any]], metrics: Mapping[str, Metric]) -> None:
         super().__init__()

@@ -24,7 +24,8 @@ class Pose(Task):
         reprojection  distance in the first two axes from the image's joints, which are scaled by least squares
 
     input: name of a field (B, J, 2) whose axes are the first two of the target; further columns are not used in the
-    loss. bones: pairs of joints. factors: {loss: its weight in the minimized sum}. metrics: see lab.metrics.base."""
+    loss. bones: pairs of joints. factors: {loss: its weight in the minimized sum}. metrics: see lab.metrics.base.
+    """
 
     loss_names = ("position", "bones", "reprojection")
     bones: Tensor

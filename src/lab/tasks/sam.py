@@ -18,7 +18,8 @@ class SAM(Supervised):
     """Update the weights w with the gradient at w + rho * g / |g|, where g is the gradient at w.
 
     A step costs two forward and backward passes. "sharpness" is logged: the loss at w + rho * g / |g| minus the loss at
-    w. Both passes update BatchNorm's running statistics."""
+    w. Both passes update BatchNorm's running statistics.
+    """
 
     def __init__(self, criterion: Callable[[Any, Batch], Any], metrics: Mapping[str, Metric], rho: Positive) -> None:
         super().__init__(criterion, metrics)

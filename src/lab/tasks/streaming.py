@@ -23,7 +23,8 @@ class LaneStates(nn.Module):
     run has another number of ranks.
 
     initial: {name: initial state of one lane, (*)}. Each rank writes the rows of its own lanes; `gather` copies all
-    rows to all ranks. Evaluations use separate states, which are reset for each evaluation."""
+    rows to all ranks. Evaluations use separate states, which are reset for each evaluation.
+    """
 
     def __init__(self, initial: States, lanes: int, eval_lanes: int) -> None:
         super().__init__()
@@ -81,7 +82,8 @@ class Streaming(Supervised):
 
     Each row starts from the state at the end of the previous row of its lane; no gradient flows between rows. lanes:
     must be the global batch size. eval_lanes: number of parallel lanes in evaluations, each of which starts from the
-    initial state: 1 reads the split as one sequence, more lanes are faster."""
+    initial state: 1 reads the split as one sequence, more lanes are faster.
+    """
 
     stateful = True
     buffers_kept_on_skip = ("states",)  # the next rows continue from the skipped step's rows

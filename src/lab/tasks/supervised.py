@@ -16,7 +16,8 @@ class Supervised(Task):
     """model(batch["x"]) -> output.
 
     criterion: (output, batch) -> (B,) losses, or {"loss": (B,), name: (B,), ...} in a subclass whose `loss_names` are
-    these names. It may be an nn.Module; its parameters are trained. metrics: {name: metric}, see lab.metrics.base."""
+    these names. It may be an nn.Module; its parameters are trained. metrics: {name: metric}, see lab.metrics.base.
+    """
 
     def __init__(self, criterion: Callable[[Any, Batch], Any], metrics: Mapping[str, Metric]) -> None:
         super().__init__()

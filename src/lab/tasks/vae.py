@@ -22,7 +22,8 @@ class VAE(Task):
     The encoder returns the mean and the log-variance of a Gaussian, (B, D) each. x: in [0, 1], used as Bernoulli
     probabilities. Losses in nats per sample: `reconstruction`, and `kl`, the divergence from the standard Gaussian.
     With kl_factor=1 their weighted sum is the negative ELBO. The noise is a function of the seed and the sample id, so
-    every evaluation uses the same noise."""
+    every evaluation uses the same noise.
+    """
 
     loss_names = ("reconstruction", "kl")
     needs_sample_ids = True

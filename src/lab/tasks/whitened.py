@@ -21,7 +21,8 @@ class Whitened(Supervised):
     images, and model.normalize() (if the model has it) after each update.
 
     views: number of views of an image over which evaluations and predictions average the outputs; one of VIEWS. path,
-    group, dataset, mean, std: not used; configs of old runs contain them."""
+    group, dataset, mean, std: not used; configs of old runs contain them.
+    """
 
     uses_rng = False  # `project` draws no random numbers
     VIEWS = (1, 2, 6)  # image; + its mirror image; + both shifted by a pixel up and left, and down and right

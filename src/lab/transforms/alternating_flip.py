@@ -18,7 +18,8 @@ class AlternatingFlip(_PerField):
 
     Two epochs therefore contain both versions of each image; with independent flips, half of the images would have the
     same version twice. Which half an image is in is computed from its pixels, because its row is not known here: put
-    this transform before other random transforms. epoch_samples: number of samples in one epoch."""
+    this transform before other random transforms. epoch_samples: number of samples in one epoch.
+    """
 
     random = True
     dims = (4,)

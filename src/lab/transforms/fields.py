@@ -3,7 +3,8 @@
 A transform is `(batch, numbers) -> batch`; numbers: sample ids, (B,) int64, on the device of the batch. Transforms with
 `random = True` are not used in evaluations. `field` is one field or a list: all fields of a list (an image and its
 mask) get the same random numbers. Two transforms with the same class and seed get the same random numbers too: use
-different seeds to make them independent. Images are (B, C, H, W)."""
+different seeds to make them independent. Images are (B, C, H, W).
+"""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ class ToFloat(_PerField):
     are not.
 
     pixels: which fields contain pixels. "images": uint8 and uint16 with two or more dimensions per sample. "integers":
-    all integers of 8 and 16 bits, as in runs before this option; ConfigError for wider integers."""
+    all integers of 8 and 16 bits, as in runs before this option; ConfigError for wider integers.
+    """
 
     random = False
 

@@ -18,7 +18,8 @@ class Mixup:
     Pairs do not depend on ranks and micro-batches, because every micro-batch must have an even size. They are random,
     because the order is shuffled. field: floating point. target: labels (B,) or (B, 1), or probabilities (B,
     num_classes); it becomes (B, num_classes) float32 probabilities, which lab.losses.cross_entropy accepts. Metrics
-    that require labels cannot be computed from such batches."""
+    that require labels cannot be computed from such batches.
+    """
 
     random = True
 
@@ -77,7 +78,8 @@ def _beta_quantiles(alpha: float) -> Tensor:
     """Return (4097,) float32: quantiles of Beta(alpha, alpha) at equal steps of probability.
 
     Substituting t = x ** alpha removes the pole of x ** (alpha - 1) * (1 - x) ** (alpha - 1) at 0. Values above 0.5
-    follow by symmetry."""
+    follow by symmetry.
+    """
     t = np.linspace(0, 0.5**alpha, 65537)
     density = (1 - t ** (1 / alpha)) ** (alpha - 1)
     mass = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])

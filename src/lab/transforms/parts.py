@@ -26,7 +26,8 @@ class PartTransforms:
 
     part_of: rows -> index of the part; it runs on the host, so that nothing waits for the device. fields: {part: its
     fields}; its transforms get only these. transforms: {part: its transforms}. prepared: chain -> the function to call
-    for it, e.g. compiled."""
+    for it, e.g. compiled.
+    """
 
     takes_rows = True
 

@@ -2,7 +2,8 @@
 convolutions"), resize and center crop.
 
 Resizing is antialiased as in PIL and torchvision. It is computed as two products with weight matrices, which is cheap
-on a GPU and allows a different crop for each image."""
+on a GPU and allows a different crop for each image.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class RandomResizedCrop(_Sized):
     """Crop a random part of the image and resize it to `size` (H, W).
 
     area: [low, high], fraction of the image's area. ratio: [low, high] of width / height, uniform on a log scale. If
-    none of TRIES random crops fits, use the largest center crop with an allowed ratio."""
+    none of TRIES random crops fits, use the largest center crop with an allowed ratio.
+    """
 
     random = True
     one_size = True

@@ -15,7 +15,8 @@ class Views:
     """Return random views of a batch, for tasks.
 
     fields: batch field of each view; a field may occur several times. augment: transforms that are applied to all
-    views, with independent random numbers, which are a function of (seed, batch["sample_id"])."""
+    views, with independent random numbers, which are a function of (seed, batch["sample_id"]).
+    """
 
     def __init__(self, fields: Sequence[str], augment: Mapping[str, Transform]) -> None:
         self.fields, self.augment = fields, compose(augment.values(), training=True)
@@ -30,7 +31,8 @@ class View:
     """A transform that adds a second view of `field` to the batch as the field `to`. It is only used in training.
 
     augment: transforms of the view, with independent random numbers. which: 1, 2, ...; give each view of a field
-    another value, so that their random numbers differ."""
+    another value, so that their random numbers differ.
+    """
 
     random = True
 
