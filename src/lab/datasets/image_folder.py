@@ -28,9 +28,9 @@ class ImageFolder:
     """A data set of x: (channels, height, width) uint8, and y: int64 index of the class folder in alphabetical order.
 
     size: [height, width] in pixels. crop: center scales the image to cover this size and crops the center; none
-    stretches it. channels: 1, 3 or 4. splits: {split: [begin, end]}, fractions of all files in a fixed random order;
-    must be null for splits that have a folder in `path`. Raise ConfigError if the split is empty or the path has no
-    class folders.
+    stretches it. channels: 1, 3 or 4. splits: {split: [begin, end]}, fractions of all files in a fixed random order.
+    It is ignored for splits that have a folder in `path`; if there are such folders, the other splits must be null.
+    Raise ConfigError if the split is empty or the path has no class folders.
     """
 
     def __init__(

@@ -68,9 +68,7 @@ class SOAP(Optimizer):
         directions = [into(mean, basis) for mean, basis in zip(means, bases)]
         scales = torch._foreach_sqrt(squares)
         torch._foreach_add_(scales, group["eps"])
-        scaled = torch._foreach_div(
-            directions, scales
-        )  # not in place, because without a basis a direction is the mean itself
+        scaled = torch._foreach_div(directions, scales)  # not in place: without a basis a direction is its mean
         directions = [out_of(one, basis) for one, basis in zip(scaled, bases)]
         for state in states:
             state["step"] += 1

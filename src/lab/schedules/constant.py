@@ -18,7 +18,7 @@ class Constant:
     # Not inherited (samebits.steps.seed.declares_no_rng): a subclass that does not set it may use random numbers.
     uses_rng = False
     # True: progress 1 would be the step after the last one, so the last step has a rate above the final one. False in
-    # runs of old versions (rules 1), in which progress 1 was the last step
+    # runs of old versions (rules 1): progress was 1 in the last step
     every_step_trains = True
 
     warmup: Share
@@ -29,9 +29,8 @@ class Constant:
         rise = min(1.0, (step + 1) / max(1, warmup_steps))
         end = total_steps if self.every_step_trains else total_steps - 1  # the last step is number total_steps - 1
         gone, span = step - warmup_steps, end - warmup_steps
-        progress = (
-            gone / span if span > 0 else float(gone >= 0 and step > 0)
-        )  # a single step after the warmup is the last step
+        # a single step after the warmup is the last step
+        progress = gone / span if span > 0 else float(gone >= 0 and step > 0)
         return rise * self.after(min(1.0, max(0.0, progress)), step / total_steps)
 
     def after(self, progress: float, done: float) -> float:

@@ -10,8 +10,8 @@ from samebits.schema import Count, NotNegative, Rule, Share
 
 
 class Plateau:
-    """Linear warmup, then constant. The factor is multiplied by gamma after `patience` evaluations in a row in which
-    the monitored score did not improve, down to `final`.
+    """Linear warmup, then constant. The factor is multiplied by gamma after `patience` evaluations in a row
+    without an improvement of the monitored score, down to `final`.
 
     threshold: a score improves if it is better than the best one by more than this fraction of it. Evaluations during
     the warmup do not count.

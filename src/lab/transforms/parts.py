@@ -43,9 +43,8 @@ class PartTransforms:
         self.fields = [[*names, "set"] for names in fields.values()]
         chains = [compose(transforms[name], training) for name in self.names]
         self.chains = [None if chain is None else prepared(chain) for chain in chains]
-        self._specs: list[dict[str, tuple[torch.Size, torch.dtype]]] = [
-            {} for _ in self.names
-        ]  # output fields of each chain
+        # output fields of each chain
+        self._specs: list[dict[str, tuple[torch.Size, torch.dtype]]] = [{} for _ in self.names]
 
     def __call__(self, batch: Batch, numbers: Tensor, rows: np.ndarray) -> Batch:
         """Return the transformed batch. rows: (B,) rows of the data set. Raise ConfigError if parts return different

@@ -123,9 +123,8 @@ def resampled(x: Tensor, parts: Tensor, height: int, width: int) -> Tensor:
         ]
     if not x.is_floating_point():
         raise ConfigError(f"data.transforms: resizing requires floats, got {x.dtype}; put ToFloat before it")
-    exact = torch.promote_types(
-        x.dtype, torch.float32
-    )  # half precision cannot represent each pixel position of a large image
+    # half precision cannot represent each pixel position of a large image
+    exact = torch.promote_types(x.dtype, torch.float32)
     top, left, rows, columns = parts.to(exact).unbind(1)
     down = weights(top, rows, x.shape[-2], height).to(x.dtype)
     across = weights(left, columns, x.shape[-1], width).to(x.dtype)
