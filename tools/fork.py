@@ -45,7 +45,9 @@ ANSWERS = ".copier-answers.yml"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "./run fork", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("package", nargs="?", help=f"import name of your code, instead of {OLD}")
     parser.add_argument("--title", help="first line of the README; default: the package")
     parser.add_argument("--author", default="", help="for LICENSE and pyproject.toml")
@@ -273,7 +275,7 @@ def forget(tree: Path, deleted: Iterable[str], parts: Iterable[Part]) -> None:
             if page.suffix == ".py":
                 text = "".join(line for line in text.splitlines(keepends=True) if not told.search(line))
             else:
-                text = without_sentences(text, told)
+                text = without_sentences(without_sections(text, told), told)
         page.write_text(text, encoding="utf-8")
 
 
@@ -287,6 +289,12 @@ def naming(tree: Path, deleted: list[str]) -> re.Pattern[str] | None:
     return re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, names))})(?![\w=])") if names else None
 
 
+def without_sections(text: str, told: re.Pattern[str]) -> str:
+    """Return a page without the `###` sections that have such a name in their heading, as docs/configuration.md has."""
+    sections = re.split(r"^(?=##)", text, flags=re.MULTILINE)
+    return "".join(one for one in sections if not (one.startswith("### ") and told.search(one.partition("\n")[0])))
+
+
 def without_sentences(text: str, told: re.Pattern[str]) -> str:
     """Without the sentences that match; of a table the clauses, or the row; of code and yaml the lines."""
     kept, code = [], False
@@ -295,7 +303,8 @@ def without_sentences(text: str, told: re.Pattern[str]) -> str:
         if not told.search(block):
             kept.append(block)
         elif code or block.startswith(("    ", "  - ")):
-            kept += [line for line in block.splitlines(keepends=True) if not told.search(line)]
+            # a command may have several lines, each but the last with a backslash at its end
+            kept += [line for line in re.findall(r"(?:.*\\\n)*.*\n|.+\Z", block) if not told.search(line)]
         elif block.startswith("|"):
             clauses = [re.split(r"(?<=;) |(?<=`), ", cell.strip()) for cell in block.strip("|\n").split("|")]
             cells = ["; ".join(one.rstrip(";") for one in cell if not told.search(one)) for cell in clauses]

@@ -10,7 +10,10 @@ README = (ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else 
 OURS = README.startswith("# Samebits\n") and (ROOT / "docs/index.md").exists()
 DOCS = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
 # typed from their beginning to their end, by test_docs.py
-WALKED = ("existing_hdf5.md", "my_data.md", "my_model.md", "my_method.md", "callbacks.md", "port_script.md")
+WALKED = (
+    "existing_hdf5.md", "my_data.md", "my_model.md", "my_method.md", "callbacks.md", "port_script.md",
+    "losses_metrics.md", "rates_optimizers.md", "use_model.md", "configure.md", "data_orders.md",
+)  # fmt: skip
 # run there
 OTHERS = {
     "tasks.md": "test_task_docs.py", "paper.md": "test_paper.py", "hugging_face.md": "test_task_transformers.py",

@@ -20,7 +20,7 @@ import pytest
 import yaml
 from common import LIBRARIES, ROOT
 from fork import copy_of_the_project, run_python, with_fewer_digits
-from pages import DOCS, FENCE, OURS, README, WALKED, commands, is_run, prose
+from pages import DOCS, FENCE, OURS, README, WALKED, commands, is_run, lines_of, prose
 from PIL import Image
 
 from samebits.testing import compose
@@ -32,13 +32,13 @@ TOP = {path.name: path.read_text() for path in sorted(ROOT.glob("*.md"))}
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 OVERRIDE = r"'?[+~]?[\w/@.]+=\S+"
 SHOWN = {file for page in DOCS.values() for file, _, _ in FENCE.findall(page)}
-SHOWN.add("tests/lab/test_task_denoising.py")  # an indented block of tasks.md
 
 
 def anchors(page: str) -> set[str]:
     """As the site makes them of headings; GitHub's are the same for these characters."""
+    ids = set(re.findall(r'<a id="([^"]+)"></a>', page))  # of generated pages
     titles = [re.sub(r"[`*]|<!--.*-->", "", title) for title in re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)]
-    return {re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
+    return ids | {re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
 
 
 @pytest.mark.parametrize("name", [*TOP, *DOCS])
@@ -225,17 +225,19 @@ def test_commands_are_typed_in_one_way() -> None:
     pages = [*ROOT.glob("*.md"), *files]
     found = {str(path.relative_to(ROOT)): BY_PYTHON.findall(path.read_text()) for path in pages}
     assert len(found) == len(pages)
-    assert found.pop("README.md") == ["python src/train.py"]
-    assert "`python src/train.py data=h5 trainer=ddp`" in README  # and once as it is without ./run
+    assert found.pop("docs/installation.md") == ["python src/train.py"]  # once as it is without ./run
+    assert "`python src/train.py trainer=ddp`" in DOCS["installation.md"]
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
-def keys_of(page: str, column: int = 0) -> list[str]:
-    """Code that is overrides and nothing else, in tables from `column` on."""
+def keys_of(page: str, column: int | None = 0) -> list[str]:
+    """Return the code that is overrides only, in tables from `column` on; None: in the whole page without quotes."""
     found = []
-    for row in re.findall(r"^\|(.*)\|$", prose(page), re.MULTILINE):
+    for row in re.findall(r"^\|(.*)\|$", prose(page), re.MULTILINE) if column is not None else ():
         cells = re.split(r"(?<!\\)\|", row)
         found += [span for cell in cells[column:] for span in SPAN.findall(cell)]
+    if column is None:
+        found = SPAN.findall(re.sub(r"^>.*$", "", prose(page), flags=re.MULTILINE))
     own = [span.removeprefix("-m ") for span in found]
     return [
         one
@@ -246,9 +248,13 @@ def keys_of(page: str, column: int = 0) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "column"), [slow("coming_from.md", 1), slow("two_commands.md", 0), ("troubleshooting.md", 1)]
-)
-def test_keys_in_tables_compose(name: str, column: int, text_file: Path) -> None:
+    ("name", "column"),
+    [
+        *(slow(f"from_{name}.md", 1) for name in ("pytorch", "lightning", "template", "accelerate")),
+        slow("sweeps.md", 0), ("troubleshooting.md", None),
+    ],
+)  # fmt: skip
+def test_keys_in_tables_compose(name: str, column: int | None, text_file: Path) -> None:
     found = keys_of(DOCS[name], column)
     assert len(found) > 10
     for span in found[:: sample_of(4, 1)]:
@@ -273,9 +279,9 @@ def texts() -> str:
 
 @pytest.mark.slow
 def test_messages_are_those_of_the_code() -> None:
-    tables = DOCS["troubleshooting.md"].split("## Before the first step")[1]
-    messages = [span for row in re.findall(r"^\| (.*?) \|", tables, re.MULTILINE) for span in SPAN.findall(row)]
-    assert len(messages) > 40
+    quoted = re.findall(r"^> (.*)$", DOCS["troubleshooting.md"], re.MULTILINE)  # below the heading of each message
+    messages = [span for line in quoted for span in SPAN.findall(line)]
+    assert len(messages) == len(quoted) > 40
     parts = [part.strip(" :;()") for message in messages for part in message.split("...")]
     assert not [part for part in parts if part not in texts()]
 
@@ -352,7 +358,7 @@ def test_a_page_works_as_typed(tmp_path: Path, name: str) -> None:
         if file:
             (clone / file).parent.mkdir(parents=True, exist_ok=True)
             (clone / file).write_text(body)
-        for command in body.splitlines() if kind == "bash" else ():
+        for command in lines_of(body) if kind == "bash" else ():
             run_python(clone, *python_of(command))
     ours = [file for file, _, _ in FENCE.findall(DOCS[name]) if file.endswith(".py")]
     called([sys.executable, "-m", "ruff", "check", "--select", "E,F,W,I", *ours], cwd=clone, fresh=True)

@@ -82,9 +82,20 @@ def test_ci_calls_the_readme_s_commands() -> None:
 
 @templates
 def test_it_is_short_and_names_only_what_there_is() -> None:
-    assert len(README.splitlines()) <= 200
+    assert len(README.splitlines()) <= 120
     for name in re.findall(r"`((?:src|packages|conf|tests|benchmarks|data|docs)/[\w./-]+)`", README):
         assert "/x." in name or (ROOT / name).exists(), name
+
+
+@templates
+def test_its_figures_are_those_of_the_benchmarks() -> None:
+    """Times and factors of the paragraph on speed, and where they are measured."""
+    figure = r"(?<![\d.,])\d[\d.,]*\d"
+    results = set(re.findall(figure, (ROOT / "benchmarks/RESULTS.md").read_text()))
+    (paragraph,) = re.findall(r"^\*\*Speed\*\*.*?\n\n", README, re.MULTILINE | re.DOTALL)
+    assert (found := re.findall(figure, paragraph)).count("242") == 2  # with the same optimizer in both
+    assert len(found) > 3
+    assert not set(found) - results
 
 
 @pytest.mark.parametrize("typed", ["./run", "./run tain", "./run evalutate", "./run x", "./run xyz"])

@@ -117,8 +117,14 @@ def keep(value: Any, undo: list[Callable[[], Any]], seen: set[int]) -> None:
         return
     seen.add(id(value))
     if isinstance(value, Tensor):
-        copied = value.detach().clone()
-        undo.append(lambda: value.copy_(copied))
+        copied, version = value.detach().clone(), value._version
+
+        def put_back() -> None:
+            # writing an equal value would count as a change (BufferChecks)
+            if value._version != version or not torch.equal(value, copied):
+                value.copy_(copied)
+
+        undo.append(put_back)
     elif isinstance(value, torch.Generator):
         state = value.get_state()
         undo.append(lambda: value.set_state(state))

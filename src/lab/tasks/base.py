@@ -86,7 +86,7 @@ class Task(nn.Module):
     # evaluate the same number of batches.
     needs_global_batch = False
     # True: the task carries states from row to row of a sequence. Batches then have "lane", and "position" in the lane,
-    # both (B,) int64. The yaml of the task must set `eval_lanes`. See docs/tasks.md.
+    # both (B,) int64. The yaml of the task must set `eval_lanes`. See docs/data_orders.md.
     stateful = False
     waits = False  # True: the method cannot avoid reading values from the device in a step; its test allows it
     buffers_kept_on_skip: tuple[str, ...] = ()  # submodules whose buffers are not restored after a skipped step

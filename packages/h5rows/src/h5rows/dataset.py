@@ -234,7 +234,7 @@ class Dataset:
         return self._gather(rows, out, None)
 
     def gather_at(self, rows: np.ndarray, out: dict[str, Tensor], at: np.ndarray) -> None:
-        """As `gather`, but sample rows[i] to out[field][at[i]]; all fields of a fixed shape."""
+        """As `gather`, but sample rows[i] to `out[field][at[i]]`; all fields of a fixed shape."""
         self._gather(rows, out, at)
 
     def _gather(self, rows: np.ndarray, out: dict[str, Tensor] | None, among: np.ndarray | None) -> dict[str, Tensor]:
