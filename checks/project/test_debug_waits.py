@@ -28,4 +28,4 @@ def test_each_line_that_waits_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(lines) == 1, lines
     line = forward.__code__.co_firstlineno + 1
     wanted = f"{__file__}:{line}: Tensor.item waits for the device, 3 times in 3 steps"
-    assert lines[0].endswith(wanted if asks else "nothing has waited for the device in 3 steps")
+    assert lines[0].endswith(wanted if asks else "no line waited for the device in 3 steps")

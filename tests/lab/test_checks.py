@@ -165,7 +165,9 @@ class Terms(Supervised):
 
 @pytest.mark.parametrize("name", ["sample", "averaging_factor", "losses", "run", "frozen"])
 def test_a_part_of_a_task_hides_no_method(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^task: Supervised\.{name} is a name of Task's own - name it otherwise$"):
+    with pytest.raises(
+        ConfigError, match=rf"^task: Supervised\.{name} is an attribute of Task itself - choose another name$"
+    ):
         setattr(Supervised(CrossEntropy(0.0), {}), name, nn.Linear(1, 1))
 
 

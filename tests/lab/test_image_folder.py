@@ -92,10 +92,10 @@ def test_shares_are_disjoint_and_folders_are_splits(tmp_path: Path) -> None:
     [
         (["data.path=nowhere"], "^data.path: .*nowhere does not exist"),
         (["data.splits.val=[0.5,0.2]"], r"^data\.splits\.val=\[0.5, 0.2\]: must be two shares"),
-        (["data.splits.val=[0.5,0.501]"], r"^data\.splits\.val: of 150 files this is none"),
-        (["data.splits.val=0.1"], r"^data\.splits\.val=0\.1: give two shares, such as \[0\.8, 0\.9\], or null"),
-        (["data.splits.val=[a,b]"], r"^data\.splits\.val=.*: give two shares"),
-        (["data.channels=2"], r"^data\.channels=2 .*give 1, 3 or 4"),
+        (["data.splits.val=[0.5,0.501]"], r"^data\.splits\.val: is empty, out of 150 files"),
+        (["data.splits.val=0.1"], r"^data\.splits\.val=0\.1: must be two shares, such as \[0\.8, 0\.9\], or null"),
+        (["data.splits.val=[a,b]"], r"^data\.splits\.val=.*: must be two shares"),
+        (["data.channels=2"], r"^data\.channels=2 .*must be 1, 3 or 4"),
         (["data.path={photos}/cat"], r"^data\.path: .*mixes class folders and files without a class"),
     ],
 )

@@ -115,14 +115,14 @@ def test_what_does_not_fit_is_one_line() -> None:
         (MacroF1(4), label, r"^MacroF1 of 4 classes cannot compare an output of shape \(10, 5\) with batch\['y'\] of "),
         (MeanIoU(5), label[:, None, None], r"^MeanIoU of 5 classes cannot compare"),
         (MeanIoU(5), label.float(), r"of torch\.float32 and shape \(10,\)"),
-        (MeanIoU(5), label * 2, r"^MeanIoU: \d+ labels are not among 0 to 4: set num_classes, or ignore_index"),
-        (MeanIoU(5), label - 1, r"^MeanIoU: \d+ labels are not among 0 to 4"),
+        (MeanIoU(5), label * 2, r"^MeanIoU: \d+ labels are not in 0 to 4: set num_classes, or set ignore_index"),
+        (MeanIoU(5), label - 1, r"^MeanIoU: \d+ labels are not in 0 to 4"),
         (AUROC(3), label, r"^AUROC of 3 classes cannot compare an output of shape \(10, 5\)"),
         (AUROC(5), label + 2, r"^AUROC of 5 classes: labels from 2 to 5; set num_classes"),
     ):
         with pytest.raises(ConfigError, match=line):
             score(metric, output, given)
-    with pytest.raises(ConfigError, match=r"names=.* must be 3 different ones"):
+    with pytest.raises(ConfigError, match=r"names=.* expected 3 different names"):
         ConfusionMatrix(3, names=["a", "b"])
 
 

@@ -153,7 +153,7 @@ def test_each_parts_transforms_see_its_rows_alone(folder: Path) -> None:
     for own in (np.array([40, 41]), np.array([2])):  # a micro-batch without one of the parts has all fields
         assert apply(data.gather(own), torch.arange(len(own)), own).keys() == out.keys()
     built["b"] = []
-    with pytest.raises(ConfigError, match=r"data\.parts\.b\.transforms: .*'x' \(2,\) uint8.*data\.parts\.a"):
+    with pytest.raises(ConfigError, match=r"data\.parts\.b\.transforms: .*'x' becomes \(2,\) uint8.*data\.parts\.a"):
         PartTransforms(data.part_of, fields, built, True, lambda chain: chain)(batch, torch.arange(6), rows)
 
 
@@ -173,10 +173,10 @@ def test_a_mistake_in_a_part_names_its_key(folder: Path) -> None:
 def test_weights_that_do_not_fit_are_named(folder: Path) -> None:
     data = mixed(folder, {"a": 1, "b": 1})
     for given, says in (
-        ({"a": 1}, r"data\.weights: names \['a'\]; give one for each part: \['a', 'b'\]"),
-        ({"a": 0, "b": 0}, r"data\.weights=.*: from sample 0 on they are all 0"),
-        ({"a": 1, "b": -1}, r"data\.weights\.b=-1: give a number >= 0"),
-        ({"a": 1, "b": [[5, 1]]}, r"data\.weights\.b=\[\[5, 1\]\]: .*from 0 on"),
+        ({"a": 1}, r"data\.weights: has \['a'\]; give one for each part: \['a', 'b'\]"),
+        ({"a": 0, "b": 0}, r"data\.weights=.*: the weights from sample 0 on are all 0"),
+        ({"a": 1, "b": -1}, r"data\.weights\.b=-1: must be a number >= 0"),
+        ({"a": 1, "b": [[5, 1]]}, r"data\.weights\.b=\[\[5, 1\]\]: .*that starts at 0"),
         ({"a": 1, "b": 0.12345678901234}, "too many digits"),
     ):
         data.weights = given

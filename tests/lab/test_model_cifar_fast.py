@@ -96,7 +96,7 @@ def test_evaluations_average_over_views() -> None:
     assert torch.equal(task.predict(model, {"x": image}), (image + image.flip(-1)) / 2)
     task.views = 1
     assert torch.equal(task.predict(model, {"x": image}), image)
-    with pytest.raises(ConfigError, match=r"task\.views=3: one of 1, 2, 6"):
+    with pytest.raises(ConfigError, match=r"task\.views=3: must be one of 1, 2, 6"):
         Whitened(lambda output, batch: output, {}, 1, views=3)
 
 

@@ -76,7 +76,7 @@ def test_chunks_are_what_whole_logits_are(autocast: bool) -> None:
 def test_a_second_derivative_of_pieces_is_refused() -> None:
     data, model = batch(), gpt(chunked_logits=True)
     loss = NextToken()(model(data["x"]), data).sum()
-    with pytest.raises(ConfigError, match=r"model\.chunked_logits=true: .* second derivative .* - leave it false"):
+    with pytest.raises(ConfigError, match=r"model\.chunked_logits=true: .* second derivative .* - set it to false"):
         torch.autograd.grad(loss, [*model.parameters()], create_graph=True)
 
 
@@ -212,7 +212,7 @@ def test_windows_of_documents_compile() -> None:
 
 
 def test_a_separator_is_a_token() -> None:
-    with pytest.raises(ConfigError, match=r"model\.separator=11: no token has this id, they are 0 to 10"):
+    with pytest.raises(ConfigError, match=r"model\.separator=11: must be a token id, 0 to 10"):
         gpt(separator=11)
 
 

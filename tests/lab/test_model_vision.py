@@ -41,9 +41,9 @@ def test_a_model_by_its_name(libraries: None) -> None:
     for library in ("timm", "torchvision"):
         model: Any = vision_model(library, "resnet50", 7, {"width": 6})  # type: ignore[arg-type]
         assert model[-1].weight.shape == (7, 6)
-    with pytest.raises(ConfigError, match=r"model\.name=resnet50d: torchvision has no such model - did you mean"):
+    with pytest.raises(ConfigError, match=r"model\.name=resnet50d: is not a model of torchvision - did you mean"):
         vision_model("torchvision", "resnet50d", 7, {})
-    with pytest.raises(ConfigError, match=r"model\.name=hf-hub:somebody/model: timm has no such model"):
+    with pytest.raises(ConfigError, match=r"model\.name=hf-hub:somebody/model: is not a model of timm"):
         vision_model("timm", "hf-hub:somebody/model", 7, {})
 
 
@@ -57,7 +57,7 @@ def test_a_missing_library_is_one_line(libraries: None, monkeypatch: pytest.Monk
 
 def test_options_are_numbers(libraries: None) -> None:
     for options in ({"checkpoint_path": "weights.pth"}, {"pretrained_cfg": {"url": "somewhere"}}):
-        with pytest.raises(ConfigError, match=r"model\.options\.\w+=.*: of a model's arguments only numbers"):
+        with pytest.raises(ConfigError, match=r"model\.options\.\w+=.*: must be a number"):
             vision_model("timm", "resnet50", 7, options)  # type: ignore[arg-type]
 
 

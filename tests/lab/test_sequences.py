@@ -49,7 +49,7 @@ def test_long_short_and_empty_samples() -> None:
     assert one["x"].shape == one["y"].shape == (3, 1)
     with pytest.raises(ConfigError, match="data=sequences"):
         PaddedNextToken("tokens", 5)({"tokens": torch.zeros(3, 6)}, NUMBERS)
-    with pytest.raises(ConfigError, match=r"6 tokens and has positions for 5"):
+    with pytest.raises(ConfigError, match=r"6 tokens, but has positions for 5"):
         GPT([5], 10, 8, 2, 1, 0.0)(torch.zeros(1, 6, dtype=torch.int64))
 
 

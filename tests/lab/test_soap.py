@@ -67,5 +67,5 @@ class TestSOAP(Shipped):
 
 @pytest.mark.slow
 def test_shards_are_refused(tmp_path: Path) -> None:
-    with pytest.raises((ConfigError, RunFailed), match=r"optim: SOAP needs whole matrices, .* - use trainer=ddp"):
+    with pytest.raises((ConfigError, RunFailed), match=r"optim: SOAP requires whole matrices, .* - use trainer=ddp"):
         start_run(tmp_path, *SMALL, "optim=soap", "trainer=fsdp", "hardware.num_procs=2")

@@ -97,5 +97,5 @@ def test_a_model_that_asks_for_values(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 def test_not_of_a_model_that_is_cut(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^callback=summary: trainer=fsdp has cut the model"):
+    with pytest.raises(ConfigError, match=r"^callback=summary: does not support trainer=fsdp"):
         start_run(tmp_path, *SHORT, "trainer=fsdp", "hardware.num_procs=2", "callback=summary")

@@ -93,5 +93,5 @@ def test_pairs_of_different_views() -> None:
     losses["loss"].sum().backward()
     assert all(p.grad is None for p in task.teacher.parameters())
     assert not task.seen.any()  # an evaluation moves no centre
-    with pytest.raises(ConfigError, match=r"task\.views=1: two or more"):
+    with pytest.raises(ConfigError, match=r"task\.views=1: must be >= 2"):
         DINO(head, 0.9, 0.1, 0.04, 0.9, 1, {}, {}, {})  # type: ignore[arg-type]

@@ -95,7 +95,7 @@ def test_it_is_the_paper_s_loss(tmp_path: Path, files: tuple[Path, Path]) -> Non
 
 @pytest.mark.slow
 def test_weights_that_do_not_fit(tmp_path: Path, files: tuple[Path, Path]) -> None:
-    line = r"gpt\.pt: token\.weight do not fit the model - give data\.input_shape, data\.num_outputs"
+    line = r"gpt\.pt: token\.weight do not fit the model - set data\.input_shape, data\.num_outputs"
     with pytest.raises(ConfigError, match=line):
         start_run(tmp_path / "run", *SMALL, *small(files), "data.num_outputs=12")
 
@@ -109,5 +109,5 @@ def test_an_adapter_is_a_matrix_of_low_rank() -> None:
     base[2].weight.data += 3 * up @ down
     torch.testing.assert_close(model(x), base(x))
     assert [name for name, p in model.named_parameters() if p.requires_grad] == ["2.down", "2.up"]
-    with pytest.raises(ConfigError, match=r"model\.layers: no layer's name holds 'qvk'; they are 0, 1"):
+    with pytest.raises(ConfigError, match=r"model\.layers: no layer's name contains 'qvk'; names are 0, 1"):
         with_adapters(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), ["qvk"], rank=1, alpha=1.0)

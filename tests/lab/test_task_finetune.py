@@ -83,8 +83,8 @@ def test_names_are_mapped(tmp_path: Path) -> None:
     assert torch.equal(model[0].weight, theirs[0].weight)
     assert torch.equal(model[2].weight, head)
     for rename, line in (
-        ({"nothing": ""}, r"^task\.rename: no name holds 'nothing'; names are module\.net\.0\.weight, "),
-        ({"weight": "bias"}, r"^task\.rename: two of the weights in .*w\.pt become 'module\.net\.0\.bias'"),
+        ({"nothing": ""}, r"^task\.rename: no name contains 'nothing'; names are module\.net\.0\.weight, "),
+        ({"weight": "bias"}, r"^task\.rename: two weights of .*w\.pt would get the name 'module\.net\.0\.bias'"),
     ):
         with pytest.raises(ConfigError, match=line):
             task(tmp_path / "w.pt", rename).initialize(small(), iter(()))
@@ -136,8 +136,8 @@ def test_what_is_frozen_is_in_eval_mode_while_the_rest_trains() -> None:
 def test_mistakes_in_patterns_are_one_line(pretrained: Path) -> None:
     for frozen, line in (
         (["("], r"^task\.freeze: '\(' is no regular expression: missing \)"),
-        ([r"^2\.", "nope"], r"^task\.freeze: no name holds 'nope'; names are 0\.weight, .* and 5 more$"),
-        (["."], r"^task\.freeze: freezes all of Sequential; there is nothing left to train$"),
+        ([r"^2\.", "nope"], r"^task\.freeze: no name contains 'nope'; names are 0\.weight, .* and 5 more$"),
+        (["."], r"^task\.freeze: freezes all parameters of Sequential, so there is nothing to train$"),
     ):
         with pytest.raises(ConfigError, match=line):
             task(pretrained, frozen=frozen).setup(small())

@@ -83,7 +83,10 @@ def test_a_learning_rate_of_its_own_and_what_cannot_be(tmp_path: Path) -> None:
     factors = [group.get("lr_factor", 1.0) for group in last_checkpoint(folder)["optimizer"]["param_groups"]]
     assert factors == [0.5, 0.5, 1, 1]
     for override, line in (
-        ("model.num_outputs=10", "model: generates (10,) values a sample, batch['x'] has (1, 8, 8)"),
+        (
+            "model.num_outputs=10",
+            "model: generates samples of shape (10,), expected (1, 8, 8), the shape of batch['x']",
+        ),
         ("trainer=fsdp", "trainer=fsdp: WGAN holds parameters beside the model (critic.0"),
         ("+optim.lr_factors={critik: 2.0}", "optim.lr_factors: no "),
     ):

@@ -75,7 +75,7 @@ def test_a_group_has_the_probability_of_its_classes() -> None:
 
 def test_what_cannot_be() -> None:
     for groups in ([[0, 1], [1, 2]], [[0], [2]]):
-        with pytest.raises(ConfigError, match="each label from 0 on must stand once"):
+        with pytest.raises(ConfigError, match="must contain each label, from 0, exactly once"):
             Grouped(groups)
     with pytest.raises(ConfigError, match=r"task\.criteria: \['a'\]: give two or more"):
         PCGrad({"a": lambda output, batch: output}, {})

@@ -112,8 +112,8 @@ def test_mistakes() -> None:
         ({"factors": {"position": 1.0}}, "task.factors.*give one for each of position, bones, reprojection"),
         ({"bones": [[0, 1, 2]]}, "task.bones.*pairs"),
         ({"input": "parts"}, r"task.input=parts: not in the batch, which has \['S', 'part'\]"),
-        ({"target": "part"}, r"task.target=part: \(2, 3, 2\); \(B, 3 joints, 3\) is needed"),
-        ({"bones": [[0, 3]]}, r"task.input=part: \(2, 3, 2\); \(B, 4 joints, 2\) is needed"),
+        ({"target": "part"}, r"task.target=part: \(2, 3, 2\); expected \(B, 3 joints, 3\)"),
+        ({"bones": [[0, 3]]}, r"task.input=part: \(2, 3, 2\); expected \(B, 4 joints, 2\)"),
     ):
         with pytest.raises(ConfigError, match=line):
             losses_of(torch.zeros(2, 3, 3), {"part": torch.zeros(2, 3, 2), "S": torch.zeros(2, 3, 3)}, **changed)

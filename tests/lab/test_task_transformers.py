@@ -191,11 +191,11 @@ def test_what_will_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home:
     config = json.loads((folder / "config.json").read_text())
     config["auto_map"] = {"AutoModelForSequenceClassification": "mine.Net"}
     (folder / "config.json").write_text(json.dumps(config))
-    code = r"mine.Net is Python code of the folder itself, .* REMOTE_CODE_ALLOWED in lab/models/pretrained.py"
+    code = r"mine.Net is Python code in the folder, .* REMOTE_CODE_ALLOWED in lab/models/pretrained.py"
     for file, says in (
         (None, code),
-        ("model.safetensors", r"model.folder=.*: it has no .safetensors"),
-        ("config.json", r"model.folder=.*: it has no config.json"),
+        ("model.safetensors", r"model.folder=.*: contains no .safetensors"),
+        ("config.json", r"model.folder=.*: contains no config.json"),
     ):
         if file:
             shutil.copy(home / "bert/config.json", folder)

@@ -105,7 +105,7 @@ def test_a_crop_may_show_the_image_mirrored_at_its_edge() -> None:
     places = {padded[i : i + 9, j : j + 7].tobytes() for i in range(5) for j in range(5)}
     assert {sample.numpy().tobytes() for sample in out} == places
     for x in (image.to(torch.uint8), image[..., :2, :2]):
-        with pytest.raises(ConfigError, match=r"padding_mode=reflect takes floats .* than padding=2, not torch\."):
+        with pytest.raises(ConfigError, match=r"padding_mode=reflect requires floats .* than padding=2, got torch\."):
             RandomCrop("x", [2, 2], 2, 0, "reflect")({"x": x}, numbers[:1])
 
 
@@ -160,7 +160,7 @@ def test_mixup_takes_labels_of_any_usual_form() -> None:
     for y in (batch["y"].to(torch.uint8), batch["y"][:, None], hot, hot.float(), hot.bool()):
         assert torch.equal(Mixup("x", "y", 10, 0.4, 0)({**batch, "y": y}, numbers)["y"], wanted)
     for y in (batch["y"].float(), hot[:, :9], hot[:, None]):
-        with pytest.raises(ConfigError, match=r"Mixup.target='y' is .* num_classes=10 shares"):
+        with pytest.raises(ConfigError, match=r"Mixup.target='y' is .* num_classes=10 probabilities"):
             Mixup("x", "y", 10, 0.4, 0)({**batch, "y": y}, numbers)
 
 
@@ -197,7 +197,7 @@ def test_to_float_normalize_and_channels_first() -> None:
             ToFloat("x")({"x": torch.ones(2, dtype=dtype)}, numbers)
     for pixels in ("images", "integers"):
         with pytest.raises(
-            ConfigError, match=r"'x' is complex64: float32 would lose its imaginary parts - .*view_as_real"
+            ConfigError, match=r"'x' is complex64: float32 would lose the imaginary parts - .*view_as_real"
         ):
             ToFloat("x", pixels)({"x": torch.ones(2, dtype=torch.complex64)}, numbers)
     for wrong in (

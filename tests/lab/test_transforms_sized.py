@@ -138,7 +138,7 @@ def test_colours() -> None:
 def test_fields_of_unlike_size_are_not_cut_alike(transform: Any) -> None:
     """A map of half the image's size would show another part of it."""
     for side in (4, 16):
-        with pytest.raises(ConfigError, match=rf"\.field=\['x', 'y'\]: they are .*\({side}, {side}\)\] pixels"):
+        with pytest.raises(ConfigError, match=rf"\.field=\['x', 'y'\]: their sizes are .*\({side}, {side}\)\] pixels"):
             transform({"x": torch.rand(2, 3, 8, 8), "y": torch.zeros(2, side, side)}, torch.arange(2))
 
 
@@ -146,14 +146,14 @@ def test_mistakes_name_the_transform() -> None:
     numbers, image = torch.arange(2), torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
     for make, batch, says in (
         (lambda: RandomResizedCrop("x", [8, 8], [0.0, 1.0], [1.0, 1.0], 0), None, "needs area and ratio as"),
-        (lambda: ColorJitter("x", 0, 0, 0, 0.6, 0), None, r"ColorJitter\.hue=0\.6: at most 0\.5"),
+        (lambda: ColorJitter("x", 0, 0, 0, 0.6, 0), None, r"ColorJitter\.hue=0\.6: must be <= 0\.5"),
         (
             lambda: Resize("x", [4, 4]),
             image,
-            r"images are resized as floats, not as torch\.uint8; put ToFloat before it",
+            r"resizing requires floats, got torch\.uint8; put ToFloat before it",
         ),
-        (lambda: CenterCrop("x", [9, 4]), image, r"CenterCrop\.size=\[9, 4\]: larger than the image, \[8, 8\]"),
-        (lambda: ColorJitter("x", 0, 0, 0, 0, 0), image, r"ColorJitter takes colours as floats"),
+        (lambda: CenterCrop("x", [9, 4]), image, r"CenterCrop\.size=\[9, 4\] is larger than the image \[8, 8\]"),
+        (lambda: ColorJitter("x", 0, 0, 0, 0, 0), image, r"ColorJitter requires floats"),
     ):
         with pytest.raises(ConfigError, match=says):
             make()({"x": batch}, numbers)

@@ -1,4 +1,5 @@
-"""Active learning from a pool (Settles 2009): train on labelled rows, label those of which the model is least sure."""
+"""Pool-based active learning (Settles 2009): train on labeled rows, then label the rows with the least certain
+predictions."""
 
 from __future__ import annotations
 
@@ -19,43 +20,49 @@ from samebits.schema import Count
 
 
 class Labelled:
-    """data.order: the labelled rows, each equally often, with replacement. begin: how many there are at first, by
-    the seed."""
+    """A data.order that samples from the labeled rows, uniformly and with replacement. begin: number of labeled rows at
+    the start of the run, chosen at random by the seed. Raise ConfigError if the training split has fewer rows."""
 
     def __init__(self, dataset: Sized, seed: int, begin: Count) -> None:
         if begin > len(dataset):
-            raise ConfigError(f"data.order.begin={begin}: the training split holds {len(dataset)} samples")
+            raise ConfigError(f"data.order.begin={begin}: the training split has only {len(dataset)} samples")
         self.size, self.draws = len(dataset), SampleRNG(seed, "Labelled")
         self.rows = self.draws.uniform(torch.arange(self.size), 1)[:, 0].argsort(stable=True)[:begin]
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the rows (B,) of these positions in the order of the run, (B,) int64."""
         return self.rows[self.draws.below(torch.tensor(numbers), (len(self.rows),))[:, 0]].numpy()
 
     def state_dict(self) -> dict[str, Tensor]:
+        """Return the labeled rows."""
         return {"rows": self.rows}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore the labeled rows."""
         self.rows = state["rows"]
 
 
 class ActiveLearning(Callback):
-    """After each evaluation `count` more rows of the pool are labelled, up to `most`: those of the greatest entropy of
-    the classes, of which task.predict gives logits (B, C)."""
+    """Label `count` more rows after each evaluation, until `most` rows are labeled: the rows with the largest entropy
+    of the class probabilities. task.predict must return logits (B, C)."""
 
     def __init__(self, count: Count, most: Count) -> None:
         self.count, self.most = count, most
 
     def on_start(self, state: Any) -> None:
+        """Raise ConfigError if data.order is not Labelled."""
         if not isinstance(order := self.run.order, Labelled):
             raise ConfigError(
-                f"callback.active_learning: data.order is {type(order).__name__}, and the labelled rows are chosen by "
+                f"callback.active_learning: data.order is {type(order).__name__}, but must be "
                 f"{Labelled.__module__}.Labelled - see experiment=active_learning"
             )
 
     def on_log(self, state: Any, values: dict[str, float]) -> None:
+        """Log the number of labeled rows."""
         values["train/labelled"] = float(len(self.run.order.rows))
 
     def on_eval(self, state: Any, scores: dict[str, float]) -> None:
+        """Label more rows."""
         order = self.run.order
         pool = np.setdiff1d(np.arange(order.size), order.rows.numpy())
         count = min(self.count, self.most - len(order.rows), len(pool))

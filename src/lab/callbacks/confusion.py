@@ -1,4 +1,4 @@
-"""The confusion matrix of each split as a picture, at the end."""
+"""Save the confusion matrix of each split as a figure at the end of the run."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from samebits.extras import check_installed
 from samebits.schema import did_you_mean
 from samebits.status import class_names
 
-MOST_NUMBERS = 20  # classes up to which the cells hold their counts
+MOST_NUMBERS = 20  # with more classes the cells show no counts
 
 
 class ConfusionPicture(Callback):
-    """A picture of what the metric `metric` of the task, a lab.metrics.confusion.ConfusionMatrix, has counted with the
-    best weights, in media/<split>/<metric>/ and the loggers. Needs matplotlib (extra `report`)."""
+    """Save figures of the confusion matrices of the best weights to media/<split>/<metric>/ and the loggers.
+
+    metric: name of a lab.metrics.confusion.ConfusionMatrix in task.metrics. Requires matplotlib (extra `report`).
+    """
 
     def __init__(self, metric: str) -> None:
         self.metric = metric
 
     def on_start(self, state: Any) -> None:
+        """Raise ConfigError if matplotlib or the metric is missing."""
         check_installed("matplotlib", "callback=confusion", "report")  # not after hours of training
         if not isinstance(state.task.metrics.get(self.metric), ConfusionMatrix):
             hint = did_you_mean(self.metric, list(state.task.metrics))
@@ -33,13 +36,14 @@ class ConfusionPicture(Callback):
             )
 
     def on_end(self, state: Any, scores: dict[str, float]) -> None:
+        """Save the figures, on the main rank."""
         run = self.run
         if not run.world.is_main:
             return
         classes = class_names(run.directory)
         for split in dict.fromkeys(key.partition("/")[0] for key in scores):
             path = run.directory / f"{split}_{self.metric}.csv"
-            if path.exists():  # not of train
+            if path.exists():  # the training split has no file
                 with open(path, newline="", encoding="utf-8") as file:
                     (_, *names), *rows = csv.reader(file)
                 table = np.array([row[1:] for row in rows], dtype=np.int64)
@@ -50,7 +54,7 @@ class ConfusionPicture(Callback):
 
 
 def drawn(table: np.ndarray, names: list[str], title: str) -> Any:
-    """table: (C, C) counts, [label, prediction]. Returns the matplotlib figure: colours are shares of each label."""
+    """Return the matplotlib figure of the counts (C, C), [label, prediction]. Colors are fractions of each label."""
     from matplotlib.figure import Figure
 
     count = len(names)
@@ -59,11 +63,11 @@ def drawn(table: np.ndarray, names: list[str], title: str) -> Any:
     figure = Figure(figsize=(side + 0.8, side), layout="constrained")
     axis = figure.subplots()
     image = axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    every = -(-count // 40)  # of many classes some are named
+    every = -(-count // 40)  # with many classes, name only some of them
     places = range(0, count, every)
     shown = [names[k] for k in places]
     axis.set_xticks(places, shown, rotation=90 if max(map(len, names)) > 3 else 0, parse_math=False)
-    axis.set_yticks(places, shown, parse_math=False)  # $ is a character of a name
+    axis.set_yticks(places, shown, parse_math=False)  # a $ in a name is not mathtext
     axis.set_xlabel("prediction")
     axis.set_ylabel("label")
     right = table.trace() / max(table.sum(), 1)

@@ -1,4 +1,4 @@
-"""Learning curves as a picture, at the end."""
+"""Save the learning curves as a figure at the end of the run."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from samebits.extras import check_installed
 from samebits.files import replacing
 from samebits.status import read_metrics
 
-POINTS = 40  # a curve of more is drawn faintly, and its running median over about 1/20 of them beside it
-ASIDE = ("epoch", "skipped_steps")  # values of training that are no curve to look at
+POINTS = 40  # longer curves are drawn faintly, with their running median over about 1/20 of the points
+ASIDE = ("epoch", "skipped_steps")  # training values that are not drawn
 
 
 class Curves(Callback):
-    """curves.png: all that metrics.jsonl has of training and of evaluations, a panel for each quantity, a line for each
-    split; the dotted line is the best checkpoint. Needs matplotlib (extra `report`)."""
+    """Save curves.png: the values of metrics.jsonl, with a panel for each quantity and a line for each split. The
+    dotted line marks the best checkpoint. Requires matplotlib (extra `report`)."""
 
     def on_start(self, state: Any) -> None:
+        """Raise ConfigError if matplotlib is missing."""
         check_installed("matplotlib", "callback=curves", "report")  # not after hours of training
 
     def on_end(self, state: Any, scores: dict[str, float]) -> None:
+        """Save the figure, on the main rank."""
         if not self.run.world.is_main:
             return
         if panels := panels_of(read_metrics(self.run.directory)):
@@ -38,15 +40,15 @@ Panels = dict[str, dict[str, tuple[np.ndarray, np.ndarray]]]
 
 
 def panels_of(lines: list[dict[str, Any]]) -> Panels:
-    """Returns {quantity: {split: (steps, values)}}, losses first, then the other scores, what is of training alone
-    last."""
+    """Return {quantity: {split: (steps, values)}}: first the loss, then the other scores; quantities of training only
+    are last. lines: the lines of metrics.jsonl."""
     panels: dict[str, dict[str, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         for key, value in line.items():
             split, _, name = key.partition("/")
             if (
                 split.startswith(("train", "val", "test")) and name not in ASIDE and value is not None
-            ):  # null: inf or NaN
+            ):  # null is inf or NaN
                 panels[name][split].append((line["step"], value))
     order = sorted(panels, key=lambda name: (list(panels[name]) == ["train"], name != "loss"))
     return {
@@ -56,13 +58,13 @@ def panels_of(lines: list[dict[str, Any]]) -> Panels:
 
 
 def running_median(values: np.ndarray, window: int) -> np.ndarray:
-    """(N,) -> (N,) the median of the `window` values about each, of fewer at both ends. window: odd."""
+    """Return the median of the `window` values around each value, (N,) -> (N,); fewer at both ends. window: odd."""
     padded = np.pad(values.astype(float), window // 2, constant_values=np.nan)
     return np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, window), axis=1)
 
 
 def drawn(panels: Panels, best_step: float | None) -> Any:
-    """Returns the matplotlib figure."""
+    """Return the matplotlib figure. best_step: position of the dotted line; None: no line."""
     from matplotlib.figure import Figure
 
     columns = min(3, len(panels))
@@ -89,6 +91,6 @@ def drawn(panels: Panels, best_step: float | None) -> Any:
         axis.set_xlim(0, last_step * 1.02)
         axis.grid(alpha=0.3)
         axis.legend(frameon=False)
-    for axis in axes:  # places of the grid without a panel
+    for axis in axes:  # cells of the grid without a panel
         axis.set_axis_off()
     return figure

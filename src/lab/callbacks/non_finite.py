@@ -1,4 +1,4 @@
-"""Name the first module whose output is not finite, or the first parameter whose gradient is not."""
+"""Find the first module whose output is not finite, or the first parameter whose gradient is not finite."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from samebits.shards import local_parts
 
 
 class NonFiniteWatch(Callback):
-    """Checks the output of every leaf module and the gradient of every parameter; waits for the device at each, so it
-    is for debugging only."""
+    """Check the output of every leaf module and the gradient of every parameter. Raise RunFailed if one is not finite.
+
+    Each check waits for the device, so use it only for debugging.
+    """
 
     def on_start(self, state: Any) -> None:
+        """Register the hooks that check outputs and gradients."""
         for name, module in state.model.named_modules():
             if name and not list(module.children()):
                 module.register_forward_hook(self._hook(name))
-        if state.scaler is None:  # else infinite ones are how fp16 finds its loss scale
+        if state.scaler is None:  # with a scaler, infinite gradients are expected: fp16 finds its loss scale by them
             for name, p in state.model.named_parameters():
                 if p.requires_grad:
                     p.register_post_accumulate_grad_hook(partial(self._of_gradient, name))

@@ -1,4 +1,4 @@
-"""Pictures of the first validation samples with what the model says of them, at each evaluation."""
+"""Log images of the first validation samples with the model's predictions, at each evaluation."""
 
 from __future__ import annotations
 
@@ -17,19 +17,24 @@ from samebits.status import class_names
 
 
 class Pictures(Callback):
-    """What the task samples (Task.sample) or shows (Task.show). Else a figure of `count` images, batch[field]:
-    (B, C, H, W), each with its predicted class and, where that is wrong, its label, batch[target]. output: (B, classes)
-    scores. In media/<name>/ and the loggers; of the first batch of rank 0."""
+    """Log the samples of the task (Task.sample), otherwise what Task.show returns, otherwise a figure of images with
+    their predicted classes. They are saved to media/<name>/ and the loggers.
+
+    count: number of samples, from the first batch of rank 0. field: images (B, C, H, W). target: labels (B,), shown if
+    the prediction is wrong. The figure requires an output of scores (B, classes), and matplotlib.
+    """
 
     def __init__(self, count: Count, field: str, target: str, name: str) -> None:
         self.count, self.field, self.target, self.name = count, field, target, name
         self.kept: Mapping[str, Any] | None = None
 
     def on_start(self, state: Any) -> None:
+        """Raise ConfigError if matplotlib is missing."""
         check_installed("matplotlib", "callback=pictures", "report")  # not after hours of training
         self.task = state.task
 
     def on_eval_batch(self, output: Any, batch: Any) -> None:
+        """Keep the images of the first batch, on the main rank."""
         if self.kept is None and not overrides(self.task, "sample") and self.run.world.is_main:
             shown = self.task.show(output, batch, self.count)
             if shown is None:
@@ -38,10 +43,12 @@ class Pictures(Callback):
                 self.kept = {f"val/{name}": value for name, value in shown.items()}
 
     def on_rehearsal(self, output: Any, batch: Any) -> None:
+        """Raise the errors of an evaluation; keep nothing."""
         self.on_eval_batch(output, batch)
         self.kept = None
 
     def on_eval(self, state: Any, scores: dict[str, float]) -> None:
+        """Log the images."""
         if overrides(self.task, "sample"):
             self.kept = {f"val/{name}": value for name, value in samples_of(state, self.run, self.count).items()}
         for name, value in (self.kept or {}).items():
@@ -49,16 +56,16 @@ class Pictures(Callback):
         self.kept = None
 
     def predicted(self, output: Any, batch: Any) -> Any:
-        """Returns the matplotlib figure."""
+        """Return the matplotlib figure. Raise ConfigError if the batch or the output has another shape."""
         for key, field in (("field", self.field), ("target", self.target)):
             if field not in batch:
                 raise ConfigError(f"callback.pictures.{key}={field}: the batch has {', '.join(batch)}")
         images = batch[self.field]
         if images.ndim != 4 or not isinstance(output, Tensor) or output.ndim != 2:
             raise ConfigError(
-                f"callback=pictures: needs images (B, C, H, W) in {self.field} and outputs (B, classes), not "
-                f"{tuple(images.shape)} and {tuple(output.shape) if isinstance(output, Tensor) else type(output)} - or "
-                "a task that has `show`"
+                f"callback=pictures: expected images (B, C, H, W) in {self.field} and outputs (B, classes), got "
+                f"{tuple(images.shape)} and {tuple(output.shape) if isinstance(output, Tensor) else type(output)} - "
+                "override `show` in the task, or remove the callback"
             )
         from matplotlib.figure import Figure
 
@@ -67,7 +74,7 @@ class Pictures(Callback):
         figure = Figure(figsize=(1.2 * len(shown[0]), 1.6))
         axes = figure.subplots(1, len(shown[0]), squeeze=False)[0]
         for axis, image, said, label in zip(axes, *shown):
-            low, high = image.min(), image.max()  # normalized images have any range
+            low, high = image.min(), image.max()  # normalized images can have any range
             picture = ((image - low) / (high - low + 1e-12)).permute(1, 2, 0)
             axis.imshow(picture[..., 0] if picture.shape[2] == 1 else picture[..., :3], cmap="gray")
             said, label = (names[int(k)] if names else int(k) for k in (said, label))

@@ -1,4 +1,4 @@
-"""Text that a language model writes at each evaluation."""
+"""Generate text with a language model at each evaluation."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from samebits.errors import ConfigError
 from samebits.files import replace_text
 from samebits.schema import Count, NotNegativeInt, Positive
 
-SHARES = 2**30  # parts that a probability of 1 is divided into
+SHARES = 2**30  # a probability of 1, as an integer
 
 
 @h5_methods
 class SampleText(Callback):
-    """After each evaluation: `length` tokens that continue `prompt`, to the log and to the run's samples/<step>.txt.
+    """Continue `prompt` by `length` tokens after each evaluation; write the text to the log and to samples/<step>.txt.
 
-    path, dataset: a file of `h5.py pack TEXT --tokenizer chars` or bytes, whose attributes have the vocabulary. window:
-    tokens that the model sees, as [T]. The text is a pure function of the weights, the seed and the step; torch's
-    random numbers are not touched.
+    path, dataset: a file written by `h5.py pack TEXT --tokenizer chars` (or bytes); its attributes contain the
+    vocabulary. window: number of tokens that the model reads, as [T]. The text is a pure function of the weights, the
+    seed and the step; it does not use torch's random generators.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class SampleText(Callback):
         self.draws = SampleRNG(seed, "SampleText")
 
     def on_start(self, state: Any) -> None:
+        """Read the vocabulary, encode the prompt. Raise ConfigError if the file or the prompt does not fit."""
         with open_h5(files_of(self.path)[0]) as file:
             if self.dataset not in file:
                 raise ConfigError(f"callback.sample_text.dataset: {file.filename} has no {self.dataset!r}")
@@ -51,33 +52,37 @@ class SampleText(Callback):
         kind = str(attrs.get("tokenizer"))
         if kind not in ("chars", "bytes"):
             raise ConfigError(
-                f"callback.sample_text: {self.dataset} has the tokenizer {kind}, whose tokens cannot be read back as "
-                "text: pack it with --tokenizer chars or bytes, or set callback=none"
+                f"callback.sample_text: {self.dataset} has the tokenizer {kind}, whose tokens cannot be decoded to "
+                "text - pack it with --tokenizer chars or bytes, or set callback=none"
             )
         self.vocabulary = [str(c) for c in attrs["vocab"]] if kind == "chars" else None
         self.prompt = self.encoded(self.text)
 
     def encoded(self, text: str) -> list[int]:
+        """Return the token ids of a text. Raise ConfigError if a character is not in the vocabulary."""
         if self.vocabulary is None:
             return list(text.encode())
         if not text or (strange := sorted(set(text) - set(self.vocabulary))):
-            wrong = f"{strange[0]!r} is none of its {len(self.vocabulary)} characters" if text else "it is empty"
-            raise ConfigError(f"callback.sample_text.prompt={text!r}: {wrong} - give text that the data could have")
+            wrong = (
+                f"{strange[0]!r} is not in the vocabulary of {len(self.vocabulary)} characters" if text else "is empty"
+            )
+            raise ConfigError(f"callback.sample_text.prompt={text!r}: {wrong} - use only characters of the data")
         return [self.vocabulary.index(c) for c in text]
 
     def decoded(self, tokens: list[int]) -> str:
+        """Return the text of token ids."""
         if self.vocabulary is None:
             return bytes(token % 256 for token in tokens).decode(errors="replace")
         return "".join(self.vocabulary[token] for token in tokens)
 
     @torch.no_grad()
     def sampled(self, model: nn.Module, step: int, device: torch.device) -> list[int]:
-        """Token ids, the prompt's first. All stay on the device until the end."""
+        """Return the token ids of the prompt and its continuation. They stay on the device until the end."""
         drawn = self.draws.uniform(torch.tensor([step], device=device), self.length)[0]
         tokens = torch.tensor([self.prompt], device=device)
         for number in drawn:
             logits: Tensor = model(tokens[:, -self.window :])[:, -1].float() / self.temperature
-            # in integers: sums of floats have no fixed order on a GPU, and hardware.deterministic=true refuses them
+            # in integers: a cumsum of floats is not deterministic on a GPU; hardware.deterministic=true raises an error
             shares = (logits.softmax(-1) * SHARES).long().cumsum(-1)
             whole = shares[:, -1:]
             token = torch.searchsorted(shares, torch.minimum((number * whole).long(), whole - 1), right=True)
@@ -85,7 +90,8 @@ class SampleText(Callback):
         return tokens[0].tolist()
 
     def on_eval(self, state: Any, scores: dict[str, float]) -> None:
-        model = averaged_model(state)  # on all ranks: a sharded model's forward needs them
+        """Generate and write the text. All ranks must call it."""
+        model = averaged_model(state)  # on all ranks, because a sharded model's forward needs all of them
         was_training = model.training
         model.eval()
         with self.run.hardware.autocast():

@@ -1,4 +1,4 @@
-"""A table of the model's modules, at the start."""
+"""Print a table of the model's modules at the start of the run."""
 
 from __future__ import annotations
 
@@ -18,17 +18,23 @@ from samebits.steps import rng_row, set_rng_row
 
 
 class Summary(Callback):
-    """Modules of the model, and of the task if it has parameters, down to `depth` levels: their output for the first
-    micro-batch, parameters, and FLOP of the forward pass. On the screen and in summary.txt. The table is made with
-    tensors that have no memory or, of a model that asks for values, with a batch; no bit of the run changes."""
+    """Print the modules of the model, and those of the task that have parameters, and write them to summary.txt: output
+    shape for the first micro-batch, number of parameters, and FLOP of the forward pass. depth: levels of modules.
+
+    The model is run on the meta device, or with a real batch if it reads values of tensors. Results of the run do not
+    change.
+    """
 
     def __init__(self, depth: Count) -> None:
         self.depth = depth
 
     def on_start(self, state: Any) -> None:
+        """Make the table. Raise ConfigError if the model is sharded."""
         run = self.run
         if is_sharded(state.model):
-            raise ConfigError("callback=summary: trainer=fsdp has cut the model over the ranks - use trainer=single")
+            raise ConfigError(
+                "callback=summary: does not support trainer=fsdp, which shards the model - use trainer=single"
+            )
         whole, batch = LossModule(state.model, state.task), run.first_batch()
         samples = len(next(iter(batch.values())))
         rows, failed = [], False
@@ -36,13 +42,13 @@ class Summary(Callback):
             before = rng_row(run.world.device)
             try:
                 rows = summarize(whole, batch, call)
-            except ConfigError:  # what the first step would say, too
+            except ConfigError:  # the first step would raise it too
                 raise
-            except Exception:  # a model or a loss that asks tensors for their values, which these have not
+            except Exception:  # the model or the loss reads values, which meta tensors do not have
                 failed = True
             finally:
                 set_rng_row(before, run.world.device)
-        if run.world.any(failed):  # on all ranks: losses may talk to the others
+        if run.world.any(failed):  # on all ranks, because losses may use collectives
             with as_before(state, run), run.hardware.autocast():
                 rows = summarize(whole, batch, call, meta=False)
         if not run.world.is_main:
@@ -58,6 +64,7 @@ class Summary(Callback):
 
 
 def call(whole: nn.Module, batch: Any) -> None:
+    """Run the forward pass of all objectives."""
     assert isinstance(whole, LossModule)
     for name in whole.task.objectives(whole.model):
         whole.name = name

@@ -1,4 +1,4 @@
-"""Rows of HDF5 files: h5rows.Dataset, whose mistakes in a run end in one line as all others do."""
+"""Rows of HDF5 files: h5rows.Dataset, with errors of h5rows converted to ConfigError and RunFailed."""
 
 import h5rows
 from lab.h5_errors import h5_methods

@@ -1,7 +1,8 @@
-"""Image files in folders of classes, decoded when they are asked for: path/[train|val|test/]class/[.../]name.jpg.
+"""Image files in class folders, decoded when they are read: path/[train|val|test/]class/[.../]name.jpg.
 
-The files are found, ordered and decoded as by `src/h5.py pack`: the file that it writes holds the same samples.
-Reading that file takes no decoding: for more than a first look, pack. Needs the extra `images`.
+The files are found, ordered and decoded as by `src/h5.py pack`, so a packed file contains the same samples. Reading a
+packed file is faster, because nothing is decoded: pack the images for more than a first look. Requires the extra
+`images`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 @h5_methods
 class ImageFolder:
-    """x: (channels, height, width) uint8, y: int64 number of the class folder, in the order of their names.
+    """A data set of x: (channels, height, width) uint8, and y: int64 index of the class folder in alphabetical order.
 
-    size: [height, width]. crop: center: scaled to cover it and cut about the middle, none: stretched. splits: {split:
-    [begin, end]}, shares of a fixed shuffling of all files; where path has folders of splits, those hold instead.
+    size: [height, width] in pixels. crop: center scales the image to cover this size and crops the center; none
+    stretches it. channels: 1, 3 or 4. splits: {split: [begin, end]}, fractions of all files in a fixed random order.
+    It is ignored for splits that have a folder in `path`; if there are such folders, the other splits must be null.
+    Raise ConfigError if the split is empty or the path has no class folders.
     """
 
     def __init__(
@@ -47,12 +50,14 @@ class ImageFolder:
             self.rows = np.asarray(there[split])
         elif "" in there:
             if not isinstance(bounds, Sequence) or not all(isinstance(bound, (int, float)) for bound in bounds):
-                raise ConfigError(f"data.splits.{split}={bounds}: give two shares, such as [0.8, 0.9], or null")
+                raise ConfigError(f"data.splits.{split}={bounds}: must be two shares, such as [0.8, 0.9], or null")
             self.rows = share(None, len(there[""]), bounds, f"data.splits.{split}")
         else:
-            raise ConfigError(f"data.splits.{split}: {path} has {' and '.join(there)} - set it to null")
+            raise ConfigError(
+                f"data.splits.{split}: {path} has only the folders {' and '.join(there)} - set it to null"
+            )
         if not len(self.rows):
-            raise ConfigError(f"data.splits.{split}: of {len(there[''])} files this is none - give more")
+            raise ConfigError(f"data.splits.{split}: is empty, out of {len(there[''])} files - give a larger range")
         self.class_names = {"y": class_names(self.source, path)}
 
     def __len__(self) -> int:
@@ -65,13 +70,14 @@ class ImageFolder:
         return {"x": values["image"][0], "y": values["label"][0]}
 
 
-@functools.lru_cache  # a walk over all files, for the number of classes and for each split
+@functools.lru_cache  # called for each split and for the number of classes, and it walks over all files
 def open_images(path: str, size: tuple[int, ...], crop: str, channels: int) -> FileSource:
+    """Return the image files below `path` as a source of rows. Raise ConfigError for invalid options."""
     from h5rows.integration import FileSource, PackOptions, open_source
 
     if channels not in MODES or len(size) != 2:
         raise ConfigError(
-            f"data.channels={channels} and data.size={list(size)}: give 1, 3 or 4, and [height, width] in pixels"
+            f"data.channels={channels} and data.size={list(size)}: must be 1, 3 or 4, and [height, width] in pixels"
         )
     height, width = size
     how: dict[str, Any] = {"crop": crop, "mode": MODES[channels]}
@@ -85,6 +91,7 @@ def open_images(path: str, size: tuple[int, ...], crop: str, channels: int) -> F
 
 
 def class_names(source: FileSource, path: str) -> list[str]:
+    """Return the names of the class folders. Raise ConfigError if there are none."""
     if "label" not in source.fields:
-        raise ConfigError(f"data.path={path}: its images lie in no folders, and those are their classes")
+        raise ConfigError(f"data.path={path}: its images are not in class folders")
     return list(source.fields["label"].attrs["classes"])

@@ -1,12 +1,13 @@
-"""Several training sets in one step, each with its own share of every batch, its own order and its own transforms.
+"""Mix several data sets (parts): each has its own share of every batch, its own order and its own transforms.
 
-    rows             0 ... 39 | 40 ... 1336              the parts' rows, one part behind the other
-    sample number    0 1 2 3 4 5 6 7 | 8 9 ...           which part a sample is from follows from its number and the
-    part (1 : 3)     b a b b b a b b | b a ...           weights alone: any ranks and micro-batches have even shares
-    row of the part  each part goes through its own order, data.parts.<name>.order, as if it were alone
+    rows             0 ... 39 | 40 ... 1336        the rows of part a, then the rows of part b
+    sample id        0 1 2 3 4 5 6 7 | 8 9 ...     position in the order of the run
+    part (1 : 3)     b a b b b a b b | b a ...     depends only on the sample id and the weights, so every rank and
+                                                   micro-batch has the same shares
+    row of the part  each part uses its own order, data.parts.<name>.order, as if it were the only data set
 
-A batch has the field `set`, (B,) int64: the number of the part, in the config's order. A field that a part lacks is
--1 there, a label that is none; in unsigned integers it is their largest value, in floats 0, in booleans False.
+A batch has the field `set`, (B,) int64: the index of the part, in the order of the config. If a part lacks a field, its
+samples have -1 there (not a valid label), in unsigned integers the largest value, in floats 0, in booleans False.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 class Mixed:
-    """A data set whose rows are those of its parts.
+    """A data set that concatenates the rows of its parts.
 
-    parts: {name: a node as `data` itself, with order and transforms of its own}; its loader is this one's. weights:
-    {name: a number, or a list of [from this sample number on, a number]}, of the parts of the training split. splits:
-    {split: all, for the parts that have it, or a list of names, or null}.
+    parts: {name: a config like `data`, with its own order and transforms}; loader options of `data` apply to all parts.
+    weights: {name: number, or a list of [first sample id, number]} for the parts of the training split. splits: {split:
+    "all" (all parts that have the split), a list of names, or null}.
     """
 
     takes_remote = True
@@ -54,31 +55,31 @@ class Mixed:
         self.nodes, self.weights = parts, weights
         self.names = _names(parts, splits, split)
         self.parts = {name: _built(name, parts[name], split) for name in self.names}
-        self._of = [list(parts).index(name) for name in self.names]  # the numbers in `set`
+        self._of = [list(parts).index(name) for name in self.names]  # values of `set`
         self.starts = np.cumsum([0, *map(len, self.parts.values())])
         self.specs = {name: _spec(name, part) for name, part in self.parts.items()}
         self.fields = _together(self.specs)
         self.class_names = _classes(self.parts)
-        if all(hasattr(part, "gather") for part in self.parts.values()):  # else the loader takes sample by sample
+        if all(hasattr(part, "gather") for part in self.parts.values()):  # otherwise the loader reads single samples
             self.spec, self.gather = self.fields, self._gather
             self.nbytes = sum(getattr(part, "nbytes", _bytes(self.specs[n]) * len(part)) for n, part in self._items())
         if all(hasattr(part, "advise") for part in self.parts.values()):
             self.advise = self._advise
-            for kept in ("ahead_bytes", "kept_bytes"):  # of what is remote
+            for kept in ("ahead_bytes", "kept_bytes"):  # of remote files
                 setattr(self, kept, max(getattr(part, kept, 0) for part in self.parts.values()))
 
     def __len__(self) -> int:
         return int(self.starts[-1])
 
     def part_of(self, rows: np.ndarray) -> np.ndarray:
-        """(B,) int64 rows -> (B,) which of `names`."""
+        """Return the index of the part in self.names for each row, (B,) int64 -> (B,)."""
         return np.searchsorted(self.starts, rows, side="right") - 1
 
     def _items(self) -> Iterator[tuple[str, Any]]:
         return iter(self.parts.items())
 
     def _places(self, rows: np.ndarray) -> Iterator[tuple[int, str, np.ndarray, np.ndarray]]:
-        """(which part, its name, its own rows, their places in the batch) for each that has some of the rows."""
+        """Yield (index, name, row in the part, positions in the batch) for each part that contains some of the rows."""
         if len(rows) and not 0 <= rows.min() <= rows.max() < len(self):
             raise IndexError(f"rows {rows.min()} to {rows.max()} of a split of {len(self)}")
         of = self.part_of(rows)
@@ -87,7 +88,7 @@ class Mixed:
             yield k, self.names[k], rows[at] - self.starts[k], at
 
     def _gather(self, rows: np.ndarray, out: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Each part's own `gather`, into the places of its samples."""
+        """Read the rows of each part with its own `gather`, into their positions in the batch."""
         if out is None:
             out = {f: torch.empty((len(rows), *shape), dtype=dtype) for f, (shape, dtype) in self.fields.items()}
         out = {field: out[field][: len(rows)] for field in self.fields}
@@ -123,11 +124,12 @@ class Mixed:
             self.parts[name].advise(local)
 
     def describe(self) -> list[str]:
-        """One line a field of each part: in which way it is read, and why."""
+        """Return a line for each field of each part: how it is read, and why."""
         return [f"{name}: {line}" for name, p in self._items() if hasattr(p, "describe") for line in p.describe()]
 
     def batch_transform(self, training: bool, prepared: Callable[[Any], Any]) -> PartTransforms | None:
-        """The parts' own transforms, each for the rows of its part alone. prepared: compiles one, where asked for."""
+        """Return the transforms of the parts as one transform; None if there are none. prepared: compiles a transform
+        if requested."""
         built = {
             name: [
                 construct(PROJECT, f"data.parts.{name}.transforms.{key}", node)
@@ -141,26 +143,29 @@ class Mixed:
 
 
 def mixture(dataset: Any, seed: int) -> MixtureOrder:
-    """The order of data=mixed: of each part its share of any batch, and each part in its own order."""
+    """Return the order of data=mixed: each batch contains the share of each part, and each part uses its own order.
+    Raise ConfigError if an order of a part has a state or pads batches."""
     if not isinstance(dataset, Mixed):
-        raise ConfigError("data.order: mixture is of the parts of data=mixed - use samebits.data.order.shuffled")
+        raise ConfigError("data.order: mixture requires data=mixed - use samebits.data.order.shuffled")
     stages = stages_of(dataset.weights, dataset.names)
     orders = []
     for name, part in dataset.parts.items():
         key, node = f"data.parts.{name}.order", dataset.nodes[name]["order"]
         with about_part(name), constructing(PROJECT, key, node):
-            # by name: another part beside it leaves a part's order as it is
+            # seeded by name, so that adding a part does not change the orders of the others
             order = construct(PROJECT, key, node)(part, seed=(seed + zlib.crc32(name.encode())) % 2**32)
         if hasattr(order, "state_dict"):
-            raise ConfigError(f"{key}: an order with a state cannot be mixed - choose another")
+            raise ConfigError(f"{key}: an order with a state cannot be used in data=mixed - choose another")
         if getattr(order, "padded", False):
-            raise ConfigError(f"{key}: drop_last=false pads batches, and those are of all parts - leave it true")
+            raise ConfigError(
+                f"{key}: drop_last=false pads batches, which is not possible for single parts - set it to true"
+            )
         orders.append(order)
     return MixtureOrder(stages, orders, dataset.starts)
 
 
 def _names(parts: Mapping[str, Any], splits: Mapping[str, Any], split: str) -> list[str]:
-    """The parts of which a split consists, in the config's order."""
+    """Return the names of the parts of a split, in the order of the config."""
     asked, key = splits[split], f"data.splits.{split}"
     given = {name: node.get("splits") for name, node in parts.items()}
     have = [
@@ -168,40 +173,39 @@ def _names(parts: Mapping[str, Any], splits: Mapping[str, Any], split: str) -> l
     ]
     if asked == "all":
         if lacking := [name for name in parts if name not in have and split == "train"]:
-            raise ConfigError(f"data.parts.{lacking[0]}.splits.train: null, but {key}=all - name the others there")
+            raise ConfigError(f"data.parts.{lacking[0]}.splits.train: null, but {key}=all - list the other parts there")
         if not have:
             raise ConfigError(f"{key}=all: no part has a split {split!r} - set it to null")
         return have
     for name in asked if isinstance(asked, list) else [asked]:
         if name not in parts:
             raise ConfigError(
-                f"{key}={asked}: there is no part {name!r}, only {', '.join(parts)}; or give all, or null"
+                f"{key}={asked}: {name!r} is not a part; parts are {', '.join(parts)} - or give all, or null"
             )
         if name not in have:
-            raise ConfigError(f"data.parts.{name}.splits.{split}: null or missing, but {key} names this part")
+            raise ConfigError(f"data.parts.{name}.splits.{split}: null or missing, but {key} contains this part")
     if not isinstance(asked, list) or not asked:
         raise ConfigError(f"{key}={asked}: give a list of parts ({', '.join(parts)}), all, or null")
     return [name for name in parts if name in asked]
 
 
 def _built(name: str, node: Mapping[str, Any], split: str) -> Any:
+    """Build the data set of one part. Raise ConfigError if it cannot be mixed."""
     key = f"data.parts.{name}"
     inner = {k: v for k, v in node.items() if k not in OWN_KEYS["data"]}
     with about_part(name):
         part = construct(PROJECT, key, inner, object, split=split)
         if is_stream(part) or hasattr(part, "collate"):
-            kind = "a stream" if is_stream(part) else "put together by its own collate"
-            raise ConfigError(
-                f"{key}: {type(part).__name__} is {kind}, which cannot be mixed: its samples have no rows"
-            )
+            kind = "a stream" if is_stream(part) else "collated by its own function"
+            raise ConfigError(f"{key}: {type(part).__name__} is {kind}; data=mixed requires a data set with rows")
         check_indexed(part)
         if not len(part):
-            raise ConfigError(f"{key}: its split {split!r} holds no samples - check its path and splits")
+            raise ConfigError(f"{key}: its split {split!r} is empty - check its path and splits")
     return part
 
 
 def _spec(name: str, part: Any) -> Spec:
-    """Of a part's own fields, {field: (shape of a sample, dtype)}."""
+    """Return {field: (shape of a sample, dtype)} of the fields of a part."""
     if hasattr(part, "gather"):
         spec = dict(part.spec)
     else:
@@ -211,14 +215,17 @@ def _spec(name: str, part: Any) -> Spec:
         if -1 in shape:
             raise ConfigError(
                 f"data.parts.{name}.fields.{field}: its samples vary in length, which "
-                "cannot be mixed - leave it out (null)"
+                "data=mixed does not support - remove it (null)"
             )
         if field == SET:
-            raise ConfigError(f"data.parts.{name}.fields.{SET}: the batch has this field already - choose another name")
+            raise ConfigError(
+                f"data.parts.{name}.fields.{SET}: data=mixed adds a field of this name - choose another name"
+            )
     return spec
 
 
 def _together(specs: Mapping[str, Spec]) -> Spec:
+    """Return the fields of all parts, and `set`. Raise ConfigError if a field has different shapes or dtypes."""
     fields: Spec = {}
     home: dict[str, str] = {}
     for name, spec in specs.items():
@@ -226,22 +233,23 @@ def _together(specs: Mapping[str, Spec]) -> Spec:
             if fields.setdefault(field, kind) != kind:
                 one, other = (described(*one) for one in (kind, fields[field]))
                 raise ConfigError(
-                    f"data.parts.{name}.fields.{field}: {one}, but {other} in data.parts.{home[field]} - one "
-                    "batch holds both, so make the files alike, or leave the field out of one (null)"
+                    f"data.parts.{name}.fields.{field}: {one}, but {other} in data.parts.{home[field]} - all "
+                    "parts of a batch must agree: change the files, or remove the field from one part (null)"
                 )
             home.setdefault(field, name)
     return {**fields, SET: ((), torch.int64)}
 
 
 def _classes(parts: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return {field: class names}. Raise ConfigError if two parts have different ones."""
     first: dict[str, tuple[str, list[str]]] = {}
     for name, part in parts.items():
         for field, classes in (getattr(part, "class_names", None) or {}).items():
             home, known = first.setdefault(field, (name, classes))
             if list(known) != list(classes):
                 raise ConfigError(
-                    f"data.parts.{name}.fields.{field}: its classes are {', '.join(classes[:4])}, ..., and those of "
-                    f"data.parts.{home} are {', '.join(known[:4])}, ...: one number would mean two things"
+                    f"data.parts.{name}.fields.{field}: its classes are {', '.join(classes[:4])}, ..., but those of "
+                    f"data.parts.{home} are {', '.join(known[:4])}, ...: the same label would mean two classes"
                 )
     return {field: classes for field, (_, classes) in first.items()}
 
@@ -252,7 +260,7 @@ def _bytes(spec: Spec) -> int:
 
 @contextmanager
 def about_part(name: str) -> Iterator[None]:
-    """In this block a mistake names the part's key: its class knows only of `data`."""
+    """Replace `data` by data.parts.<name> in a ConfigError of this block, because the part's class only uses `data`."""
     try:
         yield
     except ConfigError as error:

@@ -1,4 +1,5 @@
-"""Which part of data=mixed a sample is from: a function of its number and the weights, exact in every batch."""
+"""Assign samples to the parts of data=mixed: a function of the sample id and the weights, with exact shares in every
+batch."""
 
 from __future__ import annotations
 
@@ -11,11 +12,12 @@ import numpy as np
 
 from samebits.errors import ConfigError
 
-MOST = 2**31  # of the sum of a stage's weights, as whole numbers
+MOST = 2**31  # limit of the sum of a stage's integer weights
 
 
 class MixtureOrder:
-    """stages: [(first sample number, each part's whole-numbered weight)], rising from 0."""
+    """The order of data=mixed. stages: [(first sample id, integer weight of each part)], increasing from 0. orders: the
+    order of each part. starts: first row of each part."""
 
     def __init__(self, stages: list[tuple[int, list[int]]], orders: list[Any], starts: np.ndarray) -> None:
         self._orders, self._starts = orders, starts
@@ -26,7 +28,7 @@ class MixtureOrder:
             self._used.append(self._used[-1] + counts(length, weights))
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
-        """numbers: (B,) int64 -> (B,) int64 rows."""
+        """Return the rows of these sample ids, (B,) int64 -> (B,) int64."""
         rows = np.empty_like(numbers)
         stage = np.searchsorted(self._begins, numbers, side="right") - 1
         for s in np.unique(stage).tolist():
@@ -39,11 +41,12 @@ class MixtureOrder:
 
 
 def assign(numbers: np.ndarray, weights: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """numbers: (B,) int64 -> (B,) which part, and (B,) how many samples of that part came before.
+    """Return the part of each sample, (B,), and how many samples of that part are before it, (B,). numbers: sample ids,
+    (B,) int64.
 
-    The first part against the others, the second against those after it, ...; each as a straight line is drawn in
-    pixels. So any run of numbers holds each part's share to within one or two samples. A run whose share is a whole
-    number holds it exactly, if it begins at a multiple of its length.
+    The first part is distributed against all others, then the second against the remaining ones, and so on, each like
+    the pixels of a straight line (Bresenham 1965). Any range of consecutive ids contains the share of each part to
+    within one or two samples. The share is exact if it is an integer and the range starts at a multiple of its length.
     """
     of, index = np.full(len(numbers), -1), np.zeros(len(numbers), dtype=np.int64)
     left, total, open_ = numbers.copy(), sum(weights), np.ones(len(numbers), dtype=bool)
@@ -58,7 +61,7 @@ def assign(numbers: np.ndarray, weights: list[int]) -> tuple[np.ndarray, np.ndar
 
 
 def counts(length: int, weights: list[int]) -> np.ndarray:
-    """(parts,) samples of each part among the first `length`."""
+    """Return the number of samples of each part among the first `length`, (parts,)."""
     samples, left, total = np.zeros(len(weights), dtype=np.int64), np.asarray([length]), sum(weights)
     for k, weight in enumerate(weights):
         if weight:
@@ -68,14 +71,15 @@ def counts(length: int, weights: list[int]) -> np.ndarray:
 
 
 def _line(numbers: np.ndarray, weight: int, total: int) -> np.ndarray:
-    """numbers * weight / total, rounded, without the product, which may not fit."""
+    """Return numbers * weight / total, rounded, without overflow of the product."""
     return numbers // total * weight + (numbers % total * weight + total // 2) // total
 
 
 def stages_of(weights: Mapping[str, Any], names: Sequence[str]) -> list[tuple[int, list[int]]]:
-    """data.weights -> [(first sample number, each part's weight as a whole number)], rising from 0."""
+    """Return [(first sample id, integer weight of each part)] of data.weights, increasing from 0. Raise ConfigError if
+    names or values are invalid."""
     if set(weights) != set(names):
-        raise ConfigError(f"data.weights: names {sorted(weights)}; give one for each part: {sorted(names)}")
+        raise ConfigError(f"data.weights: has {sorted(weights)}; give one for each part: {sorted(names)}")
     steps = {name: _steps(name, weights[name]) for name in names}
     stages = []
     for begin in sorted({begin for one in steps.values() for begin in one}):
@@ -84,16 +88,18 @@ def stages_of(weights: Mapping[str, Any], names: Sequence[str]) -> list[tuple[in
         whole = [int(one * scale) for one in now]
         whole = [one // (gcd(*whole) or 1) for one in whole]
         if not 0 < sum(whole) < MOST:
-            why = "are all 0" if not sum(whole) else "have too many digits: give small whole numbers, 1 and 7"
-            raise ConfigError(f"data.weights={dict(weights)}: from sample {begin} on they {why}")
+            why = "are all 0" if not sum(whole) else "have too many digits: use small integers such as 1 and 7"
+            raise ConfigError(f"data.weights={dict(weights)}: the weights from sample {begin} on {why}")
         stages.append((begin, whole))
     return stages
 
 
 def _steps(name: str, value: Any) -> dict[int, Fraction]:
-    """{from this sample number on: the weight}"""
+    """Return {first sample id: weight}. Raise ConfigError if the value is invalid."""
     pairs = value if isinstance(value, list) else [[0, value]]
-    wrong = f"data.weights.{name}={value}: give a number >= 0, or a list of [first sample number, number], from 0 on"
+    wrong = (
+        f"data.weights.{name}={value}: must be a number >= 0, or a list of [first sample id, number] that starts at 0"
+    )
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         raise ConfigError(wrong)
     begins = [begin for begin, _ in pairs]

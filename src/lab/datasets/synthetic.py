@@ -1,4 +1,4 @@
-"""Random samples in memory."""
+"""A synthetic classification data set in memory."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ SEPARATION = 6.0  # distance of a class mean from the origin, in standard deviat
 class Synthetic:
     """A `BatchDataset` of x: `shape` float32, and y: int64 label below num_classes.
 
-    x is the mean of its class plus unit Gaussian noise. size: samples of the training split; val and test have an
-    eighth each. The class means depend on the seed, the samples on seed and split; classes are balanced.
+    x is the mean of its class plus unit Gaussian noise. size: samples of the training split; val and test have size //
+    8 each. The class means depend on the seed, the samples on the seed and the split. Classes are balanced.
     """
 
     def __init__(self, size: Count, shape: Sequence[Count], num_classes: Count, seed: int, split: str) -> None:
         if split not in SPLITS:
             raise ConfigError(f"split {split!r}: Synthetic has {', '.join(SPLITS)}")
         if size < 1 or num_classes < 1:
-            raise ConfigError(f"data.size={size}, data.num_classes={num_classes}: Synthetic needs at least 1 of each")
+            raise ConfigError(f"data.size={size}, data.num_classes={num_classes}: both must be >= 1")
         count = size if split == "train" else max(1, size // 8)
         means = torch.randn(num_classes, *shape, generator=_generator(seed, 0))
         means *= SEPARATION / math.sqrt(means[0].numel())
@@ -43,7 +43,7 @@ class Synthetic:
         return len(self._y)
 
     def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Write sample rows[i] into out[field][i]; rows: (B,) int64. Returns out (new tensors if None)."""
+        """Write sample rows[i] into out[field][i] and return out. rows: (B,) int64. out: None creates new tensors."""
         index = torch.from_numpy(rows)
         if out is None:
             out = {field: torch.empty((len(rows), *shape), dtype=dtype) for field, (shape, dtype) in self.spec.items()}
@@ -53,6 +53,6 @@ class Synthetic:
 
 
 def _generator(seed: int, stream: int) -> torch.Generator:
-    """An independent stream of random numbers for each (seed, stream)."""
+    """Return an independent generator for each (seed, stream)."""
     mixed = np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(mixed) >> 1)  # manual_seed takes 63 bits

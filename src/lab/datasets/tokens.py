@@ -1,6 +1,6 @@
-"""Windows of a token stream: the data of a language model.
+"""Windows of a token stream, the data of a language model.
 
-stream   t0 t1 t2 t3 t4 t5 t6 ...      1-D integers; shards (files) in order, no window crosses into the next
+stream   t0 t1 t2 t3 t4 t5 t6 ...      1-D integers; shards (files) in order; no window spans two shards
 row 0    [t0 .. t4]                    window + 1 tokens, as int64
 row 1          [t2 .. t6]              stride tokens later
 """
@@ -22,11 +22,12 @@ from samebits.schema import Count, NotNegativeInt
 
 @h5_methods
 class TokenWindows:
-    """Rows are windows of a 1-D integer dataset; a batch has one field, (B, window + 1) int64.
+    """A data set of windows of a 1-D integer dataset. A batch has one field, (B, window + 1) int64.
 
-    path, splits, external: as in h5rows.Dataset. fields: {name in the batch: name of the dataset}, exactly one.
-    stride: tokens from the start of one window to the next in the training split: 1 with a shuffled order samples
-    windows at random places; `window`, which other splits use, predicts each token once.
+    path, splits, external: as in h5rows.Dataset. fields: {name in the batch: name of the dataset}, exactly one. stride:
+    distance of two windows in tokens, in the training split. 1 with a shuffled order samples windows at random
+    positions; stride=window predicts each token once. Other splits always use stride=window. cache_mb: size of the
+    chunk cache.
     """
 
     takes_remote = True
@@ -43,10 +44,10 @@ class TokenWindows:
         external: Literal["refuse", "allow"] = "refuse",
     ) -> None:
         if len(fields) != 1:
-            raise ConfigError(f"data.fields={dict(fields)}: a token stream is one field, such as {{tokens: tokens}}")
+            raise ConfigError(f"data.fields={dict(fields)}: must be exactly one field, such as {{tokens: tokens}}")
         for key, value in (("window", window), ("stride", stride)):
             if value < 1:
-                raise ConfigError(f"data.{key}={value}: must be at least 1")
+                raise ConfigError(f"data.{key}={value}: must be >= 1")
         ((self._field, name),) = fields.items()
         group, cache = split_of(splits, split)["group"], ChunkCache(cache_mb << 20)
         self._shards: list[Fixed] = []
@@ -66,8 +67,8 @@ class TokenWindows:
                 f"data.window={window}: the longest stream has {longest} tokens, and {window + 1} are needed"
             )
         self.spec = {self._field: ((window + 1,), torch.int64)}
-        self.consecutive = stride == window  # each row goes on where the one before ends: asked by an order of lanes
-        self.tokens_per_sample = window  # the speed is logged in tokens/s too
+        self.consecutive = stride == window  # each row continues the previous one; an order of lanes requires it
+        self.tokens_per_sample = window  # to log the speed in tokens/s
         self.chunk_rows = None
 
     def __len__(self) -> int:
@@ -75,9 +76,11 @@ class TokenWindows:
 
     @property
     def nbytes(self) -> int:
+        """Size of the tokens in bytes."""
         return sum(shard.nbytes(None) for shard in self._shards)
 
     def describe(self) -> list[str]:
+        """Return a line for the log: number of tokens and windows, how they are read, and why."""
         total = sum(map(len, self._shards))
         first = self._shards[0]
         return [
@@ -87,12 +90,13 @@ class TokenWindows:
         ]
 
     def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Rows (B,) int64 -> (B, window + 1) int64 tokens. Safe from several threads."""
+        """Return {field: (B, window + 1) int64 tokens} of these rows, (B,) int64. Thread-safe. out: written to if
+        given."""
         tokens = torch.empty((len(rows), self._window + 1), dtype=torch.int64) if out is None else out[self._field]
         tokens = tokens[: len(rows)]
         target = tokens.numpy()
         for shard, begin, at in self._places(rows):
-            if (stream := shard.mapped) is not None:  # any integer dtype: the assignment casts
+            if (stream := shard.mapped) is not None:  # the assignment casts any integer dtype
                 every = np.lib.stride_tricks.sliding_window_view(stream, self._window + 1)
                 target[at] = every[begin]
                 shard.check()
@@ -102,7 +106,7 @@ class TokenWindows:
         return {self._field: tokens}
 
     def advise(self, rows: np.ndarray) -> None:
-        """Ask the kernel to read ahead these windows (madvise)."""
+        """Request the kernel to read these windows ahead (madvise)."""
         for shard, begin, _ in self._places(rows):
             shard.advise(begin, self._window + 1)
 
@@ -111,7 +115,7 @@ class TokenWindows:
         return {field: value[0] for field, value in batch.items()}
 
     def _places(self, rows: np.ndarray) -> list[tuple[Fixed, np.ndarray, Any]]:
-        """Returns [(shard, first token of each of its windows, their rows in the batch)]."""
+        """Return [(shard, first token of each window, positions in the batch)]."""
         rows = np.asarray(rows, dtype=np.int64)
         if len(rows) and (rows.min() < 0 or rows.max() >= self._size):
             raise IndexError(f"rows {rows.min()} to {rows.max()} of {self._size} windows")
@@ -123,7 +127,8 @@ class TokenWindows:
 
 
 class NextToken:
-    """A transform: field (B, T + 1) -> x: (B, T), the first T tokens, y: (B, T), shifted by one; views, no copy."""
+    """A transform that replaces field (B, T + 1) by x: (B, T), the first T tokens, and y: (B, T), the last T. Both are
+    views."""
 
     random = False
 
@@ -131,6 +136,7 @@ class NextToken:
         self.field = field
 
     def __call__(self, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Tensor]:
+        """Return the batch with x and y. Raise ConfigError if it lacks the field."""
         if self.field not in batch:
             raise ConfigError(f"data.transforms: NextToken.field={self.field!r}; the batch has {sorted(batch)}")
         tokens = batch[self.field]
@@ -139,10 +145,12 @@ class NextToken:
 
 
 class PaddedNextToken:
-    """A transform: samples of different length, field (B, L) padded on the right and `<field>_length` (B,) -> x: (B, T)
-    int64, y: (B, T) int64, shifted by one, -100 (ignored by the loss) behind a sample's end.
+    """A transform for samples of different length: replaces field (B, L), padded on the right, and `<field>_length`
+    (B,) by x: (B, T) int64 and y: (B, T) int64, the next tokens. y is -100 (ignored by the loss) after the end of a
+    sample.
 
-    T: one less than the longest sample of the batch, at most `longest`. A sample of one token has no target: loss 0.
+    T: length of the longest sample of the batch minus 1, at most `longest`. A sample of one token has no target and
+    loss 0.
     """
 
     random = False
@@ -151,11 +159,12 @@ class PaddedNextToken:
         self.field, self.longest = field, longest
 
     def __call__(self, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Tensor]:
+        """Return the batch with x and y. Raise ConfigError if the field has another shape."""
         lengths = batch.get(f"{self.field}_length")
         if lengths is None or self.field not in batch or batch[self.field].dim() != 2:
             raise ConfigError(
-                f"data.transforms: PaddedNextToken.field={self.field!r} must hold one-dimensional samples of different "
-                "length, as data=sequences has; windows of a stream take lab.datasets.tokens.NextToken"
+                f"data.transforms: PaddedNextToken.field={self.field!r} must contain one-dimensional samples of "
+                "different length, as in data=sequences - streams use lab.datasets.tokens.NextToken"
             )
         tokens = batch[self.field][:, : self.longest + 1].long()
         if tokens.shape[1] < 2:

@@ -1,4 +1,4 @@
-"""Cross-entropy of class labels, hard or soft."""
+"""Cross-entropy with class labels or class probabilities."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from samebits.schema import Share
 
 
 class CrossEntropy:
-    """(output, batch) -> (B,) losses in nats, unreduced, in float32 or wider.
+    """(output, batch) -> (B,): losses in nats, unreduced, in float32 or wider.
 
-    output: (B, C) logits. batch["y"]: (B,) or (B, 1) integer labels below C, or (B, C) floating-point
-    probabilities as from mixup. label_smoothing: share of the target, in [0, 1], spread evenly over all classes.
+    output: (B, C) logits. batch["y"]: (B,) or (B, 1) integer labels below C, or (B, C) floating-point probabilities,
+    e.g. from mixup. label_smoothing: fraction of the target, in [0, 1], that is distributed evenly over all classes
+    (Szegedy et al. 2016).
     """
 
     def __init__(self, label_smoothing: Share) -> None:
         if not 0 <= label_smoothing <= 1:
-            raise ConfigError(f"task.criterion.label_smoothing={label_smoothing}: give a share between 0 and 1")
+            raise ConfigError(f"task.criterion.label_smoothing={label_smoothing}: must be between 0 and 1")
         self.label_smoothing = label_smoothing
 
     def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the losses, (B,). Raise ConfigError if shapes, dtypes or labels do not fit."""
         if "y" not in batch:
-            raise ConfigError(f"the batch has no field 'y' to learn, only {sorted(batch)}: name it in data.fields")
+            raise ConfigError(f"the batch has no field 'y', only {sorted(batch)}: add the target to data.fields")
         target = batch["y"]
         if target.is_floating_point():
             if target.shape != output.shape:
@@ -34,16 +36,16 @@ class CrossEntropy:
             if target.dim() == 2 and target.shape[1] == 1:
                 target = target.squeeze(1)
             if output.dim() != 2 or target.shape != output.shape[:1]:
-                raise ConfigError(_mismatch(output, target, "one integer label per sample is needed"))
-            target = target.long()  # F.cross_entropy takes int64 labels only
-        if output.element_size() < 4:  # half precision: the exponentials need more
+                raise ConfigError(_mismatch(output, target, "expected one integer label per sample"))
+            target = target.long()  # F.cross_entropy requires int64 labels
+        if output.element_size() < 4:  # half precision is too coarse for the exponentials
             output = output.float()
         try:
             return F.cross_entropy(output, target, reduction="none", label_smoothing=self.label_smoothing)
-        except IndexError as error:  # on a CPU; CUDA aborts, so h5rows.probe checks labels first
+        except IndexError as error:  # only on a CPU; CUDA aborts, so h5rows.probe checks labels before
             raise ConfigError(
                 f"batch['y'] has the label {int(target.max() if target.min() >= 0 else target.min())}, but the model "
-                f"puts out {output.shape[1]} classes, 0 to {output.shape[1] - 1}: correct the labels, or set "
+                f"has {output.shape[1]} classes, 0 to {output.shape[1] - 1}: correct the labels, or set "
                 "data.num_outputs"
             ) from error
 

@@ -1,4 +1,4 @@
-"""Cross-entropy of the next token."""
+"""Cross-entropy of the next token, the loss of a language model."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from torch.nn import functional as F
 
 from samebits.errors import ConfigError
 
-PIECES = 16
+PIECES = 16  # number of pieces in which logits are computed
 
 
 class Unprojected(NamedTuple):
-    """What a model returns instead of logits (B, T, V), which are hidden @ weight.T + bias: NextToken computes them in
-    PIECES pieces, forgets them, and computes each again in the backward pass: a fraction of the memory in about the
-    same time."""
+    """A model's output in place of the logits (B, T, V) = hidden @ weight.T + bias.
+
+    NextToken computes the logits in PIECES pieces, frees them, and recomputes each piece in the backward pass. This
+    needs a fraction of the memory and about the same time.
+    """
 
     hidden: Tensor  # (B, T, D)
     weight: Tensor  # (V, D)
@@ -26,26 +28,27 @@ class Unprojected(NamedTuple):
 
 
 class NextToken:
-    """(output, batch) -> (B,) losses in nats per token: the mean over each sample's own tokens.
+    """(output, batch) -> (B,): losses in nats per token, the mean over each sample's tokens.
 
-    output: (B, T, V) logits, or Unprojected. batch["y"]: (B, T) int64 token ids, -100 for padding. With windows of
-    equal length the mean over samples is the mean over tokens; samples of different length count alike here, and
-    task=language weights them by their tokens.
-    compiled: torch compiles the loss of training, where hardware.compile does not compile all: on a GPU bf16 logits are
-    then read as they are, and no copy of them in float32 is written and read, in either pass. The loss is float32's.
+    output: (B, T, V) logits, or Unprojected. batch["y"]: (B, T) int64 token ids, -100 for padding. Samples have equal
+    weight here, also if their lengths differ; task=language weights them by their number of tokens.
+
+    compiled: compile the training loss, also if hardware.compile is false. On a GPU this avoids a float32 copy of bf16
+    logits in both passes; the loss is computed in float32 in any case.
     """
 
     def __init__(self, compiled: bool = False) -> None:
         self.compiled = compiled
 
     def __call__(self, output: Tensor | Unprojected, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the losses, (B,). Raise ConfigError if the shapes do not fit."""
         given = output.hidden if isinstance(output, Unprojected) else output
         target = batch.get("y")
         if target is None or given.dim() != 3 or target.shape != given.shape[:2]:
             shape = None if target is None else tuple(target.shape)
             raise ConfigError(
-                f"NextToken needs logits (B, T, V) and batch['y'] (B, T), not {tuple(given.shape)} and {shape}: "
-                "task=next_token goes with data=tokens, task=language with data=sequences, and both with model=gpt"
+                f"NextToken: expected logits (B, T, V) and batch['y'] (B, T), got {tuple(given.shape)} and {shape}: "
+                "use task=next_token with data=tokens, task=language with data=sequences, and both with model=gpt"
             )
         fused = self.compiled and torch.is_grad_enabled()
         losses = (compiled_losses() if fused else token_losses)(output, target.flatten()).view(target.shape)
@@ -53,11 +56,11 @@ class NextToken:
 
 
 def token_losses(output: Tensor | Unprojected, target: Tensor) -> Tensor:
-    """output: as above. target: (B * T,) -> (B * T,) losses in float32; 0 where the target is -100."""
+    """Return the losses in float32, (B * T,); 0 if the target is -100. output: as in NextToken. target: (B * T,)."""
     if not isinstance(output, Unprojected):
         return _losses_of_rows(output.flatten(0, 1), target)
     rows, weight, bias = output.hidden.flatten(0, 1), output.weight, output.bias
-    if rows.is_meta:  # FLOP are counted there: what is computed again does not count
+    if rows.is_meta:  # FLOP are counted on the meta device, and recomputation does not count
         return _losses_of_rows(F.linear(rows, weight, bias), target)
     kind = rows.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
@@ -66,8 +69,8 @@ def token_losses(output: Tensor | Unprojected, target: Tensor) -> Tensor:
 
 
 class _InPieces(torch.autograd.Function):
-    """hidden (N, D), weight (V, D), bias (V,) or None, target (N,) -> losses (N,). The gradient of a loss by its logits
-    is softmax - 1 at the target: no more of them than a piece's is held, in either pass."""
+    """hidden (N, D), weight (V, D), bias (V,) or None, target (N,) -> losses (N,). The gradient of a loss with respect
+    to its logits is softmax - one_hot(target). Both passes keep the logits of only one piece in memory."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor) -> Tensor:
@@ -76,15 +79,15 @@ class _InPieces(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # create_graph=True: what is written in place below has no gradient of its own
+        if torch.is_grad_enabled():  # create_graph=True: the in-place operations below have no gradient
             raise ConfigError(
-                "model.chunked_logits=true: has no second derivative (create_graph=True) - leave it false"
+                "model.chunked_logits=true: has no second derivative (create_graph=True) - set it to false"
             )
         hidden, weight, bias, target = ctx.saved_tensors
         of_hidden, of_weight = [], torch.zeros_like(weight, dtype=grad.dtype)
         of_bias = torch.zeros_like(bias, dtype=grad.dtype) if ctx.needs_input_grad[2] else None
         for h, t, g in _in_pieces(hidden, target, grad):
-            wanted = t.clamp(min=0)[:, None]  # -100 has no loss, so its row becomes 0
+            wanted = t.clamp(min=0)[:, None]  # rows of -100 are set to 0 below
             by_logits = F.softmax(F.linear(h, weight, bias), 1, dtype=grad.dtype)
             by_logits.scatter_(1, wanted, by_logits.gather(1, wanted) - 1).mul_((g * (t != -100))[:, None])
             if of_bias is not None:
@@ -102,15 +105,15 @@ def _in_pieces(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
 
 
 def _losses_of_rows(logits: Tensor, target: Tensor) -> Tensor:
-    """logits: (N, V); target: (N,) -> (N,)."""
-    # of (B * T, V), a view; transposed to (B, V, T) this is slower. CUDA reads fp16 and writes float32 in one kernel if
-    # it is told the type; bf16 it copies first, 3 GB for 16 x 1024 tokens of 50,304. F.cross_entropy of bf16 logits is
-    # faster on CUDA, but rounds each log-probability to bf16, and so the gradient: at -10 it is wrong by 3 %
+    """Return the losses (N,). logits: (N, V); target: (N,)."""
+    # (B * T, V) is a view, and faster than (B, V, T). With `dtype`, CUDA reads fp16 and writes float32 in one kernel,
+    # but copies bf16 first (3 GB for 16 x 1024 tokens of 50,304). F.cross_entropy of bf16 logits is faster on CUDA, but
+    # it rounds each log-probability to bf16, and with it the gradient: at -10 the error is 3 %
     wide = torch.promote_types(logits.dtype, torch.float32)
     return F.nll_loss(F.log_softmax(logits, 1, dtype=wide), target, reduction="none", ignore_index=-100)
 
 
 @cache
 def compiled_losses() -> Callable[[Tensor | Unprojected, Tensor], Tensor]:
-    """Not kept in the criterion, of which copies are made."""
+    """Return token_losses, compiled. It is cached here, because criterions are copied."""
     return torch.compile(token_losses)

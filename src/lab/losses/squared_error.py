@@ -1,4 +1,4 @@
-"""Squared error of numbers: floats, or integers taken as such."""
+"""Mean squared error, the loss of regression."""
 
 from __future__ import annotations
 
@@ -10,21 +10,27 @@ from samebits.errors import ConfigError
 
 
 class SquaredError:
-    """(output, batch) -> (B,) mean squared error over each sample's elements, unreduced, in float32 or wider.
+    """(output, batch) -> (B,): mean squared error over the elements of each sample, in float32 or wider.
 
-    batch["y"]: numbers, of output's shape; a flat output (B, N) fits any target of N elements per sample.
+    batch["y"]: floats or integers; has the shape of output, or any shape with N elements per sample if output is (B,
+    N).
     """
 
     def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the errors, (B,). Raise ConfigError if the shapes differ."""
         if "y" not in batch:
-            raise ConfigError(f"the batch has no field 'y' to learn, only {sorted(batch)}: name it in data.fields")
+            raise ConfigError(f"the batch has no field 'y', only {sorted(batch)}: add the target to data.fields")
         target = batch["y"]
         flat = output.dim() == 2 and output.shape[0] == target.shape[0] and output.numel() == target.numel()
         if target.shape != output.shape and not flat:  # never broadcast: (B, 1) - (B,) would be (B, B)
             raise ConfigError(
                 f"SquaredError cannot compare predictions of shape {tuple(output.shape)} with batch['y'] of shape "
                 f"{tuple(target.shape)}: set model.num_outputs to the number of elements of one target"
-                + (", or choose task=classification, as they are integers" if not target.is_floating_point() else "")
+                + (
+                    ", or choose task=classification, because they are integers"
+                    if not target.is_floating_point()
+                    else ""
+                )
             )
         batch_size = len(target)
         if output.element_size() < 4:  # half precision: squares overflow or vanish

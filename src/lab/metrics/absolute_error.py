@@ -1,4 +1,4 @@
-"""Absolute error."""
+"""Mean absolute error."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from samebits.errors import ConfigError
 
 
 class AbsoluteError:
-    """(output, batch) -> (B,) mean absolute error over each sample's elements, in float32 or wider.
+    """(output, batch) -> (B,): mean absolute error over the elements of each sample, in float32 or wider.
 
-    batch["y"]: of output's shape; a flat output (B, N) fits any target of N elements per sample.
+    batch["y"]: has the shape of output, or any shape with N elements per sample if output is (B, N).
     """
 
     def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the errors, (B,). Raise ConfigError if the shapes differ."""
         target = batch["y"]
         flat = output.dim() == 2 and output.shape[0] == target.shape[0] and output.numel() == target.numel()
         if target.shape != output.shape and not flat:  # never broadcast: (B, 1) - (B,) would be (B, B)

@@ -1,4 +1,4 @@
-"""Accuracy."""
+"""Top-1 accuracy."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from samebits.errors import ConfigError
 
 
 class Accuracy:
-    """(output, batch) -> (B,) float32: 1 where the largest logit is at the label, else 0.
+    """(output, batch) -> (B,) float32: 1 if the largest logit is that of the label, otherwise 0.
 
-    output: (B, C). batch["y"]: (B,) or (B, 1) integer labels, or (B, C) probabilities, of which the largest counts.
+    output: (B, C). batch["y"]: (B,) or (B, 1) integer labels, or (B, C) probabilities; their largest one is the label.
     """
 
     def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return 1 or 0 for each sample, (B,). Raise ConfigError if the shapes or dtypes do not fit."""
         target = batch["y"]
         if target.is_floating_point() and target.shape == output.shape:
             target = target.argmax(1)
@@ -26,4 +27,4 @@ class Accuracy:
                 f"Accuracy cannot compare logits of shape {tuple(output.shape)} with batch['y'] of {target.dtype} and "
                 f"shape {tuple(target.shape)}: it needs one integer label per sample; for floats choose task=regression"
             )
-        return (output.argmax(1) == target.long()).float()  # torch compares no uint16
+        return (output.argmax(1) == target.long()).float()  # torch cannot compare uint16

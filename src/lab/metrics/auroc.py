@@ -1,4 +1,4 @@
-"""The area under the ROC curve, exact: over all samples of all ranks, not a mean over batches."""
+"""The exact area under the ROC curve, over all samples of all ranks (not a mean over batches)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from samebits.world import World, on_host
 
 
 class AUROC:
-    """The probability that a sample of the class scores higher than one of another class, ties counting half.
+    """The probability that a sample of the class has a higher score than a sample of another class; ties count half.
 
-    Two classes: output is (B, 2) logits, or a score (B,) or (B, 1), high for label 1. More: (B, C) logits; the macro
-    mean of one-vs-rest AUROCs over classes with positives and negatives. batch["y"]: (B,) or (B, 1) integer labels.
-    Each rank keeps its own samples' scores, and in compute all ranks' scores of one class at a time.
+    Two classes: output is (B, 2) logits, or one score per sample, (B,) or (B, 1), which is high for label 1. More
+    classes: (B, C) logits; the result is the mean of the one-vs-rest AUROCs of the classes that have positives and
+    negatives. batch["y"]: (B,) or (B, 1) integer labels. Memory: each rank stores the scores of its samples; `compute`
+    gathers the scores of all ranks, one class at a time.
     """
 
     def __init__(self, num_classes: Count) -> None:
@@ -25,17 +26,19 @@ class AUROC:
         self.reset()
 
     def reset(self) -> None:
+        """Remove all samples."""
         self.scores: list[Tensor] = []
         self.labels: list[Tensor] = []
 
     def update(self, output: Tensor, batch: Mapping[str, Tensor]) -> None:
+        """Add a batch. Raise ConfigError if the shapes or dtypes do not fit."""
         label = batch["y"]
         label = label[:, 0] if label.dim() == 2 and label.shape[1] == 1 else label
         binary = self.num_classes <= 2 and (output.dim() == 1 or output.shape[1:] == (1,))
         if label.is_floating_point() or label.dim() != 1 or not (binary or output.shape[1:] == (self.num_classes,)):
             raise ConfigError(
                 f"AUROC of {self.num_classes} classes cannot compare an output of shape {tuple(output.shape)} with "
-                f"batch['y'] of {label.dtype} and shape {tuple(label.shape)}: it takes logits (B, num_classes) and "
+                f"batch['y'] of {label.dtype} and shape {tuple(label.shape)}: expected logits (B, num_classes) and "
                 "integer labels (B,)"
             )
         wide = output.detach().to(torch.float32 if output.device.type == "mps" else torch.float64)
@@ -49,8 +52,9 @@ class AUROC:
         self.labels.append(label.long())
 
     def compute(self, world: World) -> float:
-        """All ranks must call this, those without a sample too."""
-        first = 1 if self.num_classes <= 2 else 0  # with two classes both AUROCs are equal: take label 1's
+        """Return the AUROC over all ranks, NaN without samples. All ranks must call it, including ranks without
+        samples."""
+        first = 1 if self.num_classes <= 2 else 0  # with two classes both AUROCs are equal: use label 1
         classes = range(first, max(2, self.num_classes))
         empty = torch.zeros(0, dtype=torch.int64, device=world.device)
         labels = on_host(torch.cat(world.all_gather(torch.cat(self.labels) if self.labels else empty)))
@@ -69,7 +73,8 @@ class AUROC:
 
 
 def area(scores: Tensor, positive: Tensor) -> float | None:
-    """scores: (N,) float64; positive: (N,) bool. By rank sums (Mann & Whitney 1947); None unless both labels occur."""
+    """Return the AUROC by rank sums (Mann & Whitney 1947), or None unless both labels occur. scores: (N,) float64;
+    positive: (N,) bool."""
     count, others = int(positive.sum()), int((~positive).sum())
     if not count or not others:
         return None

@@ -1,8 +1,11 @@
-"""Metrics that are not means over samples: F1, areas under curves, intersection over union, confusion matrices.
+"""Base classes for metrics that are not means over samples: F1, AUROC, intersection over union, confusion matrices.
 
-A metric is a function (output, batch) -> (B,), whose mean is taken, or an object with reset(), update(output, batch)
-and compute(world), as below; an optional write(path) writes a file into the run directory (confusion.py). A
-torchmetrics.Metric works unchanged, updated with (output, batch["y"]).
+A metric is one of these:
+
+    a function (output, batch) -> (B,)      the score is the mean over samples, e.g. accuracy.py
+    reset(), update(output, batch)          an object whose compute(world) returns the score, e.g. SummedMetric below;
+      and compute(world)                    an optional write(path) writes a file into the run directory (confusion.py)
+    a torchmetrics.Metric                   is used as it is, with update(output, batch["y"])
 """
 
 from __future__ import annotations
@@ -17,51 +20,58 @@ from torch import Tensor
 
 from samebits.world import World, on_host
 
-Score = float | Mapping[str, float]  # several are logged as val/<metric>/<name>
+Score = float | Mapping[str, float]  # a mapping is logged as val/<metric>/<name>
 
 
 class SummedMetric:
-    """A score computed from a sum over all samples, such as a table of counts: exact for any number of ranks."""
+    """The base class of scores that are computed from a sum over all samples, such as a table of counts. The score is
+    exact for any number of ranks. shape, dtype: of the sum."""
 
     def __init__(self, *shape: int, dtype: torch.dtype = torch.int64) -> None:
         self.shape, self.dtype = shape, dtype
         self.reset()
 
     def count(self, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """Returns this batch's addend of the total, with this metric's shape and dtype."""
+        """Return the contribution of this batch to the sum, with the shape and dtype of the metric."""
         raise NotImplementedError
 
     def score(self, total: Tensor) -> Score:
-        """total: over all samples of all ranks, on the CPU."""
+        """Return the score. total: the sum over all samples of all ranks, on the CPU."""
         raise NotImplementedError
 
     def reset(self) -> None:
+        """Set the sum to 0."""
         self.total: Tensor | int = 0
 
     def update(self, output: Any, batch: Mapping[str, Tensor]) -> None:
+        """Add a batch."""
         self.total = self.count(output, batch) + self.total
 
     def compute(self, world: World) -> Score:
-        """All ranks must call this, those without a sample too."""
+        """Return the score of all ranks. All ranks must call it, including ranks without samples."""
         total = torch.zeros(self.shape, dtype=self.dtype, device=world.device) + self.total
         return self.score(on_host(world.all_reduce_sum(total)))
 
 
 class Torchmetric:
-    """A torchmetrics.Metric, or MetricCollection, as the loop calls metrics: updated with (output, batch["y"])."""
+    """Adapt a torchmetrics.Metric or MetricCollection to the methods that the loop calls. Update with (output,
+    batch["y"])."""
 
     def __init__(self, metric: Any) -> None:
         self.metric = metric
 
     def reset(self) -> None:
+        """Reset the metric."""
         self.metric.reset()
 
     def update(self, output: Any, batch: Mapping[str, Tensor]) -> None:
+        """Add a batch."""
         self.metric.to(output.device).update(output, batch["y"])
 
     def compute(self, world: World) -> Score:
+        """Return the score of all ranks. All ranks must call it."""
         for one in self.metric.to(world.device).modules():
-            if hasattr(one, "dist_sync_fn"):  # torchmetrics' own fails for a rank without samples: see gathered
+            if hasattr(one, "dist_sync_fn"):  # torchmetrics' default fails on ranks without samples, see `gathered`
                 one.dist_sync_fn = lambda value, group=None: gathered(value, world)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The ``compute`` method")  # a rank without samples
@@ -71,14 +81,16 @@ class Torchmetric:
 
 
 def gathered(value: Tensor, world: World) -> list[Tensor]:
-    """All-gathers a state; that of a rank without samples, of unknown dtype and shape, is replaced by an empty one."""
+    """All-gather a state. The state of a rank without samples, which may have a wrong dtype and shape, is replaced by
+    an empty tensor."""
     parts = world.all_gather(value)
     known = next((part for part in parts if part.numel()), value)
     return [part if part.numel() else known[:0] for part in parts] if known.dim() else parts
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """(name, number) of a metric's result: a number, a tensor or list (names are indices), or a mapping of these."""
+    """Yield (name, number) of a metric's result: a number, a tensor or list (names are indices), or a mapping of
+    these."""
     if isinstance(value, (list, tuple)) or (isinstance(value, Tensor) and value.dim()):
         value = dict(enumerate(value))
     if isinstance(value, Mapping):
@@ -89,6 +101,7 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
 
 
 def as_metric(metric: Any) -> Any:
-    torchmetrics = sys.modules.get("torchmetrics")  # imported by now, if this is one of its
+    """Return the metric, adapted if it is from torchmetrics."""
+    torchmetrics = sys.modules.get("torchmetrics")  # imported by now if `metric` is one of its metrics
     kinds = (torchmetrics.Metric, torchmetrics.MetricCollection) if torchmetrics else ()
     return Torchmetric(metric) if isinstance(metric, kinds) else metric

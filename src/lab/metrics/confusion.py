@@ -1,4 +1,4 @@
-"""Scores computed from the confusion matrix: macro-F1, mean IoU, recall of each class."""
+"""Scores computed from the confusion matrix: macro F1, mean IoU, recall of each class."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from samebits.schema import Count
 
 
 class Confusion(SummedMetric):
-    """Counts (C, C), [label, prediction]. output: (B, C, ...) logits; batch["y"]: (B, ...) integer labels.
+    """The base class of scores that are computed from counts (C, C), [label, prediction].
 
-    ignore_index: a label that is left out, such as -100 or 255 for pixels of no class.
+    output: (B, C, ...) logits. batch["y"]: (B, ...) integer labels. ignore_index: label of elements that do not count,
+    such as -100, or 255 for pixels without a class; None: all labels count.
     """
 
     def __init__(self, num_classes: Count, ignore_index: int | None = None) -> None:
@@ -27,13 +28,14 @@ class Confusion(SummedMetric):
         self.num_classes, self.ignore_index = num_classes, ignore_index
 
     def count(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the counts of a batch, flat. Raise ConfigError if the shapes or dtypes do not fit."""
         label, classes = batch["y"], self.num_classes
         if label.dim() == output.dim() == 2 and label.shape[1] == 1:
             label = label[:, 0]
         if output.shape[1:2] != (classes,) or label.is_floating_point() or label.shape != output[:, 0].shape:
             raise ConfigError(
                 f"{type(self).__name__} of {classes} classes cannot compare an output of shape {tuple(output.shape)} "
-                f"with batch['y'] of {label.dtype} and shape {tuple(label.shape)}: it takes logits "
+                f"with batch['y'] of {label.dtype} and shape {tuple(label.shape)}: expected logits "
                 "(B, num_classes, ...) and integer labels (B, ...)"
             )
         label = label.long()
@@ -42,43 +44,46 @@ class Confusion(SummedMetric):
         if self.ignore_index is not None:
             cell = torch.where(label == self.ignore_index, classes**2, cell)
         cell = cell.flatten()
-        # not bincount, which would make the host wait for the device
+        # not bincount, because it waits for the device
         return torch.zeros(self.shape, dtype=self.dtype, device=cell.device).scatter_add_(
             0, cell, torch.ones_like(cell)
         )
 
     def score(self, total: Tensor) -> Score:
+        """Return the score. Raise ConfigError if a label is out of range."""
         if total[-1]:
             raise ConfigError(
-                f"{type(self).__name__}: {int(total[-1]):,} labels are not among 0 to {self.num_classes - 1}: set "
-                "num_classes, or ignore_index for those that are to be left out"
+                f"{type(self).__name__}: {int(total[-1]):,} labels are not in 0 to {self.num_classes - 1}: set "
+                "num_classes, or set ignore_index to the label that must not count"
             )
         return self.of_table(total[:-2].view(self.num_classes, -1).double())
 
     def of_table(self, table: Tensor) -> Score:
-        """table: (C, C) float64 counts, [label, prediction], over all samples of all ranks."""
+        """Return the score. table: (C, C) float64 counts, [label, prediction], over all samples of all ranks."""
         raise NotImplementedError
 
 
 class MacroF1(Confusion):
-    """Mean over classes of 2 TP / (2 TP + FP + FN); classes that are neither label nor prediction do not count."""
+    """The mean over classes of 2 TP / (2 TP + FP + FN). Classes without labels and predictions do not count."""
 
     def of_table(self, table: Tensor) -> float:
+        """Return the macro F1."""
         return mean_of_classes(2 * table.diag(), table.sum(0) + table.sum(1))
 
 
 class MeanIoU(Confusion):
-    """Mean over classes of TP / (TP + FP + FN); classes that are neither label nor prediction do not count."""
+    """The mean over classes of TP / (TP + FP + FN). Classes without labels and predictions do not count."""
 
     def of_table(self, table: Tensor) -> float:
+        """Return the mean IoU."""
         return mean_of_classes(table.diag(), table.sum(0) + table.sum(1) - table.diag())
 
 
 class ConfusionMatrix(Confusion):
-    """Recall of each class, recall_<name>; NaN for a class without samples. The last evaluation's matrix is written
-    into the run directory as <split>_<metric>.csv, with labels as rows and predictions as columns.
+    """The recall of each class, recall_<name>; NaN for a class without samples. The matrix of the last evaluation is
+    written to <split>_<metric>.csv in the run directory: labels are rows, predictions are columns.
 
-    names: class names; null: class numbers. recall: false for the matrix alone, without a score for each class.
+    names: class names; None: class numbers. recall: False to write only the matrix, without a score for each class.
     """
 
     def __init__(
@@ -92,9 +97,10 @@ class ConfusionMatrix(Confusion):
         self.recall = recall
         self.names = [str(number) for number in range(num_classes)] if names is None else list(names)
         if len(set(self.names)) != num_classes:
-            raise ConfigError(f"ConfusionMatrix: names={self.names} must be {num_classes} different ones")
+            raise ConfigError(f"ConfusionMatrix: names={self.names}: expected {num_classes} different names")
 
     def of_table(self, table: Tensor) -> dict[str, float]:
+        """Keep the matrix; return the recalls."""
         self.table = table
         if not self.recall:
             return {}
@@ -102,6 +108,7 @@ class ConfusionMatrix(Confusion):
         return {f"recall_{name}": value for name, value in zip(self.names, recall.tolist())}
 
     def write(self, path: Path) -> None:
+        """Write the matrix as <path>.csv."""
         rows = [["label", *self.names], *([name, *row] for name, row in zip(self.names, self.table.long().tolist()))]
         text = io.StringIO()
         csv.writer(text).writerows(rows)
@@ -109,4 +116,5 @@ class ConfusionMatrix(Confusion):
 
 
 def mean_of_classes(share: Tensor, whole: Tensor) -> float:
+    """Return the mean of share / whole over the classes with whole > 0; both (C,)."""
     return (share / whole)[whole > 0].mean().item()

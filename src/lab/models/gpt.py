@@ -1,4 +1,4 @@
-"""A small decoder-only transformer (Radford et al. 2019, GPT-2: pre-norm, tied embeddings)."""
+"""A small decoder-only transformer (GPT-2, Radford et al. 2019: pre-norm, tied embeddings)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from samebits.schema import Count, NotNegativeInt, Share
 
 
 class Block(nn.Module):
-    """(B, T, D) -> (B, T, D): causal self-attention, then a two-layer network, each added to its input.
+    """(B, T, D) -> (B, T, D): causal self-attention, then a two-layer MLP, each with a residual connection.
 
-    seen: (B, 1, T, T) bool, which tokens each one attends to; None: all before it and itself."""
+    seen: (B, 1, T, T) bool attention mask; None: each token attends to itself and all tokens before it.
+    """
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -30,8 +31,9 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
+        """Return the block's output, (B, T, D)."""
         size, length, width = x.shape
-        parts = self.qkv(self.norm_attention(x)).split(width, 2)  # whose gradients are joined in one copy
+        parts = self.qkv(self.norm_attention(x)).split(width, 2)  # split, because its backward is a single copy
         query, key, value = (one.view(size, length, self.heads, -1).transpose(1, 2) for one in parts)
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, seen, dropout, is_causal=seen is None)
@@ -41,15 +43,15 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """(B, T) int64 token ids -> (B, T, V) logits of the next token; T up to input_shape[0].
+    """(B, T) int64 token ids -> (B, T, V) logits of the next token; T <= input_shape[0].
 
-    V: num_outputs rounded up to a multiple of vocab_multiple, as tensor cores want rows of aligned length; logits of
-    the added tokens are -inf. chunked_logits: in training return lab.losses.next_token.Unprojected instead, from which
-    the loss is computed without ever holding all logits.
+    V: num_outputs rounded up to a multiple of vocab_multiple, because tensor cores are faster with aligned rows; the
+    logits of the added tokens are -inf. chunked_logits: in training, return lab.losses.next_token.Unprojected, so that
+    the loss never stores all logits.
 
-    separator: the id of the token between documents (GPT-2: 50256), in windows that hold several. Each document then
-    begins with it, and is what it would be alone: attention does not cross it, and positions restart at 0 (Krell et al.
-    2021, "Efficient Sequence Packing without Cross-contamination"). None: a window is one text.
+    separator: id of the token at the start of each document (GPT-2: 50256), for windows that contain several documents.
+    Attention does not cross it and positions restart at 0, so each document is processed as if it were alone (Krell et
+    al. 2021, "Efficient Sequence Packing without Cross-contamination"). None: a window is one text.
     """
 
     def __init__(
@@ -67,12 +69,13 @@ class GPT(nn.Module):
         super().__init__()
         if len(input_shape) != 1:
             raise ConfigError(
-                f"model GPT reads tokens, (T,), not samples of shape {list(input_shape)}: data=tokens or sequences"
+                f"model GPT: expected tokens (T,), got samples of shape {list(input_shape)} - use data=tokens "
+                "or sequences"
             )
         if width % heads:
             raise ConfigError(f"model.width={width} is not a multiple of model.heads={heads}")
         if separator is not None and separator >= num_outputs:
-            raise ConfigError(f"model.separator={separator}: no token has this id, they are 0 to {num_outputs - 1}")
+            raise ConfigError(f"model.separator={separator}: must be a token id, 0 to {num_outputs - 1}")
         self.dropout, self.num_tokens, self.chunked_logits = dropout, num_outputs, chunked_logits
         self.separator = separator
         rows = -(-num_outputs // vocab_multiple) * vocab_multiple
@@ -85,10 +88,11 @@ class GPT(nn.Module):
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if last else 0.02)
 
     def forward(self, tokens: Tensor) -> Tensor | Unprojected:
+        """Return the logits or Unprojected. Raise ConfigError if there are too many tokens."""
         if tokens.shape[1] > self.position.num_embeddings:
             raise ConfigError(
-                f"GPT got {tokens.shape[1]} tokens and has positions for {self.position.num_embeddings}: raise "
-                "data.window, or for data=sequences data.input_shape"
+                f"GPT got {tokens.shape[1]} tokens, but has positions for {self.position.num_embeddings}: increase "
+                "data.window, or with data=sequences data.input_shape"
             )
         places, seen = torch.arange(tokens.shape[1], device=tokens.device), None
         if self.separator is not None:
@@ -98,19 +102,20 @@ class GPT(nn.Module):
             x = block(x, seen)
         x, weight = self.norm(x), self.token.weight
         bias = None
-        if len(weight) > self.num_tokens:  # as a bias: masking or slicing logits would read and write them once more
+        if len(weight) > self.num_tokens:  # as a bias, because masking or slicing would copy all logits
             bias = torch.zeros(len(weight), device=x.device)
             bias[self.num_tokens :] = -math.inf
         if self.chunked_logits and self.training:
-            return Unprojected(x, weight.view_as(weight), bias)  # a view: FSDP puts hooks on what it is given
+            return Unprojected(x, weight.view_as(weight), bias)  # a view, because FSDP registers hooks on its outputs
         return F.linear(x, weight, bias)
 
 
 def documents(begins: Tensor) -> tuple[Tensor, Tensor]:
-    """begins: (B, T) bool, True at the first token of a document -> (B, T) int64 place of each token in its document,
-    (B, 1, T, T) bool, which tokens each one attends to: those of its document before it, and itself."""
+    """Return the position of each token in its document, (B, T) int64, and the attention mask, (B, 1, T, T) bool: each
+    token attends to itself and the tokens before it in its document. begins: (B, T) bool, True at the first token of a
+    document."""
     places = torch.arange(begins.shape[1], device=begins.device)
     first = (begins * places).cummax(1).values
-    # tokens before the first separator are the end of a document that begins in another window
+    # tokens before the first separator belong to a document that starts in an earlier window
     seen = (places <= places[:, None]) & (places >= first[:, :, None])
     return places - first, seen.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""LoRA (Hu et al. 2022): a model whose weights stay, with a trained matrix of low rank beside those of some layers."""
+"""LoRA (Hu et al. 2022): add trained low-rank matrices to linear layers of a frozen model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from samebits.schema import Count, Positive, regex
 
 
 class Adapted(nn.Linear):
-    """A linear layer's weight, by its name, with scale * up @ down added, which is 0 at first."""
+    """A linear layer with the weight W + scale * up @ down. W keeps its name; the added term is 0 at the start."""
 
     def __init__(self, linear: nn.Linear, rank: int, scale: float) -> None:
         nn.Module.__init__(self)
@@ -26,18 +26,23 @@ class Adapted(nn.Linear):
         nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output."""
         return F.linear(x, self.weight, self.bias) + self.scale * F.linear(F.linear(x, self.down), self.up)
 
 
 def with_adapters(model: nn.Module, layers: Sequence[str], rank: Count, alpha: Positive) -> nn.Module:
-    """The model itself, of which adapters alone are trained: of the linear layers in whose names one of `layers`,
-    regular expressions, is found. Its weights keep their names, so those of a run without adapters fit."""
+    """Freeze the model, add trained adapters to linear layers, and return it. Weights keep their names, so that the
+    weights of a run without adapters can be loaded.
+
+    layers: regular expressions (re.search) for the names of the layers. rank, alpha: the scale of an adapter is alpha /
+    rank. Raise ConfigError if an expression matches no layer.
+    """
     patterns = [regex(pattern, "model.layers") for pattern in layers]
     linear = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear)}
     for pattern in patterns:
         if not any(map(pattern.search, linear)):
             raise ConfigError(
-                f"model.layers: no layer's name holds {pattern.pattern!r}; they are {format_keys([*linear])}"
+                f"model.layers: no layer's name contains {pattern.pattern!r}; names are {format_keys([*linear])}"
             )
     model.requires_grad_(False)
     for name, one in linear.items():

@@ -1,4 +1,4 @@
-"""A multilayer perceptron."""
+"""A multilayer perceptron (MLP)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from samebits.schema import Count, Share
 
 
 class MLP(nn.Sequential):
-    """x: (B, *input_shape) floating point -> (B, num_outputs); a linear layer and a ReLU for each width in `hidden`."""
+    """x: (B, *input_shape) floating point -> (B, num_outputs): a linear layer and a ReLU for each width in `hidden`,
+    then a linear layer. dropout: after each ReLU."""
 
     def __init__(
         self, input_shape: Sequence[Count], num_outputs: Count, hidden: Sequence[Count], dropout: Share
@@ -26,19 +27,20 @@ class MLP(nn.Sequential):
             nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
             nn.init.zeros_(linear.bias)
             layers += [linear, nn.ReLU()]
-            if dropout > 0:  # a Dropout(0) would still cost a call in every step
+            if dropout > 0:  # Dropout(0) would cost a call in every step
                 layers.append(nn.Dropout(dropout))
         head = nn.Linear(widths[-1], num_outputs)
-        nn.init.normal_(head.weight, std=0.01)  # first logits near 0: the first loss is that of a uniform guess
+        nn.init.normal_(head.weight, std=0.01)  # logits start near 0, so the first loss is that of a uniform guess
         nn.init.zeros_(head.bias)
         super().__init__(*layers, head)
         self.input_shape, self.num_inputs = shape, widths[0]
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs. Raise ConfigError if the shape or the dtype does not fit."""
         if x.shape[1:] != self.input_shape:
             raise ConfigError(
-                f"MLP was built for samples of shape {self.input_shape} and got {tuple(x.shape[1:])}: "
-                "its input_shape must be that (for the model: model.input_shape, the shape after data.transforms)"
+                f"MLP was built for samples of shape {self.input_shape} but got {tuple(x.shape[1:])}: "
+                "set its input_shape to this (for the model: model.input_shape, the shape after data.transforms)"
             )
         if not x.is_floating_point():
             raise ConfigError(

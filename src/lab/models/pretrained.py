@@ -1,4 +1,5 @@
-"""Models of Hugging Face's transformers from a local folder, and LoRA by peft around any model. docs/hugging_face.md"""
+"""Models of Hugging Face's transformers from a local folder, and LoRA with peft for any model; see
+docs/hugging_face.md."""
 
 from __future__ import annotations
 
@@ -15,15 +16,18 @@ from samebits.errors import ConfigError
 from samebits.extras import need
 from samebits.schema import Count, Positive, Share, regex
 
-# Classes that a folder's own Python files may define: such code runs as this user, so no config can allow it.
+# Classes that may be loaded from Python files of a model folder. Such code runs with your permissions, so a config
+# cannot allow it.
 REMOTE_CODE_ALLOWED: tuple[str, ...] = ()
 
 
 class Pretrained(nn.Module):
-    """A model of a folder that `save_pretrained` wrote, called with its own arguments (input_ids, attention_mask).
+    """A model from a folder written by `save_pretrained`, called with the model's arguments (input_ids,
+    attention_mask).
 
-    head: the Auto class of transformers. num_outputs: classes of a head that has classes; null: as the folder says.
-    A new run takes the folder's weights; a resume and an evaluation read its config.json alone.
+    head: an Auto class of transformers, e.g. AutoModelForCausalLM. num_outputs: number of classes of a classification
+    head; None: as in the folder. A new run loads the folder's weights; a resume and an evaluation read only its
+    config.json.
     """
 
     def __init__(self, folder: str, head: str, num_outputs: Count | None) -> None:
@@ -32,17 +36,17 @@ class Pretrained(nn.Module):
         self.folder: Path = Path(folder)
         self.auto: Any = getattr(transformers, head, None)
         if self.auto is None or not head.startswith("AutoModel"):
-            raise ConfigError(f"model.head={head}: no AutoModel... of transformers, such as AutoModelForCausalLM")
+            raise ConfigError(f"model.head={head}: is not an Auto class of transformers, such as AutoModelForCausalLM")
         if not (self.folder / "config.json").is_file():
             raise ConfigError(
-                f"model.folder={folder}: it has no config.json, which says the architecture; give the folder that "
-                "save_pretrained wrote, and of a run whose folder has moved, its new place (model.folder=...)"
+                f"model.folder={folder}: contains no config.json - give a folder written by save_pretrained; "
+                "if the folder of a run was moved, give its new path (model.folder=...)"
             )
         raw, _ = transformers.PretrainedConfig.get_config_dict(folder, local_files_only=True)
         codes = sorted(str(name) for name in (raw.get("auto_map") or {}).values())
         if refused := [name for name in codes if name.rpartition(".")[2] not in REMOTE_CODE_ALLOWED]:
             raise ConfigError(
-                f"model.folder={folder}: {refused[0]} is Python code of the folder itself, which is not run; read it, "
+                f"model.folder={folder}: {refused[0]} is Python code in the folder, which is not run - read it, "
                 f"then add {refused[0].rpartition('.')[2]!r} to REMOTE_CODE_ALLOWED in {__name__.replace('.', '/')}.py"
             )
         self.options: dict[str, Any] = {"trust_remote_code": bool(codes)}
@@ -54,11 +58,12 @@ class Pretrained(nn.Module):
         self.bidirectional = fused and bool(causal) and not any(causal)
 
     def load_pretrained(self) -> str:
-        """Take the folder's weights, where they fit. Returns a line to log. Draws no random numbers of the run's."""
+        """Load the folder's weights that fit the model. Return a line to log. Does not change the random state of the
+        run."""
         if not any(self.folder.glob("*.safetensors")):
             raise ConfigError(
-                f"model.folder={self.folder}: it has no .safetensors; other files of weights may hold code: load them "
-                "where you trust them, and write them with save_pretrained"
+                f"model.folder={self.folder}: contains no .safetensors file; other weight files can contain code - if "
+                "you trust them, load them and write them with save_pretrained"
             )
         with torch.random.fork_rng(devices=[]), quiet():
             loaded, report = self.auto.from_pretrained(
@@ -69,16 +74,17 @@ class Pretrained(nn.Module):
         bare = {name.replace(".base_layer.", "."): name for name in self.net.state_dict() if "lora_" not in name}
         taken = {bare[name]: value for name, value in loaded.state_dict().items() if name in bare and name not in new}
         if not taken:
-            raise ConfigError(f"model.folder={self.folder}: none of its weights fits {type(self.net).__name__}")
+            raise ConfigError(f"model.folder={self.folder}: its weights do not fit {type(self.net).__name__}")
         self.net.load_state_dict(taken, strict=False)
-        line = f"{len(taken)} of the model's {len(bare)} weights and buffers are those of {self.folder}"
+        line = f"{len(taken)} of the model's {len(bare)} weights and buffers were loaded from {self.folder}"
         others = sorted(set(bare.values()) - set(taken))
         return line + (f"; new: {', '.join(others[:4])}" if others else "")
 
     def forward(self, attention_mask: Tensor | None = None, **inputs: Any) -> Any:
-        """attention_mask: (B, L), 1 for tokens, 0 for padding."""
+        """Return the model's output. attention_mask: (B, L), 1 for tokens, 0 for padding."""
         if attention_mask is not None and self.bidirectional:
-            # as attention takes it: from (B, L) transformers makes it, but first asks the device if it is all 1
+            # in the shape for attention: transformers would convert (B, L), but waits for the device to check if all
+            # are 1
             attention_mask = attention_mask[:, None, None, :].bool()
         cache = {"use_cache": False} if hasattr(self.config, "use_cache") else {}
         return self.net(attention_mask=attention_mask, **inputs, **cache)
@@ -86,7 +92,7 @@ class Pretrained(nn.Module):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bar and no table of new weights: the run says that in a line."""
+    """Disable the progress bar and the table of new weights, because the run logs one line instead."""
     logging = importlib.import_module("transformers.utils.logging")
     level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -100,10 +106,11 @@ def quiet() -> Iterator[None]:
 
 
 class Lora(nn.Module):
-    """LoRA (Hu et al. 2021) in the linear layers of `model` whose names end with one of `layers`; the rest is frozen,
-    but for parameters in whose names one of `trained` (regular expressions) is found, such as a new head.
+    """LoRA (Hu et al. 2022) in the linear layers of `model` whose names end with one of `layers`. Other parameters are
+    frozen unless their names match `trained`.
 
-    rank, alpha: the update of a layer is alpha / rank * B A, A with `rank` rows.
+    trained: regular expressions (re.search), e.g. for a new head. rank, alpha: the update of a layer is alpha / rank *
+    B A; A has `rank` rows. Raise ConfigError if an entry of `layers` or `trained` matches nothing.
     """
 
     def __init__(
@@ -112,20 +119,21 @@ class Lora(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         peft = need("peft", "model: Lora", "peft", extra="transformers")
-        kinds = ("Linear", "Conv1D")  # of torch, of transformers' GPT-2
+        kinds = ("Linear", "Conv1D")  # torch's class; that of transformers' GPT-2
         ends = [name for name, part in model.named_modules() if type(part).__name__ in kinds]
         if missing := [one for one in layers if not any(f".{name}".endswith(f".{one}") for name in ends)]:
             some = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in ends))
-            raise ConfigError(f"model.layers: no linear layer is named {missing[0]}; there are {some}")
+            raise ConfigError(f"model.layers: no linear layer is named {missing[0]}; names are {some}")
         options = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=list(layers))
         self.model: Any = peft.inject_adapter_in_model(options, model)
         patterns = [regex(pattern, "model.trained") for pattern in trained]
         names = [name for name, _ in self.model.named_parameters()]
         if idle := [p.pattern for p in patterns if not any(map(p.search, names))]:
-            raise ConfigError(f"model.trained: no parameter's name holds {idle[0]!r}")
+            raise ConfigError(f"model.trained: no parameter's name contains {idle[0]!r}")
         for name, p in self.model.named_parameters():
             p.requires_grad_("lora_" in name or any(pattern.search(name) for pattern in patterns))
-        self.model.train()  # peft leaves what it has frozen as it was
+        self.model.train()  # peft does not set the mode of frozen modules
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Return the model's output."""
         return self.model(*inputs, **named)

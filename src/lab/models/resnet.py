@@ -1,10 +1,10 @@
-"""A small residual network for images of any size.
+"""A small residual network (ResNet, He et al. 2016) for images of any size.
 
-    stem   3x3 convolutions, each halving an image larger than 64, so 224x224 enters the first stage as 56x56
+    stem   3x3 convolutions; each halves an image larger than 64, so the first stage gets 224x224 as 56x56
     stage  residual blocks; the first of every later stage halves the image and doubles the channels
     head   mean over the image, dropout, linear
 
-Small images keep their resolution (8x8 digits: 8, 4, 2). No side ever falls below 1.
+Small images keep their resolution in the first stage (8x8 digits: 8, 4, 2). No side becomes smaller than 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ LARGEST_FIRST_STAGE = 64  # pixels of the shorter side
 
 
 def conv_norm(channels_in: int, channels_out: int, size: int, stride: int = 1) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
-    # no bias: the BatchNorm that follows subtracts the mean
+    """Return a convolution with padding, and a BatchNorm."""
+    # no bias, because the BatchNorm subtracts the mean
     conv = nn.Conv2d(channels_in, channels_out, size, stride, padding=size // 2, bias=False)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
     return conv, nn.BatchNorm2d(channels_out)
@@ -33,25 +34,26 @@ class Block(nn.Module):
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()
         conv, norm = conv_norm(channels_out, channels_out, 3)
-        nn.init.zeros_(norm.weight)  # the block starts as its shortcut (zero-init residual)
+        nn.init.zeros_(norm.weight)  # the block starts as its shortcut (zero-init residual, Goyal et al. 2017)
         self.residual = nn.Sequential(*conv_norm(channels_in, channels_out, 3, stride), nn.ReLU(), conv, norm)
         shortcut: list[nn.Module] = []
-        if stride > 1:  # pool, then 1x1: a strided 1x1 convolution would discard three of four pixels
+        if stride > 1:  # pool before the 1x1 convolution: with a stride it would discard three of four pixels
             shortcut.append(nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False))
         if channels_in != channels_out:
             shortcut += conv_norm(channels_in, channels_out, 1)
         self.shortcut = nn.Sequential(*shortcut)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output."""
         return F.relu(self.shortcut(x) + self.residual(x))
 
 
 class ResNet(nn.Module):
-    """x: (B, C, H, W), or (B, H, W) where input_shape is (H, W), floating point -> (B, num_outputs).
+    """x: (B, C, H, W), or (B, H, W) if input_shape is (H, W), floating point -> (B, num_outputs).
 
-    width: channels of the first stage. blocks: residual blocks of each stage. dropout: before the last layer.
-    Other image sizes than input_shape's are fine in forward; the number of channels is not free. In training BatchNorm
-    needs more than one value per channel: an image that shrinks to 1x1 needs a micro-batch of two or more.
+    width: channels of the first stage. blocks: residual blocks of each stage. dropout: before the last layer. Images
+    may have another size than input_shape, but not another number of channels. In training, BatchNorm requires more
+    than one value per channel: if images shrink to 1x1, use micro-batches of two or more samples.
     """
 
     def __init__(
@@ -65,19 +67,19 @@ class ResNet(nn.Module):
         super().__init__()
         if len(input_shape) not in (2, 3) or min(input_shape) < 1:
             raise ConfigError(
-                f"model.input_shape={list(input_shape)} is no image for ResNet: it takes (C, H, W) or (H, W); "
+                f"model.input_shape={list(input_shape)} is not an image shape for ResNet, (C, H, W) or (H, W) - "
                 "choose model=mlp or another field as x"
             )
         if len(input_shape) == 3 and input_shape[2] in (1, 3, 4) and min(input_shape[:2]) > 4:
             height, width, channels = input_shape
             raise ConfigError(
-                f"model.input_shape={list(input_shape)} looks like (H, W, C), and ResNet takes (C, H, W): add "
+                f"model.input_shape={list(input_shape)} looks like (H, W, C), but ResNet requires (C, H, W): add "
                 "'data/transforms=[channels_first,to_float]' "
-                f"data.input_shape=[{channels},{height},{width}] (in a yaml, before the other transforms); if the "
-                f"first number is channels, model.input_shape=[{height},{width},{width}] says so, since only it matters"
+                f"data.input_shape=[{channels},{height},{width}] (in a yaml before the other transforms); if the first "
+                f"number is the channels, set model.input_shape=[{height},{width},{width}]: only the channels matter"
             )
         if not blocks or min(blocks) < 1:
-            raise ConfigError(f"model.blocks={list(blocks)}: give each stage one block or more, such as [1, 1, 1]")
+            raise ConfigError(f"model.blocks={list(blocks)}: must be >= 1 for each stage, such as [1, 1, 1]")
         self.has_channels = len(input_shape) == 3
         self.channels = int(input_shape[0]) if self.has_channels else 1
 
@@ -101,20 +103,21 @@ class ResNet(nn.Module):
 
         self.dropout = nn.Dropout(dropout) if dropout > 0 else nn.Identity()
         self.head = nn.Linear(channels, num_outputs)
-        nn.init.normal_(self.head.weight, std=0.01)  # first logits near 0: the first loss is that of a uniform guess
+        nn.init.normal_(self.head.weight, std=0.01)  # logits start near 0, so the first loss is that of a uniform guess
         nn.init.zeros_(self.head.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs. Raise ConfigError if the shape or the dtype does not fit."""
         if not self.has_channels and x.dim() == 3:
             x = x.unsqueeze(1)
         if x.dim() != 4 or x.shape[1] != self.channels:
             raise ConfigError(
-                f"ResNet was built for images of {self.channels} channels and got a batch of shape {tuple(x.shape)}: "
-                "set model.input_shape to (C, H, W), or (H, W), as it is after data.transforms"
+                f"ResNet was built for images of {self.channels} channels, but got a batch of shape {tuple(x.shape)}: "
+                "set model.input_shape to the shape after data.transforms, (C, H, W) or (H, W)"
             )
         if not x.is_floating_point():
             raise ConfigError(
                 f"ResNet got {x.dtype}: add a transform such as lab.transforms.fields.ToFloat to data.transforms"
             )
-        # mean, as AdaptiveAvgPool2d has no deterministic backward on CUDA
+        # mean, because the backward of AdaptiveAvgPool2d is not deterministic on CUDA
         return self.head(self.dropout(self.stages(self.stem(x)).mean((2, 3))))

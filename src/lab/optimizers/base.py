@@ -1,13 +1,15 @@
-"""The base class of optimizers around others. Any other optimizer is a torch.optim.Optimizer, whose class may say:
+"""The base class of optimizers that wrap other optimizers.
 
-uses_rng = False           a step draws no random numbers. Not inherited: a subclass may draw again
-takes_found_inf = True  a step changes nothing where `self.found_inf`, a 0-d tensor, is 1 (None: it moves). Then
-                        hardware.precision=fp16 and trainer.non_finite=skip wait for the device in no step.
-                        samebits.steps.unless puts back what a step has changed
-takes_rate_tensor = True  its groups' lr may be 0-d tensors of the device: what hardware.cuda_graph has
-takes_names = True      its groups have "param_names" beside "params"
-eval_weight(p) -> Tensor  what is evaluated, saved as the average, exported and returned by load_run instead of the
-                        weight p (the mean of Schedule-free): called after each step
+An optimizer is any torch.optim.Optimizer. Its class may declare:
+
+    uses_rng = False          step() uses no random numbers. Not inherited, because a subclass may use some
+    takes_found_inf = True    step() changes nothing if `self.found_inf`, a 0-d tensor, is 1 (None: always update). Then
+                              hardware.precision=fp16 and trainer.non_finite=skip never wait for the device.
+                              samebits.steps.restore_if undoes the changes of a step
+    takes_rate_tensor = True  the lr of its groups may be a 0-d tensor on the device; hardware.cuda_graph requires it
+    takes_names = True        its groups may have "param_names" in addition to "params"
+    eval_weight(p) -> Tensor  replaces the weight p in evaluations, the saved average, export and load_run (the mean of
+                              ScheduleFree); called after each step
 """
 
 from __future__ import annotations
@@ -27,11 +29,12 @@ Groups = list[dict[str, Any]]
 
 
 class Wrapper(Optimizer):
-    """Optimizers as one: the schedule, clipping, checkpoints and resumes see a single one, with the parts' groups and
-    state as its own. A subclass makes its parts (`build`), gives them to super().__init__ and writes `step`.
+    """Combine several optimizers (parts) into one that has the param_groups and the state of all parts.
 
-    What it holds for a parameter beside the parts' is in self.state[p], under a name of its own and put there after
-    `move`: many optimizers take an empty state for a first step. A number that counts is in the groups."""
+    A subclass builds its parts (see `build`), passes them to super().__init__ and implements `step`. It may store
+    values for a parameter in self.state[p], under its own names and after `move`, because many optimizers treat an
+    empty state as the first step. Store counters in the groups.
+    """
 
     takes_names = True
 
@@ -51,7 +54,7 @@ class Wrapper(Optimizer):
         self._share()
 
     def move(self, closure: Callable[[], Any] | None = None) -> Any:
-        """The parts' steps. Returns what the last one's returns: the closure's loss."""
+        """Call step() of all parts. Return the result of the last one, the loss of the closure."""
         said = None
         for part in self.parts:
             said = lean_step(part) if closure is None else part.step(closure)  # type: ignore[func-returns-value]
@@ -59,7 +62,7 @@ class Wrapper(Optimizer):
 
 
 def loss_of(closure: Callable[[], Any] | None) -> Any:
-    """What a step returns: the closure's loss, computed with gradients; None without one."""
+    """Return the loss of the closure, computed with gradients; None without a closure."""
     if closure is None:
         return None
     with torch.enable_grad():
@@ -67,14 +70,14 @@ def loss_of(closure: Callable[[], Any] | None) -> Any:
 
 
 def moved_by(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], list[Any]]]:
-    """(group, its parameters that have a gradient), of groups that have some."""
+    """Yield (group, its parameters with a gradient) of all groups that have such parameters."""
     for group in optimizer.param_groups:
         if moved := [p for p in group["params"] if p.grad is not None]:
             yield group, moved
 
 
 def state_of(optimizer: Optimizer, moved: Sequence[Any], name: str) -> list[Tensor]:
-    """What the optimizer holds under this name for each; zeros where it holds nothing yet."""
+    """Return the optimizer's state `name` of each parameter; if a state is empty, create zeros."""
     for p in moved:
         if not optimizer.state[p]:
             optimizer.state[p][name] = torch.zeros_like(p)
@@ -82,13 +85,13 @@ def state_of(optimizer: Optimizer, moved: Sequence[Any], name: str) -> list[Tens
 
 
 def groups_of(params: Iterable[Any]) -> Groups:
-    """params: parameters or groups of them, as any optimizer takes them -> groups, new dicts."""
+    """Return the groups of an optimizer's argument `params` (parameters or groups) as new dicts."""
     params = list(params)
     return [dict(group) for group in (params if isinstance(params[0], Mapping) else [{"params": params}])]
 
 
 def build(make: Callable[..., Optimizer], groups: Sequence[dict[str, Any]], **values: Any) -> Optimizer:
-    """Returns make(groups), fused where it can be. make: a class with its arguments (a partial), which go before
+    """Return make(groups, **values), fused if possible. make: a class or a partial, whose arguments replace
     `values`."""
     given = values | getattr(make, "keywords", {})
     return build_optimizer(partial(getattr(make, "func", make), **given), lambda: [dict(group) for group in groups])

@@ -1,4 +1,5 @@
-"""One optimizer for matrices, another for the rest: Muon and AdamW in conf/optim/muon.yaml."""
+"""Use one optimizer for matrices and another one for the other parameters, e.g. Muon and AdamW in
+conf/optim/muon.yaml."""
 
 from __future__ import annotations
 
@@ -17,10 +18,11 @@ from samebits.steps import takes_found_inf
 
 
 class ByShape(Wrapper):
-    """Two optimizers as one: `matrices` moves the parameters of two dimensions, `rest` all others, and those in whose
-    names a regular expression of rest_names is found: embeddings, the last layer.
+    """Combine two optimizers: `matrices` updates parameters of two dimensions, `rest` all others.
 
-    Each is a class with its arguments (a partial); lr and weight_decay hold for one that does not set its own.
+    matrices, rest: classes with their arguments (partials). lr, weight_decay: used unless a partial sets its own.
+    rest_names: regular expressions (re.search); matrices with a matching name are updated by `rest`: embeddings, the
+    last layer. Raise ConfigError if no matrix is left.
     """
 
     uses_rng = False
@@ -45,21 +47,24 @@ class ByShape(Wrapper):
                 groups += [{**group, "params": taken}] if taken else []
         if not own[True]:
             raise ConfigError(
-                "optim.matrices: no trained parameter is a matrix, or optim.rest_names takes them all - use optim=adamw"
+                "optim.matrices: no trained parameter is a matrix, or optim.rest_names matches all - use optim=adamw"
             )
         kinds = ((matrices, own[True]), (rest, own[False]))
         super().__init__(build(make, groups, lr=lr, weight_decay=weight_decay) for make, groups in kinds if groups)
 
     @property
     def takes_found_inf(self) -> bool:
+        """True if both parts declare it."""
         return all(map(takes_found_inf, self.parts))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update the weights with both parts."""
         for part in self.parts:
             part.found_inf = self.found_inf  # type: ignore[attr-defined]
         return self.move(closure)
 
 
 def is_matrix(name: str, p: nn.Parameter, rest: Iterable[re.Pattern[str]]) -> bool:
+    """Return True if the parameter has two dimensions and its name matches no pattern of `rest`."""
     return p.dim() == 2 and not any(pattern.search(name) for pattern in rest)

@@ -1,4 +1,4 @@
-"""Lion (Chen et al. 2023, Symbolic Discovery of Optimization Algorithms, algorithm 2)."""
+"""Lion (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from samebits.steps import restore_if
 
 
 class Lion(Optimizer):
-    """The sign of an interpolation between the momentum and the gradient; one number of state for each weight.
+    """Update with the sign of an interpolation between momentum and gradient. The state is one number per weight.
 
-    Each weight moves by lr, whatever its gradient: the paper's lr is 3 to 10 times smaller than AdamW's and its
-    weight_decay as many times larger. betas: (of the step, of the momentum).
+    Each update of a weight is +lr or -lr, so the paper uses a 3 to 10 times smaller lr than AdamW's, and a weight_decay
+    that is larger by the same factor. betas: (interpolation of the update, decay of the momentum).
     """
 
     uses_rng = False
@@ -34,6 +34,7 @@ class Lion(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update the weights; see Wrapper for `closure`."""
         loss = loss_of(closure)
         for group, moved in moved_by(self):
             weights, gradients = local_parts(moved), local_parts([p.grad for p in moved])
@@ -47,7 +48,7 @@ def descend(
     weights: list[Tensor], gradients: list[Tensor], momenta: list[Tensor],
     lr: float, betas: Sequence[float], weight_decay: float,
 ) -> None:  # fmt: skip
-    """One step, in place."""
+    """Run one step in place."""
     directions = torch._foreach_mul(momenta, betas[0])
     torch._foreach_add_(directions, gradients, alpha=1 - betas[0])
     torch._foreach_sign_(directions)

@@ -1,4 +1,4 @@
-"""Lookahead (Zhang et al. 2019) around another optimizer."""
+"""Lookahead (Zhang et al. 2019), which wraps another optimizer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from samebits.shards import local_parts
 
 
 class Lookahead(Wrapper):
-    """`inner` moves the (fast) weights; after each k of its steps the slow ones go the share alpha of the way to them,
-    and the fast ones begin there again. Evaluations score the fast weights: after a step that k divides, both.
+    """`inner` updates the fast weights. After every k steps, slow += alpha * (fast - slow), and fast is set to slow.
 
-    inner: a class with its arguments (a partial); lr and weight_decay hold for one that does not set its own. A resume
-    follows k and alpha as its config has them.
+    Evaluations use the fast weights, which are equal to the slow ones after every k-th step. inner: a class with its
+    arguments (a partial). lr, weight_decay: used unless the partial sets its own. A resume with other values of k and
+    alpha uses the new values.
     """
 
     uses_rng = False
@@ -35,10 +35,11 @@ class Lookahead(Wrapper):
         super().__init__([build(inner, groups_of(params), lr=lr, weight_decay=weight_decay)])
         self.k, self.alpha = k, alpha
         for group in self.param_groups:
-            group["steps_ahead"] = 0  # of the fast weights, since they were the slow ones
+            group["steps_ahead"] = 0  # steps since the fast weights were set to the slow ones
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update the fast weights, and the slow ones in every k-th step."""
         moved = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
         new = {p: p.clone() for group in moved for p in group if "slow" not in self.state.get(p, {})}
         loss = self.move(closure)

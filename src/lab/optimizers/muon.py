@@ -1,4 +1,4 @@
-"""Muon (Jordan et al. 2024, github.com/KellerJordan/Muon), with matrices of one shape moved together."""
+"""Muon (Jordan et al. 2024, github.com/KellerJordan/Muon). Matrices of the same shape are updated together."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from samebits.schema import Count, NotNegative, Share
 from samebits.shards import is_part, local_parts
 from samebits.steps import restore_if
 
-A, B, C = 3.4445, -4.7750, 2.0315  # of the quintic, chosen for a steep slope at 0
-HALF = {"cuda": torch.bfloat16}  # other devices iterate in float32: many CPUs take 20 times longer in bfloat16
+A, B, C = 3.4445, -4.7750, 2.0315  # coefficients of the quintic, chosen for a steep slope at 0
+HALF = {"cuda": torch.bfloat16}  # float32 on other devices, because many CPUs are 20 times slower in bfloat16
 RATIOS: dict[str, Callable[[int, int], float]] = {
     "original": lambda rows, columns: max(1.0, rows / columns) ** 0.5,
     "match_rms_adamw": lambda rows, columns: 0.2 * max(rows, columns) ** 0.5,  # Liu et al. 2025
@@ -24,11 +24,12 @@ RATIOS: dict[str, Callable[[int, int], float]] = {
 
 
 class Muon(Optimizer):
-    """The momentum, made orthogonal: each matrix moves by lr times a matrix whose singular values are near 1. The
-    arithmetic is torch.optim.Muon's, in twenty kernels for each shape instead of for each matrix.
+    """Update each matrix by lr times its orthogonalized momentum, a matrix whose singular values are near 1.
 
-    ns_steps: Newton-Schulz iterations. adjust_lr_fn: factor of lr by the matrix's shape (rows, columns): original,
-    sqrt(max(1, rows / columns)), or match_rms_adamw, 0.2 sqrt(max(rows, columns)), for AdamW's lr and weight_decay.
+    The computation is that of torch.optim.Muon, but with twenty kernels per shape, not per matrix. ns_steps:
+    Newton-Schulz iterations. adjust_lr_fn: factor of lr for a matrix (rows, columns): "original" is sqrt(max(1, rows /
+    columns)), "match_rms_adamw" is 0.2 * sqrt(max(rows, columns)), for lr and weight_decay of AdamW (Liu et al. 2025).
+    Raise ConfigError if a parameter is not a matrix.
     """
 
     uses_rng = False
@@ -47,15 +48,16 @@ class Muon(Optimizer):
         ns_steps: Count = 5,
     ) -> None:
         if adjust_lr_fn not in RATIOS:
-            raise ConfigError(f"optim.matrices.adjust_lr_fn={adjust_lr_fn}: one of {', '.join(RATIOS)}")
+            raise ConfigError(f"optim.matrices.adjust_lr_fn={adjust_lr_fn}: must be one of {', '.join(RATIOS)}")
         values = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov}
         super().__init__(params, {**values, "adjust_lr_fn": adjust_lr_fn, "ns_steps": ns_steps})
         for p in (p for group in self.param_groups for p in group["params"]):
             if p.dim() != 2:
-                raise ConfigError(f"optim: Muon moves matrices, and a parameter has the shape {tuple(p.shape)}")
+                raise ConfigError(f"optim: Muon requires matrices, but a parameter has the shape {tuple(p.shape)}")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update the weights; see Wrapper for `closure`."""
         loss = loss_of(closure)
         for group, moved in moved_by(self):
             momenta = state_of(self, moved, "momentum_buffer")
@@ -70,7 +72,7 @@ class Muon(Optimizer):
         for members in by_shape(moved):
             weights, given, means = ([values[i] for i in members] for values in (moved, gradients, momenta))
             rate = lr * RATIOS[group["adjust_lr_fn"]](*weights[0].shape)
-            if is_part(weights[0]):  # torch gathers it
+            if is_part(weights[0]):  # sharded: torch gathers it
                 one = given[0].lerp(means[0], share) if group["nesterov"] else means[0]
                 weights[0].sub_(orthogonal(one, group["ns_steps"]).to(weights[0].dtype) * rate)
             else:
@@ -80,7 +82,7 @@ class Muon(Optimizer):
 
 
 def by_shape(matrices: list[Tensor]) -> list[list[int]]:
-    """Numbers of matrices of one shape, device and type."""
+    """Return the indices of the matrices, grouped by shape, device and dtype."""
     found: dict[Any, list[int]] = {}
     for number, one in enumerate(matrices):
         key = number if is_part(one) else (one.shape, one.device, one.dtype)
@@ -89,7 +91,8 @@ def by_shape(matrices: list[Tensor]) -> list[list[int]]:
 
 
 def orthogonal(x: Tensor, steps: int) -> Tensor:
-    """(..., rows, columns) -> as much: U V^T of x = U S V^T, but for singular values between 0.7 and 1.2."""
+    """Return approximately U V^T of x = U S V^T; its singular values are between 0.7 and 1.2. x: (..., rows,
+    columns)."""
     x, tall = x.to(HALF.get(x.device.type, torch.float32)), x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)

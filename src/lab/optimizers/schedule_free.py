@@ -1,4 +1,4 @@
-"""Schedule-free (Defazio et al. 2024) around another optimizer."""
+"""Schedule-free training (Defazio et al. 2024), which wraps another optimizer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from samebits.schema import NotNegative, Share
 
 
 class ScheduleFree(Wrapper):
-    """While training the weights are y = (1 - beta) z + beta x: `inner` moves z by the gradient at y, and x is the mean
-    of all z, weighted by the square of the highest rate so far. x is evaluated, exported and given by load_run.
+    """`inner` updates z with the gradient at y = (1 - beta) z + beta x, where x is the weighted mean of all z.
 
-    inner: a class with its arguments (a partial), AdamW with betas [0, 0.999] in the paper. Goes with a schedule that
-    is constant after its warmup.
+    The model's weights are y during training; evaluations, export and load_run use x. The weights of the mean are the
+    square of the largest learning rate so far. inner: a class with its arguments (a partial); in the paper AdamW with
+    betas [0, 0.999]. lr, weight_decay: used unless the partial sets its own. Use a schedule that is constant after its
+    warmup. Raise ConfigError if beta is 0.
     """
 
     uses_rng = False
@@ -33,7 +34,7 @@ class ScheduleFree(Wrapper):
         weight_decay: NotNegative,
     ) -> None:
         if beta == 0:
-            raise ConfigError("optim.beta=0: the gradient would be taken at z, from which x is not to be had - above 0")
+            raise ConfigError("optim.beta=0: must be > 0, because x is computed from y and z")
         super().__init__([build(inner, groups_of(params), lr=lr, weight_decay=weight_decay)])
         self.beta = beta
         for group in self.param_groups:
@@ -41,6 +42,7 @@ class ScheduleFree(Wrapper):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update z, x and y."""
         moved = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
         z = {p: self.state[p]["z"] if "z" in self.state.get(p, {}) else p.clone() for group in moved for p in group}
         x = {p: self.mean(p, z[p]) for p in z}
@@ -58,8 +60,9 @@ class ScheduleFree(Wrapper):
         return loss
 
     def eval_weight(self, p: nn.Parameter) -> Tensor:
+        """Return x for the weight y = p."""
         return self.mean(p, self.state[p]["z"]) if "z" in self.state.get(p, {}) else p
 
     def mean(self, y: Tensor, z: Tensor) -> Tensor:
-        """x, a new tensor."""
+        """Return x as a new tensor."""
         return torch.lerp(y, z, 1 - 1 / self.beta)

@@ -1,4 +1,4 @@
-"""SOAP (Vyas et al. 2024, SOAP: Improving and Stabilizing Shampoo using Adam, algorithms 3 and 4)."""
+"""SOAP (Vyas et al. 2024, "SOAP: Improving and Stabilizing Shampoo using Adam", algorithms 3 and 4)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from samebits.errors import ConfigError
 from samebits.schema import Count, NotNegative, Positive, Share
 from samebits.shards import is_part
 
-Bases = list[Tensor | None]  # of each dimension
+Bases = list[Tensor | None]  # eigenvectors for each dimension; None: not rotated
 
 
 class SOAP(Optimizer):
     """AdamW in the eigenbasis of Shampoo's preconditioner: of G G^T and G^T G for a matrix, of each dimension for a
-    convolution. Parameters of one dimension, and dimensions above max_size, stay as they are: AdamW.
+    convolution.
 
-    As in the authors' code, the first step moves nothing: it makes the first basis, so that no gradient is turned by
-    a basis of its own. basis_every: steps between two bases, by one power iteration and a QR decomposition.
-    A step asks the device for nothing; on a GPU the first one waits, in torch.linalg.eigh.
+    One-dimensional parameters and dimensions larger than max_size are not rotated, so plain AdamW is used. As in the
+    authors' code, the first step does not change the weights: it only computes the first basis, so that no gradient is
+    rotated by a basis that was computed from it. basis_every: steps between updates of the basis, each by one power
+    iteration and a QR decomposition. On a GPU only the first step waits for the device, in torch.linalg.eigh. Raise
+    ConfigError if parameters are sharded.
     """
 
     uses_rng = False
@@ -41,10 +43,11 @@ class SOAP(Optimizer):
         super().__init__(params, {"lr": lr, "betas": list(betas), "eps": eps, "weight_decay": weight_decay})
         self.basis_every, self.max_size = basis_every, max_size
         if any(is_part(p) for group in self.param_groups for p in group["params"]):
-            raise ConfigError("optim: SOAP needs whole matrices, and trainer=fsdp cuts them - use trainer=ddp")
+            raise ConfigError("optim: SOAP requires whole matrices, but trainer=fsdp shards them - use trainer=ddp")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update the weights, then the preconditioner."""
         loss = loss_of(closure)
         for group, moved in moved_by(self):
             if begun := [p for p in moved if self.state[p]]:
@@ -75,7 +78,7 @@ class SOAP(Optimizer):
         torch._foreach_sub_(params, directions)
 
     def _precondition(self, p: Tensor, beta2: float) -> None:
-        """After the step: average G G^T of each dimension; at times, and at first, take its eigenvectors."""
+        """Update the average of G G^T of each dimension; every basis_every steps, update its eigenvectors."""
         state, gradient = self.state[p], p.grad
         assert gradient is not None
         first = not state
@@ -88,24 +91,27 @@ class SOAP(Optimizer):
             outer = rows @ rows.T
             if first:
                 state[f"outer_{d}"] = (1 - beta2) * outer
-                state[f"basis_{d}"] = torch.linalg.eigh(outer).eigenvectors.flip(1).contiguous()  # greatest first
+                state[f"basis_{d}"] = torch.linalg.eigh(outer).eigenvectors.flip(1).contiguous()  # largest first
             else:
                 state[f"outer_{d}"].lerp_(outer, 1 - beta2)
                 if state["step"] % self.basis_every == 0:
-                    # contiguous: as it lies in memory after a resume, or products would be rounded in another way
+                    # contiguous, as after a resume, because the layout affects the rounding of products
                     state[f"basis_{d}"] = torch.linalg.qr(state[f"outer_{d}"] @ state[f"basis_{d}"]).Q.contiguous()
 
 
 def bases_of(p: Tensor, state: dict[str, Any]) -> Bases:
+    """Return the basis of each dimension of p, or None."""
     return [state.get(f"basis_{d}") for d in range(p.dim())]
 
 
 def into(value: Tensor, bases: Bases, side: int = 0) -> Tensor:
-    """Turned into the bases: Q_L^T value Q_R of a matrix. Each product takes the first dimension and adds the last."""
+    """Return the value rotated into the bases, for a matrix Q_L^T value Q_R. Each product removes the first dimension
+    and appends the new one as the last."""
     for basis in bases:
         value = value.movedim(0, -1) if basis is None else torch.tensordot(value, basis, ([0], [side]))
     return value
 
 
 def out_of(value: Tensor, bases: Bases) -> Tensor:
+    """Return the value rotated back."""
     return into(value, bases, side=1)

@@ -1,4 +1,4 @@
-"""Cosine decay (Loshchilov & Hutter 2017)."""
+"""Cosine decay of the learning rate (Loshchilov & Hutter 2017)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from samebits.schema import Share
 
 @dataclass(frozen=True)
 class Cosine(Constant):
-    """Cosine decay from the peak to final * peak after the last step (Loshchilov & Hutter 2017, one period)."""
+    """Cosine decay (one period) from the peak to final * peak, which is reached after the last step."""
 
     uses_rng = False
 
     final: Share
 
     def after(self, progress: float, done: float) -> float:
+        """Return the factor after the warmup."""
         return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * progress))

@@ -1,4 +1,4 @@
-"""Linear decay."""
+"""Linear decay of the learning rate."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from samebits.schema import Share
 
 @dataclass(frozen=True)
 class Linear(Constant):
-    """Linear decay from the peak to final * peak after the last step."""
+    """Linear decay from the peak to final * peak, which is reached after the last step."""
 
     uses_rng = False
 
     final: Share
 
     def after(self, progress: float, done: float) -> float:
+        """Return the factor after the warmup."""
         return 1 - (1 - self.final) * progress

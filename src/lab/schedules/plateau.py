@@ -1,4 +1,4 @@
-"""Decay where the score stands still."""
+"""Reduce the learning rate if the score does not improve."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from samebits.schema import Count, NotNegative, Rule, Share
 
 
 class Plateau:
-    """Linear warmup, then constant, multiplied by gamma after each `patience` evaluations in a row without a better
-    monitored score, down to final. Better: by more than `threshold`, a share of the best score. Evaluations in the
-    warmup do not count."""
+    """Linear warmup, then constant. The factor is multiplied by gamma after `patience` evaluations in a row
+    without an improvement of the monitored score, down to `final`.
+
+    threshold: a score improves if it is better than the best one by more than this fraction of it. Evaluations during
+    the warmup do not count.
+    """
 
     uses_rng = False
 
@@ -30,9 +33,11 @@ class Plateau:
         self.best: float | None = None
 
     def __call__(self, step: int, total_steps: int) -> float:
+        """Return the factor of the learning rate in this step (from 0)."""
         return self.scale * self.warm(step, total_steps)
 
     def on_score(self, score: float, step: int, total_steps: int) -> bool:
+        """Process the score of an evaluation (smaller is better). Return True if the factor was reduced."""
         if step < round(self.warm.warmup * total_steps):
             return False
         if math.isfinite(score) and (self.best is None or score < self.best - self.threshold * abs(self.best)):
@@ -46,7 +51,9 @@ class Plateau:
         return True
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state for checkpoints."""
         return {"scale": self.scale, "stale": self.stale, "best": self.best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state."""
         self.scale, self.stale, self.best = state["scale"], state["stale"], state["best"]

@@ -1,4 +1,7 @@
-"""The base class of methods: losses, metrics, and parameters beside the model's."""
+"""The base class of tasks, which are the training methods: losses, metrics, and parameters in addition to the model's.
+
+A task with nothing but `losses` is in supervised.py; docs/my_method.md is a tutorial.
+"""
 
 from __future__ import annotations
 
@@ -12,156 +15,205 @@ from samebits.errors import ConfigError
 from samebits.world import World, world_of_one
 
 Batch = dict[str, Tensor]
-Losses = Mapping[str, Tensor]  # name -> (B,), one value for each sample
+Losses = Mapping[str, Tensor]  # name -> (B,), one value per sample
 Metric = Any  # a function (output, batch) -> (B,), or an object with reset, update and compute: lab.metrics.base
 
 
 @dataclass(frozen=True)
 class TaskRun:
-    """What a task may ask of its run: self.run, from `initialize` and `setup` on. A trained model that is loaded
-    (evaluate, predict, load_run) has its run's."""
+    """Information about the run, available to a task as self.run in `initialize`, `setup` and later calls.
+
+    If a trained model is loaded (evaluate, predict, load_run), these are the values of the run that trained it.
+    """
 
     world: World = field(default_factory=world_of_one)
-    total_steps: int = 0  # of the whole run, where epochs are given too
-    epoch_samples: int = 0  # rows of the training set; 0 for a stream
+    total_steps: int = 0  # optimizer steps of the whole run, also if its length is given in epochs
+    epoch_samples: int = 0  # rows of the training set; 0 if it is a stream
     seed: int = 0
-    input_shape: tuple[int, ...] = ()  # of a sample of batch["x"]: data.input_shape
+    input_shape: tuple[int, ...] = ()  # data.input_shape: shape of one sample of batch["x"]
     num_outputs: int | None = None  # data.num_outputs
-    parts: tuple[str, ...] = ()  # of data=mixed: their names; batch["set"] is a number in this list
-    # while a run trains: its lab.state.RunContext, with .order and .reorder(), .iterate_rows(rows), .logger, ...
+    parts: tuple[str, ...] = ()  # data=mixed: names of its parts; batch["set"] is an index into this tuple
+    # the lab.state.RunContext (.order, .reorder(), .iterate_rows(rows), .logger, ...); None if the run is not training
     training: Any = None
 
     @property
     def rank(self) -> int:
+        """Index of this process among the ranks, from 0."""
         return self.world.rank
 
     @property
     def world_size(self) -> int:
+        """Number of ranks."""
         return self.world.size
 
     def __deepcopy__(self, memo: Any) -> TaskRun:
-        return self  # a copy of the task is of the same run
+        return self  # a copy of a task belongs to the same run
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean over ranks of a tensor of one shape, without gradients; all ranks call this."""
+        """Return the mean over ranks, without gradients. All ranks must call it, with tensors of the same shape."""
         return self.world.all_reduce_sum(values.detach().clone()) / self.world.size
 
 
 class Task(nn.Module):
-    """What one batch means. A method is a subclass in lab/tasks and a yaml in conf/task; see supervised.py.
+    """The base class of training methods. A method is a subclass in lab/tasks, selected by a yaml in conf/task.
 
-    A task is a module. Its parameters and buffers (a teacher, a temperature, a critic, a queue) are on the device, and
-    saved and restored with the model. Parameters that require a gradient are trained, alike on all ranks.
-    Random numbers: torch's generators differ by rank in `losses`, and draw the same on all ranks in `on_step_end`, and
-    in `train_step` after `optimizer_step(...)`; they are restored at a resume. samebits.data.SampleRNG(seed, stream),
-    indexed by batch["sample_id"] (set `needs_sample_ids`), gives the same for any number of ranks and micro-batches.
+    Only `losses` must be written. The other methods have defaults and are called in this order:
+
+        start of a new run        initialize, setup
+        start of a resumed run    setup
+        each step                 train_step, which computes `losses`; then on_step_end, project
+        each evaluation           sync_buffers, then `losses` for each batch, with the weight average if there is one
+        each checkpoint           sync_buffers
+        predict.py                predict
+
+    A task is an nn.Module. Its parameters and buffers (a teacher, a temperature, a critic, a queue) are moved to the
+    device, saved and restored with the model. Its parameters that require a gradient are trained and stay equal on all
+    ranks.
+
+    Random numbers: in `losses` torch's generators give different numbers on each rank. In `on_step_end`, and in
+    `train_step` after the call of `optimizer_step(...)`, they give the same numbers on all ranks. A resumed run
+    continues with the same numbers. If random numbers must not depend on the number of ranks and micro-batches, use
+    samebits.data.SampleRNG(seed, stream) with batch["sample_id"], and set `needs_sample_ids`.
     """
 
-    loss_names: tuple[str, ...] = ()  # what `losses` returns beside "loss": logged, and scored in evaluations
-    # True: batches have "sample_id" and "row", (B,) int64: the sample's index in the run's order in training, and its
-    # row of the data set, which a stream does not have. In an evaluation both are the row, or -1: not counted
+    # Keys that `losses` returns in addition to "loss". They are logged, and evaluations compute their means.
+    loss_names: tuple[str, ...] = ()
+    # True: add batch["sample_id"] and batch["row"], both (B,) int64. In training, sample_id is the sample's index in
+    # the order of the run, and row its row of the data set (no "row" if the data set is a stream). In evaluations both
+    # are the row, or -1 for samples that only fill up a batch and do not count.
     needs_sample_ids = False
-    # True: the loss compares samples over all ranks: one micro-batch per step, as many evaluation batches on each rank
+    # True: the loss compares samples of all ranks (a contrastive loss). A step is then one micro-batch, and all ranks
+    # evaluate the same number of batches.
     needs_global_batch = False
-    # True: states go on from row to row, in lanes: batches have "lane" and "position" in it, (B,) int64, and its yaml
-    # has `eval_lanes`: docs/data_orders.md
+    # True: the task carries states from row to row of a sequence. Batches then have "lane", and "position" in the lane,
+    # both (B,) int64. The yaml of the task must set `eval_lanes`. See docs/data_orders.md.
     stateful = False
-    waits = False  # True: a step asks the device for values by the method's nature, and its test allows that
-    buffers_kept_on_skip: tuple[str, ...] = ()  # modules whose buffers keep their new values after a skipped step
-    not_compiled: tuple[str, ...] = ()  # names of methods that hardware.compile does not compile
-    metrics: Mapping[str, Metric] = {}
+    waits = False  # True: the method cannot avoid reading values from the device in a step; its test allows it
+    buffers_kept_on_skip: tuple[str, ...] = ()  # submodules whose buffers are not restored after a skipped step
+    not_compiled: tuple[str, ...] = ()  # names of methods that hardware.compile must not compile
+    metrics: Mapping[str, Metric] = {}  # {name: metric}; logged as val/<name>
     run: TaskRun = TaskRun()
-    # Networks that are used and not trained: {name: path of a run or checkpoint, a module, or None for a copy of the
-    # model as the run begins with it}, to be set in __init__. Behind `setup`, self.frozen[name] is the network:
-    # on the device, in eval mode, without gradients; saved once, in the run's folder `frozen`, not in each checkpoint.
+    # Networks that the task uses but does not train: {name: path of a run or checkpoint, a module, or None for a copy
+    # of the model at the start of the run}. Set it in __init__. After `setup`, self.frozen[name] is the network, on the
+    # device, in eval mode and without gradients. It is saved once, in the run's folder `frozen`, not in every
+    # checkpoint.
     frozen: Mapping[str, Any] = {}
-    bn_update_batches = 0  # training batches by which BatchNorm's statistics of the average are computed anew
+    # Number of training batches for recomputing the BatchNorm statistics of the weight average; 0: do not recompute
+    # them
+    bn_update_batches = 0
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses | Tensor, Any]:
-        """Returns ({"loss": (B,), term: (B,), ...}, output). "loss" is minimised; a tensor (B,) means {"loss": it}.
+        """Return ({"loss": (B,), name: (B,), ...}, output) for one micro-batch. "loss" is minimized.
 
-        Losses are per sample: the loop takes their mean over the global batch. output: passed to metrics and callbacks.
-        Evaluations call this too, without gradients and with other batch sizes.
+        The other names are those of `loss_names`. A tensor (B,) in place of the dictionary means {"loss": tensor}. Do
+        not reduce over samples: the loop computes the mean over the global batch. output: any value, passed to the
+        metrics and callbacks. Evaluations call this method too, without gradients and with other batch sizes.
         """
         raise NotImplementedError
 
     @classmethod
     def loss_names_for(cls, arguments: Mapping[str, Any]) -> Sequence[str]:
-        """The `loss_names` of a task with these arguments, as its yaml has them: monitor.key is checked by it before
-        anything is built. To be written where __init__ sets self.loss_names."""
+        """Return the `loss_names` of a task whose yaml has these arguments. Override it if __init__ sets
+        self.loss_names, because monitor.key is checked before the task is built."""
         return cls.loss_names
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
-        """Returns what predict.py writes: a tensor (B, ...) or {name: tensor}. As it stands the output of `losses`,
-        which needs the labels; write it where the model does without."""
+        """Return what predict.py writes: a tensor (B, ...) or {name: tensor}. The default is the output of `losses`,
+        which usually needs labels: override it to predict without labels."""
         return self.losses(model, batch)[1]
 
     def show(self, output: Any, batch: Batch, count: int) -> Mapping[str, Any] | None:
-        """Returns {name: picture, figure, text, table, ...} of the first `count` samples: callback=pictures logs it at
-        each evaluation, from rank 0's first batch. None, as it stands: the callback shows images with their classes."""
+        """Return {name: image, figure, text, table, ...} for the first `count` samples. callback=pictures logs it at
+        each evaluation, for the first batch of rank 0. None (the default): it shows images with predicted classes."""
         return None
 
     def weights(self, batch: Batch) -> Tensor | None:
-        """Returns (B,) weights of the samples in means of losses and metrics, such as token counts; None: all 1."""
+        """Return the weights (B,) of the samples in the means of losses and metrics, e.g. token counts. None (the
+        default): all 1."""
         return None
 
     def setup(self, model: nn.Module) -> None:
-        """Called once, on all ranks, after the model is built and before a checkpoint is loaded: freeze parts of the
-        model, build modules that depend on it (a teacher)."""
+        """Freeze parts of the model, or build modules that depend on it (a teacher).
+
+        Called once on all ranks, after the model is built and before a checkpoint is loaded.
+        """
 
     def initialize(self, model: nn.Module, batches: Iterator[Batch]) -> str | None:
-        """Called before `setup` in a new run, not at a resume: load other weights, compute some from the data. Returns
-        a line to log, if any. batches: the run's training data, trainer.global_batch_size samples each, on the CPU, the
-        same on all ranks, without random transforms; nothing is read before the first is asked for."""
+        """Load weights or compute them from the data. Return a line to log, or None.
+
+        Called before `setup` in a new run, not in a resumed one. batches: the training data in batches of
+        trainer.global_batch_size samples, on the CPU, without random transforms and equal on all ranks. They are read
+        lazily: nothing is read unless you iterate.
+        """
         return None
 
     def objectives(self, model: nn.Module) -> dict[str, list[nn.Module]]:
-        """Returns {objective: modules that it trains}; each has its own optimizer. Most tasks have one, named "". With
-        named ones, `losses` is for evaluations, and each minimises <objective>_losses(model, batch)."""
+        """Return {objective: modules that it trains}. The default is one objective, "", for the model and the task.
+
+        Each objective has its own optimizer with its own state; all are built from conf/optim with the same arguments
+        (optim.lr_factors changes the rates of single objectives). An objective with a name minimizes
+        <objective>_losses(model, batch); `losses` is then used only in evaluations.
+        """
         return {"": [model, self]}
 
     def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
-        """One step of the loop: optimizer_step(objective, batches) for each objective to update. Returns their values.
+        """Run one step: call optimizer_step(objective, batches) for each objective to update. Return the values to log.
 
-        step: from 0. batches: iterator of this step's micro-batches; to use them twice, list(batches). For work between
-        a gradient and its update call optimizer_step.gradients, .parameters and .update: see lab/optimizer_step.py.
+        step: number of the step, from 0. batches: iterator over the micro-batches of this step; to use them twice, keep
+        list(batches). To change gradients before the update, call optimizer_step.gradients, .parameters and .update
+        (lab/optimizer_step.py).
         """
         return optimizer_step("", batches)
 
     def on_step_end(self, model: nn.Module) -> None:
-        """Called once a step, after its updates, under no_grad: update a teacher's EMA, a queue. To change the model's
-        weights is for `project`. A class with `uses_rng = False` draws no random numbers here (not inherited): what
-        keeps ranks alike is left out, 0.2 ms a step, and hardware.cuda_graph may record it."""
+        """Update a teacher's EMA, a queue, ... Called once per step after its updates, under no_grad.
+
+        Do not change the model's weights here, but in `project`. If a class draws no random numbers here, set
+        `uses_rng = False` in the class itself (a subclass does not inherit it): this saves 0.2 ms per step and allows
+        hardware.cuda_graph.
+        """
 
     def project(self, model: nn.Module) -> None:
-        """Called once a step, behind `on_step_end` and under no_grad, with the model, and then with the average of its
-        weights where there is one: change the weights in place (a pruning mask, a limit of their norm), so that all
-        that is scored, saved and loaded is changed. `uses_rng = False` is as for `on_step_end`."""
+        """Change the model's weights in place (a pruning mask, a limit of their norm).
+
+        Called once per step after `on_step_end`, under no_grad: with the model, then with the weight average if there
+        is one, so that the change is in all weights that are evaluated and saved. uses_rng: see `on_step_end`.
+        """
 
     def sync_buffers(self) -> None:
-        """Called on all ranks before each evaluation and save, under no_grad: give buffers that each rank has filled
-        from its own samples one value, by gather_rows say. Other buffers are equal already."""
+        """Make buffers equal on all ranks if each rank fills them from its own samples, e.g. with gather_rows.
+
+        Called on all ranks before each evaluation and checkpoint, under no_grad. Other buffers are already equal.
+        """
 
     def averaging_factor(self, step: int) -> float | None:
-        """The share of the weights after step `step` (from 0) in the average of weights that is evaluated, predicted
-        with, exported and given by load_run: mean += share * (weights - mean); None: it stays as it is. Overridden, it
-        takes the place of trainer.ema_decay. 1 / (k + 1) for the k-th of some steps is their mean (SWA)."""
+        """Return the factor of this step's weights in the weight average: mean += factor * (weights - mean). None: do
+        not update the average after this step.
+
+        step: from 0. If a task overrides this method, evaluate, predict, export and load_run use the average, and
+        trainer.ema_decay must not be set. The factor 1 / (k + 1) at the k-th update (from 0) gives the mean (SWA).
+        """
         return None
 
     def sample(self, model: nn.Module, count: int) -> Tensor | Mapping[str, Any]:
-        """Returns `count` new samples of a model that generates: images (count, C, H, W) in [0, 1], or {name: whatever
-        loggers take}. Called with the averaged weights in eval mode and with autocast, on all ranks with the same
-        random numbers, as by callback=pictures at each evaluation."""
+        """Return `count` new samples of a generative model: images (count, C, H, W) in [0, 1], or {name: any value that
+        the loggers accept}.
+
+        Called by callback=pictures at each evaluation, on all ranks with the same random numbers, with the weight
+        average (if there is one) in eval mode and under autocast.
+        """
         raise NotImplementedError
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = name in ("run", "frozen") or callable(vars(Task).get(name))
         if own and isinstance(value, (Tensor, nn.Module)):
-            raise ConfigError(f"task: {type(self).__name__}.{name} is a name of Task's own - name it otherwise")
+            raise ConfigError(
+                f"task: {type(self).__name__}.{name} is an attribute of Task itself - choose another name"
+            )
         super().__setattr__(name, value)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Moves frozen networks with the task, though no checkpoint has them."""
+        """Move the frozen networks with the task. They are not submodules, because checkpoints do not contain them."""
         for network in self.frozen.values():
             if isinstance(network, nn.Module):
                 network._apply(fn, recurse)
@@ -169,7 +221,7 @@ class Task(nn.Module):
 
 
 def overrides(task: Task | type[Task], name: str) -> bool:
-    """Whether the task's class has a method of its own for this one of Task's."""
+    """Return True if the class of the task overrides this method of Task."""
     return getattr(task if isinstance(task, type) else type(task), name) is not getattr(Task, name)
 
 
@@ -179,16 +231,31 @@ def key_of_losses(task: Task) -> str:
 
 
 class OptimizerStep(Protocol):
-    """The loop's parts, for one step: see lab.optimizer_step. Values are 0-d tensors on the device, of this rank.
-
-    state: what a checkpoint holds, a lab.state.TrainState, for lab.rows.by_row say."""
+    """The third argument of `Task.train_step`, implemented in lab.optimizer_step. Losses are means over this rank's
+    samples, as 0-d tensors on the device."""
 
     @property
-    def model(self) -> nn.Module: ...
-    @property
-    def state(self) -> Any: ...
+    def model(self) -> nn.Module:
+        """The model, without DDP's wrapper."""
+        ...
 
-    def __call__(self, objective: str, batches: Iterable[Batch]) -> dict[str, Tensor]: ...
-    def gradients(self, objective: str, batches: Iterable[Batch], term: str = "loss") -> dict[str, Tensor]: ...
-    def parameters(self, objective: str) -> list[nn.Parameter]: ...
-    def update(self, objective: str, closure: Callable[[], Tensor] | None = None) -> None: ...
+    @property
+    def state(self) -> Any:
+        """The lab.state.TrainState of the run, e.g. for lab.rows.by_row."""
+        ...
+
+    def __call__(self, objective: str, batches: Iterable[Batch]) -> dict[str, Tensor]:
+        """Run forward, backward, clipping and update. Return the losses."""
+        ...
+
+    def gradients(self, objective: str, batches: Iterable[Batch], term: str = "loss") -> dict[str, Tensor]:
+        """Leave in p.grad the gradients of the loss named `term`. Return the losses."""
+        ...
+
+    def parameters(self, objective: str) -> list[nn.Parameter]:
+        """Return the parameters that the objective trains."""
+        ...
+
+    def update(self, objective: str, closure: Callable[[], Tensor] | None = None) -> None:
+        """Clip the gradients in p.grad and update the weights. closure: for optimizers that require one (LBFGS)."""
+        ...

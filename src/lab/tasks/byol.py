@@ -1,4 +1,4 @@
-"""BYOL (Grill et al. 2020): a student predicts what its EMA, the teacher, represents of another view of the sample."""
+"""BYOL (Grill et al. 2020): the model predicts the representation that its EMA (the teacher) has of another view."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from samebits.schema import Share
 
 
 class BYOL(Task):
-    """model: view -> (B, D) representation; metrics get that of the first view.
+    """model: view -> (B, D) representation. Metrics are called with the representation of the first view.
 
-    projector: (B, D) -> (B, E); predictor: (B, E) -> (B, E). The teacher is the EMA of model and projector, with
-    `decay` per step; its BatchNorms keep their own running statistics. fields: the batch's fields of the two views,
-    which may be one field twice; augment's transforms change both, with independent random numbers.
+    projector: (B, D) -> (B, E). predictor: (B, E) -> (B, E). The teacher is the EMA of model and projector, with
+    `decay` per step; its BatchNorms have their own running statistics. fields: the batch fields of the two views; both
+    may be the same field. augment: transforms that are applied to both views, with independent random numbers.
     """
 
     needs_sample_ids = True
@@ -41,13 +41,16 @@ class BYOL(Task):
         self.view, self.metrics = Views(fields, augment), metrics
 
     def setup(self, model: nn.Module) -> None:
+        """Build the teacher as a copy of model and projector."""
         self.teacher = copy.deepcopy(nn.Sequential(model, self.projector)).requires_grad_(False)
 
     def on_step_end(self, model: nn.Module) -> None:
+        """Update the teacher's EMA."""
         student = nn.Sequential(model, self.projector)
         torch._foreach_lerp_(list(self.teacher.parameters()), list(student.parameters()), 1 - self.decay)
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses | Tensor, Any]:
+        """Return the distances between predictions and the teacher's representations, (B,), from 0 to 8."""
         views = [self.view(batch, 0), self.view(batch, 1)]
         seen = [model(view) for view in views]
         guessed = [self.predictor(self.projector(one)) for one in seen]

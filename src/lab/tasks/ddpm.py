@@ -1,4 +1,4 @@
-"""Denoising diffusion (DDPM, Ho et al. 2020): images from noise, by a network that says what of an image is noise."""
+"""Denoising diffusion (DDPM, Ho et al. 2020): generate images from noise with a network that predicts the noise."""
 
 from __future__ import annotations
 
@@ -15,28 +15,32 @@ from samebits.schema import Count
 
 
 class DDPM(Task):
-    """model: (B, C + channels, H, W), an image with noise and its time in `channels` more, -> (B, C, H, W) the noise.
+    """model: (B, C + channels, H, W) -> (B, C, H, W): noisy images, with the time in `channels` additional channels, to
+    their noise.
 
-    batch["x"]: images (B, C, H, W) in [0, 1]. steps: from an image to pure noise, by a "cosine" (Nichol & Dhariwal
-    2021) or "linear" schedule. Noise and time are a function of the sample's number: in evaluations of its row, the
-    same each time."""
+    batch["x"]: images (B, C, H, W) in [0, 1]. steps: number of steps from an image to pure noise. schedule: of the
+    noise, "cosine" (Nichol & Dhariwal 2021) or "linear". Noise and time are functions of the sample id, so every
+    evaluation uses the same ones.
+    """
 
     needs_sample_ids = True
 
     def __init__(self, steps: Count, schedule: Literal["cosine", "linear"], channels: Count, seed: int) -> None:
         super().__init__()
         if channels % 2:
-            raise ConfigError(f"task.channels={channels}: a sine and a cosine for each frequency, so an even number")
+            raise ConfigError(f"task.channels={channels}: must be even, because each frequency has a sine and a cosine")
         self.steps, self.channels = steps, channels
         self.noises, self.times = SampleRNG(seed, "DDPM noise"), SampleRNG(seed, "DDPM time")
-        kept = torch.cumprod(1 - noise_added(steps, schedule), 0).float()  # the paper's alpha with a bar
+        kept = torch.cumprod(1 - noise_added(steps, schedule), 0).float()  # alpha-bar in the paper
         self.kept = nn.Buffer(kept, persistent=False)
 
     def setup(self, model: nn.Module) -> None:
+        """Raise ConfigError unless the samples are images (C, H, W)."""
         if len(self.run.input_shape) != 3:
             raise ConfigError(f"task=ddpm: needs images (C, H, W), not data.input_shape={list(self.run.input_shape)}")
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses | Tensor, Any]:
+        """Return the mean squared error of the predicted noise, (B,)."""
         x, number = 2 * batch["x"] - 1, batch["sample_id"]
         noise = self.noises.normal(number, x[0].numel()).view(x.shape)
         time = self.times.below(number, (self.steps,))[:, 0]
@@ -45,7 +49,7 @@ class DDPM(Task):
         return (output - noise).square().flatten(1).mean(1), output
 
     def predicted(self, model: nn.Module, x: Tensor, time: Tensor) -> Tensor:
-        """x: (B, C, H, W); time: (B,) from 0 -> the noise in x, as the model sees it."""
+        """Return the model's prediction of the noise in x. x: (B, C, H, W); time: (B,), from 0."""
         octave = torch.arange(self.channels // 2, device=x.device)
         angle = math.pi / self.steps * (time[:, None] + 1) * 2**octave
         shown = torch.cat([angle.sin(), angle.cos()], 1)[..., None, None].expand(-1, -1, *x.shape[2:])
@@ -55,7 +59,8 @@ class DDPM(Task):
         return output.view(x.shape)
 
     def sample(self, model: nn.Module, count: int) -> Tensor:
-        """The paper's algorithm 2, with images kept within [0, 1] on the way, as in its code."""
+        """Return `count` images in [0, 1] by algorithm 2 of the paper. As in its code, intermediate images are
+        clipped."""
         x = torch.randn(count, *self.run.input_shape, device=self.kept.device)
         for step in reversed(range(self.steps)):
             time = torch.full((count,), step, device=x.device)
@@ -68,8 +73,8 @@ class DDPM(Task):
 
 
 def noise_added(steps: int, schedule: str) -> Tensor:
-    """(steps,) float64: the variance of the noise that each step adds, the paper's beta."""
-    if schedule == "linear":  # the paper's for 1000 steps, and as much noise in all for fewer
+    """Return the variance of the noise that each step adds, (steps,) float64 (beta in the paper)."""
+    if schedule == "linear":  # the paper's schedule for 1000 steps; scaled to the same total noise for fewer
         return (torch.linspace(1e-4, 0.02, steps, dtype=torch.float64) * 1000 / steps).clamp(max=0.999)
     share = (torch.arange(steps + 1, dtype=torch.float64) / steps + 0.008) / 1.008
     kept = (share * math.pi / 2).cos().square()

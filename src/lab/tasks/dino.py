@@ -1,4 +1,4 @@
-"""DINO (Caron et al. 2021): a student sorts views of a sample as its EMA, the teacher, sorts others; without labels."""
+"""DINO (Caron et al. 2021): self-supervised training of a student that predicts the outputs of its EMA, the teacher."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from samebits.schema import Count, Positive, Share
 
 
 class Head(nn.Module):
-    """(B, num_inputs) -> (B, prototypes): by a network to `size` values, the cosine with each prototype."""
+    """(B, num_inputs) -> (B, prototypes): a network maps to `size` values; the output is their cosine with each
+    prototype."""
 
     def __init__(self, num_inputs: Count, hidden: Count, size: Count, prototypes: Count) -> None:
         super().__init__()
@@ -27,18 +28,19 @@ class Head(nn.Module):
         self.prototypes = nn.Parameter(torch.randn(prototypes, size))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the cosine of each sample with each prototype, (B, prototypes)."""
         unit = F.normalize(self.network(x).float(), dim=1)
-        with torch.autocast(x.device.type, enabled=False):  # bf16 would leave two digits of what is divided by 0.04
+        with torch.autocast(x.device.type, enabled=False):  # bf16 has two digits, too few for a division by 0.04
             return F.linear(unit, F.normalize(self.prototypes.float(), dim=1))
 
 
 class DINO(Task):
-    """model: view -> (B, D) representation; metrics get that of the first view.
+    """model: view -> (B, D) representation. Metrics are called with the representation of the first view.
 
-    views: of batch["x"]; teacher and student see the first two, changed by `augment`, the student alone the others,
-    by `local_augment`. The loss is the mean cross-entropy over pairs of different views; "entropy" is the teacher's: at
-    0, or at the prototypes' logarithm, all samples are alike to it. momentum: of the teacher at first; it rises to 1 by
-    a cosine.
+    views: number of views of batch["x"]. Teacher and student use the first two, transformed by `augment`; only the
+    student uses the others, transformed by `local_augment`. The loss is the mean cross-entropy over pairs of different
+    views. "entropy" is the entropy of the teacher's output: if it is 0 or log(prototypes), the representation has
+    collapsed. momentum: of the teacher's EMA in the first step; it rises to 1 along a cosine.
     """
 
     loss_names = ("entropy",)
@@ -59,19 +61,22 @@ class DINO(Task):
     ) -> None:
         super().__init__()
         if views < 2:
-            raise ConfigError(f"task.views={views}: two or more, which are compared")
+            raise ConfigError(f"task.views={views}: must be >= 2, because views are compared")
         self.head, self.metrics, self.momentum = head, metrics, momentum
         self.temperature, self.teacher_temperature = temperature, teacher_temperature
         self.center_momentum, self.step = center_momentum, 0
         self.whole, self.local = Views(["x"] * 2, augment), Views(["x"] * (views - 2), local_augment)
-        # the teacher's output: its running mean; this rank's sum in this step, with the count of samples as last value
+        # center: running mean of the teacher's output. seen: sum of the outputs in this step on this rank, then their
+        # number
         count = len(head.prototypes)
         self.center, self.seen = nn.Buffer(torch.zeros(count)), nn.Buffer(torch.zeros(count + 1), persistent=False)
 
     def setup(self, model: nn.Module) -> None:
+        """Build the teacher as a copy of model and head."""
         self.teacher = copy.deepcopy(nn.Sequential(model, self.head)).requires_grad_(False)
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
+        """Return the mean cross-entropy over pairs of views, and the teacher's entropy."""
         views = [one(batch, k) for one in (self.whole, self.local) for k in range(len(one.fields))]
         seen = [model(view) for view in views]
         guessed = [(self.head(one) / self.temperature).log_softmax(1) for one in seen]
@@ -86,14 +91,17 @@ class DINO(Task):
         return {"loss": torch.stack(pairs).mean(0), "entropy": entropy}, seen[0]
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
+        """Return the representation of batch["x"], (B, D)."""
         return model(batch["x"])
 
     def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
+        """Run a step; reset the sum of the teacher's outputs."""
         self.step = step
         self.seen.zero_()
         return optimizer_step("", batches)
 
     def on_step_end(self, model: nn.Module) -> None:
+        """Update the teacher's EMA and the center."""
         progress = self.step / self.run.total_steps
         momentum = 1 - (1 - self.momentum) * (math.cos(math.pi * progress) + 1) / 2
         student = nn.Sequential(model, self.head)

@@ -1,4 +1,4 @@
-"""Knowledge distillation (Hinton et al. 2015): a student learns the classes that a trained network sees."""
+"""Knowledge distillation (Hinton et al. 2015): a student learns the class probabilities of a trained network."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from samebits.schema import Positive, Share
 class Distillation(Task):
     """loss = (1 - share) * cross_entropy + share * temperature^2 * KL(teacher || student), both at the temperature.
 
-    teacher: a run (its best weights) or a checkpoint, whose model puts out as many classes; read when the run begins,
-    and kept in the run's folder."""
+    teacher: path of a run (its best weights are used) or of a checkpoint. Its model must have the same number of
+    classes. It is read when a new run starts, and a copy is saved in the run directory.
+    """
 
     loss_names = ("cross_entropy", "distance")
 
@@ -28,6 +29,7 @@ class Distillation(Task):
         self.criterion, self.frozen = CrossEntropy(0.0), {"teacher": teacher}
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
+        """Return the loss, and its parts: cross_entropy and distance, the scaled KL divergence."""
         output = self.predict(model, batch)
         with torch.no_grad():
             wanted = (self.frozen["teacher"](batch["x"]).float() / self.temperature).log_softmax(1)
@@ -38,4 +40,5 @@ class Distillation(Task):
         return {"loss": loss, "cross_entropy": cross_entropy, "distance": distance}, output
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
+        """Return the student's logits, (B, C)."""
         return model(batch["x"])

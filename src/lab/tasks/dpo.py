@@ -1,4 +1,5 @@
-"""Direct preference optimization (DPO, Rafailov et al. 2023): a language model learns which answers are better."""
+"""Direct preference optimization (DPO, Rafailov et al. 2023): a language model learns which of two answers is
+better."""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ from samebits.schema import Positive
 
 
 class DPO(Task):
-    """model: (B, T) token ids -> (B, T, V) logits of the next; metrics get the margins (B,).
+    """model: (B, T) token ids -> (B, T, V) logits of the next token. Metrics are called with the margins (B,).
 
-    batch: `chosen` and `rejected`, (B, T) prompt and answer, and `chosen_mask`, `rejected_mask`, (B, T), not 0 where a
-    token is the answer's. weights: a run, checkpoint or state dict to begin with; None: the model as it is built. The
-    model as the run begins with it is the reference. "margin": by how much more than the reference the model prefers
-    the chosen answer, times beta; "accuracy": whether it does.
+    batch: `chosen` and `rejected`, (B, T) token ids of prompt and answer; `chosen_mask` and `rejected_mask`, (B, T),
+    nonzero at the tokens of the answer. weights: path of a run, checkpoint or state dict to start from; None: the
+    initial model. The reference is a copy of the model at the start of the run. "margin": beta times the difference to
+    the reference in log p(chosen) - log p(rejected). "accuracy": 1 if the margin is positive, otherwise 0.
     """
 
     loss_names = ("margin", "accuracy")
@@ -34,29 +35,32 @@ class DPO(Task):
         self.frozen = {"reference": None}
 
     def initialize(self, model: nn.Module, batches: Iterator[Batch]) -> str | None:
+        """Load `weights` into the model. Raise ConfigError if a weight does not fit."""
         if self.source is None:
             return None
         file, state = find_weights(Path(self.source))
         mine = model.state_dict()
         if unfit := [name for name, value in state.items() if name not in mine or mine[name].shape != value.shape]:
             raise ConfigError(
-                f"task.weights={self.source}: {format_keys(unfit)} do not fit the model - give data.input_shape, "
-                "data.num_outputs and model.model its sizes"
+                f"task.weights={self.source}: {format_keys(unfit)} do not fit the model - set data.input_shape, "
+                "data.num_outputs and model.model to the sizes of these weights"
             )
         return load_fitting(model, state, file)
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
+        """Return the loss, margin and accuracy, (B,) each."""
         margin = self.predict(model, batch)
         return {"loss": -F.logsigmoid(margin), "margin": margin, "accuracy": (margin > 0).float()}, margin
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the margins, (B,)."""
         with torch.no_grad():
             before = preferred(self.frozen["reference"], batch)
         return self.beta * (preferred(model, batch) - before)
 
 
 def preferred(model: nn.Module, batch: Batch) -> Tensor:
-    """(B,): the logarithm of how much more probable the chosen answer is than the rejected one."""
+    """Return log p(chosen) - log p(rejected), (B,)."""
     tokens = torch.cat([batch["chosen"], batch["rejected"]]).long()
     counted = torch.cat([batch["chosen_mask"], batch["rejected_mask"]])[:, 1:] != 0
     target = tokens[:, 1:].masked_fill(~counted, -100)

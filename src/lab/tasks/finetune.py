@@ -1,4 +1,4 @@
-"""Fine-tuning: supervised training that starts from pretrained weights, some of which may be frozen."""
+"""Fine-tuning: supervised training that starts from pretrained weights, with some of them frozen on request."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ from samebits.schema import regex
 
 
 class Finetune(Supervised):
-    """weights: a run directory (its best checkpoint), a checkpoint, or a file with a state dict; read when a run
-    begins, not at a resume. rename: {regular expression: replacement}, applied in order to each name in the state dict;
-    empty names are dropped. freeze: regular expressions; model parameters and buffers in whose names one is found stay
-    bit for bit the same. Such modules with buffers (BatchNorm) are in eval mode during training too."""
+    """Supervised training from the weights in `weights`.
+
+    weights: a run directory (its best checkpoint is used), a checkpoint, or a file with a state dict. It is read when a
+    new run starts, not when a run is resumed. rename: {regular expression: replacement}, applied in order to each name
+    in the state dict (re.sub); weights whose new name is empty are dropped. freeze: regular expressions (re.search);
+    model parameters and buffers with a matching name do not change. Modules whose buffers are frozen (BatchNorm) are in
+    eval mode during training too.
+    """
 
     def __init__(
         self,
@@ -36,10 +40,13 @@ class Finetune(Supervised):
         self.still: Callable[[], Iterator[nn.Module]] = lambda: iter(())
 
     def initialize(self, model: nn.Module, batches: Iterator[Batch]) -> str | None:
+        """Load the weights into the model; see `renamed`."""
         file, state = find_weights(Path(self.source))
         return load_fitting(model, self.renamed(state), file)
 
     def renamed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the state dict with the names of `rename`. Raise ConfigError if two weights get the same name or a
+        pattern matches no name."""
         weights: dict[str, Tensor] = {}
         used = set()
         for name, value in state.items():
@@ -48,33 +55,42 @@ class Finetune(Supervised):
                 used |= {pattern} if pattern.search(new) else set()
                 new = pattern.sub(replacement, new)
             if new in weights:
-                raise ConfigError(f"task.rename: two of the weights in {self.source} become {new!r}, one is {name!r}")
+                raise ConfigError(
+                    f"task.rename: two weights of {self.source} would get the name {new!r}, one of them is {name!r}"
+                )
             if new:
                 weights[new] = value
         for pattern in self.rename.keys() - used:
-            raise ConfigError(f"task.rename: no name holds {pattern.pattern!r}; names are {format_keys(list(state))}")
+            raise ConfigError(
+                f"task.rename: no name contains {pattern.pattern!r}; names are {format_keys(list(state))}"
+            )
         return weights
 
     def setup(self, model: nn.Module) -> None:
+        """Freeze the parameters that match `freeze`. Raise ConfigError if a pattern matches no name, or all
+        parameters."""
         names = list(model.state_dict())
         for pattern in self.patterns:
             if not any(map(pattern.search, names)):
-                raise ConfigError(f"task.freeze: no name holds {pattern.pattern!r}; names are {format_keys(names)}")
+                raise ConfigError(f"task.freeze: no name contains {pattern.pattern!r}; names are {format_keys(names)}")
         stays = {name for name in names if any(pattern.search(name) for pattern in self.patterns)}
         for name, p in model.named_parameters():
             p.requires_grad_(p.requires_grad and name not in stays)
         if not any(p.requires_grad for module in (model, self) for p in module.parameters()):
-            raise ConfigError(f"task.freeze: freezes all of {type(model).__name__}; there is nothing left to train")
+            raise ConfigError(
+                f"task.freeze: freezes all parameters of {type(model).__name__}, so there is nothing to train"
+            )
         still = []
         for name, module in model.named_modules():
             own = [key for key, _ in (*module.named_parameters(name, False), *module.named_buffers(name, False))]
             if stays.issuperset(own) and next(module.buffers(False), None) is not None:
                 still.append(name)
-        held = weakref.ref(model)  # looked up by name: SyncBatchNorm may replace a BatchNorm later
+        held = weakref.ref(model)  # by name, because SyncBatchNorm may replace a BatchNorm later
         self.still = lambda: (one.get_submodule(name) for one in [held()] if one is not None for name in still)
 
     def train(self, mode: bool = True) -> Finetune:
+        """Set the mode; frozen modules with buffers stay in eval mode."""
         super().train(mode)
-        for module in self.still():  # the loop sets the model's mode before the task's
+        for module in self.still():  # the loop calls model.train() before task.train()
             module.eval()
         return self

@@ -1,6 +1,7 @@
-"""FixMatch (Sohn et al. 2020): few labels and many samples without.
+"""FixMatch (Sohn et al. 2020): semi-supervised classification with few labels.
 
-What the model says of a weakly changed sample, where it is sure, is the label of the same sample strongly changed.
+If the model's prediction for a weakly augmented sample is confident, it becomes the label (pseudo-label) of the
+strongly augmented version of the same sample.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from samebits.schema import NotNegative, NotNegativeInt, Positive, Share
 
 
 class FixMatch(Task):
-    """model: (B, *) -> (B, C) logits. Batches of data=mixed: x, y, `set`, and in training `strong`, x's other view.
+    """model: (B, *) -> (B, C) logits. Use it with data=mixed: the batch has x, y, `set`, and in training `strong`, the
+    strongly augmented x.
 
-    labelled: the number of the part that has labels. ratio: samples without labels for one with, as in data.weights.
-    threshold: of the probability of a label that is guessed. factor: of the loss without labels. Terms, each a mean
-    over the samples that it is of: `supervised`, `guessed`, and `sure`, the share above the threshold.
+    labelled: index of the part of data=mixed that has labels. ratio: unlabeled samples per labeled sample, as in
+    data.weights. threshold: smallest probability for a pseudo-label. factor: weight of the unlabeled loss. Logged:
+    `supervised`, the mean loss of labeled samples; `guessed`, the mean loss of unlabeled samples; `sure`, the fraction
+    of unlabeled samples above the threshold.
     """
 
     loss_names = ("supervised", "guessed", "sure")
@@ -40,10 +43,11 @@ class FixMatch(Task):
         self.metrics = metrics
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
+        """Return the loss and its parts. In evaluations it is the cross-entropy of x with y."""
         if "set" not in batch or (self.training and "strong" not in batch):
             raise ConfigError(
-                f"task=fixmatch: the batch has {sorted(batch)}; it wants `set` and `strong` - use data=mixed and a "
-                "lab.transforms.views.View, as conf/experiment/fixmatch.yaml"
+                f"task=fixmatch: the batch has {sorted(batch)}, but `set` and `strong` are required - use data=mixed "
+                "and lab.transforms.views.View as in conf/experiment/fixmatch.yaml"
             )
         labels = batch["y"].long() if batch["y"].ndim == 1 else batch["y"].long()[:, 0]
         if not self.training:
@@ -53,18 +57,19 @@ class FixMatch(Task):
             return {"loss": loss, "supervised": loss, "guessed": torch.zeros_like(loss), "sure": sure}, output
         known = batch["set"] == self.labelled
         shape = (-1, *[1] * (batch["x"].ndim - 1))
-        # of a labelled sample, which has no strong view, the weak one again: BatchNorm sees no made-up sample
+        # labeled samples have no strong view: use the weak one again, to give BatchNorm real samples
         strong = torch.where(known.view(shape), batch["x"], batch["strong"])
         output, of_strong = model(torch.cat([batch["x"], strong])).chunk(2)
         certainty, guess = output.detach().float().softmax(1).max(1)
         sure = (certainty > self.threshold).float()
         told = F.cross_entropy(output.float(), torch.where(known, labels, guess), reduction="none")
         taught = F.cross_entropy(of_strong.float(), guess, reduction="none")
-        # the loop's mean is over all samples: these make it a mean over those with labels, or without
+        # the loop computes the mean over all samples: these factors make it the mean over (un)labeled samples
         with_label, without = known * (1 + self.ratio), ~known * (1 + 1 / self.ratio)
         supervised, guessed = with_label * told, without * sure * taught
         loss = supervised + self.factor * guessed
         return {"loss": loss, "supervised": supervised, "guessed": guessed, "sure": without * sure}, output
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
+        """Return the logits, (B, C)."""
         return model(batch["x"])

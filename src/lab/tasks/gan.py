@@ -17,11 +17,12 @@ from samebits.schema import Count, NotNegative
 
 
 class WGAN(Task):
-    """model, the generator: noise (B, *noise_shape) -> (B, ...), with as many values per sample as batch["x"].
+    """model: the generator, noise (B, *noise_shape) -> (B, ...) with as many values per sample as batch["x"].
 
-    critic: (B, ...) -> (B, N) scores, averaged over N; without BatchNorm, as the penalty is on per-sample gradients.
-    critic_steps: critic updates per generator update. In evaluations the loss is the critic's estimate of the
-    Wasserstein distance between batch["x"] and generated samples; metrics get the generated samples.
+    critic: (B, ...) -> (B, N) scores, averaged over N; it must not contain BatchNorm, because the penalty is on
+    per-sample gradients. critic_steps: critic updates per generator update. In evaluations the loss is the critic's
+    estimate of the Wasserstein distance between batch["x"] and generated samples. Metrics are called with the generated
+    samples.
     """
 
     loss_names = ("real", "fake")
@@ -43,45 +44,56 @@ class WGAN(Task):
         self.metrics = metrics
 
     def objectives(self, model: nn.Module) -> dict[str, list[nn.Module]]:
+        """Return the critic and the generator."""
         return {"critic": [self.critic], "generator": [model]}
 
     def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
+        """Update the critic, and the generator in every critic_steps-th step."""
         held = list(batches)
         values = optimizer_step("critic", held)
         return values | optimizer_step("generator", held) if (step + 1) % self.critic_steps == 0 else values
 
     def critic_losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
+        """Return the critic's loss with its parts: real, fake and penalty, (B,) each."""
         with torch.no_grad():
             made = self.generate(model, batch, "critic")
         real, fake, penalty = self.scores(batch["x"]), self.scores(made), self.penalties(batch, made)
         return {"loss": fake - real + self.penalty * penalty, "real": real, "fake": fake, "penalty": penalty}, made
 
     def penalties(self, batch: Batch, made: Tensor) -> Tensor:
+        """Return the gradient penalty (B,): (norm of the gradient - 1) ** 2 between real and generated samples."""
         share = self.draws["between"].uniform(batch["sample_id"], 1)
         between = torch.lerp(batch["x"].flatten(1), made.flatten(1).to(batch["x"].dtype), share).requires_grad_()
         (slope,) = torch.autograd.grad(self.scores(between.view_as(made)).sum(), between, create_graph=True)
         return (slope.norm(dim=1) - 1).square()
 
     def generator_losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
+        """Return the generator's loss: the negative score of its samples, (B,)."""
         made = self.generate(model, batch, "generator")
         return {"loss": -self.scores(made)}, made
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
+        """Return the scores of evaluations; training uses <objective>_losses."""
         made = self.generate(model, batch, "scored")
         real, fake = self.scores(batch["x"]), self.scores(made)
         return {"loss": real - fake, "real": real, "fake": fake}, made
 
     def show(self, output: Any, batch: Batch, count: int) -> Mapping[str, Any]:
+        """Return an image of generated samples."""
         return {"generated": grid(output[:count])}
 
     def generate(self, model: nn.Module, batch: Batch, stream: str) -> Tensor:
+        """Return generated samples of the shape of batch["x"]. stream: name of the random numbers, a key of
+        self.draws."""
         noise = self.draws[stream].normal(batch["sample_id"], math.prod(self.noise_shape))
         made, shape = model(noise.view(-1, *self.noise_shape)), batch["x"].shape
         if made.numel() != shape.numel():
             raise ConfigError(
-                f"model: generates {tuple(made.shape[1:])} values a sample, batch['x'] has {tuple(shape[1:])}"
+                f"model: generates samples of shape {tuple(made.shape[1:])}, expected {tuple(shape[1:])}, "
+                "the shape of batch['x']"
             )
         return made.reshape(shape)
 
     def scores(self, x: Tensor) -> Tensor:
+        """Return the critic's score of each sample, (B,)."""
         return self.critic(x).float().flatten(1).mean(1)

@@ -1,4 +1,4 @@
-"""Language modelling with equal weight for each token, whatever the length of its sequence."""
+"""Language modeling in which all tokens have equal weight, also in sequences of different length."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from lab.tasks.supervised import Supervised
 class Language(Supervised):
     """Losses and metrics are means over the target tokens (batch["y"] != -100) of all ranks.
 
-    criterion, metrics: as for Supervised, (B,) means over each sample's own tokens, see lab.losses.next_token.
+    criterion, metrics: as in Supervised; they return the means over each sample's tokens, (B,), as
+    lab.losses.next_token.
     """
 
     def weights(self, batch: Batch) -> Tensor:
+        """Return the number of target tokens of each sample, (B,)."""
         return (batch["y"] != -100).sum(1)

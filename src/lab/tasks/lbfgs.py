@@ -1,4 +1,4 @@
-"""Training by an optimizer that asks for the loss several times a step: L-BFGS (Liu & Nocedal 1989)."""
+"""Training with L-BFGS (Liu & Nocedal 1989), an optimizer that evaluates the loss several times per step."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from lab.tasks.supervised import Supervised
 
 
 class LBFGS(Supervised):
-    """With optim=lbfgs: each step is the optimizer's iterations on one global batch, best the whole set. What is logged
-    is the loss before them. The optimizer waits for the device."""
+    """Use it with optim=lbfgs. Each step runs the optimizer's iterations on one global batch, which should be the whole
+    training set. The logged loss is the loss before these iterations. The optimizer waits for the device.
+    """
 
     def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
+        """Run one step with a closure that computes loss and gradients."""
         held, before = list(batches), dict[str, Tensor]()
 
         def closure() -> Tensor:

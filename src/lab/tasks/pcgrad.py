@@ -1,4 +1,4 @@
-"""Gradient surgery (PCGrad, Yu et al. 2020): several losses whose gradients do not undo one another."""
+"""Gradient surgery (PCGrad, Yu et al. 2020): train on several losses, without conflicts between their gradients."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ from samebits.shards import global_dot, local_parts
 
 
 class PCGrad(Task):
-    """criteria: {name: criterion of (output, batch) -> (B,)}; the loss is their sum, each is logged by its name.
+    """criteria: {name: criterion}, where criterion(output, batch) -> (B,). The loss is their sum; each is logged by
+    name.
 
-    A criterion's gradient that points against another's is projected onto that one's normal plane. The others come in
-    an order that is drawn at each step. The update is by the sum of the gradients. "conflicts" is logged, the share
-    of the pairs that point against each other. A forward and a backward pass for each criterion."""
+    Two gradients are in conflict if their dot product is negative. The gradient of a criterion is projected onto the
+    normal plane of every gradient that it conflicts with, in random order. The update uses the sum of the projected
+    gradients. "conflicts" is logged: the fraction of pairs in conflict. Each step costs one forward and backward pass
+    per criterion.
+    """
 
     def __init__(self, criteria: Mapping[str, Callable[[Any, Batch], Any]], metrics: Mapping[str, Metric]) -> None:
         super().__init__()
         if len(criteria) < 2 or {"loss", "conflicts"} & set(criteria):
             raise ConfigError(
-                f"task.criteria: {list(criteria)}: give two or more, by other names than 'loss' and 'conflicts'"
+                f"task.criteria: {list(criteria)}: give two or more, with names other than 'loss' and 'conflicts'"
             )
         for criterion in criteria.values():
             check_criterion(criterion)
@@ -36,9 +39,11 @@ class PCGrad(Task):
 
     @classmethod
     def loss_names_for(cls, arguments: Mapping[str, Any]) -> Sequence[str]:
+        """Return the names of the criteria."""
         return tuple(arguments["criteria"])
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
+        """Return the sum of the criteria as the loss, and each criterion, (B,)."""
         output = self.predict(model, batch)
         terms = {
             name: call_with_hints(one, f"task.criteria.{name}", output, batch) for name, one in self.criteria.items()
@@ -46,9 +51,11 @@ class PCGrad(Task):
         return {"loss": torch.stack([*terms.values()]).sum(0), **terms}, output
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
+        """Return the model's output."""
         return model(batch["x"])
 
     def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
+        """Compute the gradients of each criterion, and update with the sum of the projected ones."""
         held, trained = list(batches), optimizer_step.parameters("")
         values: dict[str, Tensor] = {}
         gradients = []
@@ -64,9 +71,9 @@ class PCGrad(Task):
 
 
 def without_conflicts(gradients: Sequence[list[Tensor]], step: int) -> tuple[list[Tensor], Tensor]:
-    """Returns (the sum of the gradients after the surgery, the share of pairs in conflict). gradients: of each loss,
-    those of all parameters. step: seed of the order."""
-    count, order = len(gradients), random.Random(step)  # alike on all ranks, and after a resume
+    """Return (the sum of the projected gradients, the fraction of pairs in conflict). gradients: for each loss, the
+    gradients of all parameters. step: seed of the random order."""
+    count, order = len(gradients), random.Random(step)  # equal on all ranks, and in a resumed run
     squares = [global_dot(gradient, gradient).clamp_min(1e-30) for gradient in gradients]
     whole = [torch.zeros_like(part) for part in gradients[0]]
     conflicts = squares[0].new_zeros(())
@@ -82,25 +89,29 @@ def without_conflicts(gradients: Sequence[list[Tensor]], step: int) -> tuple[lis
 
 
 class Grouped(nn.Module):
-    """Cross-entropy of groups of classes, (output (B, C), batch) -> (B,): that of the label's group, whose probability
-    is the sum over its classes.
+    """Cross-entropy of the group that contains the label, (output (B, C), batch) -> (B,). The probability of a group is
+    the sum over its classes.
 
-    groups: lists of labels; each label from 0 to C - 1 stands in one."""
+    groups: lists of labels; each label from 0 to C - 1 must be in exactly one. Raise ConfigError otherwise.
+    """
 
     def __init__(self, groups: Sequence[Sequence[int]]) -> None:
         super().__init__()
         labels = sorted(label for group in groups for label in group)
         if labels != list(range(len(labels))):
-            raise ConfigError(f"task.criteria: groups={[*map(list, groups)]}: each label from 0 on must stand once")
+            raise ConfigError(
+                f"task.criteria: groups={[*map(list, groups)]}: must contain each label, from 0, exactly once"
+            )
         outside, group_of = torch.full((len(labels), len(groups)), -torch.inf), torch.zeros(len(labels)).long()
         for number, group in enumerate(groups):
             outside[list(group), number], group_of[list(group)] = 0.0, number
         self.outside, self.group_of = nn.Buffer(outside, persistent=False), nn.Buffer(group_of, persistent=False)
 
     def forward(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the cross-entropy of the groups, (B,)."""
         if output.dim() != 2 or output.shape[1] != len(self.group_of):
             raise ConfigError(
-                f"task.criteria: groups of {len(self.group_of)} labels, but the model puts out {tuple(output.shape)}"
+                f"task.criteria: groups of {len(self.group_of)} labels, but the model's output is {tuple(output.shape)}"
             )
         logits = (output.float()[:, :, None] + self.outside).logsumexp(1)
         return F.cross_entropy(logits, self.group_of[batch["y"].view(-1).long()], reduction="none")

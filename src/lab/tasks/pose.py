@@ -1,4 +1,4 @@
-"""Lifting 2D joints to 3D: a weighted sum of three losses, each of which is logged."""
+"""Estimate 3D joints from 2D joints: a weighted sum of three losses, each of which is logged."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from samebits.schema import NotNegative
 
 
 class Pose(Task):
-    """model(batch[input]) -> (B, J * 3) or (B, J, 3); batch[target]: (B, J, 3). Further columns are ignored.
+    """model(batch[input]) -> (B, J * 3) or (B, J, 3). batch[target]: (B, J, 3); further columns are ignored.
 
-    Losses, each the mean over a sample's joints or bones, in the target's unit of length:
-      position      distance from the target joint (MPJPE)
-      bones         absolute difference of bone lengths; bones: pairs of joints
-      reprojection  distance in the first two axes from the image's joints, scaled by least squares
-    input: (B, J, 2), the axes being the target's first two; further columns are ignored by the loss.
-    factors: {loss: its weight in the sum that is minimised}. metrics: see lab.metrics.base.
+    Each loss is a mean over the joints or bones of a sample, in the unit of length of the target:
+
+        position      distance from the target joint (MPJPE)
+        bones         absolute difference of bone lengths
+        reprojection  distance in the first two axes from the image's joints, which are scaled by least squares
+
+    input: name of a field (B, J, 2) whose axes are the first two of the target; further columns are not used in the
+    loss. bones: pairs of joints. factors: {loss: its weight in the minimized sum}. metrics: see lab.metrics.base.
     """
 
     loss_names = ("position", "bones", "reprojection")
@@ -47,13 +49,14 @@ class Pose(Task):
         self.register_buffer("bones", torch.tensor(bones), persistent=False)  # (N, 2)
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
+        """Return the weighted sum and the three losses, (B,) each, and the pose (B, J, 3)."""
         for key, columns in (("input", 2), ("target", 3)):
             field = getattr(self, key)
             shape = tuple(batch[field].shape) if field in batch else f"not in the batch, which has {sorted(batch)}"
             if isinstance(shape, str) or len(shape) != 3 or shape[1] < self.num_joints or shape[2] < columns:
-                raise ConfigError(f"task.{key}={field}: {shape}; (B, {self.num_joints} joints, {columns}) is needed")
+                raise ConfigError(f"task.{key}={field}: {shape}; expected (B, {self.num_joints} joints, {columns})")
         image, target = batch[self.input], batch[self.target][..., :3]
-        # float: half precision is too coarse for millimetres
+        # float: half precision is too coarse for millimeters
         pose = model(image).float().reshape(*target.shape[:2], -1)[..., :3]
         values = {
             "position": vector_norm(pose - target, dim=2).mean(1),
@@ -64,15 +67,16 @@ class Pose(Task):
         return {"loss": loss, **values}, pose
 
     def lengths(self, pose: Tensor) -> Tensor:
-        """pose: (B, J, 3) -> (B, N) bone lengths."""
+        """Return the bone lengths (B, N) of pose, (B, J, 3)."""
         begin, end = pose[:, self.bones].unbind(2)
         return vector_norm(end - begin, dim=2)
 
 
 def reprojection(pose: Tensor, image: Tensor) -> Tensor:
-    """pose: (B, J, 3), image: (B, J, 2) -> (B,) mean distance of the joints under a weak perspective camera."""
+    """Return the mean distance (B,) of the joints under a weak perspective camera. pose: (B, J, 3); image: (B, J,
+    2)."""
     seen = pose[..., :2] - pose[..., :2].mean(1, keepdim=True)
     image = image - image.mean(1, keepdim=True)
-    # scale the image to the pose: dividing by the pose's size instead, gradients would explode for poses near zero
+    # scale the image to the pose, because a division by the pose's size has exploding gradients for poses near zero
     scale = (image * seen).sum((1, 2)) / image.square().sum((1, 2)).clamp(min=1e-12)
     return vector_norm(seen - scale[:, None, None] * image, dim=2).mean(1)

@@ -1,4 +1,4 @@
-"""Sharpness-aware minimization (Foret et al. 2021): weights whose whole neighbourhood has a low loss."""
+"""Sharpness-aware minimization (SAM, Foret et al. 2021): find weights whose whole neighborhood has a low loss."""
 
 from __future__ import annotations
 
@@ -15,20 +15,24 @@ from samebits.shards import global_norm, local_parts
 
 
 class SAM(Supervised):
-    """The update is by the gradient at w + rho * g / |g|, where g is the gradient at w: two forward and backward passes
-    a step. "sharpness" is logged, by which the loss is higher there. BatchNorm's statistics see both passes."""
+    """Update the weights w with the gradient at w + rho * g / |g|, where g is the gradient at w.
+
+    A step costs two forward and backward passes. "sharpness" is logged: the loss at w + rho * g / |g| minus the loss at
+    w. Both passes update BatchNorm's running statistics.
+    """
 
     def __init__(self, criterion: Callable[[Any, Batch], Any], metrics: Mapping[str, Metric], rho: Positive) -> None:
         super().__init__(criterion, metrics)
         self.rho = rho
 
     def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
+        """Compute the gradient at w, then at the shifted weights; update w with the second one."""
         held = list(batches)
         here = optimizer_step.gradients("", held)
         with torch.no_grad():
             moved = [p for p in optimizer_step.parameters("") if p.grad is not None]
             gradients, weights = [p.grad for p in moved if p.grad is not None], local_parts(moved)
-            before = torch._foreach_mul(weights, 1.0)  # copied back, as subtracting would round
+            before = torch._foreach_mul(weights, 1.0)  # copied back, because a subtraction would round
             scale = self.rho / (global_norm(gradients) + 1e-12)
             torch._foreach_add_(weights, torch._foreach_mul(local_parts(gradients), scale))
         there = optimizer_step.gradients("", held)

@@ -1,4 +1,5 @@
-"""Truncated backpropagation through time: a model's state goes on from row to row of a long sequence."""
+"""Truncated backpropagation through time (Williams & Peng 1990): the state is carried from row to row of a long
+sequence."""
 
 from __future__ import annotations
 
@@ -18,10 +19,11 @@ States = Mapping[str, Tensor]
 
 
 class LaneStates(nn.Module):
-    """The state of each lane, detached, in buffers: so it is saved, and dealt anew where the ranks' number changes.
+    """Hold the detached state of each lane in buffers. They are saved in checkpoints, and redistributed if a resumed
+    run has another number of ranks.
 
-    initial: {name: state of one lane where it begins, (*)}. Each rank fills the rows of its own lanes; `gather` gives
-    all of them to all. Evaluations have states of their own, which begin anew with each.
+    initial: {name: initial state of one lane, (*)}. Each rank writes the rows of its own lanes; `gather` copies all
+    rows to all ranks. Evaluations use separate states, which are reset for each evaluation.
     """
 
     def __init__(self, initial: States, lanes: int, eval_lanes: int) -> None:
@@ -29,17 +31,18 @@ class LaneStates(nn.Module):
         self.lanes, self.eval_lanes = lanes, eval_lanes
         self.evaluated: dict[str, Tensor] = {}
         for name, value in initial.items():
-            # [lane, position % 2] is what position begins with: a step writes beside what it reads, so that a second
-            # pass over its batches (SAM, LBFGS) begins with the same
+            # [lane, position % 2] is the state at the start of `position`. A step does not overwrite the state it
+            # reads, so that a second pass over the same batches (SAM, LBFGS) starts from the same state
             self.register_buffer(name, value.detach().expand(lanes, 2, *value.shape).clone())
 
     def train(self, mode: bool = True) -> LaneStates:
+        """Set the mode; eval mode resets the states of evaluations."""
         held = dict(self.named_buffers())
         self.evaluated = {} if mode else {k: v.new_zeros(self.eval_lanes + 1, *v.shape[1:]) for k, v in held.items()}
         return super().train(mode)
 
     def read(self, batch: Batch, initial: States) -> dict[str, Tensor]:
-        """{name: (B, *)} that the rows of the batch begin with."""
+        """Return the states at the start of the batch's rows, {name: (B, *)}."""
         lane, position, held = batch["lane"], batch["position"], self._held()
         states = {}
         for name, value in initial.items():
@@ -50,21 +53,21 @@ class LaneStates(nn.Module):
 
     @torch.no_grad()
     def write(self, batch: Batch, states: States) -> None:
-        """states: {name: (B, *)} behind the rows of the batch. One that is not finite becomes 0, or its lane would be
-        lost to all later steps."""
+        """Store the states after the batch's rows, {name: (B, *)}. A state that is not finite is replaced by 0, because
+        otherwise all later steps of its lane would be NaN."""
         held = self._held()
         if states.keys() != held.keys():
-            raise ConfigError(f"model: its state has {sorted(states)}, its initial_state {sorted(held)}")
+            raise ConfigError(f"model: its state has the keys {sorted(states)}, but initial_state() has {sorted(held)}")
         for name, value in states.items():
             if value.shape[1:] != held[name].shape[2:]:
-                shapes = f"{tuple(value.shape)}, that of its initial_state {tuple(held[name].shape[2:])}"
+                shapes = f"{tuple(value.shape)}, that of initial_state() {tuple(held[name].shape[2:])}"
                 raise ConfigError(f"model: its state {name!r} has the shape {shapes}: it must be (B, *initial)")
             finite = value.isfinite().view(len(value), -1).all(1).view(-1, *[1] * (value.dim() - 1))
             kept = torch.where(finite, value, 0).to(held[name].dtype)
             held[name][batch["lane"], 1 - batch["position"] % 2] = kept
 
     def gather(self, world: World) -> None:
-        """All ranks get the states of all lanes."""
+        """Copy the states of all lanes to all ranks. All ranks must call it."""
         share = self.lanes // world.size
         for held in self.buffers():
             held.copy_(gather_rows(held[world.rank * share : (world.rank + 1) * share])[0])
@@ -74,15 +77,16 @@ class LaneStates(nn.Module):
 
 
 class Streaming(Supervised):
-    """model(x, state) -> (output, state behind it), {name: (B, *)}; model.initial_state() -> {name: (*)}, of one lane.
+    """model(x, state) -> (output, new state), where a state is {name: (B, *)}. model.initial_state() -> {name: (*)},
+    the initial state of one lane.
 
-    Each row begins with its lane's state behind the row before, through which no gradient flows. lanes: the global
-    batch size. eval_lanes: parallel lanes of an evaluation, each of which begins anew: 1 reads the split as one
-    sequence, and more are faster.
+    Each row starts from the state at the end of the previous row of its lane; no gradient flows between rows. lanes:
+    must be the global batch size. eval_lanes: number of parallel lanes in evaluations, each of which starts from the
+    initial state: 1 reads the split as one sequence, more lanes are faster.
     """
 
     stateful = True
-    buffers_kept_on_skip = ("states",)  # the next rows go on from those of the skipped step
+    buffers_kept_on_skip = ("states",)  # the next rows continue from the skipped step's rows
 
     def __init__(
         self, criterion: Callable[[Any, Batch], Any], metrics: Mapping[str, Metric], lanes: Count, eval_lanes: Count
@@ -91,16 +95,17 @@ class Streaming(Supervised):
         self.lanes, self.eval_lanes = lanes, eval_lanes
 
     def setup(self, model: nn.Module) -> None:
+        """Create the states. Raise ConfigError if the model has no initial_state()."""
         if not hasattr(model, "initial_state"):
-            raise ConfigError(
-                f"model: {type(model).__name__} has no initial_state(), with which a lane begins - use model=token_gru"
-            )
+            raise ConfigError(f"model: {type(model).__name__} has no method initial_state() - use model=token_gru")
         self.states = LaneStates(model.initial_state(), self.lanes, self.eval_lanes)  # type: ignore[operator]
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
+        """Return the model's output, and store the new states."""
         output, states = model(batch["x"], self.states.read(batch, model.initial_state()))  # type: ignore[operator]
         self.states.write(batch, states)
         return output
 
     def sync_buffers(self) -> None:
+        """Copy the states of all lanes to all ranks."""
         self.states.gather(self.run.world)

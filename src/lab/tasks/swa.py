@@ -1,4 +1,4 @@
-"""Stochastic weight averaging (Izmailov et al. 2018): the mean of weights along the last part of training."""
+"""Stochastic weight averaging (SWA, Izmailov et al. 2018): the mean of the weights over the last part of training."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from samebits.schema import Count, Share
 
 
 class SWA(Supervised):
-    """Evaluated, predicted with and exported is the mean of the weights after every `every` steps, from the share
-    `start` of training on. Its BatchNorm statistics are those of `statistics` training batches. Before: the weights."""
+    """Evaluate, predict and export use the mean of the weights, sampled every `every` steps.
+
+    start: fraction of the training steps after which the mean begins; before it, the current weights are used.
+    statistics: number of training batches from which the BatchNorm statistics of the mean are recomputed.
+    """
 
     def __init__(
         self,
@@ -26,5 +29,6 @@ class SWA(Supervised):
         self.start, self.every, self.bn_update_batches = start, every, statistics
 
     def averaging_factor(self, step: int) -> float | None:
+        """Return 1 before `start`, then 1 / (k + 1) for the k-th sampled weights, otherwise None."""
         number, left = divmod(step + 1 - round(self.start * self.run.total_steps), self.every)
         return 1.0 if number < 0 else 1 / (number + 1) if left == 0 else None

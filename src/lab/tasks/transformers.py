@@ -1,4 +1,4 @@
-"""Models of Hugging Face's transformers: their arguments and outputs. docs/hugging_face.md"""
+"""Supervised training of models of Hugging Face's transformers; see docs/hugging_face.md."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from lab.tasks.supervised import Supervised
 
 
 class Transformers(Supervised):
-    """batch["x"]: (B, L) token ids, padded on the right where there is "x_length", (B,). The criterion and the metrics
-    are given the model's logits: (B, C) with "y" (B,), or (B, L, V) with "y" (B, L), -100 where there is no target.
+    """batch["x"]: (B, L) token ids; if the batch has "x_length", (B,), they are padded on the right to L.
 
-    Where "y" is (B, L), samples are weighted by their targets, as in task=language.
+    The criterion and the metrics are called with the model's logits: (B, C) with labels "y" (B,), or (B, L, V) with
+    labels "y" (B, L) that are -100 at positions without a target. If "y" is (B, L), samples are weighted by their
+    number of targets, as in task=language.
     """
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the logits."""
         ids, lengths = batch["x"].long(), batch.get("x_length")
         mask = None
         if lengths is not None:
@@ -24,4 +26,5 @@ class Transformers(Supervised):
         return model(input_ids=ids, attention_mask=mask).logits
 
     def weights(self, batch: Batch) -> Tensor | None:
+        """Return the number of targets of each sample, (B,); None if each sample has one label."""
         return (batch["y"] != -100).sum(1) if batch["y"].dim() == 2 else None

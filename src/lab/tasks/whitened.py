@@ -1,5 +1,5 @@
-"""Classification of images, after airbench (Jordan 2024, github.com/KellerJordan/cifar10-airbench): a first layer that
-is computed from the training images, kernels that keep their norm, evaluations that average over views of an image."""
+"""Image classification after airbench (Jordan 2024, github.com/KellerJordan/cifar10-airbench): the first layer is
+computed from the training images, kernels keep their norm, and evaluations average over several views of an image."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from samebits.schema import Count
 
 
 class Whitened(Supervised):
-    """As Supervised; a new run first calls model.whiten(images), with the first `count` images of training, and each
-    update ends with model.normalize(), where the model has it.
+    """Supervised training that calls model.whiten(images) at the start of a new run, with the first `count` training
+    images, and model.normalize() (if the model has it) after each update.
 
-    views: of an image (B, C, H, W), over which evaluations and predictions average the outputs: VIEWS. path, group,
-    dataset, mean, std: without use; runs of before have them.
+    views: number of views of an image over which evaluations and predictions average the outputs; one of VIEWS. path,
+    group, dataset, mean, std: not used; configs of old runs contain them.
     """
 
     uses_rng = False  # `project` draws no random numbers
-    VIEWS = (1, 2, 6)  # the image; and its mirror image; and both moved by a pixel, up and left, or down and right
+    VIEWS = (1, 2, 6)  # image; + its mirror image; + both shifted by a pixel up and left, and down and right
 
     def __init__(
         self,
@@ -41,15 +41,17 @@ class Whitened(Supervised):
     ) -> None:
         super().__init__(criterion, metrics)
         if views not in self.VIEWS:
-            raise ConfigError(f"task.views={views}: one of {', '.join(map(str, self.VIEWS))}")
+            raise ConfigError(f"task.views={views}: must be one of {', '.join(map(str, self.VIEWS))}")
         self.views, self.count = views, count
 
     def project(self, model: nn.Module) -> None:
+        """Normalize the kernels, if the model has `normalize`."""
         normalize: Any = getattr(model, "normalize", None)
         if normalize is not None:
             normalize()
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
+        """Return the logits; in eval mode their mean over the views."""
         x = batch["x"]
         if model.training or self.views == 1:
             return model(x)
@@ -60,6 +62,8 @@ class Whitened(Supervised):
         return (mirrored(model, x) + (moved[0] + moved[1]) / 2) / 2
 
     def initialize(self, model: nn.Module, batches: Iterator[Batch]) -> str:
+        """Compute the first layer from the first `count` training images. Raise ConfigError if the model has no
+        `whiten`."""
         whiten: Any = getattr(model, "whiten", None)
         if whiten is None:
             raise ConfigError(f"task=whitened: {type(model).__name__} has no layer to whiten - use model=cifar_fast")
@@ -71,5 +75,5 @@ class Whitened(Supervised):
 
 
 def mirrored(model: nn.Module, x: Tensor) -> Tensor:
-    """The mean of the outputs for images and for their mirror images."""
+    """Return the mean of the outputs for images and for their mirror images."""
     return (model(x) + model(x.flip(-1))) / 2

@@ -1,4 +1,5 @@
-"""Mirror images in every other epoch (Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU")."""
+"""Alternating flip: mirror images in every other epoch (Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single
+GPU")."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ from samebits.schema import Count
 
 
 class AlternatingFlip(_PerField):
-    """Half of the images are mirrored, left and right, in even epochs, the other half in odd ones: two epochs show each
-    image both ways, where independent draws show a half of them twice the same.
+    """Mirror half of the images horizontally in even epochs, and the other half in odd epochs.
 
-    Which half is drawn from the bits of the image itself, as its row in the file is unknown here. So put this before
-    other random transforms. epoch_samples: samples of one epoch.
+    Two epochs therefore contain both versions of each image; with independent flips, half of the images would have the
+    same version twice. Which half an image is in is computed from its pixels, because its row is not known here: put
+    this transform before other random transforms. epoch_samples: number of samples in one epoch.
     """
 
     random = True
@@ -28,9 +29,11 @@ class AlternatingFlip(_PerField):
         self._epoch_samples, self._draws = epoch_samples, SampleRNG(seed, "AlternatingFlip")
 
     def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
-        # a sum of integers is the same on any device; the bits of one element may be those of many images' backgrounds
+        """Return True for images to mirror, (B,)."""
+        # all pixels, because many images may share a background; as integers, whose sum is equal on all devices
         image = x.float().contiguous().view(torch.int32).flatten(1).sum(1)
         return (self._draws.below(image, (2,))[:, 0] + numbers // self._epoch_samples) % 2 == 1
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return the images, mirrored if drawn."""
         return torch.where(drawn.view(-1, 1, 1, 1), x.flip(-1), x)

@@ -1,12 +1,13 @@
-"""TrivialAugment (Müller and Hutter 2021, "TrivialAugment: Tuning-free Yet State-of-the-Art Data Augmentation"), its
-wide space: one random change an image, of 14 kinds, at a random strength, with the values that Pillow computes.
+"""TrivialAugment, wide space (Müller and Hutter 2021, "TrivialAugment: Tuning-free Yet State-of-the-Art Data
+Augmentation"): apply one of 14 operations to each image, at a random strength, with the same results as Pillow.
 
-Each image goes through one chain of which all steps but its own change nothing, so the host decides nothing:
+All images go through all of these stages. For an image, every stage but that of its own operation is the identity, so
+the device does not wait for a decision of the host:
 
-    a table of 256 values for each channel      brightness, contrast, posterize, solarize, autocontrast, equalize
-    towards grey, or away from it               color
-    towards a smoothed image, or away from it   sharpness
-    each pixel from another place, or black     shear, translate, rotate
+    lookup table of 256 values per channel           brightness, contrast, posterize, solarize, autocontrast, equalize
+    interpolation with the gray image                color
+    interpolation with a smoothed image              sharpness
+    copy each pixel from another position, or black  shear, translate, rotate
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from samebits.data import SampleRNG
 from samebits.errors import ConfigError
 
 LEVELS = 31
-BY_LEVEL: dict[str, Callable[[Tensor], Tensor]] = {  # of a level between 0 and 1
-    "shear_x": lambda level: 0.99 * level,  # pixels a pixel
+BY_LEVEL: dict[str, Callable[[Tensor], Tensor]] = {  # strength as a function of a level in [0, 1]
+    "shear_x": lambda level: 0.99 * level,  # pixels per pixel
     "shear_y": lambda level: 0.99 * level,
     "translate_x": lambda level: (32 * level).floor(),  # pixels
     "translate_y": lambda level: (32 * level).floor(),
     "rotate": lambda level: 135 * level,  # degrees
-    "brightness": lambda level: 0.99 * level,  # beside 1, the factor that changes nothing
+    "brightness": lambda level: 0.99 * level,  # difference of the factor from 1, which is the identity
     "color": lambda level: 0.99 * level,
     "contrast": lambda level: 0.99 * level,
     "sharpness": lambda level: 0.99 * level,
-    # from here on without a sign
-    "posterize": lambda level: 2 ** (6 * level).round(),  # a pixel becomes a multiple of it
-    "solarize": lambda level: 255 - 255 * level,  # pixels from here on are inverted
+    # the operations below have no sign
+    "posterize": lambda level: 2 ** (6 * level).round(),  # pixels are rounded down to a multiple of it
+    "solarize": lambda level: 255 - 255 * level,  # pixels of at least this value are inverted
     "identity": torch.zeros_like,
     "autocontrast": torch.zeros_like,
     "equalize": torch.zeros_like,
@@ -45,8 +46,8 @@ SIGNED = KINDS.index("posterize")
 
 
 class TrivialAugment(_PerField):
-    """Images (B, C, H, W) of one channel or three, uint8 or floating point in [0, 1]; floats are rounded to 8 bits. Put
-    it before Normalize, and behind what crops and resizes."""
+    """Apply TrivialAugment to images (B, C, H, W) with one or three channels, uint8 or floating point in [0, 1]. Floats
+    are rounded to 8 bits. Put it after crops and resizes, and before Normalize."""
 
     random = True
     dims = (4,)
@@ -58,16 +59,17 @@ class TrivialAugment(_PerField):
         self._draws = SampleRNG(seed, "TrivialAugment")
 
     def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
-        """(B, 2): the number of its kind, its strength."""
+        """Return the index in KINDS and the strength for each image, (B, 2)."""
         kind, level, minus = self._draws.below(numbers, (len(KINDS), LEVELS, 2)).unbind(1)
         value = self._values.on(x.device)[kind, level]
         return torch.stack([kind.float(), torch.where((minus == 1) & (kind < SIGNED), -value, value)], 1)
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return the changed images. Raise ConfigError for other channels or dtypes."""
         if x.shape[1] not in (1, 3) or not (x.dtype == torch.uint8 or x.is_floating_point()):
             raise ConfigError(
-                "data.transforms: TrivialAugment takes images of one or three channels, uint8 or floats between 0 and "
-                f"1, not {x.dtype} of {tuple(x.shape)}"
+                "data.transforms: TrivialAugment requires images with one or three channels, uint8 or floats in "
+                f"[0, 1], got {x.dtype} of {tuple(x.shape)}"
             )
         kind, value = drawn.unbind(1)
 
@@ -83,19 +85,19 @@ class TrivialAugment(_PerField):
 
 
 def blended(none: Tensor, x: Tensor, factor: Tensor) -> Tensor:
-    """Factor 0: none; 1: x; cut to whole numbers, as Pillow does it."""
+    """Return none + factor * (x - none), rounded down to integers as in Pillow."""
     return (none + factor * (x - none)).clamp(0, 255).floor()
 
 
 def grey(x: Tensor) -> Tensor:
-    """(B, C, H, W) -> (B, 1, H, W), ITU-R BT.601 in 16 bits, which float32 holds."""
+    """Return gray images, (B, C, H, W) -> (B, 1, H, W): ITU-R BT.601 in 16 bits, which float32 represents exactly."""
     if x.shape[1] == 1:
         return x
     return ((19595 * x[:, :1] + 38470 * x[:, 1:2] + 7471 * x[:, 2:] + 32768) / 65536).floor()
 
 
 def smoothed(x: Tensor) -> Tensor:
-    """The mean of 3 x 3 pixels, in which the middle counts five times; at the border x."""
+    """Return the mean of 3 x 3 pixels, with weight 5 for the center; x at the border."""
     height, width = x.shape[2:]
     rows, columns = torch.arange(height, device=x.device), torch.arange(width, device=x.device)
     inside = ((rows > 0) & (rows < height - 1))[:, None] & (columns > 0) & (columns < width - 1)
@@ -104,7 +106,7 @@ def smoothed(x: Tensor) -> Tensor:
 
 
 def with_tables(x: Tensor, kind: Tensor, strength: Callable[[str, float], Tensor]) -> Tensor:
-    """x: whole numbers below 256, each replaced by its entry of the image's and channel's table."""
+    """Replace each value by its entry in the lookup table of its image and channel. x: integers below 256."""
     size, channels, height, width = x.shape
     places = x.long() + 256 * torch.arange(size * channels, device=x.device).view(size, channels, 1, 1)
     places = places.flatten()
@@ -124,7 +126,7 @@ def with_tables(x: Tensor, kind: Tensor, strength: Callable[[str, float], Tensor
 
     table = only("autocontrast", stretched, high > low, old.expand(size, channels, 256))
     table = only("equalize", equal, step > 0, table)
-    # in whole numbers: a sum that no order of adding changes
+    # as integers, because their sum does not depend on the order
     mean = (grey(x).sum((1, 2, 3), dtype=torch.int64) / (height * width) + 0.5).floor().view(-1, 1, 1)
     table = blended(torch.zeros_like(mean), table, 1 + strength("brightness", 0).view(-1, 1, 1))
     table = blended(mean, table, 1 + strength("contrast", 0).view(-1, 1, 1))
@@ -135,11 +137,11 @@ def with_tables(x: Tensor, kind: Tensor, strength: Callable[[str, float], Tensor
 
 
 def moved(x: Tensor, strength: Callable[[str, float], Tensor]) -> Tensor:
-    """Each pixel is the nearest one of its source: sheared about the corner, turned about the middle; outside is 0."""
+    """Shear around the corner, rotate around the center, and translate, by nearest neighbor. Pixels outside are 0."""
     height, width = x.shape[2:]
     turn = strength("rotate", 0) * (math.pi / 180)
     cos, sin = turn.cos(), turn.sin()
-    # the source of (x, y): (cos x + right y + from_x, down x + cos y + from_y)
+    # (x, y) is copied from (cos x + right y + from_x, down x + cos y + from_y)
     right, down = strength("shear_x", 0) - sin, strength("shear_y", 0) + sin
     from_x = strength("translate_x", 0) + (width - cos * width + sin * height) / 2
     from_y = strength("translate_y", 0) + (height - sin * width - cos * height) / 2

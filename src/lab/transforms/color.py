@@ -1,4 +1,4 @@
-"""Random changes of an image's colours, as torchvision's ColorJitter has them but for their order."""
+"""Random changes of an image's colors, as in torchvision's ColorJitter but in a fixed order."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ GREY = (0.299, 0.587, 0.114)  # of red, green, blue: ITU-R BT.601
 
 
 class ColorJitter(_PerField):
-    """Images (B, 3, H, W), floating point in [0, 1]: brightness, contrast, saturation and hue, in this order, each by a
-    factor of an image's own. Put it behind ToFloat and before Normalize.
+    """Change brightness, contrast, saturation and hue, in this order, of images (B, 3, H, W), floating point in [0, 1].
+    Each image has its own random factors. Put it after ToFloat and before Normalize.
 
-    brightness, contrast, saturation: a factor is drawn evenly between 1 - value and 1 + value, but not below 0. hue: a
-    part of the circle of hues, at most 0.5, by which each is turned to either side."""
+    brightness, contrast, saturation: the factor is uniform between max(0, 1 - value) and 1 + value. hue: the shift is
+    uniform between -value and value; 1 is the whole circle of hues. Raise ConfigError if hue > 0.5.
+    """
 
     random = True
     dims = (4,)
@@ -36,19 +37,20 @@ class ColorJitter(_PerField):
     ) -> None:
         super().__init__(field)
         if hue > 0.5:
-            raise ConfigError(f"data.transforms: ColorJitter.hue={hue}: at most 0.5, half of the circle")
+            raise ConfigError(f"data.transforms: ColorJitter.hue={hue}: must be <= 0.5, half of the circle")
         self._most, self._hue, self._draws = (brightness, contrast, saturation), hue, SampleRNG(seed, "ColorJitter")
 
     def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
-        """(B, 4): three factors, and the turn of the hue."""
+        """Return three factors and the shift of the hue, (B, 4)."""
         drawn = 2 * self._draws.uniform(numbers, 4) - 1
         factors = [(1 + drawn[:, i] * most).clamp(min=0) for i, most in enumerate(self._most)]
         return torch.stack([*factors, drawn[:, 3] * self._hue], 1)
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return the changed images. Raise ConfigError for other channels or dtypes."""
         if x.shape[1] != 3 or not x.is_floating_point():
             raise ConfigError(
-                f"data.transforms: ColorJitter takes colours as floats, (B, 3, H, W), not {x.dtype} of {tuple(x.shape)}"
+                f"data.transforms: ColorJitter requires floats (B, 3, H, W), got {x.dtype} of {tuple(x.shape)}"
             )
         bright, contrast, saturation, hue = drawn.to(x.dtype).view(-1, 4, 1, 1, 1).unbind(1)
         x = (x * bright).clamp(0, 1)
@@ -58,18 +60,18 @@ class ColorJitter(_PerField):
 
 
 def grey(x: Tensor) -> Tensor:
-    """(B, 3, H, W) -> (B, 1, H, W)."""
+    """Return gray images, (B, 3, H, W) -> (B, 1, H, W)."""
     red, green, blue = x.unbind(1)
     return (GREY[0] * red + GREY[1] * green + GREY[2] * blue).unsqueeze(1)
 
 
 def mixed(x: Tensor, towards: Tensor, share: Tensor) -> Tensor:
-    """share of x, the rest of `towards`; beyond 1 away from it."""
+    """Return towards + share * (x - towards), clipped to [0, 1]."""
     return (towards + share * (x - towards)).clamp(0, 1)
 
 
 def turned(x: Tensor, by: Tensor) -> Tensor:
-    """The hue of (B, 3, H, W) turned by a part of the circle, in the model of hue, saturation and value."""
+    """Return x, (B, 3, H, W), with the hue (of HSV) shifted by a fraction of the circle."""
     value, chroma = x.amax(1), x.amax(1) - x.amin(1)
     red, green, blue = x.unbind(1)
     safe = torch.where(chroma > 0, chroma, 1)
@@ -79,7 +81,7 @@ def turned(x: Tensor, by: Tensor) -> Tensor:
         torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
     )
     hue = sector / 6 + by.squeeze(1)
-    # of a channel: how far its own hue lies from this one, in sectors of 60 degrees
+    # distance of each channel's hue from this hue, in sectors of 60 degrees
     own = torch.tensor([5.0, 3.0, 1.0], device=x.device, dtype=x.dtype).view(1, 3, 1, 1)
     place = (own + 6 * hue.unsqueeze(1)) % 6
     return value.unsqueeze(1) - chroma.unsqueeze(1) * torch.minimum(place, 4 - place).clamp(0, 1)

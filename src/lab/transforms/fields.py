@@ -1,9 +1,9 @@
-"""Transforms of whole batches on the device. Randomness is a pure function of (seed, global sample number).
+"""Transforms of whole batches on the device. Random numbers are a pure function of (seed, sample id).
 
-A transform is `(batch, numbers) -> batch`; numbers: (B,) int64 global sample numbers, on the batch's device. Those
-with `random = True` are left out in evaluation. `field` is one field or a list: all fields of a list (an image and its
-mask) get the same random numbers. So do two transforms of one class and seed: give one of them another `seed` to make
-them independent. Images are (B, C, H, W).
+A transform is `(batch, numbers) -> batch`; numbers: sample ids, (B,) int64, on the device of the batch. Transforms with
+`random = True` are not used in evaluations. `field` is one field or a list: all fields of a list (an image and its
+mask) get the same random numbers. Two transforms with the same class and seed get the same random numbers too: use
+different seeds to make them independent. Images are (B, C, H, W).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Transform = Callable[[Batch, Tensor], Batch]
 
 
 def compose(transforms: Iterable[Transform], training: bool) -> Transform | None:
-    """Returns the transforms as one, without the random ones in evaluation; None if there are none."""
+    """Return the transforms as one transform; None if there are none. training: False to exclude the random ones."""
     chosen = [t for t in transforms if training or not getattr(t, "random", False)]
 
     def apply(batch: Batch, numbers: Tensor) -> Batch:
@@ -37,27 +37,30 @@ def compose(transforms: Iterable[Transform], training: bool) -> Transform | None
 
 
 class OnDevices:
-    """A constant, copied once to each device that asks: trainer=dp has a thread for each GPU."""
+    """A constant tensor that is copied once to each device that uses it, because trainer=dp has a thread for each
+    GPU."""
 
     def __init__(self, value: Tensor) -> None:
         self._value, self._copies = value, {value.device: value}
 
     def on(self, device: torch.device) -> Tensor:
+        """Return the constant on this device."""
         if device not in self._copies:
             self._copies[device] = self._value.to(device)
         return self._copies[device]
 
 
 class _PerField:
-    """`prepare` draws random numbers once per batch; `apply` transforms each field with them."""
+    """The base class: `prepare` draws random numbers once per batch, `apply` transforms each field with them."""
 
-    dims: tuple[int, ...] = ()  # allowed numbers of dimensions of a field, with the batch's; empty: any
-    one_size = False  # whether all fields must have one height and width, as pixels of the first say what is cut out
+    dims: tuple[int, ...] = ()  # allowed numbers of dimensions, including the batch's; empty: any
+    one_size = False  # True: all fields must have the same height and width, because a crop is computed from the first
 
     def __init__(self, field: str | Sequence[str]) -> None:
         self.fields = [field] if isinstance(field, str) else list(field)
 
     def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
+        """Return the batch with transformed fields. Raise ConfigError if a field is missing or has another shape."""
         missing = [field for field in self.fields if field not in batch]
         if missing:
             raise ConfigError(
@@ -66,22 +69,24 @@ class _PerField:
         for field in self.fields:
             if self.dims and batch[field].ndim not in self.dims:
                 raise ConfigError(
-                    f"data.transforms: {type(self).__name__} takes images, (B, C, H, W), and field={field!r} is "
+                    f"data.transforms: {type(self).__name__} requires images (B, C, H, W), but field={field!r} is "
                     f"{tuple(batch[field].shape)}"
                 )
         sizes = [tuple(batch[field].shape[-2:]) for field in self.fields] if self.one_size else []
         if len(set(sizes)) > 1:
             raise ConfigError(
-                f"data.transforms: {type(self).__name__}.field={self.fields}: they are {sizes} pixels, and the same "
-                "are cut out of each - give fields of one height and width, or put Resize before it"
+                f"data.transforms: {type(self).__name__}.field={self.fields}: their sizes are {sizes} pixels, but "
+                "must be equal, because all get the same crop - put Resize before it, or use other fields"
             )
         drawn = self.prepare(batch[self.fields[0]], numbers)
         return {**batch, **{field: self.apply(batch[field], drawn) for field in self.fields}}
 
     def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+        """Return the random numbers of the batch. x: the first field."""
         return numbers
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return the transformed field."""
         raise NotImplementedError
 
 
@@ -89,10 +94,12 @@ KEPT = "their values are kept"
 
 
 class ToFloat(_PerField):
-    """The field as float32. Pixels are divided by the largest value of their type (uint8: 255), others are not.
+    """Convert the field to float32. Pixels are divided by the largest value of their dtype (uint8: 255), other values
+    are not.
 
-    pixels: images: unsigned integers of 8 or 16 bits with two or more sides a sample. integers: all of 8 and 16 bits,
-    as in runs before this option; wider ones are refused then."""
+    pixels: which fields contain pixels. "images": uint8 and uint16 with two or more dimensions per sample. "integers":
+    all integers of 8 and 16 bits, as in runs before this option; ConfigError for wider integers.
+    """
 
     random = False
 
@@ -101,27 +108,28 @@ class ToFloat(_PerField):
         self.pixels = pixels
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return x as float32. Raise ConfigError for complex values and, if pixels=integers, wide integers."""
         if x.is_floating_point() or x.dtype == torch.bool:
             return x.float()
         if x.is_complex():
             raise ConfigError(
                 f"data.transforms: ToFloat.field={self.fields[0]!r} is {dtype_name(x.dtype)}: float32 "
-                "would lose its imaginary parts - use a transform of your own, with torch.view_as_real, say, or leave "
-                "this one out, ~data.transforms.to_float"
+                "would lose the imaginary parts - use your own transform, e.g. with torch.view_as_real, or remove "
+                "this one, ~data.transforms.to_float"
             )
         if self.pixels == "images" and not (x.dtype in (torch.uint8, torch.uint16) and x.ndim > 2):
             return x.float()
         if x.dtype in (torch.int32, torch.int64):
             raise ConfigError(
-                f"data.transforms: ToFloat.field={self.fields[0]!r} is {dtype_name(x.dtype)}: numbers, "
-                "not pixels; divided by the largest one of that type they would be 0 to a model - use "
-                "lab.transforms.fields.Cast, which keeps their values"
+                f"data.transforms: ToFloat.field={self.fields[0]!r} is {dtype_name(x.dtype)}: not pixels; "
+                "divided by the largest value of this dtype, the values would be almost 0 - use "
+                "lab.transforms.fields.Cast, which keeps the values"
             )
         return x.float() / torch.iinfo(x.dtype).max
 
     def describe(self, spec: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> list[str]:
-        """spec: field -> (shape of a sample, dtype). A line of each field of integers or float64, of what becomes of
-        it."""
+        """Return a line for each field of integers or float64 that describes its conversion. spec: {field: (shape of a
+        sample, dtype)}."""
         lines = []
         for field in self.fields:
             shape, dtype = spec.get(field, ((), torch.float32))
@@ -136,27 +144,29 @@ class ToFloat(_PerField):
 
 
 class Cast(_PerField):
-    """The field as float32, unscaled: for counts and measurements of any dtype."""
+    """Convert the field to float32 without scaling: for counts and measurements of any dtype."""
 
     random = False
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return x as float32."""
         return x.float()
 
 
 class ChannelsFirst(_PerField):
-    """(B, H, W, C) -> (B, C, H, W), a view. Put it before all other transforms, and set data.input_shape."""
+    """Change (B, H, W, C) to (B, C, H, W), as a view. Put it before all other transforms, and set data.input_shape."""
 
     random = False
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return x as (B, C, H, W). Raise ConfigError unless it has four dimensions."""
         if x.ndim != 4:
-            raise ConfigError(f"data.transforms: ChannelsFirst takes (B, H, W, C), and got {tuple(x.shape)}")
+            raise ConfigError(f"data.transforms: ChannelsFirst requires (B, H, W, C), got {tuple(x.shape)}")
         return x.permute(0, 3, 1, 2)
 
 
 class Normalize(_PerField):
-    """(x - mean) / std per channel; mean, std: one number per channel of (B, C, ...), or one for all."""
+    """Compute (x - mean) / std. mean, std: one number per channel of (B, C, ...), or one for all channels."""
 
     random = False
 
@@ -169,6 +179,7 @@ class Normalize(_PerField):
         self._numbers = OnDevices(torch.tensor([list(mean), list(std)]))
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return the normalized values. Raise ConfigError if dtype or channels do not fit."""
         if not x.is_floating_point():
             raise ConfigError(f"data.transforms: Normalize got {x.dtype}; put ToFloat before it")
         mean, std = self._numbers.on(x.device)
@@ -180,28 +191,32 @@ class Normalize(_PerField):
 
 
 class RandomFlip(_PerField):
-    """Each sample mirrored with probability 0.5 along `dim` (-1: left and right, -2: top and bottom)."""
+    """Mirror each sample with probability 0.5 along `dim` (-1: left and right, -2: top and bottom)."""
 
     random = True
 
     def __init__(self, field: str | Sequence[str], dim: int, seed: int) -> None:
         super().__init__(field)
         if dim == 0:
-            raise ValueError("dim must not be 0, which counts the samples; -1 is left and right, -2 top and bottom")
+            raise ValueError("dim must not be 0, the batch dimension; -1 is left and right, -2 top and bottom")
         self._dim, self._draws = dim, SampleRNG(seed, f"RandomFlip{dim}")
 
     def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+        """Return True for samples to mirror, (B,)."""
         return self._draws.below(numbers, (2,))[:, 0].bool()
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return the samples, mirrored if drawn."""
         if not 1 - x.ndim <= self._dim < x.ndim:
             raise ConfigError(f"data.transforms: RandomFlip.dim={self._dim}: the batch has the shape {tuple(x.shape)}")
         return torch.where(drawn.view(-1, *[1] * (x.ndim - 1)), x.flip(self._dim), x)
 
 
 class RandomCrop(_PerField):
-    """A window of `size` (H, W) at a random place of the image, which is first padded with `padding` pixels per side:
-    zeros (constant), or the image mirrored at its edge (reflect; floating point only)."""
+    """Crop a window of `size` (H, W) at a random position, after padding the image with `padding` pixels per side.
+
+    padding_mode: constant pads with zeros, reflect mirrors the image at its edge (floating point only).
+    """
 
     random = True
     dims = (3, 4)
@@ -223,6 +238,7 @@ class RandomCrop(_PerField):
         self._padding, self._draws = padding, SampleRNG(seed, "RandomCrop")
 
     def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+        """Return top and left of the windows, (B, 2). Raise ConfigError if the image is too small."""
         places = tuple(
             n + 2 * self._padding - m + 1 for n, m in zip(x.shape[-2:], (self._height, self._width), strict=True)
         )
@@ -234,26 +250,28 @@ class RandomCrop(_PerField):
         return self._draws.below(numbers, places)
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return the windows."""
         if x.ndim == 3:  # (B, H, W): one channel
             return self.apply(x.unsqueeze(1), drawn).squeeze(1)
         if self._mode == "reflect" and not (x.is_floating_point() and self._padding < min(x.shape[-2:])):
             raise ConfigError(
-                "data.transforms: RandomCrop.padding_mode=reflect takes floats (after ToFloat) whose sides are longer "
-                f"than padding={self._padding}, not {x.dtype} of {list(x.shape[-2:])} - padding_mode=constant takes all"
+                "data.transforms: RandomCrop.padding_mode=reflect requires floats (after ToFloat) with sides larger "
+                f"than padding={self._padding}, got {x.dtype} of {list(x.shape[-2:])} - or use padding_mode=constant"
             )
         padded = torch.nn.functional.pad(x, [self._padding] * 4, self._mode)
-        windows = padded.unfold(2, self._height, 1).unfold(3, self._width, 1)  # a view: every window of every sample
+        windows = padded.unfold(2, self._height, 1).unfold(3, self._width, 1)  # a view of every window of every sample
         return windows[torch.arange(len(x), device=x.device), :, drawn[:, 0], drawn[:, 1]]
 
 
 class _Rectangle(_PerField):
-    """Fills a rectangle of each image; drawn: (B, 4) int64 top, left, bottom, right."""
+    """The base class: fill a rectangle of each image. drawn: (B, 4) int64 top, left, bottom, right."""
 
     random = True
     dims = (4,)
     _value = 0.0
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return the images with filled rectangles."""
         top, left, bottom, right = drawn.view(-1, 4, 1).unbind(1)
         y, across = (torch.arange(n, device=x.device) for n in x.shape[-2:])
         inside = ((y >= top) & (y < bottom))[:, None, :, None] & ((across >= left) & (across < right))[:, None, None, :]
@@ -261,20 +279,24 @@ class _Rectangle(_PerField):
 
 
 class Cutout(_Rectangle):
-    """A square of side `size` around a random pixel is set to `value`; near the border it is cut off."""
+    """Cutout (DeVries & Taylor 2017): set a square of side `size` around a random pixel to `value`; it is clipped at
+    the border."""
 
     def __init__(self, field: str | Sequence[str], size: Count, value: float, seed: int) -> None:
         super().__init__(field)
         self._size, self._value, self._draws = size, value, SampleRNG(seed, "Cutout")
 
     def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+        """Return the squares, (B, 4)."""
         begin = self._draws.below(numbers, (x.shape[-2], x.shape[-1])) - self._size // 2
         return torch.cat([begin, begin + self._size], 1)
 
 
 class RandomErase(_Rectangle):
-    """With `probability`, sets a rectangle to `value`. area: [low, high] of its share of the image's area; ratio: [low,
-    high] of height / width."""
+    """Random erasing (Zhong et al. 2020): set a random rectangle to `value` with `probability`.
+
+    area: [low, high], fraction of the image's area. ratio: [low, high] of height / width.
+    """
 
     def __init__(
         self,
@@ -297,6 +319,7 @@ class RandomErase(_Rectangle):
         self._value, self._draws = value, SampleRNG(seed, "RandomErase")
 
     def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+        """Return the rectangles, (B, 4); empty ones with 1 - probability."""
         height, width = x.shape[-2:]
         erased, area, ratio, y, left = self._draws.uniform(numbers, 5).unbind(1)
         area = (self._area[0] + area * (self._area[1] - self._area[0])) * (height * width)

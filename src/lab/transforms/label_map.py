@@ -1,4 +1,4 @@
-"""Label maps from labels of whole images."""
+"""Compute label maps from labels of whole images."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from samebits.schema import Share
 
 
 class LabelMap:
-    """Replaces `target`, (B,) the class of what an image shows, by (B, H, W) int64: 1 + class where the image, `field`,
-    (B, C, H, W), is brighter than `threshold` in its first channel, else 0: background. Without labels, as when new
-    images are predicted, it does nothing."""
+    """Replace the labels `target`, (B,), by label maps, (B, H, W) int64: 1 + label at pixels that are brighter than
+    `threshold` in the first channel of `field`, (B, C, H, W), otherwise 0 (background).
+
+    It does nothing if the batch has no labels, e.g. in predictions for new images.
+    """
 
     def __init__(self, field: str, target: str, threshold: Share) -> None:
         self.field, self.target, self.threshold = field, target, threshold
 
     def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
+        """Return the batch with label maps. Raise ConfigError if it lacks the images."""
         if self.target not in batch:
             return batch
         if self.field not in batch:

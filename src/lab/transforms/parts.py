@@ -1,4 +1,4 @@
-"""Transforms of a part of a batch: those of data=mixed, where each part has its own."""
+"""Apply the transforms of each part of data=mixed to its samples in a batch."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ from samebits.errors import ConfigError
 
 
 def filling(dtype: torch.dtype) -> int | float | bool:
-    """What stands where a part lacks a field: no number of a class."""
+    """Return the value of a field that a part lacks; it is not a valid label."""
     if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
         return 0
     return -1 if dtype.is_signed else torch.iinfo(dtype).max
 
 
 class PartTransforms:
-    """part_of: rows -> which part, on the host, so that nothing waits for the device. fields: {part: those it has};
-    of the others its transforms see none. transforms: {part: its own}. prepared: a chain -> what is called for it."""
+    """A transform that applies to each sample the transforms of its part.
+
+    part_of: rows -> index of the part; it runs on the host, so that nothing waits for the device. fields: {part: its
+    fields}; its transforms get only these. transforms: {part: its transforms}. prepared: chain -> the function to call
+    for it, e.g. compiled.
+    """
 
     takes_rows = True
 
@@ -39,9 +43,12 @@ class PartTransforms:
         self.fields = [[*names, "set"] for names in fields.values()]
         chains = [compose(transforms[name], training) for name in self.names]
         self.chains = [None if chain is None else prepared(chain) for chain in chains]
-        self._specs: list[dict[str, tuple[torch.Size, torch.dtype]]] = [{} for _ in self.names]  # of what a chain gives
+        # output fields of each chain
+        self._specs: list[dict[str, tuple[torch.Size, torch.dtype]]] = [{} for _ in self.names]
 
     def __call__(self, batch: Batch, numbers: Tensor, rows: np.ndarray) -> Batch:
+        """Return the transformed batch. rows: (B,) rows of the data set. Raise ConfigError if parts return different
+        fields."""
         of = self.part_of(rows)
         groups = [np.flatnonzero(of == k) for k in range(len(self.names))]
         order = np.concatenate(groups)
@@ -61,10 +68,10 @@ class PartTransforms:
         return {field: column(field, spec)[places[1]] for field, spec in fields.items()}
 
     def _of_part(self, k: int, batch: Batch, numbers: Tensor, at: Tensor) -> Batch:
-        """The samples of one part, transformed; of a part without a sample here, none."""
+        """Return the transformed samples of one part; {} if it has none in this batch."""
         if not len(at) and self._specs[k]:
             return {}
-        # what its transforms make of a sample is found by two others, which are dropped
+        # to find the output fields of a part without samples, transform two other samples and drop them
         taken = at if len(at) else at.new_zeros(2)
         part = {field: batch[field][taken] for field in self.fields[k]}
         chain = self.chains[k]
@@ -72,7 +79,7 @@ class PartTransforms:
         self._specs[k] = {field: (values.shape[1:], values.dtype) for field, values in done.items()}
         wrong = next((values for values in done.values() if len(values) != len(taken)), None)
         if wrong is not None:
-            raise ConfigError(f"data.parts.{self.names[k]}.transforms: made {len(wrong)} samples of {len(taken)}")
+            raise ConfigError(f"data.parts.{self.names[k]}.transforms: returned {len(wrong)} samples for {len(taken)}")
         return done if len(at) else {}
 
     def _check_alike(self) -> None:
@@ -83,8 +90,8 @@ class PartTransforms:
                 if spec != other:
                     one, two = (described(*one) for one in (spec, other))
                     raise ConfigError(
-                        f"data.parts.{name}.transforms: make the field {field!r} {one}, and those of "
-                        f"data.parts.{home} {two}: a batch holds both, so they must agree"
+                        f"data.parts.{name}.transforms: the field {field!r} becomes {one}, but in "
+                        f"data.parts.{home} {two}: they must agree, because a batch contains both"
                     )
 
 

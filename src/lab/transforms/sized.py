@@ -1,6 +1,9 @@
-"""Images of another size: random parts, resized (Szegedy et al. 2015, "Going deeper with convolutions"), and what is
-scored. Resizing is antialiased, as PIL and torchvision do it, by two products with matrices of weights: on a GPU these
-cost next to nothing, and each image may have a part of its own."""
+"""Transforms that change the size of images: random resized crop (Szegedy et al. 2015, "Going deeper with
+convolutions"), resize and center crop.
+
+Resizing is antialiased as in PIL and torchvision. It is computed as two products with weight matrices, which is cheap
+on a GPU and allows a different crop for each image.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from samebits.data import SampleRNG
 from samebits.errors import ConfigError
 from samebits.schema import Count, Positive, Share
 
-TRIES = 10  # parts that are drawn for each image; the first one that lies within it is taken
+TRIES = 10  # crops that are drawn for each image; the first one inside the image is used
 
 
 class _Sized(_PerField):
-    """Of a list of fields one of three dimensions is a map of labels, (B, H, W): its values are taken, not mixed."""
+    """The base class. A field (B, H, W) in a list of fields is a label map and is resized by nearest neighbor."""
 
     dims = (3, 4)
 
@@ -31,10 +34,11 @@ class _Sized(_PerField):
 
 
 class RandomResizedCrop(_Sized):
-    """A random part of the image, resized to `size` (H, W).
+    """Crop a random part of the image and resize it to `size` (H, W).
 
-    area: [low, high] of its share of the image's area. ratio: [low, high] of width / height, drawn evenly on a log
-    scale. Where no part of TRIES fits, the largest one in the middle whose ratio is allowed."""
+    area: [low, high], fraction of the image's area. ratio: [low, high] of width / height, uniform on a log scale. If
+    none of TRIES random crops fits, use the largest center crop with an allowed ratio.
+    """
 
     random = True
     one_size = True
@@ -56,7 +60,7 @@ class RandomResizedCrop(_Sized):
         self._area, self._ratio, self._draws = list(area), list(ratio), SampleRNG(seed, "RandomResizedCrop")
 
     def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
-        """(B, 4) int64: top, left, height, width."""
+        """Return top, left, height and width of the crops, (B, 4) int64."""
         height, width = x.shape[-2:]
         drawn = self._draws.uniform(numbers, 2 * TRIES + 2)
         areas, ratios = drawn[:, :TRIES], drawn[:, TRIES : 2 * TRIES]
@@ -65,7 +69,7 @@ class RandomResizedCrop(_Sized):
         ratios = torch.exp(low + ratios * (high - low))
         wide, tall = (areas * ratios).sqrt().round().long(), (areas / ratios).sqrt().round().long()
         fits = (wide > 0) & (wide <= width) & (tall > 0) & (tall <= height)
-        first = fits.to(torch.uint8).argmax(1, keepdim=True)  # of equal ones the first
+        first = fits.to(torch.uint8).argmax(1, keepdim=True)  # argmax returns the first one that fits
         middle = min(max(width / height, self._ratio[0]), self._ratio[1])
         whole = (min(height, max(1, round(width / middle))), min(width, max(1, round(height * middle))))
         found = fits.any(1)
@@ -77,45 +81,50 @@ class RandomResizedCrop(_Sized):
         return torch.stack([top, left, rows, columns], 1)
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return the resized crops."""
         return resampled(x, drawn, self.height, self.width)
 
 
 class Resize(_Sized):
-    """The whole image, resized to `size` (H, W)."""
+    """Resize the whole image to `size` (H, W)."""
 
     random = False
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return the resized images."""
         whole = torch.tensor([0, 0, *x.shape[-2:]], device=x.device).expand(len(x), 4)
         return resampled(x, whole, self.height, self.width)
 
 
 class CenterCrop(_Sized):
-    """The middle of the image, `size` (H, W); one that has this size already stays."""
+    """Crop the center of the image, `size` (H, W). Images that have this size do not change."""
 
     random = False
     one_size = True
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return the center crops. Raise ConfigError if an image is smaller."""
         height, width = x.shape[-2:]
         if height < self.height or width < self.width:
             size = [self.height, self.width]
-            raise ConfigError(f"data.transforms: CenterCrop.size={size}: larger than the image, {[height, width]}")
+            raise ConfigError(f"data.transforms: CenterCrop.size={size} is larger than the image {[height, width]}")
         top, left = (height - self.height) // 2, (width - self.width) // 2
         return x[..., top : top + self.height, left : left + self.width]
 
 
 def resampled(x: Tensor, parts: Tensor, height: int, width: int) -> Tensor:
-    """x: (B, C, H, W) floating point, or labels (B, H, W); parts: (B, 4) int64 top, left, height, width -> the same of
-    this height and width. Of labels those of the nearest pixels."""
+    """Return the crops `parts` of x, resized to (height, width). x: (B, C, H, W) floating point, or labels (B, H, W),
+    which are resized by nearest neighbor. parts: (B, 4) int64 top, left, height, width. Raise ConfigError for integer
+    images."""
     if x.dim() == 3:
         y = nearest(parts[:, 0], parts[:, 2], height)[:, :, None]
         return x[
             torch.arange(len(x), device=x.device)[:, None, None], y, nearest(parts[:, 1], parts[:, 3], width)[:, None]
         ]
     if not x.is_floating_point():
-        raise ConfigError(f"data.transforms: images are resized as floats, not as {x.dtype}; put ToFloat before it")
-    exact = torch.promote_types(x.dtype, torch.float32)  # half precision has no place for each pixel of a large image
+        raise ConfigError(f"data.transforms: resizing requires floats, got {x.dtype}; put ToFloat before it")
+    # half precision cannot represent each pixel position of a large image
+    exact = torch.promote_types(x.dtype, torch.float32)
     top, left, rows, columns = parts.to(exact).unbind(1)
     down = weights(top, rows, x.shape[-2], height).to(x.dtype)
     across = weights(left, columns, x.shape[-1], width).to(x.dtype)
@@ -124,14 +133,17 @@ def resampled(x: Tensor, parts: Tensor, height: int, width: int) -> Tensor:
 
 
 def nearest(begin: Tensor, length: Tensor, target: int) -> Tensor:
-    """(B, target) int64: the source pixels under the middles of the target's."""
-    places = 2 * torch.arange(target, device=begin.device) + 1  # in whole numbers, so alike on every device
+    """Return the source pixel at the center of each target pixel, (B, target) int64."""
+    places = 2 * torch.arange(target, device=begin.device) + 1  # integers, so equal on every device
     return begin[:, None] + places * length[:, None] // (2 * target)
 
 
 def weights(begin: Tensor, length: Tensor, source: int, target: int) -> Tensor:
-    """(B, target, source): how much of each source pixel is in each target pixel, for parts that begin and are as long
-    as (B,) say: a triangle as wide as two target pixels, or two source pixels where these are larger."""
+    """Return the weight of each source pixel in each target pixel, (B, target, source). begin, length: of the crops,
+    (B,).
+
+    The filter is a triangle whose base is two target pixels, or two source pixels if they are larger.
+    """
     scale = (length / target)[:, None, None]
     pixels = torch.arange(source, device=begin.device, dtype=begin.dtype)
     middles = (torch.arange(target, device=begin.device, dtype=begin.dtype)[:, None] + 0.5) * scale

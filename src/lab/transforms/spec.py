@@ -1,4 +1,4 @@
-"""How a message names what a field holds: the shape and dtype of a sample, as `spec` of a data set has them."""
+"""Names of shapes and dtypes in messages."""
 
 from __future__ import annotations
 

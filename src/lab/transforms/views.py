@@ -1,4 +1,4 @@
-"""Several views of each sample, for tasks that compare them."""
+"""Random views of each sample, for tasks that compare them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,27 @@ from samebits.schema import Count
 
 
 class Views:
-    """fields: the batch's field of each view, which may be one field several times. augment: transforms that change
-    all, with independent random numbers, which are a function of (seed, batch["sample_id"])."""
+    """Return random views of a batch, for tasks.
+
+    fields: batch field of each view; a field may occur several times. augment: transforms that are applied to all
+    views, with independent random numbers, which are a function of (seed, batch["sample_id"]).
+    """
 
     def __init__(self, fields: Sequence[str], augment: Mapping[str, Transform]) -> None:
         self.fields, self.augment = fields, compose(augment.values(), training=True)
 
     def __call__(self, batch: Batch, which: int) -> Tensor:
-        """which: from 0."""
+        """Return view number `which`, from 0."""
         changed = self.augment(batch, len(self.fields) * batch["sample_id"] + which) if self.augment else batch
         return changed[self.fields[which]]
 
 
 class View:
-    """A second view of `field` as the field `to`: changed by augment's transforms, with random numbers of its own. Of
-    training alone, as they are. which: 1, 2, ...: two views of one field have different numbers."""
+    """A transform that adds a second view of `field` to the batch as the field `to`. It is only used in training.
+
+    augment: transforms of the view, with independent random numbers. which: 1, 2, ...; give each view of a field
+    another value, so that their random numbers differ.
+    """
 
     random = True
 
@@ -35,6 +41,7 @@ class View:
         self.augment = compose(augment.values(), training=True)
 
     def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
+        """Return the batch with the view. Raise ConfigError if it lacks the field."""
         if self.field not in batch:
             raise ConfigError(f"data.transforms: View.field={self.field!r}; the batch has {sorted(batch)}")
         one = {self.field: batch[self.field]}
