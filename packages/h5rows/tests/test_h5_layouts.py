@@ -131,10 +131,10 @@ def test_what_no_tensor_holds_is_refused_in_one_line(tmp_path: Path) -> None:
         kind.set_precision(24)
         h5py.h5d.create(file.id, b"three", kind, h5py.h5s.create_simple((4,)))
     for name, match in {
-        "t/n": "/t/n is a compound type within another",
+        "t/n": "/t/n is a nested compound type",
         "t": "name a member: /t/v",  # a string cannot be one
-        "a": "which no tensor can hold",
-        "three": "has a type that NumPy lacks|which no tensor",
+        "a": "which no tensor supports",
+        "three": "has a type that NumPy does not support|which no tensor",
     }.items():
         with pytest.raises(ConfigError, match=match):
             root(tmp_path / "f.h5", name)

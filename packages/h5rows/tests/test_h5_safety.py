@@ -162,7 +162,7 @@ def test_errors_name_file_field_and_remedy(path: Path) -> None:
         "gone": "'gone' .*cannot be read .*a file in which its values lie is missing",
         "sub": r"is a group of \['x'\]",
         "virtual": "source missing.h5 is missing",
-        "long": "no tensor can hold",
+        "long": "no tensor supports",
         "mm": r"no 'mm' \(fields.x\)",
     }.items():
         with pytest.raises(ConfigError, match=message) as error:
