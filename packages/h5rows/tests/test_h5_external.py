@@ -183,9 +183,9 @@ def test_links_that_lead_nowhere(tmp_path: Path) -> None:
         }.items():
             file[name] = link
     for name, said in {
-        "soft": r"'soft' \(data.fields.x\): cannot be read .*it leads to nothing",
-        "circle": "'circle' .*cannot be read .*it leads to itself",
-        "no file": "'no file' .*cannot be read .*a file in which its values lie is missing",
+        "soft": r"'soft' \(data.fields.x\): cannot be read .*the link leads to nothing",
+        "circle": "'circle' .*cannot be read .*the link leads to itself",
+        "no file": "'no file' .*cannot be read .*a file that contains its values is missing",
         "no name": "'no name' .*cannot be read .*object 'none' doesn't exist",
     }.items():
         with pytest.raises(ConfigError, match=said) as error:

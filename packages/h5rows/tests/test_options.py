@@ -67,7 +67,7 @@ OPEN: list[tuple[dict[str, Any], str]] = [
     ({"missing": "drp", "decode": True}, "missing=drp"),
     ({"cache_mb": "512"}, "cache_mb='512'"),
     ({"swmr": "no"}, "swmr='no'"),
-    ({"splits": {"/": {"group": "/", "row": [0, 0.5]}}}, "has 'row'; it may have group, rows"),
+    ({"splits": {"/": {"group": "/", "row": [0, 0.5]}}}, "has 'row'; allowed: group, rows"),
 ]
 
 
