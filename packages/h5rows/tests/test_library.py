@@ -73,7 +73,7 @@ def test_open_finds_x_and_y_as_inspect_does(storms: Path, monkeypatch: pytest.Mo
     assert len(h5rows.open(storms)) == 30
     with h5py.File(storms, "w") as file:
         file["a"], file["b"] = np.zeros(3), np.zeros((4, 2))
-    said = r"different numbers of rows: {'a': 3, 'b': 4}; name some: fields={'x'"
+    said = r"different numbers of rows: {'a': 3, 'b': 4}; give fields={'x'"
     with pytest.raises(h5rows.ConfigError, match=said):
         h5rows.open(storms)
     with h5py.File(storms, "w") as file:

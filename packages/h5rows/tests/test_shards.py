@@ -131,7 +131,7 @@ def test_a_shard_that_is_not_what_was_packed_is_refused(tmp_path: Path) -> None:
         server.files = {f"/set/{file.name}": file.read_bytes() for file in out.iterdir()}
         server.files[f"/set/{name}"] = whole + b"\0"
         for more in ({}, {"cache_gb": 1.0}):
-            with pytest.raises(ConfigError, match=rf"{name}: has {len(whole) + 1:,} bytes, expected [0-9,]+ by the set's index"):
+            with pytest.raises(ConfigError, match=rf"{name}: has {len(whole) + 1:,} bytes, expected .* by the set"):
                 rows_of(server.url("/set/index.json"), **more)
         server.files[f"/set/{name}"] = whole[:-1] + bytes([whole[-1] ^ 1])
         with pytest.raises(ConfigError, match=rf"{name}: the download differs from the packed file"):

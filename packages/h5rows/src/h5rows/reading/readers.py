@@ -183,7 +183,7 @@ class ThroughH5py:
             problem = f"{self.path}: {self.name} can only be read by HDF5, which needs the whole file"
             raise ConfigError(f"{problem}: to download it, set data.cache_gb=null; or repack the file")
         self.identity = identity(dset.file)
-        # process -> its handle, the dataset. At first the caller's dataset, until the block of open_h5 ends: if the fill
+        # process -> its handle, the dataset. First the caller's dataset, until the block of open_h5 ends: if the fill
         # value has variable length, HDF5 2.0 crashes when two handles have the dataset and one of them is closed
         self._handles: dict[int, tuple[Held | None, Any]] = {os.getpid(): (None, dset)}
         BORROWERS.add(self)
