@@ -78,7 +78,7 @@ def test_open_finds_x_and_y_as_inspect_does(storms: Path, monkeypatch: pytest.Mo
         h5rows.open(storms)
     with h5py.File(storms, "w") as file:
         file.create_group("empty")
-    with pytest.raises(h5rows.ConfigError, match="the fields of /empty are none with rows; name some"):
+    with pytest.raises(h5rows.ConfigError, match="the fields of /empty have no rows; give fields"):
         h5rows.open(storms, split="/empty")
 
 

@@ -107,7 +107,9 @@ def check_size(source: Source) -> None:
     size = EXPECTED.get(source.url, (source.size, ""))[0]
     if source.size != size:
         what = f"has {source.size:,} bytes, expected {size:,} by the set's index"
-        raise ConfigError(f"{shown(source.url)}: {what}: it has changed after packing; pack the set again")
+        raise ConfigError(
+            f"{shown(source.url)}: {what}: it has changed after packing; restore it, or pack the set again"
+        )
 
 
 def _fetch(source: Source, path: Path, between: Between) -> None:

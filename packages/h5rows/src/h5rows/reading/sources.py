@@ -110,7 +110,7 @@ class Http:
                     if at - came < LEAST and at < end:
                         raise Failed(f"only {at - came:,} bytes received in {now - since:.0f} s")
                     since, came = now, at
-                if at > begin:  # otherwise the server always sends the whole file
+                if at > begin:  # otherwise the server sends the whole file, and these bytes precede `begin`
                     yield piece[-(at - begin) :]
 
     def _identity(self, answer: Any) -> tuple[int, str]:
