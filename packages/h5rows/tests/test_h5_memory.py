@@ -66,7 +66,7 @@ def test_what_is_written_is_compared_with_memory_alone(tmp_path: Path, monkeypat
         file.create_dataset("x", (3, 32 << 20), "u1", chunks=(1, 32 << 20), compression="gzip")[1] = 7
     assert int(h5rows.open(str(tmp_path / "a.h5"))[1]["x"][-1]) == 7
     monkeypatch.setattr(memory, "available", lambda: LITTLE)
-    says = r"/x: 3 copies of a (row|chunk), as reading it needs, take 0\.1 GB of memory, but only 0\.1 GB are free"
+    says = r"/x: 3 copies of a (row|chunk), required to read it, take 0\.1 GB of memory, but only 0\.1 GB are free"
     with pytest.raises(h5rows.ConfigError, match=says):
         h5rows.open(str(tmp_path / "a.h5"))
 

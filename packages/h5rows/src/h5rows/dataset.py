@@ -361,14 +361,14 @@ class Dataset:
         rows = np.asarray(index)
         if rows.dtype == bool and rows.ndim == 1:
             if len(rows) != self._size:
-                raise IndexError(f"a mask of {len(rows)} rows for a split of {self._size}")
+                raise IndexError(f"a mask of {len(rows)} rows does not fit a split of {self._size}")
             return np.flatnonzero(rows)
         if rows.ndim != 1 or (rows.dtype.kind not in "iu" and len(rows)):
             raise TypeError(
-                f"row numbers must be (B,) integers, or a mask of (rows,) bool, not {rows.shape} {rows.dtype}"
+                f"row numbers must be (B,) integers, or a mask of (rows,) bool, got {rows.shape} {rows.dtype}"
             )
         if len(rows) and (rows.min() < -self._size or rows.max() >= self._size):
-            raise IndexError(f"rows {rows.min()} to {rows.max()} of a split of {self._size}")
+            raise IndexError(f"row numbers {rows.min()} to {rows.max()} are out of range for {self._size} rows")
         rows = rows.astype(np.int64, copy=False)
         return np.where(rows < 0, rows + self._size, rows)
 
@@ -384,10 +384,10 @@ class Dataset:
     def _file_rows(self, rows: np.ndarray) -> np.ndarray:
         rows = np.asarray(rows)
         if rows.ndim != 1 or (rows.dtype.kind not in "iu" and len(rows)):
-            raise TypeError(f"rows must be row numbers, (B,) integers, not {rows.shape} {rows.dtype}")
+            raise TypeError(f"rows must be row numbers, (B,) integers, got {rows.shape} {rows.dtype}")
         rows = rows.astype(np.int64, copy=False)
         if len(rows) and (rows.min() < 0 or rows.max() >= self._size):
-            raise IndexError(f"rows {rows.min()} to {rows.max()} of a split of {self._size}")
+            raise IndexError(f"row numbers {rows.min()} to {rows.max()} are out of range for {self._size} rows")
         return rows if self._rows is None else self._rows[rows]
 
     def _by_shard(self, rows: np.ndarray) -> list[tuple[int, np.ndarray, np.ndarray | None]]:
@@ -433,10 +433,12 @@ def _of_now(options: dict[str, Any]) -> dict[str, Any]:
     options = dict(options)
     if "values" in options:
         options["decode"] = options.pop("values") == "meant"
-        warnings.warn(f"values= is decode={options['decode']} since 0.3", DeprecationWarning, stacklevel=3)
+        warnings.warn(
+            f"values= is deprecated since 0.3, use decode={options['decode']}", DeprecationWarning, stacklevel=3
+        )
     if "masked" in options:
         options["missing"] = options.pop("masked")
-        warnings.warn("masked= is missing= since 0.3", DeprecationWarning, stacklevel=3)
+        warnings.warn("masked= is deprecated since 0.3, use missing=", DeprecationWarning, stacklevel=3)
     return options
 
 

@@ -126,7 +126,7 @@ def _as_it_lies(path: str, item: Any, member: str | None, key: str, external: st
     if isinstance(item, h5py.Group) and "values" in set(item):  # `in item` follows links
         values, _ = find(item.file, item.name, "values", key, external)
     if not isinstance(values, h5py.Dataset) or not values.shape:
-        raise ConfigError(f"{path}: {item.name} ({key}) has no rows; name a dataset of shape (rows, ...)")
+        raise ConfigError(f"{path}: {item.name} ({key}) has no rows; give a dataset of shape (rows, ...)")
     dtype = values.dtype if member is None else values.dtype[member]
     check_declared(values)
     inner = dtype.subdtype[1] if dtype.subdtype else ()

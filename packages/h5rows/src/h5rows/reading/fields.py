@@ -7,7 +7,8 @@
 uint32 and uint64 become int64, because torch cannot compute with them; a value above its range is an error.
 
 Flat + offsets is a group with `values` (total, ...) and `offsets` (N + 1,): sample i is
-values[offsets[i]:offsets[i + 1]]. It contains strings if the group, or `values`, has the attribute encoding = "utf-8" and the values are uint8.
+values[offsets[i]:offsets[i + 1]]. It contains strings if the group, or `values`, has the attribute encoding = "utf-8"
+and the values are uint8.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ def _blosc(data: Any, options: Options, nbytes: int) -> bytes:
         blosc.set_nthreads(1)
         _local.blosc = True
     if len(data) < 16:
-        raise ValueError(f"a blosc buffer of {len(data)} bytes")
+        raise ValueError(f"a blosc buffer of only {len(data)} bytes")
     plain, _, packed = struct.unpack_from("<III", data, 4)
     if plain > nbytes + _SLACK or packed != len(data):
         raise ValueError(f"blosc header declares {packed} bytes of {plain}, expected {len(data)} of {nbytes}")

@@ -52,7 +52,7 @@ def check_declared(dset: h5py.Dataset) -> None:
     where, item = f"{dset.file.filename}: {dset.name}", dset.id.get_type().get_size()
     sizes = {"row": math.prod(dset.shape[1:]) * item, "chunk": math.prod(dset.chunks or (0,)) * item}
     part = max(sizes, key=sizes.__getitem__)
-    afford(COPIES * sizes[part], f"{where}: {COPIES} copies of a {part}, as reading it needs,")
+    afford(COPIES * sizes[part], f"{where}: {COPIES} copies of a {part}, required to read it,")
     check_written(dset, sizes[part], f"one {part}")
 
 
