@@ -142,17 +142,17 @@ def test_several_rows_are_a_batch_equal_to_h5py_s(photos: Path, way: str) -> Non
     ("index", "error"),
     [
         ([600], "row numbers 600 to 600 are out of range for 600 rows"),
-        ([-601, 3], "rows -601 to 3"),
+        ([-601, 3], "row numbers -601 to 3"),
         (np.array([2**64 - 1], np.uint64), "out of range for 600 rows"),
         ([True, False], "a mask of 2 rows does not fit a split of 600"),
         ((0, 3), r"data\[\[0, 3\]\]"),
-        (np.zeros((2, 2), int), r"not \(2, 2\) int64"),
-        ([0.0, 3.0], r"not \(2,\) float64"),
+        (np.zeros((2, 2), int), r"got \(2, 2\) int64"),
+        ([0.0, 3.0], r"got \(2,\) float64"),
         (["image"], "integers"),
         ("image", "integer"),
         (1.0, "integer"),
         (None, "integer"),
-        (600, "rows 600 to 600"),
+        (600, "row numbers 600 to 600"),
     ],
 )
 def test_what_are_no_row_numbers_is_refused(photos: Path, index: Any, error: str) -> None:

@@ -16,8 +16,8 @@ MOST_NAMES = 20  # names per kind in a line
 
 @dataclass
 class Account:
-    """Counts by kind. held: things in the source; taken: things in the file, if they can be counted; asked: things left
-    out on request by an option, which is not a loss. The rest is lost."""
+    """Counts by kind. held: things in the source; taken: things in the file, if they can be counted; asked: things that
+    an option excluded, which is not a loss. The rest is lost."""
 
     held: Counter[str] = field(default_factory=Counter)
     taken: Counter[str] = field(default_factory=Counter)

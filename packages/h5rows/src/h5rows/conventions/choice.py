@@ -139,9 +139,10 @@ def candidates(
 
 
 def as_classes(field: Field, name: str) -> int | None:
-    """Return the number of classes, if the distinct values of a field (N,) can be classes; None if not, or if too many.
+    """Return how many classes the distinct values of a field (N,) can be; None if they cannot be classes.
 
-    Text can be classes; whole numbers in a floating-point type only if the field has a name of labels, as in MATLAB.
+    Text can be classes if it has few distinct values; whole numbers in a floating-point type only if, in addition, the
+    field's name is one for labels, as in MATLAB.
     """
     if not field.text and not (len(field.shape) == 1 and field.dtype.kind == "f" and LABELS.search(name)):
         return None

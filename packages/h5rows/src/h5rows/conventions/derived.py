@@ -72,7 +72,7 @@ class Mask(RowByRow):
 
 
 class Turned(RowByRow):
-    """MATLAB's samples along its last axis: an array (H, W, 3, N) is stored as (N, 3, W, H) and read as samples (H, W,
+    """MATLAB's samples along its last axis: an array (H, W, 3, N) is stored as (N, 3, W, H), read as N samples (H, W,
     3)."""
 
     def __init__(self, inner: Fixed) -> None:

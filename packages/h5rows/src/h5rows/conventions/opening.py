@@ -300,8 +300,10 @@ def checked(missing: Any, fields: Mapping[str, str]) -> dict[str, float | str]:
 
 
 def unpacked(raw: Field, packing: Packing, missing: float | str, where: str) -> Any:
-    """Return the unpacked field. An integer field (N,) is read completely first: if no value is missing it stays an
-    integer field."""
+    """Return the unpacked field. missing: replacement of missing values.
+
+    An integer field (N,) is first searched for missing values; if it has none, it stays an integer field.
+    """
     stays = packing.dtype.kind in "iu" and len(raw.shape) == 1 and len(raw) <= _LOOKED_THROUGH
     if not packing.masks or missing == DROP or (stays and not packing.masked(raw.column()).any()):
         return Unpacked(raw, packing, None, where)

@@ -36,8 +36,8 @@ def torch_dtype(dtype: np.dtype) -> np.dtype:
 
 
 def for_torch(values: np.ndarray, where: str) -> np.ndarray:
-    """Convert values to a type that torch supports. where: for the message. Raise ConfigError if a uint64 exceeds
-    int64."""
+    """Convert values to a type that torch supports. Raise ConfigError if a uint64 exceeds int64. where: for the
+    message."""
     if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
         raise ConfigError(f"{where} contains {values.max()}, which is too large for int64; store it as another type")
     return values.astype(torch_dtype(values.dtype), copy=False)
