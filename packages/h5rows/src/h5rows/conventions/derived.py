@@ -72,8 +72,8 @@ class Mask(RowByRow):
 
 
 class Turned(RowByRow):
-    """MATLAB's samples along its last axis: an array (H, W, 3, N) is stored as (N, 3, W, H), read as N samples (H, W,
-    3)."""
+    """MATLAB's samples along its last axis: an array (H, W, 3, N) is stored as (N, 3, W, H). Its samples have
+    the shape (H, W, 3)."""
 
     def __init__(self, inner: Fixed) -> None:
         count, *sample = inner.shape
