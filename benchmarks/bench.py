@@ -255,7 +255,9 @@ def record(text: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "./run bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", nargs="+", choices=[*CASES, "save"], default=[*CASES, "save"])
     parser.add_argument("--blocks", type=int, default=40, help=f"of {STEPS} steps each way")
     parser.add_argument("--record", action="store_true", help="write table and picture into RESULTS.md")

@@ -126,7 +126,7 @@ def listened(run_dir: Path, ranks: int, start: Callable[..., Any]) -> dict[str, 
         mock.patch.dict(store._stores, clear=True),
         mock.patch.object(group, "backend", return_value="alone"),
         mock.patch.object(Alone, "note", staticmethod(listener.note), create=True),
-        mock.patch.object(StopRequest, "agreed", listener.wrapped("stop", StopRequest.agreed)),
+        mock.patch.object(StopRequest, "agree", listener.wrapped("stop", StopRequest.agree)),
     ):
         parts = {"train_step": "step", "log_train": "log", "score": "evaluation", "save": "save"}
         with mock.patch.multiple(lab.loop, **{n: listener.wrapped(p, getattr(lab.loop, n)) for n, p in parts.items()}):

@@ -17,7 +17,9 @@ from pathlib import Path
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Score a trained model on any split of its data, or of other data.")
+    parser = argparse.ArgumentParser(
+        "./run evaluate", description="Score a trained model on any split of its data, or of other data."
+    )
     parser.add_argument("run", type=Path, help="a run directory (its best checkpoint) or one checkpoint")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values of data, task, hardware")
     parser.add_argument("--split", default="test", help="train, val, test or what else the data config names")

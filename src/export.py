@@ -18,7 +18,7 @@ from pathlib import Path
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Write a trained model's weights as one plain file.")
+    parser = argparse.ArgumentParser("./run export", description="Write a trained model's weights as one plain file.")
     parser.add_argument("run", type=Path, help="a run directory (its best checkpoint) or one checkpoint")
     parser.add_argument("file", type=Path, help="what to write, such as model.pt")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE where it exists")

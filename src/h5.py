@@ -37,6 +37,10 @@ def train_command(out: Path | str, paths: Sequence[str], sequences: Sequence[str
     return "\n".join(proposal(str(out))) or f"what trains on it: {shlex.join(['./run', 'h5', 'inspect', str(out)])}"
 
 
-if __name__ == "__main__":
+def main() -> int:
     plain_output()
-    sys.exit(run(("./run", "h5"), train_command, train_on))
+    return run(("./run", "h5"), train_command, train_on)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

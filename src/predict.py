@@ -22,7 +22,9 @@ RENAMED = {"--with": "--fields", "--apply": "--activation"}  # of 0.2: now
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Write a model's outputs for every sample of a split into one file.")
+    parser = argparse.ArgumentParser(
+        "./run predict", description="Write a model's outputs for every sample of a split into one file."
+    )
     parser.add_argument("runs", nargs="+", metavar="run", help="run directories or checkpoints, then key=value")
     parser.add_argument("--out", type=Path, required=True, help="FILE.h5, .npz or .parquet")
     parser.add_argument("--split", default="test", help="train, val, test or what else the data config names")

@@ -45,7 +45,9 @@ ANSWERS = ".copier-answers.yml"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "./run fork", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("package", nargs="?", help=f"import name of your code, instead of {OLD}")
     parser.add_argument("--title", help="first line of the README; default: the package")
     parser.add_argument("--author", default="", help="for LICENSE and pyproject.toml")
@@ -273,7 +275,7 @@ def forget(tree: Path, deleted: Iterable[str], parts: Iterable[Part]) -> None:
             if page.suffix == ".py":
                 text = "".join(line for line in text.splitlines(keepends=True) if not told.search(line))
             else:
-                text = without_sentences(text, told)
+                text = without_sentences(without_sections(text, told), told)
         page.write_text(text, encoding="utf-8")
 
 
@@ -285,6 +287,12 @@ def naming(tree: Path, deleted: list[str]) -> re.Pattern[str] | None:
     names |= {f"{group}={option}" for group, option in re.findall(r"^conf/(.+)/(\w+)\.yaml$", text, re.MULTILINE)}
     names |= {f"{parent}/" for name in deleted for parent in Path(name).parents if not (tree / parent).exists()}
     return re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, names))})(?![\w=])") if names else None
+
+
+def without_sections(text: str, told: re.Pattern[str]) -> str:
+    """Return a page without the `###` sections that have such a name in their heading, as docs/configuration.md has."""
+    sections = re.split(r"^(?=##)", text, flags=re.MULTILINE)
+    return "".join(one for one in sections if not (one.startswith("### ") and told.search(one.partition("\n")[0])))
 
 
 def without_sentences(text: str, told: re.Pattern[str]) -> str:

@@ -502,7 +502,9 @@ def comparable(schema: Schema) -> Schema:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "./run schema", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if something would be")
     check = parser.parse_args().check
     made, file = build(), CONF / FILE

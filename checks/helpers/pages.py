@@ -12,7 +12,7 @@ DOCS = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.m
 # typed from their beginning to their end, by test_docs.py
 WALKED = (
     "existing_hdf5.md", "my_data.md", "my_model.md", "my_method.md", "callbacks.md", "port_script.md",
-    "losses_metrics.md", "rates_optimizers.md", "use_model.md", "configure.md",
+    "losses_metrics.md", "rates_optimizers.md", "use_model.md", "configure.md", "data_orders.md",
 )  # fmt: skip
 # run there
 OTHERS = {

@@ -71,6 +71,8 @@ SMALL = {
     "benchmarks/wandb_steps.py": f"{ONE} --steps 100",
 }
 BESIDE = {  # which test runs it
+    "tools/prose.py": "checks/samebits/test_prose.py",
+    "tools/reference.py": "checks/project/test_references.py",
     "benchmarks/gpu.py": "checks/project/test_benchmarks.py",
     "benchmarks/gpu_ours.py": "benchmarks/gpu_common.py",  # started by gpu.py
     "benchmarks/gpu_peers.py": "benchmarks/gpu_common.py",

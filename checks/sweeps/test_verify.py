@@ -206,7 +206,7 @@ def test_a_resume_with_other_code_is_recorded(copied: Path, monkeypatch: pytest.
     [
         (25, "here", "--steps 25: .* has logged and saved from step 4 to 24"),
         (3, "here", "--steps 3: .* has logged and saved from step 4 to 24"),
-        (None, "nosuch", "commit nosuch, is not to be had"),
+        (None, "nosuch", "its commit nosuch is not available"),
     ],
 )
 def test_mistakes_are_named(whole: Path, steps: int | None, commit: str, said: str) -> None:
@@ -265,7 +265,7 @@ def test_the_present_check_comes_before_anything_starts(
 
 
 def test_a_directory_that_is_no_run_or_is_in_the_way(whole: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--rounding 2: a relative difference"):
+    with pytest.raises(ConfigError, match="--rounding 2: must be a relative difference"):
         recompute.verify(PROGRAM, whole, rounding=2)
     with pytest.raises(ConfigError, match=r"exists; give a new directory"):
         recompute.verify(PROGRAM, whole, out=tmp_path)

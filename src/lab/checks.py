@@ -213,7 +213,8 @@ def _unequal_batches(model: nn.Module, error: Exception) -> RunFailed | None:
         return None
     return RunFailed(
         f"ranks did not meet in a collective of the criterion or model ({first_line(error)}): in an "
-        "evaluation ranks have batches of unequal sizes and number, unless trainer.pad_eval_batches=true"
+        "evaluation ranks have batches of unequal sizes and number, unless trainer.pad_eval_batches=true: "
+        "see docs/troubleshooting.md#ranks-did-not-meet-in-a-collective"
     )
 
 

@@ -167,7 +167,7 @@ def make_train_loader(
     if task_class(config).stateful and mark is None:
         raise ConfigError(
             f"data.order: {task_class(config).__name__} carries states from row to row, and {node['_target_']} has no "
-            "lanes - use samebits.data.order.lanes: docs/my_method.md, States that go on"
+            "lanes - use samebits.data.order.lanes: docs/data_orders.md, Continue sequences"
         )
     if task_class(config).stateful and config.cfg.task.get("lanes", batch_size) != batch_size:
         raise ConfigError(f"task.lanes={config.cfg.task.lanes}: must be trainer.global_batch_size={batch_size}")

@@ -41,7 +41,7 @@ def check_finite(state: TrainState, run: RunContext) -> dict[str, int]:
             )
         raise RunFailed(
             f"{steps}debug=nan names the module, trainer.non_finite=skip leaves such steps out, "
-            "a lower optim.lr or trainer.clip_norm may prevent them"
+            "a lower optim.lr or trainer.clip_norm may prevent them: see docs/troubleshooting.md#gradients-not-finite"
         )
     if state.scaler and state.scaler.get_scale() < SMALLEST_SCALE:
         raise RunFailed(

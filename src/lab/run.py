@@ -252,7 +252,10 @@ def load_payload(state: TrainState, payload: dict[str, Any], config: Config, run
     try:
         state.load(payload, run.world, options=options)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise ConfigError(f"the checkpoint does not fit this run: {error_line(error)}") from error
+        raise ConfigError(
+            f"the checkpoint does not fit this run: {error_line(error)} "
+            "(see docs/troubleshooting.md#checkpoint-does-not-fit)"
+        ) from error
     schedule, step = state.schedule, state.step
     if line := stretched(schedule, payload["schedule"], step):
         run.logger.warn(line)

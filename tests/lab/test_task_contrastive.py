@@ -107,7 +107,7 @@ def test_gathered_rows_have_gradients(tmp_path: Path) -> None:
         with torch.no_grad():
             assert not gather_rows(own)[0].requires_grad
 
-        with pytest.raises(RunFailed, match=rf"rank {world.rank} gathers {3 - world.rank} rows, others 2 to 3"):
+        with pytest.raises(RunFailed, match=rf"rank {world.rank} gathers {3 - world.rank} rows, other ranks 2 to 3"):
             gather_rows(torch.zeros(3 - world.rank, 2))
 
     on_ranks(work, tmp_path / "work")

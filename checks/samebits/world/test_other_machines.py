@@ -87,7 +87,7 @@ def test_two_ranks_on_one_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ConfigError, match=r"a GPU of its own .* this machine shows 1 - use fewer, or hardware=cpu"):
         count_processes(*options)
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
-    with pytest.raises(ConfigError, match="rank 1 of this machine has no GPU of its own: 1 can be seen here"):
+    with pytest.raises(ConfigError, match="rank 1 of this machine has no GPU: 1 are visible"):
         cluster.gpu_index(1, 1)
 
 

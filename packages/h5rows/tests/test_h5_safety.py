@@ -102,7 +102,7 @@ def test_pickle_holds_no_handles_and_no_data(path: Path) -> None:
 def test_rows_outside_and_wrong_buffers(path: Path) -> None:
     data = opened(path)
     for rows in ([200], [-1], [0, 10**12]):
-        with pytest.raises(IndexError, match="split of 200"):
+        with pytest.raises(IndexError, match="out of range for 200 rows"):
             data.gather(np.array(rows))
     with pytest.raises(IndexError):
         data[200]

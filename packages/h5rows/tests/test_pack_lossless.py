@@ -279,7 +279,7 @@ def test_a_csv_is_read_as_it_was_meant(tmp_path: Path, text: Any, options: Any, 
             for cell in ("2024-01-02", "12:30:01", "2024-01-02T12:30:00Z", "01/02/2024", "1.234.567", "5 %", "$5.10")
         ],
         ("id,n\n" + "".join(f"u{k},{k}\n" for k in range(300)), {}, "column 'id' has 300 different texts in 300 rows"),
-        ("d,n\nx,1\n,2\ny,3\n", {}, "column 'd' has empty cells; --empty nan makes them class -1 .*masked"),
+        ("d,n\nx,1\n,2\ny,3\n", {}, "column 'd' has empty cells; --empty nan makes them class -1 .*missing"),
         ("d,n\nx,1\n,2\n", {"kinds": {"d": "class"}}, "column 'd' has empty cells; --empty nan"),
         ("d,n\nx,1\nNA,2\n", {}, "column 'd' holds 'NA', no value or a name: --empty NA .*--as d=class"),
     ],

@@ -64,7 +64,7 @@ class Task(nn.Module):
     # True: the loss compares samples over all ranks: one micro-batch per step, as many evaluation batches on each rank
     needs_global_batch = False
     # True: states go on from row to row, in lanes: batches have "lane" and "position" in it, (B,) int64, and its yaml
-    # has `eval_lanes`: docs/my_method.md, States that go on
+    # has `eval_lanes`: docs/data_orders.md
     stateful = False
     waits = False  # True: a step asks the device for values by the method's nature, and its test allows that
     buffers_kept_on_skip: tuple[str, ...] = ()  # modules whose buffers keep their new values after a skipped step

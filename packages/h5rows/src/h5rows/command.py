@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     add = p.add_argument
     suffixes = ".npy .npz .pth .csv .tsv .parquet .txt .tar .tfrecord .lmdb .zarr .n5"
     add("source", help=f"a folder (images, arrays, shards), a pattern in quotes ('train-*.tar'), or a {suffixes}")
-    add("out")
+    add("out", help="the .h5 file to write")
     add("--format", help="images, numpy, torch, samples, lmdb, zarr, n5, tfrecord, webdataset, table, text [found out]")
     chosen = "fields to write, and their names; columns of a table together: a,b=x or 'pixel*=x' [all]"
     add("--fields", nargs="+", type=pair, metavar="SOURCE[=NAME]", help=chosen)
@@ -110,11 +110,11 @@ def parser() -> argparse.ArgumentParser:
     common(p)
 
     p = verbs.add_parser("inspect", help="how a file is laid out and read, and what to change")
-    p.add_argument("file")
+    p.add_argument("file", help="an HDF5 file")
 
     p = verbs.add_parser("repack", help="another layout, chunking or codec", argument_default=argparse.SUPPRESS)
-    p.add_argument("source")
-    p.add_argument("out")
+    p.add_argument("source", help="an HDF5 file")
+    p.add_argument("out", help="the .h5 file to write")
     p.add_argument("--flatten", action="store_true", help="variable length and strings: into flat values + offsets")
     p.add_argument("--external", choices=["refuse", "allow"], help="copy what lies in other files than SOURCE [refuse]")
     p.add_argument(
@@ -132,7 +132,7 @@ def parser() -> argparse.ArgumentParser:
 
 def common(p: argparse.ArgumentParser) -> None:
     p.add_argument("--overwrite", action="store_true", help="replace OUT")
-    p.add_argument("--quiet", action="store_true")
+    p.add_argument("--quiet", action="store_true", help="print no progress")
 
 
 RENAMED = {  # {option in 0.2: option now}; to be removed in 0.4

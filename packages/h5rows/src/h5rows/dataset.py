@@ -253,7 +253,7 @@ class Dataset:
         return self._gather(rows, out, None)
 
     def gather_at(self, rows: np.ndarray, out: dict[str, Tensor], at: np.ndarray) -> None:
-        """Copy sample rows[i] to out[field][at[i]], otherwise like `gather`. All fields must have a fixed shape."""
+        """Copy sample rows[i] to `out[field][at[i]]`, like `gather`. All fields must have a fixed shape."""
         self._gather(rows, out, at)
 
     def _gather(self, rows: np.ndarray, out: dict[str, Tensor] | None, among: np.ndarray | None) -> dict[str, Tensor]:

@@ -13,9 +13,11 @@ class HostClock:
     now = staticmethod(time.perf_counter)
 
     def passed(self, mark: float) -> bool:
+        """Return True if the timestamp has been reached."""
         return True
 
     def seconds(self, start: float, end: float) -> float:
+        """Return the seconds between two timestamps."""
         return end - start
 
 
@@ -26,13 +28,16 @@ class DeviceClock:
         self._stream = torch.cuda.current_stream(device)
 
     def now(self) -> torch.cuda.Event:
+        """Record a timestamp."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(self._stream)
         return event
 
     def passed(self, mark: torch.cuda.Event) -> bool:
+        """Return True if the device has reached the timestamp."""
         return mark.query()
 
     def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        end.synchronize()  # only at a log may it still be pending, and a log waits for the device anyway
+        """Return the seconds between two timestamps, which synchronizes with the device."""
+        end.synchronize()  # it may be pending only when values are logged, which synchronizes anyway
         return start.elapsed_time(end) / 1e3

@@ -1,10 +1,9 @@
-"""Signal handling from the start of a command, as imports and config take seconds. Imports only the standard library.
+"""Signal handling from the start of a command, because imports and config take seconds. Uses only the standard library.
 
-A scheduler may signal the process before the run starts. The signal is noted, and acted on where nothing is half done:
-before the run's directory is written (leave_if_asked), and by the handler installed later (asked). A second one ends
-the command at once, up to where the run's directory is written. Once a run has ended its outcome and the exit status
-stand: further signals change neither (note_only, ignore_signals).
-"""
+A scheduler may signal the process before the run starts. The signal is noted and handled when it cannot leave anything
+incomplete: before the run directory is written (leave_if_asked), and by the handler that is installed later (asked). A
+second signal ends the command immediately until the run directory is written. When a run has ended, its outcome and
+exit status are final: further signals do not change them (note_only, ignore_signals)."""
 
 from __future__ import annotations
 
@@ -24,32 +23,32 @@ _stage = OFF
 
 
 def prepare() -> None:
-    """Called first in a command that trains."""
+    """Install the early handlers. Call this first in a command that trains."""
     global _stage
     _stage = IMPORTS
     open_standard_streams()
     for number in SIGNALS:
-        if signal.getsignal(number) is signal.SIG_DFL:  # nohup has SIGHUP ignored
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(number, _note)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         allow_interrupt()
 
 
 def allow_interrupt() -> None:
-    """From here on a Ctrl-C ends the command, once."""
+    """Allow Ctrl-C to end the command, once, from now on."""
     if _stage != OFF:
         signal.signal(signal.SIGINT, _interrupt)
 
 
 def imported() -> None:
-    """The command's own code begins, which can be left by an exception."""
+    """Record that imports have finished, so that the command can be left with an exception."""
     global _stage
     _stage = max(_stage, BEGINS)
 
 
 def begin_run(own_process: bool = False) -> None:
-    """What was asked for is left to the run from here on. own_process: this one ends with its run, as a rank's does,
-    and begins anew with what its parent was asked for."""
+    """Leave noted signals to the run from now on. own_process: this process ends with its run, like a rank; signals
+    that its parent has noted are cleared."""
     global _stage
     if own_process:
         _asked.clear()
@@ -58,30 +57,32 @@ def begin_run(own_process: bool = False) -> None:
 
 
 def ends_with_run() -> bool:
-    """Whether this process ends when its run has ended. (Not a notebook, a test.)"""
+    """Return True if this process ends when its run has ended (not in a notebook or a test)."""
     return _stage != OFF
 
 
 def asked() -> str:
-    """Returns the name of the first stop signal received by this module's handler; empty if there was none."""
+    """Return the name of the first stop signal that this module's handler received, or ""."""
     return _asked[0] if _asked else ""
 
 
 def leave_if_asked() -> None:
+    """Exit with status 75 (130 after Ctrl-C) if a stop signal was noted."""
     if _asked:
         _say(f"{asked()}: stopped before the run began\n")
         raise SystemExit(PREEMPTED)
 
 
 def note_only(number: int, frame: Any) -> None:
-    """The handler behind a run, whose outcome and exit status stand; of another run to come, it is asked."""
+    """Handle a signal after a run: its outcome and exit status are final, but a later run in this process gets the
+    signal."""
     leave_hung_up_terminal()
     _asked.append(signal.Signals(number).name)
 
 
 def ignore_signals() -> None:
-    """The exit status stands: nothing may change it any more. (Python gives up handlers before a process is gone, and
-    with them what a signal does; what is ignored stays ignored.)"""
+    """Ignore stop signals, because the exit status is final. Python removes handlers before a process has ended, but
+    ignored signals stay ignored."""
     for number in (signal.SIGINT, *SIGNALS):
         signal.signal(number, signal.SIG_IGN)
 
@@ -89,7 +90,7 @@ def ignore_signals() -> None:
 def _note(number: int, frame: Any) -> None:
     again = bool(_asked)
     note_only(number, frame)
-    if again and _stage == IMPORTS:  # an exception would be raised within somebody's import
+    if again and _stage == IMPORTS:  # an exception would be raised within an import
         _say(f"{asked()}: stopped before the run began\n")
         os._exit(PREEMPTED)
     if again and _stage == BEGINS:
@@ -105,7 +106,7 @@ def _interrupt(number: int, frame: Any) -> None:
 
 
 class Interrupted(SystemExit, KeyboardInterrupt):
-    """Ctrl-C: where nothing catches it the exit status is 130, and no traceback is shown."""
+    """Ctrl-C. If it is not caught, the exit status is 130 and no traceback is printed."""
 
 
 def _say(text: str) -> None:
@@ -114,19 +115,20 @@ def _say(text: str) -> None:
 
 
 def open_standard_streams() -> None:
-    """Open closed streams (2>&-) as /dev/null: else the next opened file would get their number, and the output."""
+    """Open closed streams (2>&-) as /dev/null, otherwise the next opened file would get their number and the output."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, this one
+            os.open(os.devnull, os.O_RDWR)  # uses the lowest free number, which is this one
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - for good
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - stays open
 
 
 def leave_hung_up_terminal() -> None:
-    """Redirect output to a closed terminal (a dropped ssh) to /dev/null: writing to it would raise."""
+    """Redirect output of a closed terminal (a broken ssh connection) to /dev/null, because writing to it would
+    raise."""
     import termios
 
     for number in range(3):

@@ -1,8 +1,7 @@
-"""Text and JSON files: written atomically; a damaged one is reported in one line. Imports no torch.
+"""Read and write text and JSON files. Writes are atomic; a corrupt file is reported in one line. Does not import torch.
 
-A run directory may be somebody else's. All that reads a file of one reads it here: a pipe, a device, a folder, a link
-and a file larger than any that a run writes are refused before a byte is read.
-"""
+A run directory may come from a stranger. Therefore all files of a run are read through this module, which rejects
+pipes, devices, folders, links, and files larger than a run writes, before it reads a byte."""
 
 from __future__ import annotations
 
@@ -19,10 +18,10 @@ from typing import Any, BinaryIO
 from samebits.errors import ConfigError, CorruptFileError
 from samebits.schema import misfits
 
-# bytes of the largest file of a run by its name, else by the end of its name, else by ""
+# maximum bytes of a file of a run, by its name, otherwise by the end of its name, otherwise by ""
 LARGEST = {"sweep.json": 1 << 28, ".yaml": 1 << 20, ".json": 1 << 26, ".jsonl": 1 << 33, "": 1 << 28}
-LONGEST_LINE = 1 << 24  # bytes of a line of a .jsonl
-# the types in files of a run of all versions, by name; later versions add entries
+LONGEST_LINE = 1 << 24  # maximum bytes of a line of a .jsonl file
+# types in files of a run, by file name, for all versions; later versions add entries
 KINDS: dict[str, dict[str, Any]] = {
     "status.json": {
         "status": str, "time": str, "wandb_id": str, "sweep": dict[str, str | int], "seconds": float, "began": float,
@@ -41,9 +40,11 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Write atomically: `path` has its old content or, after this block, all that the block has written. A link at its
-    name is replaced, not followed. An OSError names `path`."""
-    temporary = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")  # hosts may share it
+    """Yield a file to write; after the block it replaces `path` atomically. A link at `path` is replaced, not followed.
+    An OSError names `path`."""
+    temporary = path.with_name(
+        f".{path.name}.{platform.node()}.{os.getpid()}"
+    )  # unique, because hosts may share the folder
     try:
         temporary.unlink(missing_ok=True)
         with open(temporary, "xb", opener=no_links) as file:
@@ -58,20 +59,21 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def replace_text(path: Path, text: str | bytes) -> None:
-    """See replacing."""
+    """Write a file atomically; see replacing."""
     with replacing(path) as file:
         file.write(text.encode() if isinstance(text, str) else text)
 
 
 def make_folder(path: Path) -> None:
-    """A folder of a run or a report, made if it is not there. ConfigError for a link: what it leads to is not ours."""
+    """Create a folder of a run or a report if it is missing. Raise ConfigError for a link, whose target may be
+    foreign."""
     path.mkdir(exist_ok=True)
     if path.is_symlink():
-        raise ConfigError(f"{path}: is a symbolic link to {os.readlink(path)}; put the folder itself there")
+        raise ConfigError(f"{path}: is a symbolic link to {os.readlink(path)}; replace it with a folder")
 
 
 def sync_folder(path: Path) -> None:
-    """Write a folder's names to the disk: a file that was renamed there keeps its new name if the machine fails."""
+    """Sync a folder, so that a renamed file keeps its new name if the machine fails."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -98,21 +100,20 @@ def _is_alive(process: int) -> bool:
 
 
 def no_links(path: str, flags: int) -> int:
-    """An opener for open(): a symbolic link or a pipe at the file's name is not written to (OSError)."""
+    """Open a file as an `opener` of open(). Raise OSError for a symbolic link or a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file of a run for reading; CorruptFileError if it is no regular file, or larger than a run writes. Never
-    waits.
+    """Open a file of a run for reading, without blocking.
 
-    OSError where it cannot be opened, FileNotFoundError where there is none.
-    """
+    Raise CorruptFileError if it is not a regular file or larger than a run writes, FileNotFoundError if it is missing,
+    and OSError if it cannot be opened."""
     most = LARGEST.get(path.name) or LARGEST.get(path.suffix) or LARGEST[""]
-    check_regular(path, most)  # before it is opened: opening a device may do something
-    file = open(path, "rb", opener=no_links)  # noqa: SIM115 - the caller's
+    check_regular(path, most)  # before opening it, because opening a device may have an effect
+    file = open(path, "rb", opener=no_links)  # noqa: SIM115 - the caller closes it
     try:
-        _check_regular(path, os.fstat(file.fileno()), most)  # it may have been exchanged since
+        _check_regular(path, os.fstat(file.fileno()), most)  # it may have been replaced since
     except BaseException:
         file.close()
         raise
@@ -120,7 +121,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def check_regular(path: Path, most: float = math.inf) -> int:
-    """Return the size of a file that a library opens by name; CorruptFileError if it is a link or no regular file."""
+    """Return the size of a file that a library opens by name. Raise CorruptFileError if it is not a regular file."""
     found = os.lstat(path)
     _check_regular(path, found, most)
     return found.st_size
@@ -139,13 +140,14 @@ def _check_regular(path: Path, found: os.stat_result, most: float) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of a file of a run: see open_regular."""
+    """Return the bytes of a file of a run; see open_regular."""
     with open_regular(path) as file:
         return file.read()
 
 
 def read_text(path: Path, errors: str = "strict") -> str:
-    """The text of a file of a run: see open_regular. errors: as for bytes.decode; strict: CorruptFileError."""
+    """Return the text of a file of a run; see open_regular. errors: as in bytes.decode; strict raises
+    CorruptFileError."""
     try:
         return read_file(path).decode(errors=errors)
     except UnicodeDecodeError as error:
@@ -153,7 +155,7 @@ def read_text(path: Path, errors: str = "strict") -> str:
 
 
 def in_words(size: float) -> str:
-    """A number of bytes, to three digits: 512 B, 1.5 KB, 12 MB, 3.4 GB."""
+    """Return a number of bytes as text: 512 B, 1.5 KB, 12 MB, 3.4 GB."""
     for unit in ("B", "KB", "MB"):
         if size < 1000:
             return f"{size:.3g} {unit}"
@@ -162,13 +164,13 @@ def in_words(size: float) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int) -> str:
-    """A line for each row, in columns: the first `left` of them begin at one place, the others end at one."""
+    """Return the rows as text in columns. The first `left` columns are left-aligned, the others right-aligned."""
     form = [f"{'<' if i < left else '>'}{max(map(len, column))}" for i, column in enumerate(zip(*rows))]
     return "\n".join("  ".join(map(format, row, form)).rstrip() for row in rows)
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """JSON has no NaN and no infinity: they are written as null."""
+    """Return the value as JSON. NaN and infinity are null, because JSON does not have them."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
@@ -181,11 +183,12 @@ def _finite(value: Any) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file atomically."""
     replace_text(path, as_json(value, indent=2) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """{} where there is no such file; CorruptFileError where it holds no JSON object."""
+    """Return the JSON object in a file, {} if the file is missing. Raise CorruptFileError for other content."""
     try:
         value = json.loads(read_file(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -202,14 +205,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def overwrite_json(path: Path, value: dict[str, Any]) -> None:
-    """On a full disk: the short values of a JSON file, written into the block that the file has already."""
+    """Overwrite a JSON file in place, for a full disk: the short values fit into the block that the file already
+    has."""
     short = {key: text[:300] if isinstance(text, str) else text for key, text in value.items() if key != "traceback"}
     with suppress(OSError), open(path, "r+b", buffering=0, opener=no_links) as file:
         file.truncate(file.write(as_json(short, indent=2).encode() + b"\n"))
 
 
 def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields (line, record) of a metrics.jsonl; invalid lines (cut off by a kill) are left out."""
+    """Yield (line, record) of metrics.jsonl; skip invalid lines, which a kill may leave."""
     try:
         file = open_regular(path)
     except FileNotFoundError:

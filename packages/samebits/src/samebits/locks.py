@@ -1,9 +1,9 @@
-"""Locks and write-once files, on any file system. Imports no torch.
+"""Locks and write-once files, on any file system. Does not import torch.
 
-A lock is the kernel's (flock), released when the process ends in any way. On file systems without flock (Lustre without
--o flock, NFS without lockd, some FUSE) it is a file beside it that names its holder, by the package filelock. A dead
-holder's file is removed on the holder's machine; elsewhere the user must do that, as other machines cannot see whether
-the process lives.
+A lock is a kernel lock (flock), which is released when the process ends in any way. File systems without flock (Lustre
+without -o flock, NFS without lockd, some FUSE) use a marker file of the package filelock that names the holder. On the
+holder's machine, the marker of a dead process is removed automatically. On other machines you must remove it, because
+they cannot check the process.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from typing import TYPE_CHECKING
 from samebits.files import read_text
 
 if TYPE_CHECKING:
-    from filelock import SoftFileLock  # imported where there is no flock: it takes 40 ms
+    from filelock import SoftFileLock  # imported only without flock, because it takes 40 ms
 
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
 
 class Busy(OSError):
-    """Another process holds the lock. The text is empty, or the end of a message: what the user can do about it."""
+    """Another process holds the lock. The text is "", or the end of a message with a remedy."""
 
 
 class Lock:
-    """Held from its construction until `close`, or the end of this process. path: created if missing.
+    """A lock that is held from its construction until `close` or the end of this process.
 
-    wait: block until it is free; else raise Busy. OSError: path cannot be written.
+    path: created if it is missing. wait: block until the lock is free; otherwise raise Busy. Raise OSError if the path
+    cannot be written.
     """
 
     def __init__(self, path: Path, wait: bool = False) -> None:
@@ -45,8 +46,9 @@ class Lock:
             raise
 
     def close(self) -> None:
+        """Release the lock."""
         if self._marker is not None:
-            self._marker.release()  # does nothing in a child that was forked meanwhile
+            self._marker.release()  # has no effect in a child that was forked in the meantime
         os.close(self._fd)
 
     def __enter__(self) -> Lock:
@@ -57,7 +59,7 @@ class Lock:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock now."""
+    """Return True if a process holds the lock."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -73,18 +75,18 @@ def is_locked(path: Path) -> bool:
 
 
 def write_once(path: Path, text: str) -> bool:
-    """Write a file atomically unless it exists. Returns whether this call wrote it."""
+    """Write a file atomically unless it exists. Return True if this call wrote it."""
     own = f"{platform.node()}.{os.getpid()}"
     temporary = path.with_name(f".{path.name}.{own}")
-    temporary.unlink(missing_ok=True)  # left from a process of this number, or a link to somewhere else
+    temporary.unlink(missing_ok=True)  # left by a process with this number, or a link
     try:
         with open(temporary, "x") as file:
             file.write(text)
         try:
-            os.link(temporary, path)  # fails where the file exists: whole and exclusive at once
+            os.link(temporary, path)  # atomic and exclusive: fails if the file exists
         except FileExistsError:
             return False
-        except OSError:  # no hard links here
+        except OSError:  # this file system has no hard links
             return _write_marked(path, temporary)
         return True
     finally:
@@ -92,7 +94,7 @@ def write_once(path: Path, text: str) -> bool:
 
 
 def _write_marked(path: Path, temporary: Path) -> bool:
-    """write_once without hard links: the process that creates the marker file may rename."""
+    """Write once without hard links: the process that creates the marker file may rename."""
     marker = path.with_name(f".{path.name}.writing")
     try:
         os.close(os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
@@ -108,7 +110,7 @@ def _write_marked(path: Path, temporary: Path) -> bool:
 
 
 def _flock(fd: int, how: int) -> bool:
-    """False: this file system has no such locks."""
+    """Call flock. Return False if this file system does not support it."""
     try:
         fcntl.flock(fd, how)
     except BlockingIOError:
@@ -121,11 +123,11 @@ def _flock(fd: int, how: int) -> bool:
 
 
 def _marker_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}.held")  # not `path` itself, which may have content
+    return path.with_name(f"{path.name}.held")  # not `path`, which may have content
 
 
 def _mark(marker: Path, wait: bool) -> SoftFileLock:
-    """Create the file that is a lock where there is no flock; raises Busy."""
+    """Create the marker file that replaces flock. Raise Busy if it exists."""
     from filelock import SoftFileLock, Timeout
 
     lock = SoftFileLock(marker, timeout=-1 if wait else 0, thread_local=False)
@@ -137,7 +139,7 @@ def _mark(marker: Path, wait: bool) -> SoftFileLock:
 
 
 def _holder(marker: Path) -> str:
-    """filelock writes a line with the process, one with its host, and one that tells it from a later process."""
+    """Return the holder of a marker. filelock writes lines with the process, its host, and a token of the process."""
     with suppress(FileNotFoundError):
         pid, host, *_ = (*read_text(marker, errors="replace").splitlines(), "", "")
         if pid.isdigit():

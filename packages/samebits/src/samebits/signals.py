@@ -1,4 +1,4 @@
-"""Signals that ask a process to stop: which, holding them back, handling them. Imports no torch."""
+"""Stop signals: which they are, blocking them, handling them. Does not import torch."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from typing import Any
 
 from samebits import early_signals
 
-STOP_SIGNALS = (signal.SIGINT, *early_signals.SIGNALS)  # the most urgent first
-LIKELY_CAUSES: dict[int, str] = {  # why a process was killed by one that nobody asked for, as the end of a sentence
-    signal.SIGKILL: " (the kernel does that when memory runs out: see dmesg)",
-    signal.SIGBUS: " (a data file was cut short while it was read, or the shared memory of /dev/shm is full)",
+STOP_SIGNALS = (signal.SIGINT, *early_signals.SIGNALS)  # most urgent first
+LIKELY_CAUSES: dict[int, str] = {  # likely causes of a kill by a signal, as the end of a sentence
+    signal.SIGKILL: " (the kernel does that when memory runs out: see dmesg; "
+    "docs/troubleshooting.md#killed-by-sigkill)",
+    signal.SIGBUS: " (a data file was cut short while it was read, or the shared memory of /dev/shm is full: see "
+    "docs/troubleshooting.md#killed-by-sigbus)",
 }
-SAME_SIGNAL_S = 0.5  # a terminal and the parent send one Ctrl-C twice
+SAME_SIGNAL_S = 0.5  # seconds; a terminal and the parent may both deliver one Ctrl-C
 
 
 @contextmanager
 def held_signals() -> Iterator[None]:
-    """Hold stop signals back until the block ends; a process forked in it holds them until it unblocks them itself."""
+    """Block stop signals within the block. A process forked in it keeps them blocked until it unblocks them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
@@ -33,18 +35,22 @@ def held_signals() -> Iterator[None]:
 
 @contextmanager
 def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """A folder that has gone after the block, at whatever moment one Ctrl-C comes. (tempfile.TemporaryDirectory leaves
-    the folder if it is interrupted between its mkdir and the next line, or within its removal.)"""
-    folder = (parent or Path(tempfile.gettempdir())) / f"{prefix}{secrets.token_hex(8)}"  # known before it is made
+    """Yield a temporary folder that is removed after the block, even if Ctrl-C arrives at any time.
+
+    tempfile.TemporaryDirectory leaves the folder if it is interrupted right after mkdir or during the removal.
+    """
+    folder = (
+        parent or Path(tempfile.gettempdir())
+    ) / f"{prefix}{secrets.token_hex(8)}"  # the name is known before the folder is created
     try:
         try:
             folder.mkdir(mode=0o700)
             yield folder
         finally:
-            with held_signals():  # rmtree is not made to be interrupted
+            with held_signals():  # rmtree must not be interrupted
                 _remove(folder)
     finally:
-        _remove(folder)  # where a Ctrl-C came before the first removal began
+        _remove(folder)  # in case Ctrl-C arrived before the first removal
 
 
 def _remove(folder: Path) -> None:
@@ -54,10 +60,10 @@ def _remove(folder: Path) -> None:
 
 @contextmanager
 def handling_signals(handle: Callable[[int, Any], None]) -> Iterator[None]:
-    """Install `handle` for the stop signals for the length of the block.
+    """Handle stop signals with `handle` within the block.
 
-    Behind it the former handlers are back; in a process that ends with its run signals are only noted, up to its end:
-    what the run's end is has been decided in the block.
+    After the block the previous handlers are restored. In a process that ends with its run, signals are only noted from
+    then on, because the outcome of the run was decided within the block.
     """
 
     def handler(number: int, frame: Any) -> None:
@@ -69,11 +75,13 @@ def handling_signals(handle: Callable[[int, Any], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        with held_signals():  # all at once, or `handle` could raise between two
+        with (
+            held_signals()
+        ):  # blocked while the handlers are installed, otherwise `handle` could raise between two of them
             for number, former in before.items():
                 signal.signal(number, early_signals.note_only if early_signals.ends_with_run() else former)
 
 
 def heeded_signals() -> list[signal.Signals]:
-    """The stop signals; without SIGHUP where it is ignored already (nohup)."""
+    """Return the stop signals, without SIGHUP if it is ignored (nohup)."""
     return [n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]

@@ -196,5 +196,5 @@ def test_a_run_that_fails_completes_what_it_writes(
             raise ZeroDivisionError
         assert names(folder) == left
     assert [record.getMessage().split(": ")[1] for record in caplog.records if record.name == "samebits"] == [
-        "No space left on device; those written before are whole"
+        "No space left on device; those written before are whole (see docs/troubleshooting.md#disk-full)"
     ]

@@ -88,7 +88,7 @@ def test_a_report_writes_through_no_link(name: str, tmp_path: Path) -> None:
     (tmp_path / "pictures" / "scores.png").write_bytes(b"mine")
     (tmp_path / "to").mkdir()
     (tmp_path / "to" / name).symlink_to(tmp_path / "pictures")
-    with pytest.raises(ConfigError, match=rf"to/{name}: is a symbolic link to .*; put the folder itself there"):
+    with pytest.raises(ConfigError, match=rf"to/{name}: is a symbolic link to .*; replace it with a folder"):
         write_study(study, print, Ask(["width"], ["val/loss"], [], [], "sd", ("step",), (3.25, 6.75)))
     assert [(path.name, path.read_bytes()) for path in (tmp_path / "pictures").iterdir()] == [("scores.png", b"mine")]
 

@@ -62,9 +62,9 @@ def test_cluster_role(env: dict[str, str], expected: ClusterRole | None) -> None
 @pytest.mark.parametrize(
     ("env", "says"),
     [
-        ({"RANK": "1", "WORLD_SIZE": "2"}, "MASTER_ADDR: not set"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "MASTER_ADDR: is not set"),
         ({**PYTORCH_JOB, "WORLD_SIZE": "three"}, "WORLD_SIZE=three: must be a number"),
-        ({**PYTORCH_JOB, "WORLD_SIZE": "9", "PET_NPROC_PER_NODE": "8"}, "no multiple of PET_NPROC_PER_NODE=8"),
+        ({**PYTORCH_JOB, "WORLD_SIZE": "9", "PET_NPROC_PER_NODE": "8"}, "is not a multiple of PET_NPROC_PER_NODE=8"),
         ({**PYTORCH_JOB, "RANK": "16"}, "host 16 of 16"),
         ({**TRAIN_JOB, "PET_NNODES": "1:4"}, "needs torchrun in the pod"),
         # left over in a shell
@@ -75,7 +75,7 @@ def test_cluster_role(env: dict[str, str], expected: ClusterRole | None) -> None
         ({"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "x"}, "MASTER_PORT=x: must be a number"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR: .* - for a plain run unset RANK=0, WORLD_SIZE=2"),
         ({**TASK, "SLURM_STEP_ID": "x"}, "SLURM_STEP_ID=x: must be a number"),
-        ({"OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "0"}, "OMPI_COMM_WORLD_SIZE=4: mpirun has .* by torchrun or srun"),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "0"}, "OMPI_COMM_WORLD_SIZE=4: mpirun has .* use torchrun or srun"),
         ({"PMI_SIZE": "2", "PMI_RANK": "1"}, "PMI_SIZE=2: mpirun"),
         ({"PMIX_RANK": "0"}, "PMIX_RANK=0: mpirun"),
         *(
@@ -104,11 +104,11 @@ def test_slurm_notation() -> None:
 
 def test_a_rank_takes_its_own_gpu_or_the_only_one_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [gpu_index(i, 4) for i in range(4)] == [0, 1, 2, 3]
-    with pytest.raises(ConfigError, match="no GPU of its own"):
+    with pytest.raises(ConfigError, match="has no GPU"):
         gpu_index(1, 1)
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     assert gpu_index(3, 1) == 0
-    with pytest.raises(ConfigError, match="2 can be seen"):
+    with pytest.raises(ConfigError, match="2 are visible"):
         gpu_index(2, 2)
 
 

@@ -71,7 +71,10 @@ def save_checkpoint(payload: dict[str, Any], path: Path) -> None:
         temporary.unlink(missing_ok=True)
         cause = _disk_error(error)
         if cause is not None and not isinstance(cause, FileNotFoundError):  # else the directory was removed
-            raise RunFailed(f"{path} could not be written: {cause.strerror}; those written before are whole") from error
+            raise RunFailed(
+                f"{path} could not be written: {cause.strerror}; those written before are whole "
+                f"(see docs/troubleshooting.md#disk-full)"
+            ) from error
         raise
 
 

@@ -1,17 +1,18 @@
-"""Child processes: they end with their parent, and one that hangs is found. Knows nothing of ranks, runs and configs.
+"""Child processes that end with their parent, and detection of hung children. Independent of ranks, runs and configs.
 
-Given: processes of multiprocessing. Imports no torch.
+Input: processes of multiprocessing. Does not import torch.
 
-Promised: a child that calls `die_with(parent)` ends with its parent, even if that was killed. `Heartbeats` are in
-shared memory: the parent finds a child that is stopped, or whose native code holds the GIL, and ends it
-(`abort_hung`). `run_in_subprocess` runs one function in a process of its own. A forked child has positions of its own
-in the files that it inherits (`own_offsets`).
+Guarantees: a child that calls `die_with(parent)` ends with its parent, even if the parent is killed. With `Heartbeats`
+in shared memory the parent detects a child that is stopped by a signal, or whose native code holds the GIL, and kills
+it (`abort_hung`). `run_in_subprocess` runs one function in a separate process. A forked child gets separate positions
+in inherited files (`own_offsets`).
 
-Raised: ConfigError and RunFailed by `run_in_subprocess`, as the function in the child did; OSError where the system
-refuses.
+Errors: `run_in_subprocess` raises the ConfigError or RunFailed of the function; OSError for failed system calls.
 
-    parent, child      processes that end with their parent       heartbeat    finding those that hang
-    offsets            positions in open files
+    parent       processes that end with their parent
+    child        run a function in a separate process
+    heartbeat    detect hung children
+    offsets      positions in open files
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One function in a process of its own: what it breaks, fills or initializes (memory, CUDA) ends with it."""
+"""Run a function in a separate process, so that its memory, CUDA context and crashes end with that process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from samebits.host import start_method
 
 
 def run_in_subprocess(what: str, function: Callable[..., Any], *args: Any) -> Any:
-    """Returns function(*args), which must be picklable. Raises its ConfigError; any other error becomes a RunFailed of
-    one line. what: the beginning of both, "preflight: job 3"."""
+    """Run function(*args), which must be picklable, in a new process and return its result.
+
+    Raise its ConfigError; any other error becomes a RunFailed with one line. what: prefix of both messages, e.g.
+    "preflight: job 3".
+    """
     context: Any = multiprocessing.get_context(start_method())
     receive, send = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(function, args, send, os.getpid()))
@@ -43,7 +46,7 @@ def _child(function: Callable[..., Any], args: tuple[Any, ...], send: Connection
     except ConfigError as error:
         send.send(("mistake", str(error)))
     except Exception as error:
-        at = traceback.extract_tb(error.__traceback__)[-1]  # a run shows the rest
+        at = traceback.extract_tb(error.__traceback__)[-1]  # the last frame; a run prints the complete traceback
         send.send(("failed", f"{type(error).__name__}: {first_line(error)} ({at.filename}:{at.lineno})"))
     except KeyboardInterrupt:
         os._exit(130)

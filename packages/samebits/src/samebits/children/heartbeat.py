@@ -1,10 +1,10 @@
-"""Heartbeats in shared memory: how a parent finds a child that is stopped, or whose native code holds the GIL.
+"""Heartbeats in shared memory, to detect a child that is stopped by a signal or whose native code holds the GIL.
 
     parent     Heartbeats(context, count): one Heartbeat in shared memory per child
     child      register_heartbeat(shared, index), beat(...) twice a second (watchdog.py, launch.py), mark_finished()
-    parent     heartbeats.overdue() -> indices of the children that have not beaten in time
+    parent     heartbeats.overdue() -> indices of children without a heartbeat in time
 
-Imports no torch.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from typing import Any
 
 from samebits.children.parent import process_state
 
-START_S = 600.0  # limit for the first beat
-LATE_S = 1.0  # tolerance for a busy machine; below the time in which the ranks' watchdogs find a hang
-GAP_S = 5.0  # a longer gap between checks: the parent itself was stopped (Ctrl-Z), and likely the children too
+START_S = 600.0  # seconds until the first beat
+LATE_S = 1.0  # seconds of tolerance for a busy machine; less than the time in which a rank's watchdog detects a hang
+GAP_S = (
+    5.0  # after a longer gap between checks, the parent itself was stopped (Ctrl-Z), and probably the children as well
+)
 
 
 class Heartbeat(ctypes.Structure):
-    """One child. until: deadline of the next beat, by time.monotonic() (one clock for all processes of a machine).
-    said: its end is on record."""
+    """The heartbeat of one child. until: deadline of the next beat in time.monotonic(), which all processes of a
+    machine share. said: its end is recorded."""
 
     _fields_ = [
         ("until", ctypes.c_double),
@@ -38,7 +40,7 @@ class Heartbeat(ctypes.Structure):
 
 
 class Heartbeats:
-    """The heartbeats of `count` processes that this one starts. context: multiprocessing's."""
+    """The heartbeats of `count` child processes. context: a context of multiprocessing."""
 
     def __init__(self, context: Any, count: int) -> None:
         self._looked = time.monotonic()
@@ -47,7 +49,7 @@ class Heartbeats:
             entry.until, entry.limit_s = self._looked + START_S, START_S
 
     def overdue(self) -> list[int]:
-        """Indices of the processes past their deadline, fewest steps first. Call this at least every GAP_S."""
+        """Return the indices of processes past their deadline, fewest steps first. Call this at least every GAP_S."""
         now = time.monotonic()
         if now - self._looked > GAP_S:
             for entry in self.shared:
@@ -57,18 +59,20 @@ class Heartbeats:
         return sorted(late, key=lambda i: self.shared[i].step)
 
     def latest(self) -> float:
-        """Seconds until the latest deadline of them."""
+        """Return the seconds until the latest deadline of all processes."""
         return max(entry.until for entry in self.shared) - time.monotonic()
 
     def said(self, index: int) -> bool:
+        """Return True if the end of the process is recorded."""
         return bool(self.shared[index].said)
 
     def place(self, index: int) -> str:
+        """Return the work and step of a process, for a message."""
         entry = self.shared[index]
         return f"{entry.doing.decode()}, at step {entry.step}" if entry.doing else "start"
 
     def why(self, index: int, pid: int) -> str:
-        """The reason why an overdue process is taken for hung, for a message."""
+        """Return the reason why an overdue process counts as hung, for a message."""
         cause = "it is stopped (SIGSTOP)" if process_state(pid) in ("T", "t") else "native code holds its interpreter"
         limit = f"{self.shared[index].limit_s:g} s (process.timeout; {self.place(index)})"
         return f"it did not run for {limit}; {cause}"
@@ -85,6 +89,7 @@ def register_heartbeat(shared: Any, index: int) -> None:
 
 
 def has_starter() -> bool:
+    """Return True if a parent watches this process's heartbeat."""
     return _own is not None
 
 
@@ -102,7 +107,7 @@ def beat(limit_s: float | None) -> None:
 
 
 def note_progress() -> None:
-    """Long work outside of the loop has made progress, such as a download: extend the deadline by START_S."""
+    """Extend the deadline by START_S, because long work outside of the loop, such as a download, made progress."""
     global _moved_at
     _moved_at = time.monotonic()
     if _own is not None:
@@ -110,23 +115,24 @@ def note_progress() -> None:
 
 
 def progress_at() -> float:
+    """Return the time of the last progress, in time.monotonic() seconds."""
     return _moved_at
 
 
 def mark_finished() -> None:
-    """This process has finished, or its failure is on record."""
+    """Record that this process has finished, or that its failure is recorded."""
     if _own is not None:
         _own.said = True
 
 
 def abort_hung(process: Any, wait_s: float = 2.0) -> None:
-    """End a hung process; SIGABRT makes its faulthandler, which needs no GIL, write its stack."""
-    # any thread of a stopped process could take os.kill's, while the main thread runs on from where it stood
-    tgkill = getattr(ctypes.CDLL(None), "tgkill", None)  # glibc's, since 2.30
+    """Kill a hung process with SIGABRT: its faulthandler, which does not need the GIL, writes a stack trace."""
+    # os.kill's signal could be delivered to any thread, while the main thread continues; tgkill chooses the main thread
+    tgkill = getattr(ctypes.CDLL(None), "tgkill", None)  # in glibc since 2.30
     with suppress(ProcessLookupError):
         if tgkill is None or tgkill(process.pid, process.pid, signal.SIGABRT):
             os.kill(process.pid, signal.SIGABRT)
-        os.kill(process.pid, signal.SIGCONT)  # a stopped process receives SIGABRT only once it continues
+        os.kill(process.pid, signal.SIGCONT)  # a stopped process receives SIGABRT when it continues
     process.join(wait_s)
     if process.is_alive():
         process.kill()
@@ -134,5 +140,5 @@ def abort_hung(process: Any, wait_s: float = 2.0) -> None:
 
 
 def readable_stack(stack: str) -> str:
-    """faulthandler's output without its list of extension modules."""
+    """Return faulthandler's output without its list of extension modules."""
     return "".join(line for line in stack.splitlines(True) if not line.startswith("Extension modules"))

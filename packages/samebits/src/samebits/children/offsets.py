@@ -1,4 +1,5 @@
-"""Positions in open files. A forked process shares them with its parent: what one reads moves the other's."""
+"""Positions in open files. A forked process shares them with its parent, so reading in one moves the other's
+position."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from pathlib import Path
 log = logging.getLogger("samebits")
 
 _OPEN = Path("/proc/self/fd")
-_KEPT = os.O_RDONLY | os.O_WRONLY | os.O_RDWR | os.O_APPEND | getattr(os, "O_DIRECT", 0)  # flags of a second opening
+_KEPT = (
+    os.O_RDONLY | os.O_WRONLY | os.O_RDWR | os.O_APPEND | getattr(os, "O_DIRECT", 0)
+)  # flags that are kept when a file is opened again
 
 
 Offsets = dict[int, tuple[tuple[int, int], int]]  # {descriptor: (device and inode of the file, position)}
@@ -23,15 +26,14 @@ def file_offsets() -> Offsets:
     """Return the positions in the regular files that are open for reading. Call it before a fork, and `own_offsets` in
     the child.
 
-    Standard streams and the files behind them, and what this process holds a lock to write of, are left out: the child
-    shares them. macOS has no /proc, and starts processes without a fork; where one is asked for, a line says what the
-    child shares."""
+    Standard streams, their files, and files that this process has locked for writing are not included; the child shares
+    them. macOS has no /proc and does not fork by default; if a fork is requested there, a warning is logged."""
     if not _OPEN.is_dir():
         _tell_shared()
         return {}
     offsets, streams = {}, [_regular(fd) for fd in range(3)]
     for name in os.listdir(_OPEN):
-        with suppress(OSError):  # closed meanwhile, as the folder that was listed; or without a position
+        with suppress(OSError):  # closed in the meantime, like the listed folder, or without a position
             fd = int(name)
             readable = fcntl.fcntl(fd, fcntl.F_GETFL) & (os.O_WRONLY | getattr(os, "O_PATH", 0)) == 0
             if readable and (file := _regular(fd)) and file not in streams and not _locked(fd):
@@ -41,15 +43,15 @@ def file_offsets() -> Offsets:
 
 @functools.cache
 def _tell_shared() -> None:
-    """Once in a process, which may fork often."""
+    """Warn once per process, which may fork often."""
     log.warning(
-        f"there is no {_OPEN}, so forked processes share their positions in files that are open now, and may read each "
-        "other's bytes: open files where they are read, as in __getitem__, or start processes by spawn"
+        f"there is no {_OPEN}, so forked processes share the positions of open files and may read wrong bytes: open "
+        "files where they are read, e.g. in __getitem__, or start processes by spawn"
     )
 
 
 def _regular(fd: int) -> tuple[int, int] | None:
-    """Return which file it is; None for a pipe, a folder, a device, and for what is closed."""
+    """Return (device, inode) of a regular file; None for a pipe, folder, device or closed descriptor."""
     with suppress(OSError):
         facts = os.fstat(fd)
         return (facts.st_dev, facts.st_ino) if stat.S_ISREG(facts.st_mode) else None
@@ -62,8 +64,10 @@ def _locked(fd: int) -> bool:
 
 
 def own_offsets(offsets: Offsets) -> None:
-    """Give this process, which was forked after `file_offsets`, positions of its own in these files: each is opened a
-    second time under its number. An OSError names a file that cannot be."""
+    """Give this process, which was forked after `file_offsets`, separate positions in these files.
+
+    Each file is opened again under the same descriptor. Raise OSError, which names the file, if that fails.
+    """
     for fd, (file, offset) in offsets.items():
         if _regular(fd) != file:  # closed by another thread before the fork
             continue

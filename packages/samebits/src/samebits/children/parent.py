@@ -1,4 +1,4 @@
-"""Processes that end with their parent, even if it was killed; another's state. Importing this imports no torch."""
+"""End processes with their parent, even if it is killed; state of other processes. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from multiprocessing import util
 from samebits.torch_private import set_death_signal
 
 POLL_S = 1.0
-_ends_children = 0  # the process that does so
+_ends_children = 0  # the process that has registered `_end_children`
 
 
 def die_with(parent: int) -> None:
-    """The kernel kills this process when `parent`, whose main thread has started it, ends (PR_SET_PDEATHSIG, Linux);
-    elsewhere a thread of this process polls for it."""
+    """Kill this process when `parent` ends. On Linux the kernel does it (PR_SET_PDEATHSIG), which needs that the
+    parent's main thread has started this process; on other systems a thread polls."""
     if not set_death_signal(signal.SIGKILL):
         threading.Thread(target=_outlive, args=(parent,), name="parent", daemon=True).start()
     if os.getppid() != parent:
@@ -27,9 +27,8 @@ def die_with(parent: int) -> None:
 def die_with_starter(by_main_thread: bool) -> None:
     """End this `multiprocessing` process with its starter, whatever the start method (even through a fork server).
 
-    by_main_thread: the starter's main thread started it. For other threads this polls, as the kernel's signal comes
-    when the starting thread ends.
-    """
+    by_main_thread: the starter's main thread started it. For other threads this polls, because the kernel sends its
+    signal when the starting thread ends."""
     starter = multiprocessing.parent_process()
     assert starter is not None
     assert starter.pid is not None
@@ -40,10 +39,13 @@ def die_with_starter(by_main_thread: bool) -> None:
 
 
 def end_children_at_exit() -> None:
-    """At this process's end kill the daemons of multiprocessing that somebody's code has started. It would send them
-    SIGTERM and wait for ever, as they have inherited a handler that only asks a run to save."""
+    """Kill daemon processes of user code when this process exits.
+
+    multiprocessing would send them SIGTERM and wait forever, because they have inherited a handler that only requests a
+    save.
+    """
     global _ends_children
-    if _ends_children != os.getpid():  # a fork has none of them
+    if _ends_children != os.getpid():  # a forked process has no such children
         _ends_children = os.getpid()
         util.Finalize(None, _end_children, exitpriority=50)
 
@@ -62,10 +64,12 @@ def _outlive(parent: int) -> None:
 
 
 def process_state(pid: int) -> str | None:
-    """A process's state, a letter as in ps: R running, S waiting, T stopped, t traced, Z a zombie, X dead. "" where
-    there is no such process; None where nothing is known (no /proc)."""
+    """Return the state of a process as a letter, as in ps: R running, S waiting, T stopped, t traced, Z zombie, X dead;
+    "" if there is no such process, None if it is unknown (no /proc)."""
     try:
         with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0]  # its name, before that, may have spaces and brackets
+            return (
+                file.read().rpartition(")")[2].split()[0]
+            )  # the process name before it may contain spaces and brackets
     except OSError:
         return "" if os.path.isdir("/proc/self") else None

@@ -60,7 +60,7 @@ class StatefulOrder:
             raise ConfigError("run.order, run.reorder(): the training data are a stream, which comes in its own order")
         raise ConfigError(
             "run.order, run.reorder(): data.order has no state that could change - choose one with state_dict and "
-            "load_state_dict, as in docs/my_data.md"
+            "load_state_dict, as in docs/data_orders.md"
         )
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:

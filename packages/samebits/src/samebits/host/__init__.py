@@ -1,19 +1,21 @@
-"""A process and its machine: the cores, GPUs and memory that it may use. Knows nothing of ranks, runs and configs.
+"""Cores, GPUs and memory that this process may use. Independent of ranks, runs and configs.
 
-Given: nothing but the environment (affinity, cgroup, OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES). Imports no torch, and asks
-for GPUs without initializing CUDA, so that processes can still be forked afterwards.
+Input: the environment (affinity, cgroup, OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES). Does not import torch, and counts GPUs
+without initializing CUDA, so that processes can still be forked.
 
-Returned: `cores()` is what this process may use, of which `cores_each(n)` and `threads_each(n)` are one of n processes'
-shares; `available_memory()` is what it may still take; `start_method()` is fork where that is safe, else spawn.
-`bind_to_gpus` puts a process on the cores beside its GPU; `machine_facts` is what environment.json keeps. (These, and
-what is asked of one GPU, initialize CUDA.)
+Output: `cores()` returns the cores that this process may use; `cores_each(n)` and `threads_each(n)` are the share of
+one of n processes. `available_memory()` returns the memory that it may still allocate. `start_method()` is fork if that
+is safe, otherwise spawn. `bind_to_gpus` binds a process to the cores of its GPU's NUMA node. `machine_facts` returns
+the facts in environment.json. The last two, and functions for one GPU, initialize CUDA.
 
-Promised: in the block `no_garbage_collection` Python's collector runs where it is called alone.
+Guarantee: within `no_garbage_collection`, Python's collector runs only when `collect_garbage` is called.
 
-Raises nothing of its own; OSError where the system refuses.
+Errors: OSError for failed system calls.
 
-    cpu, gpu, memory, numa, machine    what there is
-    cgroups    within which limits       garbage    Python's collector
+    cpu, gpu, memory, numa    the resources of the machine
+    machine                   facts for environment.json and the log
+    cgroups                   limits of containers and schedulers
+    garbage                   Python's garbage collector
 """
 
 from __future__ import annotations

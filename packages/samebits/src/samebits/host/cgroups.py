@@ -1,4 +1,4 @@
-"""The control groups of a process, by which containers and schedulers limit it."""
+"""The control groups (cgroups) of a process, with which containers and schedulers limit it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OWN = Path("/proc/self")
 
 
 def levels_of(controller: str, process: Path = OWN) -> Iterator[tuple[int, Path]]:
-    """Yield (1 or 2: the version of cgroups, folder) of each group that may limit the process, its own first.
+    """Yield (version of cgroups, 1 or 2; folder) for each group that may limit the process, innermost first.
 
     controller: cpu or memory. process: folder with the process's `cgroup` and `mountinfo`."""
     try:
@@ -27,7 +27,7 @@ def levels_of(controller: str, process: Path = OWN) -> Iterator[tuple[int, Path]
                 version = 1
             else:
                 continue
-            # in a container, the path may be the host's while the mount shows the container's own cgroup as the root
+            # in a container the path may be the host's, while the mount shows the container's cgroup as the root
             inside = os.path.relpath(path, root)
             folder = point if inside.startswith("..") else point / inside
             for level in [folder, *folder.parents][: len(folder.parts) - len(point.parts) + 1]:

@@ -1,4 +1,4 @@
-"""Python's garbage collector, kept from interrupting training steps: its pauses would hit ranks at different steps."""
+"""Control of Python's garbage collector, because its pauses would interrupt ranks at different steps."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 EVERY = 100
-_modules = sys.maxsize  # that were imported when objects were last frozen
+_modules = sys.maxsize  # number of imported modules when objects were last frozen
 
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """In this block, or in a function that this decorates, garbage is collected by `collect_garbage` alone, and not
-    among what was there before, nor among what was there when a module was imported later."""
+    """Within this block or decorated function, collect garbage only in `collect_garbage`. Objects that existed before
+    the block, or when a module was imported later, are not examined."""
     global _modules
     enabled = gc.isenabled()
     gc.disable()
@@ -30,12 +30,12 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def collect_garbage(count: int) -> None:
-    """Collects if `count`, of steps or batches done, is a multiple of EVERY: at the same ones on all ranks. Nothing
-    where Python collects by itself: without frozen objects one takes 0.1 s."""
+    """Collect garbage if `count`, the number of steps or batches, is a multiple of EVERY, so that all ranks do it at
+    the same step. Do nothing if Python's automatic collection is enabled, because then a collection takes 0.1 s."""
     global _modules
     if count % EVERY or gc.isenabled():
         return
     gc.collect()
-    if len(sys.modules) > _modules:  # torch._dynamo alone has 117,000 objects: 35 ms for each collection among them
+    if len(sys.modules) > _modules:  # e.g. torch._dynamo has 117,000 objects, which add 35 ms to each collection
         _modules = len(sys.modules)
         gc.freeze()

@@ -1,6 +1,9 @@
-"""What GPUs there are, counted without initializing CUDA: CUDA does not work in processes forked from one that has
-initialized it. torch.cuda.device_count() may do that where NVML does not answer (containers without it, MIG, Jetson).
-Importing this imports no torch."""
+"""Count GPUs without initializing CUDA, because CUDA does not work in processes forked from one that has initialized
+it.
+
+torch.cuda.device_count() may initialize CUDA if NVML does not work (containers without it, MIG, Jetson). Importing this
+module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ if TYPE_CHECKING:
     import torch
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-MOST_CONTEXT = 1 << 30  # bytes; what is held above this is another process's
+MOST_CONTEXT = 1 << 30  # bytes; memory above this belongs to another process
 _counted: dict[str | None, int] = {}  # {CUDA_VISIBLE_DEVICES: GPUs}; forked processes inherit it
 
 
 def count_gpus() -> int:
-    """Number of GPUs that this process may use; does not initialize CUDA in it."""
+    """Return the number of GPUs that this process may use, without initializing CUDA."""
     import torch
 
     if not torch.backends.cuda.is_built() or os.environ.get(VISIBLE) == "":
@@ -33,27 +36,29 @@ def count_gpus() -> int:
 
 
 def hide_gpus() -> None:
-    """For a process that computes on the CPU: optimizers query CUDA, which would open a context on GPU 0."""
+    """Hide the GPUs from a process that computes on the CPU, because optimizers query CUDA, which opens a context on
+    GPU 0."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         os.environ[VISIBLE] = ""
 
 
 def start_method() -> str:
-    """fork, which is fast, or spawn where fork is unsafe: on macOS, after CUDA was initialized, or in a process with
-    several threads (a notebook), as a lock that a thread holds stays locked forever in a forked process."""
+    """Return fork, which is fast, or spawn if fork is unsafe: on macOS, after CUDA was initialized, or in a process
+    with several threads (a notebook), because a lock held by a thread stays locked in a forked process."""
     torch = sys.modules.get("torch")
     started = torch is not None and torch.cuda.is_initialized()
     return "fork" if sys.platform == "linux" and not started and num_threads() == 1 else "spawn"
 
 
 def num_threads() -> int:
-    """Python threads of this process."""
+    """Return the number of Python threads of this process."""
     return threading.active_count()
 
 
 def pci_address(device: torch.device) -> str | None:
-    """As in /sys/bus/pci/devices; None: this torch does not say. Initializes CUDA."""
+    """Return the PCI address as in /sys/bus/pci/devices; None if this version of torch does not provide it. Initializes
+    CUDA."""
     import torch
 
     if device.type != "cuda":
@@ -64,15 +69,16 @@ def pci_address(device: torch.device) -> str | None:
 
 
 def memory_of_process(device: torch.device) -> int:
-    """Most bytes of a GPU that this process has held: torch's tensors, cache and fragments, and what CUDA, its
-    libraries and NCCL hold beside."""
+    """Return the maximum bytes of a GPU that this process has used: torch's tensors, cache and fragments, and the
+    memory of CUDA, its libraries and NCCL."""
     import torch
 
     return torch.cuda.max_memory_reserved(device) + min(held_beside_torch(device), MOST_CONTEXT)
 
 
 def held_beside_torch(device: torch.device) -> int:
-    """Bytes in use that are not torch's in this process: the CUDA context, NCCL's buffers, other processes."""
+    """Return the bytes in use outside of this process's torch allocator: CUDA context, NCCL buffers, other
+    processes."""
     import torch
 
     free, total = torch.cuda.mem_get_info(device)
@@ -80,7 +86,7 @@ def held_beside_torch(device: torch.device) -> int:
 
 
 def _told_by_driver() -> int:
-    """Number of GPUs by NVML (amdsmi for ROCm), without CUDA; below 0: it does not answer."""
+    """Return the number of GPUs from NVML (amdsmi for ROCm), without CUDA; negative if that fails."""
     import torch
 
     name = "_device_count_amdsmi" if torch.version.hip else "_device_count_nvml"

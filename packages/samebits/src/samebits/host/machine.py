@@ -1,4 +1,4 @@
-"""What a run computes on: for environment.json, and one line for its first screen. Importing this imports no torch."""
+"""Describe the machine of a run, for environment.json and the log. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ if TYPE_CHECKING:
 
 SMI = ["nvidia-smi", "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv,noheader,nounits"]
 SMI_S = 5.0
-MUCH = 1 << 30  # bytes that are held beside torch: above this, their holders are asked for
-SAME = ("gpus", "cpu", "capability", "torch", "cuda", "cudnn")  # what rounding depends on
-ONE_LINE = 120  # characters; a longer machine_line has two
+MUCH = 1 << 30  # bytes in use outside of torch above which the other processes are listed
+SAME = ("gpus", "cpu", "capability", "torch", "cuda", "cudnn")  # facts that affect rounding
+ONE_LINE = 120  # characters; a longer machine_line is split into two lines
 
 
 def machine_facts(device: torch.device, ranks: Sequence[dict[str, Any] | None] = ()) -> dict[str, Any]:
-    """Facts of the machine and of this process, at a run's start. Sizes in bytes. ranks: gpu_facts of each rank."""
+    """Return facts about the machine and this process when a run starts. Sizes are bytes. ranks: gpu_facts of each
+    rank."""
     import torch
 
     found: dict[str, Any] = {
         "cpu": cpu_model(),
-        "capability": torch.backends.cpu.get_cpu_capability(),  # the vector instructions that torch uses
+        "capability": torch.backends.cpu.get_cpu_capability(),  # vector instructions that torch uses
         "cores": cores(),
         "memory": memory(),
         "threads": torch.get_num_threads(),
@@ -47,7 +48,7 @@ def machine_facts(device: torch.device, ranks: Sequence[dict[str, Any] | None] =
 
 
 def gpu_facts(device: torch.device) -> dict[str, Any] | None:
-    """Of this process's GPU; None: it has none."""
+    """Return facts about this process's GPU; None if it has none."""
     import torch
 
     if device.type != "cuda":
@@ -60,12 +61,13 @@ def gpu_facts(device: torch.device) -> dict[str, Any] | None:
         "uuid": uuid,
         "pci": pci_address(device),
         "memory": own.total_memory,
-        "held_beside": beside,  # of it the context of this process
+        "held_beside": beside,  # includes the context of this process
         "holders": holders(uuid) if beside > MUCH else [],
     }
 
 
 def of_gpus(device: torch.device, ranks: list[Any]) -> dict[str, Any]:
+    """Return the facts about the GPUs of all ranks."""
     import torch
 
     return {
@@ -80,11 +82,12 @@ def of_gpus(device: torch.device, ranks: list[Any]) -> dict[str, Any]:
 
 
 def cpu_model(info: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the name of the CPU."""
     return _found(r"^model name\s*: (.+)$", info) or platform.processor() or platform.machine()
 
 
 def driver(version: Path = Path("/proc/driver/nvidia/version")) -> str | None:
-    """The version of NVIDIA's driver."""
+    """Return the version of NVIDIA's driver, or None."""
     return _found(r"Kernel Module.*?\s(\d{3,}\.[\d.]+)", version)
 
 
@@ -96,10 +99,10 @@ def _found(pattern: str, file: Path) -> str | None:
 
 
 def holders(uuid: str) -> list[dict[str, Any]]:
-    """Other processes with memory of this GPU, as far as they can be seen (not from most containers)."""
+    """Return other processes with memory on this GPU, if they are visible (not from most containers)."""
     try:
         said = answer_of(SMI, limit_s=SMI_S).decode(errors="replace")
-    except NoAnswer:  # the line then says how much is held, not by whom
+    except NoAnswer:  # then the line contains only the amount
         return []
     rows = [[value.strip() for value in row] for row in csv.reader(said.splitlines())]
     return [
@@ -113,7 +116,7 @@ def holders(uuid: str) -> list[dict[str, Any]]:
 
 
 def machine_line(found: dict[str, Any]) -> str:
-    """For the first screen: one line, or two long ones."""
+    """Return the description for the log: one line, or two if it is long."""
     size = f", {found['memory'] / 1e9:,.0f} GB" if found["memory"] else ""
     hardware = [f"{found['cpu']}, {found['cores']} cores{size}"]
     versions = [f"Python {found['python']}, torch {found['torch']}"]
@@ -134,12 +137,13 @@ def machine_line(found: dict[str, Any]) -> str:
 
 
 def held_by_others(gpu: dict[str, Any]) -> str:
+    """Return the memory that other processes use on a GPU, as text."""
     who = ", ".join(f"{h['process']} {h['pid']}" for h in gpu["holders"])
     return f"{gpu['held_beside'] / 1e9:.1f} GB held by others{who and ': ' + who}"
 
 
 def cudnn(found: dict[str, Any]) -> str | None:
-    """91002 -> 9.10.2; 8902 -> 8.9.2."""
+    """Return the version of cuDNN: 91002 -> 9.10.2, 8902 -> 8.9.2."""
     if not (number := found["cudnn"]):
         return None
     major = 10_000 if number >= 90_000 else 1000
@@ -147,12 +151,13 @@ def cudnn(found: dict[str, Any]) -> str | None:
 
 
 def machine_changes(began: dict[str, Any], found: dict[str, Any]) -> str:
-    """In what this machine differs from the one on which a run began, where that may change rounding; else empty."""
+    """Return the differences to the machine on which the run started that may change rounding; "" if there are none."""
     unlike = [key for key in SAME if key in began and began[key] != found.get(key)]
     return ", ".join(f"{key} {shown(began[key])} -> {shown(found.get(key))}" for key in unlike)
 
 
 def shown(value: Any) -> str:
+    """Return a fact as text."""
     if isinstance(value, list):  # GPUs
         counts = Counter(map(str, value))
         return " + ".join(f"{count} x {name}" for name, count in counts.items())

@@ -1,4 +1,4 @@
-"""The host's memory: how much there is, and how much of it this process may still take."""
+"""The host's memory: total, and available to this process."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from samebits.host.cgroups import levels_of
 
 PROC = Path("/proc")
-_FILES = {  # limit, use; in the statistics, the files' pages
+_FILES = {  # files with the limit and the usage; entry of the page cache in the statistics
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
     2: ("memory.max", "memory.current", ("active_file", "inactive_file")),
 }
 
 
 def memory() -> int | None:
-    """Return the bytes that the host has; None on a system that does not say."""
+    """Return the bytes of memory of the host; None on a system that does not provide it."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
     except (ValueError, OSError):
@@ -24,10 +24,10 @@ def memory() -> int | None:
 
 
 def available_memory(proc: Path = PROC) -> int:
-    """Return the bytes that this process may still take: what the kernel calls available, within the limits of its
-    cgroups. The page cache counts as available, because it gives way: how full it is must decide nothing.
+    """Return the bytes that this process may still allocate: the available memory within the limits of its cgroups.
 
-    On a system that knows no more than the whole (macOS), half of it."""
+    The page cache counts as available, because the kernel frees it on demand. If only the total is known (macOS),
+    return half of it."""
     try:
         left = [_kilobytes(proc / "meminfo", "MemAvailable")]
     except OSError:
@@ -37,14 +37,14 @@ def available_memory(proc: Path = PROC) -> int:
         try:
             most, used = (int((folder / name).read_text()) for name in (limit, use))
             pages = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        except (OSError, ValueError):  # the root has no such files, and "max" is no limit
+        except (OSError, ValueError):  # the root has no such files, and "max" means no limit
             continue
         left.append(most - used + sum(int(pages.get(name, 0)) for name in of_files))
     return max(0, min(left))
 
 
 def private_memory(proc: Path = PROC) -> int:
-    """Return the bytes of this process's own memory that it may write to: what RLIMIT_DATA limits. Linux only."""
+    """Return the bytes of this process's private writable memory, which RLIMIT_DATA limits. Linux only."""
     return _kilobytes(proc / "self/status", "VmData")
 
 

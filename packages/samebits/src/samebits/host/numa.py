@@ -1,8 +1,8 @@
-"""NUMA: a process on the cores beside its GPU. Imports no torch.
+"""NUMA: bind a process to the cores of its GPU's node. Does not import torch.
 
-Memory comes from the node of the core that writes it first, and threads and processes inherit their starter's cores. So
-it is enough to bind the main thread before it starts others: loader threads, workers and page-locked buffers follow.
-"""
+Memory is allocated on the node of the core that first writes to it, and threads and processes inherit the cores of
+their starter. Therefore it is sufficient to bind the main thread before it starts others; loader threads, workers and
+page-locked buffers follow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SYS = Path("/sys")
 
 
 def nodes(sys: Path = SYS) -> dict[int, frozenset[int]]:
-    """{node: its cores}; nodes of memory alone are left out."""
+    """Return {node: its cores}, without nodes that have only memory."""
     found = {}
     for folder in (sys / "devices/system/node").glob("node[0-9]*"):
         with suppress(OSError, ValueError):
@@ -27,13 +27,13 @@ def nodes(sys: Path = SYS) -> dict[int, frozenset[int]]:
 
 
 def cores_of(text: str) -> frozenset[int]:
-    """0-3,8 -> {0, 1, 2, 3, 8}"""
+    """Parse a list of cores: 0-3,8 -> {0, 1, 2, 3, 8}."""
     ranges = [part.partition("-") for part in text.strip().split(",") if part]
     return frozenset(n for first, _, last in ranges for n in range(int(first), int(last or first) + 1))
 
 
 def node_of(pci: str, sys: Path = SYS) -> int | None:
-    """The node of a device (0000:3b:00.0); None: not known, as in most virtual machines."""
+    """Return the node of a device (0000:3b:00.0); None if unknown, as in most virtual machines."""
     with suppress(OSError, ValueError):
         node = int((sys / "bus/pci/devices" / pci.lower() / "numa_node").read_text())
         return node if node >= 0 else None
@@ -41,10 +41,11 @@ def node_of(pci: str, sys: Path = SYS) -> int | None:
 
 
 def bind_to_gpus(pcis: Iterable[str | None], sys: Path = SYS) -> str:
-    """Bind this process to the node of its GPUs. Returns what was done, for the log; empty: nothing.
+    """Bind this process to the node of its GPUs. Return a line for the log, or "" if nothing was done.
 
-    Nothing where there is one node, where the GPUs lie at several or it is not known where, and where somebody has
-    chosen cores already (taskset, a scheduler, a container)."""
+    Do nothing if there is one node, if the GPUs are on several or unknown nodes, or if an affinity is already set
+    (taskset, a scheduler, a container).
+    """
     own = nodes(sys)
     if len(own) < 2 or not hasattr(os, "sched_setaffinity"):
         return ""

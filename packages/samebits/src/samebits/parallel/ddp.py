@@ -101,7 +101,7 @@ def name_unused(net: nn.Module, unused: Sequence[torch.Tensor], step: int) -> No
     if fatal:
         raise ConfigError(
             f"step {step + 1}, rank {dist_env.rank}: {what}: set trainer.ddp.find_unused_parameters=true, "
-            "or take these parameters out of the model"
+            "or take these parameters out of the model (see docs/troubleshooting.md#unused-parameters)"
         )
     if dist_env.rank == 0:
         log.warning("%s: these parameters are not trained", what)

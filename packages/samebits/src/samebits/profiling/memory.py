@@ -57,7 +57,8 @@ def explained(
             raise
         place, written = where(), snapshot()
         text = f"out of memory ({place}; {first_line(error)}): {advice(machine, place.startswith('evaluating'))}"
-        raise OutOfMemory(text + (f"; what held it: {written}" if written else "")) from error
+        held = f"; what held it: {written}" if written else ""
+        raise OutOfMemory(f"{text}{held}; see docs/troubleshooting.md#out-of-memory") from error
 
 
 def advice(machine: Hardware, evaluating: bool) -> str:

@@ -1,22 +1,27 @@
-"""Processes: how ranks start, find each other, stay in step, and end. (Importing it imports no torch.)
+"""Ranks: how they start, find each other, communicate and end. Importing this package does not import torch.
 
-Given: a function to run in each rank, the run's directory, environment variables of whoever starts ranks. Returned: a
-`World` (rank, size, device) in each.
+Input: a function to run in each rank, the run directory, the environment variables of the launcher. Output: a `World`
+(rank, size, device) in each rank.
 
-Promised: what ranks tell each other is JSON and tensors; nothing is unpickled. A failure is reported in one line with
-its cause, by the rank that failed first; a hang names the stuck rank with its stack (watchdog.py has a table of who
-ends whom); no process stays. With one rank, each collective returns its argument.
+Guarantees: ranks exchange only JSON and tensors; nothing is unpickled. A failure is reported in one line with its
+cause, by the rank that failed first. If a run hangs, the stuck rank and its stack trace are reported (the table in
+watchdog.py lists which process ends which). No process is left behind. With one rank, collectives return their
+argument.
 
-Raised: ConfigError for what does not fit the machine, RankLost and RunFailed for ranks that failed or died, Stopped
-where an evaluation was cut short on all ranks.
+Errors: ConfigError if the settings do not fit the machine, RankLost and RunFailed if ranks failed or died, Stopped if
+an evaluation was cut short on all ranks.
 
-    collectives             World: what ranks do together
-    environment, cluster    which rank or host this process is, by environment variables
-    store, group            how ranks find each other
-    rendezvous              agreeing on the run directory
-    launch, stop, watchdog, failures   starting ranks; stopping together, hang watchdog, the first failure on record
-    board, timer            what ranks tell each other in the store; the end of a process that cannot tell
-    options                 the run's own: how long, how often again      terminal    breakpoints in ranks
+    collectives             World: collectives of all ranks
+    environment, cluster    rank or host of this process, from environment variables
+    store, group            how ranks find each other; the process group
+    rendezvous              agreement on the run directory
+    launch                  starts ranks and waits for their ends
+    stop                    an early stop of all ranks after the same step
+    watchdog, timer         end a run that hangs; end a process whose native code holds the GIL
+    board                   messages between ranks through the store
+    failures                records the first failure
+    options                 the config group `process`
+    terminal                breakpoints with several ranks
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What ranks tell each other beside collectives, in the store of the rendezvous: "I failed", "I am stuck here".
+"""Messages between ranks outside of collectives, in the store of the rendezvous: a rank failed, a rank is stuck.
 
-    alarm         set with either of the others: each rank looks for it, one message twice a second
-    failed        the rank whose failure is on record
-    round         number of the current search for a stuck rank; absent: 0
-    stuck/ROUND   a line of JSON from each rank: where it stands. The first is of one that does not move
-    stack/RANK    the stack to it
+    alarm         set together with one of the other keys; each rank reads it twice a second
+    failed        the rank whose failure is recorded
+    round         number of the current search for a stuck rank; missing: 0
+    stuck/ROUND   a line of JSON from each rank with its position; the first line is from a rank without progress
+    stack/RANK    the stack trace of that rank
 
-Rank 0's process or torchrun's agent holds the store. It may be stopped, or out of reach, and then a call never returns:
-so each is made in a thread, and not waited for after ANSWER_S. Importing this imports no torch.
+The process of rank 0 or torchrun's agent hosts the store. If that process is stopped or cannot be reached, a call never
+returns. Therefore each call is made in a thread, for at most ANSWER_S. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 from samebits.errors import ConfigError
 from samebits.world.store import connect
 
-ANSWER_S = 1.0  # a parent hears from the watch thread within its limit and heartbeat.LATE_S, so no longer
-TELL_S = 5.0  # for a failure to be told: a connection is made, and c10d may ask DNS for the peer's name in vain
+ANSWER_S = 1.0  # seconds; the watch thread must send its heartbeat to the parent within its limit and heartbeat.LATE_S
+TELL_S = 5.0  # seconds to report a failure: this includes a connection, and c10d may look up the peer's name in DNS
 ALARM, FAILED, ROUND, STUCK, STACK = "alarm", "failed", "round", "stuck", "stack"
 
 
 def tell_failed(rank: int, env: Mapping[str, str]) -> None:
-    """Tell all ranks that the failure of this one is on record. env: as a Board's."""
+    """Notify all ranks that the failure of this rank is recorded. env: see Board."""
 
     def tell(store: Any) -> None:
         store.set(FAILED, str(rank))
@@ -37,18 +37,18 @@ def tell_failed(rank: int, env: Mapping[str, str]) -> None:
 
 
 class Board:
-    """One rank's view. env: a rank's environment variables, by which the store is found."""
+    """The messages, as seen by one rank. env: the rank's environment variables, from which the store is found."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        self.lost = False  # whoever holds the store has ended
+        self.lost = False  # the process that hosts the store has ended
         self._env = env
         self._store: Any = None
         self._asking: threading.Thread | None = None
         self._round, self._stood_in = 0, -1
-        self._heard = -1, b""  # round, its reports
+        self._heard = -1, b""  # number of the round, its reports
 
     def look(self, rank: int) -> str:
-        """Whether another rank than this one has FAILED, or a rank is STUCK; else nothing."""
+        """Return FAILED if another rank has failed, STUCK if a rank is stuck, otherwise ""."""
         return FAILED if self.lost else self.ask(lambda store: self._look(store, rank), "")
 
     def _look(self, store: Any, rank: int) -> str:
@@ -61,7 +61,7 @@ class Board:
         return STUCK if store.check([f"{STUCK}/{self._round}"]) else ""
 
     def say_where(self, rank: int, report: dict[str, Any], stack: str) -> None:
-        """Report once in a round where this rank stands; the first report begins the round's search."""
+        """Report this rank's position once per round. The first report starts the search for the stuck rank."""
 
         def say(store: Any) -> None:
             store.set(f"{STACK}/{rank}", stack)
@@ -73,8 +73,8 @@ class Board:
             self.ask(say, None)
 
     def reports(self) -> list[dict[str, Any]]:
-        """What ranks have reported in this round, in no order, as far as the store has answered. A late answer counts
-        at the next call: of 1,024 ranks it is long, and all of them ask."""
+        """Return the reports of this round in any order, as far as the store has answered. A late answer is returned by
+        the next call, because with 1,024 ranks it is long and all ranks request it."""
         number = self._round
 
         def hear(store: Any) -> None:
@@ -85,16 +85,16 @@ class Board:
         return [json.loads(line) for line in lines.splitlines()] if of_round == number else []
 
     def stack(self, rank: int) -> str:
-        """Of a rank that has reported."""
+        """Return the stack trace of a rank that has reported."""
         return self.ask(lambda store: store.get(f"{STACK}/{rank}"), b"").decode()
 
     def end_round(self) -> None:
-        """The ranks move after all."""
+        """End the round, because the ranks make progress again."""
         self._round += 1
         self.ask(lambda store: store.set(ROUND, str(self._round)), None)
 
     def ask(self, call: Callable[[Any], Any], default: Any, wait_s: float = ANSWER_S) -> Any:
-        """call(store); `default` if there is no answer in time, or one to an earlier call is still missing."""
+        """Return call(store), or `default` if it does not return in time or an earlier call has not returned."""
         if self._asking is not None and self._asking.is_alive():
             return default
         answers = []

@@ -1,4 +1,4 @@
-"""The role of this process from its environment variables: a plain process, one of several ranks or of several hosts.
+"""Find the role of this process from environment variables: a plain process, one of several ranks, or of several hosts.
 
 | started by                                        | variables                                     | role        |
 |---------------------------------------------------|-----------------------------------------------|-------------|
@@ -9,8 +9,8 @@
 | a pod of a PyTorchJob (its RANK counts pods)      | RANK without LOCAL_RANK, MASTER_ADDR          | "host"      |
 | a pod of a TrainJob                               | PET_NODE_RANK, PET_NNODES, PET_MASTER_ADDR    | "host"      |
 
-A "rank" trains. A "host" starts hardware.num_procs ranks on its machine, as the plain command does. Imports no torch.
-"""
+A "rank" trains. A "host" starts hardware.num_procs ranks on its machine, as the plain command does. This module does
+not import torch."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ from ipaddress import ip_address
 
 from samebits.errors import ConfigError
 
-SPECIAL_STEPS = 0xFFFFFF00  # SLURM numbers the batch script, an interactive step, ... above this
+SPECIAL_STEPS = 0xFFFFFF00  # larger step numbers are SLURM's special steps: the batch script, an interactive step, ...
 SIOCGIFADDR = 0x8915  # Linux: an interface's IPv4 address
-RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # torchrun's
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # set by torchrun
 MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
-IPV6_ADDRESSES = "/proc/net/if_inet6"  # Linux: one line per address: 32 hex digits, ..., the interface's name
+IPV6_ADDRESSES = "/proc/net/if_inet6"  # Linux: one line per address: 32 hex digits, ..., name of the interface
 PORTS = (15_000, 15_000)  # (first, count): below Linux's ephemeral ports (from 32,768)
 
 
 @dataclass(frozen=True)
 class ClusterRole:
-    """kind "rank": this is rank `index` of `count`, and `local_index` of `local_count` on its machine.
-    kind "host": this is host `index` of `count`; local_count: ranks it must start, None: hardware.num_procs decides.
-    address, port: where global rank 0, or torchrun, listens.
-    """
+    """The role of this process in a run with several processes.
+
+    kind "rank": this is rank `index` of `count`, and `local_index` of `local_count` on its machine. kind "host": this
+    is host `index` of `count`; local_count: number of ranks to start, None: hardware.num_procs. address, port: of
+    global rank 0 or of torchrun."""
 
     kind: str
     index: int
@@ -52,32 +53,36 @@ class ClusterRole:
 
 
 def cluster_role(env: Mapping[str, str] | None = None) -> ClusterRole | None:
-    """This process's role; None: a plain process. Raises ConfigError for missing or contradictory variables."""
+    """Return the role of this process; None for a plain process. Raise ConfigError for missing or conflicting
+    variables."""
     env = os.environ if env is None else env
     for read in (_torchrun, _slurm_step, _train_job, _pytorch_job):
         found = read(env)
         if found is not None:
             if not 0 <= found.index < found.count:
-                raise ConfigError(f"the environment says this is {found.kind} {found.index} of {found.count}")
+                raise ConfigError(
+                    f"the environment variables describe {found.kind} {found.index} of {found.count}, which is invalid"
+                )
             return found if found.kind == "rank" or found.count > 1 else None
-    for name in MPI_VARIABLES if "SLURM_JOB_ID" not in env else ():  # srun --mpi sets them, too
+    for name in MPI_VARIABLES if "SLURM_JOB_ID" not in env else ():  # srun --mpi sets them as well
         if env.get(name, "1") != "1" or (name == "PMIX_RANK" and name in env):
             raise ConfigError(
-                f"{name}={env[name]}: mpirun has started several processes, each of which would be a run of its own - "
-                f"start the command by torchrun or srun, or unset {name} for runs of their own"
+                f"{name}={env[name]}: mpirun has started several processes, and each would start a separate run - "
+                f"use torchrun or srun, or unset {name} if you want separate runs"
             )
     return None
 
 
 def become_rank() -> None:
-    """Set torchrun's variables from SLURM's, as torch and other libraries read those. Call before importing torch."""
+    """Set torchrun's variables from SLURM's, because torch and other libraries read them. Call it before importing
+    torch."""
     here = cluster_role()
-    for argument in sys.argv[1:]:  # python -m torch.distributed.launch adds it
+    for argument in sys.argv[1:]:  # added by python -m torch.distributed.launch
         name, _, value = argument.partition("=")
         if name in ("--local-rank", "--local_rank") and value == os.environ.get("LOCAL_RANK"):
             sys.argv.remove(argument)
     if here is not None:
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings are long, and repeat what exceptions say
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings are long and repeat the exceptions
     if here is not None and here.kind == "rank" and "LOCAL_RANK" not in os.environ:
         assert here.local_count is not None
         os.environ |= rank_variables(here.index, here.count, here.local_index, here.local_count)
@@ -85,7 +90,8 @@ def become_rank() -> None:
 
 
 def rank_variables(index: int, count: int, local_index: int, local_count: int) -> dict[str, str]:
-    """torchrun's variables of rank `index` of `count`, which is `local_index` of `local_count` on its machine."""
+    """Return torchrun's variables for rank `index` of `count`, which is `local_index` of `local_count` on its
+    machine."""
     values = {"RANK": index, "WORLD_SIZE": count, "LOCAL_RANK": local_index, "LOCAL_WORLD_SIZE": local_count}
     return {name: str(value) for name, value in values.items()}
 
@@ -95,11 +101,11 @@ def _torchrun(env: Mapping[str, str]) -> ClusterRole | None:
         return None
     if missing := [name for name in ("RANK", "WORLD_SIZE") if not env.get(name)]:
         raise ConfigError(
-            f"LOCAL_RANK={env['LOCAL_RANK']}: says that this is a rank which torchrun started, but {missing[0]} is not "
+            f"LOCAL_RANK={env['LOCAL_RANK']}: set for a rank of torchrun, but {missing[0]} is not "
             "set - unset LOCAL_RANK for a plain run"
         )
     index, count = _number(env, "RANK"), _number(env, "WORLD_SIZE")
-    if count > 1 and "LAB_STORE" not in env:  # launch.py's ranks use a FileStore
+    if count > 1 and "LAB_STORE" not in env:  # ranks of launch.py use a FileStore
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             _text(env, name)
     address, port = env.get("MASTER_ADDR", ""), _port(env, "MASTER_PORT", 0)
@@ -108,11 +114,12 @@ def _torchrun(env: Mapping[str, str]) -> ClusterRole | None:
 
 
 def _train_job(env: Mapping[str, str]) -> ClusterRole | None:
-    """Kubeflow Trainer v2 gives its pods torchrun's arguments (PET_*); starting the ranks is left to the pod."""
+    """Return the role in a pod of Kubeflow Trainer v2, which sets torchrun's arguments (PET_*) and leaves starting the
+    ranks to the pod."""
     if "PET_NNODES" not in env or "RANK" in env:
         return None
     if not env["PET_NNODES"].isdecimal():
-        raise ConfigError(f"PET_NNODES={env['PET_NNODES']}: a number of pods that may change needs torchrun in the pod")
+        raise ConfigError(f"PET_NNODES={env['PET_NNODES']}: an elastic number of pods needs torchrun in the pod")
     if env["PET_NNODES"] == "1":
         return None
     index, count = _number(env, "PET_NODE_RANK"), _number(env, "PET_NNODES")
@@ -121,7 +128,8 @@ def _train_job(env: Mapping[str, str]) -> ClusterRole | None:
 
 
 def _pytorch_job(env: Mapping[str, str]) -> ClusterRole | None:
-    """A PyTorchJob counts pods in RANK, but ranks in WORLD_SIZE: pods times nprocPerNode, where that is a number."""
+    """Return the role in a pod of a PyTorchJob. RANK counts pods, but WORLD_SIZE counts ranks: pods times nprocPerNode,
+    if that is a number."""
     if "RANK" not in env or "WORLD_SIZE" not in env:
         return None
     index, ranks, each = _number(env, "RANK"), _number(env, "WORLD_SIZE"), _ranks_of_pod(env)
@@ -129,18 +137,18 @@ def _pytorch_job(env: Mapping[str, str]) -> ClusterRole | None:
         return None
     count, left = divmod(ranks, each or 1)
     if left:
-        raise ConfigError(f"WORLD_SIZE={ranks} is no multiple of PET_NPROC_PER_NODE={each}")
+        raise ConfigError(f"WORLD_SIZE={ranks} is not a multiple of PET_NPROC_PER_NODE={each}")
     return ClusterRole("host", index, count, _text(env, "MASTER_ADDR"), _port(env, "MASTER_PORT", 29_500), 0, each)
 
 
 def _ranks_of_pod(env: Mapping[str, str]) -> int | None:
     text = env.get("PET_NPROC_PER_NODE", "")
-    return int(text) if text.isdecimal() else None  # auto, gpu, cpu: hardware.num_procs decides
+    return int(text) if text.isdecimal() else None  # auto, gpu or cpu: use hardware.num_procs
 
 
 def _slurm_step(env: Mapping[str, str]) -> ClusterRole | None:
-    """A task of an srun step with several tasks is a rank or a host. The script of sbatch and the shell of salloc have
-    the allocation's variables too, but are plain processes."""
+    """Return the role of a task of an srun step with several tasks: a rank or a host. The script of sbatch and the
+    shell of salloc also have the allocation's variables, but are plain processes."""
     if _number(env, "SLURM_STEP_ID", SPECIAL_STEPS) >= SPECIAL_STEPS or "SLURM_PROCID" not in env:
         return None
     index, count = _number(env, "SLURM_PROCID"), _number(env, "SLURM_STEP_NUM_TASKS")
@@ -148,7 +156,7 @@ def _slurm_step(env: Mapping[str, str]) -> ClusterRole | None:
         return None
     tasks = tasks_per_node(_text(env, "SLURM_STEP_TASKS_PER_NODE"))
     address = env.get("MASTER_ADDR") or first_host(_text(env, "SLURM_STEP_NODELIST"))
-    # all tasks derive the same port; other jobs and steps derive other ones
+    # all tasks compute the same port; other jobs and steps compute other ports
     derived = PORTS[0] + (31 * _number(env, "SLURM_JOB_ID") + _number(env, "SLURM_STEP_ID")) % PORTS[1]
     port = _port(env, "MASTER_PORT", derived)
     if max(tasks) == 1:
@@ -158,36 +166,39 @@ def _slurm_step(env: Mapping[str, str]) -> ClusterRole | None:
 
 
 def first_host(nodes: str) -> str:
-    """gpu[07-09,12],login1 -> gpu07"""
+    """Return the first host of a SLURM node list: gpu[07-09,12],login1 -> gpu07."""
     return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", re.split(r",(?![^[]*\])", nodes)[0])
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """2(x3),1 -> [2, 2, 2, 1]"""
+    """Expand SLURM's number of tasks per node: 2(x3),1 -> [2, 2, 2, 1]."""
     parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return [int(tasks) for tasks, times in parts for _ in range(int(times or 1))]
 
 
 def gpu_index(local_index: int, visible: int) -> int:
-    """Index of a rank's GPU among the `visible` ones: its local rank, or 0 where srun --gpus-per-task shows it one."""
+    """Return the index of a rank's GPU among the `visible` ones: its local rank, or 0 if srun --gpus-per-task shows
+    only one. Raise ConfigError if there are too few GPUs."""
     if local_index < visible:
         return local_index
     if visible == 1 and "SLURM_STEP_ID" in os.environ:
         return 0
-    raise ConfigError(f"rank {local_index} of this machine has no GPU of its own: {visible} can be seen here")
+    raise ConfigError(
+        f"rank {local_index} of this machine has no GPU: {visible} are visible for all ranks of this machine"
+    )
 
 
 def interface_towards(address: str) -> str | None:
-    """The network interface that routes to `address`, e.g. eth0; None: not known.
+    """Return the network interface that routes to `address`, e.g. eth0; None if unknown.
 
-    gloo by default uses the address that the host name resolves to: 127.0.1.1 on many Debian machines, or none.
+    By default gloo uses the address that the host name resolves to, which is 127.0.1.1 on many Debian machines.
     """
     if not sys.platform.startswith("linux"):
         return None
     with suppress(OSError, UnicodeError):
         for family, *_, target in socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM):
             with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
-                probe.connect(target)  # UDP: sends nothing, only looks up the route
+                probe.connect(target)  # UDP connect sends nothing, it only looks up the route
                 own = probe.getsockname()[0].partition("%")[0]
                 name = _interface_of_ipv6(own) if family == socket.AF_INET6 else _interface_of_ipv4(own, probe)
                 if name is not None:
@@ -220,13 +231,15 @@ def _interface_of_ipv6(own: str) -> str | None:
 
 
 def listener(here: ClusterRole) -> socket.socket | None:
-    """A socket that listens on rank 0's address only, not on all interfaces. None: this machine does not have that
-    address (a service's, or behind a NAT), or its host name resolves to loopback here and to another address elsewhere.
+    """Return a socket that listens only on rank 0's address, not on all interfaces.
+
+    None: this machine does not have that address (a service, or NAT), or its host name resolves to loopback here and to
+    another address elsewhere.
     """
     alone = here.kind == "rank" and here.local_count == here.count
     try:
         known = socket.getaddrinfo(here.address, here.port, type=socket.SOCK_STREAM)
-    except socket.gaierror:  # a service's name may resolve later than its pods start
+    except socket.gaierror:  # the name of a service may resolve only after its pods have started
         return None
     for family, _, _, _, address in known:
         host = str(address[0])
@@ -251,7 +264,9 @@ def _text(env: Mapping[str, str], name: str) -> str:
     if not env.get(name):
         ranks = ", ".join(f"{known}={env[known]}" for known in RANK_VARIABLES if known in env)
         plain = f" - for a plain run unset {ranks}" if ranks else ""
-        raise ConfigError(f"{name}: not set, but this is one of several processes, which must meet; set it{plain}")
+        raise ConfigError(
+            f"{name}: is not set, but this is one of several processes, which need it to connect; set it{plain}"
+        )
     return env[name]
 
 

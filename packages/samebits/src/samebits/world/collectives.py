@@ -1,5 +1,5 @@
-"""What ranks do together: collectives, on the host unless they are of tensors. Importing this imports no torch.
-(ddp.py, fsdp.py and shards.py have the strategies' own.)"""
+"""Collectives of all ranks. Values that are not tensors are exchanged on the host. Importing this module does not
+import torch. (The collectives of DDP and FSDP are in samebits.parallel and samebits.shards.)"""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class World:
-    """All ranks of the run, as seen from this one. All ranks call a method, in the same order; with one rank each
-    returns what it is given."""
+    """All ranks of the run, as seen by this rank. All ranks must call the methods in the same order. With one rank,
+    each method returns its argument."""
 
     rank: int
     size: int
@@ -30,10 +30,11 @@ class World:
 
     @property
     def is_main(self) -> bool:
+        """Return True on rank 0."""
         return self.rank == 0
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
-        """The sum over all ranks, in place."""
+        """Sum the tensor over all ranks, in place, and return it."""
         if self.size > 1:
             import torch.distributed as dist
 
@@ -41,7 +42,7 @@ class World:
         return values
 
     def all_max(self, values: list[int]) -> Callable[[], list[int]]:
-        """Start an elementwise maximum over all ranks, on the CPU; returns a function that waits for it."""
+        """Start an elementwise maximum over all ranks, on the CPU. Return a function that waits for the result."""
         if self.size == 1:
             return lambda: values
         import torch
@@ -51,11 +52,12 @@ class World:
         return _waits(dist.all_reduce(shared, op=dist.ReduceOp.MAX, async_op=True), shared)
 
     def any(self, answer: bool) -> bool:
-        """Whether `answer` is true on any rank (all-reduce)."""
+        """Return True if `answer` is true on any rank."""
         return bool(self.all_max([int(answer)])()[0])
 
     def all_gather(self, values: Tensor) -> list[Tensor]:
-        """[rank 0's tensor, rank 1's, ...] on all ranks, on this rank's device; their shapes and dtypes may differ."""
+        """Return [tensor of rank 0, tensor of rank 1, ...] on all ranks, on this rank's device. Shapes and dtypes may
+        differ between ranks."""
         if self.size == 1:
             return [values]
         import torch
@@ -71,8 +73,8 @@ class World:
         return [part[:size].view(dtype).view(shape) for part, dtype, (_, shape, size) in zip(parts, dtypes, told)]
 
     def gather_object(self, value: Any, group: Any = None) -> list[Any]:
-        """[value of rank 0, value of rank 1, ...] on rank 0, [] elsewhere. Values: small, of JSON's types; nothing is
-        unpickled, as whoever can reach the ranks' ports could send code."""
+        """Return [value of rank 0, value of rank 1, ...] on rank 0, and [] on the others. Values are small JSON types.
+        They are not pickled, because anybody who can reach the ranks' ports could then send code."""
         if self.size == 1:
             return [value]
         import torch
@@ -80,7 +82,7 @@ class World:
 
         own = _bytes(value)
         size = torch.tensor([len(own)])
-        # to rank 0 and back along a tree, not by an all-gather: gloo's is a ring, N - 1 messages one after another
+        # gather to rank 0 along a tree: gloo's all-gather is a ring of N - 1 messages in sequence
         sizes = self.gather_bytes(size, group)
         most = sizes.max() if self.is_main else size[0]
         dist.broadcast(most, src=0, group=group)
@@ -90,7 +92,8 @@ class World:
         return [json.loads(row[:count].numpy().tobytes()) for row, count in zip(rows, sizes.flatten().tolist())]
 
     def gather_bytes(self, own: Tensor, group: Any = None) -> Tensor:
-        """(K,), uint8 or another, on the host, as many on each rank -> (ranks, K) on rank 0, (0, K) elsewhere."""
+        """Gather a host tensor (K,) of equal size from each rank. Return (ranks, K) on rank 0 and (0, K) on the
+        others."""
         if self.size == 1:
             return own[None]
         import torch.distributed as dist
@@ -100,7 +103,7 @@ class World:
         return rows
 
     def broadcast_object(self, value: Any) -> Any:
-        """Broadcast rank 0's value, of JSON's types, to all ranks."""
+        """Broadcast rank 0's value, of JSON types, to all ranks."""
         if self.size == 1:
             return value
         import torch
@@ -114,7 +117,7 @@ class World:
         return json.loads(data.numpy().tobytes())
 
     def broadcast(self, tensors: list[Tensor]) -> None:
-        """Give all ranks rank 0's values, in place: one message of bytes, whatever the dtypes."""
+        """Broadcast rank 0's tensors to all ranks, in place and in one message for all dtypes."""
         import torch
         import torch.distributed as dist
 
@@ -124,14 +127,14 @@ class World:
         dist.broadcast(sent, src=0)
         if not self.is_main:
             for tensor, part in zip(tensors, sent.split([tensor.nbytes for tensor in tensors])):
-                tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))  # a clone is aligned for any dtype
+                tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))  # the clone is aligned for any dtype
 
     def broadcast_buffers(self, model: nn.Module) -> None:
-        """Give all ranks rank 0's buffers (BatchNorm's running statistics), so that all evaluate one model."""
+        """Broadcast rank 0's buffers (BatchNorm's running statistics), so that all ranks evaluate the same model."""
         self.broadcast([buffer.detach() for buffer in model.buffers()])
 
     def start_broadcast(self, values: list[int]) -> Callable[[], list[int]]:
-        """Start a broadcast of rank 0's values on the CPU; returns a function that waits for them."""
+        """Start a broadcast of rank 0's values on the CPU. Return a function that waits for the result."""
         import torch
         import torch.distributed as dist
 
@@ -139,21 +142,22 @@ class World:
         return _waits(dist.broadcast(shared, src=0, async_op=True), shared)
 
     def barrier(self) -> None:
-        """Barrier: wait until all ranks are here."""
+        """Wait until all ranks have called this."""
         self.all_max([0])()
 
     def dead_peers(self) -> Callable[[], list[int]]:
-        """Returns a function that lists the ranks on this machine whose processes have died."""
+        """Return a function that lists the ranks on this machine whose processes have died."""
         import socket
 
         places = self.broadcast_object(self.gather_object((socket.gethostname(), os.getpid())))
         pids = {rank: pid for rank, (host, pid) in enumerate(places) if host == socket.gethostname()}
-        # "" where there is none; a zombie or a dead one; without /proc nothing is known: not gone
+        # "": no such process; Z, X: a zombie or a dead process; without /proc the process counts as alive
         return lambda: [rank for rank, pid in pids.items() if process_state(pid) in ("", "Z", "X")]
 
     def thread_group(self) -> Any:
-        """A gloo group of all ranks for collectives in a thread beside the loop: on the loop's own group the two would
-        mix in another order on each rank, and wait for ever. Made once. None with one rank."""
+        """Return a gloo group of all ranks for collectives in a background thread; None with one rank. It is created
+        once. With the loop's group, both threads' collectives could run in different orders on different ranks and
+        deadlock."""
         if "threads" not in self._groups and self.size > 1:
             import torch.distributed as dist
 
@@ -162,23 +166,26 @@ class World:
 
 
 def gather_rows(own: Tensor) -> tuple[Tensor, int]:
-    """(B, ...) of each rank -> ((N, ...) of all ranks, in their order; the row where its own begin).
+    """Gather rows (B, ...) of each rank. Return (rows (N, ...) of all ranks in their order, index of the first own
+    row).
 
-    With gradients: in the backward pass a rank's rows get what the losses of all ranks say of them. All ranks call
-    this, with equally many rows; with one rank it is the identity. For losses of a task that is `needs_global_batch`.
-    """
+    It is differentiable: a rank's rows get the gradients of the losses of all ranks. All ranks must call this with the
+    same number of rows, otherwise it raises RunFailed. With one rank it is the identity. Use it in losses of a task
+    with `needs_global_batch`."""
     import torch
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
         return own, 0
     count, rank = len(own), dist.get_rank()
-    if own.is_meta:  # while FLOP are counted: shapes alone
+    if own.is_meta:  # FLOP are counted on meta tensors: only shapes matter
         return own.repeat(dist.get_world_size(), *[1] * (own.dim() - 1)), rank * count
     most = torch.tensor([count, -count])
-    dist.all_reduce(most, op=dist.ReduceOp.MAX)  # on the host, which does not wait for a GPU
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)  # on the host, without a GPU synchronization
     if (counts := to_host(most)) != [count, -count]:
-        raise RunFailed(f"rank {rank} gathers {count} rows, others {-counts[1]} to {counts[0]}: all must have as many")
+        raise RunFailed(
+            f"rank {rank} gathers {count} rows, other ranks {-counts[1]} to {counts[0]}: the numbers must be equal"
+        )
 
     def summed(gradient: Tensor) -> Tensor:
         total = gradient.contiguous().clone()
@@ -195,13 +202,14 @@ def gather_rows(own: Tensor) -> tuple[Tensor, int]:
 
 
 def to_host(values: Tensor) -> Any:
-    """The values as a number or (nested) list. Device syncs go through here, so the watchdog recognizes a waiting rank:
-    an NCCL collective that another rank does not join blocks here, not in the call that launched it."""
+    """Return the values as a number or (nested) list. All device synchronizations use this function, so that the
+    watchdog recognizes a waiting rank: an NCCL collective that another rank does not join blocks here, not when it is
+    launched."""
     return values.tolist()
 
 
 def on_host(values: Tensor) -> Tensor:
-    """The tensor on the CPU; as `to_host`."""
+    """Return the tensor on the CPU; see `to_host`."""
     return values.cpu()
 
 

@@ -1,7 +1,7 @@
-"""Which of a run's ranks this process is, by its environment variables. Importing this imports no torch.
+"""The rank of this process, from environment variables. Importing this module does not import torch.
 
-A process is a rank when RANK, WORLD_SIZE and LOCAL_RANK are set: by torchrun, by `launch.py`, or by
-`cluster.become_rank` after srun.
+A process is a rank if RANK, WORLD_SIZE and LOCAL_RANK are set: by torchrun, by `launch.py`, or by `cluster.become_rank`
+after srun.
 """
 
 from __future__ import annotations
@@ -17,53 +17,57 @@ if TYPE_CHECKING:
 
 
 class DistEnv:
-    """Read anew at each use: the variables are set while a process lives."""
+    """The rank's environment variables. They are read at each use, because they may be set while the process runs."""
 
     @property
     def is_rank(self) -> bool:
-        """Whether all three are set. `cluster_role` refuses some alone (left over in a shell), or ignores them."""
+        """Return True if all three variables are set. `cluster_role` handles incomplete ones, e.g. left over in a
+        shell."""
         return {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= os.environ.keys()
 
     @property
     def rank(self) -> int:
+        """Return the global rank; 0 for a plain process."""
         return int(os.environ["RANK"]) if self.is_rank else 0
 
     @property
     def size(self) -> int | None:
-        """World size, where this process was started as a rank (launch.py, torchrun, a scheduler); None: it is none."""
+        """Return the world size if this process was started as a rank (launch.py, torchrun, a scheduler), otherwise
+        None."""
         return int(os.environ["WORLD_SIZE"]) if self.is_rank else None
 
     @property
     def local_rank(self) -> int:
-        """Which of the ranks on this machine this is."""
+        """Return the index of this rank among the ranks on this machine."""
         return int(os.environ["LOCAL_RANK"]) if self.is_rank else 0
 
     @property
     def local_size(self) -> int:
-        """How many ranks share this machine."""
+        """Return the number of ranks on this machine."""
         return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self.is_rank else 1
 
     @property
     def hosts(self) -> int:
-        """Number of hosts whose host process starts ranks of this run; 1 for a plain process or a rank."""
+        """Return the number of hosts whose host process starts ranks of this run; 1 for a plain process or a rank."""
         here = cluster_role()
         return here.count if here is not None and here.kind == "host" else 1
 
     @property
     def has_parent(self) -> bool:
-        """Whether `launch.py` started this process: then its parent prints failures."""
+        """Return True if `launch.py` started this process; then its parent prints failures."""
         return "LAB_PARENT" in os.environ
 
     def ranks_here(self, num_procs: int) -> int:
-        """How many of the run's `num_procs` ranks share this machine."""
+        """Return how many of the run's `num_procs` ranks are on this machine."""
         return num_procs // self.hosts if self.size is None else self.local_size
 
     def gpu(self) -> int:
-        """Index of this rank's GPU among the visible ones."""
+        """Return the index of this rank's GPU among the visible ones."""
         return gpu_index(self.local_rank, count_gpus())
 
     def device(self, kind: str) -> torch.device:
-        """This process's. kind: cpu, cuda or mps. Of cuda with its index, which some of torch.cuda's functions want."""
+        """Return this process's device. kind: cpu, cuda or mps. A cuda device has its index, which some functions of
+        torch.cuda require."""
         import torch
 
         return torch.device(kind, self.gpu()) if kind == "cuda" else torch.device(kind)
@@ -73,13 +77,14 @@ dist_env = DistEnv()
 
 
 def first_rank(local_size: int) -> int:
-    """Global rank of the first of the `local_size` ranks that this process starts."""
+    """Return the global rank of the first of the `local_size` ranks that this process starts."""
     here = cluster_role()
     return here.index * local_size if here is not None and here.kind == "host" else 0
 
 
 def rank_environment(local_rank: int, local_size: int, store_file: str) -> dict[str, str]:
-    """Environment variables of one of the `local_size` ranks of this machine; with a single host, a FileStore."""
+    """Return the environment variables of one of the `local_size` ranks of this machine. A single host uses a
+    FileStore."""
     here = cluster_role()
     if here is None or here.kind == "rank":
         return rank_variables(local_rank, local_size, local_rank, local_size) | {"LAB_STORE": store_file}

@@ -1,4 +1,4 @@
-"""Record a rank's failure before its process group is shut down, so before the errors this causes on other ranks."""
+"""Record a rank's failure before its process group is shut down, because the shutdown causes errors on other ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from samebits.world.watchdog import HangWatchdog
 
 @contextmanager
 def recording_failures(run_dir: Path, rank: int, watchdog: HangWatchdog | None = None) -> Iterator[None]:
-    """Record the failure that ends the block, sys.exit() in user code too. Raises KeyboardInterrupt or an Exception."""
+    """Record the failure that ends the block, including sys.exit() in user code. Raise KeyboardInterrupt or an
+    Exception."""
     try:
         yield
     except KeyboardInterrupt:
@@ -42,8 +43,8 @@ def recording_failures(run_dir: Path, rank: int, watchdog: HangWatchdog | None =
 
 def _record(run_dir: Path, rank: int, error: BaseException, watchdog: HangWatchdog | None) -> None:
     if watchdog is not None:
-        watchdog.record_dead_peers()  # a peer's death may have caused this error
-    vars(error).setdefault("failed_at", time.monotonic())  # for launch.py, where it cannot be recorded
+        watchdog.record_dead_peers()  # the death of another rank may have caused this error
+    vars(error).setdefault("failed_at", time.monotonic())  # read by launch.py if the failure cannot be recorded
     first = record_failure(run_dir, rank, error)
     mark_finished()
     if first:
@@ -51,7 +52,7 @@ def _record(run_dir: Path, rank: int, error: BaseException, watchdog: HangWatchd
 
 
 def _place(error: BaseException) -> str:
-    """Return file:line of the frame that called sys.exit, and not of a library's hook around it, such as wandb's."""
+    """Return file:line of the frame that called sys.exit, not of a library's hook around it, such as wandb's."""
     frames = traceback.extract_tb(error.__traceback__)
     own = users_frames(frames) or frames
     return f"{own[-1].filename}:{own[-1].lineno}" if own else "an unknown place"

@@ -1,4 +1,4 @@
-"""The process group of the ranks. Importing this imports no torch."""
+"""The process group of the ranks. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from samebits.world.collectives import World
 from samebits.world.environment import dist_env
 from samebits.world.store import store
 
-EAGER_RANKS = 32  # with more ranks, gloo connects each pair at its first message, not at the start
+EAGER_RANKS = 32  # with more ranks, gloo connects each pair at its first message instead of at the start
 MOST_FILES = 1 << 16  # limit on a rank's open files
 _never_freed: list[Any] = []
 
 
 @contextmanager
 def process_group(device_type: str, timeout_s: float) -> Iterator[World]:
-    """This process's rank, world size and device. Several ranks form a process group for the length of the block.
+    """Yield the World of this process. Several ranks form a process group within the block.
 
-    device_type: cpu, cuda or mps. timeout_s: longest wait of a collective for the other ranks.
+    device_type: cpu, cuda or mps. timeout_s: longest time that a collective waits for other ranks.
     """
     import torch
 
@@ -44,13 +44,13 @@ def process_group(device_type: str, timeout_s: float) -> Iterator[World]:
     group_store, timeout = dist.PrefixStore("group", store()), timedelta(seconds=timeout_s)
     dist.init_process_group(backend(device.type), store=group_store, rank=world.rank, world_size=size, timeout=timeout)
     yield world
-    # not in a finally: after an exception other ranks may be stuck, and NCCL would wait for them
-    world.barrier()  # rank 0 has more to do at the end, and the launcher would take a rank that leaves first for lost
+    # not in a finally block: after an exception other ranks may be stuck, and NCCL would wait for them
+    world.barrier()  # rank 0 has more to do at the end, and the launcher would report a rank that exits early as lost
     dist.destroy_process_group()
 
 
 def backend(device_type: str) -> str:
-    """gloo beside nccl: host tensors (random states, flags) are exchanged without touching the GPU."""
+    """Return the backend. CUDA uses gloo in addition to nccl, to exchange host tensors without the GPU."""
     return "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
 
 
@@ -61,16 +61,16 @@ def world_of_one(device_type: str = "cpu") -> World:
 
 @contextmanager
 def group_of_one(world: World) -> Iterator[None]:
-    """In this block one process can play a rank of `world` with trainer=ddp: DDP has its buckets, in a group of this
-    process alone, and there is no other rank to wait for."""
+    """Simulate a rank of `world` with trainer=ddp in one process: within the block, DDP has a group of only this
+    process, so it builds its buckets and waits for nobody."""
     if world.size == 1:
         yield
         return
     import torch.distributed as dist
 
     dist.init_process_group(backend(world.device.type), store=dist.HashStore(), rank=0, world_size=1)
-    # gloo's group is freed with the GIL held, waits for its threads, and one that still frees what belonged to a
-    # finished collective waits for the GIL: so it is not freed before the process ends, which it does soon
+    # do not free the gloo group: freeing waits for gloo's threads while it holds the GIL, and a thread that still frees
+    # memory of a finished collective waits for the GIL. The process ends soon
     _never_freed.append(dist.group.WORLD)
     try:
         yield
@@ -79,18 +79,19 @@ def group_of_one(world: World) -> Iterator[None]:
 
 
 def choose_interface(address: str) -> None:
-    """Make gloo and NCCL use the network interface that routes to rank 0, unless the user has named one."""
+    """Make gloo and NCCL use the network interface that routes to rank 0, unless the user has set one."""
     if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_towards(address)):
         os.environ["GLOO_SOCKET_IFNAME"] = interface
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # without "=": a prefix of names
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # without "=" it would be a prefix of names
 
 
 def allow_connections(size: int) -> None:
-    """Raise the limit on open files: gloo connects each of `size` ranks with all others, about one file each."""
+    """Raise the limit on open files, because gloo connects each of `size` ranks with all others, about one file
+    each."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
-        with suppress(OSError, ValueError):  # macOS has a lower limit of its own
+        with suppress(OSError, ValueError):  # macOS has a lower limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if size > EAGER_RANKS:  # in versions of torch that know it: connect at the first message
+    if size > EAGER_RANKS:  # if this version of torch supports it: connect at the first message
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")

@@ -1,13 +1,12 @@
-"""The launcher of ranks: how their processes start and end. Importing this imports no torch.
+"""Start the processes of ranks and wait for their ends. Importing this module does not import torch.
 
-A run of one rank stays in the parent's process, so a debugger works. Several ranks, and every job of a multirun, are
-processes of their own, forked from a parent that has imported torch once, made no CUDA call and started no thread
-(measured: as fast to the first step as one process; spawn takes a second and a half more). Where fork is not safe
-(samebits.host.gpu.start_method) they are spawned. The parent hands over the run directory and nothing else.
+A run with one rank stays in the parent's process, so that a debugger works. Several ranks, and every job of a multirun,
+are separate processes, forked from a parent that has imported torch once and has neither called CUDA nor started
+threads. The first step is as early as with one process; spawn takes 1.5 s longer. If fork is not safe
+(samebits.host.gpu, start_method), ranks are spawned. The parent passes only the run directory.
 
-A rank that fails writes failure.json; for one killed by a signal the parent writes it. The other ranks end by
-themselves on a broken connection or through their watchdog (samebits.world.watchdog); the parent kills those that do
-not.
+A rank that fails writes failure.json; the parent writes it for a rank that was killed by a signal. The other ranks end
+because of a broken connection or through their watchdog (samebits.world.watchdog); the parent kills ranks that do not.
 """
 
 from __future__ import annotations
@@ -53,20 +52,20 @@ from samebits.world.board import tell_failed
 from samebits.world.environment import first_rank, rank_environment
 
 POLL_S = 0.5
-SETTLE_S = 0.1  # ranks end within this of each other when one fault ends them all
-LAST_S = 20.0  # time for the other ranks to end by themselves after a failure: a rank's watchdog needs 6 s
+SETTLE_S = 0.1  # seconds within which all ranks end if one fault ends them
+LAST_S = 20.0  # seconds for the other ranks to end after a failure; a rank's watchdog needs 6 s
 
-_UNRECORDED = "\0failed "  # in a rank's pipe, before its time and its line
+_UNRECORDED = "\0failed "  # prefix in a rank's pipe, before the time and the line of the failure
 
-LIKELY: dict[int, str] = {  # of a rank
+LIKELY: dict[int, str] = {  # likely causes of the signals that kill a rank
     **LIKELY_CAUSES,
     signal.SIGABRT: " (native code gave up, as gloo does where ranks join a collective with tensors of different "
-    "sizes: see docs/troubleshooting.md)",
+    "sizes: see docs/troubleshooting.md#killed-by-sigabrt)",
 }
 
 
 class RankLauncher:
-    """The rank processes of one run; signals to this parent are passed on to them."""
+    """The rank processes of one run. Signals to this parent are forwarded to them."""
 
     def __init__(self) -> None:
         self.signalled: signal.Signals | None = None
@@ -74,14 +73,16 @@ class RankLauncher:
         self._interrupted = False
         self._processes: list[Any] = []
         self._heartbeats: Heartbeats
-        self._stacks: list[Any] = []  # pipes from each rank: what its faulthandler wrote, or a failure not recorded
-        self._written: list[str] = []  # what was read from them
-        self._env: dict[str, str] = {}  # of its first rank
+        self._stacks: list[
+            Any
+        ] = []  # a pipe from each rank: the output of its faulthandler, or a failure that it could not record
+        self._written: list[str] = []  # the text read from them
+        self._env: dict[str, str] = {}  # environment of the first rank
 
     @contextmanager
     def passing_on_signals(self) -> Iterator[None]:
-        """Schedulers and `kill` signal only the parent; it passes signals on, and the ranks save and end. A second
-        Ctrl-C ends them at once."""
+        """Forward signals to the ranks, which save and stop, because schedulers and `kill` signal only the parent. A
+        second Ctrl-C kills them."""
         if asked := early_signals.asked():
             self.signalled = signal.Signals[asked]
         with handling_signals(self._handle):
@@ -90,7 +91,7 @@ class RankLauncher:
     def _handle(self, number: int, frame: Any) -> None:
         now, again = time.monotonic(), self.signalled == number == signal.SIGINT
         if again and now - self._signalled_at > SAME_SIGNAL_S:
-            if not self._interrupted:  # once: what it ends is not to be disturbed
+            if not self._interrupted:  # only once, so that the cleanup is not interrupted
                 self._interrupted = True
                 raise KeyboardInterrupt
             return
@@ -105,7 +106,7 @@ class RankLauncher:
                     os.kill(process.pid, number)
 
     def run(self, target: Callable[[Path], None], directory: Path, count: int) -> None:
-        """Run target(directory) in `count` ranks and wait for all; RunFailed when one failed."""
+        """Run target(directory) in `count` ranks and wait for all. Raise RunFailed if one failed."""
         context: Any = mp.get_context(start_method())
         with store_file(context.get_start_method() == "fork") as store:
             heartbeats, pipes = Heartbeats(context, count), [context.Pipe(duplex=False) for _ in range(count)]
@@ -130,11 +131,11 @@ class RankLauncher:
             ]
             processes = [context.Process(target=_rank_main, args=given, name=f"rank-{given[0]}") for given in arguments]
             try:
-                with held_signals():  # blocked signals are delivered once a rank is ready for them
+                with held_signals():  # blocked signals are delivered when a rank is ready for them
                     for process in processes:
                         process.start()
                     self._processes = processes
-                    if self.signalled is not None:  # it came before a rank was started
+                    if self.signalled is not None:  # the signal came before a rank was started
                         self._tell(self.signalled)
                 self._wait(directory)
             finally:
@@ -155,15 +156,15 @@ class RankLauncher:
                 print(stack, file=sys.stderr, end="")
                 raise RunFailed(line)
             lost = RankLost(f"the ranks ended with exit status {codes}")
-            record_failure(directory, first_rank(count), lost)  # no effect where a record exists
+            record_failure(directory, first_rank(count), lost)  # has no effect if a record exists
             raise RunFailed(str(lost))
 
     def _wait(self, directory: Path) -> None:
-        """Wait until all ranks have ended, or one has failed and the others had LAST_S to end."""
+        """Wait until all ranks have ended, or until LAST_S after one has failed."""
         running = {process.sentinel: process for process in self._processes}
         while running:
             ended = connection.wait(list(running), POLL_S)
-            beat(max(self._heartbeats.latest(), LAST_S + 10))  # for a sweep's pool, if that watches this process
+            beat(max(self._heartbeats.latest(), LAST_S + 10))  # for the pool of a sweep, which may watch this process
             if hung := self._heartbeats.overdue():
                 self._end_hung(directory, [i for i in hung if self._processes[i].is_alive()])
             for sentinel in ended:
@@ -176,44 +177,48 @@ class RankLauncher:
                     return
 
     def _end_hung(self, directory: Path, hung: list[int]) -> None:
-        """End ranks that are stopped, or whose native code holds the GIL: their watchdog threads cannot run."""
+        """Kill ranks that are stopped by a signal or whose native code holds the GIL, because their watchdogs cannot
+        run."""
         first = first_rank(len(self._processes))
         said = {i: f"rank {first + i} hung: {self._heartbeats.why(i, self._processes[i].pid)}" for i in hung}
         for i in hung:
             abort_hung(self._processes[i])
             self._heartbeats.shared[i].said = True
-        for i, message in said.items():  # fewest steps first: only the first record counts
+        for i, message in said.items():  # fewest steps first, because only the first record counts
             if not self._record(directory, first + i, message, stack=(stack := self._stack(i))):
-                print(f"rank {first + i} stood here:\n{stack}", file=sys.stderr, end="")
+                print(f"stack trace of rank {first + i}:\n{stack}", file=sys.stderr, end="")
 
     def _stack(self, index: int) -> str:
-        """What faulthandler wrote in a rank that has ended."""
+        """Return the output of faulthandler in a rank that has ended."""
         receive = self._stacks[index]
         if receive.poll():
             self._written[index] += os.read(receive.fileno(), 1 << 16).decode(errors="replace")
         return readable_stack(self._written[index])
 
     def _unrecorded(self, index: int) -> tuple[float, str] | None:
-        """(when, the failure's line and traceback) of a rank that could not record it, as where the disk is full."""
+        """Return (time, line and traceback) of a failure that a rank could not record, e.g. because the disk is
+        full."""
         if _UNRECORDED not in (text := self._stack(index)):
             return None
         when, _, line = text.partition(_UNRECORDED)[2].partition(" ")
         return float(when), f"rank {first_rank(len(self._stacks)) + index}: {line}"
 
     def _record_death(self, directory: Path) -> None:
-        """Record a rank killed by a signal as the first failure: the others would only report a broken connection."""
+        """Record a rank killed by a signal as the first failure, because the others only report a broken connection."""
         for index, process in enumerate(self._processes):
             rank, code = first_rank(len(self._processes)) + index, process.exitcode
             if code is None or self._heartbeats.said(index):
-                continue  # its end is on record; gloo's threads may still abort a rank that is ending
+                continue  # its end is recorded; gloo's threads may still abort a rank that is ending
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-            how += f" ({self._heartbeats.place(index)}), without an error record" if code >= 0 else ""
+            if code >= 0:
+                how += f" ({self._heartbeats.place(index)}), without an error record"
+                how += " (see docs/troubleshooting.md#no-error-record)"
             message = f"rank {rank} {how}{LIKELY.get(-code, '')}"
             self._record(directory, rank, message, first=True, stack=self._stack(index))
             return
 
     def _record(self, directory: Path, rank: int, message: str, **more: Any) -> bool:
-        """record_failure, and the ranks that run, here and on other hosts, hear of it."""
+        """Record a failure, and notify the running ranks on all hosts. Return True if it is the first record."""
         recorded = record_failure(directory, rank, RankLost(message), **more)
         if recorded:
             tell_failed(rank, self._env)
@@ -223,14 +228,14 @@ class RankLauncher:
         end = time.monotonic() + LAST_S
         for process in self._processes:
             process.join(max(0.0, end - time.monotonic()))
-        self._record_death(directory)  # again: a killed process may be reaped only after its peers have failed
+        self._record_death(directory)  # again, because a killed process may be reaped after other ranks have failed
         self._end_hung(directory, [i for i, process in enumerate(self._processes) if process.is_alive()])
 
 
 @contextmanager
 def store_file(forked: bool) -> Iterator[str]:
-    """Path of the FileStore's file for ranks started in this block; for forked ones in memory (memfd), so no file can
-    be left over."""
+    """Yield the path of the FileStore's file for ranks started in this block. For forked ranks it is in memory (memfd),
+    so no file can be left behind."""
     if forked and hasattr(os, "memfd_create"):
         store = os.memfd_create("engine-store")
         try:
@@ -257,9 +262,9 @@ def _rank_main(
     die_with(parent)
     register_heartbeat(heartbeats, index)
     os.set_blocking(stack.fileno(), False)
-    faulthandler.enable(file=stack.fileno())  # the stack if native code crashes or hangs
+    faulthandler.enable(file=stack.fileno())  # writes the stack trace if native code crashes or hangs
     early_signals.begin_run(own_process=True)
-    for number in heeded_signals():  # blocked (held_signals) until the run handles them
+    for number in heeded_signals():  # signals are blocked (held_signals) until the run handles them
         signal.signal(number, signal.SIG_DFL)
     os.environ.update(rank_environment(index, count, store), LAB_PARENT=str(parent))
     if terminal:
@@ -267,12 +272,12 @@ def _rank_main(
 
         share(int(os.environ["RANK"]))
     try:
-        own_offsets(offsets)  # of what a module of the user's has opened when it was imported
+        own_offsets(offsets)  # separate file positions for files that a user's module opened on import
         target(directory)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except Exception as error:
-        if read_failure(directory) is None:  # the record could not be written (disk full)
+        if read_failure(directory) is None:  # the record could not be written, e.g. the disk is full
             at, shown = getattr(error, "failed_at", time.monotonic()), ""
             if not isinstance(error, (ConfigError, RunFailed)):
                 shown = "".join(traceback.format_exception(error))

@@ -1,4 +1,4 @@
-"""What a user may set of a run's processes: the group `process`."""
+"""Options of a run's processes: the config group `process`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ Duration = Annotated[float | str | None, Rule(above=0, duration=True)]
 
 @dataclass(frozen=True)
 class ProcessConfig:
+    """The config group `process`; conf/train.yaml explains the keys."""
+
     max_time: Duration = None
     stop_at_step: Annotated[int | None, Rule(at_least=1)] = None
     timeout: Duration = "10m"

@@ -1,6 +1,6 @@
-"""Rendezvous of processes that torchrun, srun or pods started, on one machine or several: agree on the run directory.
+"""Rendezvous of processes started by torchrun, srun or pods: agree on the run directory.
 
-rank 0, or host 0:   config -> directory -> publish ------------.              .-- all see it: go
+rank 0, or host 0:   config -> directory -> publish ------------.              .-- all see it: start
 the others:          await_directory ---------------------------`-- answers --`--- one does not: all stop
 """
 
@@ -30,31 +30,38 @@ from samebits.world.environment import dist_env
 from samebits.world.store import START_TIMEOUT_S, forget_store, store
 
 DIRECTORY, VERDICT, LEFT, TOKEN = "run_directory", "verdict", "left", ".meeting"
-RELEASE_S = 60.0  # how long rank 0 waits for the others to read that nothing will run
-HEAR_S = 5.0  # how long rank 0 waits for the others to read the verdict not to run
-VISIBLE_S = 30.0  # longest delay until a shared file system shows a new file
-SAY_S, SAY_AGAIN_S = 10.0, 60.0  # a process that waits says for whom after so long, and then each so long
+RELEASE_S = 60.0  # seconds that rank 0 waits until the others have read that nothing will run
+HEAR_S = 5.0  # seconds that rank 0 waits until the others have read the decision not to run
+VISIBLE_S = 30.0  # seconds until a shared file system shows a new file
+SAY_S, SAY_AGAIN_S = (
+    10.0,
+    60.0,
+)  # seconds after which a waiting process prints for whom it waits, and between repetitions
 POLL_S = 0.05
-LISTED = 8  # most processes that a message lists
+LISTED = 8  # maximum number of processes in a message
 
 
 class Wait:
-    """A wait for other processes of the run, in a thread, because a native call lets no signal through.
+    """A wait for other processes of the run, in a thread, because a native call blocks signals.
 
-    awaited: what it waits for now, for messages. The function that waits keeps it current, and ends once `over` is set.
+    awaited: text for messages, updated by the waiting function. The function must return when `over` is set.
     """
 
     def __init__(self, awaited: str) -> None:
         self.awaited, self.over = awaited, Event()
 
     def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until the condition is true or `over` is set."""
         while not condition():
             if self.over.wait(POLL_S):
                 raise RuntimeError("the wait is over")
 
     def run(self, function: Callable[[], Any], limit_s: float, heeds: bool = True) -> Any:
-        """Return function(). Raise Cancelled after a stop signal, TimeoutError after limit_s. To be called by the main
-        thread. heeds: else signals stay held, and nothing is said, because another process of this run does both."""
+        """Return function(). Raise Cancelled after a stop signal and TimeoutError after limit_s. Call it in the main
+        thread.
+
+        heeds: False if another process of this run handles signals and prints messages.
+        """
         done: futures.Future[Any] = futures.Future()
 
         def work() -> None:
@@ -64,7 +71,7 @@ class Wait:
                 done.set_exception(error)
 
         began, say_s = time.monotonic(), SAY_S
-        with held_signals():  # its thread holds them too
+        with held_signals():  # the thread inherits the blocked signals
             Thread(target=work, name="meeting", daemon=True).start()
             try:
                 while not futures.wait([done], POLL_S).done:
@@ -74,7 +81,7 @@ class Wait:
                     if passed_s > limit_s:
                         raise TimeoutError
                     if heeds and passed_s > say_s:
-                        print(f"waiting for {self.awaited}, for {passed_s:.0f} s now", file=sys.stderr)
+                        print(f"waiting for {self.awaited} since {passed_s:.0f} s", file=sys.stderr)
                         say_s += SAY_AGAIN_S
             finally:
                 self.over.set()
@@ -96,7 +103,7 @@ def _at_most(seconds: float, function: Callable[[], Any]) -> Any:
 
 
 def _asked() -> str:
-    """The name of a stop signal that is held, which is then taken, or that was noted before; else nothing."""
+    """Return the name of a stop signal that is pending (it is consumed) or was noted before, otherwise ""."""
     pending = signal.sigpending()
     for number in heeded_signals():
         if number in pending:
@@ -106,26 +113,27 @@ def _asked() -> str:
 
 
 class Rendezvous:
-    """What this process has to do with it. A plain process is alone: it follows nobody, and nobody follows it."""
+    """The part of this process in the rendezvous. A plain process has no others: it does not follow, nobody follows
+    it."""
 
     def __init__(self) -> None:
         self._published = False
 
     def follows(self) -> bool:
-        """Whether rank 0 or host 0, another process, composes the config and chooses the run directory."""
+        """Return True if another process, rank 0 or host 0, composes the config and chooses the run directory."""
         here = cluster_role()
         return here is not None and here.index > 0 and bool(self.followers())
 
     def followers(self) -> list[int]:
-        """Indices of the ranks, or hosts, that wait for rank 0's directory."""
+        """Return the indices of the ranks, or hosts, that wait for rank 0's directory."""
         if "LAB_STORE" in os.environ:
             return []
         return list(range(1, int(os.environ.get("LAB_HOSTS", dist_env.size or dist_env.hosts))))
 
     def publish(self, directory: Path, timeout_s: float | None) -> None:
-        """Rank 0 publishes the run directory to the followers and waits for their answers, at most timeout_s, if given.
+        """Publish the run directory as rank 0, and wait for the answers of the followers, at most timeout_s if given.
 
-        ConfigError if one of them does not come, cannot see it or is of another number of processes.
+        Raise ConfigError if a follower does not connect, cannot see the directory or has another number of processes.
         """
         token = secrets.token_hex(8)
         replace_text(directory / TOKEN, token)
@@ -149,24 +157,24 @@ class Rendezvous:
         store().set(VERDICT, "go")
 
     def _tell(self, verdict: str, hear: list[int]) -> None:
-        """Tell the followers the verdict; those of `hear`, who wait for it, read it before the store ends."""
+        """Publish the decision. Wait until the followers in `hear` have read it, because the store ends afterwards."""
         store().set(VERDICT, verdict)
         Wait("").until(lambda: store().check([f"heard/{index}" for index in hear]))
 
     def leave_to_ranks(self) -> None:
-        """This process will start rank 0, which publishes the directory in its place."""
+        """Leave the publication to rank 0, which this process will start."""
         self._published = True
 
     def release(self) -> None:
-        """Called when rank 0 ends: if it has published no directory, tell the followers to end too."""
+        """Make the followers end if rank 0 ends without having published a directory."""
         if self.followers() and not self._published:
             status = Cancelled(early_signals.asked()).status if early_signals.asked() else MISTAKE
             with suppress(ConfigError):
                 self._ask({"directory": None, "status": status}, {}, HEAR_S if early_signals.asked() else RELEASE_S)
 
     def _ask(self, value: dict[str, Any], answers: dict[int, str], limit_s: float) -> None:
-        """Publish `value` to all followers and wait until each has answered, or one with a problem. Raise ConfigError
-        if they have not come after limit_s."""
+        """Publish `value` and wait until all followers have answered, or one has reported a problem. Raise ConfigError
+        if they have not connected after limit_s."""
         here, followers = cluster_role(), self.followers()
         assert here is not None
         kind = "host" if "LAB_HOSTS" in os.environ else here.kind
@@ -197,20 +205,21 @@ class Rendezvous:
         except TimeoutError:
             late = len(followers) - len(answers)
             raise ConfigError(
-                f"{at}: {late} of {len(followers) + 1} processes have not come within {limit_s:.0f} s: {missing()}"
+                f"{at}: {late} of {len(followers) + 1} processes did not connect within {limit_s:.0f} s: {missing()}"
             ) from None
 
     def await_directory(self, timeout_s: float | None = None) -> tuple[Path, int] | int:
-        """(rank 0's run directory, ranks per host), or an exit status if nothing will run: rank 0 has printed why.
+        """Return (rank 0's run directory, ranks per host), or an exit status if nothing will run; rank 0 prints the
+        reason.
 
-        ConfigError if rank 0 does not come in time, its connection breaks, or it is of another number of processes.
-        """
+        Raise ConfigError if rank 0 does not connect in time, the connection breaks, or it has another number of
+        processes."""
         limit_s = min(START_TIMEOUT_S, timeout_s or math.inf)
         here = cluster_role()
         assert here is not None
         at = f"MASTER_ADDR={here.address} MASTER_PORT={here.port}"
         wait = Wait(nobody := f"rank 0 at {at}")
-        begins: list[tuple[Path, int]] = []  # once this process has answered
+        begins: list[tuple[Path, int]] = []  # set when this process has answered
 
         def meet() -> tuple[Path, int] | int:
             meeting_point = store()
@@ -237,28 +246,30 @@ class Rendezvous:
         try:
             found: tuple[Path, int] | int = wait.run(meet, limit_s)
         except TimeoutError:
-            raise ConfigError(f"{at}: rank 0 has not come within {limit_s:.0f} s: waited for {wait.awaited}") from None
+            raise ConfigError(
+                f"{at}: rank 0 did not connect within {limit_s:.0f} s: waited for {wait.awaited}"
+            ) from None
         except Cancelled as error:
             asked = str(error)
             if wait.awaited == nobody or _at_most(HEAR_S, leave) != "go":
                 raise
-            found = begins[0]  # rank 0 has begun meanwhile, and all stop after the first step
+            found = begins[0]  # rank 0 has already started; all ranks stop after the first step
             signal.raise_signal(signal.Signals[asked.partition(":")[0]])
-        except RuntimeError as error:  # DistError: a connection that broke
+        except RuntimeError as error:  # DistError: the connection broke
             why = str(error).partition("\n")[0]
-            raise ConfigError(f"{at}: rank 0 is not there, or no more: {why}") from None
+            raise ConfigError(f"{at}: rank 0 cannot be reached, or has ended: {why}") from None
         if here.kind == "host":
             forget_store()
         return found
 
     def await_verdict(self) -> None:
-        """A rank that a host process has started waits until rank 0 has said that all are there."""
+        """Wait, in a rank that a host process started, until rank 0 has announced that all processes are connected."""
         wait = Wait("rank 0, which waits for the other hosts")
         if wait.run(lambda: _verdict(wait), math.inf, heeds=False) != "go":
-            raise RunFailed("rank 0 has ended before the run began")
+            raise RunFailed("rank 0 ended before the run started")
 
     def _answer(self, here: ClusterRole, value: dict[str, Any]) -> str:
-        """This process's answer to what rank 0 has published: ok, or a problem."""
+        """Return this process's answer to the published value: ok, or a problem."""
         name = f"{here.kind} {here.index} on {platform.node()}"
         if value["count"] != here.count:
             return (
@@ -277,11 +288,11 @@ run_rendezvous = Rendezvous()
 
 
 def _sees(directory: Path, token: str) -> bool:
-    """Whether this is rank 0's directory and not another of the same name; NFS may show a new file late."""
+    """Return True if this is rank 0's directory and not another one of the same name. NFS may show a new file late."""
     end = time.monotonic() + VISIBLE_S
     while True:
         with suppress(OSError):
-            os.listdir(directory)  # makes an NFS client look again
+            os.listdir(directory)  # makes an NFS client refresh the directory
             if read_text(directory / TOKEN) == token:
                 return True
         if time.monotonic() > end:

@@ -2,22 +2,22 @@
 
     a signal -> requested (this rank) -> the store -> rank 0, the clock -> broadcast -> cause (all, after the same step)
 
-Rank 0 alone decides, and tells the others on the CPU, beside the step: one call of `agree` starts a broadcast, the
-first call past half the way to the next broadcast reads it. This happens about every 0.2 s (on all ranks after the same
-steps) rather than at each step, as it would cost a short CPU step half its time. N ranks get N - 1 messages each time,
-along a tree, and nobody waits for the slowest: an all-reduce passes 2 N (N - 1) along a ring.
+Only rank 0 decides. It broadcasts its decision on the CPU in the background: one call of `agree` starts a broadcast,
+and the first call after half of the interval reads it. This happens about every 0.2 s, on all ranks after the same
+steps, because doing it in each step would cost half of the time of a short CPU step. A broadcast sends N - 1 messages
+along a tree and waits for nobody; an all-reduce would send 2 N (N - 1) messages along a ring.
 
 Three ranks, a broadcast after each fourth step (B: starts it, R: reads it); SIGTERM reaches rank 2 in step 5:
 
     after step   3    4    5                  7    8      9    10   11
     rank 0       R    B                       R    B*               R: stops
     rank 1       R    B                       R    B                R: stops
-    rank 2       R    B    asks for SIGTERM   R    B                R: stops
+    rank 2       R    B    requests SIGTERM   R    B                R: stops
 
-Rank 2 asks by a note in the store. After step 8 (*) rank 0 finds the note, and broadcasts SIGTERM, and how many calls
-come before the next broadcast. All ranks read both after step 11, so they stop after the same step, and all have the
-same number at any time. Nobody waits, as the message has had three steps to arrive. Importing this imports no torch.
-"""
+Rank 2 writes its request to the store. After step 8 (*) rank 0 reads it and broadcasts SIGTERM together with the number
+of calls until the next broadcast. All ranks read both after step 11, so they stop after the same step and always have
+the same number. Nobody waits, because the message has had three steps to arrive. Importing this module does not import
+torch."""
 
 from __future__ import annotations
 
@@ -39,69 +39,74 @@ if TYPE_CHECKING:
     from samebits.world.collectives import World
 
 MAX_TIME, AT_STEP = "process.max_time", "process.stop_at_step"
-CAUSES = ("", MAX_TIME, *(one.name for one in reversed(STOP_SIGNALS)))  # rising priority: rank 0 takes the last
-TELL_S = 0.2  # between two broadcasts
-MOST_STEPS = 64  # between two broadcasts
-LONG_S = 1.0  # steps longer than this do not take one more until the broadcast is read
-NOTE = "stop"  # in the store
+CAUSES = ("", MAX_TIME, *(one.name for one in reversed(STOP_SIGNALS)))  # in rising priority: rank 0 uses the last one
+TELL_S = 0.2  # seconds between two broadcasts
+MOST_STEPS = 64  # maximum number of steps between two broadcasts
+LONG_S = 1.0  # with steps longer than this, the broadcast is read without waiting for another step
+NOTE = "stop"  # key in the store
 
 
 class Messages:
-    """Of any rank to rank 0, and of rank 0 to all."""
+    """Messages from any rank to rank 0, and from rank 0 to all ranks."""
 
     def ask(self, cause: str) -> None:
+        """Send a request to rank 0."""
         store().set(f"{NOTE}/{cause}", "")
         store().set(NOTE, "")
 
     def asked(self) -> str:
-        """The highest cause that any rank has asked for; rank 0 calls this."""
+        """Return the highest cause that any rank has requested; called by rank 0."""
         is_noted = store().check
         if not is_noted([NOTE]):
             return ""
         return next((cause for cause in reversed(CAUSES) if cause and is_noted([f"{NOTE}/{cause}"])), "")
 
     def announce(self, values: list[int], world: World) -> Callable[[], list[int]]:
-        """Start to tell all ranks rank 0's values; returns a function that waits for them."""
+        """Start a broadcast of rank 0's values. Return a function that waits for the result."""
         return world.start_broadcast(values)
 
 
 class Stopped(Exception):
-    """An evaluation was cut short, on all ranks after the same batch; a resumed run repeats it from the start."""
+    """An evaluation was cut short, on all ranks after the same batch. A resumed run repeats it from the beginning."""
 
 
 class StopRequest:
-    """requested: the cause that reached this rank. cause: what all ranks have agreed on. Each is one of CAUSES, cause
-    also AT_STEP.
+    """A request to stop the run.
 
-    max_time_s: counted from `began` (time.monotonic); only rank 0 checks it, and leaves time for a save.
+    requested: the cause that reached this rank. cause: the cause that all ranks have agreed on. Both are one of CAUSES;
+    cause may also be AT_STEP. max_time_s: counted from `began` (time.monotonic); only rank 0 checks it, and leaves time
+    for a save.
     """
 
     def __init__(self, began: float, messages: Messages | None = None) -> None:
         self.requested, self.cause = early_signals.asked(), ""
         self.messages = messages or Messages()
-        self._asked = ""  # what rank 0 was told
+        self._asked = ""  # the cause that rank 0 has read
         self.began = began
         self.max_time_s: float | None = None
-        self.save_s = 0.0  # the longest save so far
+        self.save_s = 0.0  # seconds of the longest save so far
         self._signalled_at = -SAME_SIGNAL_S
         self._interrupted = False
         self._last_call: float | None = None
         self._announced_at = began
-        self._calls = 0  # calls of agreed since the last broadcast began
-        self._calls_between = 1  # two broadcasts, as rank 0 says; 0: one at each call, which reads it too
+        self._calls = 0  # calls of `agree` since the last broadcast started
+        self._calls_between = (
+            1  # calls between two broadcasts, set by rank 0; 0: a broadcast in each call, which also reads it
+        )
         self._announced: Callable[[], list[int]] | None = None
 
     def saved(self, seconds: float) -> None:
-        """A checkpoint has been written, which took so long."""
+        """Record the duration of a save in seconds."""
         self.save_s = max(self.save_s, seconds)
 
     def at_step(self) -> bool:
-        """Stop now. All ranks call it after the same step, which each of them knows."""
+        """Stop now. All ranks must call this after the same step."""
         self.cause = self.cause or AT_STEP
         return True
 
     def agree(self, world: World) -> bool:
-        """Whether all ranks stop now. All must call it equally often: after each step and each evaluation batch."""
+        """Return True if all ranks stop now. All ranks must call this equally often: after each step and evaluation
+        batch."""
         if self.cause:
             return True
         now = time.monotonic()
@@ -116,7 +121,9 @@ class StopRequest:
             self.messages.ask(self.requested)
             self._asked = self.requested
         self._calls += 1
-        if self._calls > self._calls_between // 2:  # half way to the next: then it has come, and nobody waits for it
+        if (
+            self._calls > self._calls_between // 2
+        ):  # after half of the interval the broadcast has arrived, so nobody waits
             self._receive()
         if not self.cause and self._calls >= self._calls_between:
             self._announce(world, now)
@@ -147,7 +154,7 @@ class StopRequest:
             self.cause = CAUSES[cause] or self.cause
 
     def finish_broadcast(self) -> None:
-        """Finish a pending broadcast: before calls come at another rate (evaluation), and before the ranks end."""
+        """Finish a pending broadcast, before the rate of calls changes (evaluation) and before the ranks end."""
         self._receive()
         self._calls_between, self._calls, self._last_call, self._announced_at = 1, 0, None, time.monotonic()
 
@@ -155,14 +162,14 @@ class StopRequest:
         now, name = time.monotonic(), signal.Signals(number).name
         again = now - self._signalled_at > SAME_SIGNAL_S or dist_env.size is None
         if number == signal.SIGINT and self.requested == "SIGINT" and again:
-            if not self._interrupted:  # once: what it ends is not to be disturbed
+            if not self._interrupted:  # only once, so that the cleanup is not interrupted
                 self._interrupted = True
                 raise KeyboardInterrupt
             return
         if number == signal.SIGINT:
             self._signalled_at = now
         if not self.requested and dist_env.rank == 0:
-            with suppress(OSError):  # nobody reads it any more
+            with suppress(OSError):  # the reader has gone
                 os.write(2, f"\n{name}: saving and stopping after this step; Ctrl-C again: now\n".encode())
         if CAUSES.index(name) > CAUSES.index(self.requested):
             self.requested = name
@@ -170,7 +177,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals(began: float) -> Iterator[StopRequest]:
-    """A StopRequest that the stop signals set, for the length of the block (only a main thread receives signals)."""
+    """Yield a StopRequest that stop signals set within the block. Only a main thread receives signals."""
     request = StopRequest(began)
     if threading.current_thread() is not threading.main_thread():
         yield request

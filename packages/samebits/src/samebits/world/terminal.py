@@ -1,4 +1,4 @@
-"""Breakpoints with several ranks: rank 0 alone has the terminal."""
+"""Breakpoints with several ranks: only rank 0 has the terminal."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 
 def share(rank: int) -> None:
-    """Called in a rank whose parent has a terminal. Rank 0 reads from it (multiprocessing gives children /dev/null);
-    the others skip breakpoints, and wait for rank 0 at the next collective."""
+    """Connect rank 0 to its parent's terminal, because multiprocessing gives children /dev/null. The other ranks skip
+    breakpoints and wait for rank 0 at the next collective."""
     if rank == 0:
         with suppress(OSError):  # no controlling terminal
             fd = os.open("/dev/tty", os.O_RDWR)
             os.dup2(fd, 0)
             os.close(fd)
-            sys.stdin = open(0, closefd=False)  # noqa: SIM115 - for good
+            sys.stdin = open(0, closefd=False)  # noqa: SIM115 - stays open
         return
 
     def passed_over(*rest: Any, **more: Any) -> None:
         caller = sys._getframe(1)
         place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-        print(f"rank {rank}: breakpoint at {place} passed over, as rank 0 has the terminal", file=sys.stderr)
+        print(f"rank {rank}: breakpoint at {place} skipped, because rank 0 has the terminal", file=sys.stderr)
 
     sys.breakpointhook = passed_over
     pdb.set_trace = passed_over

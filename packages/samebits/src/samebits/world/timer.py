@@ -1,9 +1,9 @@
-"""The last resort of a process without a parent of ours (a plain command, torchrun's rank): faulthandler's timer.
+"""A timer that ends a process which hangs in native code: faulthandler's timer, the last resort without a launcher.
 
-Where native code holds the GIL, no Python thread of the process can report a hang. The watch thread (watchdog.py)
-rearms the timer again and again; if it expires, faulthandler writes the stack of each thread to stderr and ends the
-process with status 1. Nothing is put on record: status.json still says running, and a report calls such a run killed.
-"""
+It is used by a plain command and by ranks of torchrun. If native code holds the GIL, no Python thread can report a
+hang. The watch thread (watchdog.py) rearms the timer regularly; if the timer expires, faulthandler writes the stack of
+each thread to stderr and exits with status 1. The failure is not recorded: status.json contains `running`, and reports
+show the run as killed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-REARM_S = 1.0  # between two times that it is rearmed
-_limit_s: float | None = None  # of the timer; None: there is none
+REARM_S = 1.0  # seconds between rearming
+_limit_s: float | None = None  # limit of the timer; None: it is not armed
 _armed_at = -math.inf
 
 
 @contextmanager
 def last_resort() -> Iterator[None]:
-    """In this block the timer may be armed. A Ctrl-Z takes it away until the process goes on."""
+    """Allow the timer within the block. Ctrl-Z disarms it until the process continues."""
     main = threading.current_thread() is threading.main_thread()
     stops = main and signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
 
@@ -45,7 +45,7 @@ def last_resort() -> Iterator[None]:
 
 
 def rearm(limit_s: float) -> None:
-    """The process ends limit_s from now, or up to 2 REARM_S later, unless this or `disarm` is called before."""
+    """End the process after limit_s, or up to 2 REARM_S later, unless this or `disarm` is called before."""
     global _limit_s, _armed_at
     if limit_s != _limit_s or time.monotonic() - _armed_at >= REARM_S:
         _limit_s, _armed_at = limit_s, time.monotonic()
@@ -53,6 +53,7 @@ def rearm(limit_s: float) -> None:
 
 
 def disarm() -> None:
+    """Disarm the timer."""
     global _limit_s
     _cancel()
     _limit_s = None
@@ -68,12 +69,12 @@ def _cancel() -> None:
         faulthandler.cancel_dump_traceback_later()
 
 
-# a fork has the timer's lock, but not its thread, and would wait for it at its end
+# a fork inherits the timer's lock but not its thread, and would wait for it when it exits
 os.register_at_fork(before=_cancel, after_in_parent=_start)
 
 
 def saying(text: str, function: Callable[[], None]) -> Callable[[], None]:
-    """The function, with the text as its name in a traceback: faulthandler can write no other text of ours."""
+    """Return the function with the text as its name in a traceback, because faulthandler cannot write other text."""
 
     def named() -> None:
         function()

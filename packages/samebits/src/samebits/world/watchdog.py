@@ -3,26 +3,27 @@
     main thread   beat("step", 12) ... beat("saving", 12) ...
     watch thread  every half second: progress within process.timeout? has another rank died, failed or stuck (board.py)?
 
-Most ranks of a hung run only wait in a collective for the one that does not come. Each tells the store where it stands,
-and a rank that is not in a collective is the cause. One that tells nothing is stopped, or native code holds its GIL.
-Then no Python thread of it can report, and somebody else does. Who ends a process that hangs, T (process.timeout, or
-SLOW_TIMEOUTS or USER_TIMEOUTS times that) after its last progress, and what is on record:
+Most ranks of a hung run wait in a collective for one rank that does not reach it. Each rank reports its position to the
+store; a rank that is not in a collective is the cause. A rank without a report is stopped by a signal, or its native
+code holds the GIL, so none of its Python threads can run and another process must end it. The table lists which process
+ends a hung process and what is recorded. T is process.timeout, or SLOW_TIMEOUTS or USER_TIMEOUTS times that, after its
+last progress:
 
 | started by      | Python, or C without the GIL | C that holds the GIL            | SIGSTOP                          |
 |-----------------|------------------------------|---------------------------------|----------------------------------|
-| nobody (a plain | its watch thread, T:         | timer.py, T + 3 s:              | nobody: it may be continued, and |
-| command, one    | failed, its stack            | stacks on stderr, no record     | the time does not count          |
-| process)        |                              | (running; a report says killed) |                                  |
+| a plain command | its watch thread, T:         | timer.py, T + 3 s:              | nobody: it may be continued, and |
+| (one process)   | failed, its stack            | stacks on stderr, no record     | the time does not count          |
+|                 |                              | (reports show it as killed)     |                                  |
 | launch.py: ranks| their watch threads, T:      | the launcher, T + 1 s: failed,  | the launcher, T + 1 s: failed,   |
 |                 | failed, the rank, its stack  | the rank, faulthandler's stack  | the rank, faulthandler's stack   |
-| torchrun, srun  | as launch.py's               | the other ranks end, T + 5 s:   | the other ranks end, T + 5 s:    |
-|                 |                              | failed, the rank, no stack; the | failed, the rank, no stack; who  |
-|                 |                              | rank: timer.py, T + 13 s        | started it has to kill the rank  |
+| torchrun, srun  | as with launch.py            | the other ranks end, T + 5 s:   | the other ranks end, T + 5 s:    |
+|                 |                              | failed, the rank, no stack; the | failed, the rank, no stack; its  |
+|                 |                              | rank: timer.py, T + 13 s        | launcher must kill the rank      |
 | a sweep's pool  | its watch thread, T:         | the pool, T + 1 s: failed,      | the pool, T + 1 s: failed,       |
 |                 | failed, its stack            | faulthandler's stack            | faulthandler's stack             |
 
-A rank of another host, or one behind a cut cable, is to the others as torchrun's. Where all ranks of torchrun hold the
-GIL, each is ended by its timer, without a record. (Tests: test_hang.py, test_kill.py; test_hosts.py for hosts.)
+A rank on another host, or behind a broken connection, is treated like a rank of torchrun. If all ranks of torchrun hold
+the GIL, each is ended by its timer, without a record. (Tests: test_hang.py, test_kill.py; test_hosts.py for hosts.)
 """
 
 from __future__ import annotations
@@ -47,20 +48,24 @@ from samebits.world.board import FAILED, STUCK, Board, tell_failed
 from samebits.world.environment import dist_env
 
 POLL_S = 0.5
-GATHER_S = 5.0  # for all ranks to say where they stand, once one has noticed a hang
-GRACE_S = 5.0  # for the main thread to end by itself after another rank has failed
-LOST_S = 30.0  # the same after the store's end: at the end of a run rank 0, which may hold it, may be gone first
-INNERMOST = 12  # innermost stack frames that are shown
-LISTED = 8  # most ranks that a message lists
+GATHER_S = 5.0  # seconds for all ranks to report their positions after one has noticed a hang
+GRACE_S = 5.0  # seconds for the main thread to end after another rank has failed
+LOST_S = 30.0  # the same after the store has ended: at the end of a run, rank 0, which may host it, may exit first
+INNERMOST = 12  # number of innermost stack frames to show
+LISTED = 8  # maximum number of ranks in a message
 OWN = (collectives.__file__, group.__file__, stop.__file__, store.__file__)
-WAITS_IN = ("torch/distributed/", "torch/autograd/graph.py", *OWN)  # files a rank waits in
-HELD = "no progress for process.timeout, as native code holds the interpreter - docs/troubleshooting.md, Ranks"
+WAITS_IN = ("torch/distributed/", "torch/autograd/graph.py", *OWN)  # files in which a rank waits
+HELD = (
+    "no progress for process.timeout, because native code holds the interpreter - see "
+    "docs/troubleshooting.md#native-code-holds-the-interpreter"
+)
 DEBUGGERS = ("pdb", "bdb", "pydevd", "_pydevd_bundle", "IPython", "code", "ipdb", "pudb", "debugpy")
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Last progress of the main thread. at: time.monotonic(), in s; doing: its work since then; limit: in timeouts."""
+    """The last progress of the main thread. at: time.monotonic() in seconds. doing: its work since then. limit: in
+    multiples of the timeout."""
 
     at: float
     doing: str
@@ -69,37 +74,38 @@ class Mark:
 
 
 class HangWatchdog:
-    """The watchdog of one rank. timeout_s: None: no limit on a run without progress."""
+    """The watchdog of one rank. timeout_s: limit without progress in seconds; None: no limit."""
 
-    SLOW_TIMEOUTS = 3  # the start, the first step (it may compile) and a save may take so many times the timeout
-    USER_TIMEOUTS = 36  # so many a callback
+    SLOW_TIMEOUTS = 3  # multiples of the timeout for the start, the first step (it may compile) and a save
+    USER_TIMEOUTS = 36  # multiples of the timeout for a callback
 
     def __init__(self, run_dir: Path, rank: int, size: int, timeout_s: float | None) -> None:
         self.run_dir, self.rank, self.size = run_dir, rank, size
         self.timeout_s = timeout_s
-        self.before_end: Callable[[], object] = lambda: None  # called before this process is ended from the thread
+        self.before_end: Callable[[], object] = lambda: None  # called before the thread ends this process
         self.dead_peers: Callable[[], list[int]] = list
         self._board = Board(os.environ)
         self._mark = Mark(time.monotonic(), "start", 0, self.SLOW_TIMEOUTS)
         self._main = threading.current_thread()
-        self._outer = len(list(callers(sys._getframe(1))))  # frames in which the run began
+        self._outer = len(list(callers(sys._getframe(1))))  # number of stack frames in which the run was started
         self._over = threading.Event()
         self._failed_at: float | None = None
         self._needs_timer = timeout_s is not None and not has_starter()
 
     def beat(self, doing: str, step: int, slow: bool = False) -> None:
-        """Progress was made; `doing` comes next. slow: it may take SLOW_TIMEOUTS times as long."""
+        """Record progress. doing: the work that follows. slow: it may take SLOW_TIMEOUTS times as long."""
         self._mark = Mark(time.monotonic(), doing, step, self.SLOW_TIMEOUTS if slow else 1)
         note_step(doing, step)
 
     def latest(self) -> Mark:
-        """What the main thread does, and since when."""
+        """Return the last progress of the main thread."""
         mark = self._mark
         return replace(mark, at=max(mark.at, progress_at()))
 
     @contextmanager
     def user_code(self, name: str, step: int) -> Iterator[None]:
-        """A callback may take USER_TIMEOUTS times as long (sampling, an upload); ranks that wait are not hung."""
+        """Allow USER_TIMEOUTS times the timeout within the block, for a callback (sampling, an upload). Ranks that wait
+        for it do not count as hung."""
         before = self._mark
         self._mark = Mark(time.monotonic(), name, step, self.USER_TIMEOUTS)
         note_step(name, step)
@@ -111,6 +117,7 @@ class HangWatchdog:
 
     @contextmanager
     def running(self) -> Iterator[HangWatchdog]:
+        """Run the watch thread within the block."""
         if self.timeout_s is None and self.size == 1:
             self._tell(1)
             yield self
@@ -123,14 +130,14 @@ class HangWatchdog:
             finally:
                 self._over.set()
                 thread.join()
-                self._tell(self.SLOW_TIMEOUTS)  # time for the teardown
+                self._tell(self.SLOW_TIMEOUTS)  # allows time for the teardown
 
     def _tell(self, limit: float) -> None:
-        """Beat for the observers outside of this process's Python: the parent, or else the timer."""
+        """Send a heartbeat to the parent or, without a parent, rearm the timer."""
         limit_s = None if self.timeout_s is None else limit * self.timeout_s
         beat(limit_s)
         if self._needs_timer and limit_s is not None:
-            timer.rearm(limit_s + (0 if self.size == 1 else 2 * GATHER_S))  # other ranks can put it on record
+            timer.rearm(limit_s + (0 if self.size == 1 else 2 * GATHER_S))  # leaves time for other ranks to record it
 
     def _work(self) -> None:
         seen = time.monotonic()
@@ -139,10 +146,10 @@ class HangWatchdog:
             now = time.monotonic()
             mark = self.latest()
             self._tell(mark.limit)
-            if now - seen > 10 * POLL_S:  # the process was stopped meanwhile (Ctrl-Z): that time does not count
+            if now - seen > 10 * POLL_S:  # the process was stopped (Ctrl-Z): that time does not count
                 self._mark = replace(mark, at=mark.at + now - seen)
             else:
-                with suppress(OSError, ValueError):  # a shared file system's; tried again after POLL_S
+                with suppress(OSError, ValueError):  # an error of a shared file system; try again after POLL_S
                     if self.timeout_s is not None and now - mark.at > self.timeout_s * mark.limit:
                         self._stands_still(mark)
                     elif self.size > 1:
@@ -159,21 +166,21 @@ class HangWatchdog:
                 self._board.say_where(self.rank, asdict(report), stack)
         grace_s = LOST_S if self._board.lost else GRACE_S
         if self._failed_at is not None and min(now - self._failed_at, now - self._mark.at) > grace_s:
-            self.record_dead_peers()  # stuck in a collective
+            self.record_dead_peers()  # this rank is stuck in a collective
             if self._board.lost:
                 self._fail(0, "rank 0, or torchrun, has ended: it does not answer at MASTER_ADDR any more", "")
             self._end()
 
     def record_dead_peers(self) -> None:
-        """Record ranks of this machine that were killed, where no parent of ours does (torchrun, srun)."""
+        """Record ranks of this machine that were killed, if there is no launcher that does (torchrun, srun)."""
         if read_failure(self.run_dir) is None:
-            time.sleep(0.1)  # a dying process closes its connections a moment before it is gone
+            time.sleep(0.1)  # a dying process closes its connections shortly before it ends
             for rank in self.dead_peers():
                 self._fail(rank, f"rank {rank} has died (killed from outside, or by the kernel as memory ran out)", "")
 
     def _position(self) -> tuple[Report, str]:
-        """Where the main thread stands, and its stack."""
-        # a thread that the main thread waits for stands there in its place (samebits.checkpoints.background)
+        """Return the position of the main thread and its stack trace."""
+        # if the main thread waits for another thread, use that one (samebits.checkpoints.background)
         where = next((thread for thread in threading.enumerate() if getattr(thread, "awaited", False)), self._main)
         mark, frame = self.latest(), sys._current_frames().get(where.ident or 0)
         file_name = frame.f_code.co_filename if frame else ""
@@ -221,7 +228,7 @@ class HangWatchdog:
             print(f"{stack}failed: {message}{resume_hint(self.run_dir)}", file=sys.stderr)
 
     def _end(self) -> None:
-        """End the process from this thread: the main thread cannot be interrupted."""
+        """End the process from this thread, because the main thread cannot be interrupted."""
         mark_finished()
         timer.disarm()
         self.before_end()
@@ -231,14 +238,14 @@ class HangWatchdog:
 
 
 def in_debugger(thread: threading.Thread, outer: int) -> bool:
-    """Whether a debugger's prompt is open within the run: the `outer` frames in which the run began do not count, as
-    those of an IDE or a notebook that started it."""
+    """Return True if a debugger's prompt is open within the run. The `outer` frames in which the run was started do not
+    count, because an IDE or a notebook may have started it."""
     modules = [frame.f_globals.get("__name__", "") for frame in callers(sys._current_frames().get(thread.ident or 0))]
     return any(name.partition(".")[0] in DEBUGGERS for name in modules[: len(modules) - outer])
 
 
 def callers(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frame and those that called it, innermost first."""
+    """Yield the frame and its callers, innermost first."""
     while frame is not None:
         yield frame
         frame = frame.f_back
@@ -246,8 +253,8 @@ def callers(frame: FrameType | None) -> Iterator[FrameType]:
 
 @dataclass(frozen=True)
 class Report:
-    """Position of a rank without progress. waits: for other ranks, or for the device, which waits for them. in_torch:
-    in another function of torch, which may wait unseen (a full queue of kernels)."""
+    """The position of a rank without progress. waits: it waits for other ranks, or for the device, which may wait for
+    them. in_torch: it is in another function of torch, which may wait internally (a full queue of kernels)."""
 
     rank: int
     idle_s: float
@@ -259,7 +266,7 @@ class Report:
 
 
 def verdict(reports: list[Report], size: int, timeout_s: float) -> tuple[int, str] | None:
-    """(rank, message) of the rank that the others wait for; None: it makes progress, only more slowly.
+    """Return (rank, message) of the rank that the others wait for; None if it makes progress, but slowly.
 
     | the reports                            | verdict                                                               |
     |----------------------------------------|-----------------------------------------------------------------------|
@@ -267,7 +274,7 @@ def verdict(reports: list[Report], size: int, timeout_s: float) -> tuple[int, st
     |   none of these is beyond its limit    | None: they are slow, or in a callback, and the others wait for them   |
     |   one is beyond its limit              | of these, if beyond half of their limit: the one with the fewest      |
     |                                        | steps, then one in its own code rather than torch's, then the longest |
-    | all wait, and some ranks say nothing   | the first that says nothing                                           |
+    | all wait, and some ranks report nothing| the first that reports nothing                                        |
     | all ranks wait:                        |                                                                       |
     |   one for less than half of timeout_s  | None: it has only just arrived                                        |
     |   each for longer                      | the one with the fewest steps, then the longest                       |
@@ -277,7 +284,8 @@ def verdict(reports: list[Report], size: int, timeout_s: float) -> tuple[int, st
     if not acting and missing:
         return missing[0], (
             f"rank {missing[0]} hung: the others waited for it for {timeout_s:g} s (process.timeout; "
-            f"{reports[0].place}); it is stopped, or native code holds its interpreter"
+            f"{reports[0].place}); it is stopped, or native code holds its interpreter: see "
+            "docs/troubleshooting.md#rank-hung"
         )
     if acting:
         if all(report.idle_s < report.limit_s for report in acting):
@@ -291,4 +299,4 @@ def verdict(reports: list[Report], size: int, timeout_s: float) -> tuple[int, st
     if not acting and size > 1:
         places = ", ".join(f"rank {report.rank} in {report.place}" for report in reports[:LISTED])
         message += f"; all ranks wait for each other or for the device: {places}"
-    return first.rank, message
+    return first.rank, f"{message}; see docs/troubleshooting.md#rank-hung"

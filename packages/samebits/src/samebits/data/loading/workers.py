@@ -205,7 +205,7 @@ class Workers:
             hint = " (its code ended the process, as os._exit does)"
         return DataFailed(
             f"data: worker {worker} (pid {pid}) died with exit code {code}{hint}; data.num_workers=0 shows where "
-            f"({self._samples.place(rows)})"
+            f"({self._samples.place(rows)}); see docs/troubleshooting.md#data-worker-died"
         )
 
     def close(self) -> None:

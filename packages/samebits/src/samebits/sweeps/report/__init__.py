@@ -9,14 +9,19 @@ line.
 
 Errors: ConfigError for invalid arguments.
 
-    read, study -> facts (analyse, compare, best, importance) -> text (csv, md), page (html)
-    read, study -> table (a paper's table) -> table_text, against (its learning curves), figures (pdf)
-    inference, maxt             statistics: intervals, comparisons with the best
-    sheet, escape               a table and its writers (md, tex, html); escaping of untrusted text
-    axes, curves, pictures      the data of pictures (png) and of the page; drawing them; `style`: colors
-    writing                     write everything to a folder
-    command, syncing            the commands `report` and `sync`
-    wandb_sync                  upload of runs and sweeps to W&B
+    read, study                       run directories -> a study
+    analyse, compare, importance      groups over seeds, comparisons with the best, importance of keys
+    inference, maxt                   statistics: intervals and tests
+    best                              the best configuration as overrides and as an experiment
+    facts                             the contents of a report
+    text, page                        a report as csv and Markdown, as html
+    table, table_text                 a paper's table, as a sheet and as text
+    against, figures                  learning curves and figures of a paper's table
+    sheet, escape                     a table and its writers (md, tex, html); escaping of untrusted text
+    axes, curves, pictures, style     the data of pictures (png) and of the page; drawing; colors
+    writing                           write everything to a folder
+    command, syncing                  the commands `report` and `sync`
+    wandb_sync                        upload of runs and sweeps to W&B
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def report(project: Project) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the argument parser."""
-    made = argparse.ArgumentParser(description="Write report.csv, report.md, pictures and report.html.")
+    made = argparse.ArgumentParser("./run report", description="Write report.csv, report.md, pictures and report.html.")
     made.add_argument(
         "directories", nargs="+", type=Path, help="a sweep, run directories, or folders that contain them"
     )

@@ -23,7 +23,9 @@ MLFLOW_S = 600.0  # seconds for the upload of one run to MLflow
 
 def sync(project: Project) -> int:
     """Run the command. Return the exit status."""
-    parser = argparse.ArgumentParser(description="Send to W&B and MLflow what they lack of runs and sweeps.")
+    parser = argparse.ArgumentParser(
+        "./run sync", description="Upload missing records of runs and sweeps to W&B, MLflow."
+    )
     parser.add_argument(
         "directories", nargs="*", type=Path, help="run directories, sweeps, or folders that contain them"
     )
