@@ -72,7 +72,7 @@ def test_probe(tmp_path: Path) -> None:
     assert outputs == {"label": 5, "named": 3, "target": 5, "scalar": 1, "yes": 2}
     with pytest.raises(ConfigError, match=r"train/bad \(data.fields.bad\) has the negative label -1"):
         num_outputs(config, "bad")
-    with pytest.raises(ConfigError, match=r"train/text \(data.fields.text\) holds texts, neither classes nor numbers"):
+    with pytest.raises(ConfigError, match=r"train/text \(data.fields.text\) contains text, neither classes"):
         num_outputs(config, "text")
     with pytest.raises(ConfigError, match=r"no fixed shape.*input_shape"):
         sample_shape(config, "text")

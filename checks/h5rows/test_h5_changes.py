@@ -86,7 +86,7 @@ def test_a_change_before_the_first_batch_or_after_it(change: Any, field: str, tm
             first_rows(data)
         raw = pickle.dumps(data)
         change(path)
-        match = r"\.h5.*(replaced|changed|cut short)"
+        match = r"\.h5.*(replaced|changed|truncated)"
         if change is replace and (used or field in ("mapped", "chunks")):
             assert first_rows(data) == {field: 0}  # the old file is still there for those who hold it
         else:
@@ -152,9 +152,9 @@ def test_a_stream_that_is_cut(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (os.mkfifo, "is no regular file"),
+        (os.mkfifo, "is not a regular file"),
         (Path.mkdir, "is a directory"),
-        (lambda path: path.symlink_to("/dev/zero"), "is no regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is not a regular file"),
         (lambda path: path.symlink_to("nowhere"), "does not exist"),
         (Path.touch, "not an HDF5 file"),
     ],

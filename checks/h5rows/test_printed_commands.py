@@ -75,7 +75,7 @@ def test_no_command_is_printed_that_cannot_train(tmp_path: Path) -> None:
         file["matrix/data"], file["matrix/indices"] = np.arange(there.sum()) + 1, np.nonzero(there)[1]
         file["matrix/indptr"], file["matrix/shape"] = np.r_[0, there.sum(1).cumsum()], np.array([30, 10])
     gaps, cells = inspected(tmp_path / "gaps.h5"), inspected(tmp_path / "cells.h5")
-    assert "y: could be x, but not y: 0 of its rows have all their values" in gaps
+    assert "y: could be x, but not y: only 0 of its rows have no missing values" in gaps
     assert "x could be matrix: 10 samples of (30,)" in cells
     assert "./run train" not in gaps + cells
 
@@ -98,7 +98,7 @@ def test_what_is_not_finite_is_named(tmp_path: Path) -> None:
         cwd=tmp_path, capture_output=True, text=True, timeout=limit(60),
     )  # fmt: skip
     assert done.returncode == 1
-    assert re.search(rf"x of row \d+ of {path} holds nan; data.missing says", done.stderr.splitlines()[-1])
+    assert re.search(rf"x of row \d+ of {path} contains nan; data.missing sets", done.stderr.splitlines()[-1])
     assert "of its values are missing" in done.stdout + done.stderr
     saved = (tmp_path / "run" / "config.yaml").read_text()
     assert "by: random" in saved

@@ -140,27 +140,27 @@ def test_each_mistake_is_one_line(tmp_path: Path, bucket: Any) -> None:
         if more:
             with refused(f"s3://bucket/set/{shard}: no such file"):
                 data.gather(np.arange(300), None)
-        with refused(f"s3://bucket/set/{shard}: no such file", "the set's index names it: put it back, or pack"):
+        with refused(f"s3://bucket/set/{shard}: no such file", "the set's index lists it: restore it, or pack"):
             values(INDEX, **more)
         bucket.put_object(Bucket="bucket", Key=f"set/{shard}", Body=body + b"x")
-        with refused(shard, f"has {len(body) + 1:,} bytes, and the set's index says {len(body):,}"):
+        with refused(shard, f"has {len(body) + 1:,} bytes, expected {len(body):,} by the set's index"):
             values(INDEX, **more)
         bucket.put_object(Bucket="bucket", Key=f"set/{shard}", Body=body)
         forget()
         data, other = Dataset(INDEX, {"x": "x"}, **more), bytes([*body[:-1], body[-1] ^ 1])
         bucket.put_object(Bucket="bucket", Key=f"set/{shard}", Body=other)
         if more:
-            with refused(shard, "was changed while it was fetched; start the run again"):
+            with refused(shard, "was changed while it was downloaded; start the run again"):
                 data.gather(np.arange(300), None)
         else:
-            with refused(shard, r"what came is not what was packed \(SHA-256 in the set's index\)"):
+            with refused(shard, r"the download differs from the packed file \(SHA-256 in the set's index\)"):
                 values(INDEX)
         bucket.put_object(Bucket="bucket", Key=f"set/{shard}", Body=body)
     guard(bucket, "0")
     for more in WAYS:
-        with refused(r"set/index\.json: Forbidden; of s3://, AWS_ACCESS_KEY_ID and .* say who asks"):
+        with refused(r"set/index\.json: Forbidden; for s3://, set AWS_ACCESS_KEY_ID and .*credentials"):
             values(INDEX, **more)
-    with refused(r"s3://bucket/set: Forbidden; of s3://, .* say who asks; the set was not changed"):
+    with refused(r"s3://bucket/set: Forbidden; for s3://, .*credentials; the set was not changed"):
         pack(given, "s3://bucket/set", shards=1, append=True)
 
 

@@ -30,7 +30,7 @@ def test_virtual_data_of_an_hdf5_that_reads_it_wrongly_are_refused(home: Path, m
     assert len(Dataset(str(home / "other.h5"), {"x": "v"})) == 64
     monkeypatch.setattr(h5py.h5, "get_libversion", lambda: (1, 14, 2))
     for use in (lambda: Dataset(str(home / "other.h5"), {"x": "v"}), lambda: repack(str(home / "other.h5"), "new.h5")):
-        with pytest.raises(ConfigError, match=r"/v is virtual, of which HDF5 .*install h5py>=3\.14"):
+        with pytest.raises(ConfigError, match=r"/v is virtual, and HDF5 .*install h5py>=3\.14"):
             use()
     assert len(Dataset(str(home / "other.h5"), {"x": "x"})) == 64
 
@@ -183,9 +183,9 @@ def test_links_that_lead_nowhere(tmp_path: Path) -> None:
         }.items():
             file[name] = link
     for name, said in {
-        "soft": r"'soft' \(data.fields.x\): cannot be read .*it leads to nothing",
-        "circle": "'circle' .*cannot be read .*it leads to itself",
-        "no file": "'no file' .*cannot be read .*a file in which its values lie is missing",
+        "soft": r"'soft' \(data.fields.x\): cannot be read .*the link leads to nothing",
+        "circle": "'circle' .*cannot be read .*the link leads to itself",
+        "no file": "'no file' .*cannot be read .*a file that contains its values is missing",
         "no name": "'no name' .*cannot be read .*object 'none' doesn't exist",
     }.items():
         with pytest.raises(ConfigError, match=said) as error:

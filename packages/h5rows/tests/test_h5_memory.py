@@ -66,7 +66,7 @@ def test_what_is_written_is_compared_with_memory_alone(tmp_path: Path, monkeypat
         file.create_dataset("x", (3, 32 << 20), "u1", chunks=(1, 32 << 20), compression="gzip")[1] = 7
     assert int(h5rows.open(str(tmp_path / "a.h5"))[1]["x"][-1]) == 7
     monkeypatch.setattr(memory, "available", lambda: LITTLE)
-    says = r"/x: 3 copies of a (row|chunk), as reading it needs, take 0\.1 GB of memory, and 0\.1 GB are free"
+    says = r"/x: 3 copies of a (row|chunk), required to read it, take 0\.1 GB of memory, but only 0\.1 GB are free"
     with pytest.raises(h5rows.ConfigError, match=says):
         h5rows.open(str(tmp_path / "a.h5"))
 
@@ -75,7 +75,7 @@ def test_rows_without_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     path, many = make(tmp_path / "a.h5", 1 << 40, chunks=(1 << 20,)), {"chunks": (1 << 20,), "dtype": "i8"}
     assert len(h5rows.open(path, {"x": "x"})) == 1 << 40
     splits = {"train": {"group": "/", "rows": [0, 0.5]}}
-    with pytest.raises(h5rows.ConfigError, match=r"1,099,511,627,776 row numbers, to be shuffled, take"):
+    with pytest.raises(h5rows.ConfigError, match=r"1,099,511,627,776 row numbers that are shuffled take"):
         h5rows.Dataset(path, {"x": "x"}, "train", splits)
     with h5py.File(path, "a") as file:
         file.create_dataset("label", (1 << 40,), **many)
@@ -84,7 +84,7 @@ def test_rows_without_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(h5rows.ConfigError, match=r"/label declares .* GB for 1,099,511,627,776 rows"):
         integration.num_outputs({"path": path, "fields": {"y": "label"}, "splits": SPLITS}, "y")
     for name in ("label@classes", "s"):
-        with pytest.raises(h5rows.ConfigError, match=r"take [12]\d,\d+.* GB of memory, and"):
+        with pytest.raises(h5rows.ConfigError, match=r"take [12]\d,\d+.* GB of memory, but"):
             h5rows.Dataset(path, {"y": name}, decode=True)
     h5rows.inspect(path)
     assert "x: 1099511627776 float32" in capsys.readouterr().out

@@ -223,7 +223,7 @@ def test_each_fault_is_one_line(tmp_path: Path, server: Server, monkeypatch: pyt
     with refused(url, "404"):
         data.gather(rows - 300)
     server.status, server.tags["/f.h5"] = [], '"2"'
-    with refused(url, "was changed while it was fetched; start the run again"):
+    with refused(url, "was changed while it was downloaded; start the run again"):
         data.gather(rows - 600)
     server.tags.clear()
     assert_equal(data.gather(rows), opened(str(tmp_path / "f.h5")).gather(rows))  # it is still usable
@@ -240,18 +240,18 @@ def test_each_fault_is_one_line(tmp_path: Path, server: Server, monkeypatch: pyt
         data.gather(np.arange(100, 200))
     with refused(r"/f.h5: .*table", "needs the whole file", "data.cache_gb=null"):
         Dataset(url, {"x": "table/a"}, cache_gb=1.0)
-    with refused(r"^data\.external=allow: a set that is read by blocks", "leave one of the two out"):
+    with refused(r"^data\.external=allow: not possible if remote files are read by blocks", "remove one of the two"):
         Dataset(url, {"x": "x"}, cache_gb=1.0, external="allow")
     node = {"path": url, "fields": {"y": "y"}, "splits": {"all": {"group": "/"}}, "cache_gb": 1, "external": "allow"}
-    with refused(r"^data\.external=allow: a set that is read by blocks", "leave one of the two out"):
+    with refused(r"^data\.external=allow: not possible if remote files are read by blocks", "remove one of the two"):
         num_outputs(node, "y")
     monkeypatch.setattr(ranges, "LEAST_GB", 1)
     for wrong in (0.1, "lots"):
-        with refused(f"data.cache_gb={wrong}", "from 1 on"):
+        with refused(f"data.cache_gb={wrong}", "must be >= 1"):
             opened(url, cache_gb=wrong)  # type: ignore[arg-type]
     server.ranges = False
     remote._known.clear()
-    with refused(url, "no parts of files", "data.cache_gb=null"):
+    with refused(url, "cannot send parts of files", "data.cache_gb=null"):
         opened(url)
     with refused("http://127.0.0.1:1/f.h5", "Connection refused"):
         opened("http://127.0.0.1:1/f.h5")
@@ -285,7 +285,7 @@ def test_a_server_that_trickles(tmp_path: Path, server: Server, monkeypatch: pyt
     for where, name, value in ((ranges, "_TRIES", 1), (sources, "MOST_S", 0.0)):  # whatever is left of its tries
         with monkeypatch.context() as patched:
             patched.setattr(where, name, value)
-            with pytest.raises(ConfigError, match=r"f.h5: only \d+ bytes came in \d s \(tried 1 times\)"):
+            with pytest.raises(ConfigError, match=r"f.h5: only \d+ bytes received in \d s \(tried 1 times\)"):
                 data.gather(rows)
             wait_for(lambda: not data._ranged[0]._wanted)  # nobody is about to say so too
     release = threading.Timer(0.5, setattr, (server, "delay_s", 0.0))

@@ -187,7 +187,7 @@ def test_a_file_that_changes_while_it_is_fetched(tmp_path: Path, server: Server,
     server.files["/f.h5"] = made(tmp_path / "f.h5")
     remote.copy_of(server.url())
     server.tags["/f.h5"] = '"2"'
-    with refused(server.url(), "was changed while it was fetched"):
+    with refused(server.url(), "was changed while it was downloaded"):
         opened(server.url())
 
 
@@ -259,7 +259,7 @@ def test_processes_fetch_once(tmp_path: Path, server: Server) -> None:
     server.gate.clear()
     command, logs = [sys.executable, "-c", FETCH, server.url()], [tmp_path / "0", tmp_path / "1"]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=open(log, "w")) for log in logs]  # noqa: SIM115
-    wait_for(lambda: "waiting for the process that fetches" in "".join(log.read_text() for log in logs))
+    wait_for(lambda: "waiting for the process that downloads" in "".join(log.read_text() for log in logs))
     server.gate.set()
     said = [process.communicate(timeout=limit(60))[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], [log.read_text() for log in logs]
@@ -291,16 +291,16 @@ def test_each_mistake_is_one_line_that_names_the_address(tmp_path: Path, server:
     server.status = [401]
     with refused(url, "401", "netrc"):
         opened(url)
-    with refused("is no HDF5 file", "<!DOCTYPE html>"):
+    with refused("is not an HDF5 file", "<!DOCTYPE html>"):
         opened(server.url("/page.h5"))
-    with refused("empty.h5", "it is empty"):
+    with refused("empty.h5", "the file is empty"):
         opened(server.url("/empty.h5"))
     server.cut = (1000, 99)
     with refused(url, "the answer ended at byte 1,000", "tried 3 times"):
         opened(url)
     server.cut, server.ranges, server.sizes = (0, 0), False, False
     forget()
-    with refused(url, "does not say its size"):
+    with refused(url, "does not send its size"):
         opened(url)
     server.ranges = server.sizes = True
     server.delay_s = 5.0
@@ -317,7 +317,7 @@ def test_each_mistake_is_one_line_that_names_the_address(tmp_path: Path, server:
     for name in ("..", ".lock"):
         server.files[f"/{name}"] = server.files["/f.h5"]
         assert len(opened(server.url(f"/{name}"))) == 1000
-    with refused("names no host"):
+    with refused("has no host"):
         opened("http:///f.h5")
     with refused("http://127.0.0.1:1/f.h5", "Connection refused"):
         opened("http://127.0.0.1:1/f.h5")
@@ -340,7 +340,7 @@ def test_a_disk_that_is_full_or_not_there(tmp_path: Path, server: Server, monkey
     with monkeypatch.context() as patched, refused("No space left on device", server.url(), "LAB_CACHE_DIR"):
         patched.setattr(os, "fsync", full)
         opened(server.url())
-    with monkeypatch.context() as patched, refused("no room for its copy", server.url(), "LAB_CACHE_DIR"):
+    with monkeypatch.context() as patched, refused("no space for its copy", server.url(), "LAB_CACHE_DIR"):
         patched.setattr(remote.shutil, "disk_usage", lambda path: SimpleNamespace(free=-1))
         opened(server.url())
     (tmp_path / "a file").touch()
@@ -357,7 +357,7 @@ def test_a_server_that_is_away_leaves_the_copy(tmp_path: Path, capsys: Any) -> N
     forget()
     assert len(opened(url)) == 1000
     assert composed(url) == ([1000], 7)
-    assert capsys.readouterr().err.count("Connection refused (tried 1 times); reading the copy of") == 1
+    assert capsys.readouterr().err.count("Connection refused (tried 1 times); using the copy of") == 1
 
 
 def test_links_out_of_a_remote_file(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

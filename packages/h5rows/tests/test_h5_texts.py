@@ -67,7 +67,7 @@ def test_other_bytes_are_named_and_decoded_when_asked(tmp_path: Path, way: str, 
         read(path, way)
     assert read(path, way, encoding="gbk") == [*PLAIN[:-1], CHINESE[-1]]
     h5rows.inspect(str(path))
-    assert "holds b'images/\\xbb\\xad19.jpg', which is not UTF-8; as gb18030 it is" in capsys.readouterr().out
+    assert "contains b'images/\\xbb\\xad19.jpg', which is not UTF-8; as gb18030 it is" in capsys.readouterr().out
     for options in ({}, {"flatten": True}):
         h5rows.repack(str(path), str(copy), overwrite=True, quiet=True, **options)
         assert "which is not UTF-8" in capsys.readouterr().out

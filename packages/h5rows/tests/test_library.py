@@ -73,12 +73,12 @@ def test_open_finds_x_and_y_as_inspect_does(storms: Path, monkeypatch: pytest.Mo
     assert len(h5rows.open(storms)) == 30
     with h5py.File(storms, "w") as file:
         file["a"], file["b"] = np.zeros(3), np.zeros((4, 2))
-    said = r"different numbers of rows: {'a': 3, 'b': 4}; name some: fields={'x'"
+    said = r"different numbers of rows: {'a': 3, 'b': 4}; give fields={'x'"
     with pytest.raises(h5rows.ConfigError, match=said):
         h5rows.open(storms)
     with h5py.File(storms, "w") as file:
         file.create_group("empty")
-    with pytest.raises(h5rows.ConfigError, match="the fields of /empty are none with rows; name some"):
+    with pytest.raises(h5rows.ConfigError, match="the fields of /empty have no rows; give fields"):
         h5rows.open(storms, split="/empty")
 
 
@@ -141,18 +141,18 @@ def test_several_rows_are_a_batch_equal_to_h5py_s(photos: Path, way: str) -> Non
 @pytest.mark.parametrize(
     ("index", "error"),
     [
-        ([600], "rows 600 to 600 of a split of 600"),
-        ([-601, 3], "rows -601 to 3"),
-        (np.array([2**64 - 1], np.uint64), "of a split of 600"),
-        ([True, False], "a mask of 2 rows for a split of 600"),
+        ([600], "row numbers 600 to 600 are out of range for 600 rows"),
+        ([-601, 3], "row numbers -601 to 3"),
+        (np.array([2**64 - 1], np.uint64), "out of range for 600 rows"),
+        ([True, False], "a mask of 2 rows does not fit a split of 600"),
         ((0, 3), r"data\[\[0, 3\]\]"),
-        (np.zeros((2, 2), int), r"not \(2, 2\) int64"),
-        ([0.0, 3.0], r"not \(2,\) float64"),
+        (np.zeros((2, 2), int), r"got \(2, 2\) int64"),
+        ([0.0, 3.0], r"got \(2,\) float64"),
         (["image"], "integers"),
         ("image", "integer"),
         (1.0, "integer"),
         (None, "integer"),
-        (600, "rows 600 to 600"),
+        (600, "row numbers 600 to 600"),
     ],
 )
 def test_what_are_no_row_numbers_is_refused(photos: Path, index: Any, error: str) -> None:

@@ -165,7 +165,7 @@ def test_what_is_missing(tmp_path: Path) -> None:
     assert read({"x": 9, "y": "drop"}) == {"x": [[1, 2], [9, 4], [7, 9]], "y": [0, 1, 1]}
     assert read("drop") == {"x": [[1, 2]], "y": [0]}
     assert read(0, m="x@mask") == {"m": [[False, False], [True, False], [False, False], [False, True]]}
-    for missing, said in ((0.5, "holds int16"), ("none", "data.missing=none"), ({"z": 0}, "none of data.fields")):
+    for missing, said in ((0.5, "contains int16"), ("none", "data.missing=none"), ({"z": 0}, "not in data.fields")):
         with pytest.raises(ConfigError, match=said):
             read(missing)
 
@@ -186,7 +186,7 @@ def test_rows_that_are_all_left_out_are_named(tmp_path: Path, missing: Any) -> N
         return str(error.value)
 
     lacking = "x or y" if missing == "drop" else "y"
-    remedy = f"data.missing=drop leaves out 3 that lack a value of {lacking}; a number or nan keeps them"
+    remedy = f"data.missing=drop removes 3 rows without a value of {lacking}; to keep them, set a number or nan"
     assert mistake("train") == f"data.splits.train has no rows in {path}; {remedy}"
     assert mistake("val").endswith("set it to null if there is no such split")
 
@@ -255,7 +255,7 @@ def test_axes_are_as_matlab_shows_them(tmp_path: Path, chunked: bool) -> None:
         assert batch["v"].equal(torch.from_numpy(volume[rows]))
         assert batch["y"].equal(torch.from_numpy(labels[rows]))
     if chunked:
-        with pytest.raises(ConfigError, match=r"data.cache_mb=1 holds it in memory"):
+        with pytest.raises(ConfigError, match=r"data.cache_mb=1 keeps it in memory"):
             h5rows.Dataset(path, {"f": "f", "y": "down"}, decode=True, cache_mb=0)
 
 
@@ -311,8 +311,8 @@ def test_rows_of_a_sparse_matrix(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (lambda group: group["indptr"].__setitem__(3, 9999), "indptr does not rise"),
-        (lambda group: group["indices"].__setitem__(0, 9), "outside of the 9 columns"),
+        (lambda group: group["indptr"].__setitem__(3, 9999), "indptr must increase"),
+        (lambda group: group["indices"].__setitem__(0, 9), "outside the 9 columns"),
     ],
 )
 def test_a_damaged_sparse_matrix_is_one_line(tmp_path: Path, harm: Callable[[h5py.Group], None], said: str) -> None:
@@ -430,7 +430,7 @@ def test_distinct_values_are_classes(tmp_path: Path) -> None:
     assert read("val", "word@classes") == ([2, 0], ["a", "b", "c", "d"])
     assert read("train", "number@classes") == ([0, 1, 0], ["2", "5"])
     assert read("val", "number@classes", "drop") == ([1], ["2", "5"])
-    with pytest.raises(ConfigError, match="after @ stands mask"):
+    with pytest.raises(ConfigError, match="expected @mask"):
         read("train", "word@class")
 
 
@@ -479,11 +479,11 @@ def few(file: h5py.File) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (objects, ["text: is a string of MATLAB's", "enum: is a Color of MATLAB's", "nothing: is empty in MATLAB"]),
-        (dimensions, ["time: is a dimension of netCDF's, which has no values"]),
+        (objects, ["text: is a MATLAB string", "enum: is a MATLAB Color", "nothing: is empty in MATLAB"]),
+        (dimensions, ["time: is a netCDF dimension without values"]),
         (filtered, ["energy: needs the filter LZO (number 305), which is not in hdf5plugin"]),
-        (times, ["when: has a type that NumPy lacks"]),
-        (few, ["gone: has no values", "x: has 3 rows", "z: holds complex numbers", "name: holds texts"]),
+        (times, ["when: has a type that NumPy does not support"]),
+        (few, ["gone: has no values", "x: has 3 rows", "z: contains complex numbers", "name: has too many"]),
         (weights, ["it contains weights, not samples"]),
         (lambda file: file.__setitem__("one", 1), ["cannot be used for training: no rows of numbers"]),
     ],

@@ -61,13 +61,13 @@ REPACK: list[tuple[dict[str, Any], str]] = [
 OPEN: list[tuple[dict[str, Any], str]] = [
     ({"external": "alow"}, "'refuse' or 'allow'"),
     ({"decode": "yes"}, "decode='yes'"),
-    ({"missing": "drop"}, "missing='drop': has an effect only where values are decoded"),
-    ({"missing": {"x": 0}}, "missing=0: has an effect only where values are decoded"),
+    ({"missing": "drop"}, "missing='drop': has no effect without decode=True"),
+    ({"missing": {"x": 0}}, "missing=0: has no effect without decode=True"),
     ({"missing": 0, "decode": True, "swmr": True}, "missing=0.*swmr=False"),
     ({"missing": "drp", "decode": True}, "missing=drp"),
     ({"cache_mb": "512"}, "cache_mb='512'"),
     ({"swmr": "no"}, "swmr='no'"),
-    ({"splits": {"/": {"group": "/", "row": [0, 0.5]}}}, "has 'row'; it may have group, rows"),
+    ({"splits": {"/": {"group": "/", "row": [0, 0.5]}}}, "has 'row'; allowed: group, rows"),
 ]
 
 

@@ -133,7 +133,7 @@ def test_lmdb(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="pickle"):
         run(tmp_path / "c")
     write_lmdb(tmp_path / "d", {})
-    with pytest.raises(ConfigError, match="holds no samples"):
+    with pytest.raises(ConfigError, match="contains no samples"):
         run(tmp_path / "d")
 
 
@@ -310,7 +310,7 @@ def test_csv_columns_stacked_and_empty_cells(tmp_path: Path) -> None:
         np.testing.assert_array_equal(file["x"][:], [[1.5, 2], [np.nan, 4], [2.5, np.nan]])
         assert file["g"].dtype == np.int64
         np.testing.assert_array_equal(file["g"][:], [3, 5, 7])
-    with pytest.raises(ConfigError, match=r"two fields would have one name.*fields={'a,b': 'x'}"):
+    with pytest.raises(ConfigError, match=r"two fields have the same name.*fields={'a,b': 'x'}"):
         run(tmp_path / "a.csv", fields={"g": "x", "y": "x"})
 
 

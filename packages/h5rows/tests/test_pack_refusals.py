@@ -293,7 +293,7 @@ def test_whatever_a_reader_raises_is_one_line(tmp_path: Path, monkeypatch: pytes
 
     (tmp_path / "a.txt").write_text("some words")
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    assert "no room in" in refused(tmp_path / "a.txt", tokenizer="chars")
+    assert "no space for temporary files in" in refused(tmp_path / "a.txt", tokenizer="chars")
 
 
 def test_a_full_disk_never_has_more_room_than_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def test_refuses_its_own_file_and_bad_files(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="give another file"):
             repacked(tmp_path / "a.h5", "a.h5", overwrite=overwrite)
     whole = (tmp_path / "a.h5").read_bytes()
-    for data, message in ((whole[:-100], "cut short"), (b"text", "not an HDF5 file"), (b"", "not an HDF5 file")):
+    for data, message in ((whole[:-100], "truncated"), (b"text", "not an HDF5 file"), (b"", "not an HDF5 file")):
         (tmp_path / "bad.h5").write_bytes(data)
         with pytest.raises(ConfigError, match=message):
             repacked(tmp_path / "bad.h5")

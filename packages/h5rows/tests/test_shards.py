@@ -131,18 +131,18 @@ def test_a_shard_that_is_not_what_was_packed_is_refused(tmp_path: Path) -> None:
         server.files = {f"/set/{file.name}": file.read_bytes() for file in out.iterdir()}
         server.files[f"/set/{name}"] = whole + b"\0"
         for more in ({}, {"cache_gb": 1.0}):
-            with pytest.raises(ConfigError, match=rf"{name}: has {len(whole) + 1:,} bytes, and the set's index says"):
+            with pytest.raises(ConfigError, match=rf"{name}: has {len(whole) + 1:,} bytes, expected .* by the set"):
                 rows_of(server.url("/set/index.json"), **more)
         server.files[f"/set/{name}"] = whole[:-1] + bytes([whole[-1] ^ 1])
-        with pytest.raises(ConfigError, match=rf"{name}: what came is not what was packed"):
+        with pytest.raises(ConfigError, match=rf"{name}: the download differs from the packed file"):
             rows_of(server.url("/set/index.json"))
         server.files[f"/set/{name}"] = whole
         assert len(rows_of(server.url("/set/index.json"))) == 40
     (out / name).write_bytes(whole[:-1])
-    with pytest.raises(ConfigError, match=rf"{name}: has {len(whole) - 1:,} bytes, and the index says"):
+    with pytest.raises(ConfigError, match=rf"{name}: has {len(whole) - 1:,} bytes, expected"):
         rows_of(str(out / "index.json"))
     (out / name).unlink()
-    with pytest.raises(ConfigError, match=rf"{name}: is not there; it is named by .*index\.json"):
+    with pytest.raises(ConfigError, match=rf"{name}: is missing; it is listed in .*index\.json"):
         rows_of(str(out / "index.json"))
 
 
@@ -231,7 +231,7 @@ def test_mistakes_are_one_line_and_leave_the_set(tmp_path: Path, monkeypatch: py
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
     for text in (b"{}", b"[1]", b"no json", b'{"shards": [{"file": "../x", "bytes": 1, "sha256": ""}]}'):
         (tmp_path / "wrong.json").write_bytes(text)
-        with pytest.raises(ConfigError, match=r"wrong\.json: is no index of shards"):
+        with pytest.raises(ConfigError, match=r"wrong\.json: is not an index of shards"):
             rows_of(str(tmp_path / "wrong.json"))
 
 

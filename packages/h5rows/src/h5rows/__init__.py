@@ -1,28 +1,34 @@
-"""Rows of HDF5 files at the speed of memory, for PyTorch; other formats -> HDF5, each value kept or refused by name.
+"""Read rows of HDF5 files as PyTorch batches at memory speed, and convert other formats to HDF5 without loss.
 
-Given: files, here or behind an URL, as anybody's program has written them. Returned: batches of named fields, from
-`Dataset` and `open`; files whose rows are laid out to be read at random, from `write`, `pack` and `repack`; what a file
-is like, from `inspect`. A program that is built on this library finds the rest in `h5rows.integration`.
+Input: HDF5 files from any program, local or at a URL. Output: batches of named fields, from `Dataset` and `open`;
+files that are fast to read in random order, from `write`, `pack` and `repack`; a description of a file, from `inspect`.
+Programs that are built on this library import further names from `h5rows.integration`.
 
-Promised: the bytes are h5py's; where a layout is not known for certain, h5py reads it. A file that changes while it is
-open is an error, never other data; one that is cut short while its mapping is read kills the process (SIGBUS). What is
-packed is read back bit for bit: types, order, splits, text. A value that HDF5 cannot hold, or that differs in kind from
-its neighbours, is refused with the sample that holds it. What is not taken is counted and named, and in the exit
-status. Nothing outside of a source is read through a link. A pack is whole or not at all, whatever it is killed at.
+Guarantees: a batch contains exactly the bytes that h5py reads; if a storage layout is not known for certain, h5py reads
+it. If a file changes while it is open, reading raises an error and never returns other data; a file that is truncated
+while it is mapped kills the process (SIGBUS). A packed file has the same values, types, order, splits and text as its
+source. A value that HDF5 cannot store, or that differs in type from the other samples, is refused, and the error names
+its sample. Everything that is left out is counted, listed and reflected in the exit status. No link out of a source is
+followed. A killed pack leaves no incomplete file.
 
-Raised: ConfigError, one line that names the file, the field or sample, and the remedy.
+Errors: ConfigError, one line with the file, the field or sample, and the remedy.
 
-Imports numpy and h5py, torch where batches are made, and nothing of the programs that use it.
+Imports numpy and h5py, torch only to make batches, and nothing of the programs that use it.
 
-    dataset, reading/     files -> batches         probe    what a file holds, asked without torch
-    conventions/          what packed, turned and sparse values stand for; which fields x and y could be
-    functions, command    what strangers call, and `python -m h5rows`
-    options, account      what pack and repack can be told; what was left out
-    source                what an importer gives to the writer
-    packing/              the writer; other layouts, copies of all that a file holds, what a file is like
-    importers/            readers of folders of files, arrays, tables and text
-    integration           names for programs that are built on this one
-    lazy_imports          how a package imports its public names
+    dataset, reading/       files -> batches
+    probe                   shapes and number of classes of a file, without torch
+    conventions/            conventions of MATLAB, netCDF, AnnData and others; suggestions for the fields x and y
+    functions               the Python functions `write`, `pack`, `repack`, `inspect`
+    command, program        the command line, `python -m h5rows`; how it is named in messages
+    options, checks         the options of pack and repack; type checks of options
+    account                 counts of the things that a pack contains and lacks
+    source                  the interface between importers and the writer
+    packing/                the writer, repacking, and the description of a file
+    importers/              readers of folders of files, arrays, tables and text
+    errors                  ConfigError, and messages for the errors of other libraries
+    locks                   a lock between processes
+    integration             names for programs that are built on this library
+    lazy_imports            imports a package's public names on first use
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""python -m h5rows pack | repack | inspect"""
+"""Run the command line: python -m h5rows pack | repack | inspect."""
 
 import sys
 

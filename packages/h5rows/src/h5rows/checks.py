@@ -1,4 +1,4 @@
-"""Whether options are of their declared types, for command line, Hydra and Python alike."""
+"""Check that options have their declared types, for the command line, Hydra and Python."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from h5rows.errors import ConfigError
 
 
 def check_options(hints: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Raise ConfigError for the first of the values that its hint does not allow."""
+    """Raise ConfigError for the first value that its type hint does not allow.
+
+    hints: name -> type hint. values: name -> value.
+    """
     for name, value in values.items():
         if not fits(value, hints[name]):
             raise ConfigError(f"{name}={value!r}: must be {said(hints[name])}")
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """hint: a type, Literal, |, Annotated, tuple, Sequence or Mapping of such."""
+    """Return True if the value has the type of the hint. hint: a type, Literal, |, Annotated, tuple, Sequence or
+    Mapping of such."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return any(fits(value, one) for one in inner)
@@ -43,7 +47,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def said(hint: Any) -> str:
-    """A hint in words."""
+    """Return a type hint in words."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return " or ".join(map(said, inner))

@@ -120,8 +120,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("file", help="the .h5 file to inspect")
 
     p = verbs.add_parser("repack", help="copy with another layout or codec", argument_default=argparse.SUPPRESS)
-    p.add_argument("source")
-    p.add_argument("out")
+    p.add_argument("source", help="the .h5 file to read")
+    p.add_argument("out", help="the .h5 file to write")
     p.add_argument("--flatten", action="store_true", help="variable-length data and strings: to flat values + offsets")
     p.add_argument(
         "--external", choices=["refuse", "allow"], help="allow: copy data in other files than SOURCE [refuse]"

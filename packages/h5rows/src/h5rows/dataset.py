@@ -1,4 +1,4 @@
-"""Read any HDF5 file as batches of named fields, at the speed of memory where its layout allows.
+"""Read any HDF5 file as batches of named fields, at memory speed if its layout allows.
 
 path (a file, or shards) -> split (a group, some of its rows) -> fields -> gather(rows, out) -> a batch
 """
@@ -28,40 +28,54 @@ from h5rows.reading.memory import afford
 from h5rows.reading.opening import groups_of, named, names_of, split_of
 from h5rows.reading.raw import ChunkCache
 
-_Part = tuple[Any, np.ndarray, "np.ndarray | None"]  # a shard's reader, its rows, their places in the batch (None: all)
+# a shard's reader, its rows, their positions in the batch (None: all)
+_Part = tuple[Any, np.ndarray, "np.ndarray | None"]
 _LOOKED_AT = 256 << 20  # bytes
 EXAMPLE = {"x": "image", "y": "label"}
 
 
 class Dataset:
-    """Named fields of one HDF5 file, or of several (shards) one after the other.
+    """Named fields of one HDF5 file, or of several files (shards) one after the other.
 
-    path: a file, a pattern with *, or a list of them; of a remote file (https://..., s3://...) the local copy is read
-    (h5rows.reading.remote). fields: name in the batch -> name of the dataset in the file, below the split's group;
-    null leaves the field out. Nested paths, members of compound types, and groups of `values` and `offsets` may be
+    path: a file, a pattern with *, or a list of them. For a remote file (https://..., s3://...) a local copy is read
+    (h5rows.reading.remote).
+
+    fields: name in the batch -> name of the dataset in the file, relative to the split's group; null removes the field.
+    Names may be nested paths, members of compound types, and groups of `values` and `offsets`.
+
+    split: the group to read, "/" for the root; with `splits`, one of its names.
+
+    splits: split -> {group: the group of its datasets}; null if there is no such split. An entry may also have `index`,
+    the name of a dataset of row numbers: only these rows of each file are read. Or `rows`, [begin, end]: this share of
+    all rows, shuffled in a fixed order; in a file without splits, [0, 0.9] may be train and [0.9, 1] val. `by` changes
+    how `rows` selects: random; blocks, in the order of the file; or the name of a dataset: rows with the same value of
+    it are in the same split. `seed` selects another shuffle.
+
+    swmr: a SWMR writer is writing the file; only the rows that exist when it is opened are read.
+
+    cache_mb: memory for decoded chunks in MB, used if a compressed chunk contains several samples or if all chunks fit.
+
+    external: refuse or allow datasets whose bytes are in other files (h5rows.reading.external).
+
+    decode: false returns the numbers as stored. true applies the conventions of the program that wrote the file
+    (h5rows.conventions): CF's packed data are unpacked, MATLAB's axes reversed, sparse rows made dense, categories
     named.
-    split: the group to read, "/" for the root; with `splits` one of its names.
-    splits: split -> {group: where its datasets lie}, with, as needed, `index` (name of a dataset of row numbers: only
-    these rows, per file) or `rows` ([begin, end], shares of a fixed shuffling of all rows: of a file without splits,
-    [0, 0.9] may be train and [0.9, 1] val); null if there is no such split. `by` of `rows`: random; blocks, in the
-    file's order; or a dataset's name: rows with one value of it are in one split. `seed`: of another shuffling.
-    swmr: the file is being written by a SWMR writer; the rows that are there now are read.
-    cache_mb: memory for decoded chunks, used where a compressed chunk holds several samples, or where all fit into it.
-    external: refuse or allow datasets whose bytes lie in other files (h5rows.reading.external).
-    decode: false: the numbers as they are in the file; true: the values that its program means by them
-    (h5rows.conventions): CF's packed data are unpacked, MATLAB's axes turned, sparse rows dense, categories named.
-    missing: of decoded values, what replaces a missing one: a number, nan, or drop, which leaves such rows out. One for
-    all fields, or field -> which (nan for others).
-    encoding: of strings whose bytes are not UTF-8, such as gb18030 or latin-1, whatever the file marks them as.
-    cache_gb: of remote files the blocks that are needed are fetched, into a folder of at most this size (10**9 bytes)
-    that all processes share (h5rows.reading.ranges); null fetches whole files, which stay.
 
-    A field of samples of different length has the shape (-1, ...) in `spec`; its batch is padded with zeros to the
-    longest sample of the batch, and `<field>_length` (B,) int64 stands beside it. A field of strings has the spec
-    ((-1,), uint8), and a list of str as its batch. uint32 and uint64 come as int64: torch cannot compute with them.
+    missing: for decoded values, the replacement of a missing value: a number, nan, or drop, which removes such rows.
+    One for all fields, or field -> replacement (nan for the other fields).
+
+    encoding: of strings that are not UTF-8, such as gb18030 or latin-1. It overrides what the file declares.
+
+    cache_gb: null downloads whole remote files and keeps them. A number downloads only the blocks that are needed, into
+    a folder of at most this size (10**9 bytes) that all processes share (h5rows.reading.ranges).
+
+    A field whose samples differ in length has the shape (-1, ...) in `spec`; its batch is padded with zeros to the
+    longest sample of the batch, and contains `<field>_length` (B,) int64 in addition. A field of strings has the spec
+    ((-1,), uint8), and its batch is a list of str. uint32 and uint64 are returned as int64, because torch cannot
+    compute with them.
     """
 
-    takes_remote = True  # data.path may name remote files, which are fetched before the run starts
+    takes_remote = True  # data.path may be remote files, which are downloaded before the run starts
 
     def __init__(
         self,
@@ -87,17 +101,17 @@ class Dataset:
         cache = ChunkCache(cache_mb << 20)
         named = {field: name for field, name in fields.items() if name is not None}
         self._open: dict[str, list[Field]] | None = {field: [] for field in named}
-        self.class_names: dict[str, list[str]] = {}  # of fields of which the file names the classes
-        index: list[tuple[int, np.ndarray | range]] = []  # of each shard: its first row; the rows of it
+        self.class_names: dict[str, list[str]] = {}  # only fields whose classes have names in the file
+        index: list[tuple[int, np.ndarray | range]] = []  # for each shard: number of its first row; its selected rows
         restricted, starts = False, [0]
         dropped, lacking = 0, ""
         if not named:
-            raise ConfigError(f"data.fields is empty: name at least one, such as {as_typed(EXAMPLE)}")
+            raise ConfigError(f"data.fields is empty: give at least one, such as {as_typed(EXAMPLE)}")
         self._files = files = files_of(path) if cache_gb is None else names_of(path)
         self._ranged = ranged(files, cache_gb, external)
         groups = [entry["group"]] if splits is None else groups_of(splits)
         if len(files) > 1 and (made := [name for name in named.values() if parts_of(name)[1] == "classes"]):
-            raise ConfigError(f"data.fields: {made[0]} of {len(files)} files: each may have others; write integers")
+            raise ConfigError(f"data.fields: {made[0]} of {len(files)} files: their classes may differ; write integers")
         for file_name in files:
             with open_file(file_name, swmr, cache_gb) as file:
                 meaning = (decode, missing, groups, None, encoding)
@@ -109,8 +123,8 @@ class Dataset:
                         self.class_names.setdefault(field, list(names))
                         if found.dtype.kind == "f" and (lost := lost_share(found)):
                             what = f"{file_name}: {named[field]}: {lost:.2%} of its rows have no class"
-                            remedy = "leaves such rows out, or a number, such as -1, stands there"
-                            raise ConfigError(f"{what}: data.missing.{field}=drop {remedy}")
+                            remedy = "to remove such rows, or a number, such as -1, to replace the class"
+                            raise ConfigError(f"{what}: set data.missing.{field}=drop {remedy}")
                 rows = self._common_length(file_name)
                 chosen: np.ndarray | range = range(rows)
                 if entry.get("index") is not None:
@@ -139,8 +153,8 @@ class Dataset:
         if self._size == 0:
             remedy = f"set it to {as_typed(None)} if there is no such split"
             if dropped:
-                what = f"data.missing=drop leaves out {dropped:,} that lack a value of {lacking}"
-                remedy = f"{what}; a number or nan keeps them"
+                what = f"data.missing=drop removes {dropped:,} rows without a value of {lacking}"
+                remedy = f"{what}; to keep them, set a number or nan"
             elif splits is None:
                 raise ConfigError(f"{path}: {split} has no rows to read")
             raise ConfigError(f"data.splits.{split} has no rows in {path}; {remedy}")
@@ -149,7 +163,7 @@ class Dataset:
     def _common_length(self, path: str) -> int:
         rows = {field: len(shards[-1]) for field, shards in self._fields.items()}
         if len(set(rows.values())) > 1:
-            raise ConfigError(f"{path}: fields have different numbers of rows: {rows}; a split has as many of each")
+            raise ConfigError(f"{path}: fields have different numbers of rows: {rows}; they must be equal in a split")
         return next(iter(rows.values()))
 
     def _spec(self, field: str, shards: list[Any]) -> tuple[tuple[int, ...], torch.dtype]:
@@ -160,17 +174,18 @@ class Dataset:
         return shape, torch.from_numpy(np.empty(0, dtype=dtype)).dtype
 
     def __len__(self) -> int:
+        """Return the number of rows of the split."""
         return self._size
 
     @property
     def _fields(self) -> dict[str, list[Field]]:
-        """Field -> one reader for each shard."""
+        """Return field -> one reader per shard."""
         if self._open is None:
             raise ValueError(f"{self._files[0]} is closed: open it again")
         return self._open
 
     def close(self) -> None:
-        """Close the files of this data set, in this process. Batches stay; reading raises ValueError from now on."""
+        """Close the files of this data set in this process. Batches stay valid; later reads raise ValueError."""
         self._open, self._ranged = None, []
 
     def __enter__(self) -> Dataset:
@@ -181,7 +196,7 @@ class Dataset:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows of this split, decoded."""
+        """Return the bytes of all rows of this split, decoded."""
         places: list[tuple[int, np.ndarray | None]] = [(k, None) for k in range(len(self._starts) - 1)]
         if self._rows is not None:
             places = [(k, local) for k, local, _ in self._by_shard(self._rows)]
@@ -189,18 +204,21 @@ class Dataset:
 
     @property
     def ahead_bytes(self) -> int:
-        """Of the batches that `advise` is to be told of before they are gathered; 0: a few batches will do."""
+        """Return how many bytes of batches to pass to `advise` before they are gathered; 0 if a few batches suffice."""
         return self._ranged[0].ahead_bytes if self._ranged else 0
 
     @property
     def kept_bytes(self) -> int:
-        """Of remote files: how much of them is kept here; 0: all."""
+        """Return how many bytes of remote files are kept on this machine; 0 if all."""
         return self._ranged[0].limit if self._ranged else 0
 
     @property
     def chunk_rows(self) -> int | None:
-        """Rows per chunk where one row costs the decoding of a chunk of several, and the cache cannot hold them all; of
-        remote files without copies, rows that are worth a request."""
+        """Return the number of rows to read together; None if single rows are cheap.
+
+        If reading one row decodes a chunk of several rows, and the cache cannot contain all of them, these are the rows
+        of a chunk. For remote files that are read by blocks, these are the rows that justify a request.
+        """
         if self._ranged:
             widest = max(1, self.nbytes // self._size)
             stored = (s.chunk_rows for shards in self._fields.values() for s in shards)
@@ -214,7 +232,7 @@ class Dataset:
         return max(costly, default=None)
 
     def describe(self) -> list[str]:
-        """One line a field: in which way it is read, and why."""
+        """Return one line per field: how it is read, and why."""
         lines = []
         for field, shards in self._fields.items():
             ways = dict.fromkeys(f"{s.way} ({s.reason})" for s in shards)
@@ -227,18 +245,19 @@ class Dataset:
         return lines + [file.described(self.nbytes) for file in self._ranged[:1]]
 
     def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Rows (B,) int64 of the split -> the batch, in the first B of the buffers `out`, or in new memory.
+        """Return the batch of `rows` (B,) int64 of the split, in the first B rows of the buffers `out`, or in new
+        memory.
 
-        Fields without a fixed shape are always in new memory. Safe from several threads.
+        Fields without a fixed shape are always in new memory. Safe to call from several threads.
         """
         return self._gather(rows, out, None)
 
     def gather_at(self, rows: np.ndarray, out: dict[str, Tensor], at: np.ndarray) -> None:
-        """As `gather`, but sample rows[i] to `out[field][at[i]]`; all fields of a fixed shape."""
+        """Copy sample rows[i] to `out[field][at[i]]`, like `gather`. All fields must have a fixed shape."""
         self._gather(rows, out, at)
 
     def _gather(self, rows: np.ndarray, out: dict[str, Tensor] | None, among: np.ndarray | None) -> dict[str, Tensor]:
-        """among: the places in `out`; None: its first."""
+        """Return a batch. among: positions in `out`; None: the first ones."""
         places = self._by_shard(self._file_rows(rows))
         if among is not None:
             places = [(k, local, among if at is None else among[at]) for k, local, at in places]
@@ -256,7 +275,7 @@ class Dataset:
                     size = len(rows) if among is None else len(out[field])  # type: ignore[index]
                     batch[field] = self._of_fixed_shape(field, size, parts, out)
             return batch
-        finally:  # once for each file and batch; what was raised may be for that reason too
+        finally:  # once per file and batch; also after an error, because a changed file may be its reason
             for file in files:
                 file.check()
 
@@ -279,7 +298,7 @@ class Dataset:
         return target
 
     def advise(self, rows: np.ndarray) -> None:
-        """Ask the kernel to fetch these rows, if they are not in memory."""
+        """Ask the operating system to read these rows into memory in the background, unless they are there."""
         self._advise(self._by_shard(self._file_rows(rows)))
 
     def _advise(self, places: list[tuple[int, np.ndarray, np.ndarray | None]]) -> None:
@@ -288,12 +307,12 @@ class Dataset:
                 shards[k].advise(local)
 
     def where(self, row: int) -> str:
-        """Of a row of the split: its number and its file."""
+        """Return the row number in the file, and the file, of a row of the split, as text for messages."""
         ((shard, local, _),) = self._by_shard(self._file_rows(np.array([row])))
         return f"row {int(local[0])} of {self._files[shard]}"
 
     def not_finite(self) -> str | None:
-        """The first value that is inf or NaN: its field, row and file; None: there is none in the first 256 MB."""
+        """Return field, row and file of the first inf or NaN, as text; None if the first 256 MB contain none."""
         rows = min(self._size, max(1, _LOOKED_AT // max(1, self.nbytes // self._size)))
         for begin in range(0, rows, 256):
             for field, values in self.gather(np.arange(begin, min(begin + 256, rows))).items():
@@ -303,21 +322,21 @@ class Dataset:
                     if bad.any():
                         row = int(bad.any(1).nonzero()[0])
                         number = float(flat[row][bad[row]][0])
-                        remedy = "; data.missing says what stands where the file has no value" * (number != number)
-                        return f"{field} of {self.where(begin + row)} holds {number}{remedy}"
+                        remedy = "; data.missing sets the replacement of missing values" * (number != number)
+                        return f"{field} of {self.where(begin + row)} contains {number}{remedy}"
         return None
 
     def column(self, field: str) -> np.ndarray:
-        """All values of a field, by row; of strings and of samples of different length the lengths."""
+        """Return all values of a field, by row. For strings and samples that differ in length, return the lengths."""
         values = np.concatenate([shard.column() for shard in self._fields[field]])
         return values if self._rows is None else values[self._rows]
 
     def __getitem__(self, index: Any) -> dict[str, Any]:
-        """Return one sample of its own length, or the batch of several rows, as `gather` does.
+        """Return one sample in its own length, or the batch of several rows, like `gather`.
 
-        index: a row number gives a sample. A slice, a list, an array or a tensor (B,) of row numbers, or a mask (rows,)
-        of bool, gives a batch. Numbers below 0 count from the end. PyTorch's
-        `DataLoader(data, batch_size=None, sampler=BatchSampler(...))` asks for batches, which need no stacking.
+        index: a row number returns a sample. A slice, a list, an array or a tensor (B,) of row numbers, or a mask
+        (rows,) of bool, returns a batch. Negative numbers count from the end. PyTorch's `DataLoader(data,
+        batch_size=None, sampler=BatchSampler(...))` requests whole batches, which need no stacking.
         """
         if not isinstance(index, (slice, tuple)) and np.ndim(index) == 0:
             return self.__getitems__([operator.index(index)])[0]
@@ -334,7 +353,7 @@ class Dataset:
         return [dict(zip(self._fields, sample, strict=True)) for sample in zip(*columns, strict=True)]
 
     def _chosen(self, index: Any) -> np.ndarray:
-        """Row numbers (B,) from 0, as NumPy would choose them from all rows."""
+        """Return row numbers (B,) from 0, selected as in NumPy."""
         if isinstance(index, slice):
             return np.arange(*index.indices(self._size))
         if isinstance(index, tuple):
@@ -342,19 +361,19 @@ class Dataset:
         rows = np.asarray(index)
         if rows.dtype == bool and rows.ndim == 1:
             if len(rows) != self._size:
-                raise IndexError(f"a mask of {len(rows)} rows for a split of {self._size}")
+                raise IndexError(f"a mask of {len(rows)} rows does not fit a split of {self._size}")
             return np.flatnonzero(rows)
         if rows.ndim != 1 or (rows.dtype.kind not in "iu" and len(rows)):
             raise TypeError(
-                f"row numbers must be (B,) integers, or a mask of (rows,) bool, not {rows.shape} {rows.dtype}"
+                f"row numbers must be (B,) integers, or a mask of (rows,) bool, got {rows.shape} {rows.dtype}"
             )
         if len(rows) and (rows.min() < -self._size or rows.max() >= self._size):
-            raise IndexError(f"rows {rows.min()} to {rows.max()} of a split of {self._size}")
+            raise IndexError(f"row numbers {rows.min()} to {rows.max()} are out of range for {self._size} rows")
         rows = rows.astype(np.int64, copy=False)
         return np.where(rows < 0, rows + self._size, rows)
 
     def _apart(self, batch: dict[str, Any], field: str) -> Sequence[Any]:
-        """The samples of one field, each of its own length."""
+        """Return the samples of one field, each in its own length."""
         if isinstance(batch[field], list):  # strings
             return batch[field]
         samples = batch[field].unbind()
@@ -365,14 +384,15 @@ class Dataset:
     def _file_rows(self, rows: np.ndarray) -> np.ndarray:
         rows = np.asarray(rows)
         if rows.ndim != 1 or (rows.dtype.kind not in "iu" and len(rows)):
-            raise TypeError(f"rows must be row numbers, (B,) integers, not {rows.shape} {rows.dtype}")
+            raise TypeError(f"rows must be row numbers, (B,) integers, got {rows.shape} {rows.dtype}")
         rows = rows.astype(np.int64, copy=False)
         if len(rows) and (rows.min() < 0 or rows.max() >= self._size):
-            raise IndexError(f"rows {rows.min()} to {rows.max()} of a split of {self._size}")
+            raise IndexError(f"row numbers {rows.min()} to {rows.max()} are out of range for {self._size} rows")
         return rows if self._rows is None else self._rows[rows]
 
     def _by_shard(self, rows: np.ndarray) -> list[tuple[int, np.ndarray, np.ndarray | None]]:
-        """(shard, its rows, their places in the batch or None for all) for each shard that has some of the rows."""
+        """Return (shard, rows in it, their positions in the batch or None for all) for each shard with some of the
+        rows."""
         if len(self._starts) == 2:
             return [(0, rows, None)]
         of = np.searchsorted(self._starts, rows, side="right") - 1
@@ -392,8 +412,8 @@ def open(
     """Open a file, or shards, for a plain PyTorch loop.
 
     fields: name in the batch -> name in the file. None: all fields of the split's group under their own names, if they
-    have as many rows; otherwise `x` and `y`, as `inspect` finds them, with their meaning. split: the group, or a name
-    of `splits`; None: `train` if there is such a group, otherwise the root. options: of Dataset.
+    have the same number of rows; otherwise `x` and `y`, as suggested by `inspect`, decoded. split: the group, or a name
+    of `splits`; None: `train` if there is such a group or split, otherwise the root. options: arguments of Dataset.
     """
     names, options = names_of(path), _of_now(options)
     if fields is None or split is None:
@@ -413,10 +433,12 @@ def _of_now(options: dict[str, Any]) -> dict[str, Any]:
     options = dict(options)
     if "values" in options:
         options["decode"] = options.pop("values") == "meant"
-        warnings.warn(f"values= is decode={options['decode']} since 0.3", DeprecationWarning, stacklevel=3)
+        warnings.warn(
+            f"values= is deprecated since 0.3, use decode={options['decode']}", DeprecationWarning, stacklevel=3
+        )
     if "masked" in options:
         options["missing"] = options.pop("masked")
-        warnings.warn("masked= is missing= since 0.3", DeprecationWarning, stacklevel=3)
+        warnings.warn("masked= is deprecated since 0.3, use missing=", DeprecationWarning, stacklevel=3)
     return options
 
 
@@ -424,7 +446,7 @@ _GROUPS = {"train"}
 
 
 def _found(file: h5py.File, group: str) -> tuple[dict[str, str], dict[str, Any]]:
-    """-> (fields of a group, name in the batch -> name in the file; options of Dataset that they need)."""
+    """Return (fields of a group, name in the batch -> name in the file; the options of Dataset that they need)."""
     below = {name.rpartition("/")[::2]: item for name, item in items_below(file)}
     own = {name: _rows(item) for (above, name), item in below.items() if above == group.strip("/")}
     rows = {name: count for name, count in own.items() if count is not None}
@@ -432,15 +454,15 @@ def _found(file: h5py.File, group: str) -> tuple[dict[str, str], dict[str, Any]]
         return {name: name for name in rows}, {}
     choice = choose(file)
     if choice is None:
-        what = f"have different numbers of rows: {rows}" if rows else "are none with rows"
-        raise ConfigError(f"{file.filename}: the fields of {group} {what}; name some: fields={as_typed({'x': 'NAME'})}")
+        what = f"have different numbers of rows: {rows}" if rows else "have no rows"
+        raise ConfigError(f"{file.filename}: the fields of {group} {what}; give fields={as_typed({'x': 'NAME'})}")
     settings = choice.settings
     fields = {key.removeprefix("fields."): name for key, name in settings.items() if key.startswith("fields.") and name}
     return fields, {"decode": True, **({"missing": settings["missing"]} if "missing" in settings else {})}
 
 
 def _rows(item: Any) -> int | None:
-    """How many a field has; None: it is no field."""
+    """Return the number of rows of a field; None if the object is not a field."""
     if isinstance(item, h5py.Group) and {"values", "offsets"} <= set(item):
         return len(item["offsets"]) - 1
     return int(item.shape[0]) if isinstance(item, h5py.Dataset) and item.shape else None
@@ -449,7 +471,7 @@ def _rows(item: Any) -> int | None:
 def _padded(field: str, samples: list[np.ndarray], shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Tensor]:
     lengths = torch.tensor([len(sample) for sample in samples], dtype=torch.int64)
     longest = max(map(len, samples), default=0)
-    # by numpy: torch would fill it with its own threads, which hang in a forked process
+    # with numpy, because torch would use its own threads, which hang in a forked process
     values = np.zeros((len(samples), longest, *shape[1:]), dtype=torch.empty(0, dtype=dtype).numpy().dtype)
     for k, sample in enumerate(samples):
         values[k, : len(sample)] = sample
@@ -457,10 +479,14 @@ def _padded(field: str, samples: list[np.ndarray], shape: tuple[int, ...], dtype
 
 
 def read_index(file: h5py.File, group: str, name: str, size: int, key: str, external: str) -> np.ndarray:
-    """The row numbers in a 1-D integer dataset, checked to be in 0..size."""
+    """Return the row numbers (n,) int64 in a 1-D integer dataset.
+
+    size: number of rows. key: the config key for messages. Raise ConfigError if the dataset is not one of integers, or
+    a number is not in 0..size - 1.
+    """
     dset, _ = find(file, group, name, key, external)
     if not isinstance(dset, h5py.Dataset) or dset.ndim != 1 or dset.dtype.kind not in "iu":
-        raise ConfigError(f"{key}={name}: must be a 1-D dataset of integers in {file.filename}, but is {dset}")
+        raise ConfigError(f"{key}={name}: must be a 1-D dataset of integers in {file.filename}, got {dset}")
     afford(2 * dset.nbytes, f"{file.filename}: {name} ({key}): its row numbers")
     with named(f"{file.filename}: {name} ({key})"):
         rows = dset[:].astype(np.int64)
@@ -478,14 +504,14 @@ def column_of(
     cache_gb: float | None = None,
     encoding: str = "utf-8",
 ) -> np.ndarray:
-    """All values of a dataset (N,) of numbers or texts."""
+    """Return all values of a dataset (N,) of numbers or strings. key: the config key for messages."""
     with open_file(path, False, cache_gb) as file:
         own = key.removeprefix("data.")
         field, _ = Opened(file, group, {own: name}, ChunkCache(0), False, external, encoding=encoding).field(own)
         if field.text:
             return np.asarray(field.read(np.arange(len(field))), dtype=object)
         if len(field.shape) != 1:
-            raise ConfigError(f"{key}={name}: has rows of the shape {field.shape[1:]}; give one of one value a row")
+            raise ConfigError(f"{key}={name}: has rows of the shape {field.shape[1:]}; must have one value per row")
         return field.column()
 
 
@@ -498,14 +524,17 @@ def share(
     seed: int = 0,
     groups: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The rows, in rising order, in a share [begin, end] of a shuffling that depends on their number and seed alone.
+    """Return the rows, in ascending order, in the share [begin, end] of a shuffle that depends only on their number and
+    the seed.
 
-    by: blocks: of the rows as they are. groups: (rows,) values; all rows with one of them are in one share: where the
-    middle of the group lies, the groups being shuffled."""
+    rows: row numbers; None: all `size` rows. by="blocks": do not shuffle. groups: (rows,) values; all rows with the
+    same value are in the same share. Then the groups are shuffled, and a group is in the share that contains its
+    middle. key: the config key for messages.
+    """
     if len(bounds) != 2 or not 0 <= bounds[0] < bounds[1] <= 1:
         raise ConfigError(f"{key}={list(bounds)}: must be two shares with 0 <= begin < end <= 1, such as [0, 0.9]")
     size = size if rows is None else len(rows)
-    afford(32 * size, f"{key}: {size:,} row numbers, to be shuffled,")
+    afford(32 * size, f"{key}: {size:,} row numbers that are shuffled")
     if groups is not None:
         groups = groups.astype(str) if groups.dtype == object else groups
         _, of, counts = np.unique(groups, return_inverse=True, return_counts=True)
@@ -522,7 +551,7 @@ def share(
 
 
 def mixed(size: int, seed: int) -> np.ndarray:
-    """(size,) uint64, by splitmix64: unlike a generator's numbers, these can never change with a version."""
+    """Return (size,) uint64 pseudo-random numbers by splitmix64, which no version of NumPy can change."""
     numbers = np.arange(size, dtype=np.uint64)
     with np.errstate(over="ignore"):
         numbers += np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(0x9E3779B97F4A7C15)

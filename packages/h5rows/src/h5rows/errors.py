@@ -1,4 +1,4 @@
-"""The one error of this library, what to say of those that others raise, and of a library that is not there."""
+"""ConfigError, the only error of this library; messages for errors of other libraries and for missing packages."""
 
 import errno
 import os
@@ -14,16 +14,18 @@ _KEY = re.compile(
 )
 
 
-# a value that a message gives to an argument, as a config has it
+# a value of an argument in a message, in YAML
 _VALUE = re.compile(r"\b(data\.\w+=)(null|true|false|allow|drop|meant)\b")
 _IN_PYTHON = {"null": "None", "true": "True", "false": "False"}
 
 
 class ConfigError(ValueError):
-    """A mistake of the user's: one line that names the key or file, the value and the remedy.
+    """A user mistake: one line with the key or file, the value and the remedy.
 
-    Messages in the source name an argument as a config does, data.path. A program with a config sets `group` to what
-    stands before the argument there, "data."; without one the argument is named alone, and values are Python's."""
+    Messages in the source name arguments like a config does: data.path. A program with a config sets `group` to the
+    prefix of these keys, "data.". If `group` is empty, messages contain only the argument's name, and values in Python
+    syntax.
+    """
 
     group = ""
 
@@ -44,24 +46,26 @@ def as_typed(value: Any) -> str:
 
 
 _REMEDIES = {
-    errno.EMFILE: "this process may open no more files; raise its limit (ulimit -n 4096)",
-    errno.ENFILE: "this machine may open no more files",
-    errno.ENOMEM: "no memory left; see what else runs here, and the limits (ulimit -v)",
-    errno.EACCES: "you may not read it; see its permissions and those of its folders",
-    errno.EPERM: "you may not read it; see its permissions and those of its folders",
-    errno.EIO: "the disk or the network file system failed; see dmesg, and try again",
-    errno.ESTALE: "the network file system has lost it; try again",
+    errno.EMFILE: "too many open files in this process; raise its limit (ulimit -n 4096)",
+    errno.ENFILE: "too many open files on this machine",
+    errno.ENOMEM: "out of memory; check other processes, and the limits (ulimit -v)",
+    errno.EACCES: "you may not read it; check its permissions and those of its folders",
+    errno.EPERM: "you may not read it; check its permissions and those of its folders",
+    errno.EIO: "the disk or the network file system failed; check dmesg, and try again",
+    errno.ESTALE: "the file handle is stale on the network file system; try again",
     errno.ETIMEDOUT: "the network file system does not answer; try again",
-    errno.EINTR: "a signal came; try again",
+    errno.EINTR: "interrupted by a signal; try again",
 }
 
 
 def machine_fault(error: BaseException | None) -> str | None:
-    """What the machine failed at, with a remedy, if that is why a file could not be read; None: it may be the file,
-    also of a MemoryError: a damaged one may ask for any amount."""
+    """Return the system's reason why a file could not be read, with a remedy; None if the file may be the reason.
+
+    A MemoryError returns None, because a damaged file may request any amount of memory.
+    """
     while error is not None:
         number = getattr(error, "errno", None)
-        if number is None and (told := re.search(r"errno = (\d+)", str(error))):  # HDF5's
+        if number is None and (told := re.search(r"errno = (\d+)", str(error))):  # a message of HDF5
             number = int(told[1])
         if number in _REMEDIES:
             return f"{os.strerror(number)}: {_REMEDIES[number]}"
@@ -70,37 +74,37 @@ def machine_fault(error: BaseException | None) -> str | None:
 
 
 def printable(name: object) -> str:
-    """A name that may be no UTF-8, as text that a terminal and HDF5 take."""
+    """Return a name that may not be UTF-8 as text that terminals and HDF5 accept."""
     return str(name).encode("utf-8", "backslashreplace").decode()
 
 
 def clean(words: object) -> str:
-    """For a terminal: nothing that steers it."""
+    """Replace control characters, so that the text is safe to print in a terminal."""
     return "".join(c if c.isprintable() else "?" for c in printable(words))
 
 
 def report(text: str) -> None:
-    """Print lines that may quote a stranger's file: nothing in them steers the terminal."""
+    """Print lines that may quote an untrusted file. Control characters are replaced."""
     print(*map(clean, text.split("\n")), sep="\n")
 
 
 def on_one_line(said: object) -> str:
-    """Whatever a server, a library or a file says."""
+    """Return a message of a server, a library or a file as one printable line."""
     return clean(" ".join(str(said).split()))
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a message without terminal colours; the error's type if there is no message."""
+    """Return the first line of a message without terminal colors; the error's type if there is no message."""
     lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def pip_install(packages: str) -> str:
-    """The command that installs packages where this interpreter looks for them: the shell's pip may be another's."""
+    """Return the command that installs packages for this interpreter; a plain `pip` may belong to another one."""
     return f"{sys.executable} -m pip install {packages}"
 
 
-# library -> the extra of this distribution that has it
+# library -> the extra of this distribution that installs it
 EXTRAS = {
     "pillow": "images", "lmdb": "lmdb", "tensorstore": "zarr", "pyarrow": "tables", "google-crc32c": "tfrecord",
     "tokenizers": "text", "fsspec": "remote", "hdf5plugin": "codecs", "zstandard": "codecs",
@@ -109,16 +113,17 @@ EXTRAS = {
 
 
 def missing(what: str, library: str) -> str:
-    """Return the line for a library that is not installed. what: the file or option that needs it."""
+    """Return the message for a library that is not installed. what: the file or option that needs it."""
     where = f"{library} (in the extra {EXTRAS[library]})"
     return f"{what} needs {where}, which is not installed - {pip_install(library)}"
 
 
 def need(module: str, what: str, library: str) -> ModuleType:
-    """Import a library's module; ConfigError where the library is not there."""
+    """Import a module of a library. what: the file or option that needs it. Raise ConfigError if the library is not
+    installed."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        if not f"{module}.".startswith(f"{error.name}."):  # one that the library itself lacks
+        if not f"{module}.".startswith(f"{error.name}."):  # a dependency of the library is missing
             raise
         raise ConfigError(missing(what, library)) from None

@@ -1,17 +1,19 @@
-"""What a program that is built on h5rows uses in addition to its seven names: `from h5rows.integration import open_h5`.
+"""Names for programs that are built on h5rows: `from h5rows.integration import open_h5`.
 
-Given: the arguments of a data set as the program's config has them. Returned: what a model must know of a field before
-its data set is made, fields as rows of one dataset, the local copies of remote files, the command.
+Input: the arguments of a data set, as in the program's config. Output: properties of fields that a model needs before
+its data set is built, fields as arrays of rows, local copies of remote files, the command line.
 
-Promised: no name here imports torch but `share`, so a program may ask while it composes its config. ConfigError names
-an argument as the program's user writes it: set `ConfigError.group = "data."` where the arguments are keys of `data`.
+Guarantees: only `share` imports torch, so a program can use all other names while it composes its config.
 
-    sample_shape, num_outputs, suggestion         of a file: a sample's shape, the outputs of a model, x and y
-    shares_of, split_of, share                    which rows a split has
+Errors: ConfigError. It names an argument as the program's user writes it: set `ConfigError.group = "data."` if the
+arguments are keys of `data`.
+
+    sample_shape, num_outputs, suggestion         of a file: shape of a sample, number of outputs, suggested x and y
+    shares_of, split_of, share                    the rows of a split
     files_of, open_h5, open_field, Fixed          files, and one field of them; ChunkCache: its decoded chunks
-    fetch                                         all remote files at once
+    fetch                                         download all remote files
     PackOptions, open_source, FileSource          a source of samples as `pack` reads it
-    run, proposal                                 the command, and what it says of a packed file
+    run, proposal                                 the command, and its summary of a packed file
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One process at a time, by the kernel's lock of a file (flock): it ends with its holder, however that ends."""
+"""A lock between processes, by the kernel's lock of a file (flock), which is released when its process ends."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from pathlib import Path
 
 
 class Busy(OSError):
-    """Another process holds the lock."""
+    """Another process has the lock."""
 
 
 class Lock:
-    """Held from its construction until `close`, or the end of this process. path: created if missing; its holder may
-    delete it. Raises Busy where another holds it; OSError where it cannot be written, or locked on its file system."""
+    """A lock from its construction until `close`, or the end of this process.
+
+    path: created if missing; the owner of the lock may delete it. Raise Busy if another process has the lock; OSError
+    if the file cannot be written, or its file system cannot lock it.
+    """
 
     def __init__(self, path: Path) -> None:
         while True:
@@ -27,9 +30,10 @@ class Lock:
                 if isinstance(error, BlockingIOError):
                     raise Busy from None
                 raise
-            os.close(self._fd)  # its holder deleted the file after it was opened here: a lock of nothing
+            os.close(self._fd)  # its owner deleted the file after it was opened here, so the lock has no effect
 
     def close(self) -> None:
+        """Release the lock."""
         os.close(self._fd)
 
     def __enter__(self) -> Lock:

@@ -1,4 +1,5 @@
-"""What a data file says about a field, asked while the config is composed. Imports no torch, reads what it must."""
+"""Read properties of a data file's fields while the config is composed, without torch and with as little I/O as
+possible."""
 
 from __future__ import annotations
 
@@ -17,26 +18,33 @@ from h5rows.reading.memory import check_declared, check_written
 from h5rows.reading.opening import groups_of, is_remote, names_of, split_of
 from h5rows.reading.raw import ChunkCache
 
-_STEP = 16 << 20  # bytes that are read at once
-_ROWS = 4096  # of variable length that are looked at together
-_CHECKED = 1 << 24  # labels; of more, such as a stream of tokens, what the attribute `classes` says is believed
+_STEP = 16 << 20  # bytes per read
+_ROWS = 4096  # rows of variable length per read
+_CHECKED = 1 << 24  # labels; a larger field, such as a stream of tokens, is not read if it has the attribute `classes`
 
 
 def sample_shape(data: Mapping[str, Any], field: str) -> list[int]:
-    """Shape of one sample of a field. data: the config's data group (path, fields, splits, perhaps swmr)."""
+    """Return the shape of one sample of a field.
+
+    data: the config's data group (path, fields, splits, perhaps swmr). Raise ConfigError if the samples have no fixed
+    shape.
+    """
     shape, *_ = next(_stored(data, field, _groups(data)[0]))
     if shape is None:
-        what = f"data.fields.{field}: its samples have no fixed shape (strings, or variable length)"
+        what = f"data.fields.{field}: its samples have no fixed shape (strings or variable length)"
         raise ConfigError(f"{what}; set data.input_shape yourself")
     return shape
 
 
 def num_outputs(data: Mapping[str, Any], field: str) -> int:
-    """How many numbers a model must put out for a field.
+    """Return the number of outputs that a model needs to predict a field.
 
-    Integers are classes: as many as the attribute `classes` names or says (of the dataset, its group or the file),
-    else the largest one of the training split + 1. Every split's labels must be among them: a GPU would end in an
-    assertion without a name. Floating-point: the number of elements of one sample.
+    Integers are classes. Their number is that of the attribute `classes` (of the dataset, its group or the file: names
+    or a number), otherwise the largest label of the training split + 1. Floating-point fields: the number of elements
+    of one sample.
+
+    Raise ConfigError if a split has a label outside the classes, because on a GPU it would fail with an assertion that
+    names no row.
     """
     first, *others = _groups(data)
     outputs = None
@@ -48,22 +56,22 @@ def num_outputs(data: Mapping[str, Any], field: str) -> int:
         if top >= outputs:
             raise ConfigError(
                 f"{where} has the label {top}, but the classes are 0 to {outputs - 1} "
-                f"({'its attribute `classes`' if group == first else f'of {first}'}): correct the labels, leave the "
-                f"split out (null in data.splits), or set data.num_outputs={top + 1}"
+                f"({'its attribute `classes`' if group == first else f'of {first}'}): correct the labels, remove the "
+                f"split (null in data.splits), or set data.num_outputs={top + 1}"
             )
     assert outputs is not None
     return outputs
 
 
 def _groups(data: Mapping[str, Any]) -> list[str]:
-    """Where the splits lie, the training split's (else the first one's) first."""
+    """Return the groups of the splits, that of the training split (otherwise of the first one) first."""
     if not isinstance(data["splits"], Mapping):
-        split_of(data["splits"], "train")  # which says so
+        split_of(data["splits"], "train")  # raises the error
     return groups_of(data["splits"])
 
 
 def _classes(data: Mapping[str, Any], field: str, group: str) -> tuple[int | None, int, str]:
-    """(number of classes, None if the field is no classes; the largest label that was seen; where it was seen)."""
+    """Return (number of classes, None if the field has no classes; the largest label; the dataset that has it)."""
     named, top, at = None, -1, ""
     for _, where, classes, size, blocks in _stored(data, field, group):
         if named is None:
@@ -74,25 +82,25 @@ def _classes(data: Mapping[str, Any], field: str, group: str) -> tuple[int | Non
             if block.dtype.kind in "fc":
                 return named, top, where
             if block.dtype.kind in "OSU":
-                remedy = "write the classes as 0, 1, ...; the dataset's attribute `classes` keeps their names"
-                raise ConfigError(f"{where} holds texts, neither classes nor numbers: {remedy}")
+                remedy = "write the classes as 0, 1, ..., and their names in the dataset's attribute `classes`"
+                raise ConfigError(f"{where} contains text, neither classes nor numbers: {remedy}")
             if block.dtype.kind not in "iub":
-                raise ConfigError(f"{where} holds {block.dtype}, neither classes nor numbers; set data.num_outputs")
+                raise ConfigError(f"{where} contains {block.dtype}, neither classes nor numbers; set data.num_outputs")
             if block.size and block.min() < 0:
-                remedy = "write them anew, leave the split out (null in data.splits), or set data.num_outputs"
+                remedy = "correct the labels, remove the split (null in data.splits), or set data.num_outputs"
                 raise ConfigError(f"{where} has the negative label {block.min()}; classes are 0, 1, ...: {remedy}")
             if block.size and int(block.max()) > top:
                 top, at = int(block.max()), where
     return (top + 1 if named is None else named), top, at
 
 
-# the shape of one sample (None if it varies), where it lies, how many classes the file says there are, how many numbers
-# there are, and they in blocks
+# the shape of one sample (None if it varies), the dataset for messages, the number of classes in the file's attributes,
+# the number of values, and the values in blocks
 _Stored = tuple["list[int] | None", str, "int | None", int, Iterator[np.ndarray]]
 
 
 def _stored(data: Mapping[str, Any], field: str, group: str) -> Iterator[_Stored]:
-    """Of each file."""
+    """Yield the properties of a field in each file."""
     fields = data["fields"]
     if not isinstance(fields, Mapping):
         raise ConfigError(f"data.fields={fields}: expected a mapping, such as {{x: image, y: label}}")
@@ -100,7 +108,7 @@ def _stored(data: Mapping[str, Any], field: str, group: str) -> Iterator[_Stored
         raise ConfigError(f"data.fields has no {field!r}; it has {sorted(fields)}")
     external, key, swmr = str(data.get("external")), f"data.fields.{field}", bool(data.get("swmr"))
     paths = names_of(data["path"])
-    ranged(paths, data.get("cache_gb"), external)  # asked for all at once
+    ranged(paths, data.get("cache_gb"), external)  # opens all of them at once
     for path in paths:
         whole = not is_remote(path) or external == ALLOW_EXTERNAL or data.get("cache_gb") is not None
         with open_file(path, swmr, data.get("cache_gb")) if whole else peek(path) as file:
@@ -118,7 +126,7 @@ def _as_it_lies(path: str, item: Any, member: str | None, key: str, external: st
     if isinstance(item, h5py.Group) and "values" in set(item):  # `in item` follows links
         values, _ = find(item.file, item.name, "values", key, external)
     if not isinstance(values, h5py.Dataset) or not values.shape:
-        raise ConfigError(f"{path}: {item.name} ({key}) has no rows; name a dataset of shape (rows, ...)")
+        raise ConfigError(f"{path}: {item.name} ({key}) has no rows; give a dataset of shape (rows, ...)")
     dtype = values.dtype if member is None else values.dtype[member]
     check_declared(values)
     inner = dtype.subdtype[1] if dtype.subdtype else ()
@@ -145,7 +153,7 @@ def _as_meant(file: h5py.File, data: Mapping[str, Any], field: str, group: str, 
 
 
 def _number(classes: Any) -> int | None:
-    """Of classes that are named, or that are a number already."""
+    """Return the number of classes. classes: their names, their number, or None."""
     return None if classes is None else int(classes) if np.ndim(classes) == 0 else len(classes)
 
 
@@ -153,9 +161,9 @@ def _blocks(values: h5py.Dataset, member: str | None) -> Iterator[np.ndarray]:
     step = max(1, _STEP // max(1, values.dtype.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))))
     source = values if member is None else values.fields(member)
     dtype = source.dtype if member is None else values.dtype[member]
-    numbers = None if h5py.check_string_dtype(dtype) else h5py.check_vlen_dtype(dtype)  # of rows of any length
+    numbers = None if h5py.check_string_dtype(dtype) else h5py.check_vlen_dtype(dtype)  # of rows' elements
     for begin in range(0, max(1, len(values)), step if numbers is None else _ROWS):
-        if begin:  # the first rows may have been enough
+        if begin:  # skipped if the caller needs only the first rows
             check_written(values, values.nbytes, f"{len(values):,} rows")
         block = source[begin : begin + step] if numbers is None else source[begin : begin + _ROWS]
         yield block if numbers is None else np.concatenate([np.empty(0, numbers), *block])

@@ -1,4 +1,4 @@
-"""What an importer gives to the writer: named fields, splits, and rows by number."""
+"""The interface between importers and the writer: named fields, splits, and rows by number."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "va
 
 @dataclass(frozen=True)
 class Field:
-    """shape: of one sample; None marks a side that differs between samples (stored flat, with offsets)."""
+    """The type of a field. shape: of one sample; None for an axis whose size differs between samples (stored flat, with
+    offsets). dtype: of the stored values. attrs: attributes of the dataset."""
 
     shape: tuple[int | None, ...]
     dtype: np.dtype
@@ -31,23 +32,25 @@ class Field:
 
     @property
     def ragged(self) -> bool:
+        """Return True if the shape differs between samples."""
         return None in self.shape
 
     @property
     def unit(self) -> tuple[int, ...]:
-        """The shape of what a ragged field's offsets count: for (None, 3) rows of 3, for (3, None, None) numbers."""
+        """Return the shape of one element that a ragged field's offsets count: for (None, 3) rows of 3, for (3, None,
+        None) single numbers."""
         rest = self.shape[1:]
         return rest if self.shape[0] is None and None not in rest and 0 not in rest else ()  # type: ignore[return-value]
 
     @property
     def row_bytes(self) -> int:
-        """Of one sample; not of a ragged field."""
+        """Return the bytes of one sample. Not defined for a ragged field."""
         return int(np.prod([side or 0 for side in self.shape], dtype=np.int64)) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Bad:
-    """A sample that cannot be read: its place in the rows asked for, its name, and why."""
+    """A sample that cannot be read: its position in the requested rows, its name, and the reason."""
 
     place: int
     name: str
@@ -55,57 +58,64 @@ class Bad:
 
 
 class BadSample(Exception):
+    """Raised for a sample that cannot be read. name: of the sample."""
+
     def __init__(self, name: object, reason: object) -> None:
         super().__init__(f"{name}: {reason}")
         self.name, self.reason = str(name), str(reason)
 
 
 def bad(name: object, error: BaseException, reason: object) -> Exception:
-    """A sample that cannot be read; one that the machine failed to read is not to be left out as a bad one."""
+    """Return the exception for a sample that cannot be read.
+
+    If the machine failed to read it, this is a ConfigError, because the sample must not be skipped as damaged;
+    otherwise a BadSample.
+    """
     why = machine_fault(error)
     return ConfigError(f"{name} cannot be read: {why}") if why else BadSample(name, reason)
 
 
 @contextlib.contextmanager
 def one_line(what: object) -> Iterator[None]:
-    """Whatever a format's library raises about a source, as one line that names it."""
+    """Convert every exception of a format's library to a ConfigError of one line. what: the source, for the message."""
     try:
         yield
     except BrokenPipeError:
         raise
-    except BadSample as error:  # the whole source, not one sample among others
+    except BadSample as error:  # this is the whole source, not one of several samples
         raise ConfigError(on_one_line(f"{error.name} {error.reason}")) from None
     except ConfigError as error:
         if str(error).isprintable():
             raise
-        raise ConfigError(on_one_line(error)) from error  # it quotes a library, or the file
+        raise ConfigError(on_one_line(error)) from error  # the message quotes a library or the file
     except Exception as error:
         why = machine_fault(error) or next(iter(str(error).splitlines()), "")
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            why = f"no room in {tempfile.gettempdir()} for temporary files; make room, or set TMPDIR to another folder"
+            why = f"no space for temporary files in {tempfile.gettempdir()}; free some, or set TMPDIR to another folder"
         raise ConfigError(printable(f"{what} cannot be read: {type(error).__name__}: {why}")) from error
 
 
 def ranges(sizes: Mapping[str, int]) -> dict[str, Rows]:
-    """Splits one after the other."""
+    """Return split -> range of rows, for splits that follow each other. sizes: split -> number of rows."""
     ends = accumulate(sizes.values())
     return {split: range(end - size, end) for (split, size), end in zip(sizes.items(), ends)}
 
 
 class Source:
-    """Rows by number. Picklable where `processes` is true; handles are opened where they are used.
+    """Rows by number. Picklable if `processes` is true, so file handles are opened where they are used.
 
-    fields: name -> Field. splits: name -> the source's rows, "" where the source has no splits of its own.
-    group_attrs: path of a group in the file, "" of all of it -> attributes. field_attrs: (split, field) -> attributes
-    that the field has in this split only.
-    processes: reading is Python work, so read in processes; else in threads.
-    ordered: rows are a stream (tokens): shares are cut off its end, never drawn.
-    slow_random: reading rows out of order decodes whole blocks for single rows.
+    fields: name -> Field. splits: name -> the source's rows; the name is "" if the source has no splits. group_attrs:
+    path of a group in the file ("" is the root) -> attributes. field_attrs: (split, field) -> attributes that the field
+    has only in this split.
+
+    processes: read in processes, because reading is Python work; otherwise in threads. ordered: the rows are a stream
+    (tokens): shares are cut off its end and never drawn at random. slow_random: reading rows out of order decodes whole
+    blocks for single rows.
     """
 
     fields: dict[str, Field]
     splits: dict[str, Rows]
-    origin: object = "the source"  # its path
+    origin: object = "the source"  # path of the source
     group_attrs: Mapping[str, Mapping[str, Any]] = {}
     field_attrs: Mapping[tuple[str, str], Mapping[str, Any]] = {}
     processes = False
@@ -114,15 +124,18 @@ class Source:
 
     @cached_property
     def account(self) -> Account:
-        """What it holds, and what of it is not given."""
+        """Return the counts of things that the source contains and leaves out."""
         return Account()
 
     def read(self, rows: Rows, fields: Sequence[str]) -> tuple[dict[str, Any], list[Bad]]:
-        """The readable ones of these rows: field -> (B, *shape) array, or a list of B arrays for a ragged field."""
+        """Read the readable rows of `rows`.
+
+        Return (field -> array (B, *shape), or a list of B arrays for a ragged field; the rows that cannot be read).
+        """
         raise NotImplementedError
 
     def measure(self, rows: Rows, name: str) -> np.ndarray:
-        """(B, dims) int64: the shapes of a ragged field's samples; zeros where the sample cannot be read."""
+        """Return the shapes of a ragged field's samples, (B, dims) int64; zeros if a sample cannot be read."""
         values, bad = self.read(rows, [name])
         shapes = np.zeros((len(rows), len(self.fields[name].shape)), np.int64)
         keep = np.ones(len(rows), bool)
@@ -133,35 +146,40 @@ class Source:
 
 
 def first_readable(size: int, read: Callable[[int], T], where: object) -> T:
-    """What is read of the first sample that can be, of a hundred: it says what all are like. The pack names the bad
-    ones."""
+    """Return the result of `read` for the first sample that can be read, out of at most 100; all samples must be like
+    it.
+
+    size: number of samples. where: the source, for the message. Raise ConfigError if none of them can be read. Samples
+    that fail here are not reported, because the pack reports them.
+    """
     last: BadSample | None = None
     for row in range(min(size, 100)):
         try:
             return read(row)
         except BadSample as error:
             last = error
-    why = f"none of the first samples can be read; the last: {last}" if last else "it holds no samples"
+    why = f"none of the first samples can be read; the last: {last}" if last else "it contains no samples"
     raise ConfigError(f"{where}: {why}")
 
 
 class SampleSource(Source):
-    """A source read one sample at a time."""
+    """A source that is read one sample at a time."""
 
     processes = True
-    remedy = ""  # for a sample of another shape
+    remedy = ""  # end of the error about a sample of another shape
 
     def sample(self, row: int, fields: Sequence[str]) -> dict[str, Any]:
-        """One value per field; raises BadSample."""
+        """Return field -> value for one row. Raise BadSample if it cannot be read."""
         raise NotImplementedError
 
     def read(self, rows: Rows, fields: Sequence[str]) -> tuple[dict[str, Any], list[Bad]]:
+        """Read the rows one after the other."""
         return self.collect(rows, fields, lambda place: self.sample(int(rows[place]), fields))
 
     def collect(
         self, rows: Rows, fields: Sequence[str], sample: Callable[[int], dict[str, Any]]
     ) -> tuple[dict[str, Any], list[Bad]]:
-        """What `read` returns, of one sample after the other. sample: by its place in these rows."""
+        """Return the result of `read`, one sample after the other. sample: position in `rows` -> field -> value."""
         out: dict[str, Any] = {
             f: [] if self.fields[f].ragged else np.empty((len(rows), *self.fields[f].shape), self.fields[f].dtype)  # type: ignore[arg-type]
             for f in fields
@@ -183,10 +201,14 @@ class SampleSource(Source):
         return {f: v[:count] for f, v in out.items()}, bad
 
     def name_of(self, row: int) -> str:
+        """Return the name of a sample for messages."""
         return f"sample {row}"
 
     def _check(self, row: int, values: dict[str, Any]) -> None:
-        """All are like the first; numpy would broadcast or round in silence. Never skipped: such a sample is whole."""
+        """Raise ConfigError if a sample's shape or type differs from the field's.
+
+        NumPy would broadcast or round silently. Such a sample is never skipped, because it is not damaged.
+        """
         for name, value in values.items():
             want = self.fields[name]
             if value.shape == want.shape and value.dtype == want.dtype:
@@ -201,7 +223,8 @@ class SampleSource(Source):
 
 
 class ArraySource(Source):
-    """Splits that are arrays already: split -> field -> anything with shape, dtype and [slice or index array]."""
+    """Splits that are arrays already: split -> field -> any object with shape, dtype and indexing by a slice or an
+    index array."""
 
     def __init__(
         self,
@@ -219,11 +242,12 @@ class ArraySource(Source):
                 raise ConfigError(f"{what}; choose some with fields=, or format='samples' if each file is a sample")
             types = {name: (tuple(array.shape[1:]), np.dtype(array.dtype)) for name, array in table.items()}
             if self.fields and types != {name: (f.shape, f.dtype) for name, f in self.fields.items()}:
-                raise ConfigError(f"the fields {where} differ from another split's: {types} and {self.fields}")
+                raise ConfigError(f"the fields {where} differ from those of another split: {types} and {self.fields}")
             self.fields = {name: Field(*types[name], (attrs or {}).get(name, {})) for name in table}
         self.splits = ranges({split: len(next(iter(table.values()), ())) for split, table in tables.items()})
 
     def read(self, rows: Rows, fields: Sequence[str]) -> tuple[dict[str, Any], list[Bad]]:
+        """Read rows of one split."""
         split = next(name for name, own in self.splits.items() if int(rows[0]) in own)
         where: Any = np.asarray(rows) - self.splits[split][0]
         if isinstance(rows, range) or (np.diff(where) == 1).all():
@@ -232,18 +256,23 @@ class ArraySource(Source):
 
 
 def shorten(sizes: Mapping[str, int]) -> str:
+    """Return the first five sizes as text."""
     shown = ", ".join(f"{name} {size:,}" for name, size in list(sizes.items())[:5])
     return shown + ", ..." * (len(sizes) > 5)
 
 
 def select(source: Source, wanted: Mapping[str, str], path: object) -> dict[str, str]:
-    """Field in the source -> name in the file."""
+    """Return field in the source -> name in the file.
+
+    wanted: such a mapping; empty selects all fields under their own names. path: the source, for messages. Raise
+    ConfigError if a field does not exist or two fields get the same name.
+    """
     if unknown := sorted(set(wanted) - set(source.fields)):
         raise ConfigError(f"fields=: {path} has no field {unknown[0]!r}; it has {sorted(source.fields)}")
     names = dict(wanted) or {name: name for name in source.fields}
     if not names:
-        raise ConfigError(f"{path} holds no fields")
+        raise ConfigError(f"{path} contains no fields")
     if len(set(names.values())) < len(names):
-        what = f"fields=: two fields would have one name in the file: {names}"
-        raise ConfigError(f"{what}; columns of a table go into one field together, as fields={{'a,b': 'x'}}")
+        what = f"fields=: two fields have the same name in the file: {names}"
+        raise ConfigError(f"{what}; to combine columns of a table in one field, write fields={{'a,b': 'x'}}")
     return names

@@ -1,8 +1,15 @@
-"""What the program that wrote a file meant by it, beyond the numbers that lie there. No torch.
+"""Decode fields by the conventions of the program that wrote the file, such as packed numbers or categories. No torch.
 
-detect     whose file it is: MATLAB's, netCDF's, AnnData's, NeXus's, PyTables', pandas', Keras's
-cf         CF: packed numbers, fill values, valid ranges -> values, and where there are none
-opening    a named field: MATLAB's axes, AnnData's matrices and categories, NeXus's signals, characters -> strings
-derived    fields that are computed: unpacked, transposed, dense rows of a CSR or CSC matrix
-choice     which fields could be x and y, and the command that trains on them
+Input: an open file and names of fields. Output: fields with decoded values and names of classes; suggestions for the
+fields x and y.
+
+Guarantees: a field that follows no known convention is returned as stored.
+
+Errors: ConfigError if a field cannot be decoded.
+
+    detect     which program wrote the file: MATLAB, netCDF, AnnData, NeXus, PyTables, pandas, Keras
+    cf         CF: packed numbers, fill values, valid ranges -> values, and which are missing
+    opening    a named field: MATLAB's axes, AnnData's matrices and categories, NeXus's signals, characters -> strings
+    derived    computed fields: unpacked, transposed, dense rows of a CSR or CSC matrix
+    choice     suggest the fields x and y, and the task
 """

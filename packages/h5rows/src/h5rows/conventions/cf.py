@@ -1,10 +1,11 @@
-"""The CF conventions' packed data: stored numbers -> values, as netCDF4 (auto mask and scale) reads them.
+"""Decode packed data of the CF conventions: stored numbers -> values, as netCDF4 does (auto mask and scale).
 
-A value is masked (there is none) where the stored number is `_FillValue`, one of `missing_value`, or outside of
-`valid_range` (`valid_min`, `valid_max`); in a netCDF file without `_FillValue`, also where it is netCDF's default fill.
-Others are stored * `scale_factor` + `add_offset`, in NumPy's types. Integers with _Unsigned="true" are unsigned.
+A value is missing if the stored number is `_FillValue`, one of `missing_value`, or outside `valid_range` (`valid_min`,
+`valid_max`); in a netCDF file without `_FillValue`, also if it is netCDF's default fill value. Other values are stored
+* `scale_factor` + `add_offset`, with NumPy's type promotion. Integers with _Unsigned="true" are unsigned.
 
-CF conventions 1.11, 2.5.1 and 8.1; attributes that the stored type cannot hold are ignored, as netCDF4 does.
+See CF conventions 1.11, sections 2.5.1 and 8.1. Attributes that the stored type cannot represent are ignored, as in
+netCDF4.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from h5rows.conventions.detect import attribute
 
-# netcdf.h's NC_FILL_*. Of bytes none is assumed, as netCDF's documents advise (netCDF4-python does assume one)
+# NC_FILL_* of netcdf.h. Bytes have no default, as netCDF's documentation recommends (netCDF4-python assumes one)
 DEFAULT_FILL = {
     "i2": -32767, "u2": 65535, "i4": -2147483647, "u4": 4294967295, "i8": -9223372036854775806,
     "u8": 18446744073709551614, "f4": 9.969209968386869e36, "f8": 9.969209968386869e36,
@@ -26,8 +27,11 @@ DEFAULT_FILL = {
 
 @dataclass(frozen=True)
 class Packing:
-    """stored: type in the file, made unsigned where it is meant so. missing: stored numbers that are no values; lowest,
-    highest: of those that are values, stored too. None: no such limit, no such factor."""
+    """How stored numbers become values.
+
+    stored: type in the file, unsigned if _Unsigned is set. missing: stored numbers that mean "no value". lowest,
+    highest: valid range of stored numbers. scale, offset: the factors. None: no such limit or factor.
+    """
 
     stored: np.dtype[Any]
     missing: tuple[Any, ...] = ()
@@ -35,14 +39,15 @@ class Packing:
     highest: Any = None
     scale: Any = None
     offset: Any = None
-    cast: np.dtype[Any] | None = None  # of values that are the stored numbers in another type
+    cast: np.dtype[Any] | None = None  # if the values are the stored numbers in another type
 
     @property
     def masks(self) -> bool:
+        """Return True if values can be missing."""
         return bool(self.missing) or self.lowest is not None or self.highest is not None
 
     def masked(self, stored: np.ndarray) -> np.ndarray:
-        """stored: any shape -> bool of that shape: True where there is no value."""
+        """Return a mask of the shape of `stored`, True if the value is missing."""
         stored = self._signed_as_meant(stored)
         mask = np.zeros(stored.shape, bool)
         for number in self.missing:
@@ -54,7 +59,7 @@ class Packing:
         return mask
 
     def values(self, stored: np.ndarray) -> np.ndarray:
-        """stored: any shape -> the values of that shape, masked ones among them."""
+        """Return the values of the stored numbers, same shape; missing ones are converted like the others."""
         stored = self._signed_as_meant(stored)
         if self.scale is not None:
             stored = stored * self.scale
@@ -63,16 +68,20 @@ class Packing:
         return stored if self.cast is None else stored.astype(self.cast)
 
     def _signed_as_meant(self, stored: np.ndarray) -> np.ndarray:
-        """uint32 that is read as int64 has the right sign already."""
+        """Reinterpret the numbers as unsigned if needed. uint32 that was read as int64 has the right sign already."""
         return stored.view(self.stored.newbyteorder("=")) if stored.itemsize == self.stored.itemsize else stored
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """Return the type of the values."""
         return self.values(np.empty(0, self.stored.newbyteorder("="))).dtype
 
 
 def packing_of(dset: h5py.Dataset, netcdf: bool) -> Packing | None:
-    """None: the numbers are the values. netcdf: the file is netCDF's, whose default fill is no value."""
+    """Return the packing of a dataset; None if the stored numbers are the values.
+
+    netcdf: the file is a netCDF file, whose default fill value means "missing".
+    """
     kind = dset.dtype
     if kind.kind not in "iuf" or kind.itemsize > 8 or h5py.check_enum_dtype(kind) is not None:
         return None
@@ -80,7 +89,7 @@ def packing_of(dset: h5py.Dataset, netcdf: bool) -> Packing | None:
     stored = np.dtype(f"u{kind.itemsize}").newbyteorder(kind.byteorder) if signless else kind
 
     def limits(name: str) -> list[Any]:
-        """Numbers of an attribute, in the stored type; [] where it has others."""
+        """Return the numbers of an attribute in the stored type; [] if that type cannot represent them."""
         try:
             given = np.atleast_1d(np.asarray(dset.attrs[name]))
             with np.errstate(invalid="ignore", over="ignore"):
@@ -109,7 +118,7 @@ def packing_of(dset: h5py.Dataset, netcdf: bool) -> Packing | None:
 
 
 def factor(dset: h5py.Dataset, name: str) -> Any:
-    """A factor, as a scalar of NumPy's; None: none, or text that is no number."""
+    """Return a factor as a NumPy scalar; None if there is none, or if it is text that is not a number."""
     value = attribute(dset, name)
     try:
         return None if value is None or np.ndim(value) else np.float64(value) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""Which fields of a file could be what a model sees (x) and what it learns (y), and what trains on them."""
+"""Suggest which fields of a file a model reads (x) and learns (y), and the config keys that train on them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from h5rows.reading.fields import Field
 from h5rows.reading.opening import is_remote, names_of, open_h5
 from h5rows.reading.raw import ChunkCache
 
-MOST = 500  # objects that are looked at
-FEWEST = 5  # rows, of which a fifth is for validation
-HELD = 256 << 20  # bytes of a matrix that may be turned in memory for the look
+MOST = 500  # objects that are read
+FEWEST = 5  # rows; a fifth of them is used for validation
+HELD = 256 << 20  # bytes of a matrix that may be transposed in memory
 SPLITS = ("train", "val", "test")
 LABELS = re.compile(
     r"(^|[/_])(y|labels?|targets?|class(es)?|cls|category|categories|outcome|diagnosis|cell_?types?)$", re.I
@@ -30,11 +30,11 @@ LABELS = re.compile(
 INPUTS = re.compile(r"(^|[/_])(x|images?|imgs?|data|features?|inputs?|signals?|expression)\d*$", re.I)
 # groups that are one field
 WHOLE = ("csr_matrix", "csc_matrix", "categorical", "nullable-integer", "nullable-boolean")
-# what they hold: rows of different length, rows of a sparse matrix as 10x Genomics writes it
+# members of such groups: rows of different length; rows of a sparse matrix as 10x Genomics writes it
 MADE_OF: tuple[set[str], ...] = ({"values", "offsets"}, {"data", "indices", "indptr", "shape"})
-# of AnnData: what the samples are described by
+# AnnData: fields that describe samples, fields with one row per sample
 LABELLING, SAMPLES = re.compile(r"obs/"), re.compile(r"(X$|layers/|obsm/|obs/)")
-# what programs keep beside their data
+# internal objects of the programs, in addition to the data
 INNER = re.compile(
     r"(^|/)(#refs#|#subsystem#|__categories|_i_[^/]*|_index|axis\d+|indptr|indices|categories|codes)(/|$)"
 )
@@ -42,8 +42,11 @@ INNER = re.compile(
 
 @dataclass(frozen=True)
 class Candidate:
-    """A field as it would be read. shape: (N, *sample). classes: how many the file names, or the integers show. lost:
-    the share of its values that are missing; whole: how many rows lack none."""
+    """A field as it would be read.
+
+    shape: (N, *sample). classes: how many have names in the file, or are found in the integers; None if it has no
+    classes. lost: the share of its values that are missing. whole: number of rows without missing values.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -54,12 +57,14 @@ class Candidate:
 
     @property
     def size(self) -> int:
+        """Return the number of values of one sample."""
         return math.prod(self.shape[1:])
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The keys of `data` that read x and y, and what y asks for: classes or numbers."""
+    """The suggested fields. settings: keys of `data` that read x and y. task: classification or regression, as y
+    requires."""
 
     x: Candidate
     y: Candidate | None
@@ -68,7 +73,8 @@ class Choice:
 
 
 def names_below(file: h5py.File, group: str) -> Iterator[str]:
-    """What may be a field, by its path below a group: datasets with rows, and groups that are read as one field."""
+    """Yield the paths, relative to a group, of objects that may be a field: datasets with rows, and groups that are
+    read as one field."""
     whole: list[str] = []
     for k, (name, item) in enumerate(items_below(file[group])):
         if k >= MOST:
@@ -83,7 +89,7 @@ def names_below(file: h5py.File, group: str) -> Iterator[str]:
                 whole += [f"{name}/"] * (not attribute(item, "signal"))
         elif isinstance(item, h5py.Dataset) and item.shape:
             members: Any = None
-            with suppress(TypeError, ValueError):  # a type that NumPy lacks: reading it says so
+            with suppress(TypeError, ValueError):  # NumPy has no such type: reading it raises an error
                 members = item.dtype.names
             yield from [f"{name}/{member}" for member in members or ()] or [name]
 
@@ -91,8 +97,11 @@ def names_below(file: h5py.File, group: str) -> Iterator[str]:
 def candidates(
     file: h5py.File, kind: str, group: str, with_rows: tuple[str, ...] = (), refused: dict[str, str] | None = None
 ) -> list[Candidate]:
-    """Fields that can be read as numbers. kind: of the file. with_rows: of fields that MATLAB's axes must agree with.
-    refused: gets the others, and why."""
+    """Return the fields that can be read as numbers.
+
+    kind: of the file. with_rows: names of fields that determine which axis of MATLAB's arrays counts the samples.
+    refused: receives the other fields, name -> reason.
+    """
     found = []
     refused = {} if refused is None else refused
     for name in names_below(file, group):
@@ -101,15 +110,15 @@ def candidates(
             opened = Opened(file, group, fields, ChunkCache(HELD), False, REFUSE_EXTERNAL, kind=kind)
             field, names = opened.field("x")
             if len(field) < FEWEST or 0 in field.shape:
-                raise ValueError(f"has {len(field)} rows of {field.shape[1:]}; {FEWEST} that hold something are needed")
+                raise ValueError(f"has {len(field)} rows of {field.shape[1:]}, expected at least {FEWEST}, not empty")
             if field.dtype.kind == "c":
-                raise ValueError("holds complex numbers: a transform or model of your own may take them")
+                raise ValueError("contains complex numbers: read them with your own transform or model")
             if (count := as_classes(field, name)) is not None:
                 found.append(Candidate(f"{name}@classes", (len(field),), np.dtype(np.int64), count, 0.0, len(field)))
             if count is not None:
                 continue
             if field.text or field.shape[0] == -1:
-                raise ValueError("holds texts, too many for classes" if field.text else "has rows of different length")
+                raise ValueError("has too many distinct texts" if field.text else "has rows of different length")
             classes = len(names) if names else None
             if classes is None and field.dtype.kind in "iub" and len(field.shape) == 1 and len(field) <= 1 << 20:
                 labels = field.column()
@@ -120,7 +129,7 @@ def candidates(
             whole = len(field) - round(len(field) * lost_share(field, look=True, rows_of_it=True))
             found.append(Candidate(name, tuple(field.shape), field.dtype, classes, lost, whole))
             if whole < FEWEST:
-                refused[name] = f"could be x, but not y: {whole} of its rows have all their values"
+                refused[name] = f"could be x, but not y: only {whole} of its rows have no missing values"
         except (ConfigError, OSError, RuntimeError, LookupError, TypeError, ValueError, MemoryError) as error:
             said = first_line(error).removeprefix(f"{file.filename}: ").replace(" (data.fields.x)", "")
             subject, _, reason = said.partition(" ")
@@ -130,8 +139,11 @@ def candidates(
 
 
 def as_classes(field: Field, name: str) -> int | None:
-    """How many classes the distinct values of a field (N,) would be: of texts; of whole numbers that are called labels,
-    as MATLAB's are. None: too many for that."""
+    """Return how many classes the distinct values of a field (N,) can be; None if they cannot be classes.
+
+    Text can be classes if it has few distinct values; whole numbers in a floating-point type only if, in addition, the
+    field's name is one for labels, as in MATLAB.
+    """
     if not field.text and not (len(field.shape) == 1 and field.dtype.kind == "f" and LABELS.search(name)):
         return None
     if len(field) > 1 << 20:
@@ -144,14 +156,15 @@ def as_classes(field: Field, name: str) -> int | None:
 
 
 def choose(file: h5py.File, refused: dict[str, str] | None = None) -> Choice | None:
-    """None: nothing that could be x. refused: gets the fields that cannot be read as numbers, and why."""
+    """Return the suggested fields; None if no field can be x. refused: receives the fields that cannot be read as
+    numbers, name -> reason."""
     splits = [split for split in SPLITS if isinstance(file.get(split), h5py.Group)]
     group = splits[0] if "train" in splits else "/"
     kind = kind_of(file)
-    if kind == "keras":  # weights are no samples
+    if kind == "keras":  # weights are not samples
         return None
     found = candidates(file, kind, group, refused=refused)
-    if kind == "pandas":  # the rows' names
+    if kind == "pandas":  # the index contains the names of the rows
         found = [each for each in found if not each.name.endswith("/table/index")]
     if kind == "matlab":
         found = _with_the_same_rows(file, found)
@@ -176,7 +189,7 @@ def choose(file: h5py.File, refused: dict[str, str] | None = None) -> Choice | N
 
 
 def _with_the_same_rows(file: h5py.File, found: list[Candidate]) -> list[Candidate]:
-    """MATLAB's arrays as they are read beside the vector that has the best name for labels."""
+    """Return MATLAB's arrays as they are read together with the vector whose name fits labels best."""
     vectors = [each for each in found if len(each.shape) == 1 and each.shape[0] > 1]
     if not vectors:
         return found
@@ -185,13 +198,13 @@ def _with_the_same_rows(file: h5py.File, found: list[Candidate]) -> list[Candida
 
 
 def _pairs(found: list[Candidate]) -> Iterator[tuple[tuple[Any, ...], Candidate, Candidate | None]]:
-    """(how good, x, y) for all that have as many rows."""
+    """Yield (score, x, y) for all pairs with equal numbers of rows."""
     for x in found:
         rows = x.shape[0]
         for y in [*(each for each in found if each is not x and each.shape[0] == rows and each.whole >= FEWEST), None]:
             named = y is not None and bool(LABELS.search(y.name.removesuffix("@classes"))) and len(y.shape) <= 2
             single = y is not None and len(y.shape) == 1
-            # of AnnData: x describes no sample, y does
+            # AnnData: y describes samples, x does not
             labels = y is None or bool(LABELLING.match(y.name)) == bool(SAMPLES.match(y.name))
             apart = labels and not LABELLING.match(x.name)
             good = (
@@ -203,7 +216,7 @@ def _pairs(found: list[Candidate]) -> Iterator[tuple[tuple[Any, ...], Candidate,
 
 
 def suggestion(path: Any) -> tuple[dict[str, Any], str] | None:
-    """Of a file on this machine: keys of `data` that read it, and the task; None: it does not show."""
+    """Return the keys of `data` that read a local file, and the task; None if x or y is not found."""
     with suppress(ConfigError, OSError, RuntimeError, LookupError, TypeError, ValueError):
         if isinstance(path, str) and not is_remote(path):
             with open_h5(names_of(path)[0]) as file:

@@ -1,4 +1,4 @@
-"""Whose file it is, by the marks that each program leaves."""
+"""Detect which program wrote a file, by its attributes and groups."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-LOOKED_AT = 50  # objects below the root
+LOOKED_AT = 50  # objects of a group that are read
 
 NAMES = {
     "matlab": "MATLAB v7.3",
@@ -22,7 +22,7 @@ NAMES = {
 
 
 def kind_of(file: h5py.File) -> str:
-    """One of NAMES. The root's attributes tell, else those of the objects right below it."""
+    """Return one of NAMES, by the attributes of the root, otherwise by those of its members."""
     root = file["/"]
     kind = attribute(root, "encoding-type")
     if kind == "anndata" or {"obs", "var", "X"} <= set(root):
@@ -46,7 +46,7 @@ def kind_of(file: h5py.File) -> str:
 
 
 def children(group: h5py.Group) -> list[Any]:
-    """The first objects of a group that lie in this file and can be opened."""
+    """Return the first objects in a group, without links and without objects that cannot be opened."""
     found = []
     for name in list(group)[:LOOKED_AT]:
         try:
@@ -58,7 +58,8 @@ def children(group: h5py.Group) -> list[Any]:
 
 
 def attribute(item: Any, name: str) -> Any:
-    """A number or text; an array of one element as that; None where there is none, or none that can be read."""
+    """Return an attribute as number or text, also if it is an array of one element; None if it is missing or cannot be
+    read."""
     try:
         value = item.attrs.get(name)
     except (KeyError, OSError, RuntimeError, TypeError, ValueError):

@@ -1,13 +1,13 @@
-"""A named field of a file, with the meaning that the file's program gave it. No torch.
+"""Open a field of a file and decode it by the conventions of the program that wrote the file. No torch.
 
-packed numbers (CF)                   -> values; what is missing: as `missing` says
-NAME@mask                             -> bool, True where NAME has no value
-NAME@classes                          -> its distinct values, numbers or texts, as classes 0, 1, ... with their names
-MATLAB's arrays                       -> samples along the axis that counts `rows`, axes as MATLAB shows them
+packed numbers (CF)                   -> values; missing ones are replaced as `missing` requires
+NAME@mask                             -> bool, True if NAME has no value
+NAME@classes                          -> its distinct values, numbers or strings, as classes 0, 1, ... with names
+MATLAB's arrays                       -> samples along the axis that counts the rows, axes in MATLAB's order
 a group that is a CSR or CSC matrix   -> its rows, dense
 a group of codes and categories       -> the codes, with `classes`, the categories' names
 a group of values and a mask          -> the values
-a group of NeXus's with a signal      -> the signal
+a NeXus group with a signal           -> the signal
 characters (N, length)                -> str
 """
 
@@ -35,22 +35,24 @@ from h5rows.reading.texts import UTF_8, check_encoding, decoded, name_of
 DROP = "drop"
 _AT_ONCE = 16 << 20  # bytes
 MOST_CLASSES = 10_000
-_LOOKED_THROUGH = 1 << 24  # numbers of a field (N,) of integers, to see whether any is missing
+_LOOKED_THROUGH = 1 << 24  # values of an integer field (N,) that are searched for missing ones
 DIMENSION_ALONE = "This is a netCDF dimension but not a netCDF variable"
 Names = Sequence[str] | None
 
 
 def parts_of(name: Any) -> tuple[Any, str]:
-    """NAME@part -> NAME, part. Of what is no text find() says what it should be."""
+    """Return (NAME, part) of NAME@part. A name that is not text is returned as it is; `find` raises the error."""
     return name.partition("@")[::2] if isinstance(name, str) else (name, "")
 
 
 class Opened:
-    """Fields of one open file. fields: name in the batch -> name in the file, below `group`.
+    """Fields of one open file.
 
-    decode: False gives the numbers as they are in the file. missing: what replaces a missing value, a number or `drop`;
-    or field -> which, NaN for others. groups: of all splits, whose values NAME@classes are one set of classes.
-    kind: of the file, where it is known already. encoding: of strings."""
+    fields: name in the batch -> name in the file, relative to `group`. decode: False returns the numbers as stored.
+    missing: replacement of a missing value, a number or `drop`; or field -> replacement, NaN for the others. groups: of
+    all splits; NAME@classes numbers the values of all of them together. kind: of the file; None: detect it. encoding:
+    of strings.
+    """
 
     def __init__(
         self,
@@ -69,15 +71,15 @@ class Opened:
         self.file, self.group, self.cache, self.swmr, self.external = file, group, cache, swmr, external
         self.names, self.meant, self.fills = fields, decode and not swmr, checked(missing, fields)
         if not self.meant and (given := [value for value in self.fills.values() if value == value]):
-            why = "values are decoded" + ", and no writer adds to the file (data.swmr=false)" * swmr
-            raise ConfigError(f"data.missing={given[0]}: has an effect only where {why}: data.decode=true")
+            why = "data.decode=true" + " and data.swmr=false" * swmr
+            raise ConfigError(f"data.missing={given[0]}: has no effect without {why} - remove it, or set that")
         self.encoding = check_encoding(encoding)
         self.kind, self.groups = (kind or kind_of(file)) if self.meant else "plain", groups or (group,)
         self.rows = self._matlab_rows() if self.kind == "matlab" else None
-        self._lacking: list[Unpacked] = []  # fields whose rows without a value are left out
+        self._lacking: list[Unpacked] = []  # fields whose rows without a value are removed
 
     def _matlab_rows(self) -> int | None:
-        """What the arrays have in common says along which of their axes the samples lie."""
+        """Return the number of samples, from the axis that the arrays have in common; None if they have none."""
         shapes: list[tuple[int, ...]] = []
         for field, name in self.names.items():
             item, _ = find(self.file, self.group, parts_of(name)[0], f"data.fields.{field}", self.external)
@@ -86,12 +88,12 @@ class Opened:
         return rows_of(shapes)
 
     def field(self, field: str) -> tuple[Field, Names]:
-        """-> (the field, the names of its classes where the file gives them)."""
+        """Return (the field, the names of its classes if the file has them). field: name in the batch."""
         key, name = f"data.fields.{field}", self.names[field]
         plain, part = parts_of(name) if self.meant else (name, "")
         where = f"{self.file.filename}: {plain} ({key})"
         if part not in ("", "mask", "classes"):
-            raise ConfigError(f"{where}: after @ stands mask (where it has no value) or classes (its distinct values)")
+            raise ConfigError(f"{where}: expected @mask (which values are missing) or @classes (its distinct values)")
         if part == "classes":
             return self._classes(field, plain, where)
         with named(where):
@@ -107,7 +109,7 @@ class Opened:
             else:
                 check_type(item, key)
                 found, names = self._dataset(item, part, key, missing, where)
-        asked = self.meant and missing == missing  # else NaN stands as it is
+        asked = self.meant and missing == missing  # otherwise NaN remains
         if asked and not isinstance(found, (Unpacked, Mask)) and found.dtype.kind == "f" and found.shape[0] >= 0:
             found = unpacked(found, Packing(found.dtype, missing=(math.nan,)), missing, where)
         if missing == DROP and isinstance(found, Unpacked) and found.packing.masks:
@@ -115,32 +117,33 @@ class Opened:
         return found, names or class_names(item, self.encoding)
 
     def rows_without_value(self) -> np.ndarray | None:
-        """(N,) bool: rows to be left out, as one of the fields that were opened has no value there; None: none."""
+        """Return (N,) bool, True for rows to remove, because an opened field has no value there; None if there are
+        none."""
         mask = None
-        afford(sum(map(len, self._lacking)), "the marks of rows without a value")
+        afford(sum(map(len, self._lacking)), "the mask of rows without a value")
         for field in self._lacking:
             step = max(1, _AT_ONCE // max(1, field.inner.row_bytes))
             blocks = (np.arange(k, min(k + step, len(field))) for k in range(0, len(field), step))
             lacks = [field.packing.masked(field.inner.read(rows)).reshape(len(rows), -1).any(axis=1) for rows in blocks]
-            lost = np.concatenate([np.zeros(0, bool), *lacks])  # of a group without rows too
+            lost = np.concatenate([np.zeros(0, bool), *lacks])  # also for a group without rows
             mask = lost if mask is None else mask | lost
         return mask
 
     def _classes(self, field: str, plain: str, where: str) -> tuple[Any, Names]:
-        """The distinct values of a field (N,), of all splits, in rising order, as classes 0, 1, ..."""
+        """Return the distinct values of a field (N,) over all splits, in ascending order, as classes 0, 1, ..."""
         columns = {}
         for group in dict.fromkeys((self.group, *self.groups)):
-            alone = {**self.names, field: plain}  # beside the others, which choose MATLAB's axis
+            alone = {**self.names, field: plain}  # with the others, because they determine MATLAB's axis
             opened = Opened(self.file, group, alone, self.cache, self.swmr, self.external, encoding=self.encoding)
             found, _ = opened.field(field)
             if not found.text and len(found.shape) != 1:
-                raise ConfigError(f"{where} has rows of the shape {found.shape[1:]}, so its values are no classes")
-            afford(3 * found.nbytes(None), f"{where}: all its values, to be classes,")
+                raise ConfigError(f"{where} has rows of the shape {found.shape[1:]}; classes require one value per row")
+            afford(3 * found.nbytes(None), f"{where}: all its values for @classes")
             columns[group] = np.asarray(found.read(np.arange(len(found))), dtype=str if found.text else None)
         distinct = np.unique(np.concatenate(list(columns.values())))
         distinct = distinct[distinct == distinct]
         if len(distinct) > MOST_CLASSES:
-            raise ConfigError(f"{where} has {len(distinct):,} distinct values: no classes, but numbers or names")
+            raise ConfigError(f"{where} has {len(distinct):,} distinct values, too many for classes")
         own = columns[self.group]
         codes = np.where(own == own, np.searchsorted(distinct, own), -1).astype(np.int64)
         names = [f"{value:g}" if isinstance(value, float) else str(value) for value in distinct.tolist()]
@@ -158,10 +161,10 @@ class Opened:
         if item.dtype == "S1" and item.ndim == 2:
             texts = [decoded(row.tobytes().rstrip(b"\0 "), where, self.encoding) for row in item[:]]
             return Strings(texts, "characters"), None
-        if str(attribute(item, "NAME")).startswith(DIMENSION_ALONE):  # what lies there was never written
+        if str(attribute(item, "NAME")).startswith(DIMENSION_ALONE):  # its values were never written
             other = f"_nc4_non_coord_{item.name.rpartition('/')[2]}"
             hint = f"; the variable of this name is {other}" if other in item.parent else ""
-            raise ConfigError(f"{where} is a dimension of netCDF's, which has no values{hint}")
+            raise ConfigError(f"{where} is a netCDF dimension without values{hint}")
         check_numbers(item, where)
         raw = self._raw(item.name, key)
         if not isinstance(raw, Fixed):
@@ -172,19 +175,20 @@ class Opened:
         if isinstance(categories, h5py.Reference):
             return self._codes(raw, self.file[categories], missing, where)
         packing = packing_of(item, self.kind == "netcdf")
-        if packing is not None and packing.stored.kind == "f" and missing == missing:  # asked for: NaN is no value, too
+        # a replacement is set, so NaN is missing, too
+        if packing is not None and packing.stored.kind == "f" and missing == missing:
             packing = replace(packing, missing=(*packing.missing, math.nan))
         if part == "mask":
             return Mask(raw, packing or Packing(raw.dtype)), None
         return raw if packing is None else unpacked(raw, packing, missing, where), None
 
     def _matlab(self, raw: Fixed, where: str) -> Any:
-        first, last = raw.shape[-1], raw.shape[0]  # axes as MATLAB shows them
+        first, last = raw.shape[-1], raw.shape[0]  # axes in MATLAB's order
         if len(raw.shape) == 2 and 1 in raw.shape:  # a vector, N x 1 or 1 x N
             return Vector(raw)
         along_last = len(raw.shape) > 2 if self.rows is None or first == last else last == self.rows
         if self.rows is not None and self.rows not in (first, last):
-            raise ConfigError(f"{where} is {'x'.join(map(str, raw.shape[::-1]))} in MATLAB, and {self.rows} are needed")
+            raise ConfigError(f"{where} is {'x'.join(map(str, raw.shape[::-1]))} in MATLAB, expected {self.rows} rows")
         return Turned(raw) if along_last else Columns(raw, self.cache.max_bytes, where)
 
     def _group(self, group: h5py.Group, key: str, missing: float | str, where: str) -> tuple[Any, Names]:
@@ -208,36 +212,37 @@ class Opened:
     def _sparse(self, group: h5py.Group, kind: str, key: str, where: str) -> Sparse:
         matlab = (rows := attribute(group, "MATLAB_sparse")) is not None
         if matlab and "data" not in group:
-            raise ConfigError(f"{where} holds nothing but zeros; name another")
+            raise ConfigError(f"{where} contains only zeros; choose another field")
         names = ("data", "ir", "jc") if matlab else ("data", "indices", "indptr")
         values, columns = (self._raw(f"{group.name}/{name}", key) for name in names[:2])
         afford(2 * group[names[2]].nbytes, f"{where}: its {names[2]}")
         starts = np.asarray(group[names[2]][:], np.int64)
         shape = (rows, len(starts) - 1) if matlab else group.attrs.get("shape", group.attrs.get("h5sparse_shape"))
         count, width = (int(side) for side in (group["shape"][:] if shape is None else shape))
-        if shape is None and len(starts) != count + 1:  # by columns: each is a cell, and a row here
+        if shape is None and len(starts) != count + 1:  # stored by columns: each is a cell, and becomes a row
             count, width = width, count
         sides = (count, width) if kind == "csr" else (width, count)
         if len(starts) != sides[0] + 1 or starts[0] != 0 or (np.diff(starts) < 0).any() or starts[-1] > len(values):
             steps = f"from 0 to {len(values)} in {sides[0]} steps"
-            raise ConfigError(f"{where}: its {names[2]} does not rise {steps}; write it again")
+            raise ConfigError(f"{where}: its {names[2]} must increase {steps}; write the file again")
         afford(2 * width * values.dtype.itemsize, f"{where}: dense rows of {width:,} columns")
         held = None
         if kind == "csc":
             size = values.nbytes(None) + columns.nbytes(None)
             if size > self.cache.max_bytes:
-                what = f"{where} is stored by columns (CSC), and has {size / 1e6:,.0f} MB to be turned in memory"
-                raise ConfigError(f"{what} - data.cache_mb={-(-size >> 20)} does that, or write X as CSR")
+                what = f"{where} is stored by columns (CSC), and converting it takes {size / 1e6:,.0f} MB of memory"
+                raise ConfigError(f"{what} - set data.cache_mb={-(-size >> 20)}, or write X as CSR")
             held, starts = by_rows(values.column(), columns.column(), starts, count)
         else:
             looked_at = len(columns) if columns.nbytes(None) <= 1 << 28 else min(len(columns), 1 << 20)
             every = columns.read(np.arange(looked_at))
             if len(every) and (every.min() < 0 or every.max() >= width):
-                raise ConfigError(f"{where}: its indices lie outside of the {width} columns; write it again")
+                raise ConfigError(f"{where}: some indices are outside the {width} columns; write the file again")
         return Sparse(values, columns, starts, width, held)
 
     def _nullable(self, group: h5py.Group, key: str, missing: float | str, where: str) -> Any:
-        """AnnData's values with a mask of their own, held: a number that is none of them stands where there is none."""
+        """Return AnnData's values that have their own mask, in memory. A number that does not occur marks missing
+        values."""
         values, mask = (self._raw(f"{group.name}/{name}", key).column() for name in ("values", "mask"))
         none: Any = math.nan
         if values.dtype.kind != "f":
@@ -249,21 +254,21 @@ class Opened:
         names = [name_of(name, self.encoding) for name in categories[:]]
         codes = raw.column()
         if len(codes) and codes.max() >= len(names):
-            raise ConfigError(f"{where} has the code {codes.max()}, and {len(names)} categories; write it again")
+            raise ConfigError(f"{where} has the code {codes.max()}, but {len(names)} categories; write the file again")
         return unpacked(raw, Packing(raw.dtype, missing=(-1,)), missing, where), names
 
 
 def check_numbers(item: h5py.Dataset | h5py.Group, where: str) -> None:
-    """ConfigError for what MATLAB stores in the place of its values."""
-    if attribute(item, "MATLAB_empty"):  # its shape lies there
-        raise ConfigError(f"{where} is empty in MATLAB; name another")
+    """Raise ConfigError for objects that MATLAB does not store as plain values."""
+    if attribute(item, "MATLAB_empty"):  # the dataset contains its shape
+        raise ConfigError(f"{where} is empty in MATLAB; choose another field")
     if attribute(item, "MATLAB_object_decode") is not None:
-        problem = f"{where} is a {attribute(item, 'MATLAB_class')} of MATLAB's, which keeps its values in its own way"
-        raise ConfigError(f"{problem}; save an array there: double(), cellstr() or table2array() makes one")
+        problem = f"{where} is a MATLAB {attribute(item, 'MATLAB_class')}, whose format is not supported"
+        raise ConfigError(f"{problem}; save it as an array with double(), cellstr() or table2array()")
 
 
 def matlab_texts(item: h5py.Dataset, where: str) -> list[str]:
-    """Of a char array, a text a row; of a cell array, one of each cell."""
+    """Return one string per row of a char array, or per cell of a cell array."""
     if attribute(item, "MATLAB_class") == "char":
         rows = item[()].T if not attribute(item, "MATLAB_empty") else np.zeros((0, 0), np.uint16)
         return [np.ascontiguousarray(row, np.uint16).tobytes().decode("utf-16-le") for row in np.atleast_2d(rows)]
@@ -271,31 +276,34 @@ def matlab_texts(item: h5py.Dataset, where: str) -> list[str]:
     for reference in item[()].T.reshape(-1):
         cell = item.file[reference]
         if attribute(cell, "MATLAB_class") != "char":
-            raise ConfigError(f"{where}: its cells hold {attribute(cell, 'MATLAB_class')}, no texts; name an array")
+            raise ConfigError(f"{where}: its cells contain {attribute(cell, 'MATLAB_class')}, not text; use an array")
         texts += matlab_texts(cell, where) or [""]
     return texts
 
 
 def has_meaning(file: h5py.File, item: Any) -> bool:
-    """Whether a field may be something else than what lies there."""
+    """Return True if decoding may change a field."""
     if kind_of(file) != "plain":
         return True
     return packing_of(item, False) is not None if isinstance(item, h5py.Dataset) else "values" not in item
 
 
 def checked(missing: Any, fields: Mapping[str, str]) -> dict[str, float | str]:
-    """data.missing, of each field."""
+    """Return field -> replacement from data.missing. Raise ConfigError for unknown fields and invalid values."""
     each = dict(missing) if isinstance(missing, Mapping) else dict.fromkeys(fields, missing)
     for field, value in each.items():
         if field not in fields:
-            raise ConfigError(f"data.missing has {field!r}, which is none of data.fields: {sorted(fields)}")
+            raise ConfigError(f"data.missing has {field!r}, which is not in data.fields: {sorted(fields)}")
         if value not in (DROP, "nan") and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise ConfigError(f"data.missing={value}: must be a number, nan, or drop (such rows are left out)")
+            raise ConfigError(f"data.missing={value}: must be a number, nan, or drop (removes such rows)")
     return {field: math.nan if value == "nan" else value for field, value in each.items()}
 
 
 def unpacked(raw: Field, packing: Packing, missing: float | str, where: str) -> Any:
-    """The field, unpacked. Integers that stay integers, (N,), are looked through: where none is missing they stay."""
+    """Return the unpacked field. missing: replacement of missing values.
+
+    An integer field (N,) is first searched for missing values; if it has none, it stays an integer field.
+    """
     stays = packing.dtype.kind in "iu" and len(raw.shape) == 1 and len(raw) <= _LOOKED_THROUGH
     if not packing.masks or missing == DROP or (stays and not packing.masked(raw.column()).any()):
         return Unpacked(raw, packing, None, where)
@@ -305,7 +313,8 @@ def unpacked(raw: Field, packing: Packing, missing: float | str, where: str) -> 
 def by_rows(
     values: np.ndarray, rows: np.ndarray, starts: np.ndarray, count: int
 ) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """A matrix stored by columns -> ((values, columns), starts) by rows. rows: (stored,) row of each value."""
+    """Convert a matrix stored by columns to ((values, columns), starts) by rows. rows: (stored,) row of each value.
+    count: number of rows."""
     columns = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
     order = np.argsort(rows, kind="stable")
     begins = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=count))])
@@ -313,8 +322,8 @@ def by_rows(
 
 
 def rows_of(shapes: Sequence[tuple[int, ...]]) -> int | None:
-    """How many samples MATLAB's arrays have together: the side that all have, first or last; that of a vector, if
-    several are. None: they do not say."""
+    """Return how many samples MATLAB's arrays have in common: the size of a first or last axis that all have; if
+    several fit, the length of a vector. None if it is not unique."""
     if not shapes:
         return None
     common = set.intersection(*({shape[0], shape[-1]} for shape in shapes))
@@ -324,8 +333,11 @@ def rows_of(shapes: Sequence[tuple[int, ...]]) -> int | None:
 
 
 def lost_share(field: Any, look: bool = False, rows_of_it: bool = False) -> float:
-    """The share of a field's values that are missing, or NaN; of a large one, of some rows, drawn. look: at fields of
-    which nothing says that values may be missing, too. rows_of_it: the share of rows that lack any of their values."""
+    """Return the share of a field's values that are missing or NaN. For a large field, it is estimated from random
+    rows.
+
+    look: include fields that declare no missing values. rows_of_it: return the share of rows with a missing value.
+    """
     packed = isinstance(field, (Unpacked, Mask))
     if not len(field) or not (packed or (look and field.dtype.kind == "f")):
         return 0.0

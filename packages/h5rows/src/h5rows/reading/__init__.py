@@ -1,7 +1,21 @@
-"""How HDF5 files are opened, found and read.
+"""Open HDF5 files, find their fields, and read rows of them.
 
-finding, copies, sources, remote   names and addresses -> files on this machine
-opening, external                  a file and its fields, checked; where its bytes lie
-layout, fields, filters            what a data set's storage allows: map, offsets of chunks, filters
-readers, raw                       rows by mapping, by chunk, by h5py
+Input: paths, patterns, URLs or indexes of shards; the name of a field. Output: open files, and fields with rows by
+number.
+
+Guarantees: rows have the bytes that h5py reads. A storage layout that is not known for certain is read by h5py. A file
+that changes while it is open is an error.
+
+Errors: ConfigError with the file, the dataset and the remedy.
+
+    opening, external      open files with checks; links and datasets that lead to other files
+    finding                find a dataset by its path
+    listed, folders        the index of a sharded set; the folder of remote files on this machine
+    copies, remote         local copies of remote files; downloading them
+    ranges, sources        remote files by blocks; the servers and buckets
+    layout                 choose how to read a dataset, from its storage layout
+    fields                 a field: which reader it needs, and its samples as arrays
+    readers, raw           read rows by mapping, by chunk, by h5py; files by offset, cache of chunks
+    filters, texts         decode chunks; decode strings
+    memory                 compare declared sizes with the free memory
 """

@@ -1,4 +1,4 @@
-"""Where files lie on this machine, whatever their names say."""
+"""Resolve names of files to files on this machine: local copies, or blocks, of remote files."""
 
 from __future__ import annotations
 
@@ -15,27 +15,30 @@ from h5rows.reading.opening import is_remote, names_of, open_h5
 
 
 def local_copy(name: str) -> str:
-    """A remote file's local copy, fetched if need be."""
+    """Return the path of a file's local copy; a remote file is downloaded first if needed."""
     if not is_remote(name):
         return name
-    from h5rows.reading.remote import fetched  # brings what talks to servers
+    from h5rows.reading.remote import fetched  # imports the network code only if needed
 
     return fetched(name)
 
 
 def files_of(path: str | os.PathLike[str] | Sequence[str]) -> list[str]:
-    """As names_of, with the local copies of remote files."""
+    """Return the files of `path` as names_of does, with remote files replaced by their local copies."""
     return [local_copy(name) for name in names_of(path)]
 
 
 def ranged(names: Sequence[str], cache_gb: float | None, external: str = REFUSE_EXTERNAL) -> list[Any]:
-    """The RangedFiles of the remote ones, all asked for at once, where cache_gb says so; else none."""
+    """Return the RangedFiles of the remote files, opened concurrently, if cache_gb is set; otherwise [].
+
+    Raise ConfigError if external="allow", because reading by blocks cannot follow links to other files.
+    """
     urls = [name for name in names if is_remote(name)]
     if cache_gb is None or not urls:
         return []
     if external == ALLOW_EXTERNAL:
-        what = f"data.external=allow: a set that is read by blocks (data.cache_gb={cache_gb})"
-        raise ConfigError(f"{what} follows nothing out of its files - leave one of the two out")
+        what = f"data.external=allow: not possible if remote files are read by blocks (data.cache_gb={cache_gb})"
+        raise ConfigError(f"{what} - remove one of the two")
     from h5rows.reading.ranges import described
 
     return described(urls, cache_gb)
@@ -43,7 +46,8 @@ def ranged(names: Sequence[str], cache_gb: float | None, external: str = REFUSE_
 
 @contextmanager
 def open_file(name: str, swmr: bool = False, cache_gb: float | None = None) -> Iterator[h5py.File]:
-    """A remote file by its local copy; with cache_gb by its blocks, as they are needed."""
+    """Open a file. A remote file is opened through its local copy; with cache_gb through its blocks, loaded on
+    demand."""
     if not (found := ranged([name], cache_gb)):
         with open_h5(local_copy(name), swmr) as file:
             yield file
@@ -56,8 +60,10 @@ def open_file(name: str, swmr: bool = False, cache_gb: float | None = None) -> I
 
 @contextmanager
 def peek(url: str) -> Iterator[h5py.File]:
-    """A remote file for a look at it, without fetching it whole if it is large. Links that lead out of it must not be
-    followed: HDF5 would take it for the other."""
+    """Open a remote file to inspect it; a large file is not downloaded as a whole.
+
+    Do not follow links to other files in it: HDF5 would open this file in their place.
+    """
     from h5rows.reading.remote import SPAN, copy_of
 
     path, source = copy_of(url)
@@ -67,5 +73,6 @@ def peek(url: str) -> Iterator[h5py.File]:
         return
     from h5rows.reading.ranges import NO_LIMIT, open_ranged, ranged_file
 
-    with open_ranged(ranged_file(url, source.version, source.size, NO_LIMIT)) as file:  # others' blocks stay
+    # no limit, so that no blocks of other files are deleted
+    with open_ranged(ranged_file(url, source.version, source.size, NO_LIMIT)) as file:
         yield file

@@ -1,14 +1,14 @@
-"""One named field over the shards of a set: which readers it needs, and its samples as arrays.
+"""Fields of one shard: select the reader that a field needs, and return its samples as arrays.
 
     numbers, all samples of one shape    -> (B, *sample)                      read into the caller's buffer
     samples of different length          -> list of (length, ...) arrays      stored flat + offsets, or HDF5 vlen
     strings                              -> list of str                       flat UTF-8 + offsets, fixed, or HDF5 vlen
 
-uint32 and uint64, with which torch cannot compute, become int64; a value above its range is an error.
+uint32 and uint64 become int64, because torch cannot compute with them; a value above its range is an error.
 
 Flat + offsets is a group with `values` (total, ...) and `offsets` (N + 1,): sample i is
-values[offsets[i]:offsets[i + 1]]. It holds strings if the group, or `values`, has the attribute encoding = "utf-8" and
-the values are uint8.
+values[offsets[i]:offsets[i + 1]]. It contains strings if the group, or `values`, has the attribute encoding = "utf-8"
+and the values are uint8.
 """
 
 from __future__ import annotations
@@ -31,58 +31,66 @@ from h5rows.reading.texts import UTF_8, decoded
 
 
 def torch_dtype(dtype: np.dtype) -> np.dtype:
-    """Of a stored type, the type that a batch has; in native byte order."""
+    """Return the type that a batch has for a stored type, in native byte order."""
     return np.dtype(np.int64) if dtype.kind == "u" and dtype.itemsize >= 4 else dtype.newbyteorder("=")
 
 
 def for_torch(values: np.ndarray, where: str) -> np.ndarray:
+    """Convert values to a type that torch supports. Raise ConfigError if a uint64 exceeds int64. where: for the
+    message."""
     if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
-        raise ConfigError(f"{where} holds {values.max()}, above what torch's int64 can hold; store it as another type")
+        raise ConfigError(f"{where} contains {values.max()}, which is too large for int64; store it as another type")
     return values.astype(torch_dtype(values.dtype), copy=False)
 
 
 def is_readable(dtype: np.dtype) -> bool:
-    """Whether a tensor, or texts, can hold values of this stored type."""
+    """Return True if a tensor, or strings, can represent values of this stored type."""
     base = (dtype.subdtype or (dtype,))[0]
     return base.kind in "biufcS" and base.char not in "gG"  # g: long double
 
 
 class Field:
-    """Samples by row number. shape: (N, *sample), or (-1, ...) where their lengths differ. dtype: of a batch. text: it
-    is of str. way, reason: how they are read. file: to be checked after a use, that it is the one that was opened."""
+    """Samples by row number.
+
+    shape: (N, *sample), or (-1, ...) if the samples differ in length. dtype: of a batch. text: the samples are str.
+    way, reason: how they are read and why. file: after use, check that it has not changed.
+    """
 
     text, way, reason, chunk_rows = False, "held", "in memory", 1
     shape: tuple[int, ...]
     dtype: np.dtype
 
     def __len__(self) -> int:
+        """Return the number of samples."""
         return self.shape[0]
 
     @property
     def file(self) -> Any:
+        """Return the file to check after use; None if there is none."""
         return None
 
     @property
     def row_bytes(self) -> int:
+        """Return the bytes of one sample of a fixed shape."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def nbytes(self, rows: np.ndarray | None) -> int:
-        """Of these rows, or of all; of what has a fixed size."""
+        """Return the bytes of these rows, or of all, for samples of a fixed shape."""
         return (len(self) if rows is None else len(rows)) * self.row_bytes
 
     def read(self, rows: np.ndarray) -> Any:
-        """(B, *sample), newly allocated; or a list of B samples."""
+        """Return samples (B, *sample) in new memory, or a list of B samples."""
         raise NotImplementedError
 
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
-        """Sample rows[k] to out[k], or to out[at[k]]; to be followed by a check of `file`."""
+        """Copy sample rows[k] to out[k], or to out[at[k]]. The caller must check `file` afterwards."""
         out[slice(len(rows)) if at is None else at] = self.read(rows)
 
     def advise(self, rows: np.ndarray) -> None:
-        """Fetch them meanwhile, where that can be."""
+        """Load these rows in the background, if possible."""
 
     def column(self) -> np.ndarray:
-        """(N, *sample): all of it; of samples of different length (N,) int64, the lengths."""
+        """Return all samples (N, *sample); for samples that differ in length, the lengths (N,) int64."""
         afford(self.nbytes(None), f"all {len(self):,} rows of a field")
         whole: np.ndarray = self.read(np.arange(len(self)))
         return whole
@@ -95,15 +103,15 @@ class Fixed(Field):
         self._where = where = f"{dset.file.filename}: {dset.name}"
         dtype = dset.dtype if member is None else dset.dtype[member]
         if dtype.names and member is not None:
-            raise ConfigError(f"{where}/{member} is a compound type within another, which is not read; write it flat")
+            raise ConfigError(f"{where}/{member} is a nested compound type, which is not supported; write it flat")
         if dtype.names:
             fit = [name for name in dtype.names if (dtype[name].subdtype or (dtype[name],))[0].kind in "biufc"]
-            remedy = f"name a member: {dset.name}/{fit[0]}" if fit else "none of its members can be a tensor"
+            remedy = f"choose a member: {dset.name}/{fit[0]}" if fit else "none of its members can be a tensor"
             raise ConfigError(f"{where} has a compound type; {remedy} (of {dtype.names})")
         base, inner = dtype.subdtype or (dtype, ())
-        strings = base.kind == "S" and (member is not None or inner)  # those of a dataset of strings become str
+        strings = base.kind == "S" and (member is not None or inner)  # strings in a plain dataset become str
         if not is_readable(base) or strings:
-            raise ConfigError(f"{where} has the type {dtype}, which no tensor can hold; write it as another type")
+            raise ConfigError(f"{where} has the type {dtype}, which no tensor supports; write it as another type")
         if not dset.shape:
             raise ConfigError(f"{where} is a single value without rows; a field needs a dataset of shape (rows, ...)")
         check_declared(dset)
@@ -127,9 +135,10 @@ class Fixed(Field):
             self._verify(dset)
 
     def _verify(self, dset: h5py.Dataset) -> None:
-        """Read some rows, and compare them with what h5py reads: a wrong guess about the format must stop the run."""
+        """Compare some rows with those that h5py reads, because a wrong assumption about the format must stop the
+        run."""
         rows = np.unique([0, len(self) - 1, *np.random.default_rng(0).integers(len(self), size=2)])
-        if is_remote(dset.file.filename) or len(rows) * self.row_bytes > CHEAP:  # each is a request, or large
+        if is_remote(dset.file.filename) or len(rows) * self.row_bytes > CHEAP:  # each row is a request, or large
             rows = rows[:1]
         self.reader.advise(rows)
         ours = self.read(rows)
@@ -138,10 +147,11 @@ class Fixed(Field):
         if missing_filter(dset) is not None:
             self.reason += f"; {missing('not compared with HDF5, which', 'hdf5plugin')}"
         elif np.concatenate([dset[row : row + 1] for row in rows]).astype(self.dtype).tobytes() != ours.tobytes():
-            problem = f"{self._where} read as {self.way} differs from h5py's"
-            raise ConfigError(f"{problem}; please report this file's layout (h5dump -pH), and repack it meanwhile")
+            problem = f"{self._where}: {self.way} reads other values than h5py"
+            raise ConfigError(f"{problem}; please report this file's layout (h5dump -pH); a repacked file may work")
 
     def read(self, rows: np.ndarray) -> np.ndarray:
+        """Return samples (B, *sample) in new memory, and check the file."""
         out = np.empty((len(rows), *self.shape[1:]), dtype=self.dtype)
         try:
             self.gather_into(rows, out)
@@ -150,6 +160,7 @@ class Fixed(Field):
         return out
 
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
+        """Copy samples to `out`, converted to a type that torch supports."""
         if self._stored == self.dtype:
             self.reader.gather_into(rows, out, at)
         else:
@@ -158,7 +169,7 @@ class Fixed(Field):
             out[slice(len(rows)) if at is None else at] = for_torch(stored, self._where)
 
     def advise(self, rows: np.ndarray, count: int = 1) -> None:
-        """count: rows that are read from each on, itself included."""
+        """Load rows in the background. count: number of consecutive rows to load from each on."""
         if isinstance(self.reader, (Mapped, Ranged)):
             self.reader.advise(rows, count)
         else:
@@ -166,22 +177,25 @@ class Fixed(Field):
 
     @property
     def mapped(self) -> np.ndarray | None:
-        """All rows in the file's type, not copied and read-only, until `check`; None: they are not contiguous."""
+        """Return all rows in the file's type as a read-only view, valid until `check`; None if they are not
+        contiguous."""
         if isinstance(self.reader, Mapped) and self.reader.contiguous:
             return self.reader.view(0, len(self))
         return None
 
     def view(self, start: int, stop: int) -> np.ndarray:
-        """Samples start..stop; not copied where they lie together in the file as a batch has them."""
+        """Return samples start..stop; a view if they are contiguous in the file and have the type of a batch."""
         if isinstance(self.reader, Mapped) and self.reader.contiguous and self._stored == self.dtype:
             return self.reader.view(start, stop)
         return self.read(np.arange(start, stop))
 
     @property
     def file(self) -> Any:
+        """Return the reader's file."""
         return self.reader.file
 
     def check(self) -> None:
+        """Raise ConfigError if the file has changed."""
         if self.file is not None:
             self.file.check()
 
@@ -200,26 +214,29 @@ class FlatOffsets(Field):
         self.way, self.reason = self.values.way, f"flat + offsets, values {self.values.reason}"
         self.shape, self.dtype = (-1, *self.values.shape[1:]), self.values.dtype
         if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or offsets.shape[0] == 0:
-            raise ConfigError(f"{self._where}/offsets must be N + 1 integers, but is {offsets.shape} {offsets.dtype}")
+            raise ConfigError(f"{self._where}/offsets must be N + 1 integers, got {offsets.shape} {offsets.dtype}")
         afford(2 * offsets.nbytes, f"{self._where}/offsets")
         self.offsets = offsets[:].astype(np.int64)
         if (np.diff(self.offsets) < 0).any() or self.offsets[0] < 0 or self.offsets[-1] > len(self.values):
-            raise ConfigError(f"{self._where}/offsets must rise from 0 to {len(self.values)} (values), and do not")
+            raise ConfigError(f"{self._where}/offsets must not decrease, and must be in 0 to {len(self.values)}")
         longest = self.values.row_bytes * int(np.diff(self.offsets).max(initial=0))
         afford(COPIES * longest, f"{self._where}: {COPIES} copies of its longest row")
         if self.text and (self.dtype != np.uint8 or len(self.shape) != 1):
-            raise ConfigError(f"{self._where} is text, but the values {self.values.shape} {self.dtype}, no (n,) uint8")
+            raise ConfigError(f"{self._where}: values of text must be (n,) uint8, got {self.values.shape} {self.dtype}")
 
     def __len__(self) -> int:
+        """Return the number of samples."""
         return len(self.offsets) - 1
 
     def nbytes(self, rows: np.ndarray | None) -> int:
+        """Return the bytes of these samples, or of all."""
         lengths = np.diff(self.offsets)
         return int((lengths if rows is None else lengths[rows]).sum()) * self.values.row_bytes
 
     def read(self, rows: np.ndarray) -> list[Any]:
+        """Return a list of arrays (length, ...), which may be views, or of str."""
         if isinstance(self.values.reader, Ranged):
-            self.advise(rows)  # all at once
+            self.advise(rows)  # requests all of them concurrently
         bounds = zip(self.offsets[rows].tolist(), self.offsets[rows + 1].tolist(), strict=True)
         samples: list[Any] = [self.values.view(a, b) for a, b in bounds]
         if self.text:
@@ -229,20 +246,23 @@ class FlatOffsets(Field):
         return samples
 
     @property
-    def file(self) -> Any:  # what `read` gave may be views
+    def file(self) -> Any:
+        """Return the file of the values; `read` may return views of it."""
         return self.values.file
 
     def advise(self, rows: np.ndarray) -> None:
+        """Load these samples in the background."""
         begin, end = self.offsets[rows], self.offsets[rows + 1]
         if isinstance(self.values.reader, (Mapped, Ranged)):
             self.values.reader.advise(begin[end > begin], (end - begin)[end > begin])
 
     def column(self) -> np.ndarray:
+        """Return the lengths (N,) int64."""
         return np.diff(self.offsets)
 
 
 class Objects(Field):
-    """Strings, those of a table's column too, and HDF5's own variable length."""
+    """Strings, also in a column of a table, and HDF5's variable-length samples."""
 
     def __init__(self, dset: h5py.Dataset, member: str | None, cache: ChunkCache, swmr: bool, encoding: str) -> None:
         self._encoding = encoding
@@ -252,7 +272,7 @@ class Objects(Field):
             raise ConfigError(f"{self._where} has the shape {dset.shape}; strings and vlen samples must be (rows,)")
         string, vlen = h5py.check_string_dtype(dtype), h5py.check_vlen_dtype(dtype)
         if string is None and (vlen is None or np.dtype(vlen).kind not in "biuf"):
-            raise ConfigError(f"{self._where} has the type {dtype}, which no tensor can hold; write it as another type")
+            raise ConfigError(f"{self._where} has the type {dtype}, which no tensor supports; write it as another type")
         self._rows, self.text = dset.shape[0], string is not None
         self.shape, self.dtype = (-1,), torch_dtype(np.dtype(np.uint8 if self.text else vlen))
         whole = member is None and string is not None and string.length is not None
@@ -263,15 +283,18 @@ class Objects(Field):
         why = "variable length" if dtype.kind == "O" else "a member of a compound type"
         self.way, self.reason = (self._fixed.way, self._fixed.reason) if self._fixed else ("h5py", why)
         self._bytes_a_row = dtype.itemsize
-        self.read(np.arange(min(1, self._rows)))  # what is damaged shall show now
+        self.read(np.arange(min(1, self._rows)))  # raises an error now if it is damaged
 
     def __len__(self) -> int:
+        """Return the number of samples."""
         return self._rows
 
     def nbytes(self, rows: np.ndarray | None) -> int:
+        """Return the bytes of these rows in the dataset, without the values of variable length."""
         return (self._rows if rows is None else len(rows)) * self._bytes_a_row
 
     def read(self, rows: np.ndarray) -> list[Any]:
+        """Return a list of str, or of arrays (length,)."""
         if self._fixed is not None:
             return [decoded(raw, self._where, self._encoding) for raw in self._fixed.read(rows).tolist()]
         assert self._reader is not None
@@ -282,10 +305,12 @@ class Objects(Field):
         return [for_torch(np.asarray(sample), self._where) for sample in out]
 
     def advise(self, rows: np.ndarray) -> None:
+        """Load strings of fixed length in the background."""
         if self._fixed is not None:
             self._fixed.advise(rows)
 
     def column(self) -> np.ndarray:
+        """Return the lengths (N,) int64."""
         rows = np.arange(len(self))
         return np.array([len(s) for k in range(0, len(rows), 4096) for s in self.read(rows[k : k + 4096])], np.int64)
 
@@ -300,14 +325,16 @@ def open_field(
     external: str,
     encoding: str = UTF_8,
 ) -> Field:
-    """The field `name` below `group`. key: the config key to blame. encoding: of its strings. ConfigError where it
-    cannot be a field."""
+    """Open the field `name` in `group`.
+
+    key: the config key for messages. encoding: of its strings. Raise ConfigError if the object cannot be a field.
+    """
     with named(f"{file.filename}: {name} ({key})"):
         item, member = find(file, group, name, key, external)
         if isinstance(item, h5py.Group):
             if not {"values", "offsets"} <= set(item):
                 what = f"{file.filename}: {item.name} ({key}) is a group of {sorted(map(str, item))[:20]}"
-                remedy = "name one of its datasets (a group is a field only if it holds `values` and `offsets`)"
+                remedy = "choose one of its datasets (a group is a field only if it contains `values` and `offsets`)"
                 raise ConfigError(f"{what}; {remedy}")
             return FlatOffsets(item, cache, swmr, external, encoding)
         check_type(item, key)

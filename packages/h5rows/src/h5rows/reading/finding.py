@@ -1,4 +1,4 @@
-"""Find a dataset in an open HDF5 file by its path; errors say what there is instead. No torch."""
+"""Find a dataset in an open HDF5 file by its path; errors list the existing datasets. No torch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LISTED = 24
 
 
 def listing(group: h5py.Group) -> list[str]:
-    """Names of some datasets below a group, with shape and type."""
+    """Return the names of some datasets in a group, with shape and type. Damaged objects are skipped."""
     found: list[str] = []
     for name, item in items_below(group):
-        with suppress(OSError, RuntimeError, KeyError, ValueError, TypeError):  # what is damaged is left out
+        with suppress(OSError, RuntimeError, KeyError, ValueError, TypeError):  # skip damaged objects
             if isinstance(item, h5py.Dataset):
                 found.append(f"{name} {item.shape} {type_name(item)}")
         if len(found) >= _LISTED:
@@ -31,6 +31,7 @@ def listing(group: h5py.Group) -> list[str]:
 
 
 def type_name(dset: h5py.Dataset) -> str:
+    """Return the type of a dataset as text, also if NumPy has no such type."""
     try:
         return str(dset.dtype)
     except (TypeError, ValueError) as error:  # NumPy has no such type
@@ -40,8 +41,11 @@ def type_name(dset: h5py.Dataset) -> str:
 def find(
     file: h5py.File, group: str, name: str, key: str, external: str
 ) -> tuple[h5py.Dataset | h5py.Group, str | None]:
-    """The dataset (or group) `name` below `group`, or at the root if it begins with /, and the member if the path goes
-    on into a compound type. key: the config key to blame. external: refuse or allow what leads to other files."""
+    """Return the dataset (or group) `name`, and the member if the path continues into a compound type, otherwise None.
+
+    name: relative to `group`, or to the root if it begins with /. key: the config key for messages. external: refuse or
+    allow paths to other files. Raise ConfigError if it does not exist; the error lists similar names.
+    """
     for what, text in (("group", group), ("dataset", name)):
         if not isinstance(text, str):
             raise ConfigError(f"{key}: expected the name of a {what}, got {text}")
@@ -50,14 +54,17 @@ def find(
 
 
 def stated_classes(item: h5py.Dataset | h5py.Group) -> Any:
-    """The attribute `classes` of a dataset, its group or its file: names, (N,), or how many they are; None: neither."""
+    """Return the attribute `classes` of a dataset, its group or its file: names (N,), or their number; None if there is
+    none."""
     owners = (item, item.parent, item.file)
     return next((owner.attrs["classes"] for owner in owners if "classes" in owner.attrs), None)
 
 
 def class_names(item: h5py.Dataset | h5py.Group, encoding: str = UTF_8) -> list[str] | None:
-    """Names in the attribute `classes`; None where it holds none, or none that can be read: reading the data must not
-    fail by what only describes them."""
+    """Return the names in the attribute `classes`; None if there are none.
+
+    None also if they cannot be read, because a damaged attribute must not prevent reading the data.
+    """
     try:
         classes = stated_classes(item)
     except (OSError, RuntimeError, LookupError, TypeError, ValueError):
@@ -72,9 +79,9 @@ def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tu
     except (KeyError, ValueError) as error:
         if "doesn't exist" not in str(error):
             raise unreadable(f"{file.filename}: the group {group} ({key})", error) from error
-        remedy = f"data.splits.<split>.group says where a split lies, {as_typed(None)} that there is none"
+        remedy = f"correct data.splits.<split>.group, or set the split to {as_typed(None)} if there is none"
         if not key.startswith("data.splits") and not ConfigError.group:
-            remedy = "split= names another, or splits"
+            remedy = "give another split= or splits="
         what = f"{file.filename} has no group {group!r} ({key}); {_choices(file, group)}"
         raise ConfigError(f"{what}; {remedy}") from None
     if not isinstance(top, h5py.Group):
@@ -111,11 +118,12 @@ def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tu
 
 
 def check_type(dset: h5py.Dataset, key: str) -> None:
+    """Raise ConfigError if NumPy has no type for the dataset. key: the config key for the message."""
     try:
         _ = dset.dtype
     except (TypeError, ValueError) as error:
-        what = f"{dset.file.filename}: {dset.name} ({key}) has a type that NumPy lacks"
-        raise ConfigError(f"{what} ({error}); write it as another") from error
+        what = f"{dset.file.filename}: {dset.name} ({key}) has a type that NumPy does not support"
+        raise ConfigError(f"{what} ({error}); write it as another type") from error
 
 
 def _choices(group: h5py.Group, wanted: str) -> str:
@@ -123,4 +131,4 @@ def _choices(group: h5py.Group, wanted: str) -> str:
     names = [line.split(" ")[0] for line in there]
     groups = [str(name) for name in group] if len(group) < 1000 else []
     near = difflib.get_close_matches(wanted.strip("/"), [*names, *groups], n=1, cutoff=0.5)
-    return (f"did you mean {near[0]!r}? " if near else "") + f"It holds: {'; '.join(there) or 'no datasets'}"
+    return (f"did you mean {near[0]!r}? " if near else "") + f"It contains: {'; '.join(there) or 'no datasets'}"

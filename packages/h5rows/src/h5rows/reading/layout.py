@@ -1,8 +1,8 @@
-"""Where the bytes of an HDF5 dataset lie in its file, and hence how it can be read. No torch, no reading of values.
+"""Find the position of a dataset's bytes in its file, which decides how it is read. No torch, reads no values.
 
 contiguous, or raw chunks of whole rows        -> mapped   gathered from a memory mapping, at the speed of memcpy
-the same, of a remote file without a copy      -> ranges   gathered from its blocks that are here
-chunks with filters that filters.py knows      -> chunks   read by offset, decoded in threads
+the same, of a remote file without a copy      -> ranges   gathered from its blocks on this machine
+chunks with filters that filters.py supports   -> chunks   read by offset, decoded in threads
 anything else                                  -> h5py     exact, slower
 """
 
@@ -20,17 +20,17 @@ import numpy as np
 from h5rows.reading import filters
 from h5rows.reading.opening import Identity, identity, is_remote
 
-_TABLE = 1 << 20  # chunks that are listed however few of them are written
+_TABLE = 1 << 20  # chunks that are listed even if few of them are written
 
 
 @dataclass(eq=False)
 class Layout:
     """The extents of one dataset of N rows. Row chunk c, tile t of it: `size[c, t]` bytes at `offset[c, t]` of `path`.
 
-    A contiguous dataset is one chunk of N rows. A chunk that was never written has size 0 and holds `fill`.
+    A contiguous dataset is one chunk of N rows. A chunk that was never written has size 0 and contains `fill`.
     """
 
-    path: str  # of the file that holds the dataset: not the one opened, if a link leads elsewhere
+    path: str  # the file that contains the dataset; not the opened file if a link leads to another one
     identity: Identity  # of that file
     name: str
     shape: tuple[int, ...]  # (N, *sample)
@@ -38,25 +38,27 @@ class Layout:
     chunk: tuple[int, ...]  # (rows, *tile)
     offset: np.ndarray  # (row chunks, tiles) int64
     size: np.ndarray  # (row chunks, tiles) int64
-    mask: np.ndarray  # (row chunks, tiles) uint32; bit i: filter i was left out for this chunk
+    mask: np.ndarray  # (row chunks, tiles) uint32; bit i: filter i was not applied to this chunk
     pipeline: filters.Pipeline
     fill: np.ndarray | None
 
     @cached_property
     def row_bytes(self) -> int:
+        """Return the bytes of one row."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     @cached_property
     def chunk_bytes(self) -> int:
+        """Return the bytes of one decoded chunk."""
         return math.prod(self.chunk) * self.dtype.itemsize
 
 
 def plan(dset: h5py.Dataset) -> tuple[str, str, Layout | None]:
-    """-> (mapped | chunks | h5py, in which way its rows are read; why; the layout for the two ways that need it)."""
+    """Return how to read a dataset's rows (mapped, chunks or h5py), the reason, and the layout; None for h5py."""
     try:
         return _plan(dset)
     except (OSError, RuntimeError, ValueError, OverflowError) as error:  # h5py's
-        return "h5py", f"HDF5 does not say where it lies: {error}", None
+        return "h5py", f"HDF5 does not return its position: {error}", None
 
 
 def _plan(dset: h5py.Dataset) -> tuple[str, str, Layout | None]:
@@ -65,11 +67,11 @@ def _plan(dset: h5py.Dataset) -> tuple[str, str, Layout | None]:
         return "h5py", reason, None
     if dset.chunks is None:
         offset, size = dset.id.get_offset(), math.prod(dset.shape) * dset.dtype.itemsize
-        # of what was never written get_offset is None, or, behind a user block, that block's last byte
+        # if it was never written, get_offset is None, or the last byte of the user block if there is one
         if offset is None or dset.id.get_storage_size() != size:
             return "h5py", "stored inside the file's metadata (compact), or never written", None
         if not dset.file.userblock_size <= offset <= identity(dset.file)[2] - size:
-            return "h5py", "an address outside of the file", None
+            return "h5py", "an address outside the file", None
         return "mapped", "contiguous", _layout(dset, dset.shape, [[offset]], [[size]], [[0]], ())
     layout = _chunk_table(dset)
     if isinstance(layout, str):
@@ -87,13 +89,13 @@ def _plan(dset: h5py.Dataset) -> tuple[str, str, Layout | None]:
 
 
 def _obstacle(dset: h5py.Dataset) -> str | None:
-    """Why the file's bytes cannot be taken as they are."""
+    """Return the reason why the file's bytes cannot be used directly; None if they can."""
     if dset.dtype.kind not in "biufcS" or dset.dtype.subdtype:
         return f"type {dset.dtype}" if dset.dtype.kind != "O" else "variable length"
     if not dset.dtype.isnative:
-        return "other byte order than this machine's"
+        return "byte order differs from this machine's"
     if not dset.id.get_type().equal(h5py.h5t.py_create(dset.dtype, logical=True)):
-        return "stored in another type than it is read as"
+        return "stored type differs from the type that h5py returns"
     if dset.is_virtual:
         return "virtual"
     if dset.external:
@@ -104,9 +106,9 @@ def _obstacle(dset: h5py.Dataset) -> str | None:
         return f"file driver {dset.file.driver}"
     if dset.chunks is not None:
         if not hasattr(dset.id, "chunk_iter"):
-            return "chunks, which this version of HDF5 does not list"
+            return "chunks, which this version of HDF5 cannot list"
         if dset.file.userblock_size and h5py.h5.get_libversion() < (1, 14, 4):
-            return "chunks behind a user block, whose addresses are wrong in this version of HDF5"
+            return "chunks after a user block: this version of HDF5 returns wrong addresses"
         return filters.obstacle(filters.pipeline(dset), _full_size(dset))
     return None
 
@@ -118,7 +120,7 @@ def _fills(dset: h5py.Dataset) -> bool:
 
 
 def _chunk_table(dset: h5py.Dataset) -> Layout | str:
-    """The extents of all chunks; or why HDF5's list of them cannot be relied on, or would be too long."""
+    """Return the layout of all chunks; or the reason if HDF5's list of chunks is unreliable or too long."""
     grid = [-(-n // c) for n, c in zip(dset.shape, dset.chunks, strict=True)]
     count = dset.id.get_num_chunks()
     if math.prod(grid) > max(_TABLE, 4 * count):
@@ -143,7 +145,10 @@ def _chunk_table(dset: h5py.Dataset) -> Layout | str:
 
 
 def _doubt(dset: h5py.Dataset, corner: np.ndarray, extent: np.ndarray) -> str | None:
-    """Why a list of chunks may be wrong. corner: (n, axes) uint64; extent: (n, 3) uint64 address, size, filter mask."""
+    """Return the reason why a list of chunks may be wrong; None if it is right.
+
+    corner: (n, axes) uint64; extent: (n, 3) uint64 address, size, filter mask.
+    """
     wrong = _damaged_index(dset, corner) or _axes_of_hdf5_2_0(dset) or _outside_of_the_file(dset, extent)
     if wrong is None and not filters.pipeline(dset):
         return "chunks of an unexpected size" if (extent[:, 1] != _full_size(dset)).any() else None
@@ -163,7 +168,8 @@ def _damaged_index(dset: h5py.Dataset, corner: np.ndarray) -> str | None:
 
 
 def _axes_of_hdf5_2_0(dset: h5py.Dataset) -> str | None:
-    """HDF5 2.0 lists the chunks of newer files by the wrong axes where just one axis, not the first, may grow."""
+    """Detect a bug: HDF5 2.0 lists the chunks of newer files by the wrong axes if exactly one axis, not the first, may
+    grow."""
     axes = [axis for axis, most in enumerate(dset.maxshape) if most is None]
     return "chunks that HDF5 lists in wrong places" if len(axes) == 1 and axes != [0] else None
 
@@ -172,16 +178,16 @@ def _outside_of_the_file(dset: h5py.Dataset, extent: np.ndarray) -> str | None:
     address, size, _ = extent.T
     end = identity(dset.file)[2]
     if (size == 0).any() or (address > end).any() or (size > end - np.minimum(address, end)).any():
-        return "chunks without bytes, or with an address outside of the file"
+        return "chunks without bytes, or with an address outside the file"
     return None
 
 
 def _unfiltered_edge(dset: h5py.Dataset, corner: np.ndarray, extent: np.ndarray) -> str | None:
-    """H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS, which h5py cannot ask for: chunks over the edge may be stored raw."""
+    """Detect H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS, which h5py cannot query: chunks at the edge may be stored raw."""
     _, size, mask = extent.T
     over = (corner + np.asarray(dset.chunks, np.uint64) > np.asarray(dset.shape, np.uint64)).any(axis=1)
     if (over & (size == _full_size(dset)) & (mask == 0)).any():
-        return "chunks at the edge that may be stored without their filters"
+        return "chunks at the edge that may be stored without filters"
     return None
 
 
@@ -194,7 +200,8 @@ def _layout(dset: h5py.Dataset, chunk: Any, offset: Any, size: Any, mask: Any, p
 
 
 def _fill(dset: h5py.Dataset) -> np.ndarray:
-    """() of the dataset's type; an array, as a scalar of NumPy's loses what is left of a bool's byte."""
+    """Return the fill value, () of the dataset's type. An array, because a NumPy scalar loses the other bits of a
+    bool's byte."""
     value = np.zeros((), dset.dtype)
     dset.id.get_create_plist().get_fill_value(value)
     return value

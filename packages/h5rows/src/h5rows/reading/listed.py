@@ -1,4 +1,4 @@
-"""A set of shards by its index (packing/shards.py): data.path=https://host/set/index.json. No torch."""
+"""Read the index of a set of shards (packing/shards.py): data.path=https://host/set/index.json. No torch."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from h5rows.errors import ConfigError
 from h5rows.reading.folders import folder_of, is_remote, once
 
 INDEX = "index.json"
-ASKED_S = 60.0  # for so long a process does not ask a server again whether the index has changed
+ASKED_S = 60.0  # time before a process checks again if the index on a server has changed
 
-# {(process, index): (when, the bytes of a local one, its shards)}
+# (process, index) -> (time of reading, content of a local index, its shards)
 _known: dict[tuple[int, str], tuple[float, bytes | None, list[str]]] = {}
 EXPECTED: dict[str, tuple[int, str]] = {}  # address or file of a shard -> its bytes, its SHA-256
 
 
 def is_index(name: str) -> bool:
+    """Return True if the name is that of an index."""
     return name.partition("?")[0].endswith(".json")
 
 
 def listed(name: str) -> list[str]:
-    """The shards that an index names, in its order; of local ones each has the size that it says."""
+    """Return the shards that an index names, in its order. Raise ConfigError if a local shard is missing or has another
+    size."""
     at, last, found = _known.get((os.getpid(), name), (-ASKED_S, None, []))
     local = None if is_remote(name) else _read(name)
     if time.monotonic() - at < ASKED_S and local == last:
@@ -35,8 +37,8 @@ def listed(name: str) -> list[str]:
     for one in shards_in(text, name):
         shard = f"{base}/{one['file']}"
         if not is_remote(name) and (size := os.stat(shard).st_size if os.path.exists(shard) else -1) != one["bytes"]:
-            what = "is not there" if size < 0 else f"has {size:,} bytes, and the index says {one['bytes']:,}"
-            raise ConfigError(f"{shard}: {what}; it is named by {name}")
+            what = "is missing" if size < 0 else f"has {size:,} bytes, expected {one['bytes']:,}"
+            raise ConfigError(f"{shard}: {what}; it is listed in {name}")
         EXPECTED[shard] = one["bytes"], one["sha256"]
         found.append(shard)
     _known[os.getpid(), name] = time.monotonic(), local, found
@@ -44,7 +46,7 @@ def listed(name: str) -> list[str]:
 
 
 def forget(name: str) -> None:
-    """This process has written another index there."""
+    """Forget an index, because this process has written a new one."""
     _known.pop((os.getpid(), name), None)
 
 
@@ -56,8 +58,8 @@ def _read(name: str) -> bytes:
 
 
 def _told(url: str) -> bytes:
-    """What the server says; where it does not answer, what it has said last."""
-    from h5rows.reading.sources import TRIES, Failed, read, source_of  # brings what talks to servers
+    """Return the index from the server; if it cannot be reached, its last known content."""
+    from h5rows.reading.sources import TRIES, Failed, read, source_of  # imports the network code only if needed
 
     kept = folder_of(url) / "last"
     try:
@@ -66,7 +68,7 @@ def _told(url: str) -> bytes:
     except ConfigError as error:
         if not (kept.exists() and isinstance(error.__cause__, Failed)):
             raise
-        once(f"{error}; going by what it said last, {kept}")
+        once(f"{error}; using its last known content, {kept}")
         return kept.read_bytes()
     kept.parent.mkdir(parents=True, exist_ok=True)
     part = kept.with_name(f"last.{os.getpid()}")
@@ -76,7 +78,7 @@ def _told(url: str) -> bytes:
 
 
 def shards_in(text: bytes, name: str) -> list[dict[str, Any]]:
-    """The entries of an index; ConfigError where it is none."""
+    """Return the entries of an index. name: for the message. Raise ConfigError if it is not an index."""
     try:
         shards = json.loads(text)["shards"]
         right = shards and all(
@@ -86,12 +88,12 @@ def shards_in(text: bytes, name: str) -> list[dict[str, Any]]:
     except (ValueError, LookupError, TypeError):
         right = False
     if not right:
-        raise ConfigError(f"{name}: is no index of shards, as `h5 pack SOURCE OUT --shards N` writes it")
+        raise ConfigError(f"{name}: is not an index of shards, as `h5 pack SOURCE OUT --shards N` writes it")
     return list(shards)
 
 
 def digest_of(file: str | Path) -> str:
-    """SHA-256 of a file's bytes."""
+    """Return the SHA-256 of a file."""
     found = hashlib.sha256()
     with open(file, "rb") as opened:
         while piece := opened.read(1 << 22):

@@ -1,5 +1,5 @@
-"""What a file declares, compared with the memory that is free and with the file, before anything is allocated. A few
-bytes may declare any size."""
+"""Compare declared sizes with the free memory and the file's size before anything is allocated, because a few bytes of
+a damaged file may declare any size."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import h5py
 
 from h5rows.errors import ConfigError
 
-CHEAP = 64 << 20  # bytes that are not compared
-COPIES = 3  # of a row or chunk that are in memory at once: HDF5's, ours, the batch's
-MOST_TIMES, MOST_BYTES = 20, 1 << 30  # of the file's size, that what is declared may have, and what it may have anyway
+CHEAP = 64 << 20  # bytes; smaller sizes are not checked
+COPIES = 3  # copies of a row or chunk that are in memory at once: by HDF5, by this library, in the batch
+MOST_TIMES, MOST_BYTES = 20, 1 << 30  # a declared size may be this multiple of the file's size, or this many bytes
 
 
 def available() -> int:
-    """Bytes of memory that this process may still take, as far as the system says."""
+    """Return the bytes of memory that this process may still allocate, as far as the system reports it."""
     free = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     with suppress(OSError, ValueError):
         free.append(_kilobytes("/proc/meminfo", "MemAvailable"))
@@ -39,25 +39,26 @@ def _kilobytes(file: str, name: str) -> int:
 
 
 def afford(size: int, what: str) -> None:
-    """Raise ConfigError if this process cannot take so many bytes. what: begins the message."""
+    """Raise ConfigError if this process cannot allocate `size` bytes. what: subject of the message."""
     if size > CHEAP and size > (free := available()):
-        raise ConfigError(f"{what} take {size / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free here")
+        raise ConfigError(f"{what} take {size / 1e9:,.1f} GB of memory, but only {free / 1e9:,.1f} GB are free")
 
 
 def check_declared(dset: h5py.Dataset) -> None:
-    """Raise ConfigError if a row, or a chunk that is read for it, is larger than memory, or than the file explains."""
+    """Raise ConfigError if a row, or a chunk that contains it, is larger than the memory or implausible for the
+    file."""
     if not dset.shape:
         return
     where, item = f"{dset.file.filename}: {dset.name}", dset.id.get_type().get_size()
     sizes = {"row": math.prod(dset.shape[1:]) * item, "chunk": math.prod(dset.chunks or (0,)) * item}
     part = max(sizes, key=sizes.__getitem__)
-    afford(COPIES * sizes[part], f"{where}: {COPIES} copies of a {part}, as reading it needs,")
+    afford(COPIES * sizes[part], f"{where}: {COPIES} copies of a {part}, required to read it,")
     check_written(dset, sizes[part], f"one {part}")
 
 
 def check_written(dset: h5py.Dataset, size: int, what: str) -> None:
-    """Raise ConfigError if so many bytes cannot be in the file, however well it is compressed."""
+    """Raise ConfigError if the file is too small to contain `size` bytes, even if compressed. what: for the message."""
     held = dset.file.id.get_filesize()
     if size > MOST_BYTES and size > MOST_TIMES * held and not (dset.is_virtual or dset.external):
-        declared = f"declares {size / 1e9:,.1f} GB for {what}, and the file has {held:,} bytes"
-        raise ConfigError(f"{dset.file.filename}: {dset.name} {declared}: most was never written; write less")
+        declared = f"declares {size / 1e9:,.1f} GB for {what}, but the file has {held:,} bytes"
+        raise ConfigError(f"{dset.file.filename}: {dset.name} {declared}: most was never written; make it smaller")

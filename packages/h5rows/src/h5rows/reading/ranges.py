@@ -1,15 +1,15 @@
-"""Remote files of which the blocks that are needed are fetched, into a folder with a limit. No torch.
+"""Read remote files by blocks: needed blocks are downloaded into a folder of limited size. No torch.
 
     file      | segment 0            | segment 1            | ...        16 MiB each, a sparse file in the folder
-    segment   | block 0 | 1 | 2 | 3 ... | flags | claims |              256 KiB, a request takes up to 4 of them
-    flags     1: the block is whole                                     set after its bytes, so true after any kill
-    claims    until when somebody fetches it, by the host's clock       of a process that was killed: 10 seconds
+    segment   | block 0 | 1 | 2 | 3 ... | flags | claims |              blocks of 256 KiB, up to 4 per request
+    flags     1: the block is complete                                  written after it, so correct after any kill
+    claims    until when a process downloads it, by the host's clock    10 seconds if that process is killed
 
     LAB_CACHE_DIR/ranges/<host>@<boot>/<host and path>-<url>/<version>/<segment>
 
-All processes of a host share the folder: each block crosses the network once, while it is held. Above the limit the
-segments that were used least recently are deleted; who reads one still has it mapped, and reads on. What another boot
-of this host has left is deleted: a crash of the machine may leave flags without their bytes.
+All processes of a host share the folder, so each block is downloaded once as long as it is kept. Above the limit, the
+least recently used segments are deleted; a process that has one mapped can still read it. Folders of earlier boots of
+this host are deleted, because a crash of the machine may leave flags without their bytes.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from h5rows.reading.remote import copy_of
 from h5rows.reading.sources import Source, read
 
 BLOCK, RUN, SEGMENT = 256 << 10, 1 << 20, 16 << 20  # bytes
-AHEAD = 512 << 20  # bytes of batches that are asked for before they are gathered; a third of the limit at most
+AHEAD = 512 << 20  # bytes of batches that are requested before they are gathered; at most a third of the limit
 LEAST_GB, NO_LIMIT = 1, 1 << 62
 _BLOCKS = SEGMENT // BLOCK
-_CLAIMS = SEGMENT + _BLOCKS  # where they begin
-_THREADS, _TRIES = 48, 8  # at a time; the last try a minute after the first
+_CLAIMS = SEGMENT + _BLOCKS  # offset of the claims
+_THREADS, _TRIES = 48, 8  # concurrently; the last try is a minute after the first
 _CLAIM_S, _POLL_S, _TOUCH_S = 10.0, 0.02, 1.0
-_MOST_OPEN = 200  # segments that a process holds mapped
+_MOST_OPEN = 200  # segments that a process keeps mapped
 
 
 _thread = threading.local()
 
 
 class Segment:
-    """Bytes of a file, some of which are there. It stays whole for who holds it, deleted or not."""
+    """A part of a file, of which some blocks are present. It stays readable for this process even if it is deleted."""
 
     def __init__(self, path: Path) -> None:
         self.touched = 0.0
@@ -63,14 +63,15 @@ class Segment:
             self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             self.fd = _made(path)
-        finalize(self, os.close, self.fd).atexit = False  # threads may be at work until the very end
+        finalize(self, os.close, self.fd).atexit = False  # threads may work until the process ends
         mapping = mmap.mmap(self.fd, _CLAIMS + 8 * _BLOCKS, access=mmap.ACCESS_READ)
         self.bytes = np.frombuffer(mapping, np.uint8, SEGMENT)
         self.there = np.frombuffer(mapping, np.bool_, _BLOCKS, SEGMENT)
         self.claims = np.frombuffer(mapping, np.float64, _BLOCKS, _CLAIMS)
 
     def claimed(self, blocks: list[int]) -> list[int]:
-        """Those that nobody else fetches now, and are this process's from now on. blocks: numbers in the file."""
+        """Return the blocks that no other process downloads, and claim them for this process. blocks: numbers in the
+        file."""
         fcntl.flock(self.fd, fcntl.LOCK_EX)
         try:
             now = time.monotonic()
@@ -82,10 +83,11 @@ class Segment:
             fcntl.flock(self.fd, fcntl.LOCK_UN)
 
     def claim(self, block: int, until: float) -> None:
+        """Write the time until which a block is claimed. block: number in the segment."""
         os.pwrite(self.fd, np.float64(until).tobytes(), _CLAIMS + 8 * block)
 
     def fill(self, block: int, data: bytes) -> None:
-        """data: of this block and those behind it."""
+        """Write blocks, then their flags. data: bytes of this block and the following ones."""
         view, at = memoryview(data), block * BLOCK
         while view:
             written = os.pwrite(self.fd, view, at)
@@ -93,7 +95,7 @@ class Segment:
         os.pwrite(self.fd, b"\1" * -(-len(data) // BLOCK), SEGMENT + block)
 
     def touch(self) -> bool:
-        """Say that it is in use. False: it was deleted."""
+        """Mark the segment as used now. Return False if it was deleted."""
         if (now := time.monotonic()) - self.touched > _TOUCH_S:
             self.touched = now
             if not os.fstat(self.fd).st_nlink:
@@ -112,20 +114,20 @@ def _made(path: Path) -> int:
             os.link(own, path)
             return fd
         os.close(fd)
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC)  # of another process, just now
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)  # another process has just created it
     finally:
         own.unlink()
 
 
 class RangedFile:
-    """A remote file, read by offset as RawFile is. limit: bytes that the folder, which all share, may have."""
+    """A remote file, read by offset like a RawFile. limit: bytes that the shared folder may have."""
 
-    stretch = SEGMENT  # bytes that an order may ask for together; orders depend on it, so it does not on the limit
+    stretch = SEGMENT  # bytes that an order may request together; independent of the limit, because orders depend on it
 
     def __init__(self, url: str, version: str, size: int, limit: int) -> None:
         self.url, self.version, self.size, self.limit = url, version, size, limit
         self.path = shown(url)
-        self.compared = True  # a row of each field with what HDF5 reads
+        self.compared = True  # one row of each field is compared with HDF5
         path, _ = copy_of(url)
         _allow_open_files()
         self._folder = cache_of_this_boot() / path.parent.parent.name / path.parent.name
@@ -134,7 +136,7 @@ class RangedFile:
     def _begin(self) -> None:
         self._pid, self._lock, self._source = os.getpid(), threading.Condition(), cast("Source | None", None)
         self._open: OrderedDict[int, Segment] = OrderedDict()
-        self._wanted: set[tuple[int, int]] = set()  # first block, urgent: in the queue
+        self._wanted: set[tuple[int, int]] = set()  # (block, urgent) in the queue
         self._failed: dict[int, Exception] = {}
 
     def __reduce__(self) -> Any:
@@ -142,20 +144,22 @@ class RangedFile:
 
     @property
     def ahead_bytes(self) -> int:
+        """Return how many bytes of batches to request before they are gathered."""
         return min(AHEAD, self.limit // 3)
 
     def check(self) -> None:
-        """Each answer of the server is."""
+        """Do nothing, because each answer of the server is checked."""
 
     def described(self, size: int) -> str:
-        """size: bytes of the whole set."""
-        held = f"remote: blocks of {BLOCK >> 10} KiB are fetched as they are needed"
+        """Return a line for the user. size: bytes of the whole set."""
+        held = f"remote: blocks of {BLOCK >> 10} KiB are downloaded on demand"
         if size <= room(self.limit):
             return f"{held}, each once"
-        sizes = f"{size / 1e9:,.1f} GB, of which {self.limit / 1e9:,.1f} are kept"
-        return f"{held}: {sizes}; data/order=chunk_windows fetches each once an epoch"
+        sizes = f"{size / 1e9:,.1f} GB, of which {self.limit / 1e9:,.1f} GB are kept"
+        return f"{held}: {sizes}; to download each once per epoch, use data/order=chunk_windows"
 
     def source(self) -> Source:
+        """Return the connection to the server. Raise ConfigError if the file changed or cannot be reached."""
         if self._source is None:
             _, source = copy_of(self.url)
             if source is None or source.version != self.version:
@@ -166,7 +170,10 @@ class RangedFile:
 
     @contextmanager
     def in_haste(self) -> Iterator[None]:
-        """What this thread advises in this block is needed at once: of several files, so it is asked for together."""
+        """Mark all `advise` calls of this thread in the block as urgent.
+
+        So the blocks of several files are requested together before the thread waits for one of them.
+        """
         _thread.in_haste = True
         try:
             yield
@@ -174,19 +181,20 @@ class RangedFile:
             _thread.in_haste = False
 
     def advise(self, offset: np.ndarray, size: np.ndarray) -> None:
-        """Fetch them meanwhile."""
+        """Download these extents in the background. offset, size: (n,) int64."""
         self._after_a_fork()
         blocks = _blocks(offset, offset + size)
         segments = self._segments(blocks)
         self._ask(_lacking(blocks, segments), segments, urgent=getattr(_thread, "in_haste", False))
 
     def read(self, size: int, offset: int) -> bytes:
+        """Return `size` bytes at an offset."""
         out = np.empty((1, size), np.uint8)
         self.rows_into(np.array([offset]), size, out, np.zeros(1, np.int64))
         return out.tobytes()
 
     def rows_into(self, offset: np.ndarray, size: int, out: np.ndarray, at: np.ndarray) -> None:
-        """`size` bytes from each offset, (B,), to out[at[k]], (size,) uint8."""
+        """Copy `size` bytes from each offset (B,) to out[at[k]], (size,) uint8."""
         if size == 0 or len(offset) == 0:
             return
         segments = self._held(_blocks(offset, offset + size))
@@ -205,12 +213,12 @@ class RangedFile:
                 out[at[k], low - begin : high - begin] = part
 
     def _held(self, blocks: np.ndarray) -> dict[int, Segment]:
-        """Their segments, with these blocks there."""
+        """Return the segments of these blocks by number, after the blocks were downloaded."""
         self._after_a_fork()
         segments = self._segments(blocks)
         with self._lock:
             for block in blocks.tolist():
-                self._failed.pop(block, None)  # for somebody before
+                self._failed.pop(block, None)  # of an earlier request
         while (lacking := _lacking(blocks, segments)).size:
             self._ask(lacking, segments, urgent=True)
             with self._lock:
@@ -239,22 +247,22 @@ class RangedFile:
         return found
 
     def _ask(self, lacking: np.ndarray, segments: dict[int, Segment], urgent: bool) -> None:
-        """Queue requests of blocks that lie together."""
+        """Queue requests, each for blocks that are adjacent."""
         with self._lock:
-            at_least = range(int(urgent), 2)  # what is asked for in no haste is asked for again in haste
+            at_least = range(int(urgent), 2)  # a request that is not urgent is repeated as an urgent one
             asked = [block for block in lacking.tolist() if not any((block, how) in self._wanted for how in at_least)]
             for run in _runs(asked):
                 self._wanted |= {(block, int(urgent)) for block in run}
                 fetcher().put(self, segments[run[0] // _BLOCKS], run, urgent)
 
     def work(self, segment: Segment, run: list[int], urgent: bool) -> None:
-        """In a thread of the fetcher's."""
+        """Download the blocks `run`, in a thread of the fetcher."""
         mine: list[int] = []
         try:
             mine = segment.claimed(run)
             for part in _runs(mine):
                 self._fetch(segment, part)
-        except Exception as error:  # for who waits
+        except Exception as error:  # raised by the thread that waits
             with self._lock:
                 self._failed |= dict.fromkeys(run, error) if urgent else {}
         finally:
@@ -268,7 +276,7 @@ class RangedFile:
     def _fetch(self, segment: Segment, run: list[int]) -> None:
         claimed = time.monotonic()
 
-        def go_on() -> bool:  # called after each piece that has come
+        def go_on() -> bool:  # called after each received piece
             nonlocal claimed
             if (now := time.monotonic()) - claimed > _CLAIM_S / 10:
                 claimed = now
@@ -281,21 +289,22 @@ class RangedFile:
         with _one_line(self):
             try:
                 segment.fill(run[0] % _BLOCKS, data)
-            except OSError:  # of a full disk
+            except OSError:  # the disk is full
                 make_room(self.limit // 2)
                 segment.fill(run[0] % _BLOCKS, data)
         fetcher().count(len(data), self.limit)
 
 
 def _allow_open_files() -> None:
-    """As many as the system allows: rows from all over a large set are in many segments, with two handles each."""
+    """Raise the limit of open files to the maximum, because random rows of a large set need many segments, with two
+    handles each."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # macOS says unlimited, and allows less
+    with suppress(ValueError, OSError):  # macOS reports unlimited, but allows less
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _blocks(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """(n,) int64: the blocks of these extents, in the order of their first use."""
+    """Return the numbers (n,) int64 of the blocks of these extents, in the order of their first use."""
     first = begin // BLOCK
     counts = np.maximum(end - 1, begin) // BLOCK + 1 - first
     firsts = np.repeat(first, counts)
@@ -314,7 +323,8 @@ def _lacking(blocks: np.ndarray, segments: dict[int, Segment]) -> np.ndarray:
 
 
 def _runs(blocks: list[int]) -> Iterator[list[int]]:
-    """Blocks that follow each other, within a segment, as many as a request takes; in the order of the first."""
+    """Yield lists of adjacent blocks within a segment, at most as many as a request takes, in the order of the
+    first."""
     left = set(blocks)
     for block in blocks:
         if block in left:
@@ -328,12 +338,12 @@ def _runs(blocks: list[int]) -> Iterator[list[int]]:
 
 
 class _Fetcher:
-    """Threads of this process that fetch, what is waited for first; they end when there is nothing to do."""
+    """Threads of this process that download blocks, urgent ones first; they end if the queue is empty."""
 
     def __init__(self) -> None:
         self._lock, self._numbers, self._threads = threading.Lock(), count(), 0
-        self._queue: list[tuple[bool, int, RangedFile, Segment, list[int]]] = []  # the urgent first
-        self._fetched: float = float("inf")  # bytes since the last look at the folder
+        self._queue: list[tuple[bool, int, RangedFile, Segment, list[int]]] = []  # urgent ones first
+        self._fetched: float = float("inf")  # bytes since the folder was last checked
 
     def put(self, file: RangedFile, segment: Segment, run: list[int], urgent: bool) -> None:
         with self._lock:
@@ -353,7 +363,7 @@ class _Fetcher:
             del file, segment
 
     def count(self, size: int, limit: int) -> None:
-        """Look at the folder now and then; before the first block too."""
+        """Count downloaded bytes, and limit the folder's size from time to time, also before the first block."""
         with self._lock:
             self._fetched += size
             if self._fetched < limit / 64:
@@ -366,11 +376,12 @@ _fetchers: dict[int, _Fetcher] = {}
 
 
 def fetcher() -> _Fetcher:
+    """Return this process's fetcher."""
     return _fetchers.get(os.getpid()) or _fetchers.setdefault(os.getpid(), _Fetcher())
 
 
 def cache_of_this_boot() -> Path:
-    """The folder; those of earlier boots of this host are deleted."""
+    """Return the folder of blocks, and delete those of earlier boots of this host."""
     host, boot = socket.gethostname(), ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
@@ -382,15 +393,15 @@ def cache_of_this_boot() -> Path:
 
 
 def room(limit: int) -> int:
-    """Down to which a look at the folder deletes: processes write between their looks."""
+    """Return the size to which the folder is reduced; less than the limit, because processes continue to write."""
     return limit - limit // 8
 
 
 def make_room(limit: int) -> None:
-    """Delete the segments that were used least recently, until the others have at most `limit` bytes."""
+    """Delete the least recently used segments until the others have at most `limit` bytes."""
     held = []
     for path in cache_of_this_boot().glob("*/*/*"):
-        with suppress(OSError):  # deleted meanwhile
+        with suppress(OSError):  # deleted by another process
             found = path.stat()
             held.append((found.st_mtime, found.st_blocks * 512, path))
     held.sort()
@@ -408,37 +419,43 @@ def _one_line(file: RangedFile) -> Iterator[None]:
         yield
     except OSError as error:
         what = f"blocks of {file.path} cannot be written to {cache_dir() / 'ranges'}: {error.strerror}"
-        raise ConfigError(f"{what}; a smaller data.cache_gb, or {CACHE_DIR}=... chooses another folder") from error
+        raise ConfigError(f"{what}; reduce data.cache_gb, or set {CACHE_DIR} to another folder") from error
 
 
 # -- files that are open -----------------------------------------------------------------------------------------------
 
-_files: WeakValueDictionary[tuple[int, str], RangedFile] = WeakValueDictionary()  # by process and path
+_files: WeakValueDictionary[tuple[int, str], RangedFile] = WeakValueDictionary()  # (process, path) -> file
 
 
 def ranged_file(url: str, version: str, size: int, limit: int) -> RangedFile:
+    """Return this process's RangedFile of a URL. Raise ConfigError if another query string is in use for it."""
     key = (os.getpid(), shown(url))
     file = _files.get(key)
     if file is None or (file.url, file.version) != (url, version):
         if file is not None and file.url != url:
-            raise ConfigError(f"{file.path}: two addresses that differ in what follows their question mark")
+            raise ConfigError(f"{file.path}: two URLs that differ only in their query string; use one of them")
         file = _files[key] = RangedFile(url, version, size, limit)
     file.limit = min(file.limit, limit)
     return file
 
 
 def file_of(path: str) -> RangedFile:
-    """The one that is open by this name."""
+    """Return the open RangedFile of this name."""
     return _files[os.getpid(), path]
 
 
 def described(urls: Sequence[str], cache_gb: float) -> list[RangedFile]:
-    """Their files, all asked for at once; the beginnings and ends, where HDF5 looks first, are on the way."""
+    """Return the RangedFiles of URLs, opened concurrently; their first and last blocks, which HDF5 reads first, are
+    requested.
+
+    cache_gb: size of the shared folder in 10**9 bytes. Raise ConfigError if a server cannot be reached or cannot send
+    parts of files.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     if not isinstance(cache_gb, (int, float)) or not cache_gb >= LEAST_GB:
         raise ConfigError(
-            f"data.cache_gb={cache_gb}: must be a number from {LEAST_GB} on; {as_typed(None)} fetches whole files"
+            f"data.cache_gb={cache_gb}: must be >= {LEAST_GB}; to download whole files, set {as_typed(None)}"
         )
     limit = int(cache_gb * 1e9)
 
@@ -447,7 +464,7 @@ def described(urls: Sequence[str], cache_gb: float) -> list[RangedFile]:
         if source is None:
             raise ConfigError(f"{shown(url)}: cannot be reached")
         if not source.ranged:
-            raise ConfigError(f"{shown(url)}: its server sends no parts of files; data.cache_gb=null fetches it whole")
+            raise ConfigError(f"{shown(url)}: its server cannot send parts of files; set data.cache_gb=null")
         file = ranged_file(url, source.version, source.size, limit)
         file.advise(np.array([0, max(0, source.size - 1)]), np.array([1, 1]))
         return file
@@ -455,16 +472,17 @@ def described(urls: Sequence[str], cache_gb: float) -> list[RangedFile]:
     with ThreadPoolExecutor(min(32, len(urls)), "ask") as pool:
         files = list(pool.map(asked, urls))
     for shard in files[1:]:
-        shard.compared = False  # written as the first: each comparison would be a request
+        shard.compared = False  # like the first one; each comparison would be a request
     return files
 
 
 @contextmanager
 def open_ranged(file: RangedFile) -> Iterator[h5py.File]:
-    """Links that lead out of it must not be followed: HDF5 would take it for the other."""
+    """Open a remote file with h5py. Do not follow links to other files in it: HDF5 would open this file in their
+    place."""
     access, read = h5py.h5p.create(h5py.h5p.FILE_ACCESS), _Read(file)
     access.set_fileobj_driver(h5py.h5fd.fileobj_driver, read)
-    # what is open when Python has ended lets HDF5 crash then: a traceback that somebody keeps may hold either
+    # HDF5 crashes if these are still open when Python ends, for example because a traceback refers to them
     close_at_exit = [finalize(read, access.close)]
     try:
         with named(file.path):
@@ -477,7 +495,7 @@ def open_ranged(file: RangedFile) -> Iterator[h5py.File]:
 
 
 class _Read:
-    """What HDF5 reads in place of a file."""
+    """The file object that HDF5 reads."""
 
     def __init__(self, file: RangedFile) -> None:
         self._file, self._at = file, 0
@@ -490,7 +508,10 @@ class _Read:
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """In the thread that called h5py and holds its lock: a collection in another thread might wait for that."""
+        """Read in the thread that called h5py and has its lock.
+
+        Garbage collection is disabled meanwhile, because a collection in another thread might wait for that lock.
+        """
         collecting = gc.isenabled()
         gc.disable()
         try:

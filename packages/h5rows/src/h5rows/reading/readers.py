@@ -1,8 +1,8 @@
-"""The three ways to read rows of one HDF5 dataset (layout.py says which). All give the same bytes.
+"""Read rows of one HDF5 dataset; layout.py selects the reader. All return the same bytes.
 
-Each has gather_into, advise and file, as fields have (fields.py). rows: (B,) int64, all within the dataset (the caller
-checks); out: C-contiguous, of the dataset's shape and type. Safe from several threads. Handles are this process's own:
-they are left out of a pickle, and a forked child opens what must not be shared.
+Each has gather_into, advise and file, like the fields in fields.py. rows: (B,) int64, all within the dataset (checked
+by the caller); out: C-contiguous, of the dataset's shape and type. Safe from several threads. Handles belong to one
+process: they are not pickled, and a forked child opens its own if they cannot be shared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from h5rows.reading.raw import ChunkCache, RawFile, raw_file, spread
 
 
 class _AsTheyAre:
-    """Rows lie in the file as they are."""
+    """Rows are stored as plain bytes."""
 
     layout: Layout
     file: Any
@@ -32,12 +32,12 @@ class _AsTheyAre:
         return self.layout.offset[chunk, 0] + inner * self.layout.row_bytes
 
     def advise(self, rows: np.ndarray, count: np.ndarray | int = 1) -> None:
-        """count: rows that follow each, itself included, where they lie together."""
+        """Load rows in the background. count: number of consecutive rows from each on."""
         self.file.advise(self._addresses(rows), np.broadcast_to(count * self.layout.row_bytes, rows.shape))
 
 
 class Mapped(_AsTheyAre):
-    """Copy them from the file's mapping."""
+    """Copy rows from the file's mapping."""
 
     def __init__(self, layout: Layout, file: RawFile | None = None) -> None:
         self.layout, self.file = layout, file or raw_file(layout.path, layout.identity)
@@ -46,7 +46,7 @@ class Mapped(_AsTheyAre):
         if len(self.layout.offset) == 1:
             first = int(self.layout.offset[0, 0])
             self._rows = self._bytes[first : first + self.layout.shape[0] * size].reshape(-1, size)
-        # every run of `size` bytes, at any offset: picking from it gathers rows that lie anywhere
+        # a view of `size` bytes at every offset, so that indexing gathers rows at any position
         shape = (len(self._bytes) - size + 1, size)
         self._runs = np.lib.stride_tricks.as_strided(self._bytes, shape, (1, 1), writeable=False)
 
@@ -54,11 +54,12 @@ class Mapped(_AsTheyAre):
         return Mapped, (self.layout, self.file)
 
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
+        """Copy rows[k] to out[k], or to out[at[k]]."""
         if len(rows) == 0:
             return
         flat = out.reshape(len(out), -1).view(np.uint8)
         if self._rows is not None and at is None:
-            # "clip" because "raise" would go through a buffer; one thread, since the loader has several of its own
+            # "clip", because "raise" copies through a buffer; one thread, because the loader has its own threads
             np.take(self._rows, rows, axis=0, out=flat[: len(rows)], mode="clip")
             return
         addresses, size = self._addresses(rows), self.layout.row_bytes
@@ -67,27 +68,29 @@ class Mapped(_AsTheyAre):
             for k, address in zip(at.tolist(), addresses.tolist(), strict=True):
                 flat[k] = self._bytes[address : address + size]
         else:
-            step = max(1, (128 << 10) // size)  # rows whose copies stay in the cache
+            step = max(1, (128 << 10) // size)  # rows whose copies fit into the processor's cache
             for k in range(0, len(rows), step):
                 flat[at[k : k + step]] = self._runs[addresses[k : k + step]]
 
     @property
     def contiguous(self) -> bool:
+        """Return True if all rows are stored one after the other."""
         return self._rows is not None
 
     def view(self, start: int, stop: int) -> np.ndarray:
-        """Rows start..stop of a contiguous dataset, not copied; read-only."""
+        """Return rows start..stop of a contiguous dataset as a read-only view."""
         assert self._rows is not None
         return self._rows[start:stop].reshape(-1).view(self.layout.dtype).reshape(-1, *self.layout.shape[1:])
 
 
 class Ranged(_AsTheyAre):
-    """Copy them from those blocks of a remote file that are here."""
+    """Copy rows from the downloaded blocks of a remote file."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout, self.file = layout, raw_file(layout.path, layout.identity)
 
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
+        """Copy rows[k] to out[k], or to out[at[k]]. Missing blocks are downloaded first."""
         if len(rows) == 0:
             return
         flat = out.reshape(len(out), -1).view(np.uint8)
@@ -100,11 +103,11 @@ class Chunks:
 
     def __init__(self, layout: Layout, cache: ChunkCache) -> None:
         self.layout, self._cache = layout, cache
-        # of chunks of one row none is asked for again before all others are: the cache holds all of them, or helps not
+        # chunks of one row are read once per epoch, so the cache helps only if it can contain all of them
         self._is_kept = layout.chunk[0] > 1 or layout.offset.size * layout.chunk_bytes <= cache.max_bytes
         self.file = raw_file(layout.path, layout.identity)
         grid = [-(-n // c) for n, c in zip(layout.shape[1:], layout.chunk[1:], strict=True)]
-        # for each tile of a row: where it goes in the sample, and how much of it is inside
+        # for each tile of a row: its position in the sample, and its part inside the dataset
         self._tiles = []
         for corner in np.ndindex(*grid):
             begin = [i * c for i, c in zip(corner, layout.chunk[1:], strict=True)]
@@ -113,12 +116,13 @@ class Chunks:
             self._tiles.append((target, tuple(slice(0, e - b) for b, e in zip(begin, end, strict=True))))
 
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
+        """Decode the chunks of these rows, and copy rows[k] to out[k], or to out[at[k]]."""
         chunk, inner = np.divmod(rows, self.layout.chunk[0])
         order = np.argsort(chunk, kind="stable")
         cuts = np.flatnonzero(np.diff(chunk[order])) + 1
         groups = np.split(order, cuts) if len(rows) else []
         if is_remote(self.layout.path):
-            self.advise(rows)  # all at once
+            self.advise(rows)  # requests all of them concurrently
 
         def copy(group: np.ndarray) -> None:
             number = int(chunk[group[0]])
@@ -135,7 +139,7 @@ class Chunks:
         spread(copy, groups, self.layout.chunk_bytes * len(self._tiles) * len(groups))
 
     def _chunk(self, number: int, tile: int) -> np.ndarray:
-        """Tile `tile` of row chunk `number`, decoded."""
+        """Return tile `tile` of row chunk `number`, decoded."""
         if not self._is_kept:
             return self._decode(number, tile)
         key = (self.layout.path, self.layout.name, number, tile)
@@ -157,26 +161,30 @@ class Chunks:
         return np.frombuffer(data, dtype=layout.dtype).reshape(layout.chunk)
 
     def advise(self, rows: np.ndarray) -> None:
+        """Load the chunks of these rows in the background."""
         chunk = np.unique(rows // self.layout.chunk[0])
         offset, size = self.layout.offset[chunk].reshape(-1), self.layout.size[chunk].reshape(-1)
         self.file.advise(offset[size > 0], size[size > 0])
 
 
 class ThroughH5py:
-    """Whatever HDF5 can read, by h5py, tuned: held handles, no sieve, consecutive rows together. It gives zeros where a
-    file was cut short: this is compared with what it was when it was opened, before and after each use."""
+    """Any dataset that HDF5 can read, by h5py with open handles, no sieve buffer and one read for consecutive rows.
+
+    HDF5 returns zeros for a truncated file, so the file is compared with its state when opened, before and after each
+    use.
+    """
 
     file = None
 
     def __init__(self, dset: h5py.Dataset, member: str | None, swmr: bool) -> None:
-        self._by_row = dset.is_virtual  # HDF5 2.0 may crash on several rows at once of what such a one shows
+        self._by_row = dset.is_virtual  # HDF5 2.0 may crash if several rows of a virtual dataset are read at once
         self.path, self.name, self.member, self.swmr = dset.file.filename, _own_name(dset), member, swmr
         if is_remote(self.path):
-            problem = f"{self.path}: {self.name} is read through HDF5, which needs the whole file"
-            raise ConfigError(f"{problem}: data.cache_gb=null fetches it; or repack it")
+            problem = f"{self.path}: {self.name} can only be read by HDF5, which needs the whole file"
+            raise ConfigError(f"{problem}: to download it, set data.cache_gb=null; or repack the file")
         self.identity = identity(dset.file)
-        # process -> its handle, the dataset. First the caller's, until open_h5's block ends: where the fill value is of
-        # variable length, HDF5 2.0 crashes once two handles have the dataset and one of them is closed
+        # process -> its handle, the dataset. First the caller's dataset, until the block of open_h5 ends: if the fill
+        # value has variable length, HDF5 2.0 crashes when two handles have the dataset and one of them is closed
         self._handles: dict[int, tuple[Held | None, Any]] = {os.getpid(): (None, dset)}
         BORROWERS.add(self)
 
@@ -184,13 +192,13 @@ class ThroughH5py:
         return {**self.__dict__, "_handles": {}}
 
     def give_back(self) -> None:
-        """The caller's handle."""
+        """Release the caller's handle."""
         if self._handles.get(os.getpid(), (self, None))[0] is None:
             del self._handles[os.getpid()]
 
     def _dataset(self) -> Any:
         held, dset = self._handles.get(os.getpid(), (None, None))
-        if not dset:  # not opened yet, or closed, as `hold` says
+        if not dset:  # not opened yet, or closed by `hold`
             held = hold(self.path, self.swmr)
             check_same(self.path, self.identity, held.identity, self.swmr)
             dset = held.file[self.name]
@@ -202,6 +210,7 @@ class ThroughH5py:
         check_same(self.path, self.identity, identity(dset.file), self.swmr)
 
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
+        """Read rows[k] to out[k], or to out[at[k]]."""
         for attempt in range(3):
             dset = None
             try:
@@ -210,13 +219,13 @@ class ThroughH5py:
                 try:
                     self._read(dset, rows, out, at)
                 finally:
-                    if dset:  # whatever was read, or raised: if the file was changed, this is why
+                    if dset:  # also after an error: a changed file may be its reason
                         self._check(dset)
                 return
             except ConfigError:
                 raise
             except (OSError, RuntimeError, KeyError, ValueError) as error:
-                if attempt == 2 or dset is None or dset:  # else another thread has closed it
+                if attempt == 2 or dset is None or dset:  # otherwise another thread has closed it
                     raise unreadable(f"{self.path}: {self.name}", error) from error
 
     def _read(self, dset: Any, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None) -> None:
@@ -229,18 +238,21 @@ class ThroughH5py:
         begins, places, bounds = rows[order].tolist(), to.tolist(), [0, *cuts.tolist(), len(rows)]  # faster than arrays
         for a, b in itertools.pairwise(bounds):
             begin, k = begins[a], places[a]
-            if b - a == 1:  # not out[k] = values[begin]: a scalar of NumPy's loses what is left of a bool's byte
+            if b - a == 1:  # not out[k] = values[begin]: a NumPy scalar loses the other bits of a bool's byte
                 out[k : k + 1] = values[begin : begin + 1]
             else:
                 out[to[a:b]] = values[begin : begin + b - a]
 
     def advise(self, rows: np.ndarray) -> None:
-        """HDF5 reads when it is asked to."""
+        """Do nothing, because HDF5 cannot read in the background."""
 
 
 def _own_name(dset: h5py.Dataset) -> str:
-    """Its name in its own file. `dset.name` is the path by which it was reached: through links it may begin in another
-    file, and name another dataset here."""
+    """Return a dataset's name in its own file.
+
+    `dset.name` is the path by which it was opened: with links, it may begin in another file, and be that of another
+    dataset here.
+    """
     file = dset.file
     try:
         if file[dset.name] == dset:

@@ -1,10 +1,10 @@
-"""Remote files as local copies, which all else then reads as it reads any file. No torch.
+"""Download remote files to local copies, which are then read like any file. No torch.
 
-    composing             HDF5 gets the blocks that it looks at, as it asks for them (ranges.py)
-    training     fetched  LAB_CACHE_DIR/<host and path>-<url>/<version>/name.h5.part grows, and is renamed to name.h5
+    while composing       HDF5 reads the blocks that it needs on demand (ranges.py)
+    before training       LAB_CACHE_DIR/<host and path>-<url>/<version>/name.h5.part grows, and is renamed to name.h5
 
-Of the processes that share the folder one fetches and the others wait. One that was killed is gone on from. Threads
-that wait for the network hold no object of h5py's.
+One of the processes that share the folder downloads, the others wait. A download that was killed is resumed. Threads
+that wait for the network refer to no object of h5py.
 """
 
 from __future__ import annotations
@@ -29,23 +29,26 @@ from h5rows.reading.listed import EXPECTED, digest_of
 from h5rows.reading.opening import names_of
 from h5rows.reading.sources import TRIES, Failed, Source, pause, read, source_of
 
-SPAN, AHEAD = 8 << 20, 4  # bytes that are asked for at once, so many times
+SPAN, AHEAD = 8 << 20, 4  # bytes per request, concurrent requests
 POLL_S, SAY_S = 0.2, 30.0
-ASKED_S = 60.0  # for so long a process does not ask again whether the file has changed
+ASKED_S = 60.0  # time before a process checks again if the file has changed
 
-Between = Callable[[], object]  # called now and then while something is fetched; may raise, to stop
+Between = Callable[[], object]  # called from time to time during a download; may raise to stop it
 
 
 def fetch(path: str | Sequence[str], between: Between, cache_gb: float | None = None) -> dict[str, str]:
-    """path: as Dataset takes it -> {each remote file among these: the version that is here now}; with cache_gb, that
-    will be read, without fetching it."""
+    """Download the remote files of `path`. Return {file: version of its local copy}.
+
+    path: as in Dataset. between: called from time to time; may raise to stop. cache_gb: not None: download nothing, and
+    return the versions that will be read.
+    """
     names = [name for name in names_of(path) if is_remote(name)]
     copies = {shown(name): fetched(name, between) if cache_gb is None else copy_of(name)[0] for name in names}
     return {name: Path(copy).parent.name for name, copy in copies.items()}
 
 
 def fetched(url: str, between: Between = lambda: None) -> str:
-    """The path of the whole local copy."""
+    """Return the path of the complete local copy; download it first if needed."""
     path, source = copy_of(url)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,28 +56,30 @@ def fetched(url: str, between: Between = lambda: None) -> str:
             try:
                 lock = Lock(path.with_name(".lock"))
             except Busy:
-                once(f"waiting for the process that fetches {shown(url)}")
+                once(f"waiting for the process that downloads {shown(url)}")
                 between()
                 time.sleep(POLL_S)
                 continue
             with lock:
                 if not path.exists():
                     if source is None:
-                        raise ConfigError(f"{path} is gone, and {shown(url)} cannot be reached")
+                        raise ConfigError(f"{path} was removed, and {shown(url)} cannot be reached")
                     _fetch(source, path, between)
-    except OSError as error:  # of the disk: those of the network are Failed
-        what = f"the copy of {shown(url)} cannot be written there: {error.strerror}"
-        raise ConfigError(f"{path.parent}: {what}; {CACHE_DIR}=... chooses another folder") from error
+    except OSError as error:  # an error of the disk; those of the network are Failed
+        what = f"the copy of {shown(url)} cannot be written here: {error.strerror}"
+        raise ConfigError(f"{path.parent}: {what}; set {CACHE_DIR} to another folder") from error
     return str(path)
 
 
-# a file's folder, for this process: a source is not used after a fork -> when it was asked for, what is known
+# (process, a file's folder) -> time of the last check, path, source. By process: a source is not used after a fork
 _known: dict[tuple[int, Path], tuple[float, Path, Source | None]] = {}
 
 
 def copy_of(url: str) -> tuple[Path, Source | None]:
-    """Where the copy is, or will be, of the version that the server has now. Where it does not answer, the newest whole
-    copy, and None."""
+    """Return the path of the copy of the server's current version, which may not exist yet, and its source.
+
+    If the server cannot be reached, return the newest complete copy and None.
+    """
     folder, name = folder_of(url), plain(shown(url).rpartition("/")[2]) or "file"
     asked_at, path, source = _known.get((os.getpid(), folder), (-ASKED_S, folder, None))
     if time.monotonic() - asked_at >= ASKED_S:
@@ -85,40 +90,42 @@ def copy_of(url: str) -> tuple[Path, Source | None]:
             check_size(source)
             path = folder / digest(source.version) / name
             if old and not path.exists():
-                once(f"{shown(url)} has changed since {then}; the copy of then stays in {old.parent}")
+                once(f"{shown(url)} has changed since {then}; the old copy stays in {old.parent}")
         except ConfigError as error:
-            if not isinstance(error.__cause__, Failed) and url in EXPECTED:  # it has answered
-                raise ConfigError(f"{error}; the set's index names it: put it back, or pack the set again") from None
+            if not isinstance(error.__cause__, Failed) and url in EXPECTED:  # the server has answered
+                raise ConfigError(f"{error}; the set's index lists it: restore it, or pack the set again") from None
             if old is None or not isinstance(error.__cause__, Failed):
                 raise
             path, source = old, None
-            once(f"{error}; reading the copy of {then}, {old}")
+            once(f"{error}; using the copy of {then}, {old}")
         _known[os.getpid(), folder] = time.monotonic(), path, source
     return path, source
 
 
 def check_size(source: Source) -> None:
-    """Of a shard, whose size its index says."""
+    """Raise ConfigError if a shard does not have the size in its index."""
     size = EXPECTED.get(source.url, (source.size, ""))[0]
     if source.size != size:
-        what = f"has {source.size:,} bytes, and the set's index says {size:,}"
-        raise ConfigError(f"{shown(source.url)}: {what}: it was changed after it was packed")
+        what = f"has {source.size:,} bytes, expected {size:,} by the set's index"
+        raise ConfigError(
+            f"{shown(source.url)}: {what}: it has changed after packing; restore it, or pack the set again"
+        )
 
 
 def _fetch(source: Source, path: Path, between: Between) -> None:
     part, name = path.with_name(f"{path.name}.part"), shown(source.url)
     with open(part, "ab") as file:
-        first = here = os.fstat(file.fileno()).st_size  # of another process, which was ended
+        first = here = os.fstat(file.fileno()).st_size  # of an interrupted download
         missing, free = source.size - here, shutil.disk_usage(path.parent).free
         if free < missing:
-            need = f"{missing / 1e6:,.0f} MB are missing, {free / 1e6:,.0f} MB free"
-            raise ConfigError(f"{name}: no room for its copy in {path.parent}: {need}; {CACHE_DIR}=... chooses another")
-        say(f"fetching {name}, {missing / 1e6:,.1f} of {source.size / 1e6:,.1f} MB, into {path.parent}")
+            need = f"{missing / 1e6:,.0f} MB needed, {free / 1e6:,.0f} MB free"
+            raise ConfigError(f"{name}: no space for its copy in {path.parent}: {need}; set {CACHE_DIR} to another one")
+        say(f"downloading {name}, {missing / 1e6:,.1f} of {source.size / 1e6:,.1f} MB, into {path.parent}")
         began = said = time.monotonic()
         every_s, end = (POLL_S, "\r") if sys.stderr.isatty() else (SAY_S, "\n")
         for data in _pieces(source, here, between):
             file.write(data)
-            file.flush()  # a part is always a beginning of the file
+            file.flush()  # so that the part is always a prefix of the file
             here += len(data)
             if (now := time.monotonic()) - said > every_s:
                 said = now
@@ -126,18 +133,18 @@ def _fetch(source: Source, path: Path, between: Between) -> None:
         os.fsync(file.fileno())
     if (known := EXPECTED.get(source.url)) and digest_of(part) != known[1]:
         part.unlink()
-        what = "what came is not what was packed (SHA-256 in the set's index)"
-        raise ConfigError(f"{name}: {what}; start the run again, and if it stays so pack the set again")
+        what = "the download differs from the packed file (SHA-256 in the set's index)"
+        raise ConfigError(f"{name}: {what}; start the run again; if this repeats, pack the set again")
     if not h5py.is_hdf5(os.fsencode(part)):
         with open(part, "rb") as file:
             begin = file.read(16)
         part.unlink()
-        raise ConfigError(f"{name}: is no HDF5 file; it begins with {begin!r}")
+        raise ConfigError(f"{name}: is not an HDF5 file; it begins with {begin!r}")
     part.replace(path)
 
 
 def _pieces(source: Source, at: int, between: Between) -> Iterator[bytes]:
-    """All from `at` on, in order, fetched by a few threads."""
+    """Yield all bytes from `at` on, in order, downloaded by a few threads."""
     failures = 0
     while not source.ranged and at < source.size:
         try:
@@ -158,4 +165,4 @@ def _pieces(source: Source, at: int, between: Between) -> Iterator[bytes]:
             between()
     finally:
         stop.set()
-        pool.shutdown(wait=not ahead, cancel_futures=True)  # a process that forks has no threads
+        pool.shutdown(wait=not ahead, cancel_futures=True)  # a process must not fork while it has threads

@@ -1,6 +1,6 @@
-"""Where the bytes of a remote file come from: a web server, or whatever fsspec knows (s3://). No torch, no h5py.
+"""Read remote files from a web server, or from any storage that fsspec supports (s3://). No torch, no h5py.
 
-What may go well another time is raised as Failed, for the caller to try again; all else is a ConfigError of one line.
+An error that may not repeat is raised as Failed, so that the caller tries again; other errors are a ConfigError.
 """
 
 from __future__ import annotations
@@ -24,29 +24,30 @@ from h5rows.reading.folders import shown
 T = TypeVar("T")
 PIECE = 1 << 20  # bytes
 TIMEOUT_S, TRIES, PAUSE_S = 30.0, 3, 0.5
-LEAST = 64 << 10  # bytes of an answer in TIMEOUT_S; else it is asked for again, as one connection may be stuck
-MOST_S = 240.0  # no try begins later: a run ends before it is taken for hung
-LOGIN = "; of s3://, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or ~/.aws/credentials say who asks"
-MEANS = {401: "; ~/.netrc may hold a name and a password", 416: "; it is empty"}
-STAMPS = (  # keys of info() that tell a file from one of the same size: of buckets, disks, HDFS, FTP, GitHub, Dropbox
+LEAST = 64 << 10  # bytes in TIMEOUT_S; after less, the request is repeated, because the connection may be stuck
+MOST_S = 240.0  # no try begins later, so that a run fails before it counts as hung
+LOGIN = "; for s3://, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use ~/.aws/credentials"
+MEANS = {401: "; write name and password to ~/.netrc", 416: "; the file is empty"}
+STAMPS = (  # keys of info() that differ between versions of a file: for buckets, disks, HDFS, FTP, GitHub, Dropbox
     "ETag", "etag", "md5Hash", "checksum", "generation", "LastModified", "last_modified", "mtime", "created",
     "modificationTime", "modify", "sha", "content_hash",
 )  # fmt: skip
 
 
 class Failed(Exception):
-    """No server, a timeout, an answer that was cut or is not the one asked for."""
+    """No connection, a timeout, or an answer that is incomplete or wrong."""
 
     def __init__(self, said: object) -> None:
         super().__init__(on_one_line(said))
 
 
 def source_of(url: str, tries: int) -> Source:
+    """Return the source of a URL. tries: number of attempts to reach it."""
     return _patiently(url, lambda: (Http if url.startswith(("http://", "https://")) else Fsspec)(url), tries)
 
 
 def read(source: Source, begin: int, end: int, go_on: Callable[[], bool] = lambda: True, tries: int = TRIES) -> bytes:
-    """go_on: asked after each piece; False ends it early."""
+    """Return the bytes begin..end of a source. go_on: called after each piece; False ends the download early."""
     return _patiently(source.url, lambda: b"".join(takewhile(lambda _: go_on(), source.pieces(begin, end))), tries)
 
 
@@ -61,14 +62,17 @@ def _patiently(url: str, ask: Callable[[], T], tries: int) -> T:
 
 
 def pause(url: str, error: Failed, failures: int, tries: int = TRIES) -> None:
+    """Wait before the next try. Raise ConfigError after the last one."""
     if failures >= tries:
         raise ConfigError(f"{shown(url)}: {error} (tried {failures} times)") from error
     time.sleep(PAUSE_S * 2 ** (failures - 1))
 
 
 class Http:
-    """version: another one is another file. ranged: a part can be had without what comes before it. pieces: the bytes
-    from begin to end, each piece as it comes; safe from several threads."""
+    """A file on a web server.
+
+    version: differs if the file differs. ranged: the server can send a part without the bytes before it.
+    """
 
     def __init__(self, url: str) -> None:
         self.url, self._login = url, ""
@@ -78,8 +82,8 @@ class Http:
         except ValueError as error:
             raise ConfigError(f"data.path={shown(url)}: {error}") from None
         if not host or parts.username or "*" in parts.path:
-            what = "a web server does not list its files; give a list of addresses" if host else "it names no host"
-            what = "a password would stand in config.yaml; put it into ~/.netrc" if parts.username else what
+            what = "a web server cannot list its files; give a list of URLs" if host else "it has no host"
+            what = "a password would be saved in config.yaml; write it to ~/.netrc" if parts.username else what
             raise ConfigError(f"data.path={shown(url)}: {what}")
         with suppress(OSError, netrc.NetrcParseError):
             if parts.scheme == "https" and (known := netrc.netrc().hosts.get(host)):
@@ -89,6 +93,7 @@ class Http:
             self.size, self.version = self._identity(answer)
 
     def pieces(self, begin: int, end: int) -> Iterator[bytes]:
+        """Yield the bytes begin..end in pieces as they are received. Safe from several threads."""
         with self._answer(begin, end) as answer:
             if self._identity(answer) != (self.size, self.version):
                 raise _changed(self.url)
@@ -103,16 +108,16 @@ class Http:
                 at += len(piece)
                 if (now := time.monotonic()) - since > TIMEOUT_S:
                     if at - came < LEAST and at < end:
-                        raise Failed(f"only {at - came:,} bytes came in {now - since:.0f} s")
+                        raise Failed(f"only {at - came:,} bytes received in {now - since:.0f} s")
                     since, came = now, at
-                if at > begin:  # else of a server that sends all of it each time
+                if at > begin:  # otherwise the server sends the whole file, and these bytes precede `begin`
                     yield piece[-(at - begin) :]
 
     def _identity(self, answer: Any) -> tuple[int, str]:
-        """(size, version) as this answer says."""
+        """Return (size, version) from the headers of an answer."""
         size = answer.headers.get("Content-Range" if answer.status == 206 else "Content-Length", "").rpartition("/")[2]
         if not size.isdigit() or answer.headers.get("Content-Encoding", "identity") != "identity":
-            what = "the server does not say its size, or compresses it; download it, and give the file"
+            what = "the server does not send its size, or compresses it; download it yourself, and give the file"
             raise ConfigError(f"{shown(self.url)}: {what}")
         return int(size), f"{size} {answer.headers.get('ETag') or answer.headers.get('Last-Modified')}"
 
@@ -121,7 +126,7 @@ class Http:
         asked = {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"}
         request = urllib.request.Request(quote(self.url, safe="%/:?#[]@!$&'()*+,;=~"), headers=asked)
         if self._login:
-            request.add_unredirected_header("Authorization", self._login)  # for this host alone
+            request.add_unredirected_header("Authorization", self._login)  # only for this host
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
                 yield answer
@@ -139,7 +144,7 @@ class Http:
 
 
 class Fsspec:
-    """As Http."""
+    """A file on a storage of fsspec, with the interface of Http."""
 
     ranged = True
 
@@ -149,16 +154,17 @@ class Fsspec:
             from fsspec.core import url_to_fs
 
             self._files, self._path = url_to_fs(url)
-            self._files.retries = 1  # s3fs would try five times each time that we do, a minute each
+            self._files.retries = 1  # s3fs would make five tries of a minute in each of our tries
         self.size, self.version = self._identity()
 
     def pieces(self, begin: int, end: int) -> Iterator[bytes]:
+        """Yield the bytes begin..end in one piece."""
         with self._asking():
             data = self._files.cat_file(self._path, start=begin, end=end)
         if self._identity() != (self.size, self.version):
             raise _changed(self.url)
         if len(data) != end - begin:
-            raise Failed(f"{len(data):,} of {end - begin:,} bytes came")
+            raise Failed(f"{len(data):,} of {end - begin:,} bytes received")
         yield data
 
     def _identity(self) -> tuple[int, str]:
@@ -166,7 +172,7 @@ class Fsspec:
             self._files.invalidate_cache()
             info = self._files.info(self._path)
         if info.get("type") == "directory" or not isinstance(info.get("size"), int):
-            raise ConfigError(f"{shown(self.url)}: is no file of a known size")
+            raise ConfigError(f"{shown(self.url)}: is not a file of a known size")
         return info["size"], " ".join([str(info["size"]), *(f"{key}={info[key]}" for key in STAMPS if info.get(key))])
 
     @contextmanager
@@ -176,11 +182,11 @@ class Fsspec:
         except ImportError as error:
             raise refused(self.url, f"{first_line(error)} - {pip_install('fsspec s3fs')}") from None
         except FileNotFoundError:
-            pattern = "; a pattern is not looked up, give a list" if "*" in self.url else ""
+            pattern = "; patterns are not supported, give a list" if "*" in self.url else ""
             raise ConfigError(f"{shown(self.url)}: no such file, or no such bucket{pattern}") from None
-        except (PermissionError, ValueError) as error:  # of an unknown protocol too
+        except (PermissionError, ValueError) as error:  # also for an unknown protocol
             raise refused(self.url, told(error)) from None
-        except Exception as error:  # of any library
+        except Exception as error:  # from any library
             raise Failed(told(error)) from error
 
 
@@ -188,14 +194,15 @@ Source = Http | Fsspec
 
 
 def told(error: Exception) -> str:
-    """What a library says of a place, on one line, and what to do where it is about who asks."""
+    """Return a library's error message as one line, with a hint if it is about access rights."""
     said = on_one_line(error)[:300] or type(error).__name__
     return said + LOGIN * (isinstance(error, PermissionError) or "credentials" in said)
 
 
 def refused(url: str, said: str) -> ConfigError:
+    """Return a ConfigError for a URL, on one line."""
     return ConfigError(on_one_line(f"{shown(url)}: {said}"))
 
 
 def _changed(url: str) -> ConfigError:
-    return ConfigError(f"{shown(url)}: was changed while it was fetched; start the run again")
+    return ConfigError(f"{shown(url)}: was changed while it was downloaded; start the run again")

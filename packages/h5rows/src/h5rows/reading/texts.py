@@ -1,4 +1,5 @@
-"""Strings of HDF5 files: bytes, decoded as UTF-8 whatever the file marks them as. h5py marks all bytes as ASCII."""
+"""Decode strings of HDF5 files as UTF-8, independent of the declared encoding, because h5py marks all bytes as
+ASCII."""
 
 from __future__ import annotations
 
@@ -11,33 +12,35 @@ from h5rows.errors import ConfigError
 from h5rows.reading.memory import CHEAP, check_declared
 
 UTF_8 = "utf-8"
-LOOKED_AT = 4096  # rows of a dataset that `inspect` decodes
-OTHERS = ("gb18030", "cp932", "euc_kr", "cp1252")  # of programs that write no UTF-8
+LOOKED_AT = 4096  # rows that `inspect` decodes
+OTHERS = ("gb18030", "cp932", "euc_kr", "cp1252")  # encodings of programs that do not write UTF-8
 
 
 def check_encoding(encoding: Any) -> str:
+    """Return the encoding. Raise ConfigError if Python does not know it."""
     try:
         b"    ".decode(encoding)
-    except UnicodeDecodeError:  # four spaces are no text in it
+    except UnicodeDecodeError:  # the encoding exists, but four spaces are invalid in it
         pass
     except (LookupError, TypeError):
-        raise ConfigError(f"data.encoding={encoding}: no such encoding; such as utf-8, gb18030 or latin-1") from None
+        raise ConfigError(f"data.encoding={encoding}: no such encoding; try utf-8, gb18030 or latin-1") from None
     return str(encoding)
 
 
 def decoded(raw: bytes, where: str, encoding: str) -> str:
+    """Return decoded bytes. where: for the message. Raise ConfigError if they are not in this encoding."""
     try:
         return raw.decode(encoding)
     except UnicodeDecodeError:
-        what = f"{where} holds {raw[:60]!r}, which is not {encoding.upper()}"
+        what = f"{where} contains {raw[:60]!r}, which is not {encoding.upper()}"
         raise ConfigError(f"{what}; give its encoding{_guess(raw)} (data.encoding=...)") from None
 
 
 def name_of(value: Any, encoding: str = UTF_8) -> str:
-    """A name, such as a class's, from a dataset or an attribute; what cannot be decoded as \\x.., so that names stay
-    apart."""
+    """Return a name from a dataset or an attribute as text. Bytes that cannot be decoded become \\x.., so that
+    different names stay different."""
     if not isinstance(value, bytes):
-        raw = str(value).encode(UTF_8, "surrogateescape")  # h5py's sign for what is not UTF-8
+        raw = str(value).encode(UTF_8, "surrogateescape")  # h5py's mark for bytes that are not UTF-8
         return str(value) if raw.decode(UTF_8, "replace") == str(value) else raw.decode(encoding, "backslashreplace")
     return value.decode(encoding, "backslashreplace")
 
@@ -52,7 +55,8 @@ def _guess(raw: bytes) -> str:
 
 
 def said_of(dset: h5py.Dataset, rows: int | None = LOOKED_AT) -> list[str]:
-    """A line for the dataset, or each member of it, whose strings are not UTF-8. rows: to look at; None: all."""
+    """Return a line for the dataset, or for each of its members, whose strings are not UTF-8. rows: number of rows to
+    check; None: all."""
     lines = []
     for member in dset.dtype.names or ("",):
         dtype, values = (dset.dtype[member], dset.fields(member)) if member else (dset.dtype, dset)
@@ -64,7 +68,7 @@ def said_of(dset: h5py.Dataset, rows: int | None = LOOKED_AT) -> list[str]:
         blocks = (values[begin : min(end, begin + step)] for begin in range(0, end, step))
         others = (raw for block in blocks for raw in np.asarray(block).reshape(-1).tolist() if not _is_utf8(raw))
         if (raw := next(others, None)) is not None:
-            what = f"member {member} holds" if member else "holds"
+            what = f"member {member} contains" if member else "contains"
             lines.append(f"{what} {raw[:60]!r}, which is not UTF-8{_guess(raw)}; encoding=... decodes it")
     return lines
 
