@@ -453,7 +453,7 @@ RUNS = [
     row("+callback.a._target_=lab.models.zoo.Misspelt", "callback.a: Misspelt.on_stepp would never be called - did you mean on_step? (called are: before_step, on_end[...])"),
     row("+callback.a._target_=lab.models.zoo.Lightning", "callback.a: Lightning.on_train_epoch_end would never be called (called are: [...])"),
     row("+callback.a._target_=lab.models.zoo.Fewer", "callback.a: Fewer.on_eval must take (state, scores), got (self, scores)"),
-    row("+callback.a._target_=lab.models.zoo.Text", "log('mine'): expected a number, got str - of a tensor or array give .item(); run.logger.show takes pictures, tables and texts"),
+    row("+callback.a._target_=lab.models.zoo.Text", "log('mine'): expected a number, got str - call .item() on a tensor or array; use run.logger.show for images, tables and texts"),
     row("+callback._target_=lab.models.zoo.Text", "callback: its entries have names, such as callback.x: {_target_: ...}; its _target_ has none"),
     *(
         row(f"{CRITERION}.losses '+task.criterion.are={are}' trainer.eval_every=2", f"task.criterion: {line}")
