@@ -43,8 +43,8 @@ ROOT_HAS = "(the config has: process, hardware, logger, profiler, name, seed, ru
 GROUPS = "(the config has: data, model, task, optim, trainer, hardware, logger, callback, profiler, name, seed, rules, resume, sweep, monitor[...])"
 MODEL_HAS = f"(model has: {options('model')})"
 TRAINER_HAS = f"(trainer has: {', '.join(f.name for f in fields(TrainerConfig))})"
-SYNTAX = "no valid override - write key=value, a list as key=[1,2], and text with special characters in quotes twice, 'key=\"a,b\"'"
-CHOSEN = "a group is chosen in the list of defaults, `defaults: - override"
+SYNTAX = "not a valid override - write key=value, a list as key=[1,2], and text with special characters in two kinds of quotes, 'key=\"a,b\"'"
+CHOSEN = "choose an option of a group in the defaults list, `defaults: - override"
 OF_A_MULTIRUN = "only for a multirun, has no effect here - add -m, or remove it"
 NEEDS_OPTUNA = needs("conf/hydra/sweeper/optuna.yaml")
 
@@ -83,11 +83,11 @@ KEYS = [
     row("trainer.max_time=30m", f"trainer.max_time: no such key - it is process.max_time now {TRAINER_HAS}"),
     row("+trainer.max_step=3", f"trainer.max_step: no such key - did you mean trainer.max_steps? {TRAINER_HAS}"),
     row("+model.hiden=3", "model.hiden: lab.models.mlp.MLP takes no 'hiden' - did you mean 'hidden'? (accepts: input_shape, num_outputs, hidden, dropout)"),
-    row("trainer.fsdp.wrap=auto", "trainer.fsdp.wrap: trainer.fsdp is null here - choose trainer=fsdp"),
-    row("data=h5 data.transforms.flip.dim=1", "data.transforms.flip: no such key (data.transforms has: to_float) - what is new is added with a plus, +data.transforms.flip.dim=1"),
-    row("optim.eps=1e-6", "optim.eps: no such key (optim has: decay_norms_and_biases, lr_factors, schedule, lr, betas, weight_decay) - what is new is added with a plus, +optim.eps=1e-6, if torch.optim.AdamW takes it"),
-    row("+optim.lr=3", "optim.lr: exists already, so + cannot add it - write optim.lr=..., without the +"),
-    row("~trainer.max_steps", "~trainer.max_steps: this key cannot be taken out; it is null already"),
+    row("trainer.fsdp.wrap=auto", "trainer.fsdp.wrap: trainer.fsdp is null - choose trainer=fsdp"),
+    row("data=h5 data.transforms.flip.dim=1", "data.transforms.flip: no such key (data.transforms has: to_float) - add a new key with a plus, +data.transforms.flip.dim=1"),
+    row("optim.eps=1e-6", "optim.eps: no such key (optim has: decay_norms_and_biases, lr_factors, schedule, lr, betas, weight_decay) - add a new key with a plus, +optim.eps=1e-6, if torch.optim.AdamW accepts it"),
+    row("+optim.lr=3", "optim.lr: already exists, so + cannot add it - write optim.lr=..., without the +"),
+    row("~trainer.max_steps", "~trainer.max_steps: this key cannot be deleted; its value is already null"),
     # words of other frameworks
     *(
         row(f"{key}={value}", f"{key}: no such key - {TYPED[key.rpartition('.')[2]]} ([...])")
@@ -98,29 +98,29 @@ KEYS = [
     ),
     row("+data.pin_memory=true", f"data.pin_memory: lab.datasets.synthetic.Synthetic takes no 'pin_memory' - {TYPED['pin_memory']} ([...])"),
     row("hardware.device=cuda:1", f"hardware.device: no option 'cuda:1' - did you mean cuda? (options: auto, cpu, cuda, mps); {WHICH_GPUS}"),
-    row("profiler=advanced", "profiler=advanced: no such option - Python's own profiler shows functions: ./run python -m cProfile -s cumtime src/train.py ... (profiler has: none, simple, torch)"),
+    row("profiler=advanced", "profiler=advanced: no such option - to profile functions, use Python's profiler: ./run python -m cProfile -s cumtime src/train.py ... (profiler has: none, simple, torch)"),
 ]  # fmt: skip
 OPTIONS = [
     row("model=mpl", f"model=mpl: no such option - did you mean model=mlp? {MODEL_HAS}"),
     row("-m model=mlp,mpl", f"job 1 (model=mpl): model=mpl: no such option - did you mean model=mlp? {MODEL_HAS}"),
-    row("model=mlp,resnet", "model=mlp,resnet: several values are a sweep - add -m, or write a list as model=[mlp,resnet]"),
-    row("+model=mlp", "model: chosen already, so + cannot add it - write model=..., without the +"),
-    row("+callback=curves", "callback: chosen already, so + cannot add it - write callback=..., without the +"),
+    row("model=mlp,resnet", "model=mlp,resnet: several values are a sweep - add -m; a list is written model=[mlp,resnet]"),
+    row("+model=mlp", "model: is already chosen, so + cannot add it - write model=..., without the +"),
+    row("+callback=curves", "callback: is already chosen, so + cannot add it - write callback=..., without the +"),
     row("hardware.precision=fp8", "hardware.precision: no option 'fp8' (options: auto, fp32, tf32, bf16, bf16-weights, fp16)"),
     *([] if find_spec("ray") else [row("-m hydra/launcher=ray seed=1,2", missing("hydra/launcher=ray", "ray", "ray"))]),
-    row("-m hydra.sweeper._target_=hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper seed=1,2", "hydra.sweeper._target_: hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper: no such plugin of Hydra is installed - hydra/sweeper=optuna, hydra/launcher=pool and others are this project's own"),
-    row("-cn wandb_sweep", f"--config-name wandb_sweep: {PROGRAM.root}/conf/wandb_sweep.yaml is no config of a run - begin it with `defaults: [train, _self_]`"),
+    row("-m hydra.sweeper._target_=hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper seed=1,2", "hydra.sweeper._target_: hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper: no such Hydra plugin is installed - this project has hydra/sweeper=optuna, hydra/launcher=pool and others"),
+    row("-cn wandb_sweep", f"--config-name wandb_sweep: {PROGRAM.root}/conf/wandb_sweep.yaml is not the config of a run - start it with `defaults: [train, _self_]`"),
 ]  # fmt: skip
 SYNTAXES = [
     row("a=[1", f"a=[1: {SYNTAX}"),
     row("seed", f"seed: {SYNTAX}"),
-    row("--lr=3", "unrecognized arguments: --lr=3 - values are given as key=value, without dashes; see --help"),
+    row("--lr=3", "unrecognized arguments: --lr=3 - write values as key=value, without dashes; see --help"),
     row("hydra.job.num=abc", "hydra.job.num=abc: Value 'abc' of type 'str' could not be converted to Integer"),
-    row("optim.lr='${optm.lr}'", "optim.lr: there is no key optm.lr for ${optm.lr} to point to"),
+    row("optim.lr='${optm.lr}'", "optim.lr: there is no key optm.lr, to which ${optm.lr} refers"),
     row("optim.lr='${oc.env:NO_SUCH_VARIABLE}'", "optim.lr: Environment variable 'NO_SUCH_VARIABLE' not found"),
-    row("'trainer.clip_norm=choice(null,1.0)'", "trainer.clip_norm=choice(null,1.0): Hydra's choice() takes no null - give the values by themselves, null,1.0"),
+    row("'trainer.clip_norm=choice(null,1.0)'", "trainer.clip_norm=choice(null,1.0): Hydra's choice() does not accept null - give the values without choice(), null,1.0"),
     row("-m hydra.sweeper.params=3", 'hydra.sweeper.params: expected a mapping, such as {seed: "0,1,2"}, got 3'),
-    row(f"--experimental-rerun {PROGRAM.root}/conf/train.yaml", "--experimental-rerun: would unpickle a file - a run's directory goes on with resume=..."),
+    row(f"--experimental-rerun {PROGRAM.root}/conf/train.yaml", "--experimental-rerun: not supported, because it unpickles a file - to resume a run, give resume=PATH"),
 ]  # fmt: skip
 NO_EFFECT = [
     *(
@@ -130,7 +130,7 @@ NO_EFFECT = [
     row("hydra/sweeper=optuna", f"hydra/sweeper=optuna: {OF_A_MULTIRUN}", NEEDS_OPTUNA),
     row("hydra/sweeper=optuna hydra.sweeper.n_trials=3", f"hydra/sweeper=optuna: {OF_A_MULTIRUN}", NEEDS_OPTUNA),
     *(
-        row(f"{shows} {resume}", f"{shows.partition(' ')[0]}: would show a new run's config, not that of the run to go on with - read its config.yaml, or leave out {resume}")
+        row(f"{shows} {resume}", f"{shows.partition(' ')[0]}: shows the config of a new run, not of the run to resume - read its config.yaml, or remove {resume}")
         for shows in ("--cfg job", "--cfg=job", "-c job", "--help", "-h", "--info")
         for resume in ("resume=outputs/run", "resume=auto")
     ),
@@ -190,9 +190,9 @@ VALUES = [
     row("data.order._partial_=false", "data.order._partial_: must be true - the run adds dataset and seed itself"),
 ]  # fmt: skip
 FILES = [
-    row("hydra.run.dir=", "hydra.run.dir: is empty - give a folder, hydra.run.dir=..., or leave it out for one below outputs/"),
-    row("-m hydra.sweep.dir=null", "hydra.sweep.dir: is empty - give a folder, hydra.sweep.dir=..., or leave it out for one below outputs/"),
-    row("hydra.run.dir=TMP/file/a", "TMP/file/a: Not a directory - no run can be written there; choose another folder, hydra.run.dir=...", files={"file": ""}),
+    row("hydra.run.dir=", "hydra.run.dir: is empty - set a folder, hydra.run.dir=..., or remove it to use a folder below outputs/"),
+    row("-m hydra.sweep.dir=null", "hydra.sweep.dir: is empty - set a folder, hydra.sweep.dir=..., or remove it to use a folder below outputs/"),
+    row("hydra.run.dir=TMP/file/a", "TMP/file/a: Not a directory - the run directory cannot be created; set another one, hydra.run.dir=...", files={"file": ""}),
     row("data=h5 data.path=nope.h5", "data.path=TMP/nope.h5: no such file (the current directory is TMP)"),
     row("data=h5 data.path=[]", "data.path is empty: give a file, a pattern or a list of files"),
     row("data=h5 data.path=3", "data.path=3: expected a file, a pattern or a list of files"),
@@ -207,7 +207,7 @@ FILES = [
     row("data=image_folder data.path=/nope", "data.path: /nope does not exist", needs("conf/data/image_folder.yaml")),
     *(row(f"data={name} data.path=nope.h5", "data.path=TMP/nope.h5: no such file (the current directory is TMP)", needs(f"conf/data/{name}.yaml")) for name in ("tokens", "sequences")),
 ]  # fmt: skip
-HOLDS = "a config holds keys and values, trainer: {max_steps: 3}"
+HOLDS = "a config contains keys and values, e.g. trainer: {max_steps: 3}"
 YAMLS = [
     experiment("monitr: 3", f"monitr: no such key - did you mean monitor? {ROOT_HAS}"),
     experiment("max_steps: 3", f"max_steps: no such key - did you mean trainer.max_steps? {ROOT_HAS}"),
@@ -216,36 +216,36 @@ YAMLS = [
     experiment("defaults: [{override /model: mpl}]", f"model=mpl: no such option - did you mean model=mlp? {MODEL_HAS}"),
     experiment("defaults: 3", "Invalid defaults list in 'experiment/new', defaults must be a list (got int)"),
     experiment("defaults: [digts]", f"experiment=digts: no such option - did you mean experiment=digits? (experiment has: {options('experiment', 'new')}) (named in experiment/new.yaml)"),
-    experiment("defaults: [/model: mlp]", "FILE: model: chosen already - write `override /model: mlp` in its list of defaults"),
-    experiment("defaults: [/callback: curves]", "FILE: callback: chosen already - write `override /callback: curves` in its list of defaults"),
-    experiment("model: {hidden: ['${seed']}", "FILE: model.hidden.0: ${seed - no valid interpolation; another key's value is ${group.key}"),
-    experiment("trainer.max_steps: 5", "FILE: trainer.max_steps: yaml takes dots as a part of the name - write trainer: {max_steps: 5}"),
-    experiment("trainer: {ddp.static_graph: true}", "FILE: ddp.static_graph: yaml takes dots as a part of the name - write ddp: {static_graph: true}"),
-    in_yaml("optim/new", "schedule.final: 0.1", "FILE: schedule.final: yaml takes dots as a part of the name - write schedule: {final: 0.1}"),
+    experiment("defaults: [/model: mlp]", "FILE: model: is already chosen - write `override /model: mlp` in its defaults list"),
+    experiment("defaults: [/callback: curves]", "FILE: callback: is already chosen - write `override /callback: curves` in its defaults list"),
+    experiment("model: {hidden: ['${seed']}", "FILE: model.hidden.0: ${seed - not a valid interpolation; refer to another key as ${group.key}"),
+    experiment("trainer.max_steps: 5", "FILE: trainer.max_steps: in yaml a dot is part of the name - write trainer: {max_steps: 5}"),
+    experiment("trainer: {ddp.static_graph: true}", "FILE: ddp.static_graph: in yaml a dot is part of the name - write ddp: {static_graph: true}"),
+    in_yaml("optim/new", "schedule.final: 0.1", "FILE: schedule.final: in yaml a dot is part of the name - write schedule: {final: 0.1}"),
     in_yaml("experiment/new", "defaults: [{override /model: mlp}]", "experiment/new.yaml: must begin with '# @package _global_' to override the whole config"),
     in_yaml("experiment/new", "seed: 3", "experiment: its yaml must begin with '# @package _global_' to override the whole config"),
-    in_yaml("experiment/new", "\ufeff# @package _global_\nseed: 5\n".encode(), "FILE: begins with a byte order mark, so Hydra does not see its '# @package' - save it as UTF-8 without one (BOM)"),
+    in_yaml("experiment/new", "\ufeff# @package _global_\nseed: 5\n".encode(), "FILE: starts with a byte order mark (BOM), so Hydra ignores its '# @package' - save it as UTF-8 without BOM"),
     in_yaml("experiment/new", "seed: [3\ntrainer: 3", "FILE, line 2: not valid yaml: [...]expected [...]"),
     in_yaml("experiment/new", "seed: 3\nseed: 4", "FILE, line 2: not valid yaml: [...]found duplicate key seed[...]"),
     in_yaml("model/new", b"a: \xff\n", "FILE: not valid yaml: byte 3 is not UTF-8 - save it as UTF-8"),
     row("--config-dir TMP model=b", "TMP/model/b.yaml: not valid yaml: byte 0 is not UTF-8 - save it as UTF-8", files={"model/a.yaml": b"\xff", "model/b.yaml": b"\xfe"}),
-    row("--config-dir TMP model=a", "model=a: no such option - rename TMP/model/a.yml to a.yaml, the only ending that Hydra reads [...]", files={"model/a.yml": "_target_: x"}),
-    row("--config-dir TMP experiment=a", "[...]experiment=a: the defaults of a yaml lead back to itself - take one of them out", files={
+    row("--config-dir TMP model=a", "model=a: no such option - rename TMP/model/a.yml to a.yaml, the only suffix that Hydra reads [...]", files={"model/a.yml": "_target_: x"}),
+    row("--config-dir TMP experiment=a", "[...]experiment=a: the defaults list of a yaml file includes itself - remove that entry", files={
         f"experiment/{name}.yaml": f"# @package _global_\ndefaults: [{other}, {{override /model: resnet}}]\n" for name, other in (("a", "b"), ("b", "/experiment/a"))
     }),
     # a yaml that holds no keys
-    experiment("- a", f"FILE: holds a list; {HOLDS}"),
-    in_yaml("experiment/new", "- a", f"FILE: holds a list; {HOLDS}"),
-    in_yaml("experiment/new", "3", f"FILE: holds the single value 3; {HOLDS}"),
+    experiment("- a", f"FILE: contains a list; {HOLDS}"),
+    in_yaml("experiment/new", "- a", f"FILE: contains a list; {HOLDS}"),
+    in_yaml("experiment/new", "3", f"FILE: contains the single value 3; {HOLDS}"),
     *(
-        in_yaml(f"{group}/new", content, f"FILE: holds {what}; {HOLDS}")
+        in_yaml(f"{group}/new", content, f"FILE: contains {what}; {HOLDS}")
         for group in ("data", "model", "task", "optim", "callback")
         for content, what in (("3", "the single value 3"), ("- a", "a list"), ("text", "the single value 'text'"))
     ),
     *(
         in_yaml(f"{group}/new", content, line)
         for group, line in {
-            "data": "model.input_shape: there is no key data.input_shape for ${data.input_shape} to point to",
+            "data": "model.input_shape: there is no key data.input_shape, to which ${data.input_shape} refers",
             "model": "model: needs a _target_, the import path of what to build, got a mapping",
             "task": "task: needs a _target_, the import path of what to build, got a mapping",
             "optim": "optim.schedule: this key is missing - give it a value, optim.schedule=...",

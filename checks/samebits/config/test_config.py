@@ -258,7 +258,7 @@ def test_typed_gives_values_of_the_declared_types() -> None:
         ("count", 1.5, "g.count: expected an integer, got 1.5"),
         ("count", True, "g.count: expected an integer, got true"),
         ("count", None, "g.count: expected an integer, got null"),
-        ("count", "???", "g.count: a value is missing here (???) - give one, g.count=..."),
+        ("count", "???", "g.count: is missing (???) - set g.count=..."),
         ("rate", "x", "g.rate: expected a number or null, got 'x'"),
         ("rate", float("nan"), "g.rate: expected a number or null, got nan"),
         ("flag", 1, "g.flag: expected true or false, got 1"),

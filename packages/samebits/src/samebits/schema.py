@@ -329,7 +329,7 @@ def _value(value: Any, hint: Any, key: str, moved: Mapping[str, str]) -> Any:
     if get_origin(hint) is Annotated:
         hint, rule = get_args(hint)
     if value == MISSING:
-        raise ConfigError(f"{key}: a value is missing here (???) - give one, {key}=...")
+        raise ConfigError(f"{key}: is missing (???) - set {key}=...")
     good, out = fits(value, hint)
     closed = rule.words and (not good or isinstance(out, str)) and out not in rule.words
     if closed and (len(rule.words) > 1 and isinstance(value, str)):
