@@ -82,7 +82,7 @@ KEYS = [
     row("optim/shedule=cosine", "optim/shedule: no such group - did you mean optim/schedule? (groups: callback, data, data/order, [...])"),
     row("trainer.max_time=30m", f"trainer.max_time: no such key - it is process.max_time now {TRAINER_HAS}"),
     row("+trainer.max_step=3", f"trainer.max_step: no such key - did you mean trainer.max_steps? {TRAINER_HAS}"),
-    row("+model.hiden=3", "model.hiden: lab.models.mlp.MLP takes no 'hiden' - did you mean 'hidden'? (accepts: input_shape, num_outputs, hidden, dropout)"),
+    row("+model.hiden=3", "model.hiden: lab.models.mlp.MLP does not accept 'hiden' - did you mean 'hidden'? (accepts: input_shape, num_outputs, hidden, dropout)"),
     row("trainer.fsdp.wrap=auto", "trainer.fsdp.wrap: trainer.fsdp is null - choose trainer=fsdp"),
     row("data=h5 data.transforms.flip.dim=1", "data.transforms.flip: no such key (data.transforms has: to_float) - add a new key with a plus, +data.transforms.flip.dim=1"),
     row("optim.eps=1e-6", "optim.eps: no such key (optim has: decay_norms_and_biases, lr_factors, schedule, lr, betas, weight_decay) - add a new key with a plus, +optim.eps=1e-6, if torch.optim.AdamW accepts it"),
@@ -96,7 +96,7 @@ KEYS = [
             "data.persistent_workers": "true", "data.batch_size": "64", "trainer.empty_cache": "true",
         }.items()
     ),
-    row("+data.pin_memory=true", f"data.pin_memory: lab.datasets.synthetic.Synthetic takes no 'pin_memory' - {TYPED['pin_memory']} ([...])"),
+    row("+data.pin_memory=true", f"data.pin_memory: lab.datasets.synthetic.Synthetic does not accept 'pin_memory' - {TYPED['pin_memory']} ([...])"),
     row("hardware.device=cuda:1", f"hardware.device: no option 'cuda:1' - did you mean cuda? (options: auto, cpu, cuda, mps); {WHICH_GPUS}"),
     row("profiler=advanced", "profiler=advanced: no such option - to profile functions, use Python's profiler: ./run python -m cProfile -s cumtime src/train.py ... (profiler has: none, simple, torch)"),
 ]  # fmt: skip
@@ -212,7 +212,7 @@ YAMLS = [
     experiment("monitr: 3", f"monitr: no such key - did you mean monitor? {ROOT_HAS}"),
     experiment("max_steps: 3", f"max_steps: no such key - did you mean trainer.max_steps? {ROOT_HAS}"),
     experiment("trainer: {max_step: 3}", f"trainer.max_step: no such key - did you mean trainer.max_steps? {TRAINER_HAS}"),
-    experiment("model: {hiden: 3}", "model.hiden: lab.models.mlp.MLP takes no 'hiden' - did you mean 'hidden'? (accepts: input_shape, num_outputs, hidden, dropout)"),
+    experiment("model: {hiden: 3}", "model.hiden: lab.models.mlp.MLP does not accept 'hiden' - did you mean 'hidden'? (accepts: input_shape, num_outputs, hidden, dropout)"),
     experiment("defaults: [{override /model: mpl}]", f"model=mpl: no such option - did you mean model=mlp? {MODEL_HAS}"),
     experiment("defaults: 3", "Invalid defaults list in 'experiment/new', defaults must be a list (got int)"),
     experiment("defaults: [digts]", f"experiment=digts: no such option - did you mean experiment=digits? (experiment has: {options('experiment', 'new')}) (named in experiment/new.yaml)"),
@@ -246,8 +246,8 @@ YAMLS = [
         in_yaml(f"{group}/new", content, line)
         for group, line in {
             "data": "model.input_shape: there is no key data.input_shape, to which ${data.input_shape} refers",
-            "model": "model: needs a _target_, the import path of what to build, got a mapping",
-            "task": "task: needs a _target_, the import path of what to build, got a mapping",
+            "model": "model: needs a _target_, the import path of a class, got a mapping",
+            "task": "task: needs a _target_, the import path of a class, got a mapping",
             "optim": "optim.schedule: this key is missing - give it a value, optim.schedule=...",
         }.items()
         for content in ("", "null")
@@ -430,23 +430,23 @@ A_SAMPLE = "must return one value a sample, (B,) = (64,), but returned"
 
 
 def nothing(key: str, expected: str) -> Any:
-    return row(f"{key}._target_=lab.models.zoo.Nothing", f"{key.lstrip('+')}._target_: expected {expected}, and lab.models.zoo.Nothing gives a Nothing")  # fmt: skip
+    return row(f"{key}._target_=lab.models.zoo.Nothing", f"{key.lstrip('+')}._target_: expected {expected}, but lab.models.zoo.Nothing gives a Nothing")  # fmt: skip
 
 
 RUNS = [
-    row(f"{NET} +model.depth=0", "model.depth=0: lab.models.zoo.Net cannot be built: depth must not be 0 (ValueError, TMP/mine/zoo.py, line 11; LAB_TRACEBACK=1 has more)"),
-    row(f"{NET} +model.depth=2", "model: lab.models.zoo.Net cannot be built with input_shape=[1, 8, 8], num_outputs=10, hidden=[16], dropout=0.0, depth=2: 'a bug' (KeyError, TMP/mine/zoo.py, line 13; LAB_TRACEBACK=1 has more)"),
-    row(f"{NET} +model.depth=4", "model: lab.models.zoo.Net cannot be built with [...], depth=4: [Errno 2] No such file or directory: 'table.csv' (FileNotFoundError, TMP/mine/zoo.py, line 15; LAB_TRACEBACK=1 has more)"),
-    row(f"{NET} +model.depth=7 model.dropout=1.0", "model.dropout=1.0: lab.models.zoo.Net cannot be built: dropout probability has to be between 0 and 1, but got 7.0 (ValueError, TMP/mine/zoo.py, line 16; LAB_TRACEBACK=1 has more)"),
+    row(f"{NET} +model.depth=0", "model.depth=0: lab.models.zoo.Net cannot be built: depth must not be 0 (ValueError, TMP/mine/zoo.py, line 11; LAB_TRACEBACK=1 prints the traceback)"),
+    row(f"{NET} +model.depth=2", "model: lab.models.zoo.Net cannot be built with input_shape=[1, 8, 8], num_outputs=10, hidden=[16], dropout=0.0, depth=2: 'a bug' (KeyError, TMP/mine/zoo.py, line 13; LAB_TRACEBACK=1 prints the traceback)"),
+    row(f"{NET} +model.depth=4", "model: lab.models.zoo.Net cannot be built with [...], depth=4: [Errno 2] No such file or directory: 'table.csv' (FileNotFoundError, TMP/mine/zoo.py, line 15; LAB_TRACEBACK=1 prints the traceback)"),
+    row(f"{NET} +model.depth=7 model.dropout=1.0", "model.dropout=1.0: lab.models.zoo.Net cannot be built: dropout probability has to be between 0 and 1, but got 7.0 (ValueError, TMP/mine/zoo.py, line 16; LAB_TRACEBACK=1 prints the traceback)"),
     row(f"{NET} +model.depth=0 trainer=ddp hardware.num_procs=2", "model.depth=0: lab.models.zoo.Net cannot be built: depth must not be 0 (ValueError, [...])", files={"a/notes/mine.txt": "mine"}),
     row("model._target_=lab.models.zoo.Late ~model.input_shape ~model.num_outputs ~model.hidden ~model.dropout", "model: net.1.weight has no size before the first batch, as a lazy module's: give the size, which data.input_shape and data.num_outputs say"),
     row("model.input_shape=[3]", "MLP was built for samples of shape (3,) and got (1, 8, 8): its input_shape must be that (for the model: model.input_shape, the shape after data.transforms)"),
-    row("optim=sgd optim.momentum=0", "optim.momentum=0: torch.optim.SGD cannot be built: Nesterov momentum requires a momentum and zero dampening (ValueError, [...]sgd.py, line [...]; LAB_TRACEBACK=1 has more)"),
-    row("optim.schedule._target_=lab.models.zoo.rate", "optim.schedule: lab.models.zoo.rate cannot be built with warmup=0.05, final=0.0: can't multiply sequence by non-int of type 'float' (TypeError; LAB_TRACEBACK=1 has more)"),
+    row("optim=sgd optim.momentum=0", "optim.momentum=0: torch.optim.SGD cannot be built: Nesterov momentum requires a momentum and zero dampening (ValueError, [...]sgd.py, line [...]; LAB_TRACEBACK=1 prints the traceback)"),
+    row("optim.schedule._target_=lab.models.zoo.rate", "optim.schedule: lab.models.zoo.rate cannot be built with warmup=0.05, final=0.0: can't multiply sequence by non-int of type 'float' (TypeError; LAB_TRACEBACK=1 prints the traceback)"),
     nothing("model", "a torch.nn.modules.module.Module"),
     nothing("optim", "a torch.optim.optimizer.Optimizer"),
-    nothing("optim.schedule", "something to be called"),
-    nothing("+data.transforms.a", "something to be called"),
+    nothing("optim.schedule", "a callable"),
+    nothing("+data.transforms.a", "a callable"),
     nothing("+callback.a", "a lab.callbacks.base.Callback"),
     row(f"{CRITERION}.Nothing", "task.criterion: Nothing cannot be called: give it __call__(output, batch) -> (B,) losses"),
     # what is called while it trains
@@ -454,7 +454,7 @@ RUNS = [
     row("+callback.a._target_=lab.models.zoo.Lightning", "callback.a: Lightning.on_train_epoch_end would never be called (called are: [...])"),
     row("+callback.a._target_=lab.models.zoo.Fewer", "callback.a: Fewer.on_eval must take (state, scores), got (self, scores)"),
     row("+callback.a._target_=lab.models.zoo.Text", "log('mine'): expected a number, got str - call .item() on a tensor or array; use run.logger.show for images, tables and texts"),
-    row("+callback._target_=lab.models.zoo.Text", "callback: its entries have names, such as callback.x: {_target_: ...}; its _target_ has none"),
+    row("+callback._target_=lab.models.zoo.Text", "callback: expected a mapping of names, e.g. callback.x: {_target_: ...}, got a node with a _target_"),
     *(
         row(f"{CRITERION}.losses '+task.criterion.are={are}' trainer.eval_every=2", f"task.criterion: {line}")
         for are, line in {
@@ -467,7 +467,7 @@ RUNS = [
     row("+task.metrics.mine._target_=lab.models.zoo.losses '+task.metrics.mine.are=a mean'", f"task.metrics.mine: {A_SAMPLE} shape (): leave the mean over the batch out, and take it over all other dimensions, values.view(B, -1).mean(1)"),
     row(f"{CRITERION}.Trained", "task.criterion: Trained has a parameter to train, part.weight[...], which is not part [...]"),
     # what the data says
-    row("data.order._target_=lab.models.zoo.Order", "data.order: lab.models.zoo.Order cannot be built: cannot order 1297 samples (RuntimeError, TMP/mine/zoo.py, line [...]; LAB_TRACEBACK=1 has more)"),
+    row("data.order._target_=lab.models.zoo.Order", "data.order: lab.models.zoo.Order cannot be built: cannot order 1297 samples (RuntimeError, TMP/mine/zoo.py, line [...]; LAB_TRACEBACK=1 prints the traceback)"),
     row("data/order=first data.order.count=9999", "data.order.count=9999 must be between 1 and the 1297 samples of the training split"),
     row("data.splits.val.group=valid", "data.splits.val.group: [...]digits.h5 has no group 'valid' [...]; did you mean 'val'? [...]"),
     row("data.splits.train=null", "data.splits.train=null: there is nothing to train on; name the group that holds the split"),

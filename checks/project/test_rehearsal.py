@@ -211,5 +211,5 @@ def test_a_rehearsal_compiles_nothing_and_decides_nothing_of_what_is_compiled(
         monkeypatch.setattr(lab.run, "rehearse", lambda *_: None)
         other = start_run(tmp_path / "without", *common)
     assert_equal(last_checkpoint(one), last_checkpoint(other))
-    again = [re.findall(r"compiled again: (\w+)", (run / "train.log").read_text()) for run in (one, other)]
+    again = [re.findall(r"recompiled: (\w+)", (run / "train.log").read_text()) for run in (one, other)]
     assert again[0] == again[1]

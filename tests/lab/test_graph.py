@@ -101,11 +101,11 @@ class Changing(Supervised):
 @pytest.mark.parametrize(
     ("way", "says"),
     [
-        ("counts", "a step changes task.count on the host, and a graph would not"),
-        ("keeps a batch", "a step changes the place of task.kept on the host, and a graph would not"),
-        ("asks", r"the step does what no graph can hold, such as asking the GPU for a value \(\.item\(\)"),
+        ("counts", "a step changes task.count on the host, which a graph would not repeat"),
+        ("keeps a batch", "a step changes the address of task.kept on the host, which a graph would not repeat"),
+        ("asks", r"a graph cannot contain this step; it may read a value from the GPU \(\.item\(\)"),
         *(
-            case(way, "a step draws random numbers on the host, and a graph would not")
+            case(way, "a step draws random numbers on the host, which a graph would not repeat")
             for way, case in {"torch": pytest.param, "numpy": slow, "python": slow}.items()
         ),
     ],
@@ -115,7 +115,7 @@ def test_a_step_that_changes_the_host_is_refused(
 ) -> None:
     monkeypatch.setattr(Changing, "way", way)
     monkeypatch.setattr(lab.tasks.supervised, "Changing", Changing, raising=False)
-    with pytest.raises(ConfigError, match=rf"^hardware\.cuda_graph=true: {says}.* - leave it false"):
+    with pytest.raises(ConfigError, match=rf"^hardware\.cuda_graph=true: {says}.* - set it to false"):
         start_run(tmp_path, *SMALL, "task._target_=lab.tasks.supervised.Changing")
 
 
@@ -208,7 +208,7 @@ class Projecting(Supervised):
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (("+optim.fused=false",), "AdamW has no fused kernel here, so it may ask the GPU for the learning rate"),
+        (("+optim.fused=false",), "AdamW has no fused kernel here and may read the learning rate from the GPU"),
         slow(("optim._target_=torch.optim.NAdam",), "NAdam has no fused kernel here"),
         (("task._target_=lab.tasks.supervised.Choosing",), "Choosing.train_step may choose or draw on the host"),
         slow(("task._target_=lab.tasks.supervised.Averaging",), "Averaging.averaging_factor may choose"),

@@ -108,7 +108,7 @@ def test_mistakes_are_one_line() -> None:
     for override, line in (
         ("optim.lr=-1", r"^optim\.lr: must be >= 0"),
         ("optim.matrices.momentun=0.9", "momentun"),
-        ("optim.matrices._partial_=false", r"^optim\.matrices\.params: .* needs a value for 'params'"),
+        ("optim.matrices._partial_=false", r"^optim\.matrices\.params: .* requires 'params'"),
         ("optim.matrices._target_=torch.optim.Moun", r"^optim\.matrices\._target_: torch\.optim has no 'Moun' - did"),
     ):
         with pytest.raises(Exception, match=line):
