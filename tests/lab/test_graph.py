@@ -153,20 +153,20 @@ def test_a_batch_of_another_shape_has_a_step_as_it_is() -> None:
     for size in (4, 3, 4, 3):
         run(step, [{"x": torch.ones(size, 2)}], None)
     assert sizes == [4, 3, 4, 3]
-    assert said == ["hardware.cuda_graph=true: a batch has other shapes than the first one; a step of such a batch has "
-                    "no graph"]  # fmt: skip
-    with pytest.raises(ConfigError, match="the batch's 'name' is no tensor"):
+    assert said == ["hardware.cuda_graph=true: a batch has other shapes than the first one; steps with such "
+                    "batches run without the graph"]  # fmt: skip
+    with pytest.raises(ConfigError, match="the batch's 'name' is not a tensor"):
         run(step, [{"x": torch.ones(4, 2), "name": ["a"]}], None)  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (("trainer=ddp",), r"holds one GPU's step, not that of trainer=ddp - trainer=single"),
-        (("hardware=cpu",), r"is a GPU's, and hardware.device is cpu - hardware=gpu"),
-        (("hardware.compile=reduce-overhead",), r"cannot hold those of hardware.compile=reduce-overhead"),
-        (("hardware.precision=fp16",), r"does not hold the scale of fp16's losses - hardware.precision=bf16"),
-        (("hardware.detect_anomaly=true",), r"asks the GPU for nothing, as detect_anomaly does"),
+        (("trainer=ddp",), r"requires one GPU, not trainer=ddp - use trainer=single"),
+        (("hardware=cpu",), r"requires a GPU, and hardware.device is cpu - use hardware=gpu"),
+        (("hardware.compile=reduce-overhead",), r"cannot contain the graphs of hardware.compile=reduce-overhead"),
+        (("hardware.precision=fp16",), r"does not support loss scaling of fp16 - use hardware.precision=bf16"),
+        (("hardware.detect_anomaly=true",), r"cannot read values from the GPU, which detect_anomaly does"),
     ],
 )
 def test_what_no_graph_can_hold_is_refused_before_the_run(more: tuple[str, ...], says: str) -> None:

@@ -5,8 +5,7 @@ Input: a model or a function, the config group `hardware`, and `Hardware`, in wh
 equivalent, or the same object if nothing is to be compiled.
 
 Guarantees: names of weights do not change. Effects that a graph would not repeat (a step that changes values on the
-host or
-draws random numbers there) are detected and refused before the step is captured.
+host or draws random numbers there) are detected and refused before the step is captured.
 
 Errors: ConfigError for a model or step that cannot be compiled or captured.
 

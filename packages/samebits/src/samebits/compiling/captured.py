@@ -1,10 +1,9 @@
 """Run a training step as one CUDA graph. One call launches all kernels, which helps if the host takes longer to launch
-them
-separately than the GPU to run them (torch.cuda.CUDAGraph; "Accelerating PyTorch with CUDA Graphs", 2021).
+them separately than the GPU to run them (torch.cuda.CUDAGraph; "Accelerating PyTorch with CUDA Graphs", 2021).
 
 Decisions that Python makes during capture are fixed for all later steps. Therefore `Captured` compares values on the
-host:
-it refuses a step that changes them, and captures the step again if they were changed between steps (by a callback).
+host: it refuses a step that changes them, and captures the step again if they were changed between steps (by a
+callback).
 """
 
 from __future__ import annotations
@@ -50,12 +49,10 @@ class Captured:
     """Run steps as a graph, after WARM_UP steps without one.
 
     All steps read their batches from the same memory, so that the code compiled for the first steps is captured.
-    Batches of
-    other shapes run without the graph.
+    Batches of other shapes run without the graph.
 
     modules: modules that a step may read. optimizers: their learning rates must be tensors on the device. say: prints a
-    line,
-    once, about batches of other shapes.
+    line, once, about batches of other shapes.
     """
 
     def __init__(

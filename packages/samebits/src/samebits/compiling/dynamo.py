@@ -1,10 +1,8 @@
 """Apply torch.compile to the losses in training, to the chain of batch transforms and to evaluation; or only to the
-blocks
-of a model, which have the same code and are compiled once.
+blocks of a model, which have the same code and are compiled once.
 
 CUDA graphs (reduce-overhead, max-autotune) are used in training only. They write results to the same memory each time,
-but
-results of transforms and evaluations are kept longer.
+but results of transforms and evaluations are kept longer.
 """
 
 from __future__ import annotations
@@ -29,10 +27,8 @@ def compiled(net: nn.Module, config: HardwareConfig, machine: Hardware) -> nn.Mo
     """Return `net` compiled for training. A module can list methods that stay eager in its attribute `not_compiled`.
 
     torch splits a compiled graph at DDP's buckets. Before torch 2.13 it cannot split a graph with activation
-    checkpointing, so
-    the graph stays whole: gradients are averaged after the backward pass, without overlap. With
-    hardware.compile=blocks,
-    `compile_blocks` has compiled the blocks already, and DDP's hooks average each bucket.
+    checkpointing, so the graph stays whole: gradients are averaged after the backward pass, without overlap. With
+    hardware.compile=blocks, `compile_blocks` has compiled the blocks already, and DDP's hooks average each bucket.
     """
     if machine.compile == BLOCKS:
         return net
@@ -54,9 +50,8 @@ def compiled(net: nn.Module, config: HardwareConfig, machine: Hardware) -> nn.Mo
 
 def for_evaluation(net: nn.Module, machine: Hardware) -> nn.Module:
     """Return `net` compiled for an evaluation if hardware.compile is set, otherwise itself. The same module, or one
-    with the same
-    code, is compiled once. Blocks of a sharded model, or with hardware.compile=blocks, were already compiled for
-    training."""
+    with the same code, is compiled once. Blocks of a sharded model, or with hardware.compile=blocks, were already
+    compiled for training."""
     if machine.compile in (None, BLOCKS) or is_sharded(net):
         return net
     return _compiled(net, machine, for_training=False)
@@ -64,8 +59,8 @@ def for_evaluation(net: nn.Module, machine: Hardware) -> nn.Module:
 
 def compile_blocks(model: nn.Module, machine: Hardware) -> None:
     """Compile the blocks of the model in place if hardware.compile=blocks. Names of weights do not change; code between
-    the blocks
-    runs eagerly. Raise ConfigError if the model has no blocks. Blocks of a sharded model are compiled elsewhere."""
+    the blocks runs eagerly. Raise ConfigError if the model has no blocks. Blocks of a sharded model are compiled
+    elsewhere."""
     if machine.compile != BLOCKS or is_sharded(model):
         return
     blocks = find_blocks(model, "auto", "hardware.compile")
@@ -103,8 +98,7 @@ def _allow_recompiles() -> None:
 
 class CompiledChain:
     """A compiled batch transform. The first batch is transformed eagerly, so that errors have their own messages and
-    tensors of
-    transforms are moved to the device."""
+    tensors of transforms are moved to the device."""
 
     def __init__(self, transform: Callable[..., Any]) -> None:
         self.transform: Callable[..., Any] = transform

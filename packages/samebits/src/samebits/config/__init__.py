@@ -6,8 +6,7 @@ Input: argv and the project (samebits.project) with its conf/, schema and resolv
 interpolations.
 
 Guarantees: Hydra composes once; checks do not change the config. Values in the syntax of W&B's agent mean the same as
-in
-Hydra's syntax.
+in Hydra's syntax.
 
 Errors: ConfigError, which names the key, the value and the remedy.
 

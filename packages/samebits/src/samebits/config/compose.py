@@ -73,8 +73,7 @@ def run_hydra(project: Project, job: Callable[[DictConfig], Any]) -> None:
     """Compose from sys.argv and call `job` for each config. Raise ConfigError, or the exceptions of `job`.
 
     Samebits' Hydra plugins (hydra_plugins), which run sweeps, get the project from an attribute of the task function.
-    Hydra
-    raises errors only if HYDRA_FULL_ERROR is 1; `as_started` restores the user's value for jobs and sweeps.
+    Hydra raises errors only if HYDRA_FULL_ERROR is 1; `as_started` restores the user's value for jobs and sweeps.
     """
     check_arguments(project.root, sys.argv[1:])
     yamls.check_primary(sys.argv[1:], project.conf)
@@ -134,8 +133,7 @@ def as_started() -> contextlib.AbstractContextManager[None]:
 
 def quoted(project: Project, arguments: Sequence[str]) -> list[str]:
     """Quote debug=nan as debug='nan', because Hydra reads nan as a number, which is not an option's name; rewrite
-    sweep=lr as
-    sweep.name='lr'."""
+    sweep=lr as sweep.name='lr'."""
 
     def one(argument: str) -> str:
         if argument.startswith("sweep=") and not argument.startswith("sweep={"):
@@ -174,8 +172,7 @@ def with_names_of_now(project: Project, cfg: DictConfig) -> None:
 
 def for_a_run(project: Project, arguments: Sequence[str]) -> list[str]:
     """With resume=RUN, convert key=value to ++key=value, because the run's config decides which keys exist, not the
-    config that
-    conf/ composes by default. (samebits.runs.resume uses the value and ignores the rest.)"""
+    config that conf/ composes by default. (samebits.runs.resume uses the value and ignores the rest.)"""
     keys = [argument.partition("=")[0] for argument in arguments]
     if "resume" not in keys or {"resume=auto", "resume=null", "-m", "--multirun"} & set(arguments):
         return [*arguments]

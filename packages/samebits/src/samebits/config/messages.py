@@ -106,8 +106,7 @@ def _plugin(target: str) -> str:
 
 def check_arguments(root: Path, argv: Sequence[str]) -> None:
     """Raise ConfigError for arguments that Hydra would misread. E.g. if a variable is unset (hydra.run.dir=$RUN), the
-    run would
-    use the working directory; and ${ in a folder's path would be an interpolation."""
+    run would use the working directory; and ${ in a folder's path would be an interpolation."""
     here = ""
     with suppress(FileNotFoundError):  # the folder was removed: Hydra reports that
         here = os.getcwd()

@@ -175,8 +175,7 @@ def check_bare(argv: Sequence[str], conf: Path) -> None:
 
 def dotted(content: Any, package: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     """Yield (key, value) of keys with dots that are meant as keys of the config, at the level of groups. Deeper ones
-    may be
-    names of parameters, e.g. in optim.lr_factors."""
+    may be names of parameters, e.g. in optim.lr_factors."""
     for name, value in content.items() if isinstance(content, Mapping) else ():
         if re.fullmatch(r"[a-z]\w*(\.\w+)+", str(name)):
             yield str(name), value

@@ -3,11 +3,9 @@
 Input: the config group `logger`; values, images and tables with the step they belong to. Output: a `Logger`.
 
 Guarantees: `Logger` is the null object; `RunLogger` writes metrics.jsonl, train.log, media and the progress bar.
-Threads
-write to TensorBoard and MLflow and a separate process to W&B, so that these neither delay nor end a run. Data that W&B
-did not receive can be sent later from the run directory (`upload_run`); the directory's wandb/ records what the server
-has
-confirmed, so nothing is sent twice.
+Threads write to TensorBoard and MLflow and a separate process to W&B, so that these neither delay nor end a run. Data
+that W&B did not receive can be sent later from the run directory (`upload_run`); the directory's wandb/ records what
+the server has confirmed, so nothing is sent twice.
 
 Errors: ConfigError for a logger that cannot be used, RunFailed for an upload that failed.
 

@@ -27,8 +27,7 @@ class Background:
 
     The first error is logged and the next call is made anyway; at the end, everything that is missing is logged again.
     from_step: the step of the checkpoint, for a resumed run. most_s: limit for the wait at the end, in seconds. lacks:
-    True if
-    data are missing in the library.
+    True if data are missing in the library.
     """
 
     title = remedy = ""  # name of the library; how to add missing data
@@ -62,8 +61,7 @@ class Background:
 
     def finish(self, status: str, limit_s: float | None = None) -> None:
         """Log what is missing, then close the copy. Wait at most limit_s (default: FINISH_S) and at most most_s
-        seconds.
-        status: as in status.json."""
+        seconds. status: as in status.json."""
         self._calls.put(self._catch_up)
         self._calls.put(lambda: self._end(status))
         self._calls.put(None)

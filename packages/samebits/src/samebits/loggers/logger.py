@@ -2,8 +2,7 @@
 values).
 
 A separate thread makes all calls of TensorBoard and of MLflow, in order (samebits.loggers.background); a separate
-process
-makes those of wandb.
+process makes those of wandb.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ class Logger:
 
     def show(self, step: int, name: str, value: Any) -> None:
         """Log an image, a figure, a text, or a Histogram, Audio or Table of samebits.loggers. It is also written to the
-        run
-        directory: media/<name>/<step>.png etc."""
+        run directory: media/<name>/<step>.png etc."""
 
     def summary(self, values: dict[str, Any]) -> None:
         """Log values of the whole run (W&B's summary)."""
@@ -92,8 +90,7 @@ class RunLogger(Logger):
     """The logger of rank 0.
 
     from_step, lines: step of the checkpoint, and the number of lines that were logged before it was saved; later lines
-    are
-    deleted after the first step of the resumed run. most_s: limit for the copies at the end, in seconds.
+    are deleted after the first step of the resumed run. most_s: limit for the copies at the end, in seconds.
     """
 
     def __init__(
@@ -296,8 +293,7 @@ def kept_lines(path: Path, from_step: int, lines: int | None) -> list[tuple[str,
     """Return the lines (text, record) that were logged before a checkpoint of step `from_step` was saved.
 
     lines: their number. None in older checkpoints, whose lines are selected by step; this can include an evaluation
-    that was
-    logged after the checkpoint, because a signal delayed it.
+    that was logged after the checkpoint, because a signal delayed it.
     """
     if lines is not None:
         return list(itertools.islice(records(path), lines))

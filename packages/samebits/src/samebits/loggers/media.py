@@ -64,8 +64,7 @@ def grid(images: Any, columns: int = 8) -> Any:
     """Arrange images in a grid.
 
     images: tensor (N, C, H, W), C 1 or 3. Return (C, rows * H, columns * W); cells without an image are 0. Raise
-    ConfigError
-    for another shape.
+    ConfigError for another shape.
     """
     if images.ndim != 4 or images.shape[1] not in (1, 3):
         raise ConfigError(f"grid: expected images (N, 1 or 3, H, W), got {tuple(images.shape)}")
@@ -80,8 +79,7 @@ def save(run_dir: Path, step: int, name: str, value: Any) -> Media:
     """Write `value` into the run directory.
 
     value: a matplotlib figure; an image (H, W), (H, W, 3) or (3, H, W), uint8 or floats in [0, 1], array or tensor; a
-    text; a
-    Histogram, Audio or Table. Raise ConfigError for another type or shape, or an invalid name.
+    text; a Histogram, Audio or Table. Raise ConfigError for another type or shape, or an invalid name.
     """
     if not NAME.fullmatch(name) or ".." in name:
         raise ConfigError(f"show({name!r}): the name must consist of letters, digits, - _ . and /, e.g. val/samples")
@@ -114,8 +112,7 @@ def save(run_dir: Path, step: int, name: str, value: Any) -> Media:
 
 def media_file(run_dir: Path, step: int, name: str, kind: str) -> Path:
     """Return the path that `save` writes to. Raise CorruptFileError for a name that `save` refuses, because
-    metrics.jsonl may
-    come from an untrusted source."""
+    metrics.jsonl may come from an untrusted source."""
     if not NAME.fullmatch(name) or ".." in name or kind not in SUFFIXES:
         raise CorruptFileError(f"{run_dir}: not a valid name of an image: {name!r}, {kind!r}")
     return run_dir / FOLDER / name / f"{step:08d}{SUFFIXES[kind]}"

@@ -36,8 +36,7 @@ REFUSED = "INVALID_PARAMETER_VALUE"  # MLflow's error code for invalid names and
 
 def name_there(name: str) -> str:
     """Return the name to use in MLflow, which allows letters, digits, _-./: and spaces. Other characters are replaced
-    and a
-    digest is appended, so that two different names stay different."""
+    and a digest is appended, so that two different names stay different."""
     clean = re.sub(r"[^/\w.\- :]", "_", name)
     if clean != posixpath.normpath(clean) or clean.startswith((".", "/")):
         clean = re.sub(r"^\W+|/", "_", clean)
@@ -149,8 +148,7 @@ class MLflowThread(Background):
 
 def sync_mlflow(project: Project, run_dir: Path, limit_s: float) -> str | None:
     """Log the values of an ended run that are missing in MLflow. Return a line for the user; None if the run does not
-    log to
-    MLflow. Raise RunFailed if values are still missing."""
+    log to MLflow. Raise RunFailed if values are still missing."""
     config = read_config(project, run_dir).logger.mlflow
     if config is None or not (run_dir / METRICS).exists():
         return None

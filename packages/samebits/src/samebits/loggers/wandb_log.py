@@ -65,8 +65,7 @@ def wandb_arguments(project: Project, run_dir: Path) -> tuple[LoggerConfig, dict
 
 def run_name(project: Project, run_dir: Path) -> str:
     """Return the overrides of a job, e.g. lr=0.003 seed=1, in a sweep of this project or of W&B. Otherwise return the
-    name of the
-    directory."""
+    name of the directory."""
     sweep = read_json(run_dir.parent / "sweep.json")
     overrides = next((job["overrides"] for job in sweep.get("jobs", ()) if job["key"] == run_dir.name), None)
     if overrides is not None:
@@ -89,8 +88,7 @@ class WandbProcess:
     writes.
 
     Training does not call wandb, and the run ends without waiting for the network: the process sends the rest. It is
-    notified
-    of the run's end by a pipe, even if the run is killed. Has the methods of `Background`.
+    notified of the run's end by a pipe, even if the run is killed. Has the methods of `Background`.
     """
 
     def __init__(self, project: Project, run_dir: Path, config: LoggerConfig) -> None:
@@ -132,8 +130,7 @@ class WandbProcess:
 
     def finish(self, status: str, limit_s: float | None = None) -> None:
         """Send the run's status to the process. A single run waits up to END_S seconds, because a container or a SLURM
-        job ends with
-        the run; a job of a sweep does not wait."""
+        job ends with the run; a job of a sweep does not wait."""
         if self._process is None:
             return
         if self._process.poll():  # it was killed: a new process sends everything
@@ -174,8 +171,7 @@ def choose_wandb_mode(config: LoggerConfig) -> str:
 
 def auto_wandb_mode() -> str:
     """Return online, offline or disabled: WANDB_MODE if set; otherwise the mode that `wandb offline` wrote; otherwise
-    online if
-    there is an API key or an identity token, and offline if not. Raise ConfigError for an invalid mode."""
+    online if there is an API key or an identity token, and offline if not. Raise ConfigError for an invalid mode."""
     found = os.environ.get("WANDB_MODE"), _setting("mode")
     for mode, where in zip(found, ("WANDB_MODE", "mode in wandb/settings")):
         if mode and mode.lower() not in MODES:

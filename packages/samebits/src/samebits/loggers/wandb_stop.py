@@ -27,8 +27,7 @@ QUERY = """query RunStoppedStatus($projectName: String, $entityName: String, $ru
 
 def stopped_by_wandb() -> bool:
     """Return True if the server has stopped this run of a W&B agent. Return False, with a warning, if the server does
-    not
-    answer: running it once more costs less than never resuming it."""
+    not answer: running it once more costs less than never resuming it."""
     ids, key = agents_run(), wandb_key()
     if ids is None or auto_wandb_mode() != "online":
         return False

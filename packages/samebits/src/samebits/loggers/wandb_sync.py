@@ -39,8 +39,7 @@ def upload_run(project: Project, run_dir: Path, anew: bool) -> str | None:
     """Send what is missing of a run to W&B, in a separate process, so that wandb can hang or crash without effect here.
 
     anew: send everything as a new W&B run. Return a line for the user; None if everything was confirmed before, or the
-    run does
-    not log to W&B. Raise RunFailed if the upload failed.
+    run does not log to W&B. Raise RunFailed if the upload failed.
     """
     if not anew and (confirmed(run_dir) or read_config(project, run_dir).logger.kind != "wandb"):
         return None
@@ -94,8 +93,7 @@ def start_run_in_group(
     """Return a new W&B run in the project and group of a run that logs to W&B.
 
     arguments: arguments of wandb.init that replace those of that run. mode: online or offline; None: the mode of that
-    run.
-    Raise RunFailed if the server cannot be reached.
+    run. Raise RunFailed if the server cannot be reached.
     """
     logger, known = wandb_arguments(project, run_dir)
     mode = mode or choose_wandb_mode(logger)

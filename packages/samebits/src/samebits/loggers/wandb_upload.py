@@ -1,12 +1,9 @@
 """Send a run to W&B: row n there is line n of metrics.jsonl. The column `step` of a row is the optimizer step (the x
-axis of
-all charts); W&B's own `_step` is the line number.
+axis of all charts); W&B's own `_step` is the line number.
 
 All callers use the same protocol: request the number of rows from the server, send the lines after them, the summary
-and
-the status, and request the number again. Therefore the run's own process, a resumed run and ./run sync can each add
-what is
-missing after any interruption, without duplicates.
+and the status, and request the number again. Therefore the run's own process, a resumed run and ./run sync can each add
+what is missing after any interruption, without duplicates.
 
     RUN_DIR live PID    follow the run of process PID, whose end is notified by a pipe (stdin)
     RUN_DIR sync        send what is missing of a run that has ended
@@ -60,8 +57,7 @@ class Feed:
     closes it.
 
     Afterwards `status` is the text that it wrote to the pipe, or the status of status.json. pipe: None for a run that
-    has
-    ended.
+    has ended.
     """
 
     def __init__(self, run_dir: Path, pipe: TextIO | None = None, status: str = "") -> None:
@@ -284,8 +280,7 @@ def confirmed(run_dir: Path) -> bool:
 
 def upload(project: Project, run_dir: Path, how: str, feed: Feed, pid: int | None = None) -> str:
     """Send what is missing on the server, and verify that it arrived. Return a line for the user. Raise RunFailed, or
-    the
-    exceptions of wandb."""
+    the exceptions of wandb."""
     _, arguments = wandb_arguments(project, run_dir)
     known = None if how == "anew" else held(arguments)
     new = how == "anew"
@@ -316,8 +311,7 @@ def upload(project: Project, run_dir: Path, how: str, feed: Feed, pid: int | Non
 @contextmanager
 def sending(run_dir: Path, wait_s: float) -> Iterator[None]:
     """Hold the lock of the process that sends this run. The run's own process is terminated after wait_s seconds; the
-    caller
-    sends the rest. Raise RunFailed if another ./run sync holds the lock."""
+    caller sends the rest. Raise RunFailed if another ./run sync holds the lock."""
     path = run_dir / FOLDER / LOCKED
     path.parent.mkdir(exist_ok=True)
     began, asked = time.monotonic(), False
@@ -399,8 +393,7 @@ def main(
     """Send a run, see the module. Return the exit status.
 
     began, tries, status: arguments of a process that retries (`_again`): time at which the run ended (0: it is
-    running), number
-    of failed attempts, final status of the run.
+    running), number of failed attempts, final status of the run.
     """
     signal.signal(signal.SIGTERM, lambda *_: leave(143))
     enter(run_dir)

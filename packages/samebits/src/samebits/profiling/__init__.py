@@ -4,8 +4,7 @@ Input: the objects of the training loop, a device, a directory to write to. Outp
 sentences that name a key.
 
 Guarantees: without a profiler nothing is wrapped, so it costs nothing. Steps never synchronize with the device. Times
-are
-measured on the device's clock, because the host of a GPU runs ahead of it.
+are measured on the device's clock, because the host of a GPU runs ahead of it.
 
 Errors: OutOfMemory, which names the key to change.
 

@@ -29,8 +29,7 @@ def limit_memory(device: torch.device, processes: int) -> None:
     """Make allocations of this process fail beyond its share of the memory that is free now, as if memory were full.
 
     processes: number of processes of the run on this machine. They share the host's memory, or each uses one of the
-    first
-    GPUs; the GPU with the least free memory sets the limit.
+    first GPUs; the GPU with the least free memory sets the limit.
     """
     if device.type == "cuda":
         used = range(min(processes, count_gpus()))
@@ -52,8 +51,7 @@ def explained(
     """Convert out-of-memory errors within this block to OutOfMemory, which names the key to change.
 
     where: returns what the rank is doing, e.g. "training, at step 12". snapshot: writes the history of memory and
-    returns its
-    path, or None.
+    returns its path, or None.
     """
     try:
         yield

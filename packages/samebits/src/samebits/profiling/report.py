@@ -43,8 +43,7 @@ def bound(
     """Return (the part that limits the run, a sentence on it and on the next part).
 
     loader: Loader.why. sharded: True if the model is sharded over the ranks. aside: {part outside of the steps: how to
-    spend
-    less time on it}.
+    spend less time on it}.
     """
     share = figures.share
     found: list[tuple[float, str, str]] = []  # (share of the time, part, sentence) of parts above their limit

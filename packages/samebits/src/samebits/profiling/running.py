@@ -34,12 +34,10 @@ def profiling(
     parts: Mapping[tuple[Any, str], str], aside: Mapping[str, str],
 ) -> Iterator[Any]:  # fmt: skip
     """Yield the loader to train with. With profiler=none it is `train`, and no part of the loop is changed.
-    Out-of-memory
-    errors are explained in all cases.
+    Out-of-memory errors are explained in all cases.
 
     run: has hardware, world, trainer, directory, watchdog, logger and callbacks; one callback is added. parts: {(owner
-    of a
-    function, its name): the part of a step that it is}. aside: {part: how to spend less time on it}.
+    of a function, its name): the part of a step that it is}. aside: {part: how to spend less time on it}.
     """
     device = run.world.device
     folder = run.directory / "profile"

@@ -19,10 +19,8 @@ class Row:
     """A row of the table.
 
     name: path of the module, with dots. shape: of its first output; None: the module was not called. parameters,
-    trained:
-    numbers of all and of trained parameters. flop: of the forward pass of the batch, including child modules, as torch
-    counts
-    them.
+    trained: numbers of all and of trained parameters. flop: of the forward pass of the batch, including child modules,
+    as torch counts them.
     """
 
     name: str
@@ -39,8 +37,7 @@ def summarize(
     """Return a row for each module of `whole`, in order.
 
     call: called with (a copy of `whole`, a batch), both on meta. meta: False for a model that reads values of tensors;
-    then
-    `call` gets the model itself and a copy of the batch.
+    then `call` gets the model itself and a copy of the batch.
     """
     own = on_meta([whole])[0] if meta else whole
     shapes: dict[nn.Module, tuple[int, ...]] = {}

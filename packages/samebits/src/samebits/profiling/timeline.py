@@ -4,8 +4,7 @@ host     |--data wait--|--forward--|--backward--|--optimizer--| ...   a mark is 
 device   ....|--data wait--|----forward----|----backward----|...      CUDA events: when the device reached the mark
 
 The time between two marks belongs to the innermost open part, so the parts add up to the total. On a GPU the marks are
-CUDA
-events that are read when metrics are logged; the host does not wait for them.
+CUDA events that are read when metrics are logged; the host does not wait for them.
 """
 
 from __future__ import annotations

@@ -86,8 +86,7 @@ class Trace:
 
 def record_memory(on_gpu: bool, most_events: int | None) -> None:
     """Record CUDA allocations with Python stacks, for `dump_memory`. most_events=None: stop recording. C++ stacks, the
-    default
-    of torch, slow each step and take minutes to write."""
+    default of torch, slow each step and take minutes to write."""
     record: Any = getattr(torch.cuda.memory, "_record_memory_history", None)
     if on_gpu and record is not None:
         record(stacks="python", max_entries=most_events) if most_events else record(enabled=None)

@@ -1,8 +1,7 @@
 """Observe operations in which the host reads a value from the device: on a GPU each of them waits for all queued work.
 
 They are recognized by name and therefore found on any device. Only one kind is found on GPUs only: a copy to the host
-that
-is not written as .cpu, .numpy or .to("cpu").
+that is not written as .cpu, .numpy or .to("cpu").
 """
 
 from __future__ import annotations

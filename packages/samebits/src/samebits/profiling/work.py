@@ -38,8 +38,7 @@ Loss = Callable[[list[nn.Module], dict[str, Any]], Tensor]
 @dataclass(frozen=True)
 class Work:
     """The work of one training sample: tokens, and FLOP of forward and backward; None: unknown. peak_flop_per_s: of all
-    devices
-    of the run together."""
+    devices of the run together."""
 
     tokens: int | None = None
     flop: float | None = None
@@ -68,8 +67,7 @@ def peak_tflops(device_name: str, precision: str) -> float | None:
 
 def count_flop(modules: list[nn.Module], batch: dict[str, Any], losses: list[Loss]) -> float:
     """Count the FLOP of forward and backward of a micro-batch with torch's counter on the device `meta`. Nothing is
-    computed
-    and the model is not changed. Recomputation (activation checkpointing) is not counted.
+    computed and the model is not changed. Recomputation (activation checkpointing) is not counted.
 
     losses: each is called with (a copy of `modules`, a batch on meta) and returns the sum to minimize.
     """

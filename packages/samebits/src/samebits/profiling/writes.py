@@ -20,8 +20,7 @@ from samebits.shards import local_parts
 @contextmanager
 def observe_writes(named: Iterable[tuple[str, Tensor]], written: list[str]) -> Iterator[None]:
     """Append to `written` the names of tensors that this thread writes to within this block, each name once. Tensors
-    that get
-    another storage (`p.data = ...`) count, too."""
+    that get another storage (`p.data = ...`) count, too."""
     values = dict(named)
     places = {name: _place(value) for name, value in values.items()}
     with _Writes({place: name for name, place in places.items()}, written):

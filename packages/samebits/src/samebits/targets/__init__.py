@@ -1,16 +1,13 @@
 """Check and build nodes with a `_target_`. Does not import torch.
 
 Input: the project (samebits.project), whose packages and classes are allowed; nodes, plain or of OmegaConf, with their
-keys
-in the config. Output: the object that a node names, or the node completed with values of the run.
+keys in the config. Output: the object that a node names, or the node completed with values of the run.
 
 Guarantees: only modules that the project allows are imported; a check builds nothing. Unknown arguments, and values
-that do
-not match an argument's annotation, are found before anything is built.
+that do not match an argument's annotation, are found before anything is built.
 
 Errors: ConfigError, which names the key, the value, the file and the line; RunFailed if user code fails while an object
-is
-built.
+is built.
 
     nodes       which targets are allowed; checks against signatures
     building    build an object; one line for an error in its class

@@ -50,10 +50,8 @@ def check_targets(
     """Raise ConfigError for the first node that cannot be built. allowed: allowed targets; empty: those of the project.
 
     single: dotted keys of nodes that must have a `_target_`. collections: keys of nodes whose entries must all have
-    one. own:
-    {key: entries of that node that are not arguments}. given: {key: arguments that the caller adds}. asked: values of
-    the run,
-    see `complete`.
+    one. own: {key: entries of that node that are not arguments}. given: {key: arguments that the caller adds}. asked:
+    values of the run, see `complete`.
     """
     wanted = {key: at(cfg, key.split(".")) for key in single}
     for key in collections:
@@ -79,12 +77,10 @@ def complete(
     project: Project, node: Any, asked: Mapping[str, Any], given: Mapping[str, Sequence[str]], key: str = ""
 ) -> Any:
     """Return a copy of a plain tree in which each node with a `_target_` gets those values of `asked` that are
-    parameters of its
-    class or function without a default and that the node does not set.
+    parameters of its class or function without a default and that the node does not set.
 
     given: {key: arguments that the caller adds}. A node whose target cannot be imported (a saved run's callback that
-    was
-    deleted) is not changed; building it raises the error.
+    was deleted) is not changed; building it raises the error.
     """
     if isinstance(node, list):
         return [complete(project, value, asked, given, join(key, str(index))) for index, value in enumerate(node)]
@@ -116,8 +112,7 @@ def build_target(project: Project, node: Any, key: str = "", allowed: Sequence[s
     """Return the object that `node` names, built from its keywords and `arguments`, with plain lists and dicts.
 
     All targets, including nested ones, are checked before anything is called: raise ConfigError if one is not allowed,
-    with any
-    version of Hydra. key: the node's key, for messages.
+    with any version of Hydra. key: the node's key, for messages.
     """
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
@@ -156,8 +151,7 @@ def _check_node(project: Project, node: Mapping[str, Any], key: str, allowed: Se
 
 def locate(project: Project, path: Any, key: str, allowed: Sequence[str] = ()) -> Any:
     """Return the public class or function `path`, which an allowed module must define. Raise ConfigError otherwise.
-    key: the key of
-    the node with this `_target_`, for messages."""
+    key: the key of the node with this `_target_`, for messages."""
     where = join(key, "_target_")
     if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
         raise ConfigError(f"{where}: expected an import path such as torch.nn.GELU, got {show(path)}")
