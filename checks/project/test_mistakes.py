@@ -426,7 +426,7 @@ sys.exit(train.main())
 """  # in which lab.models.zoo is a module of a user's
 NET = "model._target_=lab.models.zoo.Net"
 CRITERION = "~task.criterion.label_smoothing task.criterion._target_=lab.models.zoo"
-A_SAMPLE = "must return one value a sample, (B,) = (64,), but returned"
+A_SAMPLE = "must return one value per sample, (B,) = (64,), but returned"
 
 
 def nothing(key: str, expected: str) -> Any:
@@ -460,11 +460,11 @@ RUNS = [
         for are, line in {
             "a list": f"{A_SAMPLE} a list: [...]", "a number": f"{A_SAMPLE} a float: [...]",
             "of tokens": f"{A_SAMPLE} shape (192,): [...]", "of scored tokens": f"{A_SAMPLE} shape (192,): [...]",
-            "half": "the losses are torch.bfloat16, which holds two or three digits, and their gradient no more: compute them from output.float()",
-            "detached": "the losses have no gradient, so nothing can be trained: they must depend on the model's output, by operations that have one (no argmax, no detach, no numpy)",
+            "half": "the losses are torch.bfloat16, which has two or three digits, and so has their gradient: compute them from output.float()",
+            "detached": "the losses have no gradient, so nothing can be trained: compute them from the model's output with differentiable operations (no argmax, no detach, no numpy)",
         }.items()
     ),
-    row("+task.metrics.mine._target_=lab.models.zoo.losses '+task.metrics.mine.are=a mean'", f"task.metrics.mine: {A_SAMPLE} shape (): leave the mean over the batch out, and take it over all other dimensions, values.view(B, -1).mean(1)"),
+    row("+task.metrics.mine._target_=lab.models.zoo.losses '+task.metrics.mine.are=a mean'", f"task.metrics.mine: {A_SAMPLE} shape (): take the mean over all dimensions except the batch, values.view(B, -1).mean(1)"),
     row(f"{CRITERION}.Trained", "task.criterion: Trained has a parameter to train, part.weight[...], which is not part [...]"),
     # what the data says
     row("data.order._target_=lab.models.zoo.Order", "data.order: lab.models.zoo.Order cannot be built: cannot order 1297 samples (RuntimeError, TMP/mine/zoo.py, line [...]; LAB_TRACEBACK=1 prints the traceback)"),

@@ -120,9 +120,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 MISTAKES = {
-    "a mean": ((METRIC.format("mean"),), "task.metrics.own: must return one value a sample"),
-    "None": ((METRIC.format("nothing"),), "task.metrics.own: must return one value a sample"),
-    "a number": ((METRIC.format("number"),), "task.metrics.own: must return one value a sample"),
+    "a mean": ((METRIC.format("mean"),), "task.metrics.own: must return one value per sample"),
+    "None": ((METRIC.format("nothing"),), "task.metrics.own: must return one value per sample"),
+    "a number": ((METRIC.format("number"),), "task.metrics.own: must return one value per sample"),
     "a field that is missing": ((METRIC.format("missing"),), "task.metrics.own: KeyError: 'label' ({own}, line "),
     "a score that is a text": ((METRIC.format("Text"),), "log('val/own'): expected a number, got str"),
     "predict": (("task._target_=lab.models.own.Predicts",), "the batch has no field 'nothing', only ['x', 'y']"),
