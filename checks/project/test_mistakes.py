@@ -80,7 +80,7 @@ KEYS = [
     row("lr=3", f"lr: no such key - did you mean optim.lr? {GROUPS}"),
     row("batch_size=3", f"batch_size: no such key - trainer.global_batch_size is the number of samples of a step, over all processes {GROUPS}"),
     row("optim/shedule=cosine", "optim/shedule: no such group - did you mean optim/schedule? (groups: callback, data, data/order, [...])"),
-    row("trainer.max_time=30m", f"trainer.max_time: no such key - it is process.max_time now {TRAINER_HAS}"),
+    row("trainer.max_time=30m", f"trainer.max_time: no such key - it was renamed to process.max_time {TRAINER_HAS}"),
     row("+trainer.max_step=3", f"trainer.max_step: no such key - did you mean trainer.max_steps? {TRAINER_HAS}"),
     row("+model.hiden=3", "model.hiden: lab.models.mlp.MLP does not accept 'hiden' - did you mean 'hidden'? (accepts: input_shape, num_outputs, hidden, dropout)"),
     row("trainer.fsdp.wrap=auto", "trainer.fsdp.wrap: trainer.fsdp is null - choose trainer=fsdp"),
@@ -248,7 +248,7 @@ YAMLS = [
             "data": "model.input_shape: there is no key data.input_shape, to which ${data.input_shape} refers",
             "model": "model: needs a _target_, the import path of a class, got a mapping",
             "task": "task: needs a _target_, the import path of a class, got a mapping",
-            "optim": "optim.schedule: this key is missing - give it a value, optim.schedule=...",
+            "optim": "optim.schedule: is missing - set optim.schedule=...",
         }.items()
         for content in ("", "null")
     ),

@@ -101,7 +101,7 @@ def test_matrices_alone_or_none() -> None:
 
 @pytest.mark.slow
 def test_mistakes_are_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"^optim\.rest_names: '\(' is no regular expression: "):
+    with pytest.raises(ConfigError, match=r"^optim\.rest_names: '\(' is not a regular expression: "):
         optimizer_of(small(), "optim=muon", "optim.rest_names=['(']")
     with pytest.raises(ConfigError, match=r"^optim\.matrices\.adjust_lr_fn=rms: one of original, match_rms_adamw"):
         optimizer_of(small(), "optim=muon", "optim.matrices.adjust_lr_fn=rms")

@@ -266,7 +266,7 @@ def test_typed_gives_values_of_the_declared_types() -> None:
         ("inner", 3, "g.inner: expected a mapping, got 3"),
         ("inner", {"mode": "slwo"}, "g.inner.mode: no option 'slwo' - did you mean slow? (options: fast, slow)"),
         ("inner", {"mode": 3}, "g.inner.mode: expected one of fast, slow, got 3"),
-        ("inner", {}, "g.inner.mode: this key is missing - give it a value, g.inner.mode=..."),
+        ("inner", {}, "g.inner.mode: is missing - set g.inner.mode=..."),
     ],
 )
 def test_typed_names_key_value_and_remedy(key: str, value: Any, line: str) -> None:
@@ -278,7 +278,7 @@ def test_typed_names_key_value_and_remedy(key: str, value: Any, line: str) -> No
 def test_a_new_config_gives_every_key(base: dict[str, Any]) -> None:
     for key in base["trainer"]:
         fewer = {k: v for k, v in base["trainer"].items() if k != key}
-        with pytest.raises(ConfigError, match=f"trainer.{key}: this key is missing"):
+        with pytest.raises(ConfigError, match=f"trainer.{key}: is missing"):
             typed(TrainerConfig, fewer, "trainer")
 
 

@@ -142,7 +142,7 @@ def test_what_git_was_told_to_ignore_is_named(project: Path, caplog: pytest.LogC
     git(project, "update-index", "--assume-unchanged", "src/lab/loop.py")
     surroundings(project)
     (line,) = caplog.messages
-    assert "lacks edits of src/lab/loop.py (of 1 files)" in line
+    assert "edits of src/lab/loop.py are missing (of 1 files)" in line
 
 
 def test_a_large_binary_file_is_named_and_the_rest_can_be_applied(project: Path, home: Path) -> None:

@@ -122,7 +122,7 @@ def test_what_git_was_told_to_ignore_in_a_package_is_named(
     git(project, "update-index", "--assume-unchanged", "packages/rows-of/src/rows_of/deep/order.py")
     surroundings(project)
     (line,) = caplog.messages
-    assert "lacks edits of packages/rows-of/src/rows_of/deep/order.py (of 1 files)" in line
+    assert "edits of packages/rows-of/src/rows_of/deep/order.py are missing (of 1 files)" in line
 
 
 # -- libraries elsewhere ---------------------------------------------------------------------------------------------
