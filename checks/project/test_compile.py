@@ -47,7 +47,7 @@ def values(run: Path) -> list[dict[str, Any]]:
 
 
 def said(run: Path) -> list[str]:
-    return [line for line in (run / "train.log").read_text().splitlines() if "compiled again" in line]
+    return [line for line in (run / "train.log").read_text().splitlines() if "recompiled" in line]
 
 
 @pytest.mark.slow

@@ -369,7 +369,7 @@ def check_another_engine(folder: Path, template: Path, train_it: str) -> None:
     (newer / "packages/samebits/src/samebits/newer.py").touch()
     commit(newer)
     said = typed(folder, f"./run fork --update {newer}")
-    assert "samebits 0.3.0: another content of the same version\n" in said.replace(version_of(newer), "0.3.0")
+    assert "samebits 0.3.0: same version, different content\n" in said.replace(version_of(newer), "0.3.0")
     said = typed(folder, again)
     assert "a: 2 steps repeated, equal bit for bit" in said
     assert re.search(r"^code: .* libraries are installed: samebits [\d.]+: another content", said, re.MULTILINE)

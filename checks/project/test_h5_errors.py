@@ -143,7 +143,7 @@ def test_a_saved_run_finds_the_class(was: str) -> None:
 
 def test_a_config_with_the_old_path_is_told_the_new_one() -> None:
     with pytest.raises(
-        ConfigError, match=r"^data\._target_: h5rows\.dataset\.Dataset is lab\.datasets\.h5\.Dataset now"
+        ConfigError, match=r"^data\._target_: h5rows\.dataset\.Dataset was renamed to lab\.datasets\.h5\.Dataset"
     ):
         construct(PROGRAM, "data", {"_target_": "h5rows.dataset.Dataset", "path": GONE}, object)
 

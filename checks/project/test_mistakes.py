@@ -43,8 +43,8 @@ ROOT_HAS = "(the config has: process, hardware, logger, profiler, name, seed, ru
 GROUPS = "(the config has: data, model, task, optim, trainer, hardware, logger, callback, profiler, name, seed, rules, resume, sweep, monitor[...])"
 MODEL_HAS = f"(model has: {options('model')})"
 TRAINER_HAS = f"(trainer has: {', '.join(f.name for f in fields(TrainerConfig))})"
-SYNTAX = "no valid override - write key=value, a list as key=[1,2], and text with special characters in quotes twice, 'key=\"a,b\"'"
-CHOSEN = "a group is chosen in the list of defaults, `defaults: - override"
+SYNTAX = "not a valid override - write key=value, a list as key=[1,2], and text with special characters in two kinds of quotes, 'key=\"a,b\"'"
+CHOSEN = "choose an option of a group in the defaults list, `defaults: - override"
 OF_A_MULTIRUN = "only for a multirun, has no effect here - add -m, or remove it"
 NEEDS_OPTUNA = needs("conf/hydra/sweeper/optuna.yaml")
 
@@ -80,14 +80,14 @@ KEYS = [
     row("lr=3", f"lr: no such key - did you mean optim.lr? {GROUPS}"),
     row("batch_size=3", f"batch_size: no such key - trainer.global_batch_size is the number of samples of a step, over all processes {GROUPS}"),
     row("optim/shedule=cosine", "optim/shedule: no such group - did you mean optim/schedule? (groups: callback, data, data/order, [...])"),
-    row("trainer.max_time=30m", f"trainer.max_time: no such key - it is process.max_time now {TRAINER_HAS}"),
+    row("trainer.max_time=30m", f"trainer.max_time: no such key - it was renamed to process.max_time {TRAINER_HAS}"),
     row("+trainer.max_step=3", f"trainer.max_step: no such key - did you mean trainer.max_steps? {TRAINER_HAS}"),
-    row("+model.hiden=3", "model.hiden: lab.models.mlp.MLP takes no 'hiden' - did you mean 'hidden'? (accepts: input_shape, num_outputs, hidden, dropout)"),
-    row("trainer.fsdp.wrap=auto", "trainer.fsdp.wrap: trainer.fsdp is null here - choose trainer=fsdp"),
-    row("data=h5 data.transforms.flip.dim=1", "data.transforms.flip: no such key (data.transforms has: to_float) - what is new is added with a plus, +data.transforms.flip.dim=1"),
-    row("optim.eps=1e-6", "optim.eps: no such key (optim has: decay_norms_and_biases, lr_factors, schedule, lr, betas, weight_decay) - what is new is added with a plus, +optim.eps=1e-6, if torch.optim.AdamW takes it"),
-    row("+optim.lr=3", "optim.lr: exists already, so + cannot add it - write optim.lr=..., without the +"),
-    row("~trainer.max_steps", "~trainer.max_steps: this key cannot be taken out; it is null already"),
+    row("+model.hiden=3", "model.hiden: lab.models.mlp.MLP does not accept 'hiden' - did you mean 'hidden'? (accepts: input_shape, num_outputs, hidden, dropout)"),
+    row("trainer.fsdp.wrap=auto", "trainer.fsdp.wrap: trainer.fsdp is null - choose trainer=fsdp"),
+    row("data=h5 data.transforms.flip.dim=1", "data.transforms.flip: no such key (data.transforms has: to_float) - add a new key with a plus, +data.transforms.flip.dim=1"),
+    row("optim.eps=1e-6", "optim.eps: no such key (optim has: decay_norms_and_biases, lr_factors, schedule, lr, betas, weight_decay) - add a new key with a plus, +optim.eps=1e-6, if torch.optim.AdamW accepts it"),
+    row("+optim.lr=3", "optim.lr: already exists, so + cannot add it - write optim.lr=..., without the +"),
+    row("~trainer.max_steps", "~trainer.max_steps: this key cannot be deleted; its value is already null"),
     # words of other frameworks
     *(
         row(f"{key}={value}", f"{key}: no such key - {TYPED[key.rpartition('.')[2]]} ([...])")
@@ -96,31 +96,31 @@ KEYS = [
             "data.persistent_workers": "true", "data.batch_size": "64", "trainer.empty_cache": "true",
         }.items()
     ),
-    row("+data.pin_memory=true", f"data.pin_memory: lab.datasets.synthetic.Synthetic takes no 'pin_memory' - {TYPED['pin_memory']} ([...])"),
+    row("+data.pin_memory=true", f"data.pin_memory: lab.datasets.synthetic.Synthetic does not accept 'pin_memory' - {TYPED['pin_memory']} ([...])"),
     row("hardware.device=cuda:1", f"hardware.device: no option 'cuda:1' - did you mean cuda? (options: auto, cpu, cuda, mps); {WHICH_GPUS}"),
-    row("profiler=advanced", "profiler=advanced: no such option - Python's own profiler shows functions: ./run python -m cProfile -s cumtime src/train.py ... (profiler has: none, simple, torch)"),
+    row("profiler=advanced", "profiler=advanced: no such option - to profile functions, use Python's profiler: ./run python -m cProfile -s cumtime src/train.py ... (profiler has: none, simple, torch)"),
 ]  # fmt: skip
 OPTIONS = [
     row("model=mpl", f"model=mpl: no such option - did you mean model=mlp? {MODEL_HAS}"),
     row("-m model=mlp,mpl", f"job 1 (model=mpl): model=mpl: no such option - did you mean model=mlp? {MODEL_HAS}"),
-    row("model=mlp,resnet", "model=mlp,resnet: several values are a sweep - add -m, or write a list as model=[mlp,resnet]"),
-    row("+model=mlp", "model: chosen already, so + cannot add it - write model=..., without the +"),
-    row("+callback=curves", "callback: chosen already, so + cannot add it - write callback=..., without the +"),
+    row("model=mlp,resnet", "model=mlp,resnet: several values are a sweep - add -m; a list is written model=[mlp,resnet]"),
+    row("+model=mlp", "model: is already chosen, so + cannot add it - write model=..., without the +"),
+    row("+callback=curves", "callback: is already chosen, so + cannot add it - write callback=..., without the +"),
     row("hardware.precision=fp8", "hardware.precision: no option 'fp8' (options: auto, fp32, tf32, bf16, bf16-weights, fp16)"),
     *([] if find_spec("ray") else [row("-m hydra/launcher=ray seed=1,2", missing("hydra/launcher=ray", "ray", "ray"))]),
-    row("-m hydra.sweeper._target_=hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper seed=1,2", "hydra.sweeper._target_: hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper: no such plugin of Hydra is installed - hydra/sweeper=optuna, hydra/launcher=pool and others are this project's own"),
-    row("-cn wandb_sweep", f"--config-name wandb_sweep: {PROGRAM.root}/conf/wandb_sweep.yaml is no config of a run - begin it with `defaults: [train, _self_]`"),
+    row("-m hydra.sweeper._target_=hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper seed=1,2", "hydra.sweeper._target_: hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper: no such Hydra plugin is installed - this project has hydra/sweeper=optuna, hydra/launcher=pool and others"),
+    row("-cn wandb_sweep", f"--config-name wandb_sweep: {PROGRAM.root}/conf/wandb_sweep.yaml is not the config of a run - start it with `defaults: [train, _self_]`"),
 ]  # fmt: skip
 SYNTAXES = [
     row("a=[1", f"a=[1: {SYNTAX}"),
     row("seed", f"seed: {SYNTAX}"),
-    row("--lr=3", "unrecognized arguments: --lr=3 - values are given as key=value, without dashes; see --help"),
+    row("--lr=3", "unrecognized arguments: --lr=3 - write values as key=value, without dashes; see --help"),
     row("hydra.job.num=abc", "hydra.job.num=abc: Value 'abc' of type 'str' could not be converted to Integer"),
-    row("optim.lr='${optm.lr}'", "optim.lr: there is no key optm.lr for ${optm.lr} to point to"),
+    row("optim.lr='${optm.lr}'", "optim.lr: there is no key optm.lr, to which ${optm.lr} refers"),
     row("optim.lr='${oc.env:NO_SUCH_VARIABLE}'", "optim.lr: Environment variable 'NO_SUCH_VARIABLE' not found"),
-    row("'trainer.clip_norm=choice(null,1.0)'", "trainer.clip_norm=choice(null,1.0): Hydra's choice() takes no null - give the values by themselves, null,1.0"),
+    row("'trainer.clip_norm=choice(null,1.0)'", "trainer.clip_norm=choice(null,1.0): Hydra's choice() does not accept null - give the values without choice(), null,1.0"),
     row("-m hydra.sweeper.params=3", 'hydra.sweeper.params: expected a mapping, such as {seed: "0,1,2"}, got 3'),
-    row(f"--experimental-rerun {PROGRAM.root}/conf/train.yaml", "--experimental-rerun: would unpickle a file - a run's directory goes on with resume=..."),
+    row(f"--experimental-rerun {PROGRAM.root}/conf/train.yaml", "--experimental-rerun: not supported, because it unpickles a file - to resume a run, give resume=PATH"),
 ]  # fmt: skip
 NO_EFFECT = [
     *(
@@ -130,7 +130,7 @@ NO_EFFECT = [
     row("hydra/sweeper=optuna", f"hydra/sweeper=optuna: {OF_A_MULTIRUN}", NEEDS_OPTUNA),
     row("hydra/sweeper=optuna hydra.sweeper.n_trials=3", f"hydra/sweeper=optuna: {OF_A_MULTIRUN}", NEEDS_OPTUNA),
     *(
-        row(f"{shows} {resume}", f"{shows.partition(' ')[0]}: would show a new run's config, not that of the run to go on with - read its config.yaml, or leave out {resume}")
+        row(f"{shows} {resume}", f"{shows.partition(' ')[0]}: shows the config of a new run, not of the run to resume - read its config.yaml, or remove {resume}")
         for shows in ("--cfg job", "--cfg=job", "-c job", "--help", "-h", "--info")
         for resume in ("resume=outputs/run", "resume=auto")
     ),
@@ -190,9 +190,9 @@ VALUES = [
     row("data.order._partial_=false", "data.order._partial_: must be true - the run adds dataset and seed itself"),
 ]  # fmt: skip
 FILES = [
-    row("hydra.run.dir=", "hydra.run.dir: is empty - give a folder, hydra.run.dir=..., or leave it out for one below outputs/"),
-    row("-m hydra.sweep.dir=null", "hydra.sweep.dir: is empty - give a folder, hydra.sweep.dir=..., or leave it out for one below outputs/"),
-    row("hydra.run.dir=TMP/file/a", "TMP/file/a: Not a directory - no run can be written there; choose another folder, hydra.run.dir=...", files={"file": ""}),
+    row("hydra.run.dir=", "hydra.run.dir: is empty - set a folder, hydra.run.dir=..., or remove it to use a folder below outputs/"),
+    row("-m hydra.sweep.dir=null", "hydra.sweep.dir: is empty - set a folder, hydra.sweep.dir=..., or remove it to use a folder below outputs/"),
+    row("hydra.run.dir=TMP/file/a", "TMP/file/a: Not a directory - the run directory cannot be created; set another one, hydra.run.dir=...", files={"file": ""}),
     row("data=h5 data.path=nope.h5", "data.path=TMP/nope.h5: no such file (the current directory is TMP)"),
     row("data=h5 data.path=[]", "data.path is empty: give a file, a pattern or a list of files"),
     row("data=h5 data.path=3", "data.path=3: expected a file, a pattern or a list of files"),
@@ -207,48 +207,48 @@ FILES = [
     row("data=image_folder data.path=/nope", "data.path: /nope does not exist", needs("conf/data/image_folder.yaml")),
     *(row(f"data={name} data.path=nope.h5", "data.path=TMP/nope.h5: no such file (the current directory is TMP)", needs(f"conf/data/{name}.yaml")) for name in ("tokens", "sequences")),
 ]  # fmt: skip
-HOLDS = "a config holds keys and values, trainer: {max_steps: 3}"
+HOLDS = "a config contains keys and values, e.g. trainer: {max_steps: 3}"
 YAMLS = [
     experiment("monitr: 3", f"monitr: no such key - did you mean monitor? {ROOT_HAS}"),
     experiment("max_steps: 3", f"max_steps: no such key - did you mean trainer.max_steps? {ROOT_HAS}"),
     experiment("trainer: {max_step: 3}", f"trainer.max_step: no such key - did you mean trainer.max_steps? {TRAINER_HAS}"),
-    experiment("model: {hiden: 3}", "model.hiden: lab.models.mlp.MLP takes no 'hiden' - did you mean 'hidden'? (accepts: input_shape, num_outputs, hidden, dropout)"),
+    experiment("model: {hiden: 3}", "model.hiden: lab.models.mlp.MLP does not accept 'hiden' - did you mean 'hidden'? (accepts: input_shape, num_outputs, hidden, dropout)"),
     experiment("defaults: [{override /model: mpl}]", f"model=mpl: no such option - did you mean model=mlp? {MODEL_HAS}"),
     experiment("defaults: 3", "Invalid defaults list in 'experiment/new', defaults must be a list (got int)"),
     experiment("defaults: [digts]", f"experiment=digts: no such option - did you mean experiment=digits? (experiment has: {options('experiment', 'new')}) (named in experiment/new.yaml)"),
-    experiment("defaults: [/model: mlp]", "FILE: model: chosen already - write `override /model: mlp` in its list of defaults"),
-    experiment("defaults: [/callback: curves]", "FILE: callback: chosen already - write `override /callback: curves` in its list of defaults"),
-    experiment("model: {hidden: ['${seed']}", "FILE: model.hidden.0: ${seed - no valid interpolation; another key's value is ${group.key}"),
-    experiment("trainer.max_steps: 5", "FILE: trainer.max_steps: yaml takes dots as a part of the name - write trainer: {max_steps: 5}"),
-    experiment("trainer: {ddp.static_graph: true}", "FILE: ddp.static_graph: yaml takes dots as a part of the name - write ddp: {static_graph: true}"),
-    in_yaml("optim/new", "schedule.final: 0.1", "FILE: schedule.final: yaml takes dots as a part of the name - write schedule: {final: 0.1}"),
+    experiment("defaults: [/model: mlp]", "FILE: model: is already chosen - write `override /model: mlp` in its defaults list"),
+    experiment("defaults: [/callback: curves]", "FILE: callback: is already chosen - write `override /callback: curves` in its defaults list"),
+    experiment("model: {hidden: ['${seed']}", "FILE: model.hidden.0: ${seed - not a valid interpolation; refer to another key as ${group.key}"),
+    experiment("trainer.max_steps: 5", "FILE: trainer.max_steps: in yaml a dot is part of the name - write trainer: {max_steps: 5}"),
+    experiment("trainer: {ddp.static_graph: true}", "FILE: ddp.static_graph: in yaml a dot is part of the name - write ddp: {static_graph: true}"),
+    in_yaml("optim/new", "schedule.final: 0.1", "FILE: schedule.final: in yaml a dot is part of the name - write schedule: {final: 0.1}"),
     in_yaml("experiment/new", "defaults: [{override /model: mlp}]", "experiment/new.yaml: must begin with '# @package _global_' to override the whole config"),
     in_yaml("experiment/new", "seed: 3", "experiment: its yaml must begin with '# @package _global_' to override the whole config"),
-    in_yaml("experiment/new", "\ufeff# @package _global_\nseed: 5\n".encode(), "FILE: begins with a byte order mark, so Hydra does not see its '# @package' - save it as UTF-8 without one (BOM)"),
+    in_yaml("experiment/new", "\ufeff# @package _global_\nseed: 5\n".encode(), "FILE: starts with a byte order mark (BOM), so Hydra ignores its '# @package' - save it as UTF-8 without BOM"),
     in_yaml("experiment/new", "seed: [3\ntrainer: 3", "FILE, line 2: not valid yaml: [...]expected [...]"),
     in_yaml("experiment/new", "seed: 3\nseed: 4", "FILE, line 2: not valid yaml: [...]found duplicate key seed[...]"),
     in_yaml("model/new", b"a: \xff\n", "FILE: not valid yaml: byte 3 is not UTF-8 - save it as UTF-8"),
     row("--config-dir TMP model=b", "TMP/model/b.yaml: not valid yaml: byte 0 is not UTF-8 - save it as UTF-8", files={"model/a.yaml": b"\xff", "model/b.yaml": b"\xfe"}),
-    row("--config-dir TMP model=a", "model=a: no such option - rename TMP/model/a.yml to a.yaml, the only ending that Hydra reads [...]", files={"model/a.yml": "_target_: x"}),
-    row("--config-dir TMP experiment=a", "[...]experiment=a: the defaults of a yaml lead back to itself - take one of them out", files={
+    row("--config-dir TMP model=a", "model=a: no such option - rename TMP/model/a.yml to a.yaml, the only suffix that Hydra reads [...]", files={"model/a.yml": "_target_: x"}),
+    row("--config-dir TMP experiment=a", "[...]experiment=a: the defaults list of a yaml file includes itself - remove that entry", files={
         f"experiment/{name}.yaml": f"# @package _global_\ndefaults: [{other}, {{override /model: resnet}}]\n" for name, other in (("a", "b"), ("b", "/experiment/a"))
     }),
     # a yaml that holds no keys
-    experiment("- a", f"FILE: holds a list; {HOLDS}"),
-    in_yaml("experiment/new", "- a", f"FILE: holds a list; {HOLDS}"),
-    in_yaml("experiment/new", "3", f"FILE: holds the single value 3; {HOLDS}"),
+    experiment("- a", f"FILE: contains a list; {HOLDS}"),
+    in_yaml("experiment/new", "- a", f"FILE: contains a list; {HOLDS}"),
+    in_yaml("experiment/new", "3", f"FILE: contains the single value 3; {HOLDS}"),
     *(
-        in_yaml(f"{group}/new", content, f"FILE: holds {what}; {HOLDS}")
+        in_yaml(f"{group}/new", content, f"FILE: contains {what}; {HOLDS}")
         for group in ("data", "model", "task", "optim", "callback")
         for content, what in (("3", "the single value 3"), ("- a", "a list"), ("text", "the single value 'text'"))
     ),
     *(
         in_yaml(f"{group}/new", content, line)
         for group, line in {
-            "data": "model.input_shape: there is no key data.input_shape for ${data.input_shape} to point to",
-            "model": "model: needs a _target_, the import path of what to build, got a mapping",
-            "task": "task: needs a _target_, the import path of what to build, got a mapping",
-            "optim": "optim.schedule: this key is missing - give it a value, optim.schedule=...",
+            "data": "model.input_shape: there is no key data.input_shape, to which ${data.input_shape} refers",
+            "model": "model: needs a _target_, the import path of a class, got a mapping",
+            "task": "task: needs a _target_, the import path of a class, got a mapping",
+            "optim": "optim.schedule: is missing - set optim.schedule=...",
         }.items()
         for content in ("", "null")
     ),
@@ -426,48 +426,48 @@ sys.exit(train.main())
 """  # in which lab.models.zoo is a module of a user's
 NET = "model._target_=lab.models.zoo.Net"
 CRITERION = "~task.criterion.label_smoothing task.criterion._target_=lab.models.zoo"
-A_SAMPLE = "must return one value a sample, (B,) = (64,), but returned"
+A_SAMPLE = "must return one value per sample, (B,) = (64,), but returned"
 
 
 def nothing(key: str, expected: str) -> Any:
-    return row(f"{key}._target_=lab.models.zoo.Nothing", f"{key.lstrip('+')}._target_: expected {expected}, and lab.models.zoo.Nothing gives a Nothing")  # fmt: skip
+    return row(f"{key}._target_=lab.models.zoo.Nothing", f"{key.lstrip('+')}._target_: expected {expected}, but lab.models.zoo.Nothing gives a Nothing")  # fmt: skip
 
 
 RUNS = [
-    row(f"{NET} +model.depth=0", "model.depth=0: lab.models.zoo.Net cannot be built: depth must not be 0 (ValueError, TMP/mine/zoo.py, line 11; LAB_TRACEBACK=1 has more)"),
-    row(f"{NET} +model.depth=2", "model: lab.models.zoo.Net cannot be built with input_shape=[1, 8, 8], num_outputs=10, hidden=[16], dropout=0.0, depth=2: 'a bug' (KeyError, TMP/mine/zoo.py, line 13; LAB_TRACEBACK=1 has more)"),
-    row(f"{NET} +model.depth=4", "model: lab.models.zoo.Net cannot be built with [...], depth=4: [Errno 2] No such file or directory: 'table.csv' (FileNotFoundError, TMP/mine/zoo.py, line 15; LAB_TRACEBACK=1 has more)"),
-    row(f"{NET} +model.depth=7 model.dropout=1.0", "model.dropout=1.0: lab.models.zoo.Net cannot be built: dropout probability has to be between 0 and 1, but got 7.0 (ValueError, TMP/mine/zoo.py, line 16; LAB_TRACEBACK=1 has more)"),
+    row(f"{NET} +model.depth=0", "model.depth=0: lab.models.zoo.Net cannot be built: depth must not be 0 (ValueError, TMP/mine/zoo.py, line 11; LAB_TRACEBACK=1 prints the traceback)"),
+    row(f"{NET} +model.depth=2", "model: lab.models.zoo.Net cannot be built with input_shape=[1, 8, 8], num_outputs=10, hidden=[16], dropout=0.0, depth=2: 'a bug' (KeyError, TMP/mine/zoo.py, line 13; LAB_TRACEBACK=1 prints the traceback)"),
+    row(f"{NET} +model.depth=4", "model: lab.models.zoo.Net cannot be built with [...], depth=4: [Errno 2] No such file or directory: 'table.csv' (FileNotFoundError, TMP/mine/zoo.py, line 15; LAB_TRACEBACK=1 prints the traceback)"),
+    row(f"{NET} +model.depth=7 model.dropout=1.0", "model.dropout=1.0: lab.models.zoo.Net cannot be built: dropout probability has to be between 0 and 1, but got 7.0 (ValueError, TMP/mine/zoo.py, line 16; LAB_TRACEBACK=1 prints the traceback)"),
     row(f"{NET} +model.depth=0 trainer=ddp hardware.num_procs=2", "model.depth=0: lab.models.zoo.Net cannot be built: depth must not be 0 (ValueError, [...])", files={"a/notes/mine.txt": "mine"}),
     row("model._target_=lab.models.zoo.Late ~model.input_shape ~model.num_outputs ~model.hidden ~model.dropout", "model: net.1.weight has no size before the first batch, as a lazy module's: give the size, which data.input_shape and data.num_outputs say"),
     row("model.input_shape=[3]", "MLP was built for samples of shape (3,) but got (1, 8, 8): set its input_shape to this (for the model: model.input_shape, the shape after data.transforms)"),
-    row("optim=sgd optim.momentum=0", "optim.momentum=0: torch.optim.SGD cannot be built: Nesterov momentum requires a momentum and zero dampening (ValueError, [...]sgd.py, line [...]; LAB_TRACEBACK=1 has more)"),
-    row("optim.schedule._target_=lab.models.zoo.rate", "optim.schedule: lab.models.zoo.rate cannot be built with warmup=0.05, final=0.0: can't multiply sequence by non-int of type 'float' (TypeError; LAB_TRACEBACK=1 has more)"),
+    row("optim=sgd optim.momentum=0", "optim.momentum=0: torch.optim.SGD cannot be built: Nesterov momentum requires a momentum and zero dampening (ValueError, [...]sgd.py, line [...]; LAB_TRACEBACK=1 prints the traceback)"),
+    row("optim.schedule._target_=lab.models.zoo.rate", "optim.schedule: lab.models.zoo.rate cannot be built with warmup=0.05, final=0.0: can't multiply sequence by non-int of type 'float' (TypeError; LAB_TRACEBACK=1 prints the traceback)"),
     nothing("model", "a torch.nn.modules.module.Module"),
     nothing("optim", "a torch.optim.optimizer.Optimizer"),
-    nothing("optim.schedule", "something to be called"),
-    nothing("+data.transforms.a", "something to be called"),
+    nothing("optim.schedule", "a callable"),
+    nothing("+data.transforms.a", "a callable"),
     nothing("+callback.a", "a lab.callbacks.base.Callback"),
     row(f"{CRITERION}.Nothing", "task.criterion: Nothing cannot be called: give it __call__(output, batch) -> (B,) losses"),
     # what is called while it trains
     row("+callback.a._target_=lab.models.zoo.Misspelt", "callback.a: Misspelt.on_stepp is not a hook, so it is never called - did you mean on_step? (hooks: before_step, on_end[...])"),
     row("+callback.a._target_=lab.models.zoo.Lightning", "callback.a: Lightning.on_train_epoch_end is not a hook, so it is never called (hooks: [...])"),
     row("+callback.a._target_=lab.models.zoo.Fewer", "callback.a: Fewer.on_eval must take (state, scores), got (self, scores)"),
-    row("+callback.a._target_=lab.models.zoo.Text", "log('mine'): expected a number, got str - of a tensor or array give .item(); run.logger.show takes pictures, tables and texts"),
-    row("+callback._target_=lab.models.zoo.Text", "callback: its entries have names, such as callback.x: {_target_: ...}; its _target_ has none"),
+    row("+callback.a._target_=lab.models.zoo.Text", "log('mine'): expected a number, got str - call .item() on a tensor or array; use run.logger.show for images, tables and texts"),
+    row("+callback._target_=lab.models.zoo.Text", "callback: expected a mapping of names, e.g. callback.x: {_target_: ...}, got a node with a _target_"),
     *(
         row(f"{CRITERION}.losses '+task.criterion.are={are}' trainer.eval_every=2", f"task.criterion: {line}")
         for are, line in {
             "a list": f"{A_SAMPLE} a list: [...]", "a number": f"{A_SAMPLE} a float: [...]",
             "of tokens": f"{A_SAMPLE} shape (192,): [...]", "of scored tokens": f"{A_SAMPLE} shape (192,): [...]",
-            "half": "the losses are torch.bfloat16, which holds two or three digits, and their gradient no more: compute them from output.float()",
-            "detached": "the losses have no gradient, so nothing can be trained: they must depend on the model's output, by operations that have one (no argmax, no detach, no numpy)",
+            "half": "the losses are torch.bfloat16, which has two or three digits, and so has their gradient: compute them from output.float()",
+            "detached": "the losses have no gradient, so nothing can be trained: compute them from the model's output with differentiable operations (no argmax, no detach, no numpy)",
         }.items()
     ),
-    row("+task.metrics.mine._target_=lab.models.zoo.losses '+task.metrics.mine.are=a mean'", f"task.metrics.mine: {A_SAMPLE} shape (): leave the mean over the batch out, and take it over all other dimensions, values.view(B, -1).mean(1)"),
+    row("+task.metrics.mine._target_=lab.models.zoo.losses '+task.metrics.mine.are=a mean'", f"task.metrics.mine: {A_SAMPLE} shape (): take the mean over all dimensions except the batch, values.view(B, -1).mean(1)"),
     row(f"{CRITERION}.Trained", "task.criterion: Trained has a parameter to train, part.weight[...], which is not part [...]"),
     # what the data says
-    row("data.order._target_=lab.models.zoo.Order", "data.order: lab.models.zoo.Order cannot be built: cannot order 1297 samples (RuntimeError, TMP/mine/zoo.py, line [...]; LAB_TRACEBACK=1 has more)"),
+    row("data.order._target_=lab.models.zoo.Order", "data.order: lab.models.zoo.Order cannot be built: cannot order 1297 samples (RuntimeError, TMP/mine/zoo.py, line [...]; LAB_TRACEBACK=1 prints the traceback)"),
     row("data/order=first data.order.count=9999", "data.order.count=9999 must be between 1 and the 1297 samples of the training split"),
     row("data.splits.val.group=valid", "data.splits.val.group: [...]digits.h5 has no group 'valid' [...]; did you mean 'val'? [...]"),
     row("data.splits.train=null", "data.splits.train=null: there is nothing to train on; name the group that holds the split"),

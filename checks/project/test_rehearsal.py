@@ -120,9 +120,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 MISTAKES = {
-    "a mean": ((METRIC.format("mean"),), "task.metrics.own: must return one value a sample"),
-    "None": ((METRIC.format("nothing"),), "task.metrics.own: must return one value a sample"),
-    "a number": ((METRIC.format("number"),), "task.metrics.own: must return one value a sample"),
+    "a mean": ((METRIC.format("mean"),), "task.metrics.own: must return one value per sample"),
+    "None": ((METRIC.format("nothing"),), "task.metrics.own: must return one value per sample"),
+    "a number": ((METRIC.format("number"),), "task.metrics.own: must return one value per sample"),
     "a field that is missing": ((METRIC.format("missing"),), "task.metrics.own: KeyError: 'label' ({own}, line "),
     "a score that is a text": ((METRIC.format("Text"),), "log('val/own'): expected a number, got str"),
     "predict": (("task._target_=lab.models.own.Predicts",), "the batch has no field 'nothing', only ['x', 'y']"),
@@ -211,5 +211,5 @@ def test_a_rehearsal_compiles_nothing_and_decides_nothing_of_what_is_compiled(
         monkeypatch.setattr(lab.run, "rehearse", lambda *_: None)
         other = start_run(tmp_path / "without", *common)
     assert_equal(last_checkpoint(one), last_checkpoint(other))
-    again = [re.findall(r"compiled again: (\w+)", (run / "train.log").read_text()) for run in (one, other)]
+    again = [re.findall(r"recompiled: (\w+)", (run / "train.log").read_text()) for run in (one, other)]
     assert again[0] == again[1]

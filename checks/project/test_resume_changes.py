@@ -103,9 +103,9 @@ TAKEN = (  # each of one command
     {"callback={summary: {depth: 1}}": {"summary": {"depth": 1}}},
 )  # fmt: skip
 REFUSED = (
-    ("callback.summary.dept=2", "callback.summary.dept: lab.callbacks.summary.Summary takes no 'dept'"),
-    ("model.hidden=[3]", "model.hidden: lab.models.resnet.ResNet takes no 'hidden'"),
-    ("+model.foo=3", "model.foo: lab.models.resnet.ResNet takes no 'foo'"),
+    ("callback.summary.dept=2", "callback.summary.dept: lab.callbacks.summary.Summary does not accept 'dept'"),
+    ("model.hidden=[3]", "model.hidden: lab.models.resnet.ResNet does not accept 'hidden'"),
+    ("+model.foo=3", "model.foo: lab.models.resnet.ResNet does not accept 'foo'"),
     ("trainer.foo=3", "trainer.foo: no such key (trainer has: "),
     ("foo=3", "foo: no such key"), ("callback.pictures.count=2", "callback.pictures.count: no such key"),
     ("model=mlp", "keeps its groups"),

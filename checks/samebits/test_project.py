@@ -81,7 +81,7 @@ def test_a_mistake_is_one_of_its_own_project(other: Project, tmp_path: Path) -> 
     assert locate(PROGRAM, "lab.models.mlp.MLP", "model").__name__ == "MLP"
     with pytest.raises(ConfigError, match=r"`allowed` in src/theirs/project\.py"):
         locate(other, "lab.models.mlp.MLP", "model")
-    for project, said in ((PROGRAM, "did you mean"), (other, "it is trainer.max_epochs now")):
+    for project, said in ((PROGRAM, "did you mean"), (other, "it was renamed to trainer.max_epochs")):
         with pytest.raises(ConfigError, match=f"trainer.epochs: no such key - {said}"):
             compose_here(project, [*GIVEN, "trainer.epochs=3"], tmp_path)
 

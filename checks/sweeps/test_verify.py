@@ -505,7 +505,7 @@ def test_another_library_is_a_difference_that_allows_no_rounding(
         ({"engine": {"version": "0.2.0", "source": "a", "place": "/site"}}, "engine 0.2.0 -> 0.2.1"),
         (
             {"engine": {"version": "0.2.1", "source": "a", "place": "packages/engine/src"}},
-            "engine 0.2.1: another content of the same version",
+            "engine 0.2.1: same version, different content",
         ),
         (None, "libraries not recorded -> engine 0.2.1"),
     ):

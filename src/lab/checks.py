@@ -144,7 +144,7 @@ def explained_mistake(error: Exception) -> str | None:
     line = in_users_code(error, shown)
     if line is None or elsewhere or isinstance(error, (OSError, MemoryError, DataFailed)):
         return None
-    return f"{line} ({TRACEBACK}=1 has more)"
+    return f"{line} ({TRACEBACK}=1 prints the traceback)"
 
 
 def check_holds_no_weights(task: nn.Module, model: nn.Module) -> None:

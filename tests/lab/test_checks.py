@@ -45,13 +45,13 @@ SHORT = (*QUICK, "trainer.max_steps=2", "trainer.log_every=1", "trainer.eval_eve
 @pytest.mark.parametrize("wrong", [torch.zeros(32), torch.zeros(4, 8), torch.zeros(()), torch.zeros(3), 0.5, None, [1]])
 def test_a_value_a_sample_or_an_error(wrong: Any) -> None:
     check_per_sample(torch.zeros(4), 4, "task.criterion")
-    with pytest.raises(ConfigError, match=r"^task\.criterion: must return one value a sample, \(B,\) = \(4,\), but "):
+    with pytest.raises(ConfigError, match=r"^task\.criterion: must return one value per sample, \(B,\) = \(4,\), but "):
         check_per_sample(wrong, 4, "task.criterion")
 
 
 def test_a_broadcast_is_not_to_be_averaged_away() -> None:
     output, target = torch.zeros(4, 1), torch.zeros(4)
-    with pytest.raises(ConfigError, match=r"shape \(4, 4\) - where \(B, 1\) met \(B,\), which broadcast"):
+    with pytest.raises(ConfigError, match=r"shape \(4, 4\) - \(B, 1\) and \(B,\) broadcast to \(B, B\)"):
         check_per_sample((output - target).square(), 4, "task")
 
 

@@ -101,11 +101,11 @@ class Changing(Supervised):
 @pytest.mark.parametrize(
     ("way", "says"),
     [
-        ("counts", "a step changes task.count on the host, and a graph would not"),
-        ("keeps a batch", "a step changes the place of task.kept on the host, and a graph would not"),
-        ("asks", r"the step does what no graph can hold, such as asking the GPU for a value \(\.item\(\)"),
+        ("counts", "a step changes task.count on the host, which a graph would not repeat"),
+        ("keeps a batch", "a step changes the address of task.kept on the host, which a graph would not repeat"),
+        ("asks", r"a graph cannot contain this step; it may read a value from the GPU \(\.item\(\)"),
         *(
-            case(way, "a step draws random numbers on the host, and a graph would not")
+            case(way, "a step draws random numbers on the host, which a graph would not repeat")
             for way, case in {"torch": pytest.param, "numpy": slow, "python": slow}.items()
         ),
     ],
@@ -115,7 +115,7 @@ def test_a_step_that_changes_the_host_is_refused(
 ) -> None:
     monkeypatch.setattr(Changing, "way", way)
     monkeypatch.setattr(lab.tasks.supervised, "Changing", Changing, raising=False)
-    with pytest.raises(ConfigError, match=rf"^hardware\.cuda_graph=true: {says}.* - leave it false"):
+    with pytest.raises(ConfigError, match=rf"^hardware\.cuda_graph=true: {says}.* - set it to false"):
         start_run(tmp_path, *SMALL, "task._target_=lab.tasks.supervised.Changing")
 
 
@@ -153,20 +153,20 @@ def test_a_batch_of_another_shape_has_a_step_as_it_is() -> None:
     for size in (4, 3, 4, 3):
         run(step, [{"x": torch.ones(size, 2)}], None)
     assert sizes == [4, 3, 4, 3]
-    assert said == ["hardware.cuda_graph=true: a batch has other shapes than the first one; a step of such a batch has "
-                    "no graph"]  # fmt: skip
-    with pytest.raises(ConfigError, match="the batch's 'name' is no tensor"):
+    assert said == ["hardware.cuda_graph=true: a batch has other shapes than the first one; steps with such "
+                    "batches run without the graph"]  # fmt: skip
+    with pytest.raises(ConfigError, match="the batch's 'name' is not a tensor"):
         run(step, [{"x": torch.ones(4, 2), "name": ["a"]}], None)  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (("trainer=ddp",), r"holds one GPU's step, not that of trainer=ddp - trainer=single"),
-        (("hardware=cpu",), r"is a GPU's, and hardware.device is cpu - hardware=gpu"),
-        (("hardware.compile=reduce-overhead",), r"cannot hold those of hardware.compile=reduce-overhead"),
-        (("hardware.precision=fp16",), r"does not hold the scale of fp16's losses - hardware.precision=bf16"),
-        (("hardware.detect_anomaly=true",), r"asks the GPU for nothing, as detect_anomaly does"),
+        (("trainer=ddp",), r"requires one GPU, not trainer=ddp - use trainer=single"),
+        (("hardware=cpu",), r"requires a GPU, and hardware.device is cpu - use hardware=gpu"),
+        (("hardware.compile=reduce-overhead",), r"cannot contain the graphs of hardware.compile=reduce-overhead"),
+        (("hardware.precision=fp16",), r"does not support loss scaling of fp16 - use hardware.precision=bf16"),
+        (("hardware.detect_anomaly=true",), r"cannot read values from the GPU, which detect_anomaly does"),
     ],
 )
 def test_what_no_graph_can_hold_is_refused_before_the_run(more: tuple[str, ...], says: str) -> None:
@@ -208,7 +208,7 @@ class Projecting(Supervised):
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (("+optim.fused=false",), "AdamW has no fused kernel here, so it may ask the GPU for the learning rate"),
+        (("+optim.fused=false",), "AdamW has no fused kernel here and may read the learning rate from the GPU"),
         slow(("optim._target_=torch.optim.NAdam",), "NAdam has no fused kernel here"),
         (("task._target_=lab.tasks.supervised.Choosing",), "Choosing.train_step may choose or draw on the host"),
         slow(("task._target_=lab.tasks.supervised.Averaging",), "Averaging.averaging_factor may choose"),

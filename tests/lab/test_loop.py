@@ -888,9 +888,9 @@ def test_each_metric_is_checked() -> None:
     right = {"a": first, "b": double}
     evaluated(Supervised(first, right))
     for name in right:
-        with pytest.raises(ConfigError, match=rf"^task\.metrics\.{name}: must return one value a sample"):
+        with pytest.raises(ConfigError, match=rf"^task\.metrics\.{name}: must return one value per sample"):
             evaluated(Supervised(first, {**right, name: lambda output, batch: output.repeat(2)}))
-    with pytest.raises(ConfigError, match=r"^task\.criterion: must return one value a sample"):
+    with pytest.raises(ConfigError, match=r"^task\.criterion: must return one value per sample"):
         evaluated(Supervised(lambda output, batch: output.repeat(2), right))
 
 

@@ -101,14 +101,14 @@ def test_matrices_alone_or_none() -> None:
 
 @pytest.mark.slow
 def test_mistakes_are_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"^optim\.rest_names: '\(' is no regular expression: "):
+    with pytest.raises(ConfigError, match=r"^optim\.rest_names: '\(' is not a regular expression: "):
         optimizer_of(small(), "optim=muon", "optim.rest_names=['(']")
     with pytest.raises(ConfigError, match=r"^optim\.matrices\.adjust_lr_fn=rms: must be one of original, match_rms_adamw"):
         optimizer_of(small(), "optim=muon", "optim.matrices.adjust_lr_fn=rms")
     for override, line in (
         ("optim.lr=-1", r"^optim\.lr: must be >= 0"),
         ("optim.matrices.momentun=0.9", "momentun"),
-        ("optim.matrices._partial_=false", r"^optim\.matrices\.params: .* needs a value for 'params'"),
+        ("optim.matrices._partial_=false", r"^optim\.matrices\.params: .* requires 'params'"),
         ("optim.matrices._target_=torch.optim.Moun", r"^optim\.matrices\._target_: torch\.optim has no 'Moun' - did"),
     ):
         with pytest.raises(Exception, match=line):

@@ -108,9 +108,9 @@ def test_what_makes_its_own_copies_is_refused() -> None:
         with pytest.raises(ConfigError, match=f"precision=bf16-weights: trainer={trainer} .* - use hardware.precision"):
             compose(*QUICK, "trainer.max_steps=1", f"trainer={trainer}", "hardware.device=auto", BF16)
     keeps = "hardware.activation_checkpointing_keeps=matmuls"
-    with pytest.raises(ConfigError, match=r"keeps=matmuls: .* use hardware.precision=bf16, or keep inputs"):
+    with pytest.raises(ConfigError, match=r"keeps=matmuls: .* use hardware.precision=bf16, or inputs"):
         compose(*QUICK, "trainer.max_steps=1", "hardware.activation_checkpointing=auto", keeps, BF16)
-    with pytest.raises(ConfigError, match=r"_keeps=matmuls: hardware.activation_checkpointing names no modules"):
+    with pytest.raises(ConfigError, match=r"_keeps=matmuls: has no effect, because .* is empty"):
         compose(*QUICK, "trainer.max_steps=1", keeps)
-    with pytest.raises(ConfigError, match=r"hardware.attention: no kernel 'flush' - give cudnn, flash, efficient"):
+    with pytest.raises(ConfigError, match=r"hardware.attention: no kernel 'flush' - use cudnn, flash, efficient"):
         compose(*QUICK, "trainer.max_steps=1", "hardware.attention=[flush]")

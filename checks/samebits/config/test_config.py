@@ -258,7 +258,7 @@ def test_typed_gives_values_of_the_declared_types() -> None:
         ("count", 1.5, "g.count: expected an integer, got 1.5"),
         ("count", True, "g.count: expected an integer, got true"),
         ("count", None, "g.count: expected an integer, got null"),
-        ("count", "???", "g.count: a value is missing here (???) - give one, g.count=..."),
+        ("count", "???", "g.count: is missing (???) - set g.count=..."),
         ("rate", "x", "g.rate: expected a number or null, got 'x'"),
         ("rate", float("nan"), "g.rate: expected a number or null, got nan"),
         ("flag", 1, "g.flag: expected true or false, got 1"),
@@ -266,7 +266,7 @@ def test_typed_gives_values_of_the_declared_types() -> None:
         ("inner", 3, "g.inner: expected a mapping, got 3"),
         ("inner", {"mode": "slwo"}, "g.inner.mode: no option 'slwo' - did you mean slow? (options: fast, slow)"),
         ("inner", {"mode": 3}, "g.inner.mode: expected one of fast, slow, got 3"),
-        ("inner", {}, "g.inner.mode: this key is missing - give it a value, g.inner.mode=..."),
+        ("inner", {}, "g.inner.mode: is missing - set g.inner.mode=..."),
     ],
 )
 def test_typed_names_key_value_and_remedy(key: str, value: Any, line: str) -> None:
@@ -278,7 +278,7 @@ def test_typed_names_key_value_and_remedy(key: str, value: Any, line: str) -> No
 def test_a_new_config_gives_every_key(base: dict[str, Any]) -> None:
     for key in base["trainer"]:
         fewer = {k: v for k, v in base["trainer"].items() if k != key}
-        with pytest.raises(ConfigError, match=f"trainer.{key}: this key is missing"):
+        with pytest.raises(ConfigError, match=f"trainer.{key}: is missing"):
             typed(TrainerConfig, fewer, "trainer")
 
 
@@ -350,10 +350,10 @@ NET = "lab.models.zoo.good.Net"
     [
         ({"_target_": "lab.models.zoo.good.Nte"}, "model._target_: lab.models.zoo.good has no 'Nte' - did you mean Net?"),
         ({"_target_": "lab.models.zoo.god.Net"}, "model._target_: lab.models.zoo has no 'god' - did you mean good?"),
-        ({"_target_": "lab.models.zoo.good"}, "model._target_: lab.models.zoo.good is no class or function"),
+        ({"_target_": "lab.models.zoo.good"}, "model._target_: lab.models.zoo.good is not a class or function"),
         ({"_target_": "lab.models.zoo.os.system"}, "model._target_: lab.models.zoo has no 'os'"),
-        ({"_target_": NET, "widht": 3}, f"model.widht: {NET} takes no 'widht' - did you mean 'width'? (accepts: width, act, shape)"),
-        ({"_target_": NET}, f"model.width: {NET} needs a value for 'width' - give one, model.width=..."),
+        ({"_target_": NET, "widht": 3}, f"model.widht: {NET} does not accept 'widht' - did you mean 'width'? (accepts: width, act, shape)"),
+        ({"_target_": NET}, f"model.width: {NET} requires 'width' - set model.width=..."),
         ({"_target_": NET, "width": "3"}, "model.width: expected an integer, got '3'"),
         ({"_target_": NET, "width": 3, "act": "rel"}, "model.act: expected one of relu, gelu, got 'rel'"),
         ({"_target_": NET, "width": 3, "shape": 3}, "model.shape: expected a list, each item an integer, got 3"),
@@ -373,9 +373,9 @@ def test_targets_that_cannot_be_built(zoo: Path, node: dict[str, Any], line: str
 
 def test_arguments_of_the_run_cannot_be_given(zoo: Path) -> None:
     line = line_of({"_target_": "lab.models.zoo.good.Net", "width": 3}, given=("width",))
-    assert line == "model.width: the run gives this argument itself - remove it here"
+    assert line == "model.width: the run sets this argument itself - remove it"
     line = line_of({"_target_": "lab.models.zoo.good.Net", "width": 3}, given=("split",))
-    assert line == "model._target_: lab.models.zoo.good.Net takes no 'split', which the run gives"
+    assert line == "model._target_: lab.models.zoo.good.Net does not accept 'split', which the run passes"
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_arguments_of_the_run_cannot_be_given(zoo: Path) -> None:
 def test_the_real_error_of_a_module_that_does_not_import(zoo: Path, text: str, error: str, number: int) -> None:
     (zoo / "broken.py").write_text(text)
     line = line_of({"_target_": "lab.models.zoo.broken.Net"})
-    assert line.startswith(f"model._target_: lab.models.zoo.broken does not import: {error}")
+    assert line.startswith(f"model._target_: lab.models.zoo.broken cannot be imported: {error}")
     assert line.endswith(f"({zoo / 'broken.py'}, line {number})")
     assert "\n" not in line
 

@@ -350,7 +350,7 @@ def test_a_working_directory_with_an_interpolation_in_its_name(
     folder.mkdir()
     monkeypatch.chdir(folder)
     assert main("train.py", "hydra.run.dir=run", *QUICK) == 2
-    assert capsys.readouterr().err.startswith("error: the working directory has ${ in its path")
+    assert capsys.readouterr().err.startswith("error: the path of the working directory contains ${")
     assert not list(folder.iterdir())
 
 

@@ -44,5 +44,5 @@ def test_a_run_of_small_steps_is_one_in_fp32_and_stays_one(tmp_path: Path, monke
         start_run(run, *short, "trainer.max_steps=6", *(["hardware.precision=fp32"] if run == plain else []))
     for run in (small, of_cpu):
         assert_equal(last_checkpoint(run)["model"], last_checkpoint(plain)["model"])
-        assert "cpu, fp32 (as the run began), threads: 1" in (run / "train.log").read_text()
+        assert "cpu, fp32 (as when the run started), threads: 1" in (run / "train.log").read_text()
     assert lab.restore.score_checkpoint(small, "test", [])["loss"] == result(small)["test/loss"]

@@ -141,7 +141,7 @@ class Model:
         except (Exception, KeyboardInterrupt):
             assert ill is not None
             return
-        if "resumed further back" not in said:  # who says that all is there has seen it
+        if "resumed from an earlier step" not in said:  # "complete" is printed after a check
             assert len(self.server.rows(status(run)["wandb_id"])) == len(list(Feed(run, None))), said
 
 

@@ -236,7 +236,7 @@ def test_who_stopped_a_run_is_asked_of_the_server(
         assert not caplog.records
     monkeypatch.setenv("WANDB_RUN_ID", "r1")
     assert not stopped_by_wandb()
-    assert "W&B does not say" in caplog.text
+    assert "W&B did not answer" in caplog.text
     monkeypatch.setenv("WANDB_MODE", "offline")
     caplog.clear()
     assert not stopped_by_wandb()

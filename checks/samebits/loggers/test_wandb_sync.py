@@ -92,7 +92,7 @@ def test_offline_runs_are_sent_once(finished: Path, tmp_path: Path, server: Serv
     assert server.asked.total() == asked
     begun = server.asked["UpsertBucket"]
     (run / "wandb/sent.json").unlink()  # then the server is asked
-    assert "all is there" in sync(server, str(run))
+    assert "complete" in sync(server, str(run))
     assert server.asked["UpsertBucket"] == begun
     assert_holds(server, run)
 
@@ -108,7 +108,7 @@ def test_a_run_that_runs_offline_is_sent_as_far_as_it_is(finished: Path, tmp_pat
         for count, new in ((3, 3), (7, 4)):
             (run / "metrics.jsonl").write_text("".join(lines[:count]) + '{"step": 12, "tr')  # being written
             said = sync(server, str(run))
-            assert f"{new} of {count} lines sent; it is running, again later" in said
+            assert f"{new} of {count} lines sent; it is still running, so repeat this later" in said
             assert "nothing is lacking in W&B, except later records of 1 runs that are still running" in said
             assert len(server.rows(name)) == count
             assert server.summaries[name]["status"] == "running"
@@ -222,7 +222,7 @@ def test_what_is_no_beginning_of_metrics_is_sent_as_a_new_run(finished: Path, tm
     server.runs[old] = {"project": "default"}
     server.summaries[old], server.states[old] = {"status": "finished"}, "finished"
     server.history[old] = {i: {"_step": step, "step": step} for i, step in enumerate(steps)}
-    assert "all is there" in sync(server, str(run))
+    assert "complete" in sync(server, str(run))
     (run / "wandb/sent.json").unlink()
     del server.history[old][len(steps) - 2]
     said = sync(server, str(run))

@@ -60,7 +60,7 @@ def test_a_run_learns_what_one_device_does(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.one_quick
 @pytest.mark.parametrize(("overrides", "line"), [
     (("hardware.num_procs=2",), "trainer=dp is one process, not 2 - use trainer=ddp"),
-    (("hardware=cpu",), "trainer=dp: shares a batch among several GPUs, not on cpu - use trainer=ddp"),
+    (("hardware=cpu",), "trainer=dp: splits a batch over several GPUs, not available on cpu - use trainer=ddp"),
     (("hardware.compile=true",), "hardware.compile=true: trainer=dp copies the model at each step"),
 ])  # fmt: skip
 def test_what_cannot_be(overrides: tuple[str, ...], line: str) -> None:

@@ -148,14 +148,14 @@ def test_a_parameter_that_is_unused_later_on_one_rank_is_named(tmp_path: Path, m
 
 @pytest.mark.one_quick
 @pytest.mark.parametrize(("overrides", "line"), [
-    (("trainer.ddp.comm_hook=fp16",), "trainer.ddp.comm_hook='fp16': an option of trainer=ddp, not of single"),
-    (("trainer.ddp.static_graph=true",), "trainer.ddp.static_graph=true: an option of trainer=ddp, not of single"),
-    (("trainer.sync_batchnorm=true",), "trainer.sync_batchnorm=true: an option of trainer=ddp, not of single"),
+    (("trainer.ddp.comm_hook=fp16",), "trainer.ddp.comm_hook='fp16': has no effect with trainer=single"),
+    (("trainer.ddp.static_graph=true",), "trainer.ddp.static_graph=true: has no effect with trainer=single"),
+    (("trainer.sync_batchnorm=true",), "trainer.sync_batchnorm=true: has no effect with trainer=single"),
     (("trainer=ddp", "trainer.ddp.comm_hook=powersgd"), "trainer.ddp.comm_hook: no option 'powersgd'"),
     (("trainer=ddp", "trainer.ddp.bucket_cap_mb=0"), "trainer.ddp.bucket_cap_mb: must be > 0, got 0"),
     (("trainer=ddp", "trainer.ddp.static_graph=true", "trainer.ddp.find_unused_parameters=true"),
-     "trainer.ddp.find_unused_parameters=true: leave it false"),
-    (("trainer=ddp", "trainer.sync_batchnorm=true", "hardware=cpu"), "runs on CUDA only, not on cpu"),
+     "trainer.ddp.find_unused_parameters=true: set it to false"),
+    (("trainer=ddp", "trainer.sync_batchnorm=true", "hardware=cpu"), "requires CUDA, not cpu"),
     (("trainer=ddp", "trainer.ddp.comm_hook=bf16", "hardware=cpu"), "comm_hook=bf16: requires CUDA"),
     (("process.straggler_threshold=0",), "process.straggler_threshold: must be > 0, got 0"),
 ])  # fmt: skip

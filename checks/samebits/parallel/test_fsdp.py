@@ -523,7 +523,7 @@ def test_mistakes_are_one_line(tmp_path: Path, overrides: list[str], message: st
     ("overrides", "message"),
     [
         (["trainer=fsdp", "hardware=mps"], r"trainer\.strategy=fsdp: .* not mps"),
-        (["trainer.strategy=fsdp"], r"trainer\.fsdp, which says how to shard, is null - use trainer=fsdp"),
+        (["trainer.strategy=fsdp"], r"trainer\.fsdp, the options of sharding, is null - use trainer=fsdp"),
         (["trainer=fsdp", "trainer.fsdp.reduce_dtype=fp8"], r"trainer\.fsdp\.reduce_dtype: no option 'fp8'"),
     ],
 )

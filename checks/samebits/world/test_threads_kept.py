@@ -31,13 +31,13 @@ def test_a_run_keeps_the_number_of_threads_it_began_with(tmp_path: Path, monkeyp
     environment = json.loads((run / "environment.json").read_text())
     assert environment["threads"] == {"count": 2, "most": 2, "why": "a rank's 2 cores", "auto": True}
     start_run(run, *AUTO, "trainer.max_steps=4")
-    assert "threads: 2 (as the run began)" in (run / "train.log").read_text()
+    assert "threads: 2 (as when the run started)" in (run / "train.log").read_text()
     fewer = threads.recorded_threads(2, most=1)
     assert fewer.count == 1
-    assert "the run began with 2, for which there are no cores now: rounding changes" in fewer.why
+    assert "the run started with 2, but there are not enough cores, so rounding changes" in fewer.why
     measured = environment | {
         "threads": {"count": 2, "most": 4, "why": "measured: 2 is 1.4x faster than 1", "auto": True}
     }
     (run / "environment.json").write_text(json.dumps(measured))
     auto = resolve_hardware(HardwareConfig(device="cpu"), TrainerConfig())
-    assert resolve_auto_as_recorded(auto, run).threads == threads.Threads(2, 2, "as the run began")
+    assert resolve_auto_as_recorded(auto, run).threads == threads.Threads(2, 2, "as when the run started")

@@ -1,7 +1,6 @@
-"""User and password of an address are not saved: `redacted` leaves them to this process's environment, from which it
-and those that it starts have them again by `restored`. So has every process whose environment holds the whole address,
-as MLFLOW_TRACKING_URI does.
-"""
+"""Keep user names and passwords of URLs out of saved files. `redacted` moves them to an environment variable of this
+process, from which it and its child processes read them with `restored`. They can also be read from any other variable
+that contains the whole URL, e.g. MLFLOW_TRACKING_URI."""
 
 from __future__ import annotations
 
@@ -12,12 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 HIDDEN = "***"
-# also a token alone, in place of a user, where no user stands without a password
+# in http(s) URLs also a token without a password; other schemes allow a user name without one
 CREDENTIALS = re.compile(r"(https?://)[^/?#\s'\"]+@|([A-Za-z][\w+.-]*://)[^/?#\s'\"]*:[^/?#\s'\"]*@")
 
 
 def redacted(node: Any) -> Any:
-    """Returns a plain node without the credentials in its addresses, which this process's environment keeps."""
+    """Return a copy of a plain node without the credentials in its URLs, which are stored in this process's
+    environment."""
 
     def one(text: str) -> str:
         if (hidden := _hidden(text)) != text:
@@ -28,7 +28,7 @@ def redacted(node: Any) -> Any:
 
 
 def restored(text: str) -> str:
-    """Returns an address with its credentials; as it is where this process does not have them."""
+    """Return a URL with its credentials; unchanged if this process does not have them."""
     if f"{HIDDEN}@" not in text:
         return text
     known = os.environ.get(_variable(text))
@@ -44,7 +44,7 @@ def _variable(hidden: str) -> str:
 
 
 def change_texts(node: Any, change: Callable[[str], str]) -> Any:
-    """A copy of a plain node with each text changed; keys stay."""
+    """Return a copy of a plain node with each text changed; keys are not changed."""
     if isinstance(node, dict):
         return {key: change_texts(value, change) for key, value in node.items()}
     if isinstance(node, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Errors that the command line shows as one line, without a traceback."""
+"""Errors that the command line prints as one line, without a traceback."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ T = TypeVar("T", bound=type)
 
 INTERRUPTED = 130  # exit status after Ctrl-C
 MISTAKE = 2  # exit status after a mistake in the configuration
-PREEMPTED = 75  # EX_TEMPFAIL: exit status of a preempted run, which was saved and is to be resumed
+PREEMPTED = 75  # EX_TEMPFAIL: exit status of a preempted run, which has saved a checkpoint and can be resumed
 
 
 def arguments_of_now(arguments: Sequence[str], renamed: Mapping[str, str]) -> list[str]:
-    """Replace the options of a command that have another name now, and print a line for each.
+    """Replace renamed options of a command by their current names, and print a line for each.
 
-    renamed: {--old: --new}."""
+    renamed: {--old: --new}.
+    """
     found = []
     for argument in arguments:
         option, equals, value = argument.partition("=")
@@ -39,46 +40,51 @@ def arguments_of_now(arguments: Sequence[str], renamed: Mapping[str, str]) -> li
 
 
 class ConfigError(ValueError):
-    """A mistake of the user's: one line that names the key or file, the value and the remedy."""
+    """A mistake of the user: one line that names the key or file, the value and the remedy."""
 
 
 class Cancelled(ConfigError):
-    """A signal, with which the text begins, came before all processes of the run had met: nothing was begun."""
+    """A signal, with which the text begins, came before all processes of the run had connected. Nothing was started."""
 
     @property
     def status(self) -> int:
+        """The exit status: 130 after SIGINT, otherwise 75."""
         return INTERRUPTED if str(self).startswith("SIGINT") else PREEMPTED
 
 
 class CorruptFileError(ConfigError):
-    """A file that a run has written cannot be read as it was written: one line that names it."""
+    """A file that a run wrote is damaged: one line that names it."""
 
 
 class RunFailed(RuntimeError):
-    """A run ended in failure and has shown its own traceback: exit status 1. The text, if any, is one more line."""
+    """A run failed and has printed its traceback: exit status 1. The text, if any, is an additional line."""
 
 
 class DirectoryLockedError(ConfigError):
-    """Another process runs in this directory."""
+    """Another process is running in this directory."""
 
 
 class OutOfMemory(RunFailed):
-    """Memory was full: one line that names the key to change. A restart may succeed (fragments, a neighbour)."""
+    """Memory was full: one line that names the key to change. A restart may succeed (fragmentation, another
+    process)."""
 
 
 class RankLost(RunFailed):
-    """A rank was killed, died or hung: not an error of the run's own code, so a restart may succeed."""
+    """A rank was killed, died or hung. This is not an error of the run's code, so a restart may succeed."""
 
 
 class DataFailed(RuntimeError):
-    """A data set's own code raised, exited or was killed: one line that names the data set, the rows and the split. Its
-    cause has the traceback."""
+    """The code of a data set raised, exited or was killed: one line that names the data set, the rows and the split.
+    Its cause has the traceback."""
 
 
 @contextmanager
 def mistakes_of(kind: type[Exception]) -> Iterator[None]:
-    """In this block an error of `kind` becomes a ConfigError with the same line. kind: what a library raises for
-    mistakes of its user, such as h5rows.ConfigError; the engine knows no class but its own."""
+    """Convert errors of `kind` within this block to ConfigError with the same text.
+
+    kind: the class that a library raises for mistakes of its user, e.g. h5rows.ConfigError, because samebits does not
+    import that library here.
+    """
     try:
         yield
     except kind as error:
@@ -86,8 +92,8 @@ def mistakes_of(kind: type[Exception]) -> Iterator[None]:
 
 
 def with_mistakes_of(kind: type[Exception]) -> Callable[[T], T]:
-    """Return a decorator of classes that puts each public method in a block of `mistakes_of(kind)`: those of the class
-    itself and those that it inherits from the library of `kind`."""
+    """Return a class decorator that runs each public method in a block of `mistakes_of(kind)`: methods of the class
+    itself and methods inherited from the library of `kind`."""
     library = kind.__module__.partition(".")[0]
 
     def translated(method: FunctionType) -> Callable[..., object]:
@@ -113,7 +119,7 @@ def with_mistakes_of(kind: type[Exception]) -> Callable[[T], T]:
 
 
 _HOME = Path(__file__).resolve().parents[1]
-_VENDORED = _HOME.parents[1]  # packages/, with the other libraries, where this one lies in packages/samebits/src
+_VENDORED = _HOME.parents[1]  # packages/ with the other libraries, if this file is in packages/samebits/src
 _OURS = [_VENDORED] if _VENDORED.name == "packages" else [_HOME / "samebits", _HOME / "hydra_plugins"]
 _LIBRARIES = (
     "site-packages", "dist-packages", str(Path(traceback.__file__).parent), "<frozen ", "<string>",
@@ -122,13 +128,14 @@ _LIBRARIES = (
 
 
 def users_frames(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Those outside of Python's, installed and this project's libraries, innermost last."""
+    """Return the frames outside of Python's, installed and this project's libraries, innermost last."""
     return [frame for frame in frames if not any(part in frame.filename for part in _LIBRARIES)]
 
 
 def in_users_code(error: BaseException, shown: Callable[[Path], str]) -> str | None:
-    """One line of an error that came through the user's code: its key, what was raised, file and line, what was given,
-    as far as it is noted in error.key and error.given; None: it did not. shown: a file's path as it is shown."""
+    """Return one line for an error that was raised through the user's code: key, error, file and line, and the
+    arguments, if they are in error.key and error.given. Return None if no frame is in the user's code. shown: formats a
+    file's path."""
     frames = users_frames(traceback.extract_tb(error.__traceback__))
     if not frames:
         return None
@@ -138,26 +145,28 @@ def in_users_code(error: BaseException, shown: Callable[[Path], str]) -> str | N
 
 
 def one_line(error: BaseException) -> str:
-    """Returns what to say of an error in one line: "KeyError: 'x'"; of those that are written for that, their text."""
+    """Return an error as one line: "KeyError: 'x'", or only the text of ConfigError, RunFailed and DataFailed."""
     name, line = type(error).__name__, first_line(error)
     return line if isinstance(error, (ConfigError, RunFailed, DataFailed)) or line == name else f"{name}: {line}"
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-# what steers a terminal, turns the order of what follows, or cannot be encoded; not a newline or a tab
+# control characters, characters that change the text direction, surrogates; not newline or tab
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_PROGRESS = re.compile(r"\r?(\n|\x1b\[[AK])*")  # as progress bars go back to the beginning of their line
+_PROGRESS = re.compile(r"\r?(\n|\x1b\[[AK])*")  # progress bars return to the start of the line
 
 
 def visible(text: str) -> str:
-    """Return the text with what would steer a terminal as its escape, without colours."""
+    """Return the text with control characters escaped and without colors."""
     return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), _COLOUR.sub("", text))
 
 
 def plain_output() -> None:
-    """Make all that this process prints from here on `visible`: it may be a stranger's text, of a file or a config.
-    What is written with "\r" at its beginning still goes to the beginning of the line. What the terminal cannot show,
-    as one of LC_ALL=C, is written as \\u6a21."""
+    """Make everything that this process prints `visible`, because it may contain untrusted text of a file or a config.
+
+    A leading "\\r" still returns to the start of the line. Characters that the terminal cannot display, e.g. with
+    LC_ALL=C, are printed as \\u6a21.
+    """
 
     def cleaned(write: Callable[[str], int]) -> Callable[[str], int]:
         def plain(text: str) -> int:
@@ -174,6 +183,6 @@ def plain_output() -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the message without terminal colours; the error's type if there is no message."""
+    """Return the first line of the message without terminal colors; the error's type if there is no message."""
     lines = _COLOUR.sub("", str(error)).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -1,8 +1,8 @@
-"""Lazy public names of packages: a name imports its module when it is first used (PEP 562), so importing a package is
-cheap.
+"""Import the public names of packages lazily: the first use of a name imports its module (PEP 562), so that importing a
+package is fast.
 
 A package's `__init__.py` lists its public names once, as imports under TYPE_CHECKING, which type checkers and editors
-follow; `lazy_getattr` reads the same lines.
+read; `lazy_getattr` reads the same lines.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def lazy_getattr(package: str, file: str) -> Callable[[str], Any]:
 
 
 def renamed_getattr(module: str, hint: str = "") -> Callable[[str], Any]:
-    """Return the `__getattr__` of a module that raises ImportError for an old name, which names the present one, and
-    AttributeError, with the hint, for any other name."""
+    """Return the `__getattr__` of a module. It raises ImportError with the new name for a renamed name, and
+    AttributeError with the hint for other names."""
 
     def refuse(name: str) -> Any:
         if new := RENAMED.get(module, {}).get(name):
@@ -80,6 +80,6 @@ def names_of(page: Path) -> dict[str, str]:
             continue
         for node in block.body:
             if not isinstance(node, ast.ImportFrom) or any(alias.asname for alias in node.names):
-                raise ValueError(f"{page}, line {node.lineno}: a page has plain `from MODULE import NAME` alone")
+                raise ValueError(f"{page}, line {node.lineno}: expected only plain `from MODULE import NAME`")
             found |= {alias.name: str(node.module) for alias in node.names}
     return found

@@ -1,7 +1,7 @@
-"""Write arrays of predictions, one row for each sample, from several ranks into one file, in the order of the samples.
+"""Write arrays of predictions, one row per sample, from several ranks to one file, in the order of the samples.
 
-Each rank appends its batches to a `Part`; `assemble` merges the parts into .h5, .npz or .parquet. The .h5 file is one
-that data=h5 reads: contiguous datasets, one row for each sample.
+Each rank appends its batches to a `Part`; `assemble` merges the parts to .h5, .npz or .parquet. data=h5 can read the
+.h5 file: contiguous datasets, one row per sample.
 """
 
 from __future__ import annotations
@@ -19,23 +19,27 @@ from samebits.extras import check_installed
 FORMATS = (".h5", ".hdf5", ".npz", ".parquet")
 ROW = "row"  # (N,) int64: the sample's row in the split
 Spec = dict[str, tuple[tuple[int, ...], str]]  # {field: (shape, dtype)}
-BLOCK = 1 << 24  # bytes of the largest field that are merged at once
+BLOCK = 1 << 24  # bytes of the largest field per merged block
 
 
 class Part:
-    """What one rank predicts, in a file of its own."""
+    """The predictions of one rank, in a separate file."""
 
     def __init__(self, path: Path) -> None:
         self._file = h5py.File(path, "w")
 
     def append(self, rows: np.ndarray, fields: Mapping[str, Any]) -> None:
-        """rows: (B,) int64, rising from call to call. fields: {name: array (B, ...) or list of B texts}."""
+        """Append a batch. rows: (B,) int64, increasing from call to call. fields: {name: array (B, ...) or list of B
+        texts}.
+
+        Raise ConfigError if the shapes do not match.
+        """
         for name, values in {ROW: rows, **fields}.items():
             array = np.asarray(values, dtype=object) if isinstance(values, list) else np.asarray(values)
             if array.ndim == 0 or len(array) != len(rows):
                 raise ConfigError(
-                    f"{name}: predictions have the shape {array.shape} for {len(rows)} samples; the first axis must be "
-                    "the samples"
+                    f"{name}: predictions have the shape {array.shape} for {len(rows)} samples; the first dimension "
+                    "must be the samples"
                 )
             if name not in self._file:
                 kind: Any = h5py.string_dtype() if array.dtype == object else array.dtype
@@ -44,37 +48,41 @@ class Part:
             held = self._file[name]
             if held.shape[1:] != array.shape[1:]:
                 raise ConfigError(
-                    f"{name}: predictions have the shape {array.shape[1:]} for a sample here and {held.shape[1:]} "
-                    "before; a file of predictions needs one shape for all samples"
+                    f"{name}: predictions have the shape {array.shape[1:]} per sample, but {held.shape[1:]} before; "
+                    "all samples must have the same shape"
                 )
             size = len(held)
             held.resize(size + len(array), axis=0)
             held[size:] = array
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
 
 def check_target(path: Path, overwrite: bool) -> None:
+    """Raise ConfigError if predictions cannot be written to `path`."""
     if path.suffix not in FORMATS:
-        raise ConfigError(f"--out {path}: the file's ending says its format; known are {', '.join(FORMATS)}")
+        raise ConfigError(f"--out {path}: the suffix must be one of {', '.join(FORMATS)}")
     if path.is_dir() or not path.parent.is_dir():
-        raise ConfigError(f"--out {path}: must be a file in a folder that exists")
+        raise ConfigError(f"--out {path}: must be a file in an existing folder")
     if path.exists() and not overwrite:
-        raise ConfigError(f"--out {path}: exists; add --overwrite to replace it")
+        raise ConfigError(f"--out {path}: already exists - add --overwrite to replace it")
     if path.suffix == ".parquet":
         check_installed("pyarrow", f"--out {path}", "tables")
 
 
 def assemble(parts: Sequence[Path], target: Path, attributes: Mapping[str, Any]) -> Spec:
-    """Merge the ranks' parts into `target`, whose rows 0, 1, 2, ... are those of the split. Atomic.
+    """Merge the ranks' parts to `target`, whose rows 0, 1, 2, ... are the rows of the split. The file appears
+    atomically.
 
-    attributes: of the file, where the format has any. Returns {field: (shape, dtype)}.
+    attributes: metadata of the file, if the format supports it. Return {field: (shape, dtype)}. Raise RunFailed if the
+    file cannot be written.
     """
     temporary = target.with_name(f".{target.name}.tmp")
     files = [h5py.File(part, "r") for part in parts]
     try:
-        held = [file for file in files if ROW in file]  # a rank without a sample has written nothing
+        held = [file for file in files if ROW in file]  # a rank without samples has written nothing
         spec = {
             name: ((sum(len(file[name]) for file in held), *first.shape[1:]), _kind(first))
             for name, first in (held[0].items() if held else ())
@@ -83,7 +91,7 @@ def assemble(parts: Sequence[Path], target: Path, attributes: Mapping[str, Any])
         write(temporary, spec, _blocks(held, spec), attributes)
         temporary.replace(target)
     except OSError as error:
-        raise RunFailed(f"{target} could not be written: {error.strerror or error}") from error
+        raise RunFailed(f"{target}: cannot be written: {error.strerror or error}") from error
     finally:
         for file in files:
             file.close()
@@ -96,8 +104,8 @@ def _kind(dataset: h5py.Dataset) -> str:
 
 
 def _blocks(files: list[h5py.File], spec: Spec) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """(first row, {field: rows in order}). Each part holds every len(files)-th row, so equal pieces of the parts are a
-    range of rows."""
+    """Yield (first row, {field: rows in order}). Each part contains every len(files)-th row, so blocks of equal size of
+    all parts form a range of rows."""
     widest = max((int(np.prod(shape[1:])) * 8 for shape, _ in spec.values()), default=8)
     size = max(1, BLOCK // (widest * max(1, len(files))))
     begin = 0
@@ -140,7 +148,7 @@ def _write_parquet(path: Path, spec: Spec, blocks: Iterator[Any], attributes: Ma
     from pyarrow import parquet
 
     def column(array: np.ndarray) -> Any:
-        """(N, a, b) becomes lists of a lists of b values."""
+        """Convert (N, a, b) to lists of a lists of b values."""
         values = pa.array(array.ravel())
         for size in reversed(array.shape[1:]):
             values = pa.FixedSizeListArray.from_arrays(values, size)

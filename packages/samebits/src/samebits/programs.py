@@ -1,4 +1,4 @@
-"""Calls of other programs, and of git so that no setting of its user changes what it answers."""
+"""Run other programs, and git independently of its user's settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 LIMIT_S = 60.0
-# of git's settings those that change what the commands below print, find or run
+# settings of git that change the output or effect of the commands below
 PLAIN = {
     "apply.ignoreWhitespace": "no",
     "apply.whitespace": "nowarn",
@@ -35,24 +35,25 @@ KEPT = ("GIT_CONFIG", "GIT_EXEC_PATH", "GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY
 
 
 class NoAnswer(Exception):
-    """The program is not there, failed or took too long; the reason, in one line."""
+    """The program is not installed, failed or took too long: the reason in one line."""
 
 
 def answer_of(
     command: list[str], stdin: bytes = b"", limit_s: float | None = None, env: Mapping[str, str] = os.environ
 ) -> bytes:
-    """Return what another program prints, in English. limit_s: seconds to wait, None: LIMIT_S. Raises NoAnswer."""
+    """Return the output of a program, in English. limit_s: timeout in seconds; None: LIMIT_S. Raise NoAnswer if it
+    fails."""
     limit_s = limit_s or LIMIT_S
     try:
         done = subprocess.run(
             command, input=stdin, capture_output=True, timeout=limit_s, env={**env, "LC_ALL": "C"}, check=False
         )
     except FileNotFoundError:
-        raise NoAnswer(f"there is no {command[0]} here") from None
+        raise NoAnswer(f"{command[0]} is not installed") from None
     except OSError as error:
         raise NoAnswer(f"{command[0]} cannot be started: {error.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise NoAnswer(f"{command[0]} gave no answer within {limit_s:.0f} s") from None
+        raise NoAnswer(f"{command[0]} did not answer within {limit_s:.0f} s") from None
     if done.returncode:
         said = " ".join(done.stderr.decode(errors="replace").split())[:400]
         raise NoAnswer(said or f"{command[0]} ended with status {done.returncode}")
@@ -60,9 +61,10 @@ def answer_of(
 
 
 def git(folder: Path, *arguments: str, stdin: bytes = b"", index: Path | None = None) -> bytes:
-    """Return what git prints in a folder, the same for every user. Raises NoAnswer.
+    """Return the output of git in a folder, the same for every user. Raise NoAnswer if it fails.
 
-    Variables such as GIT_DIR, which git sets in a hook, are left out. index: a file to use instead of the repository's.
+    Variables such as GIT_DIR, which git sets in a hook, are removed. index: a file to use instead of the repository's
+    index.
     """
     settings = [word for key, value in PLAIN.items() for word in ("-c", f"{key}={value}")]
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name.startswith(KEPT)}

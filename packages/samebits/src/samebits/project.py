@@ -1,7 +1,7 @@
-"""What the engine is given of a project, of which it imports nothing: a `Project`, and of commands that run its code a
-`Program`. Both are handed down, into other processes too (pickled).
+"""Describe a project to samebits, which does not import it: a `Project`, and for commands that run its code a
+`Program`. Both are passed as arguments and pickled for other processes.
 
-src/train.py: run_hydra(PROGRAM, job)      engine: program.check(cfg), program.training()(rank)
+src/train.py: run_hydra(PROGRAM, job)      samebits: program.check(cfg), program.training()(rank)
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Project:
-    """Facts of a project: where its files are, and what a yaml may name.
+    """Facts of a project: where its files are, and which names a yaml may use.
 
-    name: of a module of the project's package, such as "lab.project". root: its folder, with conf/, src/ and outputs/.
+    name: a module of the project's package, e.g. "lab.project". root: its folder, with conf/, src/ and outputs/.
 
-    allowed: what a yaml may name as _target_, "lab.models.*"; factories: the functions among them that are called while
-    the config is built. remedies: {beginning of a _target_ that is not allowed: what to do instead of allowing it}.
+    allowed: targets that a yaml may name as _target_, e.g. "lab.models.*". factories: functions among them that are
+    called while the config is built. remedies: {start of a _target_ that is not allowed: what to do instead of allowing
+    it}.
 
-    schema: of the whole config. own: {"data": its schema, "optim": ...}, the run's keys among a target's arguments.
-    moved: {import path prefix in older versions: prefix now}. moved_keys: {key of older versions: now}, with
-    data.parts.*.name for that key of each node in data.parts. moved_values: {name of a key now: {its value in older
-    versions: now}}. moved_arguments: {name of an older key that is an argument of a class: the class's _target_}.
-    aliases: those of `moved` and `moved_keys` that a command and a yaml may still use, of the version before.
-    paths: keys whose values are files or folders. resolvers: {"name": a function for ${name:...} in a yaml}.
-    watching: groups of its own that say what is watched of a run, not what it computes.
-    asked: {parameter of what a config builds: key of the run's value that it gets where its node gives none}.
-    expand: replaces keys of a composed config by what they choose, before it is resolved.
+    schema: of the whole config. own: {"data": schema, "optim": ...}, the run's keys among a target's arguments. moved:
+    {import path prefix in older versions: current prefix}. moved_keys: {key in older versions: current key};
+    data.parts.*.name means that key of each node in data.parts. moved_values: {current name of a key: {value in older
+    versions: current value}}. moved_arguments: {name of an older key that is an argument of a class: the class's
+    _target_}. aliases: entries of `moved` and `moved_keys` of the previous version, which a command and a yaml may
+    still use. paths: keys whose values are files or folders. resolvers: {"name": a function for ${name:...} in a yaml}.
+    watching: the project's own groups that determine what is observed of a run, not what it computes. asked: {parameter
+    of an object in the config: key of the run's value that it gets if its node does not set it}. expand: replaces keys
+    of a composed config by what they select, before it is resolved.
     """
 
     name: str
@@ -52,27 +53,29 @@ class Project:
 
     @property
     def package(self) -> str:
+        """The name of the project's package."""
         return self.name.partition(".")[0]
 
     @property
     def conf(self) -> Path:
+        """The folder of the project's config."""
         return self.root / "conf"
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """Groups that say where a run computes and what is watched of it: they change nothing of what is computed."""
+        """Groups that determine where a run computes and what is observed of it; they do not change the results."""
         return ("hardware", "logger", "profiler", *self.watching)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program(Project):
-    """A project with the functions that the engine calls to check and run its configs.
+    """A project with the functions that samebits calls to check and run its configs.
 
-    check: raises ConfigError for a config that cannot be run, and returns it typed; read: one that was checked when its
-    run began. scores: (a whole, plain config, *beginnings of splits' names) -> the keys of its scores. fetch: fetches
-    remote files of a config's `data`, returns their versions. measure: (a stage of `tune`, a config) -> what
-    samebits.process.trials says. training: imports what trains, and returns the function that does it in a rank
-    (samebits.process.Rank), which returns the content of result.json. try_out: builds a job and times its steps.
+    check: returns a typed config; raises ConfigError if it cannot be run. read: the same for a config that was checked
+    when its run started. scores: (a whole, plain config, *prefixes of splits' names) -> the keys of its scores. fetch:
+    downloads remote files of a config's `data`, returns their versions. measure: (a stage of `tune`, a config) -> see
+    samebits.process.trials. training: imports the training code, and returns the function that trains in a rank
+    (samebits.process.Rank) and returns the content of result.json. try_out: builds a job and times its steps.
     """
 
     check: Callable[[Any], Any]

@@ -1,7 +1,7 @@
-"""Dataclasses as schemas of plain config nodes: unknown, missing and mistyped keys become one readable line.
+"""Convert plain config nodes to dataclasses. Unknown, missing and mistyped keys become one readable line.
 
 A schema is a frozen dataclass. Limits and options of a field are a `Rule`: `Annotated[int, Rule(at_least=1)]`. Defaults
-are for saved configs older than the field (`completed`); `typed` requires every key.
+are for saved configs that are older than the field (`completed`); `typed` requires every key.
 """
 
 from __future__ import annotations
@@ -25,24 +25,28 @@ T = TypeVar("T")
 MISSING = "???"
 DURATION = "seconds (90) or a time with its unit (90s, 30m, 12h, 1.5d) or null"
 INTERVAL = "steps (50) or epochs (1ep, 0.5ep) or null"
-# what people of other frameworks type as the last part of a key -> the answer
-WHICH_GPUS = "CUDA_VISIBLE_DEVICES=0,1 ./run ... says which GPUs, trainer=ddp hardware.num_procs=2 how many"
+# last part of a key in other frameworks -> the remedy
+WHICH_GPUS = "CUDA_VISIBLE_DEVICES=0,1 ./run ... selects GPUs, trainer=ddp hardware.num_procs=2 their number"
 TYPED = {
     **dict.fromkeys(("devices", "device_ids", "gpus", "gpu", "gpu_ids", "gpu_id"), WHICH_GPUS),
-    "accelerator": "hardware=gpu or hardware=cpu says where",
+    "accelerator": "use hardware=gpu or hardware=cpu",
     "batch_size": "trainer.global_batch_size is the number of samples of a step, over all processes",
-    "pin_memory": "batches always go through pinned (page-locked) memory, leave it out",
-    "persistent_workers": "workers always live as long as the run, leave it out",
-    "prefetch_factor": "batches are always fetched ahead, leave it out",
-    "empty_cache": "training never empties the cache, leave it out; hardware.micro_batch_size=auto saves memory",
+    "pin_memory": "batches are always copied to pinned (page-locked) memory - remove it",
+    "persistent_workers": "workers always persist for the whole run - remove it",
+    "prefetch_factor": "batches are always prefetched - remove it",
+    "empty_cache": "training never empties the cache - remove it; hardware.micro_batch_size=auto saves memory",
 }
 _WORDS = {int: "an integer", float: "a number", str: "text", bool: "true or false", type(None): "null"}
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Restricts a field beyond its type. words: allowed texts. at_least to below: limits of numbers. interval: 1ep is
-    allowed, duration: 30m is."""
+    """Restrict a field beyond its type.
+
+    words: allowed texts. at_least, at_most, above, below: limits of numbers. interval: epochs are allowed (1ep).
+    duration: times with a unit are allowed (30m). says: text at the end of a message: what a number means, or an
+    alternative.
+    """
 
     words: tuple[str, ...] = ()
     at_least: float | None = None
@@ -51,9 +55,10 @@ class Rule:
     below: float | None = None
     interval: bool = False
     duration: bool = False
-    says: str = ""  # what a number means, or what else to do, at the end of a message
+    says: str = ""  # text at the end of a message
 
     def limits(self) -> list[tuple[str, float, Callable[[float, float], bool]]]:
+        """Return (sign, limit, comparison) of each limit that is set."""
         rows = [
             (">=", self.at_least, operator.ge),
             (">", self.above, operator.gt),
@@ -63,7 +68,7 @@ class Rule:
         return [(sign, limit, holds) for sign, limit, holds in rows if limit is not None]
 
 
-# for the arguments of what a config builds: `def __init__(self, width: Count, dropout: Share)`
+# for arguments of classes that a config builds: `def __init__(self, width: Count, dropout: Share)`
 Count = Annotated[int, Rule(at_least=1)]
 Share = Annotated[float, Rule(at_least=0, at_most=1)]
 Positive = Annotated[float, Rule(above=0)]
@@ -72,23 +77,28 @@ NotNegativeInt = Annotated[int, Rule(at_least=0)]
 
 
 def rule_of(mark: Any) -> Rule | None:
-    """A Rule in an Annotated; a library that does not import the engine writes {"at_least": 0} in its place."""
+    """Return the Rule of an Annotated type; None if `mark` is not one. A library that does not import samebits uses a
+    dict instead: {"at_least": 0}."""
     return Rule(**mark) if isinstance(mark, dict) else mark if isinstance(mark, Rule) else None
 
 
 def option(*words: str) -> Rule:
+    """Return a Rule that allows these texts."""
     return Rule(words=words)
 
 
 @cache
 def hints_of(what: Any, with_rules: bool = False) -> dict[str, Any]:
-    """get_type_hints, once for each class or function: it evaluates the annotations' text."""
+    """Return get_type_hints, cached for each class or function, because it evaluates the annotations."""
     return get_type_hints(what, include_extras=with_rules)
 
 
 def typed(cls: type[T], node: Any, key: str = "", moved: Mapping[str, str] = types.MappingProxyType({})) -> T:
-    """Returns `node`, a mapping of plain values at `key` (empty: the root), as an instance of `cls`, or ConfigError.
-    moved: {key of older versions: now}, for its message."""
+    """Return `node`, a mapping of plain values, as an instance of `cls`. Raise ConfigError if a key is unknown, missing
+    or invalid.
+
+    key: the node's key; empty: the root. moved: {key in older versions: current key}, for messages.
+    """
     values = plain(node)
     if not isinstance(values, Mapping):
         raise ConfigError(f"{key}: expected a mapping, got {show(values)}")
@@ -98,14 +108,17 @@ def typed(cls: type[T], node: Any, key: str = "", moved: Mapping[str, str] = typ
             raise ConfigError(no_such_key(join(key, str(name)), schema, () if key else leaves(values), moved))
     for name in schema:
         if name not in values:
-            raise ConfigError(f"{join(key, name)}: this key is missing - give it a value, {join(key, name)}=...")
+            raise ConfigError(f"{join(key, name)}: is missing - set {join(key, name)}=...")
     hints = hints_of(cls, True)  # type: ignore[arg-type]
     return cls(**{name: _value(values[name], hints[name], join(key, name), moved) for name in schema})
 
 
 def completed(cls: type[Any], values: Mapping[str, Any], key: str = "") -> tuple[dict[str, Any], list[str], list[str]]:
-    """Update a mapping that an older version wrote. Returns (the mapping with defaults for missing keys and without
-    unknown keys, "key=value" of the missing ones, the unknown keys). `typed` reports missing keys without a default."""
+    """Update a mapping that an older version wrote.
+
+    Return (the mapping with defaults for missing keys and without unknown keys, "key=value" of each missing key, the
+    unknown keys). `typed` reports missing keys that have no default.
+    """
     known = {f.name: f for f in fields(cls)}
     whole, filled = dict(values), []
     gone = [join(key, str(name)) for name in values if name not in known]
@@ -127,7 +140,8 @@ def completed(cls: type[Any], values: Mapping[str, Any], key: str = "") -> tuple
 
 
 def split_own(node: Any, cls: type[T], key: str) -> tuple[T, dict[str, Any]]:
-    """Split a node that mixes the run's own keys with a `_target_` and its arguments. Returns (own keys, the rest)."""
+    """Split a node that contains the run's own keys, and a `_target_` with its arguments. Return (own keys, the
+    rest)."""
     values = plain(node)
     if not isinstance(values, Mapping):
         raise ConfigError(f"{key}: expected a mapping, got {show(values)}")
@@ -137,22 +151,22 @@ def split_own(node: Any, cls: type[T], key: str) -> tuple[T, dict[str, Any]]:
 
 
 def plain(node: Any, resolve: bool = True) -> Any:
-    """Returns the node as dicts, lists and scalars. resolve: resolve interpolations."""
+    """Return the node as dicts, lists and scalars. resolve: resolve interpolations."""
     return OmegaConf.to_container(node, resolve=resolve) if OmegaConf.is_config(node) else node
 
 
 def check_resolved(node: Any, key: str = "") -> None:
-    """Raise a ConfigError on the first text or key of a plain node with an interpolation (${...})."""
+    """Raise ConfigError for the first text or key of a plain node that contains an interpolation (${...})."""
     for at, value in walk(node, key):
         for text in (value, at):
             if isinstance(text, str) and "${" in text:
                 raise ConfigError(
-                    f"{at}: {show(text)} is an interpolation, and values are resolved here - write the value itself"
+                    f"{at}: {show(text)} is an interpolation, which is not supported here - write the value itself"
                 )
 
 
 def walk(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of a plain node and of all below it, outer ones first."""
+    """Yield (dotted key, value) of a plain node and everything below it, outer nodes first."""
     yield key, node
     pairs = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, (list, tuple)) else ()
     for name, value in pairs:
@@ -160,14 +174,15 @@ def walk(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def at(node: Any, keys: Iterable[str | int]) -> Any:
-    """The value at these keys, one below the other; None where there is none."""
+    """Return the value at these nested keys; None if there is none."""
     for key in keys:
         node = node.get(key) if isinstance(node, Mapping) else None
     return node
 
 
 def below_outputs(name: Any) -> str:
-    """Returns a run's `name` if it is a valid folder below outputs/; else ConfigError. 2024 is one, too."""
+    """Return a run's `name` if it is a valid folder below outputs/, including numbers (2024). Otherwise raise
+    ConfigError."""
     name = fits(name, str)[1] if fits(name, str)[0] else name
     if not isinstance(name, str) or not name.strip() or ".." in name.split("/") or name.startswith(("/", "~")):
         raise ConfigError(f"name: must be a folder below outputs/, got {show(name)}")
@@ -175,38 +190,40 @@ def below_outputs(name: Any) -> str:
 
 
 def regex(text: Any, key: str) -> re.Pattern[str]:
-    """Returns the compiled regular expression; ConfigError if it is invalid. key: for the message."""
+    """Return the compiled regular expression. Raise ConfigError if it is invalid. key: for the message."""
     try:
         return re.compile(text)
     except (re.error, TypeError) as error:
-        raise ConfigError(f"{key}: {show(text)} is no regular expression: {error}") from None
+        raise ConfigError(f"{key}: {show(text)} is not a regular expression: {error}") from None
 
 
 def leaves(node: Any, key: str = "") -> list[str]:
-    """Returns the dotted keys of all values in nested mappings, such as optim.lr; top-level values are left out."""
+    """Return the dotted keys of all values in nested mappings, e.g. optim.lr. Top-level values are left out."""
     if not isinstance(node, Mapping):
         return [key] if "." in key else []
     return [leaf for name, value in node.items() for leaf in leaves(value, join(key, str(name)))]
 
 
 def join(key: str, name: str) -> str:
+    """Return the dotted key of `name` below `key`."""
     return f"{key}.{name}" if key else name
 
 
 def show(value: Any) -> str:
-    """A value as it is written in yaml, with quotes around text."""
+    """Return a value as it is written in yaml, with quotes around text."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return "a mapping" if isinstance(value, Mapping) else repr(value)
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Returns the valid name most similar to `name`; None if none is similar enough."""
+    """Return the name most similar to `name`; None if none is similar enough."""
     matches = get_close_matches(name, [str(n) for n in names], n=1, cutoff=cutoff)
     return matches[0] if matches else None
 
 
 def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
+    """Return a suggestion for a misspelled name, or an empty text."""
     match = nearest(name, names)
     return f" - did you mean {join(prefix, match)}?" if match else ""
 
@@ -217,20 +234,22 @@ def no_such_key(
     elsewhere: Sequence[str] = (),
     moved: Mapping[str, str] = types.MappingProxyType({}),
 ) -> str:
-    """Returns the message for an unknown key. elsewhere: dotted keys of the whole config, to suggest from. moved: {key
-    of older versions: now}."""
+    """Return the message for an unknown key.
+
+    elsewhere: dotted keys of the whole config, for suggestions. moved: {key in older versions: current key}.
+    """
     prefix, _, name = key.rpartition(".")
     siblings = [str(s) for s in siblings if not str(s).startswith("_")]  # no _target_
     elsewhere = [k for k in elsewhere if not k.rpartition(".")[2].startswith("_")]
     same = [k for k in elsewhere if k.rpartition(".")[2] == name]
     if now := moved.get(key):
-        hint = f" - it is {now} now"
+        hint = f" - it was renamed to {now}"
     elif name in TYPED:
         hint = f" - {TYPED[name]}"
     elif len(same) == 1:
         hint = f" - did you mean {same[0]}?"
     elif not (hint := did_you_mean(name, siblings, prefix)) and elsewhere:
-        # batch_size: suggest trainer.global_batch_size; names of one or two letters would match too many
+        # e.g. global_batch: suggest trainer.global_batch_size; names of one or two letters match too many
         alike = [k for k in elsewhere if len(name) > 2 and name in k.rpartition(".")[2]]
         if not alike and (match := nearest(name, [k.rpartition(".")[2] for k in elsewhere], cutoff=0.75)):
             alike = [k for k in elsewhere if k.rpartition(".")[2] == match]
@@ -239,9 +258,9 @@ def no_such_key(
 
 
 def fits(value: Any, hint: Any, exact: bool = False) -> tuple[bool, Any]:
-    """Returns (whether a plain value is of the type `hint`, the value converted to it).
+    """Return (True if a plain value has the type `hint`, the value converted to it).
 
-    exact=False: 1e5 fits an integer and 7 a text, as yaml reads them as float and int.
+    exact=False: 1e5 is an integer and 7 a text, because yaml reads them as float and int.
     """
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
@@ -277,8 +296,8 @@ def _fits_items(value: Any, kind: Any, args: tuple[Any, ...], exact: bool) -> tu
 
 
 def holds(value: Any, hint: Any) -> bool:
-    """Whether a value of a file that a program has written is of the type `hint`, and so is all that it holds. Nothing
-    is converted: integers are from 0 to what 64 bits hold, numbers are finite."""
+    """Return True if a value of a file written by a program has the type `hint`, including its items. Nothing is
+    converted. Integers must be from 0 to 2**63 - 1, numbers finite."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return any(holds(value, member) for member in args)
@@ -297,12 +316,13 @@ def holds(value: Any, hint: Any) -> bool:
 
 
 def misfits(content: Mapping[str, Any], kinds: Mapping[str, Any]) -> list[str]:
-    """The names of what is of another type in it. kinds: {name: type}; others may be there, and any may be missing."""
+    """Return the names whose values have another type. kinds: {name: type}; other names, and missing ones, are
+    ignored."""
     return [name for name, kind in kinds.items() if name in content and not holds(content[name], kind)]
 
 
 def describe(hint: Any, words: Sequence[str] = ()) -> str:
-    """Returns a type in words, for messages. words: the texts that are allowed."""
+    """Return a type in words, for messages. words: the allowed texts."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         rules = [rule for mark in args[1:] if (rule := rule_of(mark)) is not None]
@@ -329,11 +349,11 @@ def _value(value: Any, hint: Any, key: str, moved: Mapping[str, str]) -> Any:
     if get_origin(hint) is Annotated:
         hint, rule = get_args(hint)
     if value == MISSING:
-        raise ConfigError(f"{key}: a value is missing here (???) - give one, {key}=...")
+        raise ConfigError(f"{key}: is missing (???) - set {key}=...")
     good, out = fits(value, hint)
     closed = rule.words and (not good or isinstance(out, str)) and out not in rule.words
     if closed and (len(rule.words) > 1 and isinstance(value, str)):
-        # a field may be true or false, too
+        # a field may also be true or false
         options = (*(("true", "false") if bool in (hint, *get_args(hint)) else ()), *rule.words)
         near = did_you_mean(str(value), options)
         raise ConfigError(f"{key}: no option {show(value)}{near} (options: {', '.join(options)}){_says(rule)}")
@@ -352,7 +372,7 @@ def _value(value: Any, hint: Any, key: str, moved: Mapping[str, str]) -> Any:
 
 
 def check_limits(value: Any, hint: Any, key: str) -> None:
-    """Check numbers, also those in lists, against the Rules in the annotation `hint`."""
+    """Raise ConfigError if a number, also in a list, violates the Rules in the annotation `hint`."""
     if get_origin(hint) is Annotated:
         hint, *marks = get_args(hint)
         for mark in marks:
@@ -383,7 +403,7 @@ def _says(rule: Rule) -> str:
 
 
 def check_interval(text: str, key: str) -> float:
-    """'0.5ep' -> 0.5"""
+    """Return the epochs of an interval: '0.5ep' -> 0.5. Raise ConfigError if it is invalid."""
     try:
         epochs = float(text[:-2]) if text.endswith("ep") else math.nan
     except ValueError:
@@ -394,7 +414,7 @@ def check_interval(text: str, key: str) -> float:
 
 
 def seconds(value: float | str | None, key: str = "duration") -> float | None:
-    """Returns seconds: 90 -> 90, '1.5h' -> 5400.0; None (no limit) -> None."""
+    """Return seconds: 90 -> 90, '1.5h' -> 5400.0; None (no limit) -> None. Raise ConfigError if it is invalid."""
     if not isinstance(value, str):
         return value
     try:
@@ -407,14 +427,14 @@ def seconds(value: float | str | None, key: str = "duration") -> float | None:
 
 
 def parse_interval(value: int | str | None, steps_per_epoch: float, key: str = "interval") -> float | None:
-    """Returns an interval in optimizer steps, at least 1; None: never. value: steps, or epochs as 1ep, 0.5ep, whose
-    interval need not be whole."""
+    """Return an interval in optimizer steps, at least 1; None: never. value: steps, or epochs (1ep, 0.5ep), which may
+    be a fractional number of steps."""
     if value is None or isinstance(value, int):
         return value
     return max(1, check_interval(value, key) * steps_per_epoch)
 
 
 def passed(step: int, every: float) -> int:
-    """Returns how many intervals have ended by this step: the k-th ends at k * every steps, rounded."""
+    """Return how many intervals have ended by this step. The k-th interval ends at step k * every, rounded."""
     count = int((step + 1) // every)
     return count - (round(count * every) > step)

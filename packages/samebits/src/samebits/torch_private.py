@@ -1,15 +1,15 @@
-"""Shortcuts through private names of torch. LAB_PLAIN_TORCH=1 turns all of them off; a name that is gone turns its own
-off. The first three gain 1.8 s of a command's start (benchmarks/RESULTS.md).
+"""Use private names of torch to save time. LAB_PLAIN_TORCH=1 disables all of these shortcuts; a name that no longer
+exists disables its own. The first three save 1.8 s when a command starts (benchmarks/RESULTS.md).
 
-    shortcut                 private name                      gains                     without it
+    shortcut                 private name                      saves                     without it
     lean_step                hooks of Optimizer, bare step     torch._dynamo, whose      optimizer.step()
     skip_dynamo_import       __dynamo_disable                    import takes a second,  it is imported
-    ddp_without_dynamo       _dynamo.utils, asked by DDP         is not imported         it is imported
-    storage_use_count        torch._C._storage_Use_Count       reused batch buffers      fresh memory for each batch
-    kernel_skips_non_finite  Optimizer.found_inf               no wait for the device    fp16, skip: a wait at each step
-    set_death_signal         multiprocessing._prctl_pr_...     ends with its parent      looks for it each second
+    ddp_without_dynamo       _dynamo.utils, read by DDP        is not imported           it is imported
+    storage_use_count        torch._C._storage_Use_Count       reuses batch buffers      new memory for each batch
+    kernel_skips_non_finite  Optimizer.found_inf               no synchronization        fp16, skip: one per step
+    set_death_signal         multiprocessing._prctl_pr_...     ends with its parent      checks for it each second
 
-Importing this imports no torch.
+Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ _left_out: list[bool] = []
 
 
 def enabled() -> bool:
+    """Return True unless LAB_PLAIN_TORCH=1."""
     return os.environ.get("LAB_PLAIN_TORCH") != "1"
 
 
 def lean_step(optimizer: Optimizer) -> None:
-    """The optimizer's step without the wrappers that import torch._dynamo and cost at each step.
+    """Run the optimizer's step without the wrappers that import torch._dynamo and cost time in each step.
 
-    optimizer.step itself wherever its wrappers have something to do: hooks of the optimizer or of all optimizers, a
+    optimizer.step itself is called if its wrappers have an effect: hooks of the optimizer or of all optimizers, a
     profiler that is recording, a `step` that was replaced.
     """
     if not steps_bare(optimizer):
@@ -55,7 +56,8 @@ def _bare_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any]:
 
 @functools.cache
 def _watched() -> Callable[[Any], bool] | None:
-    """Returns a function: has an optimizer step hooks, or is a profiler on; None if torch lacks the names."""
+    """Return a function that returns True if an optimizer has step hooks or a profiler is recording; None if torch
+    lacks the names."""
     import torch.autograd
     import torch.optim.optimizer as module
 
@@ -69,21 +71,21 @@ def _watched() -> Callable[[Any], bool] | None:
 
 
 def steps_bare(optimizer: Optimizer) -> bool:
-    """Whether a step runs the class's code alone: without hooks or a `step` that was replaced."""
+    """Return True if a step runs only the code of the class: no hooks, and `step` was not replaced."""
     seen = _watched()
     return not (seen is None or seen(optimizer) or "step" in vars(optimizer))
 
 
 def is_torchs_own(optimizer: Optimizer) -> bool:
-    """Whether a step runs torch's code alone, which draws no random numbers."""
+    """Return True if a step runs only torch's code, which draws no random numbers."""
     kind = type(optimizer)
     codes: tuple[Any, ...] = (kind, _bare_step(kind))  # type: ignore[arg-type]
     return steps_bare(optimizer) and all(code.__module__.startswith("torch.optim.") for code in codes)
 
 
 def skip_dynamo_import() -> None:
-    """torch marks some methods as none of dynamo's business, and imports dynamo to do so when they are first called; it
-    looks up a function's `__dynamo_disable` before. Right only in a process that compiles nothing."""
+    """Prevent the import of dynamo when some methods of Optimizer are first called. torch imports it to disable dynamo
+    for them, unless they have an attribute `__dynamo_disable`. Use it only in a process that compiles nothing."""
     if not enabled():
         return
     from torch.optim import Optimizer
@@ -97,7 +99,7 @@ def skip_dynamo_import() -> None:
 
 @contextmanager
 def ddp_without_dynamo() -> Iterator[None]:
-    """In this block DistributedDataParallel's query of dynamo's config is answered without importing dynamo."""
+    """Answer DistributedDataParallel's query of dynamo's config within this block without importing dynamo."""
     if not _left_out or "torch._dynamo" in sys.modules:
         yield
         return
@@ -120,19 +122,19 @@ def _leave_alone(function: Any) -> None:
 
 
 def storage_use_count() -> Callable[[int], int] | None:
-    """Returns a function: address of a storage -> number of tensors that hold it; None if torch lacks it."""
+    """Return a function: address of a storage -> number of tensors that use it; None if torch lacks it."""
     import torch
 
     return getattr(torch._C, "_storage_Use_Count", None) if enabled() else None
 
 
 def kernel_skips_non_finite(optimizer: Optimizer) -> bool:
-    """Whether the optimizer's kernel leaves the weights alone where the tensor `found_inf` is 1."""
+    """Return True if the optimizer's kernel does not change the weights when the tensor `found_inf` is 1."""
     return enabled() and bool(optimizer.defaults.get("fused"))
 
 
 def set_death_signal(number: int) -> bool:
-    """Have the kernel send this process a signal when the thread that started it ends. Returns whether it was set."""
+    """Make the kernel send this process a signal when the thread that started it ends. Return True if it was set."""
     import torch.multiprocessing
 
     ask = getattr(torch.multiprocessing, "_prctl_pr_set_pdeathsig", None)
@@ -143,5 +145,5 @@ def set_death_signal(number: int) -> bool:
 
 
 def closure_step(optimizer: Any, closure: Any) -> None:
-    """The step of an optimizer that waits for what its closure returns."""
+    """Call the step of an optimizer that requires a closure."""
     optimizer.step(closure)

@@ -24,7 +24,9 @@ def modes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 
 def test_a_model_without_blocks_is_not_compiled_by_them() -> None:
-    with pytest.raises(ConfigError, match=r"hardware\.compile=blocks: Linear has no list of blocks - use default"):
+    with pytest.raises(
+        ConfigError, match=r"hardware\.compile=blocks: Linear has no list of blocks - use hardware\.compile=default"
+    ):
         dynamo.compile_blocks(nn.Linear(3, 1), SimpleNamespace(compile="blocks"))
 
 

@@ -81,11 +81,11 @@ OF_GPU = {"machine": {"cpu": "6502", "gpus": ["H100"]}}
 @pytest.mark.parametrize(
     ("environment", "here", "taken", "said"),
     [
-        (CPU, "bf16", "fp32", "as the run began"),  # nothing recorded, as before there was a rule
-        (OF_GPU, "bf16", "bf16", "as the run began"),
-        ({**CPU, "precision": "fp32"}, "bf16", "fp32", "as the run began"),
-        ({**OF_GPU, "precision": "fp32"}, "fp32", "fp32", "as the run began"),
-        ({**OF_GPU, "precision": "bf16"}, "fp32", "fp32", "the run began with bf16: rounding changes"),
+        (CPU, "bf16", "fp32", "as when the run started"),  # nothing recorded, as before there was a rule
+        (OF_GPU, "bf16", "bf16", "as when the run started"),
+        ({**CPU, "precision": "fp32"}, "bf16", "fp32", "as when the run started"),
+        ({**OF_GPU, "precision": "fp32"}, "fp32", "fp32", "as when the run started"),
+        ({**OF_GPU, "precision": "bf16"}, "fp32", "fp32", "the run started with bf16, so rounding changes"),
     ],
 )
 def test_a_run_keeps_its_precision_on_another_device(

@@ -149,7 +149,9 @@ def test_the_largest_part_is_named_first_and_the_next_one_too() -> None:
     figures = Figures(10, 0, {"forward": 1.0, "data wait": 31.0, "evaluation": 66.0, "save": 2.0})
     kind, sentence = bound(figures, machine("cpu"), False, "threads: 2", aside={"evaluation": "less", "save": "rarer"})
     assert kind == "evaluation"
-    assert sentence.startswith("66% of the time went into evaluation: less; 31% of the time was spent waiting for data")
+    assert sentence.startswith(
+        "66% of the time was spent on evaluation: less; 31% of the time was spent waiting for data"
+    )
     assert "save" not in sentence
 
 
@@ -158,11 +160,11 @@ def test_the_remedies_are_those_of_this_machine(monkeypatch: pytest.MonkeyPatch)
     figures = Figures(10, 0, {"forward": 1.0, "backward": 1.0})
 
     def sentence(one: Hardware, sharded: bool = False) -> str:
-        return bound(figures, one, True, "", sharded)[1].removeprefix("the model bounds the run, ")
+        return bound(figures, one, True, "", sharded)[1].removeprefix("the model limits the run, ")
 
     assert sentence(machine()) == "forward and backward 100%: more ranks (trainer=ddp)"
     waits = "averages gradients and waits for the others: more ranks"
-    assert sentence(machine(ranks=8)) == f"forward and backward 100%, in which a rank {waits}"
+    assert sentence(machine(ranks=8)) == f"forward and backward 100%, including the time in which a rank {waits}"
     assert "gathers weights and averages gradients" in sentence(machine(ranks=8), sharded=True)
     assert (
         sentence(machine("cpu")) == "forward and backward 100%: a GPU, more hardware.num_threads (./run tune threads)"

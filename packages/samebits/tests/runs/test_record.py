@@ -142,7 +142,7 @@ def test_what_git_was_told_to_ignore_is_named(project: Path, caplog: pytest.LogC
     git(project, "update-index", "--assume-unchanged", "src/lab/loop.py")
     surroundings(project)
     (line,) = caplog.messages
-    assert "lacks edits of src/lab/loop.py (of 1 files)" in line
+    assert "edits of src/lab/loop.py are missing (of 1 files)" in line
 
 
 def test_a_large_binary_file_is_named_and_the_rest_can_be_applied(project: Path, home: Path) -> None:
@@ -164,7 +164,7 @@ def test_the_repository_stays_as_it_is(project: Path) -> None:
 
 def no_git(project: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("PATH", str(project))
-    return "there is no git here"
+    return "git is not installed"
 
 
 def of_another_owner(project: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -186,7 +186,7 @@ def too_slow(project: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (project / "git").chmod(0o755)
     monkeypatch.setenv("PATH", f"{project}:{os.environ['PATH']}")
     monkeypatch.setattr("samebits.programs.LIMIT_S", 0.2)
-    return "git gave no answer within"
+    return "git did not answer within"
 
 
 @pytest.mark.parametrize("refuse", [no_git, of_another_owner, no_repository, too_slow])

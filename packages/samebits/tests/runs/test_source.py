@@ -99,7 +99,7 @@ def test_each_edit_of_a_package_is_another_code(project: Path, vendored: Path, n
         commit(project)
     known = surroundings(project)
     edited = code_here(project, known)
-    assert said(clean, edited) == ["rows-of 0.2.0: another content of the same version"]
+    assert said(clean, edited) == ["rows-of 0.2.0: same version, different content"]
     assert bool(edited.changes) == (not committed)
     assert ("x = 2" in known.diff) == (not committed)
     if committed:
@@ -122,7 +122,7 @@ def test_what_git_was_told_to_ignore_in_a_package_is_named(
     git(project, "update-index", "--assume-unchanged", "packages/rows-of/src/rows_of/deep/order.py")
     surroundings(project)
     (line,) = caplog.messages
-    assert "lacks edits of packages/rows-of/src/rows_of/deep/order.py (of 1 files)" in line
+    assert "edits of packages/rows-of/src/rows_of/deep/order.py are missing (of 1 files)" in line
 
 
 # -- libraries elsewhere ---------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_another_wheel_is_another_code(project: Path, site: Path) -> None:
     assert code_here(project) == began
     for name in ("rows_of/deep/order.py", "hydra_plugins/rows_of_sweep/one.py", "rows_of/new.py"):
         write(site, {name: "x = 2\n"})
-        assert said(began, code_here(project)) == ["rows_of 0.2.0: another content of the same version"]
+        assert said(began, code_here(project)) == ["rows_of 0.2.0: same version, different content"]
         write(site, FILES)
         (site / "rows_of/new.py").unlink(missing_ok=True)
     shutil.rmtree(site / "rows_of")
@@ -168,7 +168,7 @@ def test_an_editable_installation_elsewhere_is_hashed_as_it_is(
     write(folder, {"unrelated/a.py": "1"})
     assert code_here(project) == began
     write(folder, {"rows_of/deep/order.py": "x = 2\n"})
-    assert said(began, code_here(project)) == ["rows_of 0.2.0: another content of the same version"]
+    assert said(began, code_here(project)) == ["rows_of 0.2.0: same version, different content"]
 
 
 def test_the_same_files_are_the_same_code_however_they_are_installed(
@@ -268,7 +268,7 @@ def test_a_change_of_another_form_is_damage(run: Path, damage: Callable[[list[An
     write_json(run / ENVIRONMENT, {**facts, "changes": [{"after": 1, "code": good}]})
     assert len(codes_of(run)) == 2
     write_json(run / ENVIRONMENT, {**facts, "changes": [{"after": 1, "code": damage(good)}]})
-    with pytest.raises(environment.CorruptFileError, match="its changes are not as a run records them"):
+    with pytest.raises(environment.CorruptFileError, match="its `changes` have an invalid form"):
         codes_of(run)
 
 

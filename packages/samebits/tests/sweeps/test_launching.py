@@ -67,7 +67,7 @@ def test_the_first_failure_ends_the_others_where_that_is_asked(fail_fast: bool) 
 
 @pytest.mark.parametrize("launcher", [PoolLauncher, SlurmLauncher, RayLauncher])
 def test_another_sweeper_is_refused(launcher: type[Launcher]) -> None:
-    with pytest.raises(ConfigError, match=r"^hydra/launcher: this one runs the jobs of hydra/sweeper=ledger or optuna"):
+    with pytest.raises(ConfigError, match=r"^hydra/launcher: this launcher requires hydra/sweeper=ledger or optuna"):
         launcher().launch([["seed=1"]], 0)  # type: ignore[call-arg]
 
 

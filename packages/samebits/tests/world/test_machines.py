@@ -191,7 +191,7 @@ def test_threads_follow_from_what_is_asked_the_cores_and_the_work(monkeypatch: p
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert decided() == (8, "a rank's 8 cores")
     assert decided(ranks=2) == (4, "a rank's 4 cores")
-    assert decided(flop=3.3e7) == (1, "a small step, some 33 MFLOP")
+    assert decided(flop=3.3e7) == (1, "a small step, about 33 MFLOP")
     assert decided(deterministic=True) == (1, "hardware.deterministic")
     assert decided(device="cuda", ranks=2, flop=1) == (4, "8 cores, 2 ranks")
     assert decided(ranks=8) == (1, "8 cores, 8 ranks")

@@ -1,4 +1,5 @@
-"""Hydra plugin: the sweeper for searches. Imports neither torch nor Optuna; the work is in samebits.sweeps.search."""
+"""Hydra plugin: the sweeper for searches. Imports neither torch nor Optuna; the implementation is in
+samebits.sweeps.search."""
 
 from typing import Any
 
@@ -9,12 +10,13 @@ from omegaconf import DictConfig, OmegaConf
 
 
 class OptunaSweeper(Sweeper):
-    """hydra/sweeper=optuna, see conf/hydra/sweeper/optuna.yaml."""
+    """The sweeper hydra/sweeper=optuna, see conf/hydra/sweeper/optuna.yaml."""
 
     def __init__(self, **options: Any) -> None:
         self.options = options
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Store the project and create the launcher. Called by Hydra."""
         self.project = task_function.project  # type: ignore[attr-defined] # samebits.config.run_hydra
         self.master, self.loader = config, hydra_context.config_loader
         if config.hydra.sweeper.n_jobs is not None and "jobs_at_once" in config.hydra.launcher:
@@ -26,6 +28,7 @@ class OptunaSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> Any:
+        """Run the search. Called by Hydra."""
         from samebits.config import as_started
         from samebits.sweeps import run_search
 

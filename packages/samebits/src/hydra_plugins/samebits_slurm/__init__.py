@@ -1,4 +1,4 @@
-"""Hydra plugin: the launcher of SLURM jobs. The work is in samebits.sweeps.slurm."""
+"""Hydra plugin: the launcher for SLURM. The implementation is in samebits.sweeps.slurm."""
 
 from typing import Any
 
@@ -8,9 +8,10 @@ from omegaconf import DictConfig
 
 
 class SlurmLauncher(EngineLauncher):
-    """hydra/launcher=slurm, see conf/hydra/launcher/slurm.yaml."""
+    """The launcher hydra/launcher=slurm, see conf/hydra/launcher/slurm.yaml."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Check the options, and that submitit and sbatch are installed."""
         from shutil import which
 
         from samebits.errors import ConfigError
@@ -21,9 +22,10 @@ class SlurmLauncher(EngineLauncher):
         self.config = typed(SlurmConfig, self.options, "hydra.launcher")
         check_installed("submitit", "hydra/launcher=slurm", "slurm")
         if which("sbatch") is None:
-            raise ConfigError("hydra/launcher=slurm: there is no sbatch here - start it where SLURM is")
+            raise ConfigError("hydra/launcher=slurm: sbatch is not installed - start the sweep on a SLURM login node")
 
     def run_jobs(self, work: Any) -> Any:
+        """Run the jobs as batch jobs."""
         from samebits.sweeps import run_on_slurm
 
         return run_on_slurm(work, self.config)

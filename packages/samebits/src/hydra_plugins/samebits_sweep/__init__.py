@@ -1,4 +1,5 @@
-"""Hydra plugin: the default sweeper and the local launcher. Imports no torch; the work is in samebits.sweeps."""
+"""Hydra plugin: the default sweeper and the local launcher. Does not import torch; the implementation is in
+samebits.sweeps."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,19 +14,20 @@ from omegaconf import DictConfig
 
 
 class LedgerSweeper(Sweeper):
-    """hydra/sweeper=ledger, see conf/hydra/sweeper/ledger.yaml."""
+    """The sweeper hydra/sweeper=ledger, see conf/hydra/sweeper/ledger.yaml."""
 
     def __init__(self, params: dict[str, Any] | None, **others: Any) -> None:
         from samebits.errors import ConfigError
 
         if others:  # options of another sweeper, set by an experiment
             key = next(iter(others))
-            raise ConfigError(f"hydra.sweeper.{key}: hydra/sweeper=ledger has params alone - leave it out")
+            raise ConfigError(f"hydra.sweeper.{key}: hydra/sweeper=ledger has only params - remove it")
         if params is not None and not isinstance(params, Mapping):
             raise ConfigError(f'hydra.sweeper.params: expected a mapping, such as {{seed: "0,1,2"}}, got {params}')
         self.params = params or {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Store the project and create the launcher. Called by Hydra."""
         self.project = task_function.project  # type: ignore[attr-defined] # samebits.config.run_hydra
         self.master, self.loader = config, hydra_context.config_loader
         self.chosen = Plugins.instance().instantiate_launcher(
@@ -33,6 +35,7 @@ class LedgerSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> Any:
+        """Run the sweep. Called by Hydra."""
         from samebits.config import as_started
         from samebits.sweeps import sweep
 
@@ -42,38 +45,41 @@ class LedgerSweeper(Sweeper):
 
 
 class EngineLauncher(Launcher):
-    """Runs the jobs of this project's sweepers, `run_jobs`; Hydra's `launch` is refused."""
+    """The base class of launchers for this project's sweepers, which call `run_jobs`; Hydra's `launch` raises
+    ConfigError."""
 
     def __init__(self, **options: Any) -> None:
         self.options = options
 
     @abstractmethod
     def run_jobs(self, work: Any) -> Any:
-        """work: samebits.sweeps.drive.Work. Returns the signal that stopped them early; None: none did."""
+        """Run the jobs. work: samebits.sweeps.drive.Work. Return the signal that stopped them early, or None."""
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Raise ConfigError: other sweepers of Hydra cannot use this launcher."""
         from samebits.errors import ConfigError
 
-        raise ConfigError(
-            "hydra/launcher: this one runs the jobs of hydra/sweeper=ledger or optuna - choose one of these"
-        )
+        raise ConfigError("hydra/launcher: this launcher requires hydra/sweeper=ledger or optuna - choose one of them")
 
 
 class PoolLauncher(EngineLauncher):
-    """hydra/launcher=pool, see conf/hydra/launcher/pool.yaml."""
+    """The launcher hydra/launcher=pool, see conf/hydra/launcher/pool.yaml."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Check the options."""
         from samebits.schema import typed
         from samebits.sweeps import PoolConfig
 
         self.config = typed(PoolConfig, self.options, "hydra.launcher")
 
     def at_once(self, num_jobs: int) -> int:
+        """Return how many of the jobs run at once."""
         from samebits.sweeps import Leases
 
         return Leases(self.config.jobs_at_once, self.config.gpus_per_job, num_jobs).at_once
 
     def run_jobs(self, work: Any) -> Any:
+        """Run the jobs on this machine."""
         from samebits.sweeps import run_in_pool
 
         return run_in_pool(work, self.config)

@@ -1,14 +1,16 @@
-"""Which code a run is computed by, and on what: what environment.json and uncommitted.diff keep.
+"""Record which code computes a run and on which machine, in environment.json and uncommitted.diff. Does not import
+torch.
 
-Given: a project's root, a run's directory. Returned: `Surroundings` (versions, commit, diff, machine) for a new run;
-the `Code` of a run, now and after each resume, and what differs between two of them.
+Input: a project's root, a run's directory. Output: `Surroundings` (versions, commit, diff, machine) for a new run; the
+`Code` of a run, now and after each resume; the differences between two of them.
 
-Promised: the identity of a run's code covers src/ and the libraries, installed or vendored, committed or not. Where git
-does not answer, the record has null, and one line says so. Imports no torch.
+Guarantees: a run's code includes src/ and the libraries, installed or vendored, committed or not. If git does not
+answer, the record contains null, and a line is logged.
 
-Raised: CorruptFileError for a record that is not as a run writes it.
+Errors: CorruptFileError for a record with an invalid form.
 
-    environment    the record of a run      source    src/, packages/, libraries: what identifies them
+    environment    the record of a run
+    source         the files that identify the code: src/, packages/, libraries
 """
 
 from __future__ import annotations

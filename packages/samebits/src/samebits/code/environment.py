@@ -1,4 +1,4 @@
-"""What a run records beside its config: versions, machine, git commit, uncommitted changes. Imports no torch."""
+"""Record the environment of a run: versions, machine, git commit, uncommitted changes. Does not import torch."""
 
 from __future__ import annotations
 
@@ -28,37 +28,45 @@ from samebits.signals import temporary_folder
 
 log = logging.getLogger("samebits")
 ENVIRONMENT, DIFF = "environment.json", "uncommitted.diff"
-MOST_OF_ONE, MOST_OF_ALL = 1 << 20, 8 << 20  # bytes of a new or binary file, and of all, in uncommitted.diff
-# src/ and packages/*/src, of a project that may lie in a folder of its repository
+MOST_OF_ONE, MOST_OF_ALL = (
+    1 << 20,
+    8 << 20,
+)  # limits in bytes of one new or binary file, and of all, in uncommitted.diff
+# src/ and packages/*/src of a project, which may be in a subfolder of its repository
 BELOW_SRC = re.compile(r'^(diff --git "?a/|# (new|changed), not in this patch: )([^\n]*?/)?src/', re.MULTILINE)
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "h5py", "wandb")
 OF_RECORD = re.compile(r"^(\w+)(?=/|\.py,)", re.MULTILINE)  # modules among the files that a distribution has installed
-# the fields of a Code in environment.json, in older versions and in this one
+# the fields of a Code in environment.json, in older versions and in this version
 RECORDED = tuple[str | None, str | None, str] | tuple[str | None, str | None, str, dict[str, Library] | None]
 
 
 class Surroundings(NamedTuple):
-    """environment: for environment.json. diff: for uncommitted.diff, whose bytes os.fsencode gives; new files too."""
+    """environment: content of environment.json. diff: content of uncommitted.diff, decoded by os.fsdecode; includes new
+    files."""
 
     environment: dict[str, Any]
     diff: str
 
 
 def surroundings(root: Path) -> Surroundings:
+    """Return the environment and the uncommitted changes. Log a warning if git does not answer."""
     known = environment(root)
     if known["git_commit"] is None:
         return Surroundings(known, "")
     try:
         return Surroundings(known, uncommitted(root))
     except NoAnswer as error:
-        _say(f"{DIFF}: not written, so what is not committed cannot be restored later: {error}")
+        _say(f"{DIFF}: not written, so uncommitted changes cannot be restored later: {error}")
         return Surroundings(known, "")
 
 
 class Code(NamedTuple):
-    """The code that a run ran with. commit: None if git did not say. source: a digest of the files below src/; None:
-    not known, and equal to no other. changes: a short name of the project's files that are not the commit's; empty:
-    they are. libraries: see samebits.code.source; None: not recorded, as by older versions."""
+    """The code that computed a run. Codes with the same `key` are equal.
+
+    commit: None if git did not answer. source: digest of the files below src/; None: unknown, and equal to no other
+    code. changes: short name of the project's files if they differ from the commit, otherwise empty. libraries: see
+    samebits.code.source; None: not recorded by older versions.
+    """
 
     commit: str | None
     source: str | None
@@ -76,14 +84,14 @@ class Code(NamedTuple):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What is equal if the code is, unless its source is not known. Libraries that were not recorded equal none
-        outside of src/: with an equal src/, those that a project has there now were there then."""
+        """Parts to compare, unless `source` is unknown. Libraries that were not recorded equal libraries in packages/
+        only, because those belong to the same src/."""
         digests = [f"{name} {library.get('source')}" for name, library in sorted((self.libraries or {}).items())]
         return (str(self.source), *digests)
 
     @property
     def short(self) -> str:
-        """Seven digits that differ if the code does; empty: its source is not known."""
+        """Seven digits that identify the code; empty if `source` is unknown."""
         if self.source is None:
             return ""
         first, *libraries = self.key
@@ -91,7 +99,7 @@ class Code(NamedTuple):
 
     @property
     def of_project(self) -> Code:
-        """Without the libraries that lie elsewhere: what a commit and its changes determine."""
+        """The code without libraries outside of the project, which a commit and its changes determine."""
         own = {name: library for name, library in (self.libraries or {}).items() if is_vendored(library)}
         return self._replace(libraries=own)
 
@@ -109,23 +117,26 @@ class Code(NamedTuple):
 
 
 def code_changes(was: Code, now: Code) -> list[str]:
-    """Return in what two codes differ, in words: src/, and each library; src/ does where it is not known."""
+    """Return the differences between two codes in words: src/, and each library. An unknown src/ counts as
+    different."""
     same = was.source is not None and was.source == now.source
     return [*([] if same else ["src/"]), *library_changes(was.libraries, now.libraries)]
 
 
 def code_of(run_dir: Path) -> Code:
+    """Return the code with which a run started."""
     diff = run_dir / DIFF
     return _code(read_json(run_dir / ENVIRONMENT), os.fsdecode(read_file(diff)) if diff.exists() else "")
 
 
 def codes_of(run_dir: Path) -> list[Code]:
-    """With which it began, and those with which it was resumed."""
+    """Return the code with which a run started, and the codes with which it was resumed."""
     return [code_of(run_dir), *(Code(*change["code"]) for change in changes_of(run_dir) if "code" in change)]
 
 
 def changes_of(run_dir: Path) -> list[dict[str, Any]]:
-    """What resumes have changed, as directory.keep_changes records it. CorruptFileError where it is of another form."""
+    """Return the changes made by resumes, as directory.keep_changes records them. Raise CorruptFileError for an invalid
+    form."""
     changes, whole = read_json(run_dir / ENVIRONMENT).get("changes", []), {"was": {}, "code": [None, None, ""]}
 
     def is_one(change: Any) -> bool:
@@ -134,19 +145,19 @@ def changes_of(run_dir: Path) -> list[dict[str, Any]]:
         return kinds and holds(one["code"], RECORDED)
 
     if not isinstance(changes, list) or not all(map(is_one, changes)):
-        raise CorruptFileError(f"{run_dir / ENVIRONMENT}: damaged, its changes are not as a run records them")
+        raise CorruptFileError(f"{run_dir / ENVIRONMENT}: damaged, its `changes` have an invalid form")
     return changes
 
 
 def use_code(run_dir: Path, known: Surroundings) -> None:
-    """The run, which has no step that counts, begins with the present code."""
+    """Record the current code in a run that has not yet completed a step."""
     own = {key: known.environment[key] for key in ("git_commit", "git_dirty", "source", "libraries")}
     write_json(run_dir / ENVIRONMENT, read_json(run_dir / ENVIRONMENT) | own)
     replace_text(run_dir / DIFF, os.fsencode(known.diff)) if known.diff else (run_dir / DIFF).unlink(missing_ok=True)
 
 
 def code_here(root: Path, known: Surroundings | None = None) -> Code:
-    """Of the files as they are now."""
+    """Return the code of the current files."""
     return _code(*(known or surroundings(root)))
 
 
@@ -154,15 +165,16 @@ def _code(facts: dict[str, Any], diff: str) -> Code:
     known = (facts.get(key) for key in ("git_commit", "source"))
     commit, source = (value if isinstance(value, str) else None for value in known)
     changed = BELOW_SRC.search(diff)
-    if source is None and commit is not None:  # of a run that an older version began
+    if source is None and commit is not None:  # of a run that an older version started
         source = hashlib.sha256(commit.encode() + os.fsencode(diff if changed else "")).hexdigest()
     code = Code(commit, source, "", facts.get("libraries"))
     return code._replace(changes=code.of_project.short) if changed or commit is None else code
 
 
 def uncommitted(root: Path) -> str:
-    """Return a patch from the commit to the files as they are, new ones included, and names of those left out: large
-    binary ones and, of the new ones, large, binary and hidden ones (.env may hold secrets). Raises NoAnswer."""
+    """Return a patch from the commit to the current files, including new files, and the names of files that are left
+    out: large binary files, and new files that are large, binary or hidden (.env may contain secrets). Raise NoAnswer
+    if git fails."""
     prefix, top = (Path(os.fsdecode(git(root, "rev-parse", word)).removesuffix("\n")) for word in WHERE)
     new, left_out, room = [], [], MOST_OF_ALL
     for name in _new_names(root):
@@ -173,10 +185,12 @@ def uncommitted(root: Path) -> str:
         room -= size
         new.append(name)
     with temporary_folder("git-") as folder:
-        index = folder / "index"  # a copy, to which the new files are added
+        index = folder / "index"  # a copy to which new files are added
         own = root / os.fsdecode(git(root, "rev-parse", "--git-path", "index")).removesuffix("\n")
         if own.exists():
-            shutil.copy2(own, index)  # with its time, by which git finds edits of the second of the commit
+            shutil.copy2(
+                own, index
+            )  # keeps its time, which git needs to find edits made in the same second as the commit
         listed = b"\0".join(os.fsencode(name) for name in new)
         git(root, "update-index", "--add", "--info-only", "-z", "--stdin", stdin=listed, index=index)
         for line in git(root, *GIT_DIFF, "--numstat", "-z", "HEAD", index=index).split(b"\0"):
@@ -189,7 +203,7 @@ def uncommitted(root: Path) -> str:
         try:
             git(top, "apply", "--check", "--reverse", "-", stdin=patch)
         except NoAnswer as error:
-            _say(f"{DIFF}: cannot be applied, so what is not committed cannot be restored later: {error}")
+            _say(f"{DIFF}: cannot be applied, so uncommitted changes cannot be restored later: {error}")
     names = (f"# {kind}, not in this patch: {_printed(name)}\n" for kind, name in left_out)
     return os.fsdecode(patch) + "".join(names)
 
@@ -199,8 +213,8 @@ CODE = ("src", f":(glob){VENDORED}/*/src/**")  # for git; see code_folders
 
 
 def _new_names(root: Path) -> list[str]:
-    """Return the files that are not in git, but for those to be ignored; in folders of code the project's own rules
-    count, not its user's. Says which files git was told not to look at."""
+    """Return the files that are not in git and not ignored. In folders of code only the project's own ignore rules
+    count, not the user's. Log a warning about files that git was told to ignore."""
     found = b""
     for which in (["--exclude-standard"], ["--exclude-per-directory=.gitignore", "--", *CODE]):
         found += git(root, "ls-files", "--others", "-z", *which)
@@ -208,14 +222,14 @@ def _new_names(root: Path) -> list[str]:
     hidden = [os.fsdecode(tag[2:]) for tag in tags if tag[:1].islower() or tag[:1] == b"S"]
     if hidden := [name for name in hidden if (root / name).exists()]:
         how = "git update-index --no-assume-unchanged --no-skip-worktree"
-        _say(f"{DIFF}: lacks edits of {hidden[0]} (of {len(hidden)} files), as git was told to ignore them; {how} FILE")
+        _say(f"{DIFF}: edits of {hidden[0]} are missing (of {len(hidden)} files), as git ignores them; run: {how} FILE")
     return [os.fsdecode(name) for name in dict.fromkeys(found.split(b"\0")) if name]
 
 
 def _largest(top: Path, name: str) -> int:
-    """Bytes of a file, as it is or as it was committed."""
+    """Return the size of a file in bytes, now or in the commit, whichever is larger."""
     was = 0
-    with suppress(NoAnswer):  # a new one
+    with suppress(NoAnswer):  # a new file
         was = int(git(top, "cat-file", "-s", f"HEAD:{name}"))
     return max(was, (top / name).lstat().st_size if os.path.lexists(top / name) else 0)
 
@@ -226,12 +240,12 @@ def _printed(name: str) -> str:
 
 @cache
 def _say(line: str) -> None:
-    """Warn, once in a process."""
+    """Log a warning, once per process."""
     log.warning(line)
 
 
 def _text_size(root: Path, file: Path) -> int | None:
-    """Returns the bytes of a text file; None for a hidden, binary or large file or a symbolic link."""
+    """Return the size of a text file in bytes; None for a hidden, binary or large file or a symbolic link."""
     hidden = any(part.startswith(".") for part in file.relative_to(root).parts)
     try:
         if hidden or file.is_symlink() or not file.is_file() or file.stat().st_size > MOST_OF_ONE:
@@ -244,7 +258,8 @@ def _text_size(root: Path, file: Path) -> int | None:
 
 
 def environment(root: Path) -> dict[str, Any]:
-    # a project may have the engine from a wheel
+    """Return the content of environment.json for a new run, without its machine."""
+    # samebits may be installed from a wheel
     versions = {"samebits": __version__, **{name: version_of(name) for name in PACKAGES}}
     commit = _asked(root, "log", "-1", "--format=%H")
     status = _asked(root, "status", "--porcelain", "--untracked-files=normal", "--ignore-submodules=none")
@@ -265,7 +280,7 @@ def environment(root: Path) -> dict[str, Any]:
 
 
 def version_of(package: str) -> str:
-    """unknown: a vendored or path-installed package has no metadata."""
+    """Return the version of a package; unknown if it has no metadata, e.g. a vendored package."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -273,9 +288,11 @@ def version_of(package: str) -> str:
 
 
 def record_machine(run_dir: Path, found: dict[str, Any]) -> str:
-    """Keep what a run began on in environment.json, and which packages it has imported. found:
-    samebits.host.machine_facts. Returns in what this machine differs from it, where that may change rounding; else
-    empty."""
+    """Record in environment.json the machine on which a run starts, and the packages that it has imported.
+
+    found: samebits.host.machine_facts. Return the differences to the recorded machine that can change rounding; empty
+    if there are none.
+    """
     known = read_json(run_dir / ENVIRONMENT)
     if "machine" in known:
         return machine_changes(known["machine"], found)
@@ -285,8 +302,8 @@ def record_machine(run_dir: Path, found: dict[str, Any]) -> str:
 
 
 def imported_packages() -> dict[str, str]:
-    """Return {name: version} of the installed packages that this process has imported. Of a name that lies on the path
-    twice (setuptools appends its own copies) the first counts, as for `import`."""
+    """Return {name: version} of the installed packages that this process has imported. If a name is on the path twice
+    (setuptools appends its own copies), the first one is used, as for `import`."""
     roots = {name.partition(".")[0] for name in sys.modules}
     found: dict[str, str] = {}
     for one, modules in _installed(tuple(sys.path)):
@@ -297,7 +314,7 @@ def imported_packages() -> dict[str, str]:
 
 @cache
 def _installed(path: tuple[str, ...]) -> list[tuple[metadata.Distribution, list[str]]]:
-    """Return the packages on the path with their modules, read once in a process, as a module is."""
+    """Return the packages on the path with their modules, read once per process."""
     found = []
     for one in metadata.distributions(path=[*path]):  # metadata.packages_distributions takes 0.1 s more
         listed = one.read_text("top_level.txt")
@@ -312,16 +329,17 @@ def _name_and_version(one: metadata.Distribution) -> tuple[str, str]:
 
 
 def _asked(root: Path, *arguments: str) -> bytes | None:
-    """What git says; None, and a line with its reason, if it says nothing."""
+    """Return the output of git; None, with a warning, if it fails."""
     try:
         return git(root, *arguments)
     except NoAnswer as error:
-        _say(f"git does not say which code this is, so {ENVIRONMENT} has null for it: {error}")
+        _say(f"git did not answer, so {ENVIRONMENT} contains null for the commit: {error}")
         return None
 
 
 def by_code(found: Iterable[tuple[int, Code]]) -> str:
-    """[(0, a), (1, a), (2, b)] -> "jobs 0, 1 with commit 1234567, job 2 with commit 89abcde"."""
+    """Group jobs by their code: [(0, a), (1, a), (2, b)] -> "jobs 0, 1 with commit 1234567, job 2 with commit
+    89abcde"."""
     jobs: dict[tuple[str, ...], tuple[Code, list[int]]] = {}
     for number, code in found:
         jobs.setdefault(code.key if code.source else (str(code),), (code, []))[1].append(number)
@@ -329,7 +347,7 @@ def by_code(found: Iterable[tuple[int, Code]]) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """[0, 1, 2, 5] -> "0 to 2, 5"."""
+    """Format numbers as ranges: [0, 1, 2, 5] -> "0 to 2, 5"."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][-1] + 1:

@@ -1,9 +1,8 @@
-"""The files that are a run's code: src/, the packages in packages/*/src, and libraries that lie elsewhere. Imports no
-torch.
+"""Identify a run's code: src/, the packages in packages/*/src, and libraries in other places. Does not import torch.
 
-    root/src                  the project's own, by `source_of`
-    root/packages/NAME/src    vendored: in the project's repository
-    elsewhere                 a wheel in site-packages, an editable installation, a folder of PYTHONPATH
+root/src                  the project's own code, see `source_of`
+root/packages/NAME/src    vendored: in the project's repository
+elsewhere                 a wheel in site-packages, an editable installation, a folder of PYTHONPATH
 """
 
 from __future__ import annotations
@@ -17,38 +16,38 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
-# import names of the libraries that a project may have in packages/ or installed, each with its own plugins of Hydra,
+# import names of the libraries that a project may have in packages/ or installed, each with Hydra plugins named
 # hydra_plugins/NAME_*
 LIBRARIES = ("samebits", "h5rows")
 VENDORED = "packages"
-MOST_OF_SOURCE = 64 << 20  # bytes of a file of code that is read to compare it
+MOST_OF_SOURCE = 64 << 20  # bytes of the largest file that is read to compare its content
 NOT_SOURCE = re.compile(r"(^|/)(\.[^/]*|__pycache__|[^/]*\.egg-info)(/|$)")
 VERSION = re.compile(r"""^__version__ *= *["']([^"']+)["']""", re.MULTILINE)
 
-Library = dict[str, str | None]  # version: None, if there is none. source: digest of its files. place: their folder
+Library = dict[str, str | None]  # version: None if unknown. source: digest of its files. place: their folder
 
 
 def code_folders(root: Path) -> list[Path]:
-    """Return the folders of a project from which modules are imported: src/, and packages/*/src where it has them."""
+    """Return the folders from which a project's modules are imported: src/, and packages/*/src if they exist."""
     return [root / "src", *sorted(path for path in root.glob(f"{VENDORED}/*/src") if path.is_dir())]
 
 
 def python_path(root: Path) -> str:
-    """Return PYTHONPATH for a process that is to import a project's modules: its folders, then what is there now."""
+    """Return PYTHONPATH for a process that imports a project's modules: its folders, then the current value."""
     return os.pathsep.join([*map(str, code_folders(root)), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def source_of(root: Path) -> str:
-    """Return a digest of the files below src/ as they are, whatever git knows of them."""
+    """Return a digest of the current files below src/, independent of git."""
     return _digest(root / "src", (root / "src").rglob("*"))
 
 
 def libraries_of(root: Path, first: Sequence[Path] = ()) -> dict[str, Library]:
-    """Return {name: Library} of the packages in packages/ and of the LIBRARIES that lie neither there nor in src/.
+    """Return {name: Library} of the packages in packages/, and of LIBRARIES that are neither there nor in src/.
 
-    A digest is of the files as they are, so that a wheel, an editable installation and a vendored copy of the same
-    files are the same code, and an edit of an installed file is not. A process of the project searches src/, then the
-    folders `first`, then what this process searches.
+    A digest covers the current files. Therefore a wheel, an editable installation and a vendored copy with the same
+    files are the same code, and an edit of an installed file changes it. A process of the project searches src/, then
+    the folders `first`, then the path of this process.
     """
     folders = code_folders(root)
     found: dict[str, Library] = {}
@@ -74,17 +73,18 @@ def libraries_of(root: Path, first: Sequence[Path] = ()) -> dict[str, Library]:
 
 
 def is_vendored(library: Library) -> bool:
+    """Return True if the library is in the project's packages/."""
     return str(library.get("place")).startswith(f"{VENDORED}/")
 
 
 def has_own_engine(root: Path) -> bool:
-    """Whether the engine that this process runs lies in the project's folders; else it is installed."""
+    """Return True if the samebits that this process uses is in the project's folders, False if it is installed."""
     return Path(__file__).resolve().parents[2] in {folder.resolve() for folder in code_folders(root)}
 
 
 def library_changes(was: Mapping[str, Library] | None, now: Mapping[str, Library] | None) -> list[str]:
-    """Return in what two sets of libraries differ, in words, one entry for each. None: they were not recorded, which
-    equals none outside of src/ and nothing else."""
+    """Return the differences between two sets of libraries in words, one entry per library. None: not recorded, which
+    equals only an empty set."""
     if was is None or now is None:
         texts = ["not recorded" if one is None else _listed(one) for one in (was, now)]
         return [f"libraries {' -> '.join(texts)}"] if was or now else []
@@ -96,7 +96,7 @@ def _change(name: str, was: Library | None, now: Library | None) -> str:
     versions = [_version_text(library) for library in (was, now)]
     if versions[0] != versions[1]:
         return f"{name} {' -> '.join(versions)}"
-    return f"{name} {versions[0]}: another content of the same version"
+    return f"{name} {versions[0]}: same version, different content"
 
 
 def _content_of(library: Library | None) -> str | None:
@@ -112,16 +112,17 @@ def _listed(libraries: Mapping[str, Library]) -> str:
 
 
 def _folder_of(name: str, first: Sequence[Path]) -> Path | None:
-    """The folder in which a package lies that is or would be imported."""
+    """Return the folder that contains a package that is, or would be, imported; None if there is none."""
     spec = PathFinder.find_spec(name, [str(folder) for folder in first])
-    if spec is None or spec.origin is None:  # none, or a folder without __init__.py, which comes after all others
+    if spec is None or spec.origin is None:  # none, or a folder without __init__.py, which has the lowest priority
         spec = find_spec(name)
     page = None if spec is None or spec.origin is None else Path(spec.origin)
     return page.parents[1] if page is not None and page.stem == "__init__" else None
 
 
 def _version(name: str, pages: Iterable[Path]) -> str | None:
-    """What a package says in its __init__.py, as an editable installation's metadata may be old; else its metadata."""
+    """Return the version in a package's __init__.py, because metadata of an editable installation may be old; otherwise
+    that of its metadata."""
     for page in pages:
         if page.is_file() and (said := VERSION.search(page.read_text(errors="replace"))):
             return said[1]
@@ -132,7 +133,7 @@ def _version(name: str, pages: Iterable[Path]) -> str | None:
 
 
 def _digest(folder: Path, paths: Iterable[Path]) -> str:
-    """Of the files among the paths, with their names below the folder."""
+    """Return a digest of the files among the paths, and of their names below the folder."""
     total = hashlib.sha256()
     for name, file in sorted((path.relative_to(folder).as_posix(), path) for path in paths):
         if NOT_SOURCE.search(name) or not (file.is_symlink() or file.is_file()):

@@ -1,14 +1,15 @@
-"""Passes and steps that are compiled: torch.compile, and a step as one CUDA graph. (Importing it imports no torch.)
+"""Compile training and evaluation: torch.compile, and a training step as one CUDA graph. Importing it does not import
+torch.
 
-Given: a model or a function, the group `hardware` and `Hardware`, in which its `auto` is resolved. Returned: what
-computes the same, faster; the thing itself where nothing was asked for.
+Input: a model or a function, the config group `hardware`, and `Hardware`, in which `auto` is resolved. Output: a faster
+equivalent, or the same object if nothing is to be compiled.
 
-Promised: names of weights stay. What a graph would not do again (values that a step changes on the host, its random
-numbers) is found and refused before the step is captured.
+Guarantees: names of weights do not change. Effects that a graph would not repeat (a step that changes values on the
+host or draws random numbers there) are detected and refused before the step is captured.
 
-Raised: ConfigError for what cannot be compiled or captured.
+Errors: ConfigError for a model or step that cannot be compiled or captured.
 
-    dynamo      torch.compile: training, evaluations, chains of transforms, blocks
+    dynamo      torch.compile: training, evaluation, chains of transforms, blocks
     captured    a step as one CUDA graph
 """
 

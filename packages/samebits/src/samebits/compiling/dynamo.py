@@ -1,8 +1,8 @@
-"""torch.compile: of the losses in training, of the chain of batch transforms, and of evaluations; or of a model's
-blocks alone, which are alike and compiled once, however many there are.
+"""Apply torch.compile to the losses in training, to the chain of batch transforms and to evaluation; or only to the
+blocks of a model, which have the same code and are compiled once.
 
-CUDA graphs (reduce-overhead, max-autotune) are for training alone. They write their results where the last ones were,
-and what a transform or an evaluation returns is kept longer than that.
+CUDA graphs (reduce-overhead, max-autotune) are used in training only. They write results to the same memory each time,
+but results of transforms and evaluations are kept longer.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from samebits.errors import ConfigError
 from samebits.parallel import find_blocks
 from samebits.shards import is_sharded
 
-RECOMPILES = 64  # of one function, before torch runs it eagerly: splits, objectives and sizes share functions here
+RECOMPILES = 64  # limit per function, then torch runs it eagerly; splits, objectives and sizes share functions
 
 
 def compiled(net: nn.Module, config: HardwareConfig, machine: Hardware) -> nn.Module:
-    """`net` compiled for training. A module may list names of methods that stay eager in an attribute `not_compiled`.
+    """Return `net` compiled for training. A module can list methods that stay eager in its attribute `not_compiled`.
 
-    torch splits a compiled graph at DDP's buckets. Before 2.13 it could not split one with activation checkpointing, so
-    that stays whole: gradients are then averaged after the whole backward pass, without overlap. With
-    hardware.compile=blocks `compile_blocks` has done it, and DDP's own hooks average bucket by bucket.
+    torch splits a compiled graph at DDP's buckets. Before torch 2.13 it cannot split a graph with activation
+    checkpointing, so the graph stays whole: gradients are averaged after the backward pass, without overlap. With
+    hardware.compile=blocks, `compile_blocks` has compiled the blocks already, and DDP's hooks average each bucket.
     """
     if machine.compile == BLOCKS:
         return net
@@ -39,31 +39,35 @@ def compiled(net: nn.Module, config: HardwareConfig, machine: Hardware) -> nn.Mo
         dynamo.optimize_ddp = False
     found = _compiled(net, machine, for_training=True)
     if machine.device == "cuda" and machine.compile in CUDA_GRAPHS:
-        # all results of the last replay have been used
+        # all results of the last replay have been read
         found.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())
         if len(machine.micro_batch_sizes) > 1 and not ddp:  # DDP copies gradients into its buckets
             for p in net.parameters():
                 if p.requires_grad:
-                    p.register_hook(torch.clone)  # the next micro-batch's replay would write over them
+                    p.register_hook(torch.clone)  # otherwise the next micro-batch's replay overwrites them
     return found
 
 
 def for_evaluation(net: nn.Module, machine: Hardware) -> nn.Module:
-    """`net` compiled for an evaluation if hardware.compile is set, else itself. The same module, or one built alike, is
-    compiled once. (Blocks of a sharded model, and those of hardware.compile=blocks, were compiled for training.)"""
+    """Return `net` compiled for an evaluation if hardware.compile is set, otherwise itself. The same module, or one
+    with the same code, is compiled once. Blocks of a sharded model, or with hardware.compile=blocks, were already
+    compiled for training."""
     if machine.compile in (None, BLOCKS) or is_sharded(net):
         return net
     return _compiled(net, machine, for_training=False)
 
 
 def compile_blocks(model: nn.Module, machine: Hardware) -> None:
-    """With hardware.compile=blocks: compile the blocks of the model, in place. Names of weights stay, and what is
-    between them runs eagerly. (A sharded model's blocks are compiled already.)"""
+    """Compile the blocks of the model in place if hardware.compile=blocks. Names of weights do not change; code between
+    the blocks runs eagerly. Raise ConfigError if the model has no blocks. Blocks of a sharded model are compiled
+    elsewhere."""
     if machine.compile != BLOCKS or is_sharded(model):
         return
     blocks = find_blocks(model, "auto", "hardware.compile")
     if not blocks:
-        raise ConfigError(f"hardware.compile=blocks: {type(model).__name__} has no list of blocks - use default")
+        raise ConfigError(
+            f"hardware.compile=blocks: {type(model).__name__} has no list of blocks - use hardware.compile=default"
+        )
     _allow_recompiles()
     for block in blocks.values():
         _keep_eager(block)
@@ -93,14 +97,15 @@ def _allow_recompiles() -> None:
 
 
 class CompiledChain:
-    """A batch transform, compiled. The first batch goes through it eagerly: a mistake is told in its own words, and
-    what a transform keeps on the device is moved there."""
+    """A compiled batch transform. The first batch is transformed eagerly, so that errors have their own messages and
+    tensors of transforms are moved to the device."""
 
     def __init__(self, transform: Callable[..., Any]) -> None:
         self.transform: Callable[..., Any] = transform
         self.began = False
 
     def __call__(self, *args: Any) -> Any:
+        """Transform a batch."""
         if not self.began:
             found = self.transform(*args)
             self.began = True
@@ -111,8 +116,8 @@ class CompiledChain:
 
 
 def compile_report(say: Callable[[str], None]) -> float:
-    """Seconds that this process has spent compiling since the last call. Says which functions were compiled again and
-    why."""
+    """Return the seconds that this process has spent compiling since the last call. Print functions that were
+    recompiled, and why."""
     utils: Any = sys.modules.get("torch._dynamo.utils")
     if utils is None:
         return 0.0
@@ -124,5 +129,5 @@ def compile_report(say: Callable[[str], None]) -> float:
         total_s += took_s
         if reason := getattr(entry, "recompile_reason", None):
             file = os.path.basename(entry.co_filename or "")
-            say(f"compiled again: {entry.co_name} ({file}:{entry.co_firstlineno}), {took_s:.1f} s: {reason.strip()}")
+            say(f"recompiled: {entry.co_name} ({file}:{entry.co_firstlineno}), {took_s:.1f} s: {reason.strip()}")
     return total_s

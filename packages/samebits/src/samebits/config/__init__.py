@@ -1,17 +1,19 @@
-"""From the command line to a plain, resolved config; each mistake is reported in one line.
+"""Compose the command line to a plain, resolved config; every mistake is reported in one line. Does not import torch.
 
-(Schemas and limits of values are samebits.schema; building what a config names, samebits.targets.)
+(Schemas and limits of values are in samebits.schema; objects are built by samebits.targets.)
 
-Given: argv and the project (samebits.project): its conf/, schema, resolvers. Returned: a DictConfig without
-interpolations. Imports no torch.
+Input: argv and the project (samebits.project) with its conf/, schema and resolvers. Output: a DictConfig without
+interpolations.
 
-Promised: Hydra composes once, and a check changes nothing. What W&B's agent writes on a command line means the same as
+Guarantees: Hydra composes once; checks do not change the config. Values in the syntax of W&B's agent mean the same as
 in Hydra's syntax.
 
-Raised: ConfigError, which names the key, the value and the remedy.
+Errors: ConfigError, which names the key, the value and the remedy.
 
-    compose, wandb_agent   Hydra, once; the command lines of W&B's agent
-    messages, yamls        Hydra's and YAML's errors in one line
+    compose        compose and resolve the config with Hydra
+    wandb_agent    command lines of W&B's agent
+    messages       one line for an error of Hydra or OmegaConf
+    yamls          read the yaml files to explain an error
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""From the command line to a plain, resolved config, through Hydra 1.3 or 1.4. Imports neither torch nor h5py.
+"""Compose and resolve the config with Hydra 1.3 or 1.4. Imports neither torch nor h5py.
 
-argv -> Hydra composes -> job(cfg) -> resolved(project, cfg): no interpolation left, paths absolute
+argv -> Hydra composes -> job(cfg) -> resolved(project, cfg): no interpolations, absolute paths
   \\-> any mistake: a ConfigError of one line
 """
 
@@ -30,10 +30,10 @@ from samebits.project import Project
 from samebits.saved import say_renamed, taken_out, typed_of_now
 from samebits.schema import MISSING, at, below_outputs, plain, walk
 
-_FULL_ERROR = "HYDRA_FULL_ERROR"  # unless it is 1, Hydra prints errors and exits instead of raising
+_FULL_ERROR = "HYDRA_FULL_ERROR"  # unless it is 1, Hydra prints errors and exits, and does not raise
 _typed: list[str | None] = []  # values of _FULL_ERROR before each nested _full_error, the user's first
 _HYDRA_14 = "execution_whitelist" in inspect.signature(hydra.main).parameters
-# 2.3 has a register_resolver, too: an older one, without a cache
+# OmegaConf 2.3 has another register_resolver, without a cache
 _OMEGACONF_24 = "use_cache" in inspect.signature(OmegaConf.register_resolver).parameters
 register_resolver: Callable[..., None] = (
     OmegaConf.register_resolver if _OMEGACONF_24 else OmegaConf.register_new_resolver
@@ -41,10 +41,16 @@ register_resolver: Callable[..., None] = (
 
 
 def register_resolvers(project: Project) -> None:
-    """${root:} the project's folder; ${suffix:} six random hex digits, the same in all of a config; ${sweep_name:name}
-    the name, or the time if null; ${below_outputs:name} the name, checked; ${run_folder:name} the name, or the ids of
-    W&B's agent; ${variable:NAME,other} an environment variable, or other where it is not set or empty;
-    ${variable_list:NAME} its parts between commas; and those of the project."""
+    """Register the resolvers for ${...} and those of the project.
+
+    root                    the project's folder
+    suffix                  six random hex digits, the same everywhere in a config
+    sweep_name:name         the name, or the time if it is null
+    below_outputs:name      the name, checked
+    run_folder:name         the name, or the ids of W&B's agent
+    variable:NAME,other     an environment variable, or `other` if it is unset or empty
+    variable_list:NAME      the parts of an environment variable between commas
+    """
 
     def sweep_name(name: str | None) -> str:
         return name or f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(3)}"
@@ -64,10 +70,10 @@ def register_resolvers(project: Project) -> None:
 
 
 def run_hydra(project: Project, job: Callable[[DictConfig], Any]) -> None:
-    """Compose from sys.argv and call `job` for each config. Raises ConfigError, and what `job` raises. Our
-    plugins of Hydra (hydra_plugins), which run sweeps, find the project at the function that Hydra hands them.
+    """Compose from sys.argv and call `job` for each config. Raise ConfigError, or the exceptions of `job`.
 
-    Hydra raises errors where HYDRA_FULL_ERROR is 1: jobs and sweeps are enclosed by `as_started`, which undoes that.
+    Samebits' Hydra plugins (hydra_plugins), which run sweeps, get the project from an attribute of the task function.
+    Hydra raises errors only if HYDRA_FULL_ERROR is 1; `as_started` restores the user's value for jobs and sweeps.
     """
     check_arguments(project.root, sys.argv[1:])
     yamls.check_primary(sys.argv[1:], project.conf)
@@ -80,17 +86,19 @@ def run_hydra(project: Project, job: Callable[[DictConfig], Any]) -> None:
     task.project = project  # type: ignore[attr-defined]
     shown = os.environ.get(_FULL_ERROR)
     arguments = quoted(project, from_agent(project, sys.argv[1:]))
-    # what hydra.main does, with arguments that are not sys.argv's: overrides on both sides of -m, as 1.4 takes them
+    # like hydra.main, but not with sys.argv; overrides may be on both sides of -m, as in 1.4
     parser: Any = get_args_parser()
     parser.error = _refuse
     args = parser.parse_intermixed_args(for_a_run(project, arguments))
     if args.experimental_rerun is not None:
-        raise ConfigError("--experimental-rerun: would unpickle a file - a run's directory goes on with resume=...")
-    # 1.4 wants an allowlist, and no version_base (see initialize)
+        raise ConfigError(
+            "--experimental-rerun: not supported, because it unpickles a file - to resume a run, give resume=PATH"
+        )
+    # 1.4 requires an allowlist, and no version_base (see initialize)
     options: dict[str, Any] = {"execution_whitelist": project.allowed} if _HYDRA_14 else {"version_base": None}
 
     @hydra.main(config_path=str(project.conf), config_name="train", **options)
-    def run(args: Any) -> None:  # called with an argument, hydra.main parses none
+    def run(args: Any) -> None:  # because it gets an argument, hydra.main does not parse sys.argv
         _run_hydra(args, parser, task_function=task, config_path=str(project.conf), config_name="train")
 
     try:
@@ -103,7 +111,7 @@ def run_hydra(project: Project, job: Callable[[DictConfig], Any]) -> None:
 
 
 def _refuse(message: str) -> NoReturn:
-    raise ConfigError(f"{message} - values are given as key=value, without dashes; see --help")
+    raise ConfigError(f"{message} - write values as key=value, without dashes; see --help")
 
 
 @contextlib.contextmanager
@@ -119,13 +127,13 @@ def _full_error(value: str | None) -> Iterator[None]:
 
 
 def as_started() -> contextlib.AbstractContextManager[None]:
-    """Within run_hydra: in this block HYDRA_FULL_ERROR is as the user set it, also for processes started in it."""
+    """Restore the user's HYDRA_FULL_ERROR within this block of run_hydra, also for processes started in it."""
     return _full_error(_typed[0]) if _typed else contextlib.nullcontext()
 
 
 def quoted(project: Project, arguments: Sequence[str]) -> list[str]:
-    """debug=nan -> debug='nan', as Hydra reads a bare nan as a number and refuses it as an option's name; sweep=lr ->
-    sweep.name='lr'."""
+    """Quote debug=nan as debug='nan', because Hydra reads nan as a number, which is not an option's name; rewrite
+    sweep=lr as sweep.name='lr'."""
 
     def one(argument: str) -> str:
         if argument.startswith("sweep=") and not argument.startswith("sweep={"):
@@ -138,7 +146,7 @@ def quoted(project: Project, arguments: Sequence[str]) -> list[str]:
 
 
 def _of_now(project: Project, argument: str, arguments: Sequence[str]) -> str:
-    """The argument with its names of today; one of a class that has kept the name stays."""
+    """Return the argument with current names. The name stays if the chosen class still has an argument of that name."""
     key = argument.lstrip("+~").partition("=")[0]
     if key.rpartition(".")[2] in project.moved_arguments:
         options = [one for one in arguments if one.partition("=")[0] in ("data", "task", "experiment")]
@@ -149,7 +157,7 @@ def _of_now(project: Project, argument: str, arguments: Sequence[str]) -> str:
 
 
 def with_names_of_now(project: Project, cfg: DictConfig) -> None:
-    """Rename, in place, what the user's yaml files have under the names of the version before; say so in a line."""
+    """Rename in place the keys that the user's yaml files have under an older name, and print a line for each."""
     values: dict[str, Any] = OmegaConf.to_container(cfg, resolve=False)  # type: ignore[assignment]
     for old, new, value in taken_out(project, values, project.aliases):
         above, _, name = old.rpartition(".")
@@ -163,12 +171,12 @@ def with_names_of_now(project: Project, cfg: DictConfig) -> None:
 
 
 def for_a_run(project: Project, arguments: Sequence[str]) -> list[str]:
-    """With resume=RUN, key=value -> ++key=value: whether there is such a key says the run's config, not what conf/
-    composes by default. (samebits.runs.resume takes the value and leaves out the rest.)"""
+    """With resume=RUN, convert key=value to ++key=value, because the run's config decides which keys exist, not the
+    config that conf/ composes by default. (samebits.runs.resume uses the value and ignores the rest.)"""
     keys = [argument.partition("=")[0] for argument in arguments]
     if "resume" not in keys or {"resume=auto", "resume=null", "-m", "--multirun"} & set(arguments):
         return [*arguments]
-    plainly = re.compile(r"[\w.]+")  # no group, nothing added or deleted, no option
+    plainly = re.compile(r"[\w.]+")  # not a group, an addition, a deletion or an option
 
     def one(key: str, argument: str) -> str:
         chooses = (project.conf / key).is_dir() and not argument.startswith(f"{key}={{")
@@ -179,12 +187,12 @@ def for_a_run(project: Project, arguments: Sequence[str]) -> list[str]:
 
 
 def composed(project: Project, overrides: Sequence[str]) -> dict[str, Any]:
-    """Returns the whole config for these overrides, `hydra` included, with unresolved interpolations."""
+    """Return the whole config for these overrides, including `hydra`, with unresolved interpolations."""
     return OmegaConf.to_container(_composed(project, overrides, with_hydra=True), resolve=False)  # type: ignore[return-value]
 
 
 def initialize(conf: Path) -> contextlib.AbstractContextManager[Any]:
-    """Within it Hydra composes from this folder. 1.4 warns of the version_base that 1.3 wants."""
+    """Initialize Hydra for this folder within a block. Hydra 1.4 warns about the version_base that 1.3 requires."""
     options: dict[str, Any] = {} if _HYDRA_14 else {"version_base": None}
     return hydra.initialize_config_dir(str(conf), **options)
 
@@ -193,7 +201,7 @@ def _composed(project: Project, overrides: Sequence[str], with_hydra: bool) -> D
     register_resolvers(project)
     words = quoted(project, overrides)
     at_work = GlobalHydra.instance()
-    outer, at_work.hydra = at_work.hydra, None  # a sweep's Hydra, if a job has a mistake
+    outer, at_work.hydra = at_work.hydra, None  # the sweep's Hydra, if a job's config has an error
     try:
         with initialize(project.conf):
             return hydra.compose("train", words, return_hydra_config=with_hydra)
@@ -202,7 +210,7 @@ def _composed(project: Project, overrides: Sequence[str], with_hydra: bool) -> D
 
 
 def compose_here(project: Project, overrides: Sequence[str], cwd: Path) -> DictConfig:
-    """Returns the resolved config for these overrides, without a command line: for a notebook or a script."""
+    """Return the resolved config for these overrides without a command line, for a notebook or a script."""
     yamls.check_bare(overrides, project.conf)
     try:
         cfg = _composed(project, overrides, with_hydra=False)
@@ -214,10 +222,10 @@ def compose_here(project: Project, overrides: Sequence[str], cwd: Path) -> DictC
 
 
 def resolved(project: Project, cfg: DictConfig, cwd: Path) -> DictConfig:
-    """Returns a copy with resolved interpolations and paths (data.path, resume, ...) made absolute from `cwd`."""
-    register_resolvers(project)  # another project may have registered its own since this config was composed
+    """Return a copy with interpolations resolved and paths (data.path, resume, ...) made absolute from `cwd`."""
+    register_resolvers(project)  # another project may have registered its resolvers since this config was composed
     for key in missing_keys(OmegaConf.to_container(cfg, resolve=False)):
-        raise ConfigError(f"{key}: a value is missing here (???) - give one, {key}=...")
+        raise ConfigError(f"{key}: is missing (???) - set {key}=...")
     copy = cfg.copy()
     OmegaConf.set_struct(copy, False)
     OmegaConf.set_readonly(copy, False)
@@ -227,7 +235,7 @@ def resolved(project: Project, cfg: DictConfig, cwd: Path) -> DictConfig:
             if (value := OmegaConf.select(copy, key)) is not None:
                 OmegaConf.update(copy, key, absolute(plain(value, resolve=False), cwd))
         project.expand(copy)
-        # through plain values, so that nodes that an interpolation refers to are copied, not shared
+        # converted to plain values, so that nodes that interpolations refer to are copied, not shared
         return DictConfig(OmegaConf.to_container(copy, resolve=True))
     except Exception as error:
         if (line := explain(project, error, [], composed)) is None:
@@ -236,7 +244,7 @@ def resolved(project: Project, cfg: DictConfig, cwd: Path) -> DictConfig:
 
 
 def keys_like(cfg: DictConfig, pattern: str) -> list[str]:
-    """data.parts.*.path -> that key of each part that is there; a key without * is itself."""
+    """Expand a pattern: data.parts.*.path -> that key of each existing part. A key without * is returned itself."""
     above, star, below = pattern.partition(".*")
     if not star:
         return [pattern]
@@ -245,11 +253,12 @@ def keys_like(cfg: DictConfig, pattern: str) -> list[str]:
 
 
 def missing_keys(node: Any, key: str = "") -> list[str]:
+    """Return the keys whose value is missing (???)."""
     return [at for at, value in walk(node, key) if value == MISSING]
 
 
 def remove_if_empty(root: Path, folder: Path) -> None:
-    """Remove a run's folder, which Hydra makes before any check, and its parents below outputs/, where empty."""
+    """Remove a run's folder if it is empty, and its empty parents below outputs/. Hydra creates it before any check."""
     with contextlib.suppress(OSError):
         folder.rmdir()
         outputs = root / "outputs"
@@ -260,7 +269,7 @@ def remove_if_empty(root: Path, folder: Path) -> None:
 
 
 def absolute(value: Any, cwd: Path) -> Any:
-    """Returns a path, or a list of paths, made absolute from `cwd`; URLs and `auto` are not changed."""
+    """Return a path, or a list of paths, made absolute from `cwd`. URLs and `auto` are not changed."""
     if isinstance(value, list):
         return [absolute(item, cwd) for item in value]
     if not isinstance(value, str) or value == "auto" or "://" in value:

@@ -1,4 +1,4 @@
-"""Turn errors of Hydra, OmegaConf and yaml about a user's mistake into one line: the key, the value and the remedy."""
+"""Explain errors of Hydra, OmegaConf and yaml in one line: the key, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ from samebits.schema import TYPED, at, did_you_mean, hints_of, leaves, nearest, 
 
 _NOISE = re.compile(r"^(full_key|object_type|reference_type|See https?:|Config search path|provider=)")
 _NAMES_A_KEY = re.compile(r"[a-z]\w*(\.\w+)+(\[|=|: | )")
+# files of this project that call Hydra to compose
 CALLERS = (
     "samebits/config/compose.py",
     "samebits/config/messages.py",
     "train.py",
-)  # our files that call Hydra to compose
+)
 SHOW_CONFIG = ("--cfg", "-c", "--help", "-h", "--info", "-i")  # options of Hydra that show the composed config
 Compose = Callable[[Project, Sequence[str]], dict[str, Any]]  # overrides -> the whole config
 
 
 def explain(project: Project, error: BaseException, argv: Sequence[str], compose: Compose) -> str | None:
-    """Returns one line; None if the error is not the user's mistake. argv: Hydra's arguments."""
-    for own in (error, error.__cause__):  # the cause: if Hydra was building a plugin
+    """Return one line for an error, or None if it is not a mistake of the user. argv: Hydra's arguments."""
+    for own in (error, error.__cause__):  # the cause, if Hydra failed to build a plugin
         if isinstance(own, ConfigError):
             return str(own)
     if isinstance(error, yaml.YAMLError):
@@ -50,20 +51,20 @@ def explain(project: Project, error: BaseException, argv: Sequence[str], compose
     if isinstance(error, OverrideParseException):
         return no_override(error.override)
     if isinstance(error, RecursionError) and _by_hydra(project.root, error):
-        return f"{' '.join(argv)}: the defaults of a yaml lead back to itself - take one of them out"
+        return f"{' '.join(argv)}: the defaults list of a yaml file includes itself - remove that entry"
     if isinstance(error, MissingConfigException):
         return _missing_config(error, argv, project.conf)
     if "'hydra/launcher/ray' with schema" in str(error):
-        return "hydra/launcher=ray: hydra-ray-launcher has one of the same name - pip uninstall hydra-ray-launcher"
+        return "hydra/launcher=ray: hydra-ray-launcher has the same name - pip uninstall hydra-ray-launcher"
     if isinstance(error, ConfigCompositionException):
         return _composition(project, error, argv, compose)
     if isinstance(error, OmegaConfBaseException):
         return _interpolation(error)
     if isinstance(error, CompactHydraException):
         return one_line(error)
-    if isinstance(error, OSError) and error.filename:  # Hydra makes the run's folder
+    if isinstance(error, OSError) and error.filename:  # Hydra creates the run's folder
         made = traceback.extract_tb(error.__traceback__)[-1].name == "mkdir"
-        remedy = " - no run can be written there; choose another folder, hydra.run.dir=..." if made else ""
+        remedy = " - the run directory cannot be created; set another one, hydra.run.dir=..." if made else ""
         return f"{error.filename}: {error.strerror}{remedy}"
     if isinstance(error, UnicodeDecodeError) and (line := yamls.not_utf8(argv, project.conf)):
         return line
@@ -78,16 +79,17 @@ def explain(project: Project, error: BaseException, argv: Sequence[str], compose
 
 
 def no_override(text: str | None) -> str:
+    """Return the line for an override that Hydra cannot parse."""
     if found := re.search(r"=\s*choice\((.*\bnull\b.*)\)", text or ""):
-        return f"{text}: Hydra's choice() takes no null - give the values by themselves, {found[1]}"
+        return f"{text}: Hydra's choice() does not accept null - give the values without choice(), {found[1]}"
     return (
-        f"{text}: no valid override - write key=value, a list as key=[1,2], and text with special "
-        f"characters in quotes twice, 'key=\"a,b\"'"
+        f"{text}: not a valid override - write key=value, a list as key=[1,2], and text with special "
+        f"characters in two kinds of quotes, 'key=\"a,b\"'"
     )
 
 
 def _by_hydra(root: Path, error: BaseException) -> bool:
-    """Whether Hydra raised it while composing: not the job, and not code of this project that Hydra calls."""
+    """Return True if Hydra raised it while composing, not the job and not code of this project that Hydra calls."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = (f"{root}/src/", f"{root}/packages/", f"{Path(__file__).parents[1]}/")
     own = [f.filename for f in frames if f.filename.startswith(ours) and not f.filename.endswith(CALLERS)]
@@ -97,36 +99,36 @@ def _by_hydra(root: Path, error: BaseException) -> bool:
 def _plugin(target: str) -> str:
     kind = next((kind for kind in ("sweeper", "launcher") if kind in target.lower()), "sweeper or hydra.launcher")
     return (
-        f"hydra.{kind}._target_: {target}: no such plugin of Hydra is installed - "
-        "hydra/sweeper=optuna, hydra/launcher=pool and others are this project's own"
+        f"hydra.{kind}._target_: {target}: no such Hydra plugin is installed - "
+        "this project has hydra/sweeper=optuna, hydra/launcher=pool and others"
     )
 
 
 def check_arguments(root: Path, argv: Sequence[str]) -> None:
-    """ConfigError for arguments that Hydra would misread: with an unset variable (hydra.run.dir=$RUN) the run would be
-    in the working directory; ${ in the path of a folder would be resolved as an interpolation."""
+    """Raise ConfigError for arguments that Hydra would misread. E.g. if a variable is unset (hydra.run.dir=$RUN), the
+    run would use the working directory; and ${ in a folder's path would be an interpolation."""
     here = ""
-    with suppress(FileNotFoundError):  # it was removed: Hydra reports that
+    with suppress(FileNotFoundError):  # the folder was removed: Hydra reports that
         here = os.getcwd()
     for what, folder in (("working directory", here), ("project's folder", str(root))):
         if "${" in folder:
-            raise ConfigError(f"the {what} has ${{ in its path, which Hydra takes for an interpolation: {folder}")
+            raise ConfigError(f"the path of the {what} contains ${{, which Hydra reads as an interpolation: {folder}")
     resume = next((argument for argument in argv if argument.startswith("resume=") and argument != "resume=null"), "")
     for argument in argv:
         key, equals, value = argument.partition("=")
         if resume and key in SHOW_CONFIG:
             raise ConfigError(
-                f"{argument}: would show a new run's config, not that of the run to go on with - read its config.yaml, "
-                f"or leave out {resume}"
+                f"{argument}: shows the config of a new run, not of the run to resume - read its config.yaml, "
+                f"or remove {resume}"
             )
         if (equals or argument.startswith("~")) and not key.lstrip("+~").partition("@")[0]:
             raise ConfigError(no_override(argument))
         if key in ("hydra.run.dir", "hydra.sweep.dir") and value.strip("'\" ") in ("", "null"):
-            raise ConfigError(f"{key}: is empty - give a folder, {key}=..., or leave it out for one below outputs/")
+            raise ConfigError(f"{key}: is empty - set a folder, {key}=..., or remove it to use a folder below outputs/")
 
 
 def one_line(error: BaseException) -> str:
-    """Returns an error's text in one line, without the details of Hydra's internals (_NOISE)."""
+    """Return an error's text in one line, without details of Hydra's internals (_NOISE)."""
     lines = [" ".join(line.split()) for line in str(error).splitlines()]
     kept = [line.rstrip(".:") for line in lines if line and not _NOISE.match(line)]
     return " - ".join(kept) or type(error).__name__
@@ -139,7 +141,7 @@ def _yaml(error: yaml.YAMLError) -> str:
 
 
 def _missing_config(error: MissingConfigException, argv: Sequence[str], conf: Path) -> str:
-    """Returns the line for an unknown option of a group, or an unknown group in a defaults list."""
+    """Return the line for an unknown option of a group, or an unknown group in a defaults list."""
     group, _, option = (error.missing_cfg_file or "").lstrip("/").rpartition("/")
     options = sorted(error.options or yamls.options(group, argv, conf))
     if not group:
@@ -151,9 +153,9 @@ def _missing_config(error: MissingConfigException, argv: Sequence[str], conf: Pa
         return _no_such_group(group, conf) + inside
     hint = f" - did you mean {group}={match}?" if (match := nearest(option, options)) else ""
     if f"{group}={option}" == "profiler=advanced":
-        hint = " - Python's own profiler shows functions: ./run python -m cProfile -s cumtime src/train.py ..."
+        hint = " - to profile functions, use Python's profiler: ./run python -m cProfile -s cumtime src/train.py ..."
     for file in (folder / group / f"{option}.yml" for folder in yamls.folders(argv, conf)):
-        hint = f" - rename {file} to {option}.yaml, the only ending that Hydra reads" if file.is_file() else hint
+        hint = f" - rename {file} to {option}.yaml, the only suffix that Hydra reads" if file.is_file() else hint
     return f"{group}={option}: no such option{hint} ({group} has: {', '.join(options)}){inside}"
 
 
@@ -174,31 +176,31 @@ def _composition(
     ):
         if any(arg.startswith(f"{found[1]}={{") for arg in argv):
             return (
-                f"{found[1]}={{...}}: a mapping can change the keys that are there, but bring no new ones; give each "
-                f"by itself, {found[1]}.name=..., new ones with a plus, +{found[1]}.name=..., or in an experiment yaml"
+                f"{found[1]}={{...}}: a mapping can only change existing keys; give each key separately, "
+                f"{found[1]}.name=..., new keys with a plus, +{found[1]}.name=..., or use an experiment yaml"
             )
         line = unknown_key(project, found[1], argv, compose)
         return f"{line} (named in {source[1]}.yaml)" if source else line
     if found := re.search(r"already at '([^']+)'", text):
-        return f"{found[1]}: exists already, so + cannot add it - write {found[1]}=..., without the +"
+        return f"{found[1]}: already exists, so + cannot add it - write {found[1]}=..., without the +"
     if found := re.search(r"Ambiguous value for argument '([^=']+)=(.*)'", text):
         key, value = found[1], found[2]
         if key.rpartition(".")[2] in TYPED and at(_composed(project, argv, compose), key.split(".")) is None:
             return unknown_key(project, key, [], compose)
-        return f"{key}={value}: several values are a sweep - add -m, or write a list as {key}=[{value}]"
+        return f"{key}={value}: several values are a sweep - add -m; a list is written {key}=[{value}]"
     if found := re.search(r"^(?:Multiple values for )?(\S+?)( appears more than once in|\. To override a )", text):
         return yamls.chosen_twice(found[1], argv, project.conf)
     if found := re.search(r"You must specify '([^']+)'", text):
-        return f"{found[1]}: no option is chosen - give one, {found[1]}=... ({', '.join(text.split()[-1:])})"
+        return f"{found[1]}: no option is chosen - set {found[1]}=... ({', '.join(text.split()[-1:])})"
     if found := re.search(r"Error merging override (.*)", text):
-        return f"{found[1].rstrip('.')}: {one_line(cause) if cause else 'this value does not fit'}"
+        return f"{found[1].rstrip('.')}: {one_line(cause) if cause else 'invalid value'}"
     if not text.strip():
         return one_line(cause) if cause else None
     return one_line(error)
 
 
 def unknown_key(project: Project, key: str, argv: Sequence[str], compose: Compose) -> str:
-    """Returns the line for an unknown key or group; the known ones come from the config without that override."""
+    """Return the line for an unknown key or group. Known keys are read from the config without that override."""
     key, conf, now = key.lstrip("/"), project.conf, project.moved_keys
     if "/" in key or "@" in key:
         return _no_such_group(key, conf)
@@ -208,7 +210,7 @@ def unknown_key(project: Project, key: str, argv: Sequence[str], compose: Compos
     node: Any = cfg
     for depth, part in enumerate(parent.split(".") if parent else []):
         if not isinstance(node, dict) or part not in node:
-            # name the first wrong part of the key
+            # report the first wrong part of the key
             path = key.split(".")[: depth + 1]
             if isinstance(node, dict):
                 return no_such_key(".".join(path), node, [], now) + added(project, ".".join(path), node, argv)
@@ -216,9 +218,9 @@ def unknown_key(project: Project, key: str, argv: Sequence[str], compose: Compos
         node = node[part]
     if not isinstance(node, dict):
         return no_group(key, parent, node, argv, conf)
-    if name in node:  # Hydra finds nothing to delete where the value is null
-        return f"~{key}: this key cannot be taken out; it is {show(node[name])} already"
-    if parent and (more := added(project, key, node, argv)):  # a new key here, unless the same name exists elsewhere
+    if name in node:  # Hydra cannot delete a key whose value is null
+        return f"~{key}: this key cannot be deleted; its value is already {show(node[name])}"
+    if parent and (more := added(project, key, node, argv)):  # may be a new key, unless the same name exists elsewhere
         return no_such_key(key, node, [k for k in elsewhere if len(name) > 2 and k.endswith(f".{name}")], now) + more
     if parent:
         return no_such_key(key, node, elsewhere, now)
@@ -227,27 +229,28 @@ def unknown_key(project: Project, key: str, argv: Sequence[str], compose: Compos
 
 
 def no_group(key: str, parent: str, value: Any, argv: Sequence[str], conf: Path) -> str:
+    """Return the line for a key below `parent`, which is null or a value."""
     option = yamls.option_with(parent, argv, conf) if value is None else None
-    return f"{key}: {parent} is null here - choose {option}" if option else f"{key}: {parent} is a value, not a group"
+    return f"{key}: {parent} is null - choose {option}" if option else f"{key}: {parent} is a value, not a group"
 
 
 def added(project: Project, key: str, node: dict[str, Any], argv: Sequence[str]) -> str:
-    """Returns the hint to add `key` with a plus, if `node` may have keys of any name; else an empty text."""
+    """Return the hint to add `key` with a plus if `node` allows keys of any name, otherwise an empty text."""
     names = [name for name in node if not name.startswith("_")]
     open_ended = get_origin(hints_of(project.schema).get(key.partition(".")[0])) is dict
     if not open_ended or key.rpartition(".")[2] in TYPED or nearest(key.rpartition(".")[2], names):
         return ""
     given = next((argument for argument in argv if argument.startswith((f"{key}=", f"{key}."))), f"{key}=...")
-    target = f", if {node['_target_']} takes it" if "_target_" in node else ""
-    return f" - what is new is added with a plus, +{given}{target}"
+    target = f", if {node['_target_']} accepts it" if "_target_" in node else ""
+    return f" - add a new key with a plus, +{given}{target}"
 
 
 def _composed(project: Project, argv: Sequence[str], compose: Compose) -> dict[str, Any]:
-    """Returns the config with only argv's group choices; the default config if these do not compose."""
+    """Return the config with only the group choices of argv; the default config if these do not compose."""
     chosen = [a for a in argv if "," not in a and (project.conf / a.partition("=")[0]).is_dir()]
     try:
         return compose(project, chosen)
-    except Exception:  # another mistake in these choices
+    except Exception:  # these choices contain another mistake
         return compose(project, [])
 
 
@@ -261,19 +264,19 @@ def _groups(conf: Path) -> list[str]:
 
 
 def _interpolation(error: OmegaConfBaseException) -> str:
-    """Returns the line for a failed ${...}: its key and why it failed."""
+    """Return the line for a failed ${...}: its key and the reason."""
     text = str(error).splitlines()[0]
     key = getattr(error, "full_key", None) or "config"
-    raised: BaseException | None = error  # by the resolver, below OmegaConf's own exceptions
+    raised: BaseException | None = error  # the exception of the resolver, the cause of OmegaConf's exceptions
     while isinstance(raised, OmegaConfBaseException):
         raised = raised.__cause__ or raised.__context__  # OmegaConf clears the cause
     if isinstance(raised, ConfigError):
-        # a resolver's error names the key that can be changed, data.path; `key` is the one that was resolved
+        # a resolver's error names the key to change, data.path; `key` is the one that was resolved
         return str(raised) if _NAMES_A_KEY.match(str(raised)) or key.startswith("hydra.") else f"{key}: {raised}"
     if isinstance(error, InterpolationToMissingValueError):
         name = text.rpartition(" ")[2]
-        return f"{name}: a value is missing here (???) - give one, {name}=..."
+        return f"{name}: is missing (???) - set {name}=..."
     if isinstance(error, InterpolationKeyError):
         name = text.split("'")[1]
-        return f"{key}: there is no key {name} for ${{{name}}} to point to"
+        return f"{key}: there is no key {name}, to which ${{{name}}} refers"
     return f"{key}: {raised.args[0] if isinstance(raised, KeyError) else one_line(error)}"

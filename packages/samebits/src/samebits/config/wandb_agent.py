@@ -1,8 +1,8 @@
-"""Translate the command line of a W&B sweep's agent (conf/wandb_sweep.yaml) into Hydra's syntax.
+"""Translate the command line of a W&B sweep's agent (conf/wandb_sweep.yaml) to Hydra's syntax. Does not import torch.
 
-The agent writes values as Python's str() does: nested parameters as {'lr': 0.1}, null as None, a list as ['a', 'b'],
-text without quotes. A run that W&B has queued again gets all of its config as arguments, with a key _wandb
-(github.com/wandb/wandb/issues/9143); the overrides that it began with are in it. Imports no torch.
+The agent writes values like Python's str(): nested parameters as {'lr': 0.1}, null as None, a list as ['a', 'b'], text
+without quotes. A run that W&B has queued again gets its whole config as arguments, with a key _wandb
+(github.com/wandb/wandb/issues/9143); the original overrides are contained in it.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from samebits.saved import flat, override_of_now
 
 
 def agents_run() -> tuple[str, str] | None:
-    """Returns W&B's ids of (sweep, run) if its agent started this process."""
+    """Return W&B's ids (sweep, run) if its agent started this process, otherwise None."""
     sweep, run = os.environ.get("WANDB_SWEEP_ID"), os.environ.get("WANDB_RUN_ID")
     return (sweep, run) if sweep and run else None
 
 
 def run_folder(otherwise: str) -> str:
-    """Returns a run's folder below its name's: of a run of the agent's always the same, so that it is found again."""
+    """Return a run's folder below its name: `otherwise`, or the ids of the agent's run, so that a retry finds it
+    again."""
     if (ids := agents_run()) is None:
         return otherwise
     for name, value in zip(("WANDB_SWEEP_ID", "WANDB_RUN_ID"), ids):
         if not re.fullmatch(r"\w[\w.-]*", value):
-            raise ConfigError(f"{name}={value}: not an id of W&B's, after which the run's folder could be named")
+            raise ConfigError(f"{name}={value}: not an id of W&B that can be used as a folder name")
     return "/".join(ids)
 
 
 def from_agent(project: Project, arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments in Hydra's syntax, with resume=auto; unchanged if the agent did not start this process."""
+    """Return the arguments in Hydra's syntax, with resume=auto; unchanged if the agent did not start this process."""
     if not os.environ.get("WANDB_SWEEP_ID"):
         return list(arguments)
     if (began_with := _recorded(project, arguments)) is not None:
@@ -51,13 +52,13 @@ def from_agent(project: Project, arguments: Sequence[str]) -> list[str]:
 
 
 def is_agent_retry(project: Project) -> bool:
-    """Whether W&B's agent has started this process for a run that was begun before."""
+    """Return True if W&B's agent has started this process to retry a run."""
     return agents_run() is not None and _recorded(project, sys.argv[1:]) is not None
 
 
 def _recorded(project: Project, arguments: Sequence[str]) -> list[str] | None:
-    """The overrides in a run's whole config, as samebits.loggers.wandb_log gives it to W&B:
-    run={'overrides': [...]}."""
+    """Return the overrides that a run's whole config contains, see samebits.loggers.wandb_log: run={'overrides':
+    [...]}."""
     for argument in arguments:
         if argument.startswith("run={"):
             known = ast.literal_eval(argument.removeprefix("run="))["overrides"]
@@ -66,7 +67,7 @@ def _recorded(project: Project, arguments: Sequence[str]) -> list[str] | None:
 
 
 def _translated(argument: str) -> Iterator[str]:
-    """optim={'lr': 0.1, 'betas': [0.9, 0.99]} -> optim.lr=0.1 optim.betas=[0.9,0.99]"""
+    """Translate an argument: optim={'lr': 0.1, 'betas': [0.9, 0.99]} -> optim.lr=0.1 optim.betas=[0.9,0.99]."""
     key, equals, text = argument.partition("=")
     if not equals or key.startswith("-"):
         yield argument
@@ -82,7 +83,7 @@ def _translated(argument: str) -> Iterator[str]:
 
 
 def written(value: Any) -> str:
-    """Returns a plain value in Hydra's syntax."""
+    """Return a plain value in Hydra's syntax."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -95,15 +96,15 @@ def written(value: Any) -> str:
 
 
 def quote_value(text: str) -> str:
-    """As a string for Hydra's grammar, whatever is in it."""
-    # backslashes count as such, but for a run of them before a quote
+    """Return any text as a quoted string of Hydra's grammar."""
+    # a backslash is literal, except in a sequence of backslashes before a quote
     escaped = re.sub(r"(\\+)(?=\Z|')", r"\1\1", text).replace("'", "\\'")
     return f"'{escaped}'"
 
 
 def _one_value(argument: str) -> bool:
-    """Whether Hydra reads it as one value: "a,b" is a sweep, "a: {" a syntax error."""
-    # imported here, as a report needs the rest of this file and no Hydra
+    """Return True if Hydra reads it as one value: "a,b" is a sweep, "a: {" a syntax error."""
+    # imported here, because reports use this file without Hydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 

@@ -1,4 +1,4 @@
-"""Read the config's yaml files without Hydra, to explain why Hydra cannot compose them."""
+"""Read the yaml files of the config without Hydra, to explain why Hydra cannot compose them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ DIRECTORY_OPTIONS, NAME_OPTIONS = ("--config-dir", "-cd"), ("--config-name", "-c
 
 
 def option_value(argv: Sequence[str], names: Sequence[str]) -> str | None:
-    """Returns the value of a command line option, given as `-cn VALUE` or `--config-name=VALUE`."""
+    """Return the value of a command line option, given as `-cn VALUE` or `--config-name=VALUE`; None if it is not
+    given."""
     for index, argument in enumerate(argv):
         name, equals, value = argument.partition("=")
         if name in names:
@@ -27,12 +28,13 @@ def option_value(argv: Sequence[str], names: Sequence[str]) -> str | None:
 
 
 def folders(argv: Sequence[str], conf: Path) -> list[Path]:
+    """Return the folders of the config: `conf` and that of --config-dir."""
     more = option_value(argv, DIRECTORY_OPTIONS)
     return [conf, *([Path(more)] if more else [])]
 
 
 def read(name: str, argv: Sequence[str], conf: Path) -> tuple[Path, Any] | None:
-    """Returns (file, content) of group/option; None if there is no such file or it is not valid yaml."""
+    """Return (file, content) of group/option; None if the file does not exist or is not valid yaml."""
     for folder in folders(argv, conf):
         file = folder / f"{name}.yaml"
         try:
@@ -43,7 +45,8 @@ def read(name: str, argv: Sequence[str], conf: Path) -> tuple[Path, Any] | None:
 
 
 def chosen(argv: Sequence[str]) -> list[str]:
-    """model=mlp -> model/mlp; logger=[wandb,mlflow], and a sweep model=mlp,gpt -> each"""
+    """Return the chosen options: model=mlp -> model/mlp; each option of logger=[wandb,mlflow] and of a sweep
+    model=mlp,gpt."""
     pairs = (argument.lstrip("+").partition("=") for argument in argv if not argument.startswith(("-", "~")))
     return [
         f"{group.partition('@')[0]}/{option.strip()}"
@@ -55,11 +58,12 @@ def chosen(argv: Sequence[str]) -> list[str]:
 
 
 def options(group: str, argv: Sequence[str], conf: Path) -> list[str]:
+    """Return the names of a group's options, sorted."""
     return sorted({path.stem for folder in folders(argv, conf) for path in (folder / group).glob("*.yaml")})
 
 
 def included(name: str, content: Any) -> Iterator[str]:
-    """Yields the files that a defaults list includes, as group/option; `override` entries include none."""
+    """Yield the files that a defaults list includes, as group/option; `override` entries include none."""
     entries = content.get("defaults") if isinstance(content, Mapping) else None
     group = name.rpartition("/")[0]
     for entry in entries if isinstance(entries, list) else ():
@@ -73,7 +77,7 @@ def included(name: str, content: Any) -> Iterator[str]:
 
 
 def composed(argv: Sequence[str], conf: Path) -> Iterator[tuple[str, Path, Any]]:
-    """Yields (group/option, file, content) of each yaml that is composed, as far as it can be read."""
+    """Yield (group/option, file, content) of each yaml that is composed, as far as they can be read."""
     todo, seen = ["train", *chosen(argv)], set()
     while todo:
         name = todo.pop()
@@ -85,18 +89,18 @@ def composed(argv: Sequence[str], conf: Path) -> Iterator[tuple[str, Path, Any]]
 
 
 def no_interpolation(argv: Sequence[str], conf: Path) -> str | None:
-    """Returns the line for the first composed value whose ${...} cannot be parsed; None if there is none."""
+    """Return the line for the first composed value whose ${...} cannot be parsed; None if there is none."""
     for _, file, content in composed(argv, conf):
         for key, value in values(content):
             try:
                 parse(value)
             except GrammarParseError:
-                return f"{file}: {key}: {value} - no valid interpolation; another key's value is ${{group.key}}"
+                return f"{file}: {key}: {value} - not a valid interpolation; refer to another key as ${{group.key}}"
     return None
 
 
 def values(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yields (dotted key, text) of all texts in nested mappings and lists that hold an interpolation."""
+    """Yield (dotted key, text) of all texts in nested mappings and lists that contain an interpolation."""
     if isinstance(node, str) and "${" in node:
         yield key, node
     pairs = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
@@ -105,7 +109,7 @@ def values(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def not_utf8(argv: Sequence[str], conf: Path) -> str | None:
-    """Returns the line for the first yaml that is no text, those that are composed first; None if all are."""
+    """Return the line for the first yaml that is not UTF-8, composed ones first; None if all are."""
     names = [*chosen(argv), *(more for name, _, content in composed(argv, conf) for more in included(name, content))]
     first = [folder / f"{name}.yaml" for folder in folders(argv, conf) for name in names]
     every = (file for folder in folders(argv, conf) for file in sorted(folder.rglob("*.yaml")))
@@ -118,35 +122,40 @@ def not_utf8(argv: Sequence[str], conf: Path) -> str | None:
 
 
 def chosen_twice(group: str, argv: Sequence[str], conf: Path) -> str:
-    """Returns the line for a group that the list of defaults of train.yaml and something else choose."""
+    """Return the line for a group that is chosen by train.yaml and a second time elsewhere."""
     if any(argument.partition("=")[0] == f"+{group}" for argument in argv):
-        return f"{group}: chosen already, so + cannot add it - write {group}=..., without the +"
+        return f"{group}: is already chosen, so + cannot add it - write {group}=..., without the +"
     for name, file, content in composed(argv, conf):
         again = [path for path in included(name, content) if path.rpartition("/")[0] == group]
         if again and name != "train":
             option = again[0].rpartition("/")[2]
-            return f"{file}: {group}: chosen already - write `override /{group}: {option}` in its list of defaults"
-    return f"{group}: chosen twice in the lists of defaults - write `override /{group}: ...` in the second one"
+            return f"{file}: {group}: is already chosen - write `override /{group}: {option}` in its defaults list"
+    return f"{group}: is chosen twice in the defaults lists - write `override /{group}: ...` in the second one"
 
 
 def check_bare(argv: Sequence[str], conf: Path) -> None:
-    """ConfigError if a yaml that is composed holds no keys, or gives a group a bare value, logger: none. Hydra would
-    replace the whole group by that text, and a later yaml the text by a mapping of what it alone sets."""
+    """Raise ConfigError if a composed yaml contains no keys, or sets a group to a bare value, e.g. logger: none.
+
+    Hydra would replace the whole group by that text, and a later yaml would replace the text by a mapping of only its
+    keys.
+    """
     groups = [path.relative_to(conf).parts for path in sorted(conf.rglob("*")) if any(path.glob("*.yaml"))]
     groups = [group for group in groups if group[0] != "hydra"]
     for name, file, content in composed(argv, conf):
         if (text := file.read_text()).startswith("\ufeff") and "@package" in text:
             raise ConfigError(
-                f"{file}: begins with a byte order mark, so Hydra does not see its '# @package' - save it as UTF-8 "
-                "without one (BOM)"
+                f"{file}: starts with a byte order mark (BOM), so Hydra ignores its '# @package' - save it as UTF-8 "
+                "without BOM"
             )
         for key, value in dotted(content, package(file, name)):
             *outer, last = key.split(".")
             shown = "".join(f"{part}: {{" for part in outer) + f"{last}: {show(value)}" + "}" * len(outer)
-            raise ConfigError(f"{file}: {key}: yaml takes dots as a part of the name - write {shown}")
+            raise ConfigError(f"{file}: {key}: in yaml a dot is part of the name - write {shown}")
         if content is not None and not isinstance(content, Mapping):
             kind = "a list" if isinstance(content, list) else f"the single value {content!r}"
-            raise ConfigError(f"{file}: holds {kind}; a config holds keys and values, trainer: {{max_steps: 3}}")
+            raise ConfigError(
+                f"{file}: contains {kind}; a config contains keys and values, e.g. trainer: {{max_steps: 3}}"
+            )
         for group in groups if content is not None else ():
             if (keys := below(package(file, name), group)) is None:
                 continue
@@ -159,14 +168,14 @@ def check_bare(argv: Sequence[str], conf: Path) -> None:
                 option = text if text in there else there[0] if len(there) == 1 else f"one of {', '.join(there)}"
                 change = "" if name == "train" else "override /"
                 raise ConfigError(
-                    f"{file}: {'.'.join(keys)}: {text} - a group is chosen in the list of defaults, "
+                    f"{file}: {'.'.join(keys)}: {text} - choose an option of a group in the defaults list, "
                     f"`defaults: - {change}{'/'.join(group)}: {option}`"
                 )
 
 
 def dotted(content: Any, package: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    """Yields (key, value) of keys with dots that are meant as keys of the config: of a group, or above one. Deeper ones
-    may be names of parameters, as those of optim.lr_factors."""
+    """Yield (key, value) of keys with dots that are meant as keys of the config, at the level of groups. Deeper ones
+    may be names of parameters, e.g. in optim.lr_factors."""
     for name, value in content.items() if isinstance(content, Mapping) else ():
         if re.fullmatch(r"[a-z]\w*(\.\w+)+", str(name)):
             yield str(name), value
@@ -175,7 +184,7 @@ def dotted(content: Any, package: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
 
 
 def package(file: Path, name: str) -> tuple[str, ...]:
-    """The keys below which a file's content stands: those of its group, unless its first lines say # @package."""
+    """Return the keys under which a file's content is placed: its group, unless a line # @package sets them."""
     stated = re.search(r"^#\s*@package\s+(\S+)", file.read_text(), re.MULTILINE)
     text = stated[1] if stated else "_group_"
     text = text.replace("_group_", ".".join(Path(name).parent.parts)).replace("_global_", "")
@@ -183,12 +192,12 @@ def package(file: Path, name: str) -> tuple[str, ...]:
 
 
 def below(package: tuple[str, ...], group: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The keys of a group within a file of this package; None if the group is not below it."""
+    """Return the keys of a group within a file of this package; None if the group is not below it."""
     return group[len(package) :] or None if group[: len(package)] == package else None
 
 
 def option_with(key: str, argv: Sequence[str], conf: Path) -> str | None:
-    """trainer.fsdp -> trainer=fsdp: the group's option whose file has a mapping at this key."""
+    """Return the option of a group whose file has a mapping at this key: trainer.fsdp -> trainer=fsdp."""
     group, *inner = key.split(".")
     for option in options(group, argv, conf):
         found = read(f"{group}/{option}", argv, conf)
@@ -198,9 +207,10 @@ def option_with(key: str, argv: Sequence[str], conf: Path) -> str | None:
 
 
 def check_primary(argv: Sequence[str], conf: Path) -> None:
-    """ConfigError if --config-name names a yaml without defaults (wandb_sweep), which is not the config of a run."""
+    """Raise ConfigError if --config-name names a yaml without defaults (wandb_sweep), which is not the config of a
+    run."""
     name = option_value(argv, NAME_OPTIONS)
     found = read(name.removesuffix(".yaml"), argv, conf) if name else None
     if found is not None and not {"defaults", "trainer"} & set(found[1] if isinstance(found[1], Mapping) else ()):
-        remedy = "begin it with `defaults: [train, _self_]`"
-        raise ConfigError(f"--config-name {name}: {found[0]} is no config of a run - {remedy}")
+        remedy = "start it with `defaults: [train, _self_]`"
+        raise ConfigError(f"--config-name {name}: {found[0]} is not the config of a run - {remedy}")

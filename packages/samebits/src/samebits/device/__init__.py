@@ -1,18 +1,18 @@
-"""A model on a device: precision, threads, batch sizes, settings that follow from the machine. (Importing it imports no
-torch.)
+"""Prepare a model for a device: precision, threads, batch sizes and settings that depend on the machine. Importing it
+does not import torch.
 
-Given: the group `hardware` and what `trainer` says of the strategy, a `World`, a model. Returned: `Hardware`, with
-every `auto` resolved, and the model's passes as the precision wants them.
+Input: the config group `hardware`, the strategy of `trainer`, a `World`, a model. Output: `Hardware`, with every `auto`
+resolved, and functions that apply it.
 
-Promised: what `auto` means follows from shapes and the machine, from nothing that is measured, and a run keeps it. With
-one rank, nothing of another is touched.
+Guarantees: `auto` is resolved from shapes and the machine, never from measurements, and a run keeps the result.
 
-Raised: ConfigError for options that do not go together or do not fit the machine.
+Errors: ConfigError for options that conflict or are not available on the machine.
 
-    hardware, threads, precision    device, batch sizes, settings that follow from the machine
-    auto                    what of them the model decides, and the run keeps
-    memory, page_locked     what a device has left; memory for copies that nothing waits for
-    options, rules          values of the group; which go together
+    hardware               device, batch sizes, settings that depend on the machine
+    threads, precision     the number of CPU threads; bf16 copies of weights
+    auto                   options that are resolved by the model, and that a run keeps
+    memory, page_locked    the free memory of a device; page-locked memory for asynchronous copies
+    options, rules         the schema of the group; conflicts between options
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""What a model decides where the configuration says `auto`: CPU threads, and a GPU's precision, by a rule of shapes and
-of nothing that is measured. A run keeps what was decided (environment.json) when it goes on, and is scored with it.
-"""
+"""Resolve options with `auto` that depend on the model: the number of CPU threads and the precision on a GPU. The rules
+use shapes, not measurements. The run directory keeps the result (environment.json) for resumes and evaluations."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ from samebits.device.threads import Threads, recorded_threads, threads_for
 from samebits.files import read_json, write_json
 from samebits.world import World
 
-# Of a step, on all ranks together. Below, a GPU's step takes as long as launching its kernels, of which autocast adds a
-# third and more; its matrix products take less than a millisecond in fp32, too. benchmarks/RESULTS.md, "On a GPU".
+# FLOP of a step of all ranks. A smaller step is limited by kernel launches on a GPU, and autocast adds a third of them
+# or more; its matrix products take less than a millisecond even in fp32. See benchmarks/RESULTS.md, "On a GPU".
 LAUNCHES_BOUND_FLOP = 1e10
 
 
 def resolve_auto(machine: Hardware, flop: float) -> Hardware:
-    """`machine` by the rule. flop: of a sample, as `rough_flop` has it."""
+    """Return `machine` resolved by the rules. flop: FLOP per sample, see `rough_flop`."""
     micro = machine.micro_batch_sizes
     machine = replace(machine, threads=threads_for(machine.threads, flop * micro[0]))
     may_be_bf16 = machine.precision_is_auto and machine.precision == "bf16"
@@ -30,8 +29,10 @@ def resolve_auto(machine: Hardware, flop: float) -> Hardware:
 
 
 def resolve_auto_of_run(machine: Hardware, run_dir: Path, world: World, flop: float, begins: bool) -> Hardware:
-    """`machine` by the rule or as the run began, set in this process and kept in run_dir. All ranks call this; rank 0
-    decides. flop: of a sample. begins: False where the run goes on from a checkpoint."""
+    """Return `machine` resolved by the rules or as recorded; apply it to this process and record it in run_dir.
+
+    All ranks must call this; rank 0 decides. flop: FLOP per sample. begins: False if the run resumes from a checkpoint.
+    """
     if not (machine.threads.auto or machine.precision_is_auto):
         return machine
     if machine.threads.auto:
@@ -56,7 +57,7 @@ def resolve_auto_of_run(machine: Hardware, run_dir: Path, world: World, flop: fl
 
 
 def resolve_auto_as_recorded(machine: Hardware, run_dir: Path) -> Hardware:
-    """For an evaluation of the run's checkpoints."""
+    """Return `machine` as recorded in run_dir, to evaluate the run's checkpoints."""
     known = read_json(run_dir / ENVIRONMENT)
     unknown = machine
     if machine.threads.auto:
@@ -66,19 +67,20 @@ def resolve_auto_as_recorded(machine: Hardware, run_dir: Path) -> Hardware:
 
 
 def recorded_precision(environment: dict[str, Any]) -> str:
-    """What hardware.precision=auto has been to a run that has trained. A version that recorded nothing took bf16 for
-    every step where a GPU had it."""
+    """Return the precision of a run that used hardware.precision=auto. Versions that recorded none used bf16 on every
+    GPU with bf16."""
     on_cpu = "machine" in environment and "gpus" not in environment["machine"]
     return str(environment.get("precision", "fp32" if on_cpu else "bf16"))
 
 
 def _as_recorded(machine: Hardware, known: dict[str, Any], unknown: Hardware) -> Hardware:
-    """machine: with what it can do at most. unknown: for what is not recorded."""
+    """Return `machine` with recorded values. machine: has the limits of this machine. unknown: used for values that are
+    not recorded."""
     if machine.threads.auto and "threads" in known:
         unknown = replace(unknown, threads=recorded_threads(known["threads"]["count"], machine.threads.most))
     if machine.precision_is_auto and "precision" in known:
-        taken, why = known["precision"], "as the run began"
+        taken, why = known["precision"], "as when the run started"
         if taken == "bf16" != machine.precision:
-            taken, why = machine.precision, "the run began with bf16: rounding changes"
+            taken, why = machine.precision, "the run started with bf16, so rounding changes"
         unknown = replace(unknown, precision=taken, precision_why=why)
     return unknown

@@ -1,4 +1,4 @@
-"""What `auto` means on this machine, and the settings that follow from it."""
+"""Resolve `auto` on this machine, and apply the settings that depend on it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ AUTOCAST = {"bf16": torch.bfloat16, "bf16-weights": torch.bfloat16, "fp16": torc
 
 @dataclass(frozen=True)
 class Hardware:
-    """The group hardware with every `auto` resolved. micro_batch_sizes: samples of each micro-batch of one optimizer
-    step on one rank. devices: of this process; more than one with trainer=dp."""
+    """The group `hardware` with every `auto` resolved.
+
+    micro_batch_sizes: samples of each micro-batch of one optimizer step on one rank. devices: number of devices of this
+    process; more than one with trainer=dp.
+    """
 
     device: str
     num_procs: int
@@ -33,15 +36,15 @@ class Hardware:
     micro_batch_sizes: list[int]
     eval_batch_size: int
     compile: str | None = None  # torch.compile's mode
-    binding: str = ""  # the NUMA node that this process is bound to, for the log; empty: it is not
+    binding: str = ""  # NUMA node that this process is bound to, for the log; empty: not bound
     devices: int = 1
     cuda_graph: bool = False
-    # precision is what the device can do at most, bf16 or fp32; samebits.device.auto decides, and says why
+    # with auto, precision is the best of the device, bf16 or fp32, until samebits.device.auto decides
     precision_is_auto: bool = False
     precision_why: str = ""
 
     def apply(self, config: HardwareConfig) -> None:
-        """Set torch's global switches; each process calls this."""
+        """Set torch's global options. Each process must call this."""
         self.set_arithmetic()
         torch.backends.cudnn.benchmark = config.cudnn_benchmark is not False
         torch.autograd.set_detect_anomaly(config.detect_anomaly)
@@ -50,41 +53,45 @@ class Hardware:
             make_deterministic()
 
     def set_arithmetic(self) -> None:
+        """Set torch's number of threads and the use of TF32."""
         torch.set_num_threads(self.threads.count)
         torch.set_float32_matmul_precision("highest" if self.precision == "fp32" else "high")
         torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The forward pass's context: torch.autocast for bf16 and fp16, else none."""
+        """Return the context of the forward pass: torch.autocast for bf16 and fp16, otherwise a null context."""
         dtype = AUTOCAST.get(self.precision)
         return nullcontext() if dtype is None else torch.autocast(self.device, dtype)
 
     def make_scaler(self) -> torch.amp.GradScaler | None:
-        """A GradScaler for fp16, whose gradients underflow without loss scaling; None for other precisions."""
+        """Return a GradScaler for fp16, whose gradients underflow without loss scaling; None for other precisions."""
         return torch.amp.GradScaler(self.device) if self.precision == "fp16" else None
 
 
 def resolve_hardware(hardware: HardwareConfig, trainer: Strategy) -> Hardware:
-    """Resolve every `auto`, in a process that will train: this may initialize CUDA."""
+    """Resolve every `auto` in a process that will train. May initialize CUDA. Raise ConfigError if an option is not
+    available."""
     device, num_procs = choose_device(hardware), count_processes(hardware, trainer)
     share = check_share(trainer.global_batch_size, num_procs)
     devices = len(gpus()) if trainer.strategy == "dp" else 1  # GPUs of this process
     asked = hardware.micro_batch_size
-    size = asked if isinstance(asked, int) else share  # auto, before a run has found it: as null
+    size = asked if isinstance(asked, int) else share  # auto is like null until a run has found the size
     parts = -(-share // min(size * devices, share))
     if parts > 1 and trainer.ddp.static_graph:
         raise ConfigError(
-            "trainer.ddp.static_graph=true: torch fails where gradients are accumulated, and "
+            "trainer.ddp.static_graph=true: torch does not support it with gradient accumulation, and "
             f"hardware.micro_batch_size={hardware.micro_batch_size} makes {parts} micro-batches of a rank's {share} "
-            "samples - leave one of them out"
+            "samples - remove one of them"
         )
     micro = [share // parts + (i < share % parts) for i in range(parts)]  # sizes differ by at most one
     if hardware.device == "cpu":
         hide_gpus()
     if hardware.cuda_graph and device != "cuda":
-        raise ConfigError(f"hardware.cuda_graph=true: a GPU's, and this run is on {device} - leave it false")
+        raise ConfigError(f"hardware.cuda_graph=true: requires a GPU, and this run is on {device} - set it to false")
     if device == "cuda":
-        torch.cuda.set_device(dist_env.gpu())  # first: any other CUDA query would open a context on GPU 0 in each rank
+        torch.cuda.set_device(
+            dist_env.gpu()
+        )  # first, because any other CUDA call would create a context on GPU 0 in each rank
     used = gpus() if trainer.strategy == "dp" else [torch.device("cuda", dist_env.gpu())] if device == "cuda" else []
     binding = bind_to_gpus(map(pci_address, used)) if used and hardware.numa_binding else ""  # before threads start
     half = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -99,7 +106,8 @@ def resolve_hardware(hardware: HardwareConfig, trainer: Strategy) -> Hardware:
 
 
 def choose_device(hardware: HardwareConfig) -> str:
-    """cpu, cuda or mps; ConfigError for a device that this machine lacks. Does not initialize CUDA."""
+    """Return cpu, cuda or mps. Raise ConfigError for a device that this machine does not have. Does not initialize
+    CUDA."""
     has: dict[str, Callable[[], bool]] = {
         "cuda": lambda: count_gpus() > 0,
         "mps": torch.backends.mps.is_available,
@@ -109,14 +117,15 @@ def choose_device(hardware: HardwareConfig) -> str:
         return next(device for device, is_there in has.items() if is_there())
     if not has[hardware.device]():
         raise ConfigError(
-            f"hardware.device={hardware.device}: this machine has none, or this build of torch cannot use it; "
-            "hardware=auto takes what there is"
+            f"hardware.device={hardware.device}: this machine has none, or this build of torch cannot use it - "
+            "hardware=auto uses an available device"
         )
     return hardware.device
 
 
 def count_processes(hardware: HardwareConfig, trainer: Strategy) -> int:
-    """World size of this run. Does not initialize CUDA, so the ranks can be forked afterwards."""
+    """Return the world size of this run. Does not initialize CUDA, so that ranks can be forked later. Raise ConfigError
+    for a conflict with the processes that were started."""
     device, started = choose_device(hardware), dist_env.size
     if started is not None:
         if trainer.strategy in ONE_PROCESS and started > 1:
@@ -126,7 +135,7 @@ def count_processes(hardware: HardwareConfig, trainer: Strategy) -> int:
         if hardware.num_procs not in ("auto", dist_env.local_size):
             raise ConfigError(
                 f"hardware.num_procs={hardware.num_procs}, but {dist_env.local_size} were started on this host: "
-                "leave it auto"
+                "set it to auto"
             )
         return started
     here = cluster_role()
@@ -138,14 +147,15 @@ def count_processes(hardware: HardwareConfig, trainer: Strategy) -> int:
 
 
 def _processes_of_host(hardware: HardwareConfig, trainer: Strategy, device: str, here: ClusterRole) -> int:
-    """Ranks that one of several hosts starts. auto on a CPU is one: who wants two starts two pods or tasks."""
+    """Return the number of ranks that one of several hosts starts. On a CPU auto is 1; for more, start more pods or
+    tasks."""
     if trainer.strategy in ONE_PROCESS:
         raise ConfigError(f"trainer.strategy={trainer.strategy}, but {here.count} hosts were started: add trainer=ddp")
     if here.local_count is None:
         return _processes_here(hardware, device, on_cpu=1)
     if hardware.num_procs not in ("auto", here.local_count):
         raise ConfigError(
-            f"hardware.num_procs={hardware.num_procs}, but PET_NPROC_PER_NODE={here.local_count}: leave it auto"
+            f"hardware.num_procs={hardware.num_procs}, but PET_NPROC_PER_NODE={here.local_count}: set it to auto"
         )
     return here.local_count
 
@@ -156,26 +166,26 @@ def _processes_here(hardware: HardwareConfig, device: str, on_cpu: int) -> int:
         return {"cuda": gpus, "mps": 1}.get(device, on_cpu)
     if device == "cuda" and int(hardware.num_procs) > gpus:
         raise ConfigError(
-            f"hardware.num_procs={hardware.num_procs}: each process needs a GPU of its own (NCCL takes no two on one), "
-            f"and this machine shows {gpus} - use fewer, or hardware=cpu"
+            f"hardware.num_procs={hardware.num_procs}: each process needs its own GPU (NCCL requires it), "
+            f"visible GPUs: {gpus} - use fewer, or hardware=cpu"
         )
     return int(hardware.num_procs)
 
 
 def make_deterministic() -> None:
-    """Bitwise reproducible results; an operation without a deterministic implementation raises."""
+    """Make results reproducible bit for bit. Operations without a deterministic implementation then raise."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
 
 
-_attention = ExitStack()  # holds sdpa_kernel open: a context that is dropped would restore torch's order
+_attention = ExitStack()  # keeps sdpa_kernel's context open; closing it restores torch's order
 
 
 def prefer_attention(kernels: Sequence[str]) -> None:
-    """Have scaled_dot_product_attention try these kernels first, in the whole process; the others stay allowed.
+    """Make scaled_dot_product_attention try these kernels first in this process; the others stay allowed.
 
-    Set once and not in the model's forward: sdpa_kernel costs 80 us a call. A CPU has one order of its own.
+    It is set once, not in the model's forward, because sdpa_kernel costs 80 us per call. It has no effect on CPUs.
     """
     _attention.close()
     if kernels:
@@ -188,8 +198,8 @@ def prefer_attention(kernels: Sequence[str]) -> None:
 
 
 def in_channels_last(module: nn.Module | None) -> int:
-    """Weights and buffers of four dimensions (convolutions of images) in the memory order (out, H, W, in), in place.
-    Returns how many there are."""
+    """Convert weights and buffers with four dimensions (2D convolutions) to channels-last, in place. Return their
+    number."""
     own = () if module is None else (*module.parameters(), *module.buffers())
     images = [tensor for tensor in own if tensor.dim() == 4]
     for tensor in images:
@@ -198,8 +208,8 @@ def in_channels_last(module: nn.Module | None) -> int:
 
 
 def match_memory_format(optimizer: torch.optim.Optimizer) -> None:
-    """What the optimizer holds for each weight in the weight's memory order. load_state_dict keeps the checkpoint's,
-    which a resume with another channels_last changes, and fused kernels go through both as one row of numbers."""
+    """Give the optimizer's state of each weight the weight's memory format. load_state_dict keeps the checkpoint's
+    format, which differs if a resume changes channels_last, and fused kernels read both as flat arrays."""
     for weight, held in optimizer.state.items():
         for name, value in held.items():
             if isinstance(value, Tensor) and value.shape == weight.shape and value.stride() != weight.stride():

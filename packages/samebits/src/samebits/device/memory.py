@@ -1,4 +1,4 @@
-"""How much memory a device has left."""
+"""Query the free memory of a device."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from samebits.host import available_memory
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes that may still be taken: of the GPU, or of the host, within its container's limit."""
+    """Return the free bytes of a GPU, or of the host within its container's limit."""
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_memory()

@@ -1,4 +1,4 @@
-"""What a user may set of machines: the group `hardware`."""
+"""The schema of the config group `hardware`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import Annotated
 
 from samebits.schema import WHICH_GPUS, Rule, option
 
-BLOCKS = "blocks"  # a mode of compiling: the model's blocks alone
-CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of compiling that record them
+BLOCKS = "blocks"  # mode of hardware.compile: only the model's blocks
+CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of hardware.compile that use CUDA graphs
 ATTENTION = ("cudnn", "flash", "efficient", "math")  # torch's kernels for scaled_dot_product_attention
 
 
 @dataclass(frozen=True)
 class HardwareConfig:
+    """The options of conf/hardware. None: a default that depends on other options."""
+
     device: Annotated[str, Rule(words=("auto", "cpu", "cuda", "mps"), says=WHICH_GPUS)] = "auto"
     num_procs: Annotated[int | str, Rule(words=("auto",), at_least=1)] = "auto"
     precision: Annotated[str, option("auto", "fp32", "tf32", "bf16", "bf16-weights", "fp16")] = "auto"

@@ -1,5 +1,5 @@
-"""Memory that is there already, page-locked: copies from and to it need not be waited for. torch's own page-locked
-memory comes in powers of two."""
+"""Lock pages of existing memory, so that copies can be asynchronous. torch allocates page-locked memory only in powers
+of two."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from torch import Tensor
 
 
 def lock_pages(memory: Tensor) -> None:
-    """Until `unlock_pages`."""
+    """Lock the pages of `memory` until `unlock_pages`. Raise RuntimeError if CUDA cannot."""
     _check(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0), memory)
 
 
 def unlock_pages(memory: Tensor) -> None:
+    """Unlock the pages of `memory`."""
     _check(torch.cuda.cudart().cudaHostUnregister(memory.data_ptr()), memory)
 
 

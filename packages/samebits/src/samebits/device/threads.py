@@ -1,10 +1,9 @@
-"""How many CPU threads a process computes with: a rule of what is asked, the cores and the model, and of nothing that
-changes from one moment to the next. The number fixes the order of summation, and so the last bits of a result.
+"""Decide the number of CPU threads of a process from the config, the cores and the model, never from measurements. The
+number determines the order of summation and therefore the last bits of a result.
 
-More threads are not always faster: a small model's step is shorter than waking and joining them. So with
-hardware.num_threads=auto a step of little work has one thread, and any other all cores of the rank; `./run tune
-threads` measures what is fastest. The number is saved in the run directory, and a resumed run uses it again: also one
-that an older version has measured.
+More threads are not always faster: a step of a small model takes less time than waking the threads. Therefore with
+hardware.num_threads=auto a small step uses one thread, and any other step all cores of the rank. `./run tune threads`
+measures the fastest number. The number is saved in the run directory and used again by resumed runs.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from torch import nn
 
 from samebits.host import cores, omp_num_threads, threads_each
 
-SMALL_FLOP = 100e6  # two threads are no faster below: benchmarks/RESULTS.md
+SMALL_FLOP = 100e6  # below this, two threads are not faster than one: benchmarks/RESULTS.md
 
 
 @dataclass(frozen=True)
 class Threads:
-    """most: upper limit of count. why: reason for count, for the user; empty: the model decides. auto: save it in the
-    run directory."""
+    """The number of threads. most: limit of count. why: the reason, for the user; empty: the model decides. auto: save
+    count in the run directory."""
 
     count: int
     most: int
@@ -32,7 +31,8 @@ class Threads:
 
 
 def decide_threads(asked: int | str, device: str, deterministic: bool, ranks: int) -> Threads:
-    """The part of the rule that needs no model. asked: hardware.num_threads; ranks: on this machine."""
+    """Apply the part of the rule that does not depend on the model. asked: hardware.num_threads. ranks: number on this
+    machine."""
     most = threads_each(ranks)
     if asked != "auto":
         return Threads(int(asked), int(asked), "hardware.num_threads", auto=False)
@@ -47,22 +47,22 @@ def decide_threads(asked: int | str, device: str, deterministic: bool, ranks: in
 
 
 def threads_for(threads: Threads, flop: float) -> Threads:
-    """The rest of the rule. flop: of a micro-batch, as `rough_flop` has it."""
+    """Apply the part of the rule that depends on the model. flop: FLOP of a micro-batch, see `rough_flop`."""
     if threads.why:
         return threads
     if flop < SMALL_FLOP:
-        return replace(threads, count=1, why=f"a small step, some {flop / 1e6:.2g} MFLOP")
+        return replace(threads, count=1, why=f"a small step, about {flop / 1e6:.2g} MFLOP")
     return replace(threads, count=threads.most, why=f"a rank's {threads.most} cores")
 
 
 def rough_flop(modules: Iterable[nn.Module], input_shape: Sequence[int], samples: int) -> float:
-    """FLOP of forward and backward, estimated from shapes alone: to count them by operation, on the device meta, takes
-    1.5 s, as much as the rest of a run's start. For MLP, ResNet and GPT it is within a factor of five of the count;
-    where weights are used more often than assumed here, it is too low.
+    """Estimate the FLOP of forward and backward from shapes. To count operations on the device meta takes 1.5 s, as
+    long as the rest of a run's start. For MLP, ResNet and GPT the estimate is within a factor of five; it is too low if
+    weights are used more often than assumed here.
 
-    A weight costs 6 FLOP each time that it is used. Of a model that looks tokens up each weight is used at every token.
-    A kernel's uses lie between 1 and the image's positions; in a network that halves images and doubles channels they
-    are near the root. Any other weight is used once.
+    A weight costs 6 FLOP per use. In a model with embeddings each weight is used once per token. A convolution's weight
+    is used between once and once per image position; the estimate is the square root of the positions, because networks
+    halve images and double channels. Any other weight is used once.
     """
     modules = list(modules)
     reads_tokens = any(isinstance(part, nn.Embedding) for module in modules for part in module.modules())
@@ -73,7 +73,7 @@ def rough_flop(modules: Iterable[nn.Module], input_shape: Sequence[int], samples
 
 
 def recorded_threads(count: int, most: int) -> Threads:
-    """The number saved when the run began, at most `most`."""
+    """Return the number saved when the run started, at most `most`."""
     if count > most:
-        return Threads(most, most, f"the run began with {count}, for which there are no cores now: rounding changes")
-    return Threads(count, most, "as the run began")
+        return Threads(most, most, f"the run started with {count}, but there are not enough cores, so rounding changes")
+    return Threads(count, most, "as when the run started")

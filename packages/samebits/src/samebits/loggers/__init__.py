@@ -1,18 +1,21 @@
-"""What a run logs, and where to: its directory, the screen, TensorBoard, MLflow, W&B. Imports no torch.
+"""Log a run to its directory, the terminal, TensorBoard, MLflow and W&B. Does not import torch.
 
-Given: the group `logger`, values, pictures and tables by the number of the step. Returned: a `Logger`.
+Input: the config group `logger`; values, images and tables with the step they belong to. Output: a `Logger`.
 
-Promised: `Logger` is the null object, `RunLogger` writes metrics.jsonl, train.log, media, the progress bar and, from
-threads and a process, TensorBoard, MLflow and W&B, which neither delay nor end a run. What W&B did not get is sent
-later from the run's directory, once (`upload_run`), which notes in its wandb/ what the server has confirmed.
+Guarantees: `Logger` is the null object; `RunLogger` writes metrics.jsonl, train.log, media and the progress bar.
+Threads write to TensorBoard and MLflow and a separate process to W&B, so that these neither delay nor end a run. Data
+that W&B did not receive can be sent later from the run directory (`upload_run`); the directory's wandb/ records what
+the server has confirmed, so nothing is sent twice.
 
-Raised: ConfigError for what the user asked in vain, RunFailed for an upload that failed.
+Errors: ConfigError for a logger that cannot be used, RunFailed for an upload that failed.
 
-    logger, media             logged values, pictures
-    background, *_log         threads for TensorBoard and MLflow; what W&B is told
-    wandb_upload, wandb_stop  the process that sends a run to W&B; a run that was stopped there
-    wandb_sync                what W&B lacks of runs, sent when somebody asks
-    options, installed        what a user may set; whether its libraries are there
+    logger, media                       logged values; images, tables and other media
+    background                          the base class of the threads
+    tensorboard_log, mlflow_log         the threads for TensorBoard and MLflow
+    wandb_log, wandb_upload             the W&B arguments of a run; the process that sends it
+    wandb_stop                          runs that were stopped on W&B's server
+    wandb_sync                          uploads on request (./run sync)
+    options, installed                  the schema of the group; whether its libraries are installed
 """
 
 from __future__ import annotations

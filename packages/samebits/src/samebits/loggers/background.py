@@ -1,4 +1,4 @@
-"""A thread that makes all calls of one logging library, in order: training never waits for a network or a disk."""
+"""Call one logging library from a thread, in order, so that training never waits for a network or a disk."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ from samebits.project import Project
 from samebits.status import METRICS, shown
 
 log = logging.getLogger("samebits")
-FINISH_S = 60.0  # time for unsent data at the end
+FINISH_S = 60.0  # seconds for unsent data at the end
 
 
 class Background:
-    """One logging library's record of the run. Subclasses have the methods with an underscore, which the thread calls.
+    """A copy of the run's metrics in one logging library. The thread calls the methods with an underscore, which
+    subclasses implement.
 
-    The first error is said, the next call goes on, and at the end what is lacking is logged again. from_step: the
-    checkpoint's, of a resumed run. most_s: limit of the wait at the end. lacks: whether the library lacks something.
+    The first error is logged and the next call is made anyway; at the end, everything that is missing is logged again.
+    from_step: the step of the checkpoint, for a resumed run. most_s: limit for the wait at the end, in seconds. lacks:
+    True if data are missing in the library.
     """
 
-    title = remedy = ""  # as the user knows the library; what adds what it lacks
+    title = remedy = ""  # name of the library; how to add missing data
     _start: Callable[[], None]
     _log: Callable[[int, dict[str, float]], None]
-    _known: Callable[[], Mapping[str, Collection[int]]]  # {name: steps} of what it holds
+    _known: Callable[[], Mapping[str, Collection[int]]]  # {name: steps} that it already has
     _summary: Callable[[dict[str, Any]], None]
     _show: Callable[[int, str, Media], None]
     _end: Callable[[str], None]  # status
@@ -40,22 +42,26 @@ class Background:
         self._project, self._directory, self._from_step = project, run_dir, from_step
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._most_s, self._has_begun, self.lacks, self._told = most_s, False, False, False
-        self._calls.put(lambda: None)  # begins
-        # a daemon: if the library hangs, the process can still end and free its GPU and its directory's lock
+        self._calls.put(lambda: None)  # starts the library
+        # a daemon: if the library hangs, the process can still end and release its GPU and the lock of its directory
         self._thread = threading.Thread(target=self._work, name=self.title, daemon=True)
         self._thread.start()
 
     def log(self, step: int, values: dict[str, float]) -> None:
+        """Queue {name: value} of a step."""
         self._calls.put(lambda: self._log(step, values))
 
     def summary(self, values: dict[str, Any]) -> None:
+        """Queue values of the whole run."""
         self._calls.put(lambda: self._summary(values))
 
     def show(self, step: int, name: str, media: Media) -> None:
+        """Queue an image, table or other media of a step."""
         self._calls.put(lambda: self._show(step, name, media))
 
     def finish(self, status: str, limit_s: float | None = None) -> None:
-        """End the record; waits limit_s at most (default: FINISH_S), and most_s. status: as in status.json."""
+        """Log what is missing, then close the copy. Wait at most limit_s (default: FINISH_S) and at most most_s
+        seconds. status: as in status.json."""
         self._calls.put(self._catch_up)
         self._calls.put(lambda: self._end(status))
         self._calls.put(None)
@@ -65,7 +71,9 @@ class Background:
             self.lacks = True
             log.warning("%s is still busy after %.0f s", self.title, limit_s)
         if self.lacks:
-            log.warning("%s lacks something of metrics.jsonl%s", self.title, self.remedy.format(shown(self._directory)))
+            log.warning(
+                "%s: some values of metrics.jsonl are missing%s", self.title, self.remedy.format(shown(self._directory))
+            )
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -79,11 +87,11 @@ class Background:
                 self._refused(error)
 
     def _refused(self, error: Exception) -> None:
-        """Say the first thing that was refused."""
+        """Log the first error only."""
         if not self._told:
             self._told = True
             log.warning(
-                "%s: %s: %s; training, metrics.jsonl and %s's next values go on, and at the end it gets what it lacks",
+                "%s: %s: %s; training continues, and values that are missing in %s are logged again at the end",
                 self.title, type(error).__name__, redacted(first_line(error)), self.title,
             )  # fmt: skip
 
@@ -93,7 +101,7 @@ class Background:
             self._again(self._known())
 
     def _again(self, known: Mapping[str, Collection[int]], last: float = math.inf) -> None:
-        """Log what metrics.jsonl has up to the step `last`, but not the library. known: {name: steps}."""
+        """Log the values of metrics.jsonl up to step `last` that the library does not have. known: {name: steps}."""
         for _, record in records(self._directory / METRICS):
             step = record["step"]
             values = {k: v for k, v in record.items() if "/" in k and v is not None and step not in known.get(k, ())}

@@ -1,4 +1,4 @@
-"""Whether the libraries that the config group `logger` asks for are there."""
+"""Check that the libraries of the config group `logger` are installed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from samebits.loggers.options import LoggerConfig
 
 
 def check_installed(config: LoggerConfig) -> None:
-    """ConfigError for a logger whose library is not there, or for a mode that W&B does not have."""
+    """Raise ConfigError if the library of a logger is not installed, or for an invalid mode of W&B."""
     if config.kind == "wandb":
         from samebits.loggers.wandb_log import choose_wandb_mode  # imports numpy
 

@@ -1,7 +1,8 @@
-"""Logging: metrics.jsonl (the complete record), W&B, TensorBoard, MLflow (copies), the terminal (the latest values).
+"""Log to metrics.jsonl (the complete record), to W&B, TensorBoard and MLflow (copies), and to the terminal (latest
+values).
 
-All calls of one of these libraries are made in order by a thread of its own (samebits.loggers.background); those of
-wandb by a process.
+A separate thread makes all calls of TensorBoard and of MLflow, in order (samebits.loggers.background); a separate
+process makes those of wandb.
 """
 
 from __future__ import annotations
@@ -34,58 +35,63 @@ from samebits.status import METRICS, read_status
 
 log = logging.getLogger("samebits")
 TRAIN_LOG = "train.log"
-PROGRESS_S = 60.0  # where there is no bar, a line says so often how far the run is
-GIVE_UP_S = 5.0  # time to send data when a run hangs
+PROGRESS_S = 60.0  # seconds between progress lines if there is no bar
+GIVE_UP_S = 5.0  # seconds to send data if a run hangs
 
 
 class Logger:
-    """The null logger of the ranks that are not the main one."""
+    """The null logger, for all ranks except rank 0."""
 
-    lines = 0  # of metrics.jsonl, so far
+    lines = 0  # number of lines in metrics.jsonl
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Log {name: value} for one optimizer step."""
 
     def say(self, text: str) -> None:
-        """A line for the user and train.log."""
+        """Print a line for the user and write it to train.log."""
 
-    def warn(self, text: str) -> None: ...
+    def warn(self, text: str) -> None:
+        """Print a warning and write it to train.log."""
 
     def show(self, step: int, name: str, value: Any) -> None:
-        """Log a picture, a figure, a text, a Histogram, Audio or Table (samebits.loggers), also as a file of the run:
-        media/<name>/<step>.png and so on."""
+        """Log an image, a figure, a text, or a Histogram, Audio or Table of samebits.loggers. It is also written to the
+        run directory: media/<name>/<step>.png etc."""
 
     def summary(self, values: dict[str, Any]) -> None:
-        """Values of the whole run (W&B's summary)."""
+        """Log values of the whole run (W&B's summary)."""
 
     def result(self, result: dict[str, Any]) -> None:
-        """Final values, as in result.json; for a stopped run those it has."""
+        """Log the final values, as in result.json; for a stopped run, the values so far."""
 
     def latest(self, prefix: str) -> dict[str, float]:
-        """Returns the last logged values of keys that begin with `prefix`, before a resume included."""
+        """Return the last logged values whose keys start with `prefix`, including values from before a resume."""
         return {}
 
     def begin(self, step: int, total_steps: int) -> None:
-        """Called when training begins, after workers are forked: starts W&B's and others' threads, and a bar."""
+        """Start the copies (W&B, ...) and the progress bar. Call it when training starts, after workers are forked."""
 
     def progress(self, step: int) -> None:
-        """Called after each step."""
+        """Update the progress bar. Call it after each step."""
 
-    def end_bar(self) -> None: ...
+    def end_bar(self) -> None:
+        """Close the progress bar."""
 
     def give_up(self) -> None:
-        """End the copies (W&B, ...) as failed; called by the hang watchdog's thread before it ends the process."""
+        """Close the copies (W&B, ...) as failed. The hang watchdog's thread calls this before it ends the process."""
 
     def __enter__(self) -> Logger:
         return self
 
     def __exit__(self, kind: Any, *error: object) -> None:
-        """Ends the copies as status.json says or, where an exception passes, as failed."""
+        """Close the copies with the status of status.json, or as failed if an exception is raised."""
 
 
 class RunLogger(Logger):
-    """Rank 0's logger. from_step, lines: the checkpoint's step and the lines logged before it was saved; those after
-    are deleted once the resumed run has made a step. most_s: limit for the copies at the end."""
+    """The logger of rank 0.
+
+    from_step, lines: step of the checkpoint, and the number of lines that were logged before it was saved; later lines
+    are deleted after the first step of the resumed run. most_s: limit for the copies at the end, in seconds.
+    """
 
     def __init__(
         self,
@@ -102,7 +108,7 @@ class RunLogger(Logger):
         self._copies: list[Background | WandbProcess] = []
         self._directory, self._config, self._most_s = directory, config, most_s
         self._bar: Any = None
-        self._total_steps, self._began, self._said = 0, (0, 0.0), math.inf  # `begin` sets them
+        self._total_steps, self._began, self._said = 0, (0, 0.0), math.inf  # set by `begin`
         self._latest: dict[str, float] = {}
         kept = kept_lines(self._metrics, from_step, lines)
         self.lines = len(kept)
@@ -110,10 +116,11 @@ class RunLogger(Logger):
             self._latest |= {key: value for key, value in record.items() if "/" in key and value is not None}
 
     def latest(self, prefix: str) -> dict[str, float]:
+        """Return the last logged values whose keys start with `prefix`."""
         return {key: value for key, value in self._latest.items() if key.startswith(prefix)}
 
     def _go_on(self) -> int:
-        """Returns metrics.jsonl's file descriptor; the first call makes a resume final (see commit_resume)."""
+        """Return the file descriptor of metrics.jsonl. The first call makes a resume final, see commit_resume."""
         if self._file is None:
             cut_metrics(self._metrics, self._from_step, self._lines_before)
             self._file = os.open(self._metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
@@ -126,7 +133,8 @@ class RunLogger(Logger):
             self._copies.append(WandbProcess(self._project, self._directory, self._config))
 
     def begin(self, step: int, total_steps: int) -> None:
-        if not self._metrics.exists():  # else once a resume has taken its lines back: W&B cannot
+        """Start the copies and, on a terminal, the progress bar."""
+        if not self._metrics.exists():  # otherwise _go_on: a resume deletes lines first, W&B cannot
             self._begin_wandb()
         own = self._project, self._directory, self._from_step, self._most_s
         if self._config.tensorboard:
@@ -138,6 +146,7 @@ class RunLogger(Logger):
             self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
 
     def log(self, step: int, values: dict[str, float]) -> None:
+        """Write a line to metrics.jsonl and log it to the copies. Raise ConfigError if a value is not a number."""
         check_numbers(values)
         self._write(step, values)
         for copy in self._copies:
@@ -162,6 +171,7 @@ class RunLogger(Logger):
         self.lines += 1
 
     def progress(self, step: int) -> None:
+        """Update the bar, or print a line every PROGRESS_S seconds if there is none."""
         self._go_on()
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
@@ -173,9 +183,11 @@ class RunLogger(Logger):
             self.say(f"step {step:,} of {self._total_steps:,}, {each_s:.3g} s each{values and f'; {values}'}")
 
     def say(self, text: str) -> None:
+        """Log a line at level INFO."""
         self._aside(logging.INFO, text)
 
     def warn(self, text: str) -> None:
+        """Log a line at level WARNING."""
         self._aside(logging.WARNING, text)
 
     def _aside(self, level: int, text: str) -> None:
@@ -186,24 +198,29 @@ class RunLogger(Logger):
             log.log(level, text)
 
     def show(self, step: int, name: str, value: Any) -> None:
+        """Write `value` into the run directory and log it to the copies."""
         media = save(self._directory, step, name, value)
         self._write(step, {"media": {name: media.kind}})
         for copy in self._copies:
             copy.show(step, name, media)
 
     def summary(self, values: dict[str, Any]) -> None:
+        """Log values of the whole run to the copies."""
         for copy in self._copies:
             copy.summary(values)
 
     def result(self, result: dict[str, Any]) -> None:
+        """Log the final values to the copies, as final/<name>."""
         self.summary({f"final/{key}": value for key, value in result.items() if "/" in key})
 
     def end_bar(self) -> None:
+        """Close the bar, if there is one."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
     def give_up(self) -> None:
+        """Close the copies as failed, within GIVE_UP_S seconds."""
         for copy in self._copies:
             copy.finish("failed", GIVE_UP_S)
 
@@ -217,17 +234,17 @@ class RunLogger(Logger):
 
 
 def check_numbers(values: dict[str, float]) -> None:
-    """ConfigError if one of them is not a number."""
+    """Raise ConfigError if a value is not a number."""
     for key, value in values.items():
         if not isinstance(value, (int, float)):
             raise ConfigError(
-                f"log({key!r}): expected a number, got {type(value).__name__} - of a tensor or array give .item(); "
-                "run.logger.show takes pictures, tables and texts"
+                f"log({key!r}): expected a number, got {type(value).__name__} - call .item() on a tensor or array; "
+                "use run.logger.show for images, tables and texts"
             )
 
 
 class _File(logging.FileHandler):
-    """Handler of train.log. On a full disk it prints one error, and the run goes on without it."""
+    """Handler of train.log. If the disk is full it prints one error, and the run continues without the file."""
 
     _lost = False
 
@@ -240,12 +257,13 @@ class _File(logging.FileHandler):
             print(f"{self.baseFilename} cannot be written: {sys.exc_info()[1]}", file=sys.stderr)
 
     def close(self) -> None:
-        with suppress(OSError):  # close() tries to flush what could not be written
+        with suppress(OSError):  # close() tries again to flush
             super().close()
 
 
 class _Visible(logging.Formatter):
-    """A line may have a stranger's text, of a checkpoint or a config."""
+    """A formatter that escapes control characters, because a line may contain untrusted text of a checkpoint or
+    config."""
 
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record))
@@ -253,7 +271,7 @@ class _Visible(logging.Formatter):
 
 @contextmanager
 def log_to(directory: Path) -> Iterator[None]:
-    """In this block, log DEBUG and above to train.log, INFO and above to stderr."""
+    """Log DEBUG and above to train.log and INFO and above to stderr, within this block."""
     path = directory / TRAIN_LOG
     log.setLevel(logging.DEBUG)
     log.propagate = False
@@ -272,15 +290,18 @@ def log_to(directory: Path) -> Iterator[None]:
 
 
 def kept_lines(path: Path, from_step: int, lines: int | None) -> list[tuple[str, dict[str, Any]]]:
-    """The lines that were logged before a checkpoint of step `from_step` was saved. lines: their number, which older
-    checkpoints lack: a step's evaluation may come after its checkpoint, if a signal has put it off."""
+    """Return the lines (text, record) that were logged before a checkpoint of step `from_step` was saved.
+
+    lines: their number. None in older checkpoints, whose lines are selected by step; this can include an evaluation
+    that was logged after the checkpoint, because a signal delayed it.
+    """
     if lines is not None:
         return list(itertools.islice(records(path), lines))
     return [(line, record) for line, record in records(path) if record["step"] <= from_step]
 
 
 def cut_metrics(path: Path, from_step: int, lines: int | None) -> None:
-    """Delete the other lines: the run resumes from there and will log them again."""
+    """Delete all lines except `kept_lines`, because the resumed run logs them again."""
     kept = "".join(line for line, _ in kept_lines(path, from_step, lines))
     if path.exists() and read_file(path) != kept.encode():
         replace_text(path, kept)

@@ -1,6 +1,6 @@
-"""Pictures, figures, histograms, audio, text and tables that a run logs: each is a file of the run first.
+"""Save images, figures, histograms, audio, text and tables that a run logs as files of the run.
 
-media/<name>/<step>.png .csv .wav .txt, and a line of metrics.jsonl: {"step": ..., "media": {name: kind}}
+Files: media/<name>/<step>.png .csv .wav .txt. Each adds a line to metrics.jsonl: {"step": ..., "media": {name: kind}}
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NAME = re.compile(r"[\w.-]+(/[\w.-]+)*")
 
 @dataclass(frozen=True)
 class Histogram:
-    """values: of any shape."""
+    """A histogram of `values`, of any shape; NaN and inf are ignored."""
 
     values: Any
     bins: int = 64
@@ -36,7 +36,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Audio:
-    """samples: (T,) or (T, channels), floats in [-1, 1]; rate: samples per second."""
+    """samples: (T,) or (T, channels), floats in [-1, 1]. rate: samples per second."""
 
     samples: Any
     rate: int
@@ -44,13 +44,16 @@ class Audio:
 
 @dataclass(frozen=True)
 class Table:
+    """A table: names of the columns, and rows of as many values."""
+
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
 
 
 @dataclass(frozen=True)
 class Media:
-    """What a logging library is given. kind: image, histogram, audio, text or table. path: the run's file of it."""
+    """A saved object for the logging libraries. kind: image, histogram, audio, text or table. path: its file in the run
+    directory."""
 
     kind: str
     path: Path
@@ -58,9 +61,13 @@ class Media:
 
 
 def grid(images: Any, columns: int = 8) -> Any:
-    """images: a tensor (N, C, H, W), C 1 or 3 -> (C, rows * H, columns * W); places without an image are 0."""
+    """Arrange images in a grid.
+
+    images: tensor (N, C, H, W), C 1 or 3. Return (C, rows * H, columns * W); cells without an image are 0. Raise
+    ConfigError for another shape.
+    """
     if images.ndim != 4 or images.shape[1] not in (1, 3):
-        raise ConfigError(f"grid: needs images (N, 1 or 3, H, W), not {tuple(images.shape)}")
+        raise ConfigError(f"grid: expected images (N, 1 or 3, H, W), got {tuple(images.shape)}")
     n, c, h, w = images.shape
     rows = -(-n // columns)
     places = images.new_zeros(rows * columns, c, h, w)
@@ -71,11 +78,11 @@ def grid(images: Any, columns: int = 8) -> Any:
 def save(run_dir: Path, step: int, name: str, value: Any) -> Media:
     """Write `value` into the run directory.
 
-    value: a matplotlib figure; an image, (H, W), (H, W, 3) or (3, H, W), uint8 or floats in [0, 1], an array or a
-    tensor; a text; a Histogram, an Audio or a Table. Raises ConfigError for anything else.
+    value: a matplotlib figure; an image (H, W), (H, W, 3) or (3, H, W), uint8 or floats in [0, 1], array or tensor; a
+    text; a Histogram, Audio or Table. Raise ConfigError for another type or shape, or an invalid name.
     """
     if not NAME.fullmatch(name) or ".." in name:
-        raise ConfigError(f"show({name!r}): a name is made of letters, digits, - _ . and /, such as val/samples")
+        raise ConfigError(f"show({name!r}): the name must consist of letters, digits, - _ . and /, e.g. val/samples")
     kind, text = "image", None
     content: Any = None
     if isinstance(value, str):
@@ -104,15 +111,15 @@ def save(run_dir: Path, step: int, name: str, value: Any) -> Media:
 
 
 def media_file(run_dir: Path, step: int, name: str, kind: str) -> Path:
-    """Return where `save` wrote it. Raise CorruptFileError for a name that it cannot have had: metrics.jsonl may be a
-    stranger's."""
+    """Return the path that `save` writes to. Raise CorruptFileError for a name that `save` refuses, because
+    metrics.jsonl may come from an untrusted source."""
     if not NAME.fullmatch(name) or ".." in name or kind not in SUFFIXES:
-        raise CorruptFileError(f"{run_dir}: no picture of a run: {name!r}, {kind!r}")
+        raise CorruptFileError(f"{run_dir}: not a valid name of an image: {name!r}, {kind!r}")
     return run_dir / FOLDER / name / f"{step:08d}{SUFFIXES[kind]}"
 
 
 def read_table(path: Path) -> tuple[list[str], list[list[Any]]]:
-    """(heads, rows) of a table or histogram; numbers are numbers again."""
+    """Return (heads, rows) of a saved table or histogram. Cells that are numbers are converted to int or float."""
     heads, *rows = csv.reader(io.StringIO(read_text(path)))
     return heads, [[_number(cell) for cell in row] for row in rows]
 
@@ -125,7 +132,7 @@ def _number(text: str) -> Any:
 
 
 def _array(value: Any) -> np.ndarray:
-    """A tensor on any device, or anything that NumPy takes."""
+    """Convert a tensor on any device, or anything that NumPy accepts, to an array."""
     if hasattr(value, "detach"):
         value = value.detach().float().cpu() if value.is_floating_point() else value.detach().cpu()
     return np.asarray(value)
@@ -138,7 +145,7 @@ def _csv(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _write_png(file: BinaryIO, image: np.ndarray, name: str) -> None:
-    Image = need("PIL.Image", f"show({name!r}): writing a picture", "pillow", "images")
+    Image = need("PIL.Image", f"show({name!r}): writing an image", "pillow", "images")
     given = f"{image.dtype} {image.shape}"
     if image.ndim == 3 and image.shape[0] in (1, 3) and image.shape[2] not in (1, 3):
         image = image.transpose(1, 2, 0)
@@ -148,7 +155,7 @@ def _write_png(file: BinaryIO, image: np.ndarray, name: str) -> None:
         image = (np.nan_to_num(image).clip(0, 1) * 255).round().astype(np.uint8)
     if image.dtype != np.uint8 or not (image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)):
         raise ConfigError(
-            f"show({name!r}): {given} is no picture: give (H, W), (H, W, 3) or (3, H, W) of uint8 or floats in [0, 1], "
+            f"show({name!r}): {given} is not an image: give (H, W), (H, W, 3) or (3, H, W), uint8 or floats in [0, 1], "
             "a matplotlib figure, a text, or a Histogram, Audio or Table of samebits.loggers"
         )
     Image.fromarray(image).save(file, "PNG")
@@ -157,7 +164,7 @@ def _write_png(file: BinaryIO, image: np.ndarray, name: str) -> None:
 def _write_wav(target: BinaryIO, audio: Audio) -> None:
     samples = _array(audio.samples)
     if samples.ndim not in (1, 2):
-        raise ConfigError(f"Audio: samples have the shape {samples.shape}; give (T,) or (T, channels)")
+        raise ConfigError(f"Audio: samples must be (T,) or (T, channels), got {samples.shape}")
     with wave.open(target, "wb") as file:
         file.setnchannels(1 if samples.ndim == 1 else samples.shape[1])
         file.setsampwidth(2)

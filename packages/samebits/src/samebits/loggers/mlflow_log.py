@@ -1,4 +1,4 @@
-"""MLflow: one run there for a run directory, on a tracking server or in a local folder."""
+"""Log to MLflow: one MLflow run per run directory, on a tracking server or in a local folder."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from samebits.status import METRICS, RESULT, read_status
 ID = "mlflow.json"  # in a run directory: {"run_id": ..., "tracking_uri": ...}
 STATUS = {"finished": "FINISHED", "pruned": "FINISHED", "interrupted": "KILLED", "preempted": "KILLED"}
 LONGEST, LONGEST_NAME = 6000, 250  # characters of a parameter's value, and of a name
-AT_ONCE = 100  # parameters of a request
-REFUSED = "INVALID_PARAMETER_VALUE"  # MLflow's code for what it will not take
+AT_ONCE = 100  # parameters per request
+REFUSED = "INVALID_PARAMETER_VALUE"  # MLflow's error code for invalid names and values
 
 
 def name_there(name: str) -> str:
-    """Return the name in MLflow, which knows letters, digits and _-./: and spaces. Another name has those replaced, and
-    ends with a digest of itself, so that two names stay two."""
+    """Return the name to use in MLflow, which allows letters, digits, _-./: and spaces. Other characters are replaced
+    and a digest is appended, so that two different names stay different."""
     clean = re.sub(r"[^/\w.\- :]", "_", name)
     if clean != posixpath.normpath(clean) or clean.startswith((".", "/")):
         clean = re.sub(r"^\W+|/", "_", clean)
@@ -46,6 +46,8 @@ def name_there(name: str) -> str:
 
 
 class MLflowThread(Background):
+    """The thread that logs to MLflow. config: the options of MLflow; own: arguments of `Background`."""
+
     title, remedy = "MLflow", "; later: ./run sync {}"
 
     def __init__(self, config: MLflowConfig, *own: Any) -> None:
@@ -57,14 +59,16 @@ class MLflowThread(Background):
     def _start(self) -> None:
         uri = self._config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         if uri is None:
-            raise ConfigError("logger.mlflow.tracking_uri: null, and MLFLOW_TRACKING_URI is not set")
+            raise ConfigError(
+                "logger.mlflow.tracking_uri: is null, and MLFLOW_TRACKING_URI is not set - set one of them"
+            )
         uri, saved = restored(uri), redacted(uri)
         if f"{HIDDEN}@" in uri:
             raise ConfigError(
-                f"logger.mlflow.tracking_uri: {uri} has no password, which is not saved; set MLFLOW_TRACKING_URI"
+                f"logger.mlflow.tracking_uri: the password in {uri} is not saved; set MLFLOW_TRACKING_URI"
             )
         if "://" not in uri or uri.startswith("file:"):
-            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions want a data base otherwise
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions refuse a folder otherwise
         from mlflow.tracking import MlflowClient
 
         self._client = MlflowClient(tracking_uri=uri)
@@ -77,7 +81,7 @@ class MLflowThread(Background):
             write_json(self._directory / ID, {"run_id": self._run_id, "tracking_uri": saved})
         from mlflow.entities import Param
 
-        held = self._client.get_run(self._run_id).data.params  # of a new run: nothing
+        held = self._client.get_run(self._run_id).data.params  # empty for a new run
         config = flat(redacted(OmegaConf.to_container(read_config(self._project, self._directory))))
         params = [Param(name_there(name), str(value)[:LONGEST]) for name, value in config.items()]
         new = [param for param in params if param.key not in held]
@@ -87,19 +91,19 @@ class MLflowThread(Background):
             self._again(self._known(), self._from_step)
 
     def _known(self) -> dict[str, set[int]]:
-        """By the names in MLflow, by which _log leaves out what it holds."""
+        """Read which steps MLflow has, by their names in MLflow; _log skips them."""
         for name in self._client.get_run(self._run_id).data.metrics:
             self._logged[name] = {point.step for point in self._client.get_metric_history(self._run_id, name)}
         return {}
 
     def _send(self, kind: str, items: list[Any]) -> None:
-        """Log metrics or params, each by itself where MLflow refuses one of them."""
+        """Log metrics or params. If MLflow refuses one of them, log each separately."""
         from mlflow.exceptions import MlflowException
 
         try:
             self._client.log_batch(self._run_id, **{kind: items})
         except (MlflowException, IsADirectoryError, NotADirectoryError, FileExistsError) as error:
-            if getattr(error, "error_code", REFUSED) != REFUSED:  # the server's own trouble: later
+            if getattr(error, "error_code", REFUSED) != REFUSED:  # a failure of the server: retried later
                 raise
             if len(items) == 1:
                 self._refused(error)
@@ -112,7 +116,7 @@ class MLflowThread(Background):
 
         name, find = self._config.experiment, self._client.get_experiment_by_name
         if find(name) is None:
-            with suppress(MlflowException):  # another job of the sweep has made it in between
+            with suppress(MlflowException):  # another job of the sweep created it in the meantime
                 self._client.create_experiment(name)
         number = find(name).experiment_id
         tags = {"directory": str(self._directory)}
@@ -125,7 +129,7 @@ class MLflowThread(Background):
         from mlflow.entities import Metric
 
         moment = int(1000 * time.time())
-        # a resumed run repeats steps since its checkpoint, bit for bit the same, and MLflow would keep both
+        # a resumed run repeats the steps after its checkpoint, with the same values, and MLflow would keep both
         new = {name_there(name): float(value) for name, value in values.items()}
         new = {name: value for name, value in new.items() if step not in self._logged.get(name, ())}
         if new:
@@ -143,16 +147,16 @@ class MLflowThread(Background):
 
 
 def sync_mlflow(project: Project, run_dir: Path, limit_s: float) -> str | None:
-    """Log what MLflow lacks of a run that has ended: each value once. Returns a line for the user; None if the run does
-    not log to MLflow. Raises RunFailed."""
+    """Log the values of an ended run that are missing in MLflow. Return a line for the user; None if the run does not
+    log to MLflow. Raise RunFailed if values are still missing."""
     config = read_config(project, run_dir).logger.mlflow
     if config is None or not (run_dir / METRICS).exists():
         return None
     if is_claimed(run_dir):
-        return "is running; what MLflow lacks is added when it has ended"
+        return "is running; missing values are logged to MLflow when it has ended"
     thread = MLflowThread(typed(MLflowConfig, config, "logger.mlflow"), project, run_dir, sys.maxsize, limit_s)
     thread.summary({f"final/{key}": value for key, value in read_json(run_dir / RESULT).items() if "/" in key})
     thread.finish(str(read_status(run_dir).get("status")), limit_s)
     if thread.lacks:
-        raise RunFailed("MLflow lacks something still")
-    return "MLflow has all"
+        raise RunFailed("some values are still missing in MLflow")
+    return "MLflow is complete"

@@ -10,7 +10,7 @@ from samebits.schema import Rule, option
 
 @dataclass(frozen=True)
 class MLflowConfig:
-    """tracking_uri: of a server, or of a folder (file:/...). experiment: made where it does not exist."""
+    """tracking_uri: a server, or a folder (file:/...). experiment: created if it does not exist."""
 
     tracking_uri: str | None = None
     experiment: str = "default"
@@ -18,7 +18,7 @@ class MLflowConfig:
 
 @dataclass(frozen=True)
 class LoggerConfig:
-    """kind: whether W&B is used; the values after it are W&B's, but for the last two."""
+    """kind: whether to use W&B. All options except the last two (tensorboard, mlflow) are for W&B."""
 
     kind: Annotated[str, option("wandb", "none")] = "wandb"
     project: str = "default"

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the run directory's folder `tensorboard`."""
+"""Log to TensorBoard: event files in the folder `tensorboard` of the run directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLDER = "tensorboard"
 
 
 class TensorBoardThread(Background):
-    """from_step: what was logged after it is taken back; a resumed run logs it again."""
+    """The thread that logs to TensorBoard. from_step: later events are purged; a resumed run logs them again."""
 
     title = "TensorBoard"
     _writer: Any
@@ -30,7 +30,9 @@ class TensorBoardThread(Background):
             self._again(self._known(), self._from_step)
         else:
             config = OmegaConf.to_yaml(redacted(OmegaConf.to_container(read_config(self._project, self._directory))))
-            self._writer.add_text("config", "    " + config.replace("\n", "\n    "))  # Markdown: as it stands
+            self._writer.add_text(
+                "config", "    " + config.replace("\n", "\n    ")
+            )  # an indented code block in Markdown
 
     def _known(self) -> dict[str, set[int]]:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -42,7 +44,7 @@ class TensorBoardThread(Background):
     def _log(self, step: int, values: dict[str, float]) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
-        self._writer.flush()  # TensorBoard shows it now, and a kill takes little with it
+        self._writer.flush()  # shown immediately, and little is lost if the run is killed
 
     def _summary(self, values: dict[str, Any]) -> None:
         rows = "\n".join(f"| {name} | {value} |" for name, value in values.items())
@@ -64,7 +66,7 @@ class TensorBoardThread(Background):
             import torch
 
             samples = torch.as_tensor(media.content.samples, dtype=torch.float32)
-            mono = samples if samples.ndim == 1 else samples.mean(1)  # TensorBoard has one channel
+            mono = samples if samples.ndim == 1 else samples.mean(1)  # TensorBoard supports one channel
             self._writer.add_audio(name, mono[None], step, media.content.rate)
         elif media.kind == "table":
             head = "| " + " | ".join(map(str, media.content.columns)) + " |\n" + "|---" * len(media.content.columns)

@@ -1,4 +1,5 @@
-"""Weights & Biases: a run's name and arguments there, and the process that sends it. Imports no wandb."""
+"""Choose the name, arguments and mode of a run in Weights & Biases, and start the process that sends it. Does not
+import wandb."""
 
 from __future__ import annotations
 
@@ -29,16 +30,20 @@ from samebits.schema import typed
 from samebits.status import read_status, shown
 
 log = logging.getLogger("samebits")
-FOLDER, OUTPUT, SUMMARY = "wandb", "upload.log", "summary.json"  # wandb's and its process's own lines; whole-run values
+FOLDER, OUTPUT, SUMMARY = (
+    "wandb",
+    "upload.log",
+    "summary.json",
+)  # output of wandb and its process; values of the whole run
 MODES = {"online": "online", "run": "online", "shared": "online", "offline": "offline", "dryrun": "offline",
          "disabled": "disabled"}  # fmt: skip
-END_S = 5.0  # that a run alone waits at its end
+END_S = 5.0  # seconds that a single run waits at its end
 
 
 def wandb_arguments(project: Project, run_dir: Path) -> tuple[LoggerConfig, dict[str, Any]]:
-    """Returns (logger config, arguments of wandb.init) of a run, read from its directory.
+    """Return (logger config, arguments of wandb.init) of a run, read from its directory.
 
-    A sweep's job gets the sweep's name as its group, and a name made of its overrides.
+    A job of a sweep uses the sweep's name as its group, and a name made of its overrides.
     """
     config = cast("dict[str, Any]", redacted(OmegaConf.to_container(read_config(project, run_dir))))
     status = read_status(run_dir)
@@ -59,7 +64,8 @@ def wandb_arguments(project: Project, run_dir: Path) -> tuple[LoggerConfig, dict
 
 
 def run_name(project: Project, run_dir: Path) -> str:
-    """Returns a sweep job's overrides (ours or W&B's sweep), such as lr=0.003 seed=1; else the directory's name."""
+    """Return the overrides of a job, e.g. lr=0.003 seed=1, in a sweep of this project or of W&B. Otherwise return the
+    name of the directory."""
     sweep = read_json(run_dir.parent / "sweep.json")
     overrides = next((job["overrides"] for job in sweep.get("jobs", ()) if job["key"] == run_dir.name), None)
     if overrides is not None:
@@ -72,14 +78,17 @@ def run_name(project: Project, run_dir: Path) -> str:
     lasts = [o.partition("=")[0].split(".")[-1] for o in overrides]
     short = [o.split(".", o.partition("=")[0].count("."))[-1] for o in overrides]
     name = " ".join(s if lasts.count(last) == 1 else o for o, s, last in zip(overrides, short, lasts))
-    return name if len(name) <= 128 else name[-128:].partition(" ")[2] or name[:128]  # an agent's values come last
+    return (
+        name if len(name) <= 128 else name[-128:].partition(" ")[2] or name[:128]
+    )  # the agent appends its values at the end
 
 
 class WandbProcess:
-    """One W&B run, sent by a process of its own (samebits.loggers.wandb_upload), which reads what the run writes.
+    """A W&B run that a separate process sends (samebits.loggers.wandb_upload). The process reads the files that the run
+    writes.
 
-    Training makes no call of wandb, and the run ends without waiting for the network: the process sends the rest. A
-    pipe tells it the run's end, also where the run is killed. Has the methods of a Background.
+    Training does not call wandb, and the run ends without waiting for the network: the process sends the rest. It is
+    notified of the run's end by a pipe, even if the run is killed. Has the methods of `Background`.
     """
 
     def __init__(self, project: Project, run_dir: Path, config: LoggerConfig) -> None:
@@ -100,26 +109,31 @@ class WandbProcess:
         threading.Thread(target=self._listen, args=(self._process,), name="W&B", daemon=True).start()
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
-        """Say what the process says: one line when the server cannot be reached."""
+        """Log the output of the process: one line if the server cannot be reached."""
         assert process.stdout is not None
         for line in process.stdout:
             self._told = True
-            log.warning("W&B: %s; what it lacks is sent later, or by: %s", line.strip(), sync_command(self._directory))
+            log.warning(
+                "W&B: %s; missing data are sent later, or with: %s", line.strip(), sync_command(self._directory)
+            )
 
-    def log(self, step: int, values: dict[str, float]) -> None: ...
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Do nothing: the process reads metrics.jsonl."""
 
-    def show(self, step: int, name: str, media: Media) -> None: ...
+    def show(self, step: int, name: str, media: Media) -> None:
+        """Do nothing: the process reads the files."""
 
     def summary(self, values: dict[str, Any]) -> None:
+        """Write values of the whole run to wandb/summary.json."""
         path = self._directory / FOLDER / SUMMARY
         write_json(path, read_json(path) | values)
 
     def finish(self, status: str, limit_s: float | None = None) -> None:
-        """Tell the process how the run ended. A run alone gives it a moment, as a container or a job of SLURM ends with
-        the run; a sweep's job none."""
+        """Send the run's status to the process. A single run waits up to END_S seconds, because a container or a SLURM
+        job ends with the run; a job of a sweep does not wait."""
         if self._process is None:
             return
-        if self._process.poll():  # killed: by another one all is sent
+        if self._process.poll():  # it was killed: a new process sends everything
             self._start()
         assert self._process.stdin is not None
         with suppress(OSError):
@@ -129,32 +143,35 @@ class WandbProcess:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(min(END_S, limit_s or END_S))
             if self._process.poll() is None and not self._told:
-                log.info("W&B: the rest is sent by a process of its own, or by: %s", sync_command(self._directory))
-        self._process.returncode = self._process.returncode or 0  # else Python warns that it still runs
+                log.info("W&B: the rest is sent in the background, or with: %s", sync_command(self._directory))
+        self._process.returncode = self._process.returncode or 0  # otherwise Python warns that it is still running
 
 
 def upload_command(project: Project, run_dir: Path, how: str, *more: str) -> list[str]:
-    """See samebits.loggers.wandb_upload."""
+    """Return the command line of samebits.loggers.wandb_upload."""
     code = f"from {project.name} import PROJECT; from samebits.loggers.wandb_upload import command; command(PROJECT)"
     return [sys.executable, "-c", code, str(run_dir.absolute()), how, *more]
 
 
 def upload_environment(root: Path) -> dict[str, str]:
-    """Finds the project and the engine; WANDB_MODE has been obeyed already."""
+    """Return the environment in which the process can import the project and samebits. WANDB_MODE has already been
+    applied."""
     return {**os.environ, "PYTHONPATH": python_path(root), "WANDB_MODE": "online"}
 
 
 def sync_command(path: Path) -> str:
+    """Return the command that sends a run to W&B later."""
     return f"./run sync {shown(path)}"
 
 
 def choose_wandb_mode(config: LoggerConfig) -> str:
+    """Return online, offline or disabled. Raise ConfigError if WANDB_MODE is invalid."""
     return auto_wandb_mode() if config.mode == "auto" else config.mode
 
 
 def auto_wandb_mode() -> str:
-    """Returns online, offline or disabled: WANDB_MODE if set; else what `wandb offline` has written; else online if
-    there is an API key or an identity token, else offline. Raises ConfigError for a mode that W&B does not have."""
+    """Return online, offline or disabled: WANDB_MODE if set; otherwise the mode that `wandb offline` wrote; otherwise
+    online if there is an API key or an identity token, and offline if not. Raise ConfigError for an invalid mode."""
     found = os.environ.get("WANDB_MODE"), _setting("mode")
     for mode, where in zip(found, ("WANDB_MODE", "mode in wandb/settings")):
         if mode and mode.lower() not in MODES:
@@ -165,7 +182,7 @@ def auto_wandb_mode() -> str:
 
 
 def wandb_key() -> str | None:
-    """Returns the API key from WANDB_API_KEY, `wandb login` or .netrc."""
+    """Return the API key from WANDB_API_KEY, `wandb login` or .netrc; None if there is none."""
     if known := os.environ.get("WANDB_API_KEY") or _setting("api_key"):
         return known
     own = [Path(os.environ["NETRC"])] if os.environ.get("NETRC") else [Path("~/.netrc"), Path("~/_netrc")]
@@ -181,8 +198,8 @@ def wandb_key() -> str | None:
 
 
 def _setting(name: str) -> str | None:
-    """Returns a value from this folder's settings file, which `wandb offline` writes, else from the user's, which
-    `wandb login` writes."""
+    """Return a value from the settings file of this folder, which `wandb offline` writes, or of the user, which `wandb
+    login` writes."""
     here = Path(os.environ.get("WANDB_DIR") or ".").expanduser()
     here /= ".wandb" if (here / ".wandb").exists() else "wandb"
     user = Path(os.environ.get("WANDB_CONFIG_DIR", "~/.config/wandb")).expanduser()
@@ -194,6 +211,7 @@ def _setting(name: str) -> str | None:
 
 
 def wandb_url() -> str:
+    """Return the URL of W&B's server."""
     return os.environ.get("WANDB_BASE_URL") or _setting("base_url") or "https://api.wandb.ai"
 
 
@@ -203,7 +221,8 @@ def _server() -> tuple[str, int]:
 
 
 def wandb_reachable(timeout_s: float) -> bool:
-    """Whether the server accepts a connection: without a network wandb.init tries for far longer than its timeout."""
+    """Return True if the server accepts a connection. Without a network, wandb.init retries for much longer than its
+    timeout."""
     if os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):
         return True
     try:

@@ -1,7 +1,8 @@
-"""Tell a run that W&B's server has stopped from one that is preempted: the agent sends SIGTERM in both cases.
+"""Distinguish a run that W&B's server has stopped from a preempted run: the agent sends SIGTERM in both cases.
 
-The server stops a run at its page's button and by a sweep's early termination. A run that is marked preempting after
-that would be handed out again by the sweep. Imports no wandb: its versions have no common call for this question.
+The server stops a run if the stop button of its page is pressed, or by early termination of a sweep. If such a run were
+marked as preempting, the sweep would queue it again. Does not import wandb, whose versions have no common call for
+this.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from samebits.config import agents_run
 from samebits.loggers.wandb_log import auto_wandb_mode, wandb_key, wandb_url
 
 log = logging.getLogger("samebits")
-WANDB = "W&B"  # what stopped a run, as status.json has it beside the signals
+WANDB = "W&B"  # the cause of a stop in status.json, like a signal's name
 TIMEOUT_S = 10.0
 QUERY = """query RunStoppedStatus($projectName: String, $entityName: String, $runId: String!) {
   project(name: $projectName, entityName: $entityName) { run(name: $runId) { stopped shouldStop } }
@@ -25,8 +26,8 @@ QUERY = """query RunStoppedStatus($projectName: String, $entityName: String, $ru
 
 
 def stopped_by_wandb() -> bool:
-    """Whether the server wants this run of its sweep's agent to stop. False, with a warning, if it gives no answer: a
-    run that is begun again loses less than one that is forgotten."""
+    """Return True if the server has stopped this run of a W&B agent. Return False, with a warning, if the server does
+    not answer: running it once more costs less than never resuming it."""
     ids, key = agents_run(), wandb_key()
     if ids is None or auto_wandb_mode() != "online":
         return False
@@ -42,5 +43,5 @@ def stopped_by_wandb() -> bool:
             run = json.loads(answer.read())["data"]["project"]["run"]
         return bool(run["stopped"] or run["shouldStop"])
     except (OSError, HTTPException, ValueError, TypeError, KeyError) as error:
-        log.warning("W&B does not say whether it has stopped this run (%s): marked as preempted", error)
+        log.warning("W&B did not answer whether it has stopped this run (%s): marked as preempted", error)
         return False

@@ -1,4 +1,4 @@
-"""Send to W&B what it lacks of runs, when somebody asks for it, and begin a W&B run of several runs' own."""
+"""Send to W&B on request what is missing there of a run (./run sync), and create W&B runs for groups of runs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from samebits.runs import is_claimed
 from samebits.saved import read_config
 from samebits.status import METRICS
 
-RUN_S = 1800.0  # for what one run lacks
+RUN_S = 1800.0  # seconds to send one run
 
 
 def logs_to_wandb(project: Project, run_dir: Path) -> bool:
-    """Whether a run does, or cannot be read, which upload_run then says."""
+    """Return True if the run logs to W&B, or if its config cannot be read; upload_run then reports the error."""
     try:
         return bool(read_config(project, run_dir).logger.kind == "wandb")
     except (ConfigError, RunFailed):
@@ -36,13 +36,16 @@ def logs_to_wandb(project: Project, run_dir: Path) -> bool:
 
 
 def upload_run(project: Project, run_dir: Path, anew: bool) -> str | None:
-    """Send what W&B lacks of a run, in a process of its own, so that wandb can hang or end alone. Returns a line for
-    the user; None if the record says that all is there, or the run does not log to W&B. Raises RunFailed."""
+    """Send what is missing of a run to W&B, in a separate process, so that wandb can hang or crash without effect here.
+
+    anew: send everything as a new W&B run. Return a line for the user; None if everything was confirmed before, or the
+    run does not log to W&B. Raise RunFailed if the upload failed.
+    """
     if not anew and (confirmed(run_dir) or read_config(project, run_dir).logger.kind != "wandb"):
         return None
     running = is_claimed(run_dir)
     if running and sender_of(run_dir) is not None:
-        return "is running, and sends by itself"
+        return "is running, and sends its data itself"
     if not anew and status_of(run_dir) == "queued" and not (run_dir / METRICS).exists():
         return None
     (run_dir / FOLDER).mkdir(exist_ok=True)
@@ -54,41 +57,44 @@ def upload_run(project: Project, run_dir: Path, anew: bool) -> str | None:
                 stderr=output, text=True, timeout=RUN_S,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            raise RunFailed(f"W&B gave no answer within {RUN_S:.0f} s") from None
+            raise RunFailed(f"W&B did not answer within {RUN_S:.0f} s") from None
     said = (done.stdout.strip().splitlines() or [f"ended with status {done.returncode}"])[-1]
     if done.returncode:
-        raise RunFailed(f"{said} (wandb's own lines: {output.name})")
-    return f"{said}; it is running, again later" if running else said
+        raise RunFailed(f"{said} (output of wandb: {output.name})")
+    return f"{said}; it is still running, so repeat this later" if running else said
 
 
 def write_offline(project: Project, run_dir: Path, folder: Path) -> str:
-    """Write metrics.jsonl into an offline W&B run, to view it (wandb leet)."""
+    """Write metrics.jsonl into an offline W&B run, to view it with `wandb leet`. Return a line for the user."""
     run, _, _ = send_wandb(project, run_dir, Feed(run_dir), folder, "offline")
     finish_wandb(project, run, run_dir, status_of(run_dir))
     return "written as an offline run"
 
 
 def check_online() -> None:
-    """ConfigError where W&B is not to be sent to, or its server cannot be reached."""
+    """Raise ConfigError if W&B is offline or disabled, or its server cannot be reached."""
     if auto_wandb_mode() != "online":
         raise ConfigError(
-            "no key of W&B's is configured (wandb login, or WANDB_API_KEY), or W&B is told to be offline "
-            "(WANDB_MODE, or `wandb offline`, which `wandb online` takes back)"
+            "W&B has no API key (run `wandb login`, or set WANDB_API_KEY), or is set to offline "
+            "(by WANDB_MODE, or by `wandb offline`, which `wandb online` undoes)"
         )
     if not wandb_reachable(10.0):
-        raise ConfigError("W&B's server cannot be reached (WANDB_BASE_URL, if it is one of your own)")
+        raise ConfigError("W&B's server cannot be reached (if you host it yourself, set WANDB_BASE_URL)")
 
 
 def mode_of_run(project: Project, run_dir: Path) -> str:
-    """Return online, offline or disabled, of a run that logs to W&B, on this machine."""
+    """Return the mode on this machine of a run that logs to W&B: online, offline or disabled."""
     return choose_wandb_mode(wandb_arguments(project, run_dir)[0])
 
 
 def start_run_in_group(
     project: Project, run_dir: Path, arguments: dict[str, Any], folder: Path, mode: str | None
 ) -> Any:
-    """Return a new W&B run in the project and group of a run that logs to W&B. arguments: of wandb.init, its own. mode:
-    online, offline; None: as that run's. Raise RunFailed where the server cannot be reached."""
+    """Return a new W&B run in the project and group of a run that logs to W&B.
+
+    arguments: arguments of wandb.init that replace those of that run. mode: online or offline; None: the mode of that
+    run. Raise RunFailed if the server cannot be reached.
+    """
     logger, known = wandb_arguments(project, run_dir)
     mode = mode or choose_wandb_mode(logger)
     if mode == "online" and not wandb_reachable(3.0):

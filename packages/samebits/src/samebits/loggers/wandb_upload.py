@@ -1,14 +1,15 @@
-"""Sends a run to W&B: row n there is line n of metrics.jsonl. Of each row `step` is the optimizer's step (the x axis of
-all charts), W&B's own `_step` the line's number.
+"""Send a run to W&B: row n there is line n of metrics.jsonl. The column `step` of a row is the optimizer step (the x
+axis of all charts); W&B's own `_step` is the line number.
 
-One way for all: ask how many rows the server has, send the lines after them, the summary and the end, ask again. So
-whoever sends (the run's own process, a resume's, ./run sync), after whatever interruption, adds what is lacking, once.
+All callers use the same protocol: request the number of rows from the server, send the lines after them, the summary
+and the status, and request the number again. Therefore the run's own process, a resumed run and ./run sync can each add
+what is missing after any interruption, without duplicates.
 
-    RUN_DIR live PID    beside process PID, whose run it follows by a pipe (stdin)
-    RUN_DIR sync        what a run that has ended lacks there
-    RUN_DIR anew        all of it, as a new W&B run
+    RUN_DIR live PID    follow the run of process PID, whose end is notified by a pipe (stdin)
+    RUN_DIR sync        send what is missing of a run that has ended
+    RUN_DIR anew        send everything as a new W&B run
 
-Status 0: all is there. `command` prints one line for the user. W&B's own lines go to stderr.
+Exit status 0: the server has everything. `command` prints one line for the user. Output of wandb goes to stderr.
 """
 
 from __future__ import annotations
@@ -39,21 +40,25 @@ from samebits.runs import is_claimed
 from samebits.saved import enter
 from samebits.status import METRICS, RESULT, SHARED_WEIGHTS, STATUS
 
-POLL_S = 1.0  # between two looks at metrics.jsonl
-LIMIT_S = 900.0  # for what is left at a run's end; ./run sync sends the rest
-PATIENCE_S = 10.0  # that ./run sync leaves a run's own process to end
-SENT, LOCKED = "sent.json", ".sending"  # in wandb/: what the server has confirmed; the lock of whoever sends
+POLL_S = 1.0  # seconds between two reads of metrics.jsonl
+LIMIT_S = 900.0  # seconds to send data after a run's end; ./run sync sends the rest
+PATIENCE_S = 10.0  # seconds that ./run sync waits for the run's own process to end
+SENT, LOCKED = "sent.json", ".sending"  # in wandb/: what the server has confirmed; the lock of the process that sends
 # W&B shows 255 as killed by the user, others except 0 as failed, or as preempted after mark_preempting()
 EXIT_CODES = {"finished": 0, "running": 0, "pruned": 0, "interrupted": 255, "preempted": 75}
 
 
 class Elsewhere(RunFailed):
-    """What W&B has under the run's id is no beginning of metrics.jsonl."""
+    """The rows under the run's id in W&B are not the first lines of metrics.jsonl."""
 
 
 class Feed:
-    """The records of metrics.jsonl, those still to come too, until the process at the pipe's other end closes it; then
-    `status` is what it wrote there, or what status.json says. pipe: None for a run that has ended."""
+    """Iterate over the records of metrics.jsonl, including future ones, until the process at the other end of `pipe`
+    closes it.
+
+    Afterwards `status` is the text that it wrote to the pipe, or the status of status.json. pipe: None for a run that
+    has ended.
+    """
 
     def __init__(self, run_dir: Path, pipe: TextIO | None = None, status: str = "") -> None:
         self._directory, self._pipe, self._status = run_dir, pipe, status
@@ -66,14 +71,16 @@ class Feed:
 
     @property
     def ended(self) -> bool:
+        """True if the run has ended."""
         return self._ended.is_set()
 
     @property
     def status(self) -> str:
+        """The status that was written to the pipe, or that of status.json."""
         return self._status or status_of(self._directory)
 
     def wait(self, limit_s: float | None = None) -> None:
-        """Until the run has ended; for a run that has, limit_s."""
+        """Wait until the run has ended, at most limit_s seconds. If it has already ended, sleep for limit_s."""
         if self.ended and limit_s is not None:
             time.sleep(limit_s)
         self._ended.wait(limit_s)
@@ -86,7 +93,7 @@ class Feed:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         self._offset = 0
         while True:
-            ended = self.ended  # before the look: all that was written by then is read
+            ended = self.ended  # before reading, so that everything that was written by then is read
             yield from self._new()
             if ended:
                 return
@@ -96,7 +103,7 @@ class Feed:
         with suppress(FileNotFoundError), open_regular(self._directory / METRICS) as file:
             file.seek(self._offset)
             for line in file:
-                if not line.endswith(b"\n"):  # being written, or cut off by a kill
+                if not line.endswith(b"\n"):  # still being written, or cut off because the run was killed
                     return
                 self._offset += len(line)
                 with suppress(ValueError, RecursionError):
@@ -106,14 +113,14 @@ class Feed:
 
 
 def status_of(run_dir: Path) -> str:
-    """As in status.json; killed: it says running, but no process does."""
+    """Return the status of status.json; killed if it is `running` or `created` but no process holds the run."""
     status = str(read_json(run_dir / STATUS).get("status", "created"))
     return "killed" if status in ("running", "created") and not is_claimed(run_dir) else status
 
 
 @dataclass(frozen=True)
 class Held:
-    """What the server has of a run. last: W&B's `_step` of the last row, -1 without rows."""
+    """The state of a run on the server. count: number of rows. last: W&B's `_step` of the last row, -1 without rows."""
 
     count: int
     last: int
@@ -122,14 +129,17 @@ class Held:
 
     @property
     def in_lines(self) -> bool:
+        """True if the rows are numbered like lines of metrics.jsonl."""
         return self.last == self.count - 1
 
     def is_whole(self, lines: int, status: str) -> bool:
+        """Return True if the server has this number of lines and this status."""
         return (self.count, self.status) == (lines, status) and self.state not in ("running", "crashed", "pending")
 
 
 def held(arguments: dict[str, Any]) -> Held | None:
-    """None: the server has no such run. Raises whatever wandb raises where the server does not answer."""
+    """Return the state of a run on the server; None if it does not exist there. Raise wandb's exceptions if the server
+    does not answer."""
     run = _server_run(arguments)
     if run is None:
         return None
@@ -151,7 +161,7 @@ def _server_run(arguments: dict[str, Any]) -> Any:
 
 
 def begin_wandb(arguments: dict[str, Any], folder: Path, mode: str, timeout_s: float, pid: int | None = None) -> Any:
-    """wandb.init, with the optimizer step as the x axis of all charts. pid: the process whose use of the machine W&B
+    """Call wandb.init, with the optimizer step as the x axis of all charts. pid: the process whose system metrics W&B
     shows."""
     import wandb
 
@@ -164,7 +174,7 @@ def begin_wandb(arguments: dict[str, Any], folder: Path, mode: str, timeout_s: f
 def send_wandb(
     project: Project, run_dir: Path, feed: Iterable[dict[str, Any]], folder: Path, mode: str, pid: int | None = None
 ) -> Any:
-    """Begin the W&B run where it ended and log the lines that it lacks. Returns (run, lines in all, lines it had)."""
+    """Continue the W&B run and log the missing lines. Return (run, number of lines, number of lines it had)."""
     logger, arguments = wandb_arguments(project, run_dir)
     again = {"resume": "allow"} if mode == "online" else {}
     run = begin_wandb(arguments | again, folder, mode, logger.timeout_s, pid)
@@ -173,7 +183,7 @@ def send_wandb(
         lines += 1
         if lines > had:
             run.log(row(run_dir, record))
-        elif record.get("media"):  # its file may be lost, although the row is there
+        elif record.get("media"):  # its file may be missing although the row is there
             files = [file.name for file in _server_run(arguments).files()] if files is None else files
             for name, value in shown(run_dir, record).items():
                 if not any(f"{name}_{lines - 1}_" in file for file in files):
@@ -182,13 +192,13 @@ def send_wandb(
 
 
 def row(run_dir: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """A line of metrics.jsonl as W&B's row: values that were not finite (null) are left out."""
+    """Convert a line of metrics.jsonl to a W&B row. Values that were not finite (null) are left out."""
     values = {key: value for key, value in record.items() if key not in ("time", "media") and value is not None}
     return values | shown(run_dir, record) | {"_timestamp": record.get("time", time.time())}
 
 
 def shown(run_dir: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """The pictures and more that a line names, as wandb's objects made of the run's files."""
+    """Return the media of a line as wandb objects, made from the run's files."""
     import numpy as np
     import wandb
 
@@ -216,7 +226,7 @@ def shown(run_dir: Path, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def finish_wandb(project: Project, run: Any, run_dir: Path, status: str) -> None:
-    """The whole run's values, the best checkpoint, and last the status: where that is, all is."""
+    """Send the summary, the best checkpoint and, last, the status, so that a run with a status is complete."""
     logger, _ = wandb_arguments(project, run_dir)
     result = read_json(run_dir / RESULT)
     finals = {f"final/{key}": value for key, value in result.items() if "/" in key}
@@ -225,25 +235,26 @@ def finish_wandb(project: Project, run: Any, run_dir: Path, status: str) -> None
         log_artifact(run, result, best)
     run.summary["status"] = status
     if status == "preempted":
-        run.mark_preempting()  # W&B shows it as preempted, and a sweep of W&B's may queue it again
+        run.mark_preempting()  # W&B shows it as preempted, and a W&B sweep may queue it again
     run.finish(exit_code=EXIT_CODES.get(status, 1))
 
 
 def own_checkpoint(run_dir: Path, result: dict[str, Any]) -> Path | None:
-    """Returns the best checkpoint that result.json names, only if it is in this run directory: no other is uploaded."""
+    """Return the best checkpoint that result.json names, if it is in this run directory; no other file is uploaded."""
     path = run_dir / "checkpoints" / Path(str(result.get("best_checkpoint", ""))).name
     inside = path.resolve().parent == (run_dir.resolve() / "checkpoints")
     return path if "best_checkpoint" in result and inside and path.exists() else None
 
 
 def log_artifact(run: Any, result: dict[str, Any], path: Path) -> None:
-    """Upload the best checkpoint; returns when it is there. policy=immutable: W&B reads the file itself, not a copy."""
+    """Upload the best checkpoint, and wait until it is stored. With policy=immutable W&B reads the file itself instead
+    of a copy."""
     import wandb
 
     scores = {key: value for key, value in result.items() if "/" in key}
     artifact = wandb.Artifact(f"model-{run.id}", type="model", metadata={"step": result["best_step"], **scores})
-    files = sorted(path.iterdir()) if path.is_dir() else [path]  # a folder: one file of each rank
-    shared = path.with_name(SHARED_WEIGHTS)  # what no step changes, samebits.checkpoints.shared_weights
+    files = sorted(path.iterdir()) if path.is_dir() else [path]  # a folder with one file per rank
+    shared = path.with_name(SHARED_WEIGHTS)  # weights that no step changes, see samebits.checkpoints.shared_weights
     for file in [*files, *([shared] if shared.exists() else [])]:
         check_regular(file)
         artifact.add_file(str(file), name=str(file.relative_to(path.parent)), policy="immutable")
@@ -256,31 +267,31 @@ def log_artifact(run: Any, result: dict[str, Any], path: Path) -> None:
 
 
 def sent(run_dir: Path) -> dict[str, Any]:
-    """What an upload depends on. Unchanged since SENT was written: nothing is lacking."""
+    """Return everything that an upload depends on. If it is equal to the content of sent.json, nothing is missing."""
     status = read_json(run_dir / STATUS)
     text = read_file(run_dir / METRICS) if (run_dir / METRICS).exists() else b""
     return {"id": status.get("wandb_id"), "status": status_of(run_dir), "metrics": hashlib.sha256(text).hexdigest()}
 
 
 def confirmed(run_dir: Path) -> bool:
-    """Whether the server has said, since the run's last line and end, that it has all."""
+    """Return True if the server has confirmed everything since the run's last line and end."""
     return read_json(run_dir / FOLDER / SENT) == sent(run_dir)
 
 
 def upload(project: Project, run_dir: Path, how: str, feed: Feed, pid: int | None = None) -> str:
-    """Send what the server lacks, and see that it has it. Returns a line for the user. Raises RunFailed, and what wandb
-    raises."""
+    """Send what is missing on the server, and verify that it arrived. Return a line for the user. Raise RunFailed, or
+    the exceptions of wandb."""
     _, arguments = wandb_arguments(project, run_dir)
     known = None if how == "anew" else held(arguments)
     new = how == "anew"
     if how == "live":
         if known is not None and not known.in_lines:
-            raise Elsewhere("its rows are not the lines of metrics.jsonl, as an older version wrote them")
+            raise Elsewhere("its rows were written by an older version and are not the lines of metrics.jsonl")
     elif known is not None:
         steps = [record["step"] for record in feed]
         older = not known.in_lines and (known.count, known.last) == (len(set(steps)), max(steps, default=-1))
         if known.is_whole(known.count if older else len(steps), feed.status):
-            return "all is there"
+            return "complete"
         new = not known.in_lines or (known.count > len(steps) and feed.status in ("finished", "pruned"))
     if new:
         write_json(run_dir / STATUS, read_json(run_dir / STATUS) | {"wandb_id": secrets.token_hex(4)})
@@ -288,7 +299,7 @@ def upload(project: Project, run_dir: Path, how: str, feed: Feed, pid: int | Non
     run, lines, had = send_wandb(project, run_dir, feed, run_dir, "online", pid)
     finish_wandb(project, run, run_dir, feed.status)
     if lines < had:
-        return f"has {had} lines, metrics.jsonl only {lines}: the run was resumed further back; go on with it"
+        return f"has {had} lines, metrics.jsonl only {lines}: the run was resumed from an earlier step; resume it again"
     for _ in range(5):
         now = held(arguments)
         if now is not None and now.is_whole(lines, feed.status):
@@ -299,8 +310,8 @@ def upload(project: Project, run_dir: Path, how: str, feed: Feed, pid: int | Non
 
 @contextmanager
 def sending(run_dir: Path, wait_s: float) -> Iterator[None]:
-    """Hold the lock of whoever sends this run. A run's own process is ended after wait_s: what it has not sent, the
-    caller sends. Raises RunFailed if another ./run sync holds it."""
+    """Hold the lock of the process that sends this run. The run's own process is terminated after wait_s seconds; the
+    caller sends the rest. Raise RunFailed if another ./run sync holds the lock."""
     path = run_dir / FOLDER / LOCKED
     path.parent.mkdir(exist_ok=True)
     began, asked = time.monotonic(), False
@@ -324,8 +335,11 @@ def sending(run_dir: Path, wait_s: float) -> Iterator[None]:
 
 
 def sender_of(run_dir: Path) -> int | None:
-    """The process that a run on this machine has begun to send it, if it is there and the user's own. Its number is
-    from a file of the run's directory, so its command line must say that it is one."""
+    """Return the id of the process on this machine that sends the run; None if there is none, or it belongs to another
+    user.
+
+    The id is read from a file of the run directory, so the command line of the process is compared, too.
+    """
     pid = read_json(run_dir / FOLDER / f"{LOCKED}.json").get("pid")
     if type(pid) is not int or pid <= 1:
         return None
@@ -335,7 +349,7 @@ def sender_of(run_dir: Path) -> int | None:
 
 
 def command_line(pid: int) -> str:
-    """Of one of the user's own processes; empty if there is none of this number."""
+    """Return the command line of a process of this user, or an empty string if it does not exist."""
     proc = Path(f"/proc/{pid}")
     try:
         if proc.parent.joinpath("self").exists():
@@ -343,15 +357,15 @@ def command_line(pid: int) -> str:
             return os.fsdecode((proc / "cmdline").read_bytes()).replace("\0", " ").strip() if own else ""
         uid, _, words = os.fsdecode(answer_of(["ps", "-ww", "-o", "uid=,args=", "-p", str(pid)])).strip().partition(" ")
         return words if uid == str(os.getuid()) else ""
-    except (OSError, NoAnswer):  # it has gone
+    except (OSError, NoAnswer):  # it has ended
         return ""
 
 
 def end_children() -> None:
-    """wandb's service process would go on trying."""
+    """Kill the child processes, because wandb's service process would continue to retry."""
     pids: list[bytes] = []
     if not os.path.exists("/proc/self"):
-        with suppress(NoAnswer):  # there are none
+        with suppress(NoAnswer):  # no child processes
             pids = answer_of(["pgrep", "-P", str(os.getpid())]).split()
     else:
         pids = [path.name.encode() for path in Path("/proc").glob("[0-9]*") if parent_of(path) == os.getpid()]
@@ -361,12 +375,14 @@ def end_children() -> None:
 
 
 def parent_of(process: Path) -> int | None:
-    with suppress(OSError):  # it has ended meanwhile
+    """Return the parent's id of a process given by its folder /proc/PID; None if it has ended."""
+    with suppress(OSError):  # it has ended
         return int((process / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
     return None
 
 
 def leave(code: int) -> None:
+    """End this process and its child processes."""
     end_children()
     os._exit(code)
 
@@ -374,12 +390,16 @@ def leave(code: int) -> None:
 def main(
     project: Project, run_dir: Path, how: str, pid: int = 0, began: float = 0.0, tries: int = 0, status: str = ""
 ) -> int:
-    """began: when the run had ended, for a process that tries again (`_again`)."""
+    """Send a run, see the module. Return the exit status.
+
+    began, tries, status: arguments of a process that retries (`_again`): time at which the run ended (0: it is
+    running), number of failed attempts, final status of the run.
+    """
     signal.signal(signal.SIGTERM, lambda *_: leave(143))
     enter(run_dir)
     live = how == "live"
     feed = Feed(run_dir, sys.stdin if live else None, status)
-    if live:  # W&B's stop button, and the early end of a run of its sweeps: wandb interrupts this process
+    if live:  # wandb interrupts this process for W&B's stop button and for early termination by a W&B sweep
         signal.signal(signal.SIGINT, lambda *_: os.kill(pid, signal.SIGINT) if os.getppid() == pid else None)
     threading.Thread(target=_limit, args=(feed, began), daemon=True).start()
     try:
@@ -392,7 +412,7 @@ def main(
     except Exception as error:
         what = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
         if not live or isinstance(error, Elsewhere) or not tries:
-            with suppress(OSError):  # the run has gone, and nobody listens
+            with suppress(OSError):  # the run has ended, so the pipe is closed
                 print(" ".join(what.split())[:300], flush=True)
         if not live or isinstance(error, Elsewhere):
             leave(1)
@@ -405,22 +425,22 @@ def main(
 
 
 def _again(project: Project, run_dir: Path, pid: int, feed: Feed, tries: int, began: float) -> None:
-    """Begin anew as a fresh process of the same number and pipe, as wandb keeps the state of a failure."""
+    """Restart this program in the same process with the same pipe, because wandb keeps the state of a failure."""
     ended = (str(began or time.time()), str(tries), feed.status) if feed.ended else ("0", str(tries), "")
     given = upload_command(project, run_dir, "live", str(pid), *ended)
-    os.environ.pop("WANDB_SERVICE", None)  # wandb's, of the process that end_children has killed
+    os.environ.pop("WANDB_SERVICE", None)  # set by wandb for the process that end_children has killed
     os.execv(sys.executable, given)
 
 
 def _limit(feed: Feed, began: float) -> None:
-    """End this process LIMIT_S after the run, if wandb hangs or the server stays away."""
+    """End this process LIMIT_S seconds after the run, if wandb hangs or the server cannot be reached."""
     feed.wait()
     time.sleep(max(0.0, LIMIT_S - (time.time() - began if began else 0.0)))
     leave(1)
 
 
 def command(project: Project) -> None:
-    """The arguments above; those after PID are of a process that tries again."""
+    """Run `main` with the arguments of the command line; those after PID are for a process that retries."""
     run_dir, how, *more = sys.argv[1:]
     pid, began, tries = (float(text) for text in [*more[:3], "0", "0", "0"][:3])
     sys.exit(main(project, Path(run_dir), how, int(pid), began, int(tries), *more[3:]))

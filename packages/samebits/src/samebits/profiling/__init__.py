@@ -1,15 +1,23 @@
-"""Where a run's time goes, how fast it is, and what to change. (Importing it imports no torch.)
+"""Profile a run: where its time goes, how fast it is, and which keys to change. Importing it does not import torch.
 
-Given: the objects of the loop, a device, a directory to write to. Promised: where nothing is asked for, nothing is
-wrapped, so nothing is paid; the device is never waited for at a step; times are those of the device, which a GPU's
-host runs ahead of.
+Input: the objects of the training loop, a device, a directory to write to. Output: profile.json, traces, tables, and
+sentences that name a key.
 
-    running     the profile of a run, and the work of its samples
-    timeline    spans on the device's clock, added up by part       report    the table, and what bounds the run
-    trace       torch.profiler: a chrome trace, a kernel table      memory    what to change where memory is full
-    work        tokens and FLOP of a sample, peak FLOP/s            options   the group `profiler`
-    summary     a table of modules: shapes, parameters, FLOP        waits     what asks the device for a value
-    writes      what writes to given tensors
+Guarantees: without a profiler nothing is wrapped, so it costs nothing. Steps never synchronize with the device. Times
+are measured on the device's clock, because the host of a GPU runs ahead of it.
+
+Errors: OutOfMemory, which names the key to change.
+
+    running     the profile of a run, and the amount of work per sample
+    timeline    spans on the device's clock, added up by part
+    report      the table of a profile, and what limits the run
+    trace       torch.profiler: a Chrome trace and a table of kernels
+    memory      which key to change when memory is full
+    work        tokens and FLOP per sample, peak FLOP/s
+    options     the schema of the config group `profiler`
+    summary     a table of modules: shapes, parameters, FLOP
+    waits       operations that synchronize the host with the device
+    writes      operations that write to given tensors
 """
 
 from __future__ import annotations

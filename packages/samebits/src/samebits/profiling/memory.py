@@ -1,4 +1,4 @@
-"""Where memory is full: one line that says what to change."""
+"""Explain out-of-memory errors in one line that names the key to change."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from samebits.device import Hardware, free_memory
 from samebits.errors import OutOfMemory, first_line
 from samebits.host import count_gpus, private_memory
 
-USED = 0.9  # share of the free memory that a trial may take: fragments, other data, libraries
-# no classes of their own: messages where the CPU's allocator gets nothing, of MPS, cuDNN and cuBLAS
+USED = 0.9  # fraction of the free memory for a trial; the rest is for fragmentation, other data, libraries
+# errors without a class: messages of the CPU's allocator, MPS, cuDNN and cuBLAS
 TELLING = ("can't allocate memory", "out of memory", "not enough memory", "alloc_failed")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if the error, or its cause, means that memory is full."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     if isinstance(error, RuntimeError) and any(text in str(error).lower() for text in TELLING):
         return True
-    return error.__cause__ is not None and is_out_of_memory(error.__cause__)  # what could not be built says so
+    return error.__cause__ is not None and is_out_of_memory(error.__cause__)  # e.g. an error while building an object
 
 
 def limit_memory(device: torch.device, processes: int) -> None:
-    """Let allocations of this process fail beyond its part of what is free now, as they would where none is left.
+    """Make allocations of this process fail beyond its share of the memory that is free now, as if memory were full.
 
-    processes: of the run on this machine. They share the host's memory, or have the first so many GPUs, one each: the
-    fullest of these decides."""
+    processes: number of processes of the run on this machine. They share the host's memory, or each uses one of the
+    first GPUs; the GPU with the least free memory sets the limit.
+    """
     if device.type == "cuda":
         used = range(min(processes, count_gpus()))
         free = min(free_memory(torch.device("cuda", index)) for index in used)
@@ -46,9 +48,10 @@ def limit_memory(device: torch.device, processes: int) -> None:
 def explained(
     machine: Hardware, where: Callable[[], str], snapshot: Callable[[], str | None] = lambda: None
 ) -> Iterator[None]:
-    """In this block an error of full memory becomes an OutOfMemory that names the key to change.
+    """Convert out-of-memory errors within this block to OutOfMemory, which names the key to change.
 
-    where: what the rank does, "training, at step 12". snapshot: writes the memory's history; where it lies, if it does.
+    where: returns what the rank is doing, e.g. "training, at step 12". snapshot: writes the history of memory and
+    returns its path, or None.
     """
     try:
         yield
@@ -57,22 +60,23 @@ def explained(
             raise
         place, written = where(), snapshot()
         text = f"out of memory ({place}; {first_line(error)}): {advice(machine, place.startswith('evaluating'))}"
-        held = f"; what held it: {written}" if written else ""
+        held = f"; memory history: {written}" if written else ""
         raise OutOfMemory(f"{text}{held}; see docs/troubleshooting.md#out-of-memory") from error
 
 
 def advice(machine: Hardware, evaluating: bool) -> str:
+    """Return the keys to change when memory is full. evaluating: True if this happened in evaluation."""
     if evaluating and machine.eval_batch_size > 1:
         size = machine.eval_batch_size
-        return f"evaluation has {size} samples at once - hardware.eval_batch_size={max(1, size // 2)}"
+        return f"evaluation uses batches of {size} samples - set hardware.eval_batch_size={max(1, size // 2)}"
     size = -(-max(machine.micro_batch_sizes) // machine.devices)
     if size > 1:
-        auto = " (auto finds the largest)" if machine.devices == 1 else ""  # refused with trainer=dp
+        auto = " (auto finds the largest)" if machine.devices == 1 else ""  # not available with trainer=dp
         return (
             f"a micro-batch has {size} samples - hardware.micro_batch_size={size // 2} computes the same step in "
-            f"smaller parts{auto}, hardware.activation_checkpointing=auto keeps less of each"
+            f"smaller parts{auto}, hardware.activation_checkpointing=auto stores fewer activations"
         )
     return (
-        "hardware.micro_batch_size is 1 already - hardware.activation_checkpointing=auto, trainer=fsdp on more ranks, "
-        "or a smaller model"
+        "hardware.micro_batch_size is already 1 - use hardware.activation_checkpointing=auto, trainer=fsdp on more "
+        "ranks, or a smaller model"
     )

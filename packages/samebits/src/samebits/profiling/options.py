@@ -10,6 +10,9 @@ from samebits.schema import Rule, option
 
 @dataclass(frozen=True)
 class ProfilerConfig:
+    """wait, warmup, active: numbers of steps. peak_tflops: peak of one device in TFLOP/s; None: looked up by its
+    name."""
+
     kind: Annotated[str, option("none", "simple", "torch")] = "none"
     wait: Annotated[int, Rule(at_least=0)] = 5
     warmup: Annotated[int, Rule(at_least=0)] = 2

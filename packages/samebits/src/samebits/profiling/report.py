@@ -1,4 +1,4 @@
-"""The table of a profile, and one sentence: what bounds the run, and which key to change."""
+"""Report a profile: a table, and one sentence that says what limits the run and which key to change."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ DATA_SHARE, COPY_SHARE, SMALL_SHARE, IDLE_SHARE = 0.1, 0.1, 0.25, 0.5
 
 
 def ordered(figures: Figures) -> list[str]:
-    """The table's rows: every part of the loop, then what is none of them."""
+    """Return the rows of the table: all parts of the loop, other parts, and the remaining time."""
     return [*PARTS, *sorted(set(figures.seconds) - {*PARTS, "other"}), "other"]
 
 
 def table(figures: Figures) -> str:
+    """Return the table of a profile as text: milliseconds per step, total seconds and share of each part."""
     rows = [("", "ms a step", "total s", "share")]
     parts = [(part, figures.seconds.get(part, 0.0), figures.share(part)) for part in ordered(figures)]
     for part, seconds, share in (*parts, ("whole", figures.total, 1.0)):
@@ -39,10 +40,13 @@ def bound(
     sharded: bool = False,
     aside: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[str, str]:
-    """Returns (what bounds the run, a sentence on it and on what comes next). loader: Loader.why. sharded: the model
-    is, over the ranks. aside: {part that is no part of a step: how to spend less on it}."""
+    """Return (the part that limits the run, a sentence on it and on the next part).
+
+    loader: Loader.why. sharded: True if the model is sharded over the ranks. aside: {part outside of the steps: how to
+    spend less time on it}.
+    """
     share = figures.share
-    found: list[tuple[float, str, str]] = []  # share of the time, part, sentence; of parts above their limit
+    found: list[tuple[float, str, str]] = []  # (share of the time, part, sentence) of parts above their limit
 
     def look(kind: str, parts: tuple[str, ...], limit: float, sentence: str) -> None:
         if share(*parts) > limit:
@@ -50,11 +54,11 @@ def bound(
 
     look("data", ("data wait",), DATA_SHARE, f"was spent waiting for data ({loader}): {remedy(loader)}")
     look("copy", ("copy",), COPY_SHARE, (
-        "the device waited for batches to be copied to it: data.loader=device where the set fits, or smaller samples "
+        "the device waited for copies of batches: use data.loader=device if the data set fits, or smaller samples "
         "(uint8, transforms on the device)"
     ))  # fmt: skip
     for part, what in aside.items():
-        look(part, (part,), SMALL_SHARE, f"went into {part}: {what}")
+        look(part, (part,), SMALL_SHARE, f"was spent on {part}: {what}")
     if found:
         found.sort(key=lambda one: -one[0])
         return found[0][1], "; ".join(sentence for _, _, sentence in found[:2])
@@ -62,22 +66,23 @@ def bound(
         more = "raise hardware.micro_batch_size" if compiles else "hardware.compile=default, or larger micro-batches"
         more = f"hardware.cuda_graph=true, {more}" if machine.num_procs == 1 else more
         return "host", (
-            f"the GPU had run out of work at {figures.idle / figures.steps:.0%} of the steps: Python launches kernels "
-            f"too slowly for it - {more}"
+            f"the GPU was idle at the start of {figures.idle / figures.steps:.0%} of the steps: Python launches "
+            f"kernels too slowly - {more}"
         )
     if share("optimizer", "clip") > SMALL_SHARE:
         return "optimizer", (
-            f"{share('optimizer', 'clip'):.0%} of the time went into the update of the weights: a larger "
-            "trainer.global_batch_size does it less often"
+            f"{share('optimizer', 'clip'):.0%} of the time was spent on updating the weights: a larger "
+            "trainer.global_batch_size updates them less often"
         )
     parts = f"forward and backward {share('forward', 'backward'):.0%}"
     if machine.num_procs > 1:
         waits = "gathers weights and averages gradients" if sharded else "averages gradients"
-        parts += f", in which a rank {waits} and waits for the others"
-    return "model", f"the model bounds the run, {parts}: {faster(machine, compiles)}"
+        parts += f", including the time in which a rank {waits} and waits for the others"
+    return "model", f"the model limits the run, {parts}: {faster(machine, compiles)}"
 
 
 def faster(machine: Hardware, compiles: bool) -> str:
+    """Return the changes that make the model's computation faster."""
     ways = []
     if machine.device == "cuda" and machine.precision in ("fp32", "tf32"):
         ways.append("hardware.precision=bf16")
@@ -93,7 +98,7 @@ def faster(machine: Hardware, compiles: bool) -> str:
 
 
 def as_dict(figures: Figures, bound_by: str, sentence: str) -> dict[str, Any]:
-    """For profile.json: seconds of all measured steps together."""
+    """Return the content of profile.json; seconds are sums over all measured steps."""
     return {
         "steps": figures.steps,
         "seconds": {part: figures.seconds.get(part, 0.0) for part in ordered(figures)},

@@ -1,4 +1,4 @@
-"""What of a run is timed with profiler=simple and profiler=torch, and how much work a sample is."""
+"""Profile a run with profiler=simple or profiler=torch, and measure the amount of work per sample."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from samebits.steps import rng_row, set_rng_row
 from samebits.world import dist_env
 
 PROFILE = "profile.json"
-FEW = 20  # measured steps: with fewer, what a run does once (the last save) looks large
+FEW = 20  # number of steps; with fewer, one-time costs (the last checkpoint) dominate
 
 
 @contextmanager
@@ -33,11 +33,11 @@ def profiling(
     options: ProfilerConfig, run: Any, nets: Iterable[nn.Module], train: Loader, compiles: bool,
     parts: Mapping[tuple[Any, str], str], aside: Mapping[str, str],
 ) -> Iterator[Any]:  # fmt: skip
-    """Yields the loader to train with. With profiler=none that is `train`, and nothing of the loop is touched; an error
-    of full memory is explained in any case.
+    """Yield the loader to train with. With profiler=none it is `train`, and no part of the loop is changed.
+    Out-of-memory errors are explained in all cases.
 
-    run: has world, machine, trainer, directory, watchdog, logger and callbacks, which get one more. parts: {(where a
-    function is called, its name): the part of a step that it is}. aside: {part: how to spend less on it}.
+    run: has hardware, world, trainer, directory, watchdog, logger and callbacks; one callback is added. parts: {(owner
+    of a function, its name): the part of a step that it is}. aside: {part: how to spend less time on it}.
     """
     device = run.world.device
     folder = run.directory / "profile"
@@ -75,7 +75,7 @@ def profiling(
 
 
 class Simple:
-    """A callback: the time of each part, and what bounds the run."""
+    """A callback that measures the time of each part and reports what limits the run."""
 
     def __init__(
         self, options: ProfilerConfig, timeline: Timeline, run: Any, compiles: bool, loader: str,
@@ -86,6 +86,7 @@ class Simple:
         self.done = self.first = 0
 
     def before_step(self, state: Any) -> None:
+        """Start a step; restart the measurement after profiler.wait steps."""
         if self.done == self.wait:
             self.spans.restart()
             self.first = state.step + 1
@@ -93,12 +94,14 @@ class Simple:
         self.spans.step()
 
     def on_log(self, state: Any, values: dict[str, float]) -> None:
+        """Collect the spans that the device has finished."""
         self.spans.collect()
 
     def abandon(self) -> None:
-        """The run has failed."""
+        """Do nothing: the run has failed."""
 
     def end(self) -> None:
+        """Write profile.json and print the table, on rank 0."""
         self.spans.step_end()
         figures, run = self.spans.collect(), self.run
         if not (run.world.is_main and figures.steps):
@@ -106,49 +109,55 @@ class Simple:
         sharded = run.trainer.strategy == "fsdp"
         kind, sentence = bound(figures, run.hardware, self.compiles, self.loader, sharded, self.aside)
         if figures.steps < FEW:
-            sentence = f"{sentence} (of {figures.steps} steps: too few to go by)"
+            sentence = f"{sentence} (only {figures.steps} steps were measured, too few for a reliable profile)"
         write_json(run.directory / PROFILE, as_dict(figures, kind, sentence))
-        head = f"profile of {figures.steps} steps" + (f" from step {self.first} on" if self.first else "")
-        run.logger.say(f"{head}{', of rank 0' if run.world.size > 1 else ''}:\n{table(figures)}\n{sentence}")
+        head = f"profile of {figures.steps} steps" + (f", starting at step {self.first}" if self.first else "")
+        run.logger.say(f"{head}{', rank 0' if run.world.size > 1 else ''}:\n{table(figures)}\n{sentence}")
 
 
 class Traced:
-    """A callback: torch.profiler's trace of some steps."""
+    """A callback that writes a trace of some steps with torch.profiler."""
 
     def __init__(self, spans: Trace, run: Any) -> None:
         self.spans, self.logger, self.ranks, self.stopped = spans, run.logger, run.world.size, False
         self.spans.start()
 
     def on_step(self, state: Any) -> None:
+        """Advance the profiler; print the paths when the trace is written."""
         if not self.stopped:
             self.spans.step()
             if self.spans.written:
                 files = f"trace: {shown(self.spans.trace_file)}, kernels: {shown(self.spans.kernels_file)}"
-                self.logger.say(files + (f"; each of the {self.ranks} ranks writes its own" * (self.ranks > 1)))
+                self.logger.say(files + (f"; each of the {self.ranks} ranks writes these files" * (self.ranks > 1)))
                 self.end()
 
     def abandon(self) -> None:
-        """The run has failed: the memory's history is still wanted, but a process that ends while torch records
-        crashes."""
+        """Stop the profiler after a failure. The memory history is still needed, but a process that exits while torch
+        records crashes."""
         if not self.stopped:
             self.stopped = True
-            with suppress(Exception):  # such as a full disk: the run's own error counts
+            with suppress(Exception):  # e.g. a full disk: the error of the run is more important
                 self.spans.stop_recording()
 
     def end(self) -> None:
+        """Stop the profiler; warn if the run was too short for a trace."""
         if not self.stopped:
             self.stopped = True
             self.spans.stop()
             if not self.spans.written:
-                self.logger.warn("profiler=torch: the run has ended before profiler.wait + warmup + active steps")
+                self.logger.warn(
+                    "profiler=torch: no trace, because the run ended before profiler.wait + warmup + active steps"
+                )
 
 
 def work_of(
     options: ProfilerConfig, machine: Hardware, modules: list[nn.Module], losses: list[Loss], dataset: Any,
     first: Callable[[], dict[str, Any]], logger: Logger,
 ) -> Work:  # fmt: skip
-    """How much work a sample of `dataset` is; all ranks call this. modules: not wrapped, not sharded. losses: see
-    `count_flop`. first: the next training batch."""
+    """Return the amount of work per sample of `dataset`. All ranks must call this.
+
+    modules: not wrapped, not sharded. losses: see `count_flop`. first: returns the next training batch.
+    """
     tokens = getattr(dataset, "tokens_per_sample", None)
     wanted = machine.device == "cuda" or options.kind != "none" if options.flop == "auto" else options.flop
     if not wanted:
@@ -158,13 +167,13 @@ def work_of(
     try:
         batch = first()
         flop = count_flop(modules, batch, losses) / len(next(iter(batch.values())))
-    except Exception as error:  # such as a loss that asks tensors for their values, which these have not
-        logger.say(f"perf/tflop_per_s is left out, as the FLOP cannot be counted: {first_line(error)}")
+    except Exception as error:  # e.g. a loss that reads values, which meta tensors do not have
+        logger.say(f"perf/tflop_per_s is not logged, because the FLOP cannot be counted: {first_line(error)}")
         return Work(tokens)
     finally:
         set_rng_row(before, device)
     name = torch.cuda.get_device_name(device) if machine.device == "cuda" else "cpu"
     peak = options.peak_tflops or peak_tflops(name, machine.precision)
     if peak is None and machine.device == "cuda":
-        logger.say(f"perf/mfu is left out: give profiler.peak_tflops, the peak of {name} in {machine.precision}")
+        logger.say(f"perf/mfu is not logged: set profiler.peak_tflops, the peak of {name} in {machine.precision}")
     return Work(tokens, flop, peak and peak * 1e12 * machine.num_procs * machine.devices)

@@ -1,5 +1,5 @@
-"""A table of modules: output shapes, parameters, FLOP. On the device `meta`, so for a model of any size, or by a real
-batch."""
+"""Summarize modules in a table: output shapes, parameters, FLOP. On the device `meta`, so models may be of any size, or
+with real data."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ from samebits.profiling.work import counting, on_meta
 
 @dataclass(frozen=True)
 class Row:
-    """name: path of the module, dots between. shape: of its first output with the batch; None: it was not called. flop:
-    of the forward pass of the batch, those of the modules in it included, as torch counts them."""
+    """A row of the table.
+
+    name: path of the module, with dots. shape: of its first output; None: the module was not called. parameters,
+    trained: numbers of all and of trained parameters. flop: of the forward pass of the batch, including child modules,
+    as torch counts them.
+    """
 
     name: str
     kind: str
@@ -30,8 +34,11 @@ class Row:
 def summarize(
     whole: nn.Module, batch: dict[str, Any], call: Callable[[nn.Module, dict[str, Any]], Any], meta: bool = True
 ) -> list[Row]:
-    """Returns a row for each module of `whole`, in their order. call: what is done with a copy of it and a batch, both
-    on meta. meta: False for a model that asks for values: with itself and a copy of the batch."""
+    """Return a row for each module of `whole`, in order.
+
+    call: called with (a copy of `whole`, a batch), both on meta. meta: False for a model that reads values of tensors;
+    then `call` gets the model itself and a copy of the batch.
+    """
     own = on_meta([whole])[0] if meta else whole
     shapes: dict[nn.Module, tuple[int, ...]] = {}
 
@@ -50,11 +57,12 @@ def summarize(
             hook.remove()
     counts = {name: sum(by_kind.values()) for name, by_kind in counter.get_flop_counts().items()}
     counted: dict[nn.Module, int] = {}
-    for name, module in own.named_modules(remove_duplicate=False):  # a tied one counts under one of its names
+    for name, module in own.named_modules(remove_duplicate=False):  # a shared module is counted under one of its names
         counted[module] = counted.get(module, 0) + counts.get(".".join([type(whole).__name__, name]).rstrip("."), 0)
 
     def flop(module: nn.Module) -> int:
-        """A list of modules is not called itself: the sum of those in it."""
+        """Return the FLOP of a module; for a container that is not called itself, e.g. nn.ModuleList, the sum of its
+        children."""
         return counted[module] if module in shapes else sum(map(flop, module.children()))
 
     rows = []
@@ -66,7 +74,8 @@ def summarize(
 
 
 def summary_table(rows: list[Row], samples: int, depth: int) -> str:
-    """depth: levels of modules that are shown. samples: of the batch; FLOP are those of a sample."""
+    """Return the table as text. samples: number of samples in the batch; FLOP are per sample. depth: number of levels
+    of modules shown."""
     cells = [("module", "", "output", "parameters", "FLOP a sample")]
     for row in rows:
         level = row.name.count(".")
@@ -79,6 +88,7 @@ def summary_table(rows: list[Row], samples: int, depth: int) -> str:
 
 
 def scaled(value: float) -> str:
+    """Format a number with a unit prefix: 2.5e9 -> 2.50 G."""
     for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= factor:
             return f"{value / factor:.2f} {unit}"

@@ -1,10 +1,10 @@
-"""Spans of the training loop on the device's clock, added up by part.
+"""Measure spans of the training loop on the device's clock, and add them up by part.
 
-host     |--data wait--|--forward--|--backward--|--optimizer--| ...   marks are set at the borders
-device   ....|--data wait--|----forward----|----backward----|...      CUDA events: when the device came there
+host     |--data wait--|--forward--|--backward--|--optimizer--| ...   a mark is recorded at each border
+device   ....|--data wait--|----forward----|----backward----|...      CUDA events: when the device reached the mark
 
-The time between two marks belongs to the innermost part that is open, so parts add up to the whole. On a GPU the marks
-are CUDA events that are read at logs; the host waits for none of them.
+The time between two marks belongs to the innermost open part, so the parts add up to the total. On a GPU the marks are
+CUDA events that are read when metrics are logged; the host does not wait for them.
 """
 
 from __future__ import annotations
@@ -28,21 +28,27 @@ OTHER, DATA, COPY, FORWARD = "other", "data wait", "copy", "forward"
 
 
 class Spans(Protocol):
-    def begin(self, part: str) -> None: ...
-    def end(self) -> None: ...
+    """A recorder of nested spans."""
+
+    def begin(self, part: str) -> None:
+        """Open a span of this part."""
+
+    def end(self) -> None:
+        """Close the innermost span."""
 
 
 @dataclass
 class _Mark:
-    part: str  # that begins here
+    part: str  # the part that starts here
     host_s: float
     at: Any
-    behind: bool = False  # of a data wait: the device was still busy when its batch was there
+    behind: bool = False  # for a data wait: the device was still busy when the batch arrived
 
 
 @dataclass
 class Figures:
-    """Seconds of each part, since `restart`. idle: steps at whose begin the device had next to nothing left to do."""
+    """Seconds of each part since `restart`. idle: number of steps that started while the device had almost no work
+    left."""
 
     steps: int = 0
     idle: int = 0
@@ -51,14 +57,16 @@ class Figures:
 
     @property
     def total(self) -> float:
+        """Seconds of all parts."""
         return sum(self.seconds.values())
 
     def share(self, *parts: str) -> float:
+        """Return the fraction of the total time of these parts."""
         return sum(self.seconds.get(part, 0.0) for part in parts) / self.total if self.total else 0.0
 
 
 class Timeline:
-    """Marks of one rank's training loop; not for several threads."""
+    """The marks of one rank's training loop; not thread-safe."""
 
     def __init__(self, device: torch.device) -> None:
         self._clock: Any = DeviceClock(device) if device.type == "cuda" else HostClock()
@@ -68,10 +76,12 @@ class Timeline:
         self.figures = Figures()
 
     def begin(self, part: str) -> None:
+        """Open a span of this part."""
         self._open.append(part)
         self._mark()
 
     def end(self) -> None:
+        """Close the innermost span."""
         self._open.pop()
         self._mark()
 
@@ -81,32 +91,32 @@ class Timeline:
         self._marks.append(_Mark(self._open[-1], time.perf_counter(), self._clock.now()))
 
     def step(self) -> None:
-        """Called where a step begins."""
-        # the last span (the optimizer's) has begun on the device already: the host is hardly ahead of it
+        """Start a step."""
+        # the device has already reached the last span (the optimizer), so the host is hardly ahead of it
         if self.on_gpu and len(self._marks) > 1 and self._clock.passed(self._marks[-2].at):
             self.figures.idle += 1
         self.figures.steps += 1
         self._mark()
 
     def step_end(self) -> None:
-        """Called behind the last step: the time until here is that of the open part. Waits for the device."""
+        """End the last step: the time until now belongs to the open part. Synchronizes with the device."""
         self._mark()
         if self.on_gpu:
             torch.cuda.synchronize()
 
     def restart(self) -> None:
-        """Forget all that was measured so far."""
+        """Discard all measurements."""
         self._marks.clear()
         self.figures = Figures()
 
     def collect(self) -> Figures:
-        """Add up the marks that the device has passed; called where it was waited for anyway."""
+        """Add up the marks that the device has passed. Call it after a synchronization."""
         while len(self._marks) > 1 and self._clock.passed(self._marks[1].at):
             first, second = self._marks.popleft(), self._marks[0]
             seconds, host_s = self._clock.seconds(first.at, second.at), second.host_s - first.host_s
             self.figures.host_seconds[first.part] += host_s
             if first.part == DATA and self.on_gpu:
-                # an idle device waits for the host, then for the copy; a busy one for the copy alone
+                # an idle device waits for the host, then for the copy; a busy device only for the copy
                 waited = 0.0 if first.behind else min(seconds, host_s)
                 self.figures.seconds[COPY] += seconds - waited
                 seconds = waited
@@ -115,7 +125,7 @@ class Timeline:
 
 
 class Batches:
-    """A loader whose batches are waited for in a span; all else of it is the loader's own."""
+    """A loader that waits for its batches in a span. All other attributes are the loader's."""
 
     def __init__(self, loader: Any, spans: Spans) -> None:
         self._loader, self._spans = loader, spans
@@ -142,7 +152,7 @@ class Batches:
 
 
 def spanned(function: Callable[..., T], part: str, spans: Spans) -> Callable[..., T]:
-    """Returns the function, its calls in a span."""
+    """Return the function with each call in a span."""
 
     @functools.wraps(function)
     def call(*args: Any, **more: Any) -> T:
@@ -157,7 +167,8 @@ def spanned(function: Callable[..., T], part: str, spans: Spans) -> Callable[...
 
 @contextmanager
 def wrapped(places: Iterable[tuple[Any, str, str]], nets: Iterable[nn.Module], spans: Spans) -> Iterator[None]:
-    """In this block these functions, (owner, name, part) each, and the forward passes of `nets` are in spans."""
+    """Put these functions, given as (owner, name, part), and the forward passes of `nets` in spans within this
+    block."""
     with ExitStack() as undo:
         for owner, name, part in places:
             before = getattr(owner, name)

@@ -1,4 +1,4 @@
-"""torch.profiler over some steps: a chrome trace and a table of kernels in the run directory."""
+"""Trace some steps with torch.profiler: a Chrome trace and a table of kernels in the run directory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from samebits.files import replace_text
 from samebits.profiling.options import ProfilerConfig
 
-ROWS = 40  # of the table of kernels
-MOST_EVENTS = 200_000  # of the memory's history
+ROWS = 40  # in the table of kernels
+MOST_EVENTS = 200_000  # in the memory history
 
 
 class Trace:
-    """Spans that a trace shows, and the trace itself: `wait` steps left out, `warmup` thrown away, `active` kept."""
+    """A recorder of spans for torch.profiler. It skips `wait` steps, discards `warmup` steps and records `active`
+    steps."""
 
     def __init__(self, options: ProfilerConfig, device: torch.device, folder: Path, rank: int) -> None:
         self._open: list[Any] = []
@@ -30,41 +31,48 @@ class Trace:
             record_shapes=True,
             profile_memory=True,
         )
-        self.written, self._left = False, options.wait + options.warmup  # steps until the first one that is kept
+        self.written, self._left = False, options.wait + options.warmup  # steps until the first recorded step
 
     def begin(self, part: str) -> None:
+        """Open a span of this part."""
         span = record_function(part)
         span.__enter__()
         self._open.append(span)
 
     def end(self) -> None:
+        """Close the innermost span."""
         self._open.pop().__exit__(None, None, None)
 
     def start(self) -> None:
+        """Start the profiler and the memory history."""
         self.folder.mkdir(exist_ok=True)
         record_memory(self.on_gpu, MOST_EVENTS)
         self._profile.start()
 
     def step(self) -> None:
+        """Advance the profiler by a step."""
         self._left -= 1
-        if self.on_gpu and not self._left:  # what earlier steps have queued would be counted too
+        if self.on_gpu and not self._left:  # otherwise kernels queued by earlier steps would be counted
             torch.cuda.synchronize()
         self._profile.step()
 
     def stop_recording(self) -> None:
-        """Of all but memory; what was recorded is written."""
+        """Stop the profiler, but not the memory history, and write the recorded steps."""
         self._profile.stop()
 
     def stop(self) -> None:
+        """Stop the profiler and the memory history."""
         self.stop_recording()
         record_memory(self.on_gpu, None)
 
     @property
     def trace_file(self) -> Path:
+        """Path of the Chrome trace."""
         return self.folder / f"trace_rank{self.rank}.json"
 
     @property
     def kernels_file(self) -> Path:
+        """Path of the table of kernels."""
         return self.folder / f"kernels_rank{self.rank}.txt"
 
     def _write(self, done: Any) -> None:
@@ -77,15 +85,15 @@ class Trace:
 
 
 def record_memory(on_gpu: bool, most_events: int | None) -> None:
-    """Begin to record CUDA's allocations with Python's stacks, for `dump_memory`; None: end it. C++'s stacks, torch's
-    default, slow each step, and take minutes to write."""
+    """Record CUDA allocations with Python stacks, for `dump_memory`. most_events=None: stop recording. C++ stacks, the
+    default of torch, slow each step and take minutes to write."""
     record: Any = getattr(torch.cuda.memory, "_record_memory_history", None)
     if on_gpu and record is not None:
         record(stacks="python", max_entries=most_events) if most_events else record(enabled=None)
 
 
 def dump_memory(file: Path) -> bool:
-    """Write what `record_memory` has recorded, for pytorch.org/memory_viz. Returns whether there is a file."""
+    """Write the history of `record_memory`, for pytorch.org/memory_viz. Return True if a file was written."""
     dump: Any = getattr(torch.cuda.memory, "_dump_snapshot", None)
     if dump is None or not torch.cuda.is_initialized():
         return False

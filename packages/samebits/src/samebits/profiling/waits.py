@@ -1,7 +1,7 @@
-"""Operations by which the host asks the device for a value: on a GPU each of them waits for all of its work.
+"""Observe operations in which the host reads a value from the device: on a GPU each of them waits for all queued work.
 
-They are known by name, so they are found on any device. What a CPU cannot tell apart is found on a GPU alone: a copy to
-the host that is not spelled as .cpu, .numpy or .to("cpu").
+They are recognized by name and therefore found on any device. Only one kind is found on GPUs only: a copy to the host
+that is not written as .cpu, .numpy or .to("cpu").
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# methods of a tensor whose result lies on the host
+# methods of a tensor whose result is on the host
 ASKS = (
     "item", "tolist", "cpu", "numpy", "__array__", "__bool__", "__float__", "__int__", "__index__", "__complex__",
     "__repr__", "__format__",
 )  # fmt: skip
-# operations of which the host must know the result, or its shape; linear algebra looks whether it has converged
+# operations whose result or shape the host needs; linear algebra checks for convergence
 OPERATIONS = re.compile(
     r"""_local_scalar_dense|is_nonzero|nonzero|nonzero_numpy|equal|allclose|masked_select|masked_scatter_?
     |_?unique\w*|bincount|repeat_interleave|_?to_sparse\w*|_coalesce|_?(cudnn_)?ctc_loss|_pack_padded_sequence
     |_linalg_(check_errors|eigh|svd|eigvals)|linalg_(eig|eigvals|pinv|lstsq|matrix_exp)""",
     re.VERBOSE,
 )
-Notice = Callable[[str, str, int], None]  # the operation, the file and the line of the code that asks
+Notice = Callable[[str, str, int], None]  # the operation, the file and the line of the code that calls it
 _ONE_HOT = functional.one_hot
 _NOT_OURS = (str(Path(torch.__file__).parent), __file__)
 _watched: list[int] = []  # the threads that are in a block of `observe_waits`
@@ -40,8 +40,8 @@ _watched: list[int] = []  # the threads that are in a block of `observe_waits`
 
 @contextmanager
 def observe_waits(notice: Notice) -> Iterator[None]:
-    """In this block of this thread `notice` is called before each such operation. Other threads, such as a loader's,
-    may ask what they like."""
+    """Call `notice` before each such operation of this thread within this block. Other threads, e.g. of a loader, are
+    not observed."""
     with _Operations(notice), _patched(notice):
         _watched.append(threading.get_ident())
         try:
@@ -52,7 +52,7 @@ def observe_waits(notice: Notice) -> Iterator[None]:
 
 @contextmanager
 def allow_waits() -> Iterator[None]:
-    """In this block of this thread nothing is noticed."""
+    """Suspend the observation of this thread within this block."""
     before, _watched[:] = [*_watched], [one for one in _watched if one != threading.get_ident()]
     try:
         yield
@@ -61,7 +61,7 @@ def allow_waits() -> Iterator[None]:
 
 
 def place() -> tuple[str, int]:
-    """(file, line) of the code that is running, outside of torch and of this module."""
+    """Return (file, line) of the running code, outside of torch and this module."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_back and frame.f_code.co_filename.startswith(_NOT_OURS):
         frame = frame.f_back
@@ -93,10 +93,10 @@ def _waits(function: Any, args: Any, kwargs: Any) -> bool:
         return any(isinstance(m, Tensor) and m.dtype in (torch.bool, torch.uint8) for m in args[1])
     if name == "repeat_interleave":
         return kwargs.get("output_size") is None
-    if name == "histc":  # its limits are those of the values, unless they are given
+    if name == "histc":  # without limits it reads the smallest and largest value
         low, high = [*args, 100, 0, 0][2:4] if len(args) != 2 else (kwargs.get("min", 0), kwargs.get("max", 0))
         return bool(low == high)
-    if name == "normal":  # looks whether all are positive
+    if name == "normal":  # checks that all are positive
         return overload.endswith("_Tensor")
     if name in ("copy_", "_to_copy"):
         source = args[1] if name == "copy_" else args[0]
@@ -108,7 +108,7 @@ def _waits(function: Any, args: Any, kwargs: Any) -> bool:
 
 @contextmanager
 def _patched(notice: Notice) -> Iterator[None]:
-    """The methods that reach no dispatcher, or not by a name that says it."""
+    """Patch the methods that are not dispatched, or are dispatched under a name that does not show the wait."""
 
     def asking(name: str, answer: Any, waits: Callable[..., bool] = lambda *args, **kwargs: True) -> Any:
         def ask(*args: Any, **kwargs: Any) -> Any:
@@ -121,7 +121,7 @@ def _patched(notice: Notice) -> Iterator[None]:
         return ask
 
     def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
-        # on a CPU torch looks whether the labels are below num_classes; on a GPU it does not (ATen/native/Onehot.cpp)
+        # on a CPU torch checks that labels are below num_classes; on a GPU it does not (ATen/native/Onehot.cpp)
         with allow_waits() if num_classes > 0 else nullcontext():
             return _ONE_HOT(tensor, num_classes)
 
@@ -144,7 +144,7 @@ def _patched(notice: Notice) -> Iterator[None]:
 
 
 def _to_host(*args: Any, **kwargs: Any) -> bool:
-    """By its name: a device object may be the run's, which on a CPU is the host."""
+    """Return True for .to("cpu"). Device objects are ignored, because in a run on a CPU the device is the host."""
     asked = kwargs.get("device", args[1] if len(args) > 1 else None)
     return isinstance(asked, str) and asked.startswith("cpu") and not kwargs.get("non_blocking")
 

@@ -1,4 +1,4 @@
-"""How much work a training sample is: tokens and FLOP, for the speeds that are logged."""
+"""Count the work of a training sample, tokens and FLOP, for the speeds that are logged."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Dense peak in TFLOP/s, from NVIDIA's data sheets (where those give figures with sparsity: half of them), by a part of
-# torch.cuda.get_device_name; the first that is found holds. fp32: without tensor cores, as precision=fp32 computes.
+# Dense peak in TFLOP/s from NVIDIA's data sheets (half of the values that are given with sparsity). Keys are parts of
+# torch.cuda.get_device_name; the first match is used. fp32: without tensor cores, like precision=fp32.
 PEAKS: dict[str, dict[str, float]] = {
     "B200": {"bf16": 2250, "fp16": 2250, "tf32": 1125, "fp32": 75},
     "H200 NVL": {"bf16": 835, "fp16": 835, "tf32": 417, "fp32": 60},
@@ -37,14 +37,15 @@ Loss = Callable[[list[nn.Module], dict[str, Any]], Tensor]
 
 @dataclass(frozen=True)
 class Work:
-    """Of one training sample: tokens, floating-point operations forward and backward; None: not known. peak_flop_per_s:
-    of all devices of the run together."""
+    """The work of one training sample: tokens, and FLOP of forward and backward; None: unknown. peak_flop_per_s: of all
+    devices of the run together."""
 
     tokens: int | None = None
     flop: float | None = None
     peak_flop_per_s: float | None = None
 
     def speeds(self, samples_per_s: float) -> dict[str, float]:
+        """Return the speeds to log, perf/...; those that are unknown are left out."""
         found = {}
         if self.tokens:
             found["perf/tokens_per_s"] = self.tokens * samples_per_s
@@ -56,7 +57,7 @@ class Work:
 
 
 def peak_tflops(device_name: str, precision: str) -> float | None:
-    """Of one device; None: it is not known here."""
+    """Return the peak TFLOP/s of one device; None if it is unknown."""
     words = device_name.replace("-", " ")
     for name, by_precision in PEAKS.items():
         if f" {name} " in f" {words} ":
@@ -65,10 +66,10 @@ def peak_tflops(device_name: str, precision: str) -> float | None:
 
 
 def count_flop(modules: list[nn.Module], batch: dict[str, Any], losses: list[Loss]) -> float:
-    """FLOP of forward and backward of a micro-batch by torch's own counter, on the device `meta`: nothing is computed,
-    and nothing of the model is touched. What is computed again (activation checkpointing) does not count.
+    """Count the FLOP of forward and backward of a micro-batch with torch's counter on the device `meta`. Nothing is
+    computed and the model is not changed. Recomputation (activation checkpointing) is not counted.
 
-    losses: each called with (a copy of `modules`, a batch on meta), returns the sum to be minimised.
+    losses: each is called with (a copy of `modules`, a batch on meta) and returns the sum to minimize.
     """
     own = on_meta(modules)
     given = {k: v.to("meta") if isinstance(v, Tensor) else v for k, v in batch.items()}
@@ -80,8 +81,11 @@ def count_flop(modules: list[nn.Module], batch: dict[str, Any], losses: list[Los
 
 @contextmanager
 def counting(meta: bool = True) -> Iterator[Any]:
-    """In this block torch's counter, which it is given, sees all operations; meta: tensors are made there. To be used
-    before anything is trained: dynamo never compiles what it has met under a counter, so it forgets all it has met."""
+    """Yield torch's counter, which counts all operations within this block. meta: create tensors on the device `meta`.
+
+    Use it before training: dynamo never compiles code that it has seen under a counter, so its caches are reset at the
+    end.
+    """
     from torch.utils.flop_counter import FlopCounterMode
 
     try:
@@ -98,7 +102,7 @@ def counting(meta: bool = True) -> Iterator[Any]:
 
 @contextmanager
 def autocast_on_meta() -> Iterator[None]:
-    """In this block torch.autocast(x.device.type, enabled=False), as losses have it, may name meta."""
+    """Allow torch.autocast(x.device.type, enabled=False), which losses use, on meta within this block."""
     module: Any = torch
     real = module.autocast
 
@@ -113,7 +117,7 @@ def autocast_on_meta() -> Iterator[None]:
 
 
 def on_meta(modules: list[nn.Module]) -> list[nn.Module]:
-    """A copy without memory of its own: parameters and buffers are on the device `meta`."""
+    """Return a copy that needs no memory: parameters and buffers are on the device `meta`."""
     memo: dict[int, Any] = {}
     for module in modules:
         for p in module.parameters():

@@ -1,6 +1,7 @@
-"""Operations that write to given tensors, whatever they are reached by: a view, `.data`, a list of `torch._foreach_*`.
+"""Observe operations that write to given tensors, including writes through a view, `.data` or a list
+(`torch._foreach_*`).
 
-Seen on the host, by the memory that an operation's arguments lie in, so the device is not asked.
+Writes are detected on the host by the storage of an operation's arguments, without synchronizing with the device.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from samebits.shards import local_parts
 
 @contextmanager
 def observe_writes(named: Iterable[tuple[str, Tensor]], written: list[str]) -> Iterator[None]:
-    """In this block of this thread the names of tensors that are written to are added to `written`, each once; also of
-    those that are given other memory (`p.data = ...`)."""
+    """Append to `written` the names of tensors that this thread writes to within this block, each name once. Tensors
+    that get another storage (`p.data = ...`) count, too."""
     values = dict(named)
     places = {name: _place(value) for name, value in values.items()}
     with _Writes({place: name for name, place in places.items()}, written):
@@ -45,6 +46,6 @@ class _Writes(TorchDispatchMode):
 
 
 def _place(value: Tensor) -> int:
-    """The number of the memory that a tensor, or this rank's shard of it, lies in."""
+    """Return an id of the storage of a tensor, or of this rank's shard of it."""
     place: int = local_parts([value])[0].untyped_storage()._cdata
     return place

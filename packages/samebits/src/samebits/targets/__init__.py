@@ -1,15 +1,16 @@
-"""Nodes with a `_target_`: which of them may be built, and building them. Imports no torch.
+"""Check and build nodes with a `_target_`. Does not import torch.
 
-Given: the project (samebits.project), whose packages and classes are allowed, and nodes, plain or of OmegaConf, with
-their key in the config. Returned: the object that a node names, or the node with the defaults of its class's signature.
+Input: the project (samebits.project), whose packages and classes are allowed; nodes, plain or of OmegaConf, with their
+keys in the config. Output: the object that a node names, or the node completed with values of the run.
 
-Promised: only what the project allows is imported; a check builds nothing. An argument that a class does not have, or
-whose value does not fit its annotation, is found before anything is built.
+Guarantees: only modules that the project allows are imported; a check builds nothing. Unknown arguments, and values
+that do not match an argument's annotation, are found before anything is built.
 
-Raised: ConfigError, which names key, value, file and line; RunFailed where user code fails while it is built.
+Errors: ConfigError, which names the key, the value, the file and the line; RunFailed if user code fails while an object
+is built.
 
-    nodes       what may be built, checked against signatures
-    building    building it; an error in a class as one line
+    nodes       which targets are allowed; checks against signatures
+    building    build an object; one line for an error in its class
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Build the object that a node names; an error in its class becomes one line with key, values, file and line."""
+"""Build the object that a node names. An error in its class becomes one line with key, values, file and line."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from samebits.project import Project
 from samebits.schema import join, show
 from samebits.targets.nodes import below, build_target
 
-TRACEBACK = "LAB_TRACEBACK"  # with this variable the command shows the traceback too
-LONGEST = 300  # characters of a message, or of the values, that are shown
+TRACEBACK = "LAB_TRACEBACK"  # if this variable is set, the command also prints the traceback
+LONGEST = 300  # characters of a message or of values
 
 
 def construct(project: Project, key: str, node: Mapping[str, Any], kind: type | None = None, **arguments: Any) -> Any:
-    """Returns the object that `node` names, built from its keywords and `arguments`. key: the node's key in the config.
+    """Return the object that `node` names, built from its keywords and `arguments`. key: the node's key in the config.
 
-    kind: the class that it must be an instance of; None: any callable.
+    kind: the class that it must be an instance of; None: any callable. Raise ConfigError if it cannot be built.
     """
     with constructing(project, key, node):
         built = build_target(project, node, key, **arguments)
@@ -31,18 +31,19 @@ def construct(project: Project, key: str, node: Mapping[str, Any], kind: type | 
 
 
 def of_kind(key: str, node: Mapping[str, Any], built: Any, kind: type | None) -> Any:
-    """Returns `built` if it is an instance of `kind` (None: callable); else ConfigError."""
+    """Return `built` if it is an instance of `kind` (None: if it is callable). Otherwise raise ConfigError."""
     if not (callable(built) if kind is None else isinstance(built, kind)):
-        wanted = "something to be called" if kind is None else f"a {kind.__module__}.{kind.__qualname__}"
+        wanted = "a callable" if kind is None else f"a {kind.__module__}.{kind.__qualname__}"
         raise ConfigError(
-            f"{join(key, '_target_')}: expected {wanted}, and {node['_target_']} gives {article(type(built).__name__)}"
+            f"{join(key, '_target_')}: expected {wanted}, but {node['_target_']} gives {article(type(built).__name__)}"
         )
     return built
 
 
 @contextlib.contextmanager
 def constructing(project: Project, key: str, node: Mapping[str, Any]) -> Iterator[None]:
-    """In this block an error of the node's target becomes a ConfigError, unless the machine caused it (no memory)."""
+    """Convert an error of the node's target within this block to ConfigError, unless its cause is the machine (no
+    memory)."""
     try:
         yield
     except (ConfigError, RunFailed):
@@ -54,11 +55,12 @@ def constructing(project: Project, key: str, node: Mapping[str, Any]) -> Iterato
 
 
 def refusal(project: Project, key: str, node: Mapping[str, Any], error: Exception) -> str:
-    """model.dropout=1.5: lab.models.mlp.MLP cannot be built: <its message> (ValueError, file, line)"""
+    """Return the line for an error: model.dropout=1.5: lab.models.mlp.MLP cannot be built: its message (ValueError,
+    file, line)."""
     said = _short(" ".join(str(error).split()))
     values = {name: value for name, value in node.items() if not name.startswith("_")}
     named = [name for name in values if re.search(rf"\b{re.escape(name)}\b", said)]
-    if len(named) == 1:  # the message names the wrong value
+    if len(named) == 1:  # the message names the argument with the wrong value
         head, given = f"{join(key, named[0])}={show(values[named[0]])}", ""
     else:
         head = key
@@ -66,22 +68,26 @@ def refusal(project: Project, key: str, node: Mapping[str, Any], error: Exceptio
         given = f" with {given}" if given else ""
     target = str(node.get("_target_"))
     place = ", ".join([type(error).__name__, *_place(project, target, error)])
-    return f"{head}: {target} cannot be built{given}: {said or 'no message'} ({place}; {TRACEBACK}=1 has more)"
+    return (
+        f"{head}: {target} cannot be built{given}: {said or 'no message'} ({place}; {TRACEBACK}=1 prints the traceback)"
+    )
 
 
 def article(name: str) -> str:
+    """Return the name with its article: a List, an Array."""
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 def _of_the_machine(error: Exception) -> bool:
-    """Whether the cause is the machine (no memory, failing disk or network), so that the config may be right."""
+    """Return True if the cause is the machine (no memory, disk or network errors), so that the config may be right."""
     mistakes = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, FileExistsError)
     memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
     return memory or (isinstance(error, OSError) and not isinstance(error, mistakes))
 
 
 def _place(project: Project, target: str, error: Exception) -> list[str]:
-    """Returns [file, line] of the last frame outside of libraries, else of the last; [] if the call itself failed."""
+    """Return [file, line] of the last frame outside of libraries, otherwise of the last; [] if the call itself
+    failed."""
     frames = list(traceback.extract_tb(error.__traceback__))
     begin = max((i + 1 for i, frame in enumerate(frames) if "hydra" in Path(frame.filename).parts), default=len(frames))
     with contextlib.suppress(Exception):  # a target without a source file, or without a frame

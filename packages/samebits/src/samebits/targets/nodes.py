@@ -1,4 +1,4 @@
-"""Checks of nodes with a `_target_`: is it allowed, does it import, does it accept these keywords."""
+"""Check nodes with a `_target_`: whether it is allowed, can be imported and accepts the node's keywords."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from samebits.schema import (
 )
 
 _CLASSES_ONLY = ("torch.*", "torchmetrics.*", "optuna.*")
-NEEDS_TARGET = "needs a _target_, the import path of what to build"
+NEEDS_TARGET = "needs a _target_, the import path of a class"
 _SPECIAL = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")
 
 
@@ -47,11 +47,11 @@ def check_targets(
     allowed: Sequence[str] = (),
     asked: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> None:
-    """Raise a ConfigError on the first node that cannot be built. allowed: targets; empty: the project's.
+    """Raise ConfigError for the first node that cannot be built. allowed: allowed targets; empty: those of the project.
 
-    single, collections: dotted keys of nodes that must have a `_target_`, and of nodes of which every entry must.
-    own: {key: entries of that node that are no arguments}. given: {key: arguments that the caller adds}. asked: what
-    `complete` adds.
+    single: dotted keys of nodes that must have a `_target_`. collections: keys of nodes whose entries must all have
+    one. own: {key: entries of that node that are not arguments}. given: {key: arguments that the caller adds}. asked:
+    values of the run, see `complete`.
     """
     wanted = {key: at(cfg, key.split(".")) for key in single}
     for key in collections:
@@ -60,7 +60,7 @@ def check_targets(
             raise ConfigError(f"{key}: expected a mapping of names, each with a _target_, got {show(entries)}")
         if "_target_" in entries:
             raise ConfigError(
-                f"{key}: its entries have names, such as {key}.x: {{_target_: ...}}; its _target_ has none"
+                f"{key}: expected a mapping of names, e.g. {key}.x: {{_target_: ...}}, got a node with a _target_"
             )
         wanted |= {join(key, str(name)): node for name, node in entries.items()}
     for key, node in wanted.items():
@@ -76,11 +76,11 @@ def check_targets(
 def complete(
     project: Project, node: Any, asked: Mapping[str, Any], given: Mapping[str, Sequence[str]], key: str = ""
 ) -> Any:
-    """Returns a copy of a plain tree in which each node with a `_target_` has those of `asked` that its class
-    or function has parameters for, without a default, and that it does not give itself.
+    """Return a copy of a plain tree in which each node with a `_target_` gets those values of `asked` that are
+    parameters of its class or function without a default and that the node does not set.
 
-    given: {key: arguments that the caller adds}. A target that cannot be had (a saved run's callback, since deleted)
-    stays as it is: whoever builds it says so.
+    given: {key: arguments that the caller adds}. A node whose target cannot be imported (a saved run's callback that
+    was deleted) is not changed; building it raises the error.
     """
     if isinstance(node, list):
         return [complete(project, value, asked, given, join(key, str(index))) for index, value in enumerate(node)]
@@ -102,26 +102,26 @@ def _asked_of(target: Any, node: Mapping[str, Any], asked: Mapping[str, Any], gi
 
 
 def check_nodes(project: Project, tree: Any) -> None:
-    """Raise a ConfigError if a plain tree, wherever it is from, has a `_target_` that is not allowed or not there."""
+    """Raise ConfigError if a plain tree from any source has a `_target_` that is not allowed or does not exist."""
     check_resolved(tree)
     for key, node in _targets(tree):
         _check_node(project, node, key, ())
 
 
 def build_target(project: Project, node: Any, key: str = "", allowed: Sequence[str] = (), /, **arguments: Any) -> Any:
-    """Returns the object that `node` names, built from its keywords and `arguments`, with plain lists and dicts.
+    """Return the object that `node` names, built from its keywords and `arguments`, with plain lists and dicts.
 
-    All targets of the node, nested ones too, are checked before anything is called: ConfigError if one is not allowed,
-    with any version of Hydra. key: the node's key, for the message.
+    All targets, including nested ones, are checked before anything is called: raise ConfigError if one is not allowed,
+    with any version of Hydra. key: the node's key, for messages.
     """
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
-    tree = plain(node)  # resolved once: what is checked is what is built
+    tree = plain(node)  # resolved once, so that the same values are checked and built
     check_resolved(tree, key)
     for path, inner in _targets(tree, key):
         _check_node(project, inner, path, allowed)
-    # Hydra 1.4 warns without its own allowlist; 1.3 does not know it
+    # Hydra 1.4 warns without its own allowlist, which 1.3 does not have
     if "_execution_whitelist_" in inspect.signature(instantiate).parameters:
         arguments["_execution_whitelist_"] = tuple(allowed) or project.allowed
     try:
@@ -131,7 +131,7 @@ def build_target(project: Project, node: Any, key: str = "", allowed: Sequence[s
 
 
 def _check_node(project: Project, node: Mapping[str, Any], key: str, allowed: Sequence[str]) -> Any:
-    """Returns the class or function of a node's `_target_`; ConfigError if it is not allowed."""
+    """Return the class or function of a node's `_target_`. Raise ConfigError if it is not allowed."""
     path, where = node["_target_"], join(key, "_target_")
     for name, kind in (("_partial_", bool), ("_recursive_", bool), ("_convert_", str), ("_args_", list)):
         if not isinstance(node.get(name, kind()), kind):
@@ -140,44 +140,46 @@ def _check_node(project: Project, node: Mapping[str, Any], key: str, allowed: Se
     if inspect.isclass(target) or path in (allowed or project.allowed):
         return target
     if _below(path, _CLASSES_ONLY):
-        raise ConfigError(f"{where}: {path} is a function; of this library only classes are allowed")
+        raise ConfigError(f"{where}: {path} is a function; only classes of this library are allowed")
     ours = path.split(".")[0] in ("samebits", project.package)
     if ours and not _below(path, project.factories) and node.get("_partial_") is not True:
         raise ConfigError(
-            f"{where}: {path} is a function, which the run calls itself - add _partial_: true, or name a class"
+            f"{where}: {path} is a function that the run calls itself - add _partial_: true, or name a class"
         )
     return target
 
 
 def locate(project: Project, path: Any, key: str, allowed: Sequence[str] = ()) -> Any:
-    """Returns the public class or function `path`, which an allowed module must define. key: the node with this
-    `_target_`, for messages."""
+    """Return the public class or function `path`, which an allowed module must define. Raise ConfigError otherwise.
+    key: the key of the node with this `_target_`, for messages."""
     where = join(key, "_target_")
     if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
         raise ConfigError(f"{where}: expected an import path such as torch.nn.GELU, got {show(path)}")
     refused = _refusal(project, path, where, allowed)
     allowed = allowed or project.allowed
-    is_named = path in allowed  # itself, not by lab.models.*: then it may be private, within a class, any callable
+    is_named = (
+        path in allowed
+    )  # allowed by its own name, not by lab.models.*: it may be private, in a class, or any callable
     if not _below(path, allowed):
         _check_renamed(project, path, where, allowed)
         raise ConfigError(refused)
     if not is_named and any(part.startswith("_") for part in path.split(".")):
-        raise ConfigError(f"{where}: {path} is private: a name with a leading underscore cannot be built")
+        raise ConfigError(f"{where}: {path} is private: names with a leading underscore are not allowed")
     found = _walked(project.root, path, where, into_classes=is_named)
     if is_named and callable(found):
         return found
     if not (inspect.isclass(found) or inspect.isfunction(found)):
-        raise ConfigError(f"{where}: {path} is no class or function")
-    # a name that the module merely imported (lab.x.Path) is not its own
+        raise ConfigError(f"{where}: {path} is not a class or function")
+    # a name that the module only imports (lab.x.Path) is not defined there
     home = f"{found.__module__}.{found.__qualname__}"
     if not _below(home, allowed):
-        raise ConfigError(f"{refused}: it is {home}")
+        raise ConfigError(f"{refused}: it is defined as {home}")
     return found
 
 
 def _refusal(project: Project, path: str, where: str, allowed: Sequence[str]) -> str:
-    """The line for a path that is not allowed. allowed: of this node alone; none: the project's, to which more can be
-    added."""
+    """Return the line for a path that is not allowed. allowed: targets for this node only; if empty, the project's list
+    is used."""
     if allowed:
         return f"{where}: {path} is not allowed ({', '.join(allowed)})"
     remedy = next((text for start, text in project.remedies.items() if path.startswith(start)), None)
@@ -186,9 +188,9 @@ def _refusal(project: Project, path: str, where: str, allowed: Sequence[str]) ->
 
 
 def _check_renamed(project: Project, path: str, where: str, allowed: Sequence[str]) -> None:
-    """ConfigError for lab.models.x in a fork, where the package has another name, and for a path that has moved."""
+    """Raise ConfigError for lab.models.x in a fork whose package has another name, and for a path that has moved."""
     if (now := project.moved.get(path)) is not None:
-        raise ConfigError(f"{where}: {path} is {now} now")
+        raise ConfigError(f"{where}: {path} was renamed to {now}")
     first, _, rest = path.partition(".")
     renamed = f"{project.package}.{rest}"
     if _below(renamed, allowed) and importlib.util.find_spec(first) is None:
@@ -196,7 +198,7 @@ def _check_renamed(project: Project, path: str, where: str, allowed: Sequence[st
 
 
 def _walked(root: Path, path: str, where: str, into_classes: bool) -> Any:
-    """Returns what `path` leads to, through packages and their modules; into_classes: and further."""
+    """Return the object at `path`, through packages and their modules and, with into_classes, through classes."""
     above, *parts = path.split(".")
     found: Any = _import(root, above, path, where)
     for part in parts:
@@ -204,7 +206,7 @@ def _walked(root: Path, path: str, where: str, into_classes: bool) -> Any:
             raise ConfigError(f"{where}: {path} is part of {above}; name a class or function itself")
         inner = getattr(found, part, None)
         if isinstance(found, ModuleType) and (inner is None or isinstance(inner, ModuleType)):
-            # a module that `found` merely imported (lab.x.os.system) is not part of it
+            # a module that `found` only imports (lab.x.os.system) is not part of it
             inner = _import(root, f"{above}.{part}", path, where) if hasattr(found, "__path__") else None
         if inner is None:
             raise ConfigError(f"{where}: {above} has no {part!r}{did_you_mean(part, _names(found))}")
@@ -213,12 +215,12 @@ def _walked(root: Path, path: str, where: str, into_classes: bool) -> Any:
 
 
 def _below(path: str, prefixes: Sequence[str]) -> bool:
-    """Whether one of the prefixes (lab.models.*) or full names covers `path`."""
+    """Return True if one of the prefixes (lab.models.*) or full names matches `path`."""
     return any(path == p or (p.endswith("*") and f"{path}.".startswith(p[:-1])) for p in prefixes)
 
 
 def _import(root: Path, name: str, path: str, where: str) -> ModuleType | None:
-    """Returns the module; None if there is none of this name."""
+    """Return the module; None if it does not exist."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -232,7 +234,7 @@ def _import(root: Path, name: str, path: str, where: str) -> ModuleType | None:
 
 
 def _import_message(root: Path, error: Exception, name: str, where: str) -> str:
-    """Returns Python's error message, with file and line."""
+    """Return Python's error message with file and line."""
     text = " ".join("".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[-1].split())
     if isinstance(error, SyntaxError):
         file, line = error.filename, error.lineno
@@ -240,17 +242,17 @@ def _import_message(root: Path, error: Exception, name: str, where: str) -> str:
     else:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
         file, line = frames[-1].filename, frames[-1].lineno
-    return f"{where}: {name} does not import: {text} ({below(root, file)}, line {line})"
+    return f"{where}: {name} cannot be imported: {text} ({below(root, file)}, line {line})"
 
 
 def below(root: Path, file: str | None) -> str:
-    """A file's path from the root, if it is below it; else as it is."""
+    """Return a file's path relative to the root if it is below it, otherwise unchanged."""
     path = Path(file or "?")
     return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 
 def _names(found: Any) -> list[str]:
-    """Returns the names that may follow in a target path: public classes and functions, and a package's modules."""
+    """Return the names that may follow in a target path: public classes and functions, and a package's modules."""
     names = [n for n, v in vars(found).items() if callable(v) and not n.startswith("_")]
     return names + [m.name for m in pkgutil.iter_modules(getattr(found, "__path__", []))]
 
@@ -271,36 +273,34 @@ def _check_keywords(
     path = node["_target_"]
     for name in keywords:
         if name in given and (name in named or open_ended):
-            raise ConfigError(f"{join(key, name)}: the run gives this argument itself - remove it here")
+            raise ConfigError(f"{join(key, name)}: the run sets this argument itself - remove it")
         if name not in named and not open_ended:
             accepts = [n for n in (*named, *own) if n not in given]
             hint = f" - did you mean {match!r}?" if (match := nearest(name, accepts)) else ""
             hint = f" - {TYPED[name]}" if name in TYPED else hint
             raise ConfigError(
-                f"{join(key, name)}: {path} takes no {name!r}{hint} (accepts: {', '.join(accepts) or 'nothing'})"
+                f"{join(key, name)}: {path} does not accept {name!r}{hint} (accepts: {', '.join(accepts) or 'nothing'})"
             )
     for name in given:
         if name not in named and not open_ended and not node.get("_partial_"):
-            raise ConfigError(f"{join(key, '_target_')}: {path} takes no {name!r}, which the run gives")
+            raise ConfigError(f"{join(key, '_target_')}: {path} does not accept {name!r}, which the run passes")
     if not node.get("_partial_"):
         for name in _missing(named, {**keywords, "_args_": node.get("_args_", ())}):
             if name not in given:
-                raise ConfigError(
-                    f"{join(key, name)}: {path} needs a value for {name!r} - give one, {join(key, name)}=..."
-                )
+                raise ConfigError(f"{join(key, name)}: {path} requires {name!r} - set {join(key, name)}=...")
     _check_types(project, target, keywords, key)
 
 
 @cache
 def _parameters(target: Any) -> tuple[dict[str, inspect.Parameter], bool]:
-    """(the parameters that a yaml can give by name, whether it takes others too)"""
+    """Return (the parameters that a yaml can set by name, whether it accepts others)."""
     parameters = inspect.signature(target).parameters
     named = {n: p for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     return named, any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def _missing(named: Mapping[str, inspect.Parameter], node: Mapping[str, Any]) -> list[str]:
-    """The parameters without a default that a node gives no value for."""
+    """Return the parameters without a default that a node does not set."""
     left = list(named.values())[len(node.get("_args_", ())) :]
     return [p.name for p in left if p.default is p.empty and p.name not in node]
 
@@ -310,7 +310,7 @@ def _check_types(project: Project, target: Any, keywords: dict[str, Any], key: s
     try:
         function = target.__init__ if inspect.isclass(target) else target
         hints, ruled = hints_of(function), hints_of(function, True)
-    except Exception:  # annotations that cannot be evaluated are no mistake of the config
+    except Exception:  # annotations that cannot be evaluated are not an error of the config
         return
     for name, value in keywords.items():
         for where, wrong in _unbuilt(project, value, hints.get(name, Any), join(key, name)):
@@ -324,8 +324,8 @@ def _check_types(project: Project, target: Any, keywords: dict[str, Any], key: s
 
 
 def _unbuilt(project: Project, value: Any, hint: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Yields (key, value) where an annotation wants an object built (Callable, nn.Module, a class of the project) and
-    the value, or an entry of a mapping or list, names no _target_."""
+    """Yield (key, value) of values without a _target_ whose annotation requires an object (Callable, nn.Module, a class
+    of the project), also in mappings and lists."""
     if isinstance(value, Mapping) and "_target_" in value:
         return
     members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
@@ -345,7 +345,7 @@ def _unbuilt(project: Project, value: Any, hint: Any, key: str) -> Iterator[tupl
 
 
 def _is_built(project: Project, hint: Any) -> bool:
-    """Whether an annotation means an object that no yaml can hold."""
+    """Return True if an annotation means an object that a yaml cannot contain."""
     if hint is Callable or get_origin(hint) is Callable:
         return True
     homes = {kind.__module__ for kind in getattr(hint, "__mro__", ())} if inspect.isclass(hint) else set()
@@ -354,12 +354,13 @@ def _is_built(project: Project, hint: Any) -> bool:
 
 
 def _plain_part(hint: Any) -> Any:
-    """Returns what yaml values can match of an annotation (float | Tensor -> float); None: cannot be checked."""
+    """Return the part of an annotation that yaml values can match (float | Tensor -> float); None: cannot be
+    checked."""
     origin, args = get_origin(hint), get_args(hint)
     if hint in (int, float, str, bool, type(None), list, tuple, dict) or origin is Literal:
         return hint
     if origin in (Union, types.UnionType):
-        # a yaml holds no tensors, so members of torch cannot match
+        # a yaml cannot contain tensors, so members of torch cannot match
         members = [_plain_part(m) for m in args if not getattr(m, "__module__", "").startswith("torch")]
         return None if None in members or not members else Union[tuple(members)]  # noqa: UP007 - built at run time
     if origin in (list, tuple, Sequence):
@@ -369,5 +370,5 @@ def _plain_part(hint: Any) -> Any:
 
 
 def _targets(tree: Any, key: str = "") -> list[tuple[str, Mapping[str, Any]]]:
-    """All nodes with a `_target_`, outer ones first."""
+    """Return all nodes with a `_target_`, outer ones first."""
     return [(at, node) for at, node in walk(tree, key) if isinstance(node, Mapping) and "_target_" in node]
