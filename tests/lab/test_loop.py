@@ -771,13 +771,13 @@ class Other(Supervised):
         (task_of(lambda output, batch: batch["y"]), r"^task\.criterion: "),
         (
             Used,
-            r"Used\.train_step has given optimizer_step fewer than the 2 micro-batches of a step: .*list\(batches\)",
+            r"Used\.train_step passed fewer than 2 micro-batches to optimizer_step: .*list\(batches\)",
         ),
-        (Skips, r"Skips\.train_step has left micro-batches of its step over"),
+        (Skips, r"Skips\.train_step must use all micro-batches of the step"),
         (Bare, r"^task: Bare\.losses returned a dict; it must return \(losses, output\)"),
-        (Silent, r"Silent\.train_step must call optimizer_step, and return its values"),
-        (Idle, r"Idle\.train_step must call optimizer_step, and return its values"),
-        (Other, r"Other\.train_step asks for the objective 'critic'; its `objectives` has ''$"),
+        (Silent, r"Silent\.train_step must call optimizer_step and return its values"),
+        (Idle, r"Idle\.train_step must call optimizer_step and return its values"),
+        (Other, r"Other\.train_step uses the objective 'critic', but `objectives` returns ''$"),
     ],
 )
 def test_what_a_task_does_is_checked(task: Any, says: str) -> None:
