@@ -448,7 +448,7 @@ RUNS = [
     nothing("optim.schedule", "something to be called"),
     nothing("+data.transforms.a", "something to be called"),
     nothing("+callback.a", "a lab.callbacks.base.Callback"),
-    row(f"{CRITERION}.Nothing", "task.criterion: Nothing cannot be called: give it __call__(output, batch) -> (B,) losses"),
+    row(f"{CRITERION}.Nothing", "task.criterion: Nothing is not callable: define __call__(output, batch) -> (B,) losses"),
     # what is called while it trains
     row("+callback.a._target_=lab.models.zoo.Misspelt", "callback.a: Misspelt.on_stepp would never be called - did you mean on_step? (called are: before_step, on_end[...])"),
     row("+callback.a._target_=lab.models.zoo.Lightning", "callback.a: Lightning.on_train_epoch_end would never be called (called are: [...])"),
@@ -465,7 +465,7 @@ RUNS = [
         }.items()
     ),
     row("+task.metrics.mine._target_=lab.models.zoo.losses '+task.metrics.mine.are=a mean'", f"task.metrics.mine: {A_SAMPLE} shape (): leave the mean over the batch out, and take it over all other dimensions, values.view(B, -1).mean(1)"),
-    row(f"{CRITERION}.Trained", "task.criterion: Trained has a parameter to train, part.weight[...], which is not part [...]"),
+    row(f"{CRITERION}.Trained", "task.criterion: Trained has a trainable tensor part.weight[...] that is not a registered parameter[...]"),
     # what the data says
     row("data.order._target_=lab.models.zoo.Order", "data.order: lab.models.zoo.Order cannot be built: cannot order 1297 samples (RuntimeError, TMP/mine/zoo.py, line [...]; LAB_TRACEBACK=1 has more)"),
     row("data/order=first data.order.count=9999", "data.order.count=9999 must be between 1 and the 1297 samples of the training split"),

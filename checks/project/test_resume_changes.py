@@ -51,7 +51,7 @@ def test_another_score_has_a_best_of_its_own(run: Path) -> None:
     """A loss of 1.9 would stay the best of all accuracies."""
     assert last_checkpoint(run)["monitor"] == ["val/loss", "min"]
     done = call(f"resume={run}", "monitor.key=val/accuracy", "monitor.mode=max", "trainer.max_steps=16")
-    said = "monitor: val/loss min until now, val/accuracy max from here on: the best score begins anew"
+    said = "monitor: changed from val/loss min to val/accuracy max, so the best score is reset"
     assert said in done.stderr.splitlines(), done.stderr
     found = last_checkpoint(run)
     assert found["monitor"] == ["val/accuracy", "max"]

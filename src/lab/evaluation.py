@@ -199,9 +199,7 @@ def final_scores(state: TrainState, loaders: dict[str, Loader], run: RunContext)
         result |= {"best_step": int(entry[1]), "best_checkpoint": f"{path.parent.name}/{path.name}"}
     elif state.evals_without_improvement and state.best_score is None:
         key = run.monitor.key
-        run.logger.warn(
-            f"monitor.key={key}: was not finite in any evaluation; scoring the last weights"
-        )
+        run.logger.warn(f"monitor.key={key}: was not finite in any evaluation; scoring the last weights")
     for split, loader in loaders.items():
         result |= score_split(model, state, split, loader, run)
         loader.close()

@@ -175,7 +175,7 @@ def test_what_no_graph_can_hold_is_refused_before_the_run(more: tuple[str, ...],
 
 
 def test_a_profiler_of_the_parts_of_a_step_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^hardware\.cuda_graph=true: profiler=simple times the parts of a step"):
+    with pytest.raises(ConfigError, match=r"^hardware\.cuda_graph=true: profiler=simple cannot time the parts"):
         Config.of(compose(*SMALL[:2], "hardware.cuda_graph=true", "hardware=auto", "profiler=simple"))
 
 
