@@ -470,7 +470,7 @@ RUNS = [
     row("data.order._target_=lab.models.zoo.Order", "data.order: lab.models.zoo.Order cannot be built: cannot order 1297 samples (RuntimeError, TMP/mine/zoo.py, line [...]; LAB_TRACEBACK=1 has more)"),
     row("data/order=first data.order.count=9999", "data.order.count=9999 must be between 1 and the 1297 samples of the training split"),
     row("data.splits.val.group=valid", "data.splits.val.group: [...]digits.h5 has no group 'valid' [...]; did you mean 'val'? [...]"),
-    row("data.splits.train=null", "data.splits.train=null: there is nothing to train on; name the group that holds the split"),
+    row("data.splits.train=null", "data.splits.train=null: there is no training data - name the group that contains it"),
     row("data.splits.train.rows=[0,2]", "data.splits.train.rows=[0, 2]: must be two shares with 0 <= begin < end <= 1, such as [0, 0.9]"),
     row("data/transforms=[to_float,cutout] data.transforms.cutout.field=y", "data.transforms: Cutout takes images, (B, C, H, W), and field='y' is (64,)"),
     row("data/transforms=[to_float,flip] data.transforms.flip.dim=9", "data.transforms: RandomFlip.dim=9: the batch has the shape (64, 1, 8, 8)"),

@@ -182,7 +182,7 @@ def test_a_task_is_checked_before_a_batch_is_read(monkeypatch: pytest.MonkeyPatc
         (Terms(metric, {"consistency": metric}), r"^task\.metrics\.consistency: Terms has a loss of this name"),
         (
             Objectiveless(),
-            r"^task: Objectiveless\.objectives names 'student', so Objectiveless needs a student_losses$",
+            r"^task: Objectiveless\.objectives contains 'student', so Objectiveless needs a method student_losses$",
         ),
         (Bare(), r"^task: Bare\.objectives must return a list of modules for each objective, \{'': \[model, self\]\}$"),
         (Nameless(), r"^task: Nameless\.objectives must return a list of modules for each objective"),

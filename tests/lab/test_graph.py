@@ -210,15 +210,18 @@ class Projecting(Supervised):
     [
         (("+optim.fused=false",), "AdamW has no fused kernel here, so it may ask the GPU for the learning rate"),
         slow(("optim._target_=torch.optim.NAdam",), "NAdam has no fused kernel here"),
-        (("task._target_=lab.tasks.supervised.Choosing",), "Choosing.train_step may choose or draw on the host"),
-        slow(("task._target_=lab.tasks.supervised.Averaging",), "Averaging.averaging_factor may choose"),
+        (
+            ("task._target_=lab.tasks.supervised.Choosing",),
+            "Choosing.train_step may draw random numbers or branch on the host",
+        ),
+        slow(("task._target_=lab.tasks.supervised.Averaging",), "Averaging.averaging_factor may draw"),
         slow(
             ("task._target_=lab.tasks.supervised.Updating",),
-            "Updating.on_step_end, as its class does not say `uses_rng = False`",
+            "Updating.on_step_end, whose class lacks `uses_rng = False`",
         ),
         (
             ("task._target_=lab.tasks.supervised.Projecting",),
-            "Projecting.project, as its class does not say `uses_rng = False`",
+            "Projecting.project, whose class lacks `uses_rng = False`",
         ),
     ],
 )

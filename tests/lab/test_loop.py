@@ -393,7 +393,7 @@ def test_a_log_without_a_step_that_counts_has_no_means() -> None:
 
 STOPS = r"^gradients were not finite within the steps 5 to 9; debug=nan names .*trainer\.clip_norm"
 SCALE = r"^fp16: the loss scale has fallen below 0\.001 by step 9,"
-LARGE = r"^the norm of the gradients is more than float32 holds within the steps 5 to 9: make the loss smaller"
+LARGE = r"^the norm of the gradients overflowed float32 within the steps 5 to 9: scale the loss"
 GOOD, BAD = {"loss": 1.0, "grad_norm": 3.0}, {"loss": 1.0, "grad_norm": NAN}
 
 
