@@ -199,7 +199,7 @@ def test_a_typo_in_a_command_is_one_line_that_names_the_part() -> None:
     ):
         with pytest.raises(ConfigError, match=says):
             compose(*TWO, changed)
-    with pytest.raises(ConfigError, match=r"^data\.parts: there are none - add some, such as \+data@data\.parts"):
+    with pytest.raises(ConfigError, match=r"^data\.parts: is empty - add parts, such as \+data@data\.parts"):
         compose("data=mixed")
 
 
