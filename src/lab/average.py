@@ -67,8 +67,7 @@ def scored_model(state: TrainState, run: RunContext) -> nn.Module:
 
 @torch.no_grad()
 def renew_statistics(model: nn.Module, task: Task, batches: Iterable[Batch], world: World, machine: Hardware) -> None:
-    """Compute BatchNorm's statistics again, as means over the batches of all ranks (Izmailov et al. 2018, section
-    3.2)."""
+    """Set BatchNorm's statistics to means over the batches of all ranks (Izmailov et al. 2018, section 3.2)."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms:
         return

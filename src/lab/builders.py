@@ -1,5 +1,4 @@
-"""Build the task, optimizers, schedule, callbacks and training state from the config. They get values, never the
-config."""
+"""Build task, optimizers, schedule, callbacks and training state. They get values from the config, never the config."""
 
 from __future__ import annotations
 
@@ -116,9 +115,8 @@ def make_task(config: Config) -> Task:
     """Build the task with its inner nodes (criterion, metrics, ...). Raise ConfigError if it is not a Task."""
     node = plain(config.cfg.task)
     task_class(config)
-    inner = {
-        name: _built(f"task.{name}", value) for name, value in node.items()
-    }  # built first, so that an error names the inner node
+    # inner nodes are built first, so that an error names them
+    inner = {name: _built(f"task.{name}", value) for name, value in node.items()}
     inner = {name: value for name, value in inner.items() if value is not node[name]}
     outer = {name: value for name, value in node.items() if name not in inner} | {"_partial_": True}
     make = construct(PROJECT, "task", outer)
@@ -130,8 +128,7 @@ def make_task(config: Config) -> Task:
 
 
 def _built(key: str, node: Any) -> Any:
-    """Build each node that has a _target_, also inside lists and dicts. Other values are returned as the same
-    object."""
+    """Build each node that has a _target_, also inside lists and dicts. Return other values as the same object."""
     if isinstance(node, dict) and "_target_" in node:
         return construct(PROJECT, key, node, object)
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()

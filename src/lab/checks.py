@@ -1,5 +1,4 @@
-"""Explain mistakes in the user's code in one line: a wrong dtype, a missing field, a criterion with unregistered
-parameters."""
+"""Explain mistakes in the user's code in one line: a wrong dtype, a missing field, an unregistered parameter."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ INTEGERS: dict[Any, tuple[str, ...]] = {  # as torch's messages name them
 
 
 def call_with_hints(function: Callable[..., Any], key: str, output: Any, batch: Any) -> Any:
-    """Return function(output, batch) of a criterion or metric. Raise ConfigError if it does not accept the output's
-    type."""
+    """Return function(output, batch) of a criterion or metric. Raise ConfigError if the output has a wrong type."""
     try:
         with noting(key, output, batch):
             return function(output, batch)
@@ -55,8 +53,7 @@ def call_with_hints(function: Callable[..., Any], key: str, output: Any, batch: 
 
 
 def predicted(task: Any, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
-    """Return {name: (B, ...)} from Task.predict; a single tensor is named "output". Raise ConfigError for other
-    types."""
+    """Return {name: (B, ...)} from Task.predict; a tensor is named "output". Raise ConfigError for other types."""
     found = task.predict(model, batch)
     named = {"output": found} if isinstance(found, Tensor) else found
     if not (isinstance(named, Mapping) and all(isinstance(value, Tensor) for value in named.values())):
@@ -194,9 +191,7 @@ def _dtype_mistake(model: nn.Module, batch: dict[str, Any], error: Exception) ->
     weights = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     dtypes = {field: value.dtype for field, value in batch.items() if isinstance(value, Tensor)}
     kinds = {value.device.type for value in batch.values() if isinstance(value, Tensor)}
-    cast = (
-        FLOATS if any(map(torch.is_autocast_enabled, kinds)) else ()
-    )  # autocast converts these, so they are not the cause
+    cast = FLOATS if any(map(torch.is_autocast_enabled, kinds)) else ()  # autocast converts these
     wrong = [field for field, dtype in dtypes.items() if dtype.is_floating_point and dtype not in (weights, *cast)]
     if not wrong and not any(isinstance(module, nn.Embedding) for module in model.modules()):
         names = INTEGERS.get(dtypes.get("x"), ())

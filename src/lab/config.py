@@ -35,10 +35,10 @@ GIVEN_BY_RUN = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config(EngineGroups):
-    """A resolved config as typed groups. dataset, optimizer: nodes to build, without the keys of DataConfig,
-    OptimConfig.
+    """A resolved config as typed groups.
 
-    given: the config as in config.yaml. cfg: the same, with the values that nodes take from the run (PROJECT.asked)."""
+    given: the config as in config.yaml. cfg: the same, with the values that nodes take from the run (PROJECT.asked).
+    dataset, optimizer: the nodes `data` and `optim` without the keys of DataConfig and OptimConfig."""
 
     given: DictConfig
     cfg: DictConfig
@@ -66,8 +66,9 @@ def _config(given: DictConfig, root: RootConfig) -> Config:
 
 
 def check(cfg: DictConfig, trains: bool = True) -> Config:
-    """Return the resolved config, typed. Raise ConfigError for the first mistake. Does not change `cfg`; imports torch
-    as late as possible.
+    """Return the resolved config, typed. Raise ConfigError for the first mistake. Does not change `cfg`.
+
+    Torch is imported as late as possible, so that most mistakes are found without it.
 
     trains: False to evaluate or predict, which use one split of any name.
     """

@@ -85,8 +85,7 @@ def evaluate(
 
 
 def _sums(rows: list[Tensor], weights: Tensor | None, counted: int) -> Tensor:
-    """Return the sum over samples of each row (counted,), then the count of samples; both weighted if weights are
-    given."""
+    """Return the sum of each row (counted,) over samples, then the number of samples, both weighted by `weights`."""
     if weights is None:
         return torch.stack([*(row.sum() for row in rows), rows[0].new_full((), counted)])
     return torch.stack([*((row * weights[:counted]).sum() for row in rows), weights[:counted].sum().to(rows[0].dtype)])
@@ -173,7 +172,7 @@ def until_stopped(loader: Loader, step: int, run: RunContext) -> Iterator[Batch]
             yield batch
             run.watchdog.beat("evaluating", step)
             collect_garbage(number)
-            # plan.common: the number of batches that each rank has
+            # plan.common: number of batches that every rank has; some ranks have one more
             if number < loader.plan.common and run.stop.agree(run.world):  # type: ignore[attr-defined]
                 raise Stopped
     finally:

@@ -36,8 +36,7 @@ from samebits.world import World, dist_env, world_of_one
 
 @dataclass(frozen=True)
 class Data:
-    """Data sets and loaders. sets: {split: data set}. train: loader of training batches. others: {split: its
-    loader}."""
+    """Data sets and loaders. sets: {split: data set}. train: the training loader. others: {split: loader}."""
 
     sets: dict[str, Any]
     train: Loader
@@ -105,13 +104,11 @@ class Experiment:
         return Data(self.sets, train, others)
 
     def train_loader(self, samples: int = 0, order: dict[str, Any] | None = None) -> Loader:
-        """Return the loader of training batches. samples: first sample id. order: the state of data.order, if it has
-        one."""
+        """Return the training loader. samples: first sample id. order: the state of data.order, if it has one."""
         return make_train_loader(self.config, self.machine, self.sets["train"], self.world, samples, order)
 
     def eval_loader(self, split: str, train: Loader | None = None, whole: bool = False) -> Loader:
-        """Return the loader of a split. train: the training loader, whose number of workers is used. whole: use all
-        samples."""
+        """Return the loader of a split. train: loader whose number of workers is used. whole: use all samples."""
         return make_eval_loader(self.config, self.machine, self.sets[split], split, self.world, train, whole)
 
     def build_model_and_task(

@@ -93,8 +93,7 @@ def _rules(config: Config) -> int:
 
 
 def _sample_seed(config: Config, split: str) -> int:
-    """Return the seed of a data set's random numbers. With rules 1 all splits had the same seed, so the same
-    samples."""
+    """Return the seed of a data set's random numbers. With rules 1 all splits had one seed, so the same samples."""
     return seed_of_split(config.cfg.seed, split) if _rules(config) >= 2 else config.cfg.seed
 
 
@@ -214,9 +213,8 @@ def make_eval_loader(
     # FSDP all-gathers weights in forward, some tasks all-gather outputs: all ranks need equally many batches
     in_step = config.trainer.pad_eval_batches or config.trainer.strategy == "fsdp"
     in_step = in_step or task_class(config).needs_global_batch
-    packs = (
-        hasattr(dataset, "collate") and _rules(config) >= 2
-    )  # samples in packed batches cannot be cut off after the forward pass
+    # padding cannot be cut off from the output of packed batches
+    packs = hasattr(dataset, "collate") and _rules(config) >= 2
     # a batch of another shape would be compiled again
     full = machine.compile is not None and not isinstance(dataset, Stream) and not packs
     lanes = eval_lanes(config, rows) if task_class(config).stateful else None
@@ -231,7 +229,7 @@ def eval_lanes(config: Config, rows: np.ndarray | None) -> int:
     """Return the number of lanes in an evaluation of a stateful task: task.eval_lanes."""
     kind, count = task_class(config).__name__, config.cfg.task.get("eval_lanes")
     if not isinstance(count, int) or count < 1:
-        raise ConfigError(f"task.eval_lanes={count}: {kind} keeps states, so this must be an integer >= 1")
+        raise ConfigError(f"task.eval_lanes={count}: must be an integer >= 1, because {kind} keeps states")
     if rows is not None:
         raise ConfigError(f"task: {kind} keeps states from row to row, so it cannot evaluate single rows of a set")
     return count

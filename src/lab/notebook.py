@@ -70,8 +70,7 @@ def build(cfg: DictConfig) -> Parts:
 
 
 def checked(cfg: DictConfig) -> Config:
-    """Return a checked copy of a config from `compose`, which may have been changed since. Raise ConfigError for a
-    mistake."""
+    """Check a config from `compose`, which may have been changed since. Return it typed. Raise ConfigError."""
     if not isinstance(cfg, DictConfig):
         raise ConfigError(f"expected a config from compose([...]), got a {type(cfg).__name__}")
     return check(cfg.copy())

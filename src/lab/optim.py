@@ -99,8 +99,7 @@ def build_optimizer(make: Callable[..., Optimizer], groups: Callable[[], list[di
 
 
 def runs_fused(make: Callable[..., Optimizer], groups: list[dict[str, Any]]) -> bool:
-    """Return whether the class has fused kernels for these devices and dtypes. Some raise only in a step, so take
-    one."""
+    """Return whether the class has fused kernels for these devices and dtypes, by a step: some raise only there."""
     for device, dtype in {(p.device, p.dtype) for group in groups for p in group["params"]}:
         probe = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
         probe.grad = torch.zeros_like(probe)
@@ -134,7 +133,7 @@ def check_optimizer(saved: list[dict[str, Any]], optimizer: HasGroups, kind: str
     if counts[0] != counts[1]:
         raise ConfigError(
             f"optim: the checkpoint's parameter groups have {counts[0]} parameters, but this config gives {counts[1]}: "
-            "a resume cannot change the model's layers, the trained parameters, decay_norms_and_biases, or weight_decay "
+            "a resume cannot change the layers, the trained parameters, decay_norms_and_biases, or weight_decay "
             "to or from 0; start a new run to change them"
         )
     # this option turns Adam into AdamW, and torch would use the checkpoint's value whatever the class is

@@ -124,8 +124,7 @@ class OptimizerStep:
     @torch.no_grad()
     def end_step(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Finish the step after the task's train_step: on_step_end, project, weight average, loss scale. Return
-        `values` with each objective's grad_norm (before clipping) and non_finite; a skipped objective's values are
-        0."""
+        `values` with grad_norm (before clipping) and non_finite per objective; values of skipped ones are 0."""
         state, device = self.state, self.world.device
         for objective, norm in self.norms.items():
             prefix = f"{objective}/" if objective else ""
@@ -139,7 +138,7 @@ class OptimizerStep:
         if state.rules < 2:  # runs of 0.2 average before on_step_end: lab.options.RULES
             self._average()
         if acts := [name for name in ("on_step_end", "project") if overrides(state.task, name)]:
-            # called after skipped steps too, because the host does not wait to see which are; then it is undone
+            # called after skipped steps too, as the host does not know which are skipped; changes are then undone
             with restore_if(skipped, [*state.task.parameters(), *state.model.parameters()]):
                 for name in acts:
                     with self._warn_of_writes(name):
@@ -154,7 +153,7 @@ class OptimizerStep:
         return values
 
     def _average(self) -> None:
-        """Update the weight average by the weights after this step, then call the task's `project` on it."""
+        """Update the weight average with the weights after this step, then call the task's `project` on it."""
         state = self.state
         if state.ema is None or not (objectives := self._objectives_of(state.model)):
             return
@@ -300,8 +299,7 @@ class Closure:
         self.known, self.norm = self._computed()
 
     def __call__(self) -> Tensor:
-        """Return the loss, 0-d, with the gradients in p.grad. The first call returns the loss that __init__
-        computed."""
+        """Return the loss, 0-d, with the gradients in p.grad. The first call returns the loss of __init__."""
         loss, self.known = self.known, None
         return self._computed()[0] if loss is None else loss
 
@@ -345,8 +343,7 @@ def only(objective: str, state: TrainState) -> Iterator[None]:
 
 
 def clip(gradients: list[Tensor], limit: float | None) -> Tensor:
-    """Clip the gradients in place to a global L2 norm of `limit` (Pascanu et al. 2013). Return the norm before
-    clipping."""
+    """Clip gradients in place to a global L2 norm of `limit` (Pascanu et al. 2013). Return the norm before clipping."""
     norm = global_norm(gradients)
     if limit is not None:
         torch._foreach_mul_(local_parts(gradients), (norm + 1e-6).reciprocal_().mul_(limit).clamp_(max=1.0))
@@ -371,8 +368,7 @@ def update(optimizer: Optimizer, non_finite: Tensor | None, closure: Callable[[]
 
 
 def as_weights_lie(parameters: Iterable[nn.Parameter]) -> None:
-    """Give gradients that a task has set the strides of their weights, because fused kernels read both as flat memory,
-    whatever the strides."""
+    """Give gradients the strides of their weights, as fused kernels read both as flat memory, whatever the strides."""
     for p in parameters:
         if p.grad is not None and p.grad.stride() != p.stride():
             p.grad = torch.empty_like(p).copy_(p.grad)

@@ -1,7 +1,7 @@
 """The actions due after a step (state.pending) and the reason why training ended (state.stop_reason). Each checkpoint
 contains both, so a run that was killed or stopped between two actions resumes with the remaining ones.
 
-    after a step      pending = those of log, score, save that are due             actions_after_step
+    after a step      pending = the due ones of log, score, save                   actions_after_step
     after an action   pending = the remaining ones                                 lab.loop.run_pending
     at a stop         save at once; the evaluation stays pending
     at a resume       first run the pending actions, then continue with steps      restore_pending

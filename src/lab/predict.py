@@ -57,8 +57,7 @@ def predict(what: Prediction, num_procs: int | None, overwrite: bool) -> dict[st
 
 
 def load(what: Prediction, num_procs: int) -> tuple[Hardware, Callable[[World], Rows]]:
-    """Return (hardware, function that predicts a rank's share of the samples). Raise ConfigError if the splits
-    differ."""
+    """Return (hardware, function that predicts a rank's share). Raise ConfigError if the splits' sizes differ."""
     members = [restore(path, what.split, what.overrides, num_procs) for path in what.paths]
     first = members[0]
     for other in members[1:]:
@@ -114,8 +113,7 @@ def averaged(members: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 def copied(batch: Batch, name: str) -> Any:
-    """Return a field of the batch as an array (B, ...), or unchanged if it is text. Raise ConfigError if it is
-    missing."""
+    """Return a field of the batch, tensors as arrays (B, ...). Raise ConfigError if it is missing."""
     if name not in batch:
         raise ConfigError(f"--fields {name}: no such field (the batch has {', '.join(batch)})")
     return batch[name].cpu().numpy() if isinstance(batch[name], Tensor) else batch[name]

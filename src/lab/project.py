@@ -38,11 +38,9 @@ def h5_outputs(field: str, _parent_: Any) -> int | None:
 
 
 def expand(cfg: Any) -> None:
-    """Replace data.split_ratio=80/10/10 by data.splits, which config.yaml then has for a resume, and drop nodes that
-    are null.
+    """Replace data.split_ratio=80/10/10 by data.splits, so that config.yaml has the splits; remove nodes that are null.
 
-    cfg: the composed config, changed in place. Raise ConfigError if split_ratio is given for other data than
-    data=h5."""
+    cfg: the composed config, changed in place. Raise ConfigError for split_ratio with other data than data=h5."""
     nodes = {"data": cfg.data, **{f"data.parts.{name}": node for name, node in mixed_parts(cfg.data).items()}}
     for key, node in nodes.items():
         if hasattr(node, "get") and (text := node.get("split_ratio")) is not None:
@@ -69,8 +67,7 @@ def expand(cfg: Any) -> None:
 
 
 def train_on(path: str, settings: Mapping[str, Any], task: str) -> str:
-    """Return the command that trains on a data file. settings: {key of `data`: value}. task: option of the group
-    task."""
+    """Return the command that trains on a data file. settings: {key of `data`: value}. task: option of conf/task."""
 
     def written(value: Any) -> str:
         if isinstance(value, dict):
@@ -91,8 +88,7 @@ def train_on(path: str, settings: Mapping[str, Any], task: str) -> str:
 
 
 def first_part(key: str, _parent_: Any) -> Any:
-    """Return the key's value in the first part that has it: ${first_part:num_outputs} in data=mixed; None if no part
-    has."""
+    """Return a key's value in the first part that has it, or None: ${first_part:num_outputs} in data=mixed."""
     if not _parent_.parts:
         raise ConfigError("data.parts: is empty - add parts, such as +data@data.parts.old=h5 +data.weights.old=1")
     said = (node.get(key) for node in _parent_.parts.values() if hasattr(node, "get"))
@@ -114,8 +110,7 @@ def folder_classes(_parent_: Any) -> int:
 
 @contextmanager
 def _about_data(node: Any) -> Iterator[None]:
-    """In this block, an error about the content of a data file names the config key of the file. node: the group
-    `data`."""
+    """In this block, an error about a data file's content names its config key. node: the group `data`."""
     try:
         yield
     except ConfigError as error:
@@ -134,8 +129,7 @@ def _about_data(node: Any) -> Iterator[None]:
 
 
 def trains_on(node: Any) -> str | None:
-    """Return a command that trains on the file of a group `data`, from the fields in the file; None if it finds
-    none."""
+    """Return a command that trains on the file of a group `data`, by the fields in the file; None: not found."""
     from h5rows.integration import suggestion
 
     with h5_mistakes():

@@ -29,8 +29,7 @@ from samebits.world import World
 
 
 def rehearse(state: TrainState, vals: Mapping[str, Loader], run: RunContext) -> None:
-    """Evaluate the first batch of each validation set; call Task.predict, if overridden, and the callbacks'
-    on_rehearsal.
+    """Evaluate the first batch of each validation set, and call Task.predict and the callbacks' on_rehearsal.
 
     All ranks call this. Random numbers, buffers and attributes of modules, metrics and transforms are restored."""
     model, task = state.model if state.ema is None else state.ema, state.task

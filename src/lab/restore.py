@@ -58,9 +58,7 @@ def restore(path: Path, split: str, overrides: Sequence[str], num_procs: int = 1
 def restore_task(config: Config, model: nn.Module, file: Path, payload: dict[str, Any]) -> Task:
     """Return the task of a run with its frozen networks, on the CPU. file, payload: the checkpoint."""
     task = make_task(config)
-    known = {
-        key: payload[key] for key in ("total_steps", "epoch_samples") if key in payload
-    }  # older checkpoints lack them
+    known = {key: payload[key] for key in ("total_steps", "epoch_samples") if key in payload}  # not in old ones
     task.run = replace(task_run(config, world_of_one()), **known)
     task.setup(model)
     check_holds_no_weights(task, model)

@@ -16,7 +16,7 @@ from lab.tasks.base import Batch
 
 @torch.no_grad()
 def by_row(state: TrainState, run: RunContext, rows: Any, value: Callable[[nn.Module, Batch], Tensor]) -> Tensor:
-    """Return value(model, batch) -> (B,) for these rows of the training set: (N,) float32 on the CPU, equal on all
+    """Return value(model, batch) -> (B,) for these training rows: (N,) float32 on the CPU, equal on all
     ranks.
 
     rows: (N,) int64. The model is the one that is evaluated, in evaluation mode. All ranks call this and share the

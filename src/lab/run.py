@@ -50,8 +50,9 @@ from samebits.world import Stopped
 
 
 def train(process: Rank) -> dict[str, Any]:
-    """Open the data, build model and task, load a checkpoint if there is one, train, score. Return result.json's
-    content."""
+    """Open the data, build model and task, load the checkpoint if there is one, train and score.
+
+    Return the content of result.json."""
     experiment, payload = load_sets(process), process.payload
     begun = payload or {"samples": 0}
     with experiment.open(begun["samples"], begun.get("order")) as data:
@@ -107,8 +108,7 @@ def load_sets(process: Rank) -> Experiment:
 
 
 def build(process: Rank, experiment: Experiment, data: Data) -> tuple[TrainState, dict[str, nn.Module], RunContext]:
-    """Build the training state with its first values, {objective: LossModule, wrapped by DDP and torch.compile}, and
-    the RunContext."""
+    """Return (initial training state, {objective: LossModule, wrapped by DDP and torch.compile}, RunContext)."""
     config, world, logger, payload = process.config, process.world, process.logger, process.payload
     trainer, dataset = config.trainer, data.sets["train"]
     done = (payload["step"], payload["samples"]) if payload else (0, 0)
@@ -152,8 +152,9 @@ def build(process: Rank, experiment: Experiment, data: Data) -> tuple[TrainState
 
 
 def steps_of_run(trainer: TrainerConfig, epoch_samples: int, step: int, samples: int) -> int:
-    """Return the optimizer steps of the whole run. step, samples: done before a resume, perhaps with another batch
-    size."""
+    """Return the optimizer steps of the whole run. Raise ConfigError if more are done.
+
+    step, samples: done before a resume, perhaps with another batch size."""
     total_steps = count_steps(trainer, epoch_samples, step, samples)
     if step > total_steps:
         raise ConfigError(
@@ -164,8 +165,7 @@ def steps_of_run(trainer: TrainerConfig, epoch_samples: int, step: int, samples:
 
 
 def begin(process: Rank, data: Data, state: TrainState, run: RunContext) -> None:
-    """Load the checkpoint, if there is one, and log the first lines. From here on, each rank has its own random
-    numbers."""
+    """Seed each rank's own random numbers, load the checkpoint if there is one, and log the first lines."""
     world, logger, payload = process.world, process.logger, process.payload
     seed_rank(process.config, world.rank)
     if payload:

@@ -51,7 +51,7 @@ class TrainState:
     running_sums: dict[str, Tensor] = field(default_factory=dict)  # of logged values since the last log, on the device
     counts: dict[str, int] = field(default_factory=dict)  # {name: number of steps summed in `running_sums`}
     logged_step: int = 0  # the step of the last log
-    skipped_steps: int = 0  # until logged_step, in intervals between logs in which all were skipped
+    skipped_steps: int = 0  # until logged_step; only of log intervals whose steps were all skipped
     logged_lines: int = 0  # lines of metrics.jsonl; only rank 0 knows it
     scored_step: int = 0  # the step of the last evaluation
     pending: list[str] = field(default_factory=list)  # actions still to be done after `step`: lab.pending
@@ -148,11 +148,11 @@ class RunContext:
     trainer: TrainerConfig
     monitor: MonitorConfig
     hardware: Hardware
-    every: Every
+    every: Every  # intervals of log, evaluation and save
     logger: Logger
     checkpoints: Checkpoints
     callbacks: list[Any]  # lab.callbacks.base.Callback, or any object with some of its methods
-    stop: StopRequest
+    stop: StopRequest  # `cause` is set, on all ranks after the same step, when the run must stop
     watchdog: HangWatchdog  # ends the run if a step takes longer than process.timeout
     buffers: BufferChecks  # checks before a save that buffers are finite, and that all are saved
     epoch_samples: int

@@ -1,5 +1,4 @@
-"""Check that allowed targets are not in the wrong place (a torch.nn loss as task.criterion), without importing
-torch."""
+"""Check that allowed targets are in the right place (no torch.nn loss as task.criterion), without importing torch."""
 
 from __future__ import annotations
 

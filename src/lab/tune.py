@@ -44,8 +44,7 @@ class Trial(Experiment):
         return self.sets["train"]
 
     def loader(self, kind: str | None = None, workers: int | str = "auto") -> Loader:
-        """Return a loader of training batches. kind, workers: data.loader and data.num_workers; None: as in the
-        config."""
+        """Return a training loader. kind, workers: data.loader and data.num_workers; None: as in the config."""
         if kind is None:
             return self.train_loader()
         data = replace(self.config.data, loader=kind, num_workers=workers)

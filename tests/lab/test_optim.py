@@ -272,9 +272,9 @@ def test_a_schedule_of_another_length_is_said() -> None:
             Cosine(0.0, 0.0),
             {"total_steps": 100},
             200,
-            "goes on over 200 steps instead of 100; the learning rate of step ",
+            "now has 200 steps instead of 100; the learning rate of step ",
         ),
-        (Constant(0.9), {"total_steps": 100}, 200, "Constant goes on over 200 steps instead of 100"),
+        (Constant(0.9), {"total_steps": 100}, 200, "Constant now has 200 steps instead of 100"),
         (Constant(0.1), {"total_steps": 100}, 200, None),  # its warmup is over
         (Cosine(0.0, 0.0), {"total_steps": 100}, 100, None),
         (Cosine(0.0, 0.0), {}, 100, None),  # a checkpoint of an older version
