@@ -52,7 +52,7 @@ def test_each_is_scored_and_one_of_them_watched(tmp_path: Path, monkeypatch: pyt
     assert {f"val_hard/{name}": value for name, value in scores.items()} == pytest.approx(
         {name: value for name, value in final.items() if name.startswith("val_hard/")}
     )
-    with pytest.raises(ConfigError, match=r"^--split val_soft: no such split \(data\.splits has train, val, test, val_hard, "):
+    with pytest.raises(ConfigError, match=r"^--split val_soft: no such split \(data\.splits has train, val, test, "):
         score_checkpoint(run, "val_soft", [])
 
 
