@@ -14,7 +14,7 @@ from samebits.errors import RunFailed
 from samebits.shards import local_parts
 from samebits.world import to_host
 
-WHY_LEFT_OUT = "their gradients, or the norm of these, were not finite in float32"
+WHY_SKIPPED = "their gradients, or the norm of these, were not finite in float32"
 SMALLEST_SCALE = 1e-3  # fp16's loss scale begins at 65,536; each step with inf or NaN gradients halves it
 
 
@@ -51,7 +51,7 @@ def check_finite(state: TrainState, run: RunContext) -> dict[str, int]:
     return {name.rpartition("/")[0]: int(count) for name, count in zip(counts, sums)}
 
 
-def all_left_out(state: TrainState, skipped: Mapping[str, int]) -> bool:
+def all_skipped(state: TrainState, skipped: Mapping[str, int]) -> bool:
     """Return whether all steps since the last log were skipped. skipped: as returned by `check_finite`."""
     updates = {name: state.counts[f"{name}/non_finite" if name else "non_finite"] for name in skipped}
     return bool(skipped) and skipped == updates
@@ -59,10 +59,10 @@ def all_left_out(state: TrainState, skipped: Mapping[str, int]) -> bool:
 
 def check_has_trained(state: TrainState, run: RunContext) -> None:
     """Raise RunFailed if all steps of the run were skipped, so that the weights are still the initial ones."""
-    since = (state.step - state.logged_step) * all_left_out(state, check_finite(state, run))
+    since = (state.step - state.logged_step) * all_skipped(state, check_finite(state, run))
     if state.step and state.skipped_steps + since == state.step:
         raise RunFailed(
-            f"all {state.step:,} steps were skipped, so nothing was trained: {WHY_LEFT_OUT} - trainer.non_finite=stop "
+            f"all {state.step:,} steps were skipped, so nothing was trained: {WHY_SKIPPED} - trainer.non_finite=stop "
             "ends at the first one, debug=nan names the module"
         )
 
@@ -81,11 +81,11 @@ def log_train(state: TrainState, run: RunContext, clock: Clock) -> None:
         logged["train/epoch"] = state.samples / run.epoch_samples
     if count := sum(skipped.values()):
         logged["train/skipped_steps"] = float(count)
-    if all_left_out(state, skipped):
+    if all_skipped(state, skipped):
         if state.scaler is None:  # normal with fp16, which finds its loss scale so
             run.logger.warn(
                 f"all steps from {state.logged_step + 1} to {state.step} were skipped (trainer.non_finite=skip): "
-                f"{WHY_LEFT_OUT}"
+                f"{WHY_SKIPPED}"
             )
         state.skipped_steps += state.step - state.logged_step
     if compile_s := compile_report(run.logger.say):

@@ -170,8 +170,7 @@ def save(state: TrainState, run: RunContext, best: bool) -> None:
 
 
 def check_replicas(state: TrainState, run: RunContext) -> None:
-    """Raise RunFailed if weights, optimizer states or the task's buffers differ between ranks. First the task gets the
-    chance to synchronize its buffers."""
+    """Call Task.sync_buffers. Raise RunFailed if weights, optimizer states or task buffers differ between ranks."""
     with torch.no_grad():
         state.task.sync_buffers()
     run.replicas.check(on_all_ranks(state), state.step, run.world)

@@ -109,7 +109,7 @@ class OptimizerStep:
                 "clipped ones - set trainer.clip_norm=null"
             )
         if overrides(self.state.task, "train_step"):  # otherwise backward() wrote them, with the weights' strides
-            as_weights_lie(self.parameters(objective))
+            match_strides(self.parameters(objective))
         again = None if closure is None else Closure(self, objective, closure)
         norm = self._clipped(objective) if again is None else again.norm
         self.norms[objective], non_finite = norm, None
@@ -203,7 +203,7 @@ class OptimizerStep:
         for p in trained:
             p.grad = None  # an earlier call of `gradients` may have left one
         with torch.enable_grad(), only(objective, state) if objective else nullcontext():
-            for i, (size, batch) in enumerate(as_many(batches, sizes, task)):
+            for i, (size, batch) in enumerate(with_sizes(batches, sizes, task)):
                 with nullcontext() if i == len(sizes) - 1 else without_sync(net):
                     with autocast():
                         losses = net(batch)[0]  # keep no output: a language model's logits are large
@@ -309,7 +309,7 @@ class Closure:
         return loss, self.optimizer_step._clipped(self.objective)
 
 
-def as_many(batches: Iterable[Batch], sizes: list[int], task: Task) -> Iterator[tuple[int, Batch]]:
+def with_sizes(batches: Iterable[Batch], sizes: list[int], task: Task) -> Iterator[tuple[int, Batch]]:
     """Yield (size, micro-batch) for each size. Raise ConfigError if there are fewer micro-batches."""
     given = iter(batches)
     for size in sizes:
@@ -367,7 +367,7 @@ def update(optimizer: Optimizer, non_finite: Tensor | None, closure: Callable[[]
         lean_step(optimizer) if closure is None else closure_step(optimizer, closure)
 
 
-def as_weights_lie(parameters: Iterable[nn.Parameter]) -> None:
+def match_strides(parameters: Iterable[nn.Parameter]) -> None:
     """Give gradients the strides of their weights, as fused kernels read both as flat memory, whatever the strides."""
     for p in parameters:
         if p.grad is not None and p.grad.stride() != p.stride():
