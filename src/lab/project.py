@@ -38,7 +38,7 @@ def h5_outputs(field: str, _parent_: Any) -> int | None:
 
 
 def expand(cfg: Any) -> None:
-    """Replace data.split_ratio=80/10/10 by data.splits, so that config.yaml has the splits; remove nodes that are null.
+    """Replace data.split_ratio=80/10/10 by data.splits, so that config.yaml has the splits; drop entries that are null.
 
     cfg: the composed config, changed in place. Raise ConfigError for split_ratio with other data than data=h5."""
     nodes = {"data": cfg.data, **{f"data.parts.{name}": node for name, node in mixed_parts(cfg.data).items()}}
