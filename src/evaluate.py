@@ -1,9 +1,9 @@
-"""Score a trained model on any split.
+"""Evaluate a trained model on a split.
 
     ./run evaluate outputs/default/2026-11-20_21-35-11-adaa11
     ./run evaluate RUN_DIR_OR_CHECKPOINT --split val data.path=other.h5 hardware.device=cpu
 
-Overrides are values of the run's own config. Exit status: 0 done, 2 a mistake in what was asked.
+Overrides change the config of the run. Exit status: 0 done, 2 a mistake in the arguments.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from pathlib import Path
 
 
 def main() -> int:
+    """Run the command. Return its exit status."""
     parser = argparse.ArgumentParser(
-        "./run evaluate", description="Score a trained model on any split of its data, or of other data."
+        "./run evaluate", description="Evaluate a trained model on a split of its data, or of other data."
     )
-    parser.add_argument("run", type=Path, help="a run directory (its best checkpoint) or one checkpoint")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values of data, task, hardware")
-    parser.add_argument("--split", default="test", help="train, val, test or what else the data config names")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("run", type=Path, help="run directory (uses its best checkpoint) or checkpoint file")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of data, task and hardware")
+    parser.add_argument(
+        "--split", default="test", help="train, val, test or another name in data.splits; default: test"
+    )
+    parser.add_argument("--json", action="store_true", help="print the scores as one JSON object")
     args = parser.parse_intermixed_args()
     from samebits.errors import ConfigError, RunFailed, plain_output
     from samebits.files import as_json

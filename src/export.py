@@ -1,10 +1,10 @@
-"""Write a trained model's weights, whole, as one plain file: from any checkpoint, also one that lies in parts.
+"""Write a trained model's weights to one plain file, from any checkpoint, including sharded ones.
 
     ./run export outputs/default/2026-11-20_21-35-11-adaa11 model.pt
     ./run export RUN_DIR_OR_CHECKPOINT FILE --overwrite
 
-In a model of one's own: model.load_state_dict(torch.load("model.pt", weights_only=True)). The weights are those that
-were evaluated: the moving average where the run kept one. Exit status: 0 done, 2 a mistake in what was asked.
+To load the file: model.load_state_dict(torch.load("model.pt", weights_only=True)). The weights are those that were
+evaluated: the weight average if the run has one. Exit status: 0 done, 2 a mistake in the arguments.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from pathlib import Path
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser("./run export", description="Write a trained model's weights as one plain file.")
-    parser.add_argument("run", type=Path, help="a run directory (its best checkpoint) or one checkpoint")
-    parser.add_argument("file", type=Path, help="what to write, such as model.pt")
-    parser.add_argument("--overwrite", action="store_true", help="replace FILE where it exists")
+    """Run the command. Return its exit status."""
+    parser = argparse.ArgumentParser("./run export", description="Write a trained model's weights to one plain file.")
+    parser.add_argument("run", type=Path, help="run directory (uses its best checkpoint) or checkpoint file")
+    parser.add_argument("file", type=Path, help="the file to write, such as model.pt")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing FILE")
     args = parser.parse_args()
     from samebits.errors import ConfigError, RunFailed, plain_output
 

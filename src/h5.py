@@ -1,4 +1,4 @@
-"""Write and look at HDF5 files: the command of h5rows, which says how to train on what was packed.
+"""Pack, inspect and repack HDF5 files: the command of h5rows, which also prints how to train on a file.
 
 ./run h5 pack photos/ photos.h5 --size 224 --crop center --split val=0.1
 ./run h5 inspect photos.h5
@@ -21,7 +21,10 @@ from samebits.errors import plain_output
 
 
 def train_command(out: Path | str, paths: Sequence[str], sequences: Sequence[str]) -> str:
-    """How to train on the file: what `inspect` says of it. sequences: fields of token ids of different length."""
+    """Return the line that tells how to train on a packed file.
+
+    out: the file. paths: its data sets, such as train/x. sequences: names of fields with token ids of varying
+    length."""
     groups = {path.rpartition("/")[0] for path in paths}
     names = list(dict.fromkeys(path.rpartition("/")[2] for path in paths))
     if names == ["tokens"]:
@@ -34,10 +37,14 @@ def train_command(out: Path | str, paths: Sequence[str], sequences: Sequence[str
         else:
             command += [f"data.splits.{split}=null" for split in ("val", "test") if split not in groups]
         return f"train on it: {shlex.join(command)}"
-    return "\n".join(proposal(str(out))) or f"how to train on it: {shlex.join(['./run', 'h5', 'inspect', str(out)])}"
+    return (
+        "\n".join(proposal(str(out)))
+        or f"to see how to train on it: {shlex.join(['./run', 'h5', 'inspect', str(out)])}"
+    )
 
 
 def main() -> int:
+    """Run the command. Return its exit status."""
     plain_output()
     return run(("./run", "h5"), train_command, train_on)
 

@@ -1,12 +1,11 @@
-"""Write a trained model's outputs for every sample of a split into one file, each sample once, in the split's order.
+"""Write a trained model's outputs for all samples of a split to one file, in the order of the split.
 
     ./run predict outputs/default/2026-11-20_21-35-11-adaa11 --out predictions.h5
     ./run predict RUN_DIR_OR_CHECKPOINT --split val --fields y --out val.parquet data.path=other.h5
     ./run predict RUN_1 RUN_2 RUN_3 --activation softmax --out ensemble.npz
 
-Several runs or checkpoints are an ensemble: the mean of their outputs is written. Overrides are values of the runs' own
-configs; data.fields.y=null leaves a field out that the data lack. Exit status: 0 done, 1 failed, 2 a mistake in what
-was asked.
+Several runs or checkpoints are an ensemble: the mean of their outputs is written. Overrides change the configs of the
+runs; use data.fields.y=null if the data have no labels. Exit status: 0 done, 1 failed, 2 a mistake in the arguments.
 """
 
 from __future__ import annotations
@@ -18,22 +17,27 @@ import argparse
 import sys
 from pathlib import Path
 
-RENAMED = {"--with": "--fields", "--apply": "--activation"}  # of 0.2: now
+RENAMED = {"--with": "--fields", "--apply": "--activation"}  # options of version 0.2: new names
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        "./run predict", description="Write a model's outputs for every sample of a split into one file."
-    )
-    parser.add_argument("runs", nargs="+", metavar="run", help="run directories or checkpoints, then key=value")
-    parser.add_argument("--out", type=Path, required=True, help="FILE.h5, .npz or .parquet")
-    parser.add_argument("--split", default="test", help="train, val, test or what else the data config names")
-    parser.add_argument("--fields", default="", metavar="FIELD,...", help="fields of the batch to copy")
+    """Run the command. Return its exit status."""
+    parser = argparse.ArgumentParser("./run predict", description="Write a model's outputs for all samples of a split.")
     parser.add_argument(
-        "--activation", choices=("softmax", "sigmoid"), help="to each model's outputs, before their mean"
+        "runs", nargs="+", metavar="run", help="run directories or checkpoint files, then overrides key=value"
     )
-    parser.add_argument("--procs", type=int, help="processes that share the samples; default: one for each GPU")
-    parser.add_argument("--overwrite", action="store_true", help="replace FILE where it exists")
+    parser.add_argument("--out", type=Path, required=True, help="the file to write: .h5, .npz or .parquet")
+    parser.add_argument(
+        "--split", default="test", help="train, val, test or another name in data.splits; default: test"
+    )
+    parser.add_argument("--fields", default="", metavar="FIELD,...", help="fields of the batch to copy to the file")
+    parser.add_argument(
+        "--activation",
+        choices=("softmax", "sigmoid"),
+        help="apply this to each model's outputs, before the mean over models",
+    )
+    parser.add_argument("--procs", type=int, help="processes that share the samples; default: one per GPU")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     from samebits.errors import ConfigError, RunFailed, arguments_of_now, plain_output
 
     args = parser.parse_intermixed_args(arguments_of_now(sys.argv[1:], RENAMED))

@@ -1,11 +1,11 @@
-"""Report on a sweep, while it runs or after, or compare any run directories.
+"""Write a report of a sweep, during or after it, or compare any run directories.
 
     ./run report outputs/default/sweeps/lr
     ./run report outputs/default/2026-11-20_* outputs/other/2026-11-21_10-00-00-4f0c1e --out outputs/compare
-    ./run report outputs/default/sweeps/lr --save-best      # conf/experiment/best_lr.yaml
-    ./run report outputs/default/sweeps/all --rows model --metrics test/accuracy test/loss    # a paper's table, figures
+    ./run report outputs/default/sweeps/lr --save-best      # writes conf/experiment/best_lr.yaml
+    ./run report outputs/default/sweeps/all --rows model --metrics test/accuracy test/loss    # for a paper
 
-Exit status: 0 done, 2 a mistake in what was asked.
+Exit status: 0 done, 2 a mistake in the arguments.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from samebits.sweeps.report import report
 
 
 def main() -> int:
+    """Run the command. Return its exit status."""
     return report(PROJECT)
 
 

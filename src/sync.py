@@ -1,10 +1,10 @@
-"""Send to Weights & Biases and MLflow what they lack of runs: logged offline, interrupted, cut off by an outage.
+"""Upload runs that were logged offline, interrupted or cut off by an outage to Weights & Biases and MLflow.
 
-    ./run sync                                # all below outputs/
+    ./run sync                                # all runs below outputs/
     ./run sync outputs/default/sweeps/lr
-    ./run sync RUN_DIR --replay               # the whole run as a new W&B run, of a new id
+    ./run sync RUN_DIR --replay               # upload the whole run as a new W&B run with a new id
 
-Exit status: 0 all is there (or running), 1 something is not, 2 a mistake in what was asked.
+Exit status: 0 complete (or still running), 1 incomplete, 2 a mistake in the arguments.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from samebits.sweeps.report import sync
 
 
 def main() -> int:
+    """Run the command. Return its exit status."""
     return sync(PROJECT)
 
 

@@ -1,11 +1,12 @@
-"""Find values by trying them, and print them as overrides to paste.
+"""Measure good values of some options, and print them as overrides to paste.
 
-    ./run tune experiment=digits                 the first three, one after the other
-    ./run tune threads lr experiment=digits      some of
-      micro_batch   the largest hardware.micro_batch_size that fits (=auto finds it when a run starts)
-      loader        data.loader and data.num_workers: what delivers as fast as the steps take
+    ./run tune experiment=digits                 micro_batch, loader and lr, one after the other
+    ./run tune threads lr experiment=digits      only these
+      micro_batch   the largest hardware.micro_batch_size that fits in memory (auto finds it when a run starts)
+      loader        data.loader and data.num_workers that deliver batches as fast as the steps use them
       lr            a learning-rate range test (Smith 2017): lr.png and optim.lr
-      threads       hardware.num_threads: ms a step on a CPU; only when asked for, as another number rounds otherwise
+      threads       hardware.num_threads with the shortest step on a CPU; only if named, because the number of threads
+                    changes rounding
 
 Exit status: 0 done, 1 a trial failed, 2 a mistake in the configuration.
 """
@@ -22,6 +23,7 @@ from samebits.process import tune
 
 
 def main() -> int:
+    """Run the command, or print its help. Return its exit status."""
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(__doc__)
         return 0

@@ -41,7 +41,7 @@ def test_a_frozen_norm_stays_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     held = last_checkpoint(run)["model"]
     assert bool(held["backbone.0.running_mean"].any()) is (rules == 1)
     assert held["norm.num_batches_tracked"] == 4
-    said = "held in evaluation mode by the model, and left so: backbone\n" in (run / "train.log").read_text()
+    said = "modules that the model keeps in evaluation mode: backbone\n" in (run / "train.log").read_text()
     assert said is (rules == 2)
 
 

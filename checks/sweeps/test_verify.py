@@ -171,7 +171,7 @@ def test_what_a_resume_has_changed_is_put_back(whole: Path, copied: Path) -> Non
     cfg.trainer.max_steps = 30
     start(cfg, copied, ["trainer.max_steps=30"], own_process=False)
     log = (copied / "train.log").read_text()
-    assert "optim.schedule: Cosine goes on over 30 steps instead of 24" in log
+    assert "optim.schedule: Cosine now has 30 steps instead of 24" in log
     assert json.loads((copied / "environment.json").read_text())["changes"] == [
         {"after": 24, "was": {"trainer.max_steps": 24}}
     ]

@@ -2,8 +2,9 @@
 
 from lab import build, compose, fit, load_run
 
-cfg = compose(["data=h5", "trainer.max_epochs=2"])  # as the command line would, checked
-run_dir = fit(cfg)  # train; build(cfg) gives the model, the task and the loaders alone
+cfg = compose(["data=h5", "trainer.max_epochs=2"])  # the checked config of this command line
+parts = build(cfg)  # only the model, the task and the data loaders
+run_dir = fit(cfg)  # train
 run = load_run(run_dir)
 run.predict(image)
 """
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["build", "compose", "fit", "load_run", "read_metrics"]
 
-# with this the question whether there is CUDA asks NVML instead of starting CUDA, after which ranks could not be forked
+# torch.cuda.is_available() then asks NVML and does not initialize CUDA, after which ranks could not be forked
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when first used: a command starts without torch."""
+    """Import a public name when it is first used, so that commands start without torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from lab import notebook

@@ -1,4 +1,4 @@
-"""The weights that are scored: the model's, or their average with BatchNorm's statistics of its own."""
+"""The model that is evaluated: the model itself, or the weight average; evaluation mode; BatchNorm's statistics."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from samebits.world import World
 
 @contextmanager
 def evaluation_mode(*modules: nn.Module) -> Iterator[None]:
-    """In this block these modules evaluate; afterwards each of theirs is in the mode it was in: what somebody holds in
-    evaluation mode (a frozen BatchNorm) stays in it. By `train`, which a module may override (merged LoRA weights)."""
+    """Set these modules to evaluation mode in this block; then restore the mode of each submodule, so that a frozen
+    BatchNorm stays in evaluation mode. Modes are set by `train`, which a module may override (LoRA merges weights)."""
     modes = [(part, part.training) for module in modules for part in module.modules()]
     for module in modules:
         module.eval()
@@ -30,21 +30,21 @@ def evaluation_mode(*modules: nn.Module) -> Iterator[None]:
 
 
 def training_mode(net: nn.Module) -> None:
-    """Set what is in training mode, as new modules are, to train; what a model holds in evaluation mode stays in it."""
+    """Call `net.train()`, but keep submodules in evaluation mode that the model has put there (a frozen BatchNorm)."""
     modes = [(part, part.training) for held in net.modules() if not held.training for part in held.modules()]
     net.train()
     put_back(modes)
 
 
 def put_back(modes: Iterable[tuple[nn.Module, bool]]) -> None:
-    """modes: (module, whether it trains), a module before its parts."""
+    """Restore training modes. modes: (module, its `training`), each module before its submodules."""
     for module, training in modes:
         if module.training != training:
             module.train(training)
 
 
 def held_still(model: nn.Module) -> list[str]:
-    """Names of the modules that the model holds in evaluation mode, without their parts."""
+    """Return the names of modules that are in evaluation mode, without the submodules of these."""
     found: list[str] = []
     for name, module in model.named_modules():
         if not (module.training or any(f".{name}".startswith(f".{whole}." if whole else ".") for whole in found)):
@@ -53,8 +53,9 @@ def held_still(model: nn.Module) -> list[str]:
 
 
 def scored_model(state: TrainState, run: RunContext) -> nn.Module:
-    """Returns the model that is evaluated and saved as the average: with BatchNorm's statistics of its own weights
-    where the task asks for them (Task.bn_update_batches), computed once a step. All ranks call this."""
+    """Return the model that is evaluated: the weight average, or the model if there is no average. All ranks call this.
+
+    With Task.bn_update_batches, BatchNorm's statistics of the average are computed first, once per step."""
     model = averaged_model(state)
     if run.statistics is not None and state.ema is not None and run.bn_updated_at != [state.step]:
         before = rng_row(run.world.device)
@@ -66,7 +67,7 @@ def scored_model(state: TrainState, run: RunContext) -> nn.Module:
 
 @torch.no_grad()
 def renew_statistics(model: nn.Module, task: Task, batches: Iterable[Batch], world: World, machine: Hardware) -> None:
-    """Set BatchNorm's statistics to their means over the batches of all ranks (Izmailov et al. 2018, section 3.2)."""
+    """Set BatchNorm's statistics to means over the batches of all ranks (Izmailov et al. 2018, section 3.2)."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms:
         return
@@ -74,7 +75,7 @@ def renew_statistics(model: nn.Module, task: Task, batches: Iterable[Batch], wor
     with evaluation_mode(model, task):
         for norm in norms:
             norm.reset_running_stats()
-            norm.momentum = None  # the plain mean over all batches
+            norm.momentum = None  # None: the mean over all batches
             norm.train()
         for batch in batches:
             with autocast():

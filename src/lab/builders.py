@@ -1,4 +1,4 @@
-"""Build the task, the optimizers and what surrounds them. They get values, never the config itself."""
+"""Build task, optimizers, schedule, callbacks and training state. They get values from the config, never the config."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ from samebits.world import World
 
 
 def make_callbacks(config: Config) -> list[Callback]:
+    """Build the config's callbacks. Raise ConfigError if one has a method that is not a callback event."""
     callbacks = []
     for name, node in config.cfg.callback.items():
         callbacks.append(construct(PROJECT, f"callback.{name}", node, Callback))
@@ -46,12 +47,12 @@ def make_callbacks(config: Config) -> list[Callback]:
 
 
 def seed_rank(config: Config, rank: int) -> None:
-    """From here each rank draws its own random numbers (dropout)."""
+    """Seed torch so that each rank draws its own random numbers from here on (dropout)."""
     seed_everything(config.cfg.seed, stream=1 + rank)
 
 
 def task_run(config: Config, world: World, dataset: Any = None) -> TaskRun:
-    """dataset: the training set; None: nothing is trained."""
+    """Return the task's TaskRun. dataset: the training set; None: nothing is trained."""
     samples = 0 if dataset is None or isinstance(dataset, Stream) else len(dataset)
     steps = 0 if dataset is None else count_steps(config.trainer, samples)
     shape = tuple(config.cfg.data.get("input_shape") or ())
@@ -60,8 +61,8 @@ def task_run(config: Config, world: World, dataset: Any = None) -> TaskRun:
 
 
 def averaging_rules(config: Config, task: Task) -> list[str]:
-    """What makes the average of the weights that is scored: trainer.ema_decay, the task or the optimizer; at most one
-    of them. Empty: the weights themselves are scored."""
+    """Return the config values and classes that average the weights: trainer.ema_decay, an optimizer with eval_weight,
+    a task with averaging_factor. A valid config has at most one; [] means that the weights themselves are evaluated."""
     decay, optimizer = config.trainer.ema_decay, config.optimizer["_target_"]
     rules = [f"trainer.ema_decay={decay}"] if decay else []
     rules += [f"optim._target_={optimizer}"] if hasattr(locate(PROJECT, optimizer, "optim"), "eval_weight") else []
@@ -69,27 +70,27 @@ def averaging_rules(config: Config, task: Task) -> list[str]:
 
 
 def check_task(task: Task, model: nn.Module, config: Config, machine: Hardware) -> None:
-    """What a task promises by its methods and names, before a batch is read."""
+    """Raise ConfigError if the task's methods and attributes do not fit together, or not the config; reads no batch."""
     check_task_names(task)
     kind, trainer = type(task).__name__, config.trainer
     if task.needs_global_batch and (len(machine.micro_batch_sizes) > 1 or trainer.strategy == "dp"):
         dp = trainer.strategy == "dp"
         key = "trainer=dp" if dp else f"hardware.micro_batch_size={config.hardware.micro_batch_size}"
         raise ConfigError(
-            f"{key}: {kind} compares the samples of a whole batch with each other, so they must be on the devices at "
+            f"{key}: {kind} compares all samples of a batch with each other, so all must be on the devices at "
             f"once - use {'trainer=ddp' if dp else 'null, or more ranks'}"
         )
     if task.stateful and trainer.strategy == "dp":
         raise ConfigError(
-            f"trainer=dp: {kind} writes the states of its lanes, and dp's copies of it lose what they write - use "
-            "trainer=ddp"
+            f"trainer=dp: {kind} writes the states of its lanes, but DataParallel discards changes of its replicas - "
+            "use trainer=ddp"
         )
     if len(inspect.signature(task.initialize).parameters) != 2:
-        raise ConfigError(f"task: {kind}.initialize takes (model, batches): see lab.tasks.base")
+        raise ConfigError(f"task: {kind}.initialize must take (model, batches): see lab.tasks.base")
     if len(rules := averaging_rules(config, task)) > 1:
-        raise ConfigError(f"{rules[0]}: {rules[1]} averages the weights by a rule of its own - leave one of them out")
+        raise ConfigError(f"{rules[0]}: {rules[1]} averages the weights too - remove one of them")
     if task.frozen and trainer.strategy == "dp":
-        raise ConfigError(f"trainer=dp: {kind} has frozen networks, which it does not copy - use trainer=ddp")
+        raise ConfigError(f"trainer=dp: {kind} has frozen networks, which DataParallel does not copy - use trainer=ddp")
     twice = [name for name in task.metrics if name in ("loss", *task.loss_names)]
     if twice:
         raise ConfigError(f"task.metrics.{twice[0]}: {kind} has a loss of this name - choose another for the metric")
@@ -97,21 +98,25 @@ def check_task(task: Task, model: nn.Module, config: Config, machine: Hardware) 
     lists = isinstance(objectives, Mapping) and all(
         isinstance(modules, (list, tuple)) for modules in objectives.values()
     )
-    if not lists:  # the modules of an nn.Sequential that stands there would be taken one by one
+    if not lists:  # iterating over an nn.Sequential would give its modules
         raise ConfigError(
             f"task: {kind}.objectives must return a list of modules for each objective, {{'': [model, self]}}"
         )
     for objective in objectives:
         if objective and not callable(getattr(task, f"{objective}_losses", None)):
-            raise ConfigError(f"task: {kind}.objectives names {objective!r}, so {kind} needs a {objective}_losses")
+            raise ConfigError(
+                f"task: {kind}.objectives contains {objective!r}, so {kind} needs a method {objective}_losses"
+            )
     if not overrides(task, "losses"):
         raise ConfigError(f"task: {kind} needs losses(model, batch) -> (losses, output): see lab.tasks.base")
 
 
 def make_task(config: Config) -> Task:
+    """Build the task with its inner nodes (criterion, metrics, ...). Raise ConfigError if it is not a Task."""
     node = plain(config.cfg.task)
     task_class(config)
-    inner = {name: _built(f"task.{name}", value) for name, value in node.items()}  # an error names the inner node
+    # inner nodes are built first, so that an error names them
+    inner = {name: _built(f"task.{name}", value) for name, value in node.items()}
     inner = {name: value for name, value in inner.items() if value is not node[name]}
     outer = {name: value for name, value in node.items() if name not in inner} | {"_partial_": True}
     make = construct(PROJECT, "task", outer)
@@ -123,7 +128,7 @@ def make_task(config: Config) -> Task:
 
 
 def _built(key: str, node: Any) -> Any:
-    """Build a node that has a _target_, also inside a list or dict; anything else is returned as the same object."""
+    """Build each node that has a _target_, also inside lists and dicts. Return other values as the same object."""
     if isinstance(node, dict) and "_target_" in node:
         return construct(PROJECT, key, node, object)
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
@@ -134,21 +139,21 @@ def _built(key: str, node: Any) -> Any:
 
 
 def make_model_of_rank(config: Config, logger: Logger, world: World) -> nn.Module:
-    """make_model for trainer=fsdp, see samebits.process.models."""
+    """Build the model for trainer=fsdp; see samebits.process.models."""
     hook = next((name for name in ("initialize", "setup") if overrides(task_class(config), name)), None)
-    why = f"{task_class(config).__name__}.{hook} may look at its weights" if hook else None
+    why = f"{task_class(config).__name__}.{hook} may read its weights" if hook else None
     return model_of_rank(partial(make_model, config), why, config.cfg.seed, world, logger)
 
 
 def count_steps(trainer: TrainerConfig, num_samples: int, step: int = 0, samples: int = 0) -> int:
-    """Returns the optimizer steps of the whole run. num_samples: samples of one epoch.
+    """Return the optimizer steps of the whole run. num_samples: samples of one epoch.
 
     step, samples: done before a resume, perhaps with another batch size. Epochs are counted in samples.
     """
     limits = [trainer.max_steps]
     if trainer.max_epochs:
         batch = trainer.global_batch_size
-        ahead = step - samples / batch  # 0 unless the batch size was changed: then rounding is that of a fresh run
+        ahead = step - samples / batch  # 0 unless a resume changed the batch size; rounds as in a new run
         limits.append(max(1, round(trainer.max_epochs * (num_samples / batch) + ahead)))
     return min(limit for limit in limits if limit is not None)
 
@@ -156,15 +161,15 @@ def count_steps(trainer: TrainerConfig, num_samples: int, step: int = 0, samples
 def make_state(
     config: Config, machine: Hardware, model: nn.Module, task: Task, total_steps: int, world: World
 ) -> TrainState:
-    """model, task: of Experiment.build_model_and_task; moved to the device, or the model sharded over the ranks, in
-    place."""
+    """Return the training state of a new run. model, task: as Experiment.build_model_and_task returns them; they are
+    moved to the device in place, or the model is sharded over the ranks."""
     trainer, optim = config.trainer, config.optim
     ema = copy.deepcopy(model).requires_grad_(False) if averaging_rules(config, task) else None
     to_devices(model, ema, task, config, machine, world)
     if is_sharded(model) and (held := next((name for name, _ in task.named_parameters()), None)):
         raise ConfigError(
-            f"trainer=fsdp: {type(task).__name__} holds parameters beside the model ({held}), and only the model is "
-            "cut over the ranks - use trainer=ddp"
+            f"trainer=fsdp: {type(task).__name__} has parameters of its own ({held}), but only the model can be "
+            "sharded - use trainer=ddp"
         )
     optimizers = Optimizers()
     trained = {
@@ -195,7 +200,8 @@ def make_state(
 
 
 def make_optimizer(config: Config, named: Named, whose: str, others: Sequence[str] = ()) -> Optimizer:
-    """named: the parameters to train. whose: the owner's name, for messages. others: other optimizers' parameters."""
+    """Build the optimizer of `named` parameters. whose: their owner's name, for messages. others: names of parameters
+    of other optimizers. Raise ConfigError if `named` is empty."""
     optim = config.optim
     if not named:
         raise ConfigError(f"model: {whose} has no parameters that require a gradient: nothing to train")

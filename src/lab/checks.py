@@ -1,4 +1,4 @@
-"""What is wrong with the user's code, in one line: a wrong dtype, a missing field, a criterion with lost parameters."""
+"""Explain mistakes in the user's code in one line: a wrong dtype, a missing field, an unregistered parameter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from samebits.targets import TRACEBACK
 
 CAST = "'+data.transforms.cast={_target_: lab.transforms.fields.Cast, field: %s}'"
 
-LISTED = 8  # most fields and tensors that a message lists
+LISTED = 8  # at most so many fields and tensors in a message
 OF_THE_MACHINE = re.compile(r"\[?(CUDA|cuDNN|cuBLAS|NCCL|HIP|MPS|enforce fail at alloc)|DefaultCPUAllocator", re.I)
 TYPE_ERRORS = ("dtype", "datatype", "scalar type", "Input type", "the type torch.", "not implemented for")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -37,7 +37,7 @@ INTEGERS: dict[Any, tuple[str, ...]] = {  # as torch's messages name them
 
 
 def call_with_hints(function: Callable[..., Any], key: str, output: Any, batch: Any) -> Any:
-    """Returns function(output, batch), a criterion or metric; ConfigError if it cannot handle the model's output."""
+    """Return function(output, batch) of a criterion or metric. Raise ConfigError if the output has a wrong type."""
     try:
         with noting(key, output, batch):
             return function(output, batch)
@@ -48,12 +48,12 @@ def call_with_hints(function: Callable[..., Any], key: str, output: Any, batch: 
         name = getattr(function, "__name__", type(function).__name__)
         raise ConfigError(
             f"{key}: {name} cannot use the model's output, a {kind} ({first_line(error)}): return "
-            "one tensor from the model, or name a criterion and metrics that take it apart"
+            "one tensor from the model, or use a criterion and metrics that accept this type"
         ) from error
 
 
 def predicted(task: Any, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
-    """{name: (B, ...)} of Task.predict: "output" where it returns one tensor."""
+    """Return {name: (B, ...)} from Task.predict; a tensor is named "output". Raise ConfigError for other types."""
     found = task.predict(model, batch)
     named = {"output": found} if isinstance(found, Tensor) else found
     if not (isinstance(named, Mapping) and all(isinstance(value, Tensor) for value in named.values())):
@@ -65,8 +65,8 @@ def predicted(task: Any, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
 
 
 def with_error_hints(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator of forward(model, task, batch, ...): errors from a wrong dtype, or from collectives that not all ranks
-    reach, are raised again with the remedy."""
+    """Decorate forward(model, task, batch, ...): raise errors with a known cause (a wrong dtype, a missing field,
+    wrong arguments, a collective that some ranks do not reach) again, with the remedy."""
 
     @wraps(forward)
     def call(model: nn.Module, task: Any, batch: Any, *more: Any) -> Any:
@@ -92,7 +92,7 @@ def with_error_hints(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def noting(key: str, output: Any, batch: Any) -> Iterator[None]:
-    """In this block an error is noted to be of this key, and what was given: see explained_mistake."""
+    """In this block, add the config key and the shapes of output and batch to an error, for `explained_mistake`."""
     try:
         yield
     except Exception as error:
@@ -102,8 +102,8 @@ def noting(key: str, output: Any, batch: Any) -> Iterator[None]:
 
 
 def _note_inputs(model: nn.Module, batch: dict[str, Any], error: Exception) -> None:
-    """Note in the error what explained_mistake tells: the innermost module of the model that it came through, with its
-    input, and the batch."""
+    """Add to the error, for `explained_mistake`: the innermost module of the model in its traceback, with the shapes
+    of its input and of the batch."""
     named = model.named_modules() if isinstance(model, nn.Module) else ()
     names = {id(module): name for name, module in named}
     called = [
@@ -125,7 +125,7 @@ def _note_inputs(model: nn.Module, batch: dict[str, Any], error: Exception) -> N
 
 
 def shapes(values: Any) -> str:
-    """x (64, 1, 8, 8) float32, y (64,) int64, z ndarray (64,) float64, w list"""
+    """Return a text like `x (64, 1, 8, 8) float32, y (64,) int64, z ndarray (64,) float64, w list`."""
     if not isinstance(values, Mapping):
         return f"a {type(values).__name__}"
     return ", ".join(f"{name} {_kind(value)}" for name, value in [*values.items()][:LISTED])
@@ -138,7 +138,7 @@ def _kind(value: Any) -> str:
 
 
 def explained_mistake(error: Exception) -> str | None:
-    """One line of an error in the user's own code. None: the machine, or another rank, may have caused it."""
+    """Return an error of the user's own code as one line; None if the hardware or another rank may have caused it."""
     frames = traceback.extract_tb(error.__traceback__)
     elsewhere = any("torch/distributed" in frame.filename for frame in frames) or OF_THE_MACHINE.match(str(error))
     line = in_users_code(error, shown)
@@ -148,39 +148,39 @@ def explained_mistake(error: Exception) -> str | None:
 
 
 def check_holds_no_weights(task: nn.Module, model: nn.Module) -> None:
-    """A part of the model in the task would be another than that of the model which `losses` is given: an average, the
-    best checkpoint's, a sharded one."""
+    """Raise ConfigError if the task contains weights of the model. They would not be those of the model that `losses`
+    gets in an evaluation (the weight average, the best checkpoint's), nor of a sharded model."""
     of_model = {id(value): name for name, value in (*model.named_parameters(), *model.named_buffers())}
     for name, value in (*task.named_parameters(), *task.named_buffers()):
         if id(value) in of_model:
             raise ConfigError(
-                f"task: {type(task).__name__}.{name} is the model's {of_model[id(value)]}, and what is scored may be "
-                "another model, with averaged weights - take it where it is used, from the model that `losses` or "
-                "`on_step_end` is given, or from optimizer_step.model"
+                f"task: {type(task).__name__}.{name} is the model's {of_model[id(value)]}, but evaluations may use "
+                "another model, with averaged weights - read it from the argument `model` of `losses` or `on_step_end` "
+                "each time, or from optimizer_step.model"
             )
 
 
 def _missing_field(batch: dict[str, Any], error: KeyError) -> ConfigError | None:
-    """Of a line that asks the batch for it, not another dict."""
+    """Return the error for a KeyError on a line that contains `batch[`, for a field that the batch lacks."""
     line = traceback.extract_tb(error.__traceback__)[-1].line or ""
     if not error.args or error.args[0] in batch or "batch[" not in line:
         return None
     more = {
-        "number": '; it is batch["sample_id"] since 0.3 - rename it, and',
-        "sample_id": ", and a task gets it that has `needs_sample_ids = True`",
-        "row": ", and a task gets it that has `needs_sample_ids = True`, but of a stream, which has no rows",
+        "number": '; it is called batch["sample_id"] since 0.3 - rename it, and',
+        "sample_id": ", or set `needs_sample_ids = True` in the task",
+        "row": ", or set `needs_sample_ids = True` in the task; a stream has no rows",
     }.get(error.args[0], "")
     return ConfigError(f"the batch has no field {error.args[0]!r}, only {sorted(batch)}: name it in data.fields{more}")
 
 
 def _other_inputs(model: nn.Module, error: TypeError) -> ConfigError | None:
-    """Of a model whose forward has other arguments than the task gives it."""
+    """Return the error for a model whose forward takes other arguments than the task passes."""
     text, forward = first_line(error), f"{type(model).__name__}.forward()"
     if not text.startswith((f"{forward} missing", f"{forward} takes", f"{forward} got")):
         return None
     return ConfigError(
-        f"model: {text}: the task gives it other arguments - choose a model that goes with the task, or a task that "
-        "gives it what it takes, three lines: docs/my_model.md, Several inputs or outputs"
+        f"model: {text}: the task passes other arguments - choose a model that fits the task, or write a task that "
+        "passes what the model takes (three lines: docs/my_model.md, Several inputs or outputs)"
     )
 
 
@@ -191,7 +191,7 @@ def _dtype_mistake(model: nn.Module, batch: dict[str, Any], error: Exception) ->
     weights = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     dtypes = {field: value.dtype for field, value in batch.items() if isinstance(value, Tensor)}
     kinds = {value.device.type for value in batch.values() if isinstance(value, Tensor)}
-    cast = FLOATS if any(map(torch.is_autocast_enabled, kinds)) else ()  # by autocast, so not what is wrong
+    cast = FLOATS if any(map(torch.is_autocast_enabled, kinds)) else ()  # autocast converts these
     wrong = [field for field, dtype in dtypes.items() if dtype.is_floating_point and dtype not in (weights, *cast)]
     if not wrong and not any(isinstance(module, nn.Embedding) for module in model.modules()):
         names = INTEGERS.get(dtypes.get("x"), ())
@@ -206,28 +206,27 @@ def _dtype_mistake(model: nn.Module, batch: dict[str, Any], error: Exception) ->
 
 
 def _unequal_batches(model: nn.Module, error: Exception) -> RunFailed | None:
-    """Returns the error if a collective in the criterion or model failed in evaluation, where ranks' batches differ."""
+    """Return the error for a collective that failed in an evaluation, where ranks may have batches of unequal size."""
     frames = traceback.walk_tb(error.__traceback__)
     talks = any("distributed_c10d" in frame.f_code.co_filename for frame, _ in frames)
     if not talks or torch.is_grad_enabled() or is_sharded(model) or not torch.distributed.is_initialized():
         return None
     return RunFailed(
-        f"ranks did not meet in a collective of the criterion or model ({first_line(error)}): in an "
-        "evaluation ranks have batches of unequal sizes and number, unless trainer.pad_eval_batches=true: "
+        f"a collective of the criterion or model failed in an evaluation ({first_line(error)}): ranks have "
+        "batches of unequal size and number there - set trainer.pad_eval_batches=true: "
         "see docs/troubleshooting.md#ranks-did-not-meet-in-a-collective"
     )
 
 
 def check_criterion(criterion: Any) -> None:
-    """Refuse a trainable tensor that is no registered parameter: it would be neither optimized nor saved nor synced;
-    and what cannot be called."""
+    """Raise ConfigError for a criterion that is not callable, or has a trainable tensor that is not a registered
+    parameter: it would not be optimized, saved or synchronized."""
     for name, value in unregistered(criterion):
         if value.requires_grad:
             raise ConfigError(
-                f"task.criterion: {type(criterion).__name__} has a parameter to train, {name}, which is not part of a "
-                "module: make the criterion an nn.Module, and this a parameter or module of it; one that stays as it "
-                "is wants requires_grad_(False)"
+                f"task.criterion: {type(criterion).__name__} has a trainable tensor {name} that is not a registered "
+                "parameter: make the criterion an nn.Module and register it; for a constant, call requires_grad_(False)"
             )
     if not callable(criterion):
         kind = type(criterion).__name__
-        raise ConfigError(f"task.criterion: {kind} cannot be called: give it __call__(output, batch) -> (B,) losses")
+        raise ConfigError(f"task.criterion: {kind} is not callable: define __call__(output, batch) -> (B,) losses")

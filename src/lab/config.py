@@ -1,4 +1,4 @@
-"""The whole config: what a yaml may name, the checks made before anything is built, and `Config`, its typed groups."""
+"""The whole config: the nodes that are built, the checks before anything is built, and `Config`, the typed groups."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from samebits.saved import flat
 from samebits.schema import below_outputs, did_you_mean, plain, regex, show, split_own, typed
 from samebits.targets import check_targets, complete, locate
 
-# nodes to build; nodes of which every entry is built; keys beside a _target_ that are the run's, not the target's
+# nodes that are built; nodes whose entries are built; keys next to a _target_ that are not arguments of the target
 TARGETS = ("model", "data", "data.order", "optim", "optim.schedule", "task")
 COLLECTIONS = ("data.transforms", "task.metrics", "callback")
 OWN_KEYS = {group: tuple(f.name for f in fields(PROJECT.own[group])) for group in ("data", "optim")}
-# arguments that the run adds when it builds these
+# arguments that the run adds when it builds a node
 GIVEN_BY_RUN = {
     "data": ("split",),
     "data.order": ("dataset", "seed"),
@@ -35,9 +35,10 @@ GIVEN_BY_RUN = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config(EngineGroups):
-    """A resolved config as typed groups, and the nodes to be built (dataset, optimizer) without the run's own keys.
+    """A resolved config as typed groups.
 
-    given: as config.yaml has it. cfg: where nodes that ask for a value of the run (PROJECT.asked) have it, too."""
+    given: the config as in config.yaml. cfg: the same, with the values that nodes take from the run (PROJECT.asked).
+    dataset, optimizer: the nodes `data` and `optim` without the keys of DataConfig and OptimConfig."""
 
     given: DictConfig
     cfg: DictConfig
@@ -50,7 +51,7 @@ class Config(EngineGroups):
 
     @staticmethod
     def of(cfg: DictConfig) -> Config:
-        """Of a config that was checked when its run began: only its types are looked at."""
+        """Return the typed config, checking types only: for a config that was checked when its run began."""
         return _config(cfg, typed(RootConfig, plain(cfg)))
 
 
@@ -65,18 +66,19 @@ def _config(given: DictConfig, root: RootConfig) -> Config:
 
 
 def check(cfg: DictConfig, trains: bool = True) -> Config:
-    """Raise a ConfigError on the first mistake in the whole, resolved config; returns it typed. Changes nothing.
-    Imports torch last.
+    """Return the resolved config, typed. Raise ConfigError for the first mistake. Does not change `cfg`.
 
-    trains: False for evaluate.py, which scores one split, of any name.
+    Torch is imported as late as possible, so that most mistakes are found without it.
+
+    trains: False to evaluate or predict, which use one split of any name.
     """
     values = plain(cfg)
     for key, value in flat(values).items():
         if isinstance(value, str) and f"{HIDDEN}@" in value and not key.startswith("logger."):
-            raise ConfigError(f"{key}: {value} has no password, which a run does not save; give it again, {key}=...")
+            raise ConfigError(f"{key}: {value} has no password, because passwords are not saved; give {key}=...")
     for recipe in ("experiment", "debug"):
         if isinstance(values.get(recipe), dict):
-            raise ConfigError(f"{recipe}: its yaml must begin with '# @package _global_' to override the whole config")
+            raise ConfigError(f"{recipe}: its yaml must begin with '# @package _global_'")
     root = typed(RootConfig, values, moved=PROJECT.moved_keys)
     data = split_own(root.data, DataConfig, "data")[0]
     optim = split_own(root.optim, OptimConfig, "optim")[0]
@@ -109,37 +111,38 @@ def check(cfg: DictConfig, trains: bool = True) -> Config:
     schedule = locate(PROJECT, optim.schedule["_target_"], "optim.schedule")
     if root.trainer.eval_every is None and hasattr(schedule, "on_score"):
         raise ConfigError(
-            f"optim.schedule: {schedule.__name__} follows {root.monitor.key}, but trainer.eval_every is null - give "
-            "it (trainer.eval_every=20), or use optim/schedule=constant"
+            f"optim.schedule: {schedule.__name__} needs {root.monitor.key}, but trainer.eval_every is null - set "
+            "trainer.eval_every=20, for example, or use optim/schedule=constant"
         )
     return _config(cfg, root)
 
 
 def with_run_values(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns a copy of the whole, plain config in which each node that asks for a value of the run has it."""
+    """Return a copy of the plain config with the values that nodes take from the run (PROJECT.asked)."""
     return complete(PROJECT, values, asked_of_run(values), given_by_run(parts_of(values)))  # type: ignore[no-any-return]
 
 
 def asked_of_run(values: dict[str, Any]) -> dict[str, Any]:
+    """Return {argument: value} that a node gets from the run if it has such an argument (PROJECT.asked)."""
     return {name: reduce(getitem, key.split("."), values) for name, key in PROJECT.asked.items()}
 
 
 def given_by_run(parts: list[str]) -> dict[str, tuple[str, ...]]:
-    """GIVEN_BY_RUN, with the parts of data=mixed."""
+    """Return GIVEN_BY_RUN with the parts of data=mixed added. parts: keys of their nodes."""
     return GIVEN_BY_RUN | {key + end: GIVEN_BY_RUN[f"data{end}"] for key in parts for end in ("", ".order")}
 
 
 def parts_of(values: dict[str, Any]) -> list[str]:
-    """The keys of the parts of data=mixed, each a node as `data` is; [] of other data."""
+    """Return the keys of the parts of data=mixed, each a node like `data`; [] for other data."""
     data = values["data"]
     parts = data.get("parts") if data.get("_target_") == "lab.datasets.mixed.Mixed" else None
     return [f"data.parts.{name}" for name in parts] if isinstance(parts, dict) else []
 
 
 def set_processes(cfg: Any, num_procs: int) -> None:
-    """Change the config, in place, to `num_procs` processes with the whole model each, whatever trainer says."""
+    """Change `cfg` in place to `num_procs` processes with the whole model in each, whatever trainer.strategy is."""
     cfg.hardware.num_procs = "auto" if num_procs == 1 else num_procs
-    cfg.hardware.cuda_graph = False  # of a training step; refused on a CPU
+    cfg.hardware.cuda_graph = False  # for training steps only; an error on a CPU
     cfg.trainer.strategy, cfg.trainer.sync_batchnorm = "single" if num_procs == 1 else "ddp", False
     cfg.trainer.global_batch_size = -(-cfg.trainer.global_batch_size // num_procs) * num_procs
     for name, value in cfg.trainer.ddp.items():
@@ -150,22 +153,24 @@ def _check_combinations(root: RootConfig) -> None:
     trainer = root.trainer
     if root.hardware.cuda_graph and root.profiler.kind == "simple":
         raise ConfigError(
-            "hardware.cuda_graph=true: profiler=simple times the parts of a step, and a graph is one - profiler=torch"
+            "hardware.cuda_graph=true: profiler=simple cannot time the parts of a captured step - use profiler=torch"
         )
     if trainer.max_steps is None and trainer.max_epochs is None:
         raise ConfigError("trainer.max_steps, trainer.max_epochs: both are null - give one of them")
     if trainer.early_stop_patience is not None and trainer.eval_every is None:
-        raise ConfigError("trainer.early_stop_patience: counts evaluations, but trainer.eval_every is null - give both")
+        raise ConfigError("trainer.early_stop_patience: needs evaluations, but trainer.eval_every is null - give both")
 
 
 def _check_parts(data: dict[str, Any]) -> None:
     for key in parts_of({"data": data}):
         node = data["parts"][key.removeprefix("data.parts.")]
         if not isinstance(node, dict) or "_target_" not in node:
-            raise ConfigError(f"{key}: is no data set - choose one, +data@{key}=h5, or give its _target_")
+            raise ConfigError(f"{key}: is not a data set - choose one, such as +data@{key}=h5, or give its _target_")
         for name in ("loader", "num_workers"):
             if node.get(name, "auto") != "auto":
-                raise ConfigError(f"{key}.{name}={node[name]}: the parts are read together - give data.{name}")
+                raise ConfigError(
+                    f"{key}.{name}={node[name]}: has no effect, because all parts share data.{name} - set that"
+                )
         order = node.get("order")
         if not isinstance(order, dict) or order.get("_partial_") is not True:
             raise ConfigError(f"{key}.order: give one, with _partial_: true, as in conf/data/order")
@@ -175,18 +180,18 @@ def _check_splits(splits: dict[str, Any]) -> None:
     for name in (str(name) for name, node in splits.items() if node is not None):
         if not name.startswith(("train", "val", "test")) or "/" in name:
             raise ConfigError(
-                f"data.splits.{name}: names of splits begin with train, val (scored during training) or test (scored "
-                f"at the end), such as val_{name} - rename it, or set it to null"
+                f"data.splits.{name}: names of splits must begin with train, val (evaluated during training) or test "
+                f"(evaluated at the end), such as val_{name} - rename it, or set it to null"
             )
 
 
 def score_names(values: dict[str, Any], *prefixes: str) -> list[str]:
-    """Returns <split>/<name> of all scores, for the splits whose names begin with a prefix (val, val_hard, ...).
+    """Return <split>/<name> of all scores, for the splits whose names begin with a prefix ("val": val, val_hard, ...).
 
     values: the whole config as plain values. A metric with several scores also logs <split>/<metric>/<name>. Imports
-    the task's class, so torch."""
+    the task's class, and with it torch."""
     splits = values["data"].get("splits")
-    named = isinstance(splits, dict) and bool(splits)  # else an argument of the data set that has this name
+    named = isinstance(splits, dict) and bool(splits)  # otherwise the data set has another argument of this name
     known = [name for name, node in splits.items() if node is not None] if named else ["val", "test"]
     task = values["task"]
     loss_names_for = getattr(locate(PROJECT, task["_target_"], "task"), "loss_names_for", lambda arguments: ())
@@ -198,4 +203,4 @@ def _check_monitor(monitor: MonitorConfig, values: dict[str, Any]) -> None:
     scores = score_names(values, "val") or score_names(values | {"data": {}}, "val")  # no val split: monitor is unused
     if monitor.key not in scores and not monitor.key.startswith(tuple(f"{score}/" for score in scores)):
         hint = did_you_mean(monitor.key, scores)
-        raise ConfigError(f"monitor.key: no score {show(monitor.key)}{hint} (logged: {', '.join(scores)})")
+        raise ConfigError(f"monitor.key: no score {show(monitor.key)}{hint} (scores: {', '.join(scores)})")

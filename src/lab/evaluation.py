@@ -1,4 +1,4 @@
-"""Evaluation: the scores of a set, the validation that is due in training, the final scores of the best weights."""
+"""Evaluate a model on a split; validate during training; compute the final scores of the best weights."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def evaluate(
     observers: Iterable[Callable[[Any, Batch], None]] = (),
     compute: Callable[[Any, World], Any] = lambda metric, world: metric.compute(world),
 ) -> dict[str, float]:
-    """Returns {loss, <term>, <metric>, ...}: means over the samples of all ranks, each counted once. model: unwrapped.
+    """Return {loss, <loss name>, <metric>, ...}: means over the samples of all ranks, each counted once.
 
-    lengths(k) -> (samples of the k-th batch, how many of them count, from the first); the others are padding, which
-    gives all ranks equally many batches where evaluations need that. observers: called with (output, batch), padding
-    cut off. compute: of a stateful metric.
+    model: without wrappers. lengths(k) -> (size, count) of the k-th batch: samples after the first `count` are padding,
+    as with trainer.pad_eval_batches=true. observers: called with (output, batch), without the padding. compute: called
+    as compute(metric, world) for the result of a metric with state.
     """
     net = for_evaluation(LossModule(model, task), machine)
     world.broadcast_buffers(net)
@@ -85,15 +85,17 @@ def evaluate(
 
 
 def _sums(rows: list[Tensor], weights: Tensor | None, counted: int) -> Tensor:
-    """The sum of each row (counted,) over its samples, then the samples' count; both by the samples' weights."""
+    """Return the sum of each row (counted,) over samples, then the number of samples, both weighted by `weights`."""
     if weights is None:
         return torch.stack([*(row.sum() for row in rows), rows[0].new_full((), counted)])
     return torch.stack([*((row * weights[:counted]).sum() for row in rows), weights[:counted].sum().to(rows[0].dtype)])
 
 
 def validate(state: TrainState, vals: Mapping[str, Loader], run: RunContext) -> bool:
-    """Score the validation sets, and see by the monitored score whether training ends and the rate falls. Returns
-    whether the state is among the best. The evaluation is still owed if a stop was asked for meanwhile."""
+    """Evaluate the validation sets. Return whether the state is among the best by monitor.key.
+
+    The monitored score may also end training (early_stop_patience) or lower the learning rate (Plateau). If a stop is
+    requested during the evaluation, nothing changes and the evaluation stays pending."""
     before = rng_row(run.world.device)
     scores: dict[str, float] = {}
     try:
@@ -101,7 +103,7 @@ def validate(state: TrainState, vals: Mapping[str, Loader], run: RunContext) -> 
         for split, val in vals.items():
             scores |= score_split(model, state, split, val, run)
     except Stopped:
-        set_rng_row(before, run.world.device)  # as if this evaluation had not begun
+        set_rng_row(before, run.world.device)  # the resumed run repeats this evaluation
         return False
     state.scored_step = state.step
     run.logger.log(state.step, scores)
@@ -128,14 +130,15 @@ def validate(state: TrainState, vals: Mapping[str, Loader], run: RunContext) -> 
 
 
 def monitored(scores: Mapping[str, float], run: RunContext) -> float:
+    """Return the score that monitor.key names. Raise ConfigError if there is no such score."""
     key = run.monitor.key
     if key not in scores:
-        raise ConfigError(f"monitor.key={key}: no such score (logged: {', '.join(scores)})")
+        raise ConfigError(f"monitor.key={key}: no such score (scores: {', '.join(scores)})")
     return scores[key]
 
 
 def score_split(model: nn.Module, state: TrainState, split: str, loader: Loader, run: RunContext) -> dict[str, float]:
-    """Returns {<split>/loss, ...} of the unwrapped model, with the task in its present state."""
+    """Return {<split>/loss, <split>/<metric>, ...} of the model, which is without wrappers."""
     batches = until_stopped(loader, state.step, run)
     observers = overriding(run.callbacks, "on_eval_batch")
     scores = evaluate(model, state.task, batches, run.world, run.hardware, loader.lengths, observers)
@@ -148,8 +151,8 @@ def score_split(model: nn.Module, state: TrainState, split: str, loader: Loader,
 
 @torch.no_grad()
 def samples_of(state: TrainState, run: RunContext, count: int) -> Mapping[str, Any]:
-    """Returns {name: value} of what the task samples from the averaged weights; all ranks call this, with the same
-    random numbers at each evaluation. Training goes on as if nothing had been drawn."""
+    """Return {name: value} from Task.sample with the weight average. All ranks call this. Each call uses the same
+    random numbers, and the RNG states of training do not change."""
     model, task, device = scored_model(state, run), state.task, run.world.device
     before = rng_row(device)
     torch.manual_seed(task.run.seed)
@@ -160,7 +163,7 @@ def samples_of(state: TrainState, run: RunContext, count: int) -> Mapping[str, A
 
 
 def until_stopped(loader: Loader, step: int, run: RunContext) -> Iterator[Batch]:
-    """Yields an evaluation's batches. Raises Stopped on all ranks, after the same batch, if they agree to stop."""
+    """Yield the batches of an evaluation. Raise Stopped on all ranks, after the same batch, if a stop is requested."""
     run.stop.finish_broadcast()
     run.watchdog.beat("evaluating", step)
     run.evaluations.append(step)
@@ -169,6 +172,7 @@ def until_stopped(loader: Loader, step: int, run: RunContext) -> Iterator[Batch]
             yield batch
             run.watchdog.beat("evaluating", step)
             collect_garbage(number)
+            # plan.common: number of batches that every rank has; some ranks have one more
             if number < loader.plan.common and run.stop.agree(run.world):  # type: ignore[attr-defined]
                 raise Stopped
     finally:
@@ -179,7 +183,7 @@ def until_stopped(loader: Loader, step: int, run: RunContext) -> Iterator[Batch]
 
 
 def final_scores(state: TrainState, loaders: dict[str, Loader], run: RunContext) -> dict[str, Any]:
-    """Returns the scores of the best checkpoint's weights; of the last weights if no best checkpoint was kept."""
+    """Return the scores of the best checkpoint's weights, or of the last weights if there is no best checkpoint."""
     model = scored_model(state, run)
     losses = {key: value for key, value in run.logger.latest("train/").items() if key.endswith("/loss")}
     result: dict[str, Any] = {"step": state.step, **losses}
@@ -190,13 +194,11 @@ def final_scores(state: TrainState, loaders: dict[str, Loader], run: RunContext)
         if "task" in payload:
             state.task.load_state_dict(payload["task"])
         path = run.checkpoints.best_path(entry)
-        # relative to the run, which may be moved
+        # relative to the run directory, which may be moved
         result |= {"best_step": int(entry[1]), "best_checkpoint": f"{path.parent.name}/{path.name}"}
     elif state.evals_without_improvement and state.best_score is None:
         key = run.monitor.key
-        run.logger.warn(
-            f"monitor.key={key}: was not finite in any evaluation, so no weights are the best: the last are scored"
-        )
+        run.logger.warn(f"monitor.key={key}: was not finite in any evaluation; scoring the last weights")
     for split, loader in loaders.items():
         result |= score_split(model, state, split, loader, run)
         loader.close()

@@ -1,6 +1,6 @@
-"""What a config becomes in a process: data sets and loaders, then model and task, then the training state and its nets.
+"""Build the objects of a config in one process: data sets and loaders, then model and task, then the training state.
 
-A run, a sweep's preflight, `tune`, a notebook and a restored run build by it, so that each has what the others have.
+Runs, the preflight of sweeps, `tune`, notebooks and restored runs all use it, so that they build the same objects.
 """
 
 from __future__ import annotations
@@ -36,20 +36,21 @@ from samebits.world import World, dist_env, world_of_one
 
 @dataclass(frozen=True)
 class Data:
-    """sets: {split: data set}. train: the loader of the training batches. others: {split: loader of an evaluation}."""
+    """Data sets and loaders. sets: {split: data set}. train: the training loader. others: {split: loader}."""
 
     sets: dict[str, Any]
     train: Loader
     others: dict[str, Loader]
-    opened: list[Loader] = field(default_factory=list)  # more that are closed with the others
+    opened: list[Loader] = field(default_factory=list)  # further loaders that `close` closes
 
     @property
     def vals(self) -> dict[str, Loader]:
-        """Splits named val* are evaluated during training; all splits but train at its end."""
+        """The splits val*, which are evaluated during training. At the end, all splits except train are evaluated."""
         return {split: loader for split, loader in self.others.items() if split.startswith("val")}
 
     @property
     def source(self) -> Stream | None:
+        """The training set if it is a stream, otherwise None."""
         return self.sets["train"] if isinstance(self.sets["train"], Stream) else None
 
     def __enter__(self) -> Data:
@@ -59,14 +60,17 @@ class Data:
         self.close()
 
     def close(self) -> None:
+        """Close all loaders."""
         for loader in (self.train, *self.others.values(), *self.opened):
             loader.close()
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A config with its data sets, in one process. machine: its hardware, every auto resolved but what the model
-    decides. world: the ranks that share a global batch. sets: {split: data set}."""
+    """A config with its data sets, in one process.
+
+    machine: its hardware; each auto is resolved, except those that depend on the model. world: the ranks that share a
+    global batch. sets: {split: data set}."""
 
     config: Config
     machine: Hardware
@@ -75,8 +79,8 @@ class Experiment:
 
     @staticmethod
     def of_first_rank(config: Config, apply: bool = True) -> Experiment:
-        """Return what rank 0 of the run has, in this process; no other rank is there. apply: set torch's global
-        switches as hardware says."""
+        """Return the experiment of rank 0 of the run, in this process, without the other ranks. apply: set torch's
+        global switches from the config's `hardware`."""
         machine = resolve_hardware(config.hardware, config.trainer)
         if apply:
             machine.apply(config.hardware)
@@ -85,12 +89,12 @@ class Experiment:
 
     @property
     def this_process(self) -> World:
-        """This process by itself, on the device of `world`."""
+        """This process as the only rank, on the device of `world`."""
         return world_of_one(self.machine.device)
 
     def in_one_process(self) -> Experiment:
-        """Return the experiment with the whole model in this process. `machine` stays, so batches are those of a rank
-        of `world`."""
+        """Return the experiment with the whole model in this process. `machine` does not change, so batches have the
+        size of one rank's batches in `world`."""
         return replace(self, config=on_one_device(self.config), world=self.this_process)
 
     def open(self, samples: int = 0, order: dict[str, Any] | None = None) -> Data:
@@ -100,21 +104,22 @@ class Experiment:
         return Data(self.sets, train, others)
 
     def train_loader(self, samples: int = 0, order: dict[str, Any] | None = None) -> Loader:
-        """samples: global sample number to begin with. order: the state of a data.order that has one."""
+        """Return the training loader. samples: first sample id. order: the state of data.order, if it has one."""
         return make_train_loader(self.config, self.machine, self.sets["train"], self.world, samples, order)
 
     def eval_loader(self, split: str, train: Loader | None = None, whole: bool = False) -> Loader:
-        """train: the training's loader, which has as many workers. whole: all samples of the split."""
+        """Return the loader of a split. train: loader whose number of workers is used. whole: use all samples."""
         return make_eval_loader(self.config, self.machine, self.sets[split], split, self.world, train, whole)
 
     def build_model_and_task(
         self, logger: Logger | None = None, begins: bool = True, directory: Path | None = None
     ) -> tuple[nn.Module, Task]:
-        """Return (model, task), on the CPU. Their first weights follow from the seed and the data alone: equal on all
-        ranks, in a run, and for whoever else builds them. begins: True for a new run, False if a checkpoint will be
-        loaded. directory: of the run, where its frozen networks are; None: of none.
+        """Return (model, task), on the CPU. Their initial weights depend only on the seed and the data, so they are
+        equal on all ranks, and in a notebook.
 
-        With trainer=fsdp other ranks than 0 may have the model on the device `meta`, until `begin`."""
+        begins: True for a new run, False if a checkpoint will be loaded. directory: the run directory, which contains
+        its frozen networks; None: there is no run. With trainer=fsdp, ranks other than 0 may have the model on the
+        device `meta` until `begin`."""
         config, world, logger = self.config, self.world, logger or Logger()
         seed_everything(config.cfg.seed)
         sharded = config.trainer.strategy == "fsdp" and world.size > 1
@@ -124,11 +129,11 @@ class Experiment:
         task.run = task_run(config, world, self.sets["train"])
         if sharded and (copied := [name for name, source in task.frozen.items() if source is None]):
             raise ConfigError(
-                f"trainer=fsdp: task.frozen: {copied[0]} is a copy of the model, which no process has whole"
+                f"trainer=fsdp: task.frozen: {copied[0]} is a copy of the model, but each process has only a shard"
             )
         with constructing(PROJECT, "task", config.cfg.task):
             for part in model.modules() if begins and not any(p.is_meta for p in model.parameters()) else ():
-                if load := getattr(part, "load_pretrained", None):  # a model of Hugging Face
+                if load := getattr(part, "load_pretrained", None):  # a model from Hugging Face
                     logger.say(load())
             if begins and (line := task.initialize(model, self._first_batches())):
                 logger.say(line)
@@ -139,11 +144,11 @@ class Experiment:
         return model, task
 
     def _first_batches(self) -> Iterator[Batch]:
-        """Yield the run's training batches from the first on, for Task.initialize."""
+        """Yield the training batches from the first one on, for Task.initialize. Raise ConfigError for a stream."""
         config, dataset = self.config, self.sets["train"]
         if isinstance(dataset, Stream):
             raise ConfigError(
-                "task: its `initialize` reads training data, and a stream's are read once - use a data set"
+                "task: its `initialize` reads training data, but a stream can be read only once - use a data set"
             )
         whole = replace(self.machine, micro_batch_sizes=[config.trainer.global_batch_size])
         config = replace(config, hardware=replace(config.hardware, compile=False, channels_last=False))
@@ -151,8 +156,9 @@ class Experiment:
             yield from loader
 
     def begin(self, model: nn.Module, task: Task, total_steps: int) -> tuple[TrainState, dict[str, nn.Module]]:
-        """Return the training state and {objective: its LossModule}, wrapped by DDP and torch.compile as the config
-        says. model, task: moved to the device, or the model sharded over the ranks, in place."""
+        """Return the training state and {objective: LossModule, wrapped by DDP and torch.compile as configured}.
+
+        model, task: are moved to the device in place, or the model is sharded over the ranks."""
         config, machine = self.config, self.machine
         state = make_state(config, machine, model, task, total_steps, self.world)
         nets: dict[str, nn.Module] = {}
@@ -164,12 +170,12 @@ class Experiment:
 
 
 def on_one_device(config: Config) -> Config:
-    """Return the config of the same training by one process on one device, whatever trainer.strategy says."""
+    """Return the config for the same training by one process on one device, whatever trainer.strategy is."""
     cfg = config.given.copy()
     set_processes(cfg, 1)
     return Config.of(cfg)
 
 
 def flop_of_sample(model: nn.Module, task: Task) -> float:
-    """Return the FLOP of a training sample, by shapes alone: what the model decides of the hardware depends on it."""
+    """Return the FLOP of a training sample, from shapes only. Values of `hardware` that are auto are resolved by it."""
     return rough_flop([model, task], task.run.input_shape, 1)

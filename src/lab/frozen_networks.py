@@ -1,7 +1,7 @@
-"""Networks beside the model that are used and never trained: a teacher, a reference, a perceptual loss (Task.frozen).
+"""Networks that a task uses and never trains: a teacher, a reference, a perceptual loss (Task.frozen).
 
-They lie in the run's folder `frozen`, a file each, with the config node that builds the network: a run that was moved,
-or whose teacher has gone since, finds them there.
+They are saved in the run directory, as frozen/NAME.pt with the config node that builds the network, so that the run can
+be moved and the teacher's run deleted.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ FOLDER = "frozen"
 
 
 def provide_frozen(task: Task, model: nn.Module, node: Any, directory: Path | None, begins: bool, writes: bool) -> None:
-    """Replace what the task names in `frozen` by the networks.
+    """Replace the entries of task.frozen by the networks, in eval mode and without gradients.
 
-    model, node: as the run begins with it, on the CPU, and the config node that builds it. directory: of the run; None:
-    of none. begins: the networks are those that the task names, and are saved if `writes`; else they are the run's."""
+    model: the run's initial model, on the CPU; node: the config node that builds it. directory: the run directory;
+    None: there is no run. begins: True to load the networks from their sources and, if `writes`, to save them; False to
+    load the saved ones."""
     networks: dict[str, nn.Module] = {}
     for name, source in task.frozen.items():
         file = None if directory is None else directory / FOLDER / f"{name}.pt"
@@ -43,7 +44,7 @@ def provide_frozen(task: Task, model: nn.Module, node: Any, directory: Path | No
 
 
 def _named(name: str, source: Any, model: nn.Module, node: Any) -> tuple[Any, nn.Module]:
-    """(the config node that builds the network, or None if the task's own does; the network)."""
+    """Return (config node that builds the network, network). The node is None if the task itself built the network."""
     if isinstance(source, nn.Module):
         return None, source
     if source is None:
@@ -54,7 +55,9 @@ def _named(name: str, source: Any, model: nn.Module, node: Any) -> tuple[Any, nn
 
 def _saved(name: str, source: Any, file: Path) -> nn.Module:
     if not file.exists():
-        raise ConfigError(f"{file}: missing; the run's frozen network {name} lies there, keep it with the run")
+        raise ConfigError(
+            f"{file}: is missing; it contains the run's frozen network {name} - copy it from the original run"
+        )
     held = load_verified(file)
     built = isinstance(source, nn.Module)
     network = source if built else construct(PROJECT, f"{file.name}: model", held["node"], nn.Module)

@@ -1,8 +1,8 @@
-"""The groups' schemas: names, types and options, a line for each value.
+"""The schemas of the config groups: name, type and options of each key.
 
-Their defaults are for saved configs that are older than a key; a new run takes its values from conf/, where every key
-must be given (a test keeps both equal). To add a value to a group, add a line here and one in its yaml. A node with a
-`_target_` is checked against that signature (samebits.targets.nodes).
+To add a key to a group, add a line here and one in its yaml. New runs take the values of conf/, where every key must be
+given; the defaults here are for saved configs that are older than a key (a test checks that both are equal). The
+arguments of a node with `_target_` are checked against the signature of the target (samebits.targets.nodes).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from samebits.sweeps import SweepConfig
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """The run's own keys in `data`; all others are arguments of the dataset."""
+    """The keys of `data` that the run reads. All other keys are arguments of the data set."""
 
     input_shape: list[int]
     num_outputs: Annotated[int, Rule(at_least=1)]
@@ -33,7 +33,7 @@ class DataConfig:
 
 
 def mixed_parts(data: Any) -> Mapping[str, Any]:
-    """Return the parts of data=mixed, {name: node}; {} of data that have another argument of that name, or none."""
+    """Return the parts of data=mixed, {name: node}; {} for other data."""
     parts = data.get("parts")
     nodes = isinstance(parts, Mapping) and all(
         isinstance(node, Mapping) and "_target_" in node for node in parts.values()
@@ -43,7 +43,7 @@ def mixed_parts(data: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """The run's own keys in `optim`; all others are arguments of the optimizer."""
+    """The keys of `optim` that the run reads. All other keys are arguments of the optimizer."""
 
     schedule: dict[str, Any]
     decay_norms_and_biases: bool = False
@@ -52,14 +52,14 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig:
-    """All keys but this one are arguments of the task."""
+    """The key of `task` that the run reads. All other keys are arguments of the task."""
 
-    _target_: str = "lab.tasks.supervised.Supervised"  # for runs saved before tasks existed
+    _target_: str = "lab.tasks.supervised.Supervised"  # for runs that are older than tasks
 
 
 @dataclass(frozen=True, kw_only=True)
 class RootConfig(EngineGroups):
-    """The whole config: the engine's groups, and these."""
+    """The whole config: the groups of samebits and these."""
 
     name: str
     seed: Annotated[int, Rule(at_least=0, below=2**32)] = 0

@@ -1,6 +1,6 @@
-"""Make the ConfigError of h5rows, which the engine does not know, the engine's, with the same line.
+"""Convert the ConfigError of h5rows to the ConfigError of samebits, with the same message.
 
-Each module of lab that imports h5rows puts its use in a block `with h5_mistakes():`, or a class under `@h5_methods`.
+Each module of lab that uses h5rows does so in a block `with h5_mistakes():`, or in a class decorated by `@h5_methods`.
 """
 
 from functools import partial
@@ -8,7 +8,7 @@ from functools import partial
 from h5rows import ConfigError
 from samebits.errors import mistakes_of, with_mistakes_of
 
-ConfigError.group = "data."  # where h5rows' arguments are in a config, for its messages
+ConfigError.group = "data."  # prefix of h5rows' arguments in its messages: their config group
 
 h5_mistakes = partial(mistakes_of, ConfigError)
 h5_methods = with_mistakes_of(ConfigError)

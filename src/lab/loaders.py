@@ -1,4 +1,4 @@
-"""The data that the config names: data sets, transforms, and the loaders of training batches and evaluations."""
+"""Build data sets, transforms, and loaders of training and evaluation batches from the config."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from samebits.world import World, dist_env
 
 
 def task_class(config: Config) -> type[Task]:
-    """Returns the class that the config's `task` names; a function is refused, as its result is unknown here."""
+    """Return the class that task._target_ names. Raise ConfigError if it is not a subclass of Task."""
     path = config.cfg.task.get("_target_")
     named = locate(PROJECT, path, "task")
     if not (inspect.isclass(named) and issubclass(named, Task)):
@@ -50,14 +50,14 @@ def task_class(config: Config) -> type[Task]:
 
 
 def fetch_remote(data: Mapping[str, Any], between: Callable[[], object]) -> dict[str, str]:
-    """Fetch the remote files of the config's data. between: called now and then; may raise, to stop.
+    """Download the remote files of the config's data. Return {address: version of the local copy}.
 
-    Returns {address: the version that is here now}.
+    between: called now and then; may raise to stop.
     """
     versions: dict[str, str] = {}
     for node in (data, *mixed_parts(data).values()):
         remote = "://" in str(node.get("path"))
-        # others read addresses themselves
+        # other data sets read URLs themselves
         if remote and getattr(locate(PROJECT, node["_target_"], "data"), "takes_remote", False):
             from h5rows.integration import fetch
 
@@ -67,12 +67,12 @@ def fetch_remote(data: Mapping[str, Any], between: Callable[[], object]) -> dict
 
 
 def make_dataset(config: Config, split: str) -> Any:
-    """Returns the dataset of a split; None if the config has null for it (splits.val: null)."""
+    """Return the data set of a split, or None if the config has null for it (splits.val: null)."""
     node, trainer = config.dataset, config.trainer
     if isinstance(splits := node.get("splits"), Mapping) and splits.get(split) is None:
         return None
-    fetch_remote(node, note_progress)  # here already, but for ranks of other machines
-    # what its __init__ draws: equal on all ranks, after a resume and in `evaluate`
+    fetch_remote(node, note_progress)  # already local, except on other machines
+    # random numbers drawn by its __init__ are equal on all ranks, after a resume and in `evaluate`
     with drawing(_sample_seed(config, split) if _rules(config) >= 2 else None):
         dataset = construct(PROJECT, "data", node, object, split=split)
     if not is_stream(dataset):
@@ -82,8 +82,8 @@ def make_dataset(config: Config, split: str) -> Any:
         return Stream(dataset)
     if trainer.max_eval_batches is None:
         raise ConfigError(
-            f"data: {type(dataset).__name__} is a stream, for {split} too: trainer.max_eval_batches says how much of "
-            "it is scored"
+            f"data: {type(dataset).__name__} is a stream, for {split} too - set trainer.max_eval_batches to the "
+            "number of batches to evaluate"
         )
     return Stream(dataset, trainer.max_eval_batches * trainer.global_batch_size)
 
@@ -93,19 +93,19 @@ def _rules(config: Config) -> int:
 
 
 def _sample_seed(config: Config, split: str) -> int:
-    """Return the seed of what a data set draws. By rules 1 all splits had one, so they drew the same samples."""
+    """Return the seed of a data set's random numbers. With rules 1 all splits had one seed, so the same samples."""
     return seed_of_split(config.cfg.seed, split) if _rules(config) >= 2 else config.cfg.seed
 
 
 def describe_transforms(config: Config, dataset: Any) -> list[str]:
-    """What data.transforms say of themselves, a line each."""
+    """Return the lines of the `describe` methods of data.transforms, for the first lines of the log."""
     spec = getattr(dataset, "spec", {})
     built = [construct(PROJECT, f"data.transforms.{name}", node) for name, node in config.data.transforms.items()]
     return [line for one in built if hasattr(one, "describe") for line in one.describe(spec)]
 
 
 def unlike_splits(sets: Mapping[str, Any]) -> list[str]:
-    """A line for each field whose samples have another shape or type in a split than in training."""
+    """Return a line for each field whose samples have another shape or dtype in a split than in training."""
     specs = {split: getattr(dataset, "spec", {}) for split, dataset in sets.items()}
     return [
         f"{field} of {split}: {described(*spec[field])}, unlike that of train, {described(*specs['train'][field])}"
@@ -116,11 +116,11 @@ def unlike_splits(sets: Mapping[str, Any]) -> list[str]:
 
 
 def check_stream(config: Config) -> None:
-    """Refuse data.order and epochs for a stream: it has neither an index nor a length."""
+    """Raise ConfigError if a stream, which has no index and no length, is used with data.order or with epochs."""
     trainer, order = config.trainer, config.data.order.get("_target_")
     if order != "samebits.data.order.sequential":
         raise ConfigError(
-            f"data.order: a stream comes in its own order, so not in that of {order} - use "
+            f"data.order: a stream has its own order, so {order} has no effect - use "
             "data.order._target_=samebits.data.order.sequential"
         )
     keys = ("log_every", "eval_every", "save_every")
@@ -132,12 +132,12 @@ def check_stream(config: Config) -> None:
 
 
 def make_datasets(config: Config) -> dict[str, Any]:
-    """Returns {split: dataset} for all splits that are not null; train is required."""
-    named = config.dataset.get("splits")  # if no mapping, an argument of the data set that has this name
+    """Return {split: data set} for all splits that are not null. Raise ConfigError if there is no split train."""
+    named = config.dataset.get("splits")  # otherwise the data set has another argument of this name
     splits = [*dict.fromkeys(["train", "val", "test", *(named if isinstance(named, Mapping) else ())])]
     sets = {split: dataset for split in splits if (dataset := make_dataset(config, split)) is not None}
     if "train" not in sets:
-        raise ConfigError("data.splits.train=null: there is nothing to train on; name the group that holds the split")
+        raise ConfigError("data.splits.train=null: there is no training data - name the group that contains it")
     if isinstance(sets["train"], Stream):
         check_stream(config)
     return sets
@@ -152,8 +152,11 @@ def make_train_loader(
     saved: dict[str, Any] | None = None,
     random: bool = True,
 ) -> Loader:
-    """start: global sample number to begin with, 0 for a new run. saved: the state of an order that has one. random:
-    include random transforms (augmentation)."""
+    """Return the loader of training batches.
+
+    start: first sample id, 0 for a new run. saved: the state of data.order, if it has one. random: include random
+    transforms (augmentation). Raise ConfigError if a stateful task and data.order do not fit.
+    """
     node = config.data.order
     make = construct(PROJECT, "data.order", node)
 
@@ -166,7 +169,7 @@ def make_train_loader(
     plan, mark = training_plan(make_order, saved, config.data.overfit, batch_size, micro, world.rank, world.size, start)
     if task_class(config).stateful and mark is None:
         raise ConfigError(
-            f"data.order: {task_class(config).__name__} carries states from row to row, and {node['_target_']} has no "
+            f"data.order: {task_class(config).__name__} keeps states from row to row, but {node['_target_']} has no "
             "lanes - use samebits.data.order.lanes: docs/data_orders.md, Continue sequences"
         )
     if task_class(config).stateful and config.cfg.task.get("lanes", batch_size) != batch_size:
@@ -175,14 +178,15 @@ def make_train_loader(
 
 
 def samples_of_epoch(train: Loader, dataset: Any, trainer: TrainerConfig, step: int = 0, samples: int = 0) -> int:
-    """All of the training set, unless data.order leaves some out of each epoch (samebits.data.order.epochs).
+    """Return the samples of one epoch: the training set, or less if data.order drops the last batch (order.epochs).
 
-    step, samples: done before a resume."""
+    step, samples: done before a resume. Raise ConfigError if the batch size has changed and epochs end with a batch."""
     count = getattr(train.plan, "epoch_samples", None)
     if count and step * trainer.global_batch_size != samples:
         raise ConfigError(
             f"trainer.global_batch_size={trainer.global_batch_size}: the run has trained {samples:,} samples in "
-            f"{step:,} steps, and with this data.order epochs end with a batch, so its batch stays - begin a new run"
+            f"{step:,} steps, and cannot change its batch size, because this data.order ends epochs with a batch "
+            "- start a new run"
         )
     return count or len(dataset)
 
@@ -197,18 +201,21 @@ def make_eval_loader(
     whole: bool = False,
     rows: np.ndarray | None = None,
 ) -> Loader:
-    """Each sample of the set, or of trainer.max_eval_batches batches spread evenly over it, once over all ranks.
+    """Return a loader of each sample of the set once, over all ranks: of all samples, or of trainer.max_eval_batches
+    batches spread evenly over the set.
 
-    split: the set's name, for messages. whole: all samples, whatever trainer.max_eval_batches says. rows: (N,) int64,
-    those that are meant, and batches have "row"; None: all."""
+    split: the set's name, for messages. whole: use all samples, whatever trainer.max_eval_batches is. rows: (N,) int64,
+    use only these rows, and add the field "row" to batches; None: all rows.
+    """
     limit = None if whole else config.trainer.max_eval_batches
     # counted in global batches, so that the scored samples do not depend on the hardware
     count = None if limit is None else limit * config.trainer.global_batch_size
     # FSDP all-gathers weights in forward, some tasks all-gather outputs: all ranks need equally many batches
     in_step = config.trainer.pad_eval_batches or config.trainer.strategy == "fsdp"
     in_step = in_step or task_class(config).needs_global_batch
-    packs = hasattr(dataset, "collate") and _rules(config) >= 2  # what is packed cannot be cut behind the forward pass
-    # another shape would be compiled again
+    # padding cannot be cut off from the output of packed batches
+    packs = hasattr(dataset, "collate") and _rules(config) >= 2
+    # a batch of another shape would be compiled again
     full = machine.compile is not None and not isinstance(dataset, Stream) and not packs
     lanes = eval_lanes(config, rows) if task_class(config).stateful else None
     plan, mark = evaluation_plan(
@@ -219,20 +226,20 @@ def make_eval_loader(
 
 
 def eval_lanes(config: Config, rows: np.ndarray | None) -> int:
-    """The lanes of an evaluation, for a task that carries states along them."""
+    """Return the number of lanes in an evaluation of a stateful task: task.eval_lanes."""
     kind, count = task_class(config).__name__, config.cfg.task.get("eval_lanes")
     if not isinstance(count, int) or count < 1:
-        raise ConfigError(f"task.eval_lanes={count}: {kind} carries states, and is evaluated in at least 1 lane")
+        raise ConfigError(f"task.eval_lanes={count}: must be an integer >= 1, because {kind} keeps states")
     if rows is not None:
-        raise ConfigError(f"task: {kind} carries states from row to row, so it cannot look at single rows of a set")
+        raise ConfigError(f"task: {kind} keeps states from row to row, so it cannot evaluate single rows of a set")
     return count
 
 
 def make_statistics_loader(
     config: Config, machine: Hardware, dataset: Any, world: World, task: Task, train: Loader
 ) -> Loader | None:
-    """The training samples of Task.bn_update_batches, if the task asks for them: spread evenly over the set, without
-    random transforms."""
+    """Return a loader of Task.bn_update_batches training batches, spread evenly over the set, without random
+    transforms; None if the task has 0."""
     if not task.bn_update_batches:
         return None
     config = replace(
@@ -245,7 +252,7 @@ def _loader(
     config: Config, dataset: Any, split: str, plan: Plan, world: World, random: bool, like: Loader | None = None,
     with_rows: bool = False, mark: Transform | None = None,
 ) -> Loader:  # fmt: skip
-    """random: include random transforms (augmentation). mark: says which lane a row is of."""
+    """random: include random transforms (augmentation). mark: transform that adds the lane of each row."""
     given = config.hardware.num_threads
     padded = getattr(plan, "padded", False)
     transform = make_transform(config, random, dataset, mark, padded)
@@ -260,9 +267,12 @@ def _loader(
 def make_transform(
     config: Config, random: bool, dataset: Any = None, mark: Transform | None = None, padded: bool = False
 ) -> Transform | None:
-    """random: include random transforms (augmentation). dataset: may have transforms of its own, which come first;
-    None: of samples from elsewhere, which are as the first part's where there are parts. mark: for a task that carries
-    states in lanes. padded: batches of training may hold rows that do not count."""
+    """Return the transform of batches: the data set's own, then data.transforms; None if there are none.
+
+    random: include random transforms (augmentation). dataset: None for samples that are not from a data set (predict in
+    a notebook); with data=mixed they are transformed like those of the first part. mark: transform that adds the lane
+    of each row, for a stateful task. padded: training batches may contain padding, which the field "counted" marks.
+    """
     nodes = {f"data.transforms.{name}": node for name, node in config.data.transforms.items()}
     if dataset is None and (part := next(iter(mixed_parts(config.dataset)), None)):
         of_part = config.dataset["parts"][part]["transforms"]
@@ -287,7 +297,7 @@ def make_transform(
 
 
 class Chain:
-    """The data set's own transform, which is told the rows, then data.transforms."""
+    """The data set's own transform, which also gets the rows, followed by data.transforms."""
 
     takes_rows = True
 
@@ -295,25 +305,28 @@ class Chain:
         self.first, self.last = first, last
 
     def __call__(self, batch: Batch, numbers: Tensor, rows: Any) -> Batch:
+        """Transform a batch. numbers: (B,) sample ids. rows: (B,) rows of the data set."""
         batch = self.first(batch, numbers, rows)
         return batch if self.last is None else self.last(batch, numbers)
 
 
 def channels_last(batch: Batch, numbers: Tensor) -> Batch:
-    """Images in the memory order (B, H, W, C); shapes stay (B, C, H, W)."""
+    """Convert images (4-d, floating point) to the memory format channels_last; shapes stay (B, C, H, W)."""
     order = torch.channels_last
     images = {name: x for name, x in batch.items() if x.ndim == 4 and x.is_floating_point()}
     return batch | {name: x.contiguous(memory_format=order) for name, x in images.items()}
 
 
 def add_numbers(batch: Batch, numbers: Tensor) -> Batch:
+    """Add the field "sample_id"."""
     return {**batch, "sample_id": numbers}
 
 
 def add_counted(batch: Batch, numbers: Tensor) -> Batch:
+    """Add the field "counted", (B,) bool: False for padding. Raise ConfigError if the data have such a field."""
     if "counted" in batch:
         raise ConfigError(
-            "data: a field is called 'counted', as what says which rows are padding with data.order.drop_last=false - "
-            "give it another name"
+            "data: a field is called 'counted', which marks padding with data.order.drop_last=false - give it another "
+            "name"
         )
     return {**batch, "counted": numbers >= 0}

@@ -1,4 +1,4 @@
-"""What is logged of the training steps, and the checks of the same numbers: means over the steps since the last log."""
+"""Log the means of training values since the last log, and check that they are finite."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from samebits.errors import RunFailed
 from samebits.shards import local_parts
 from samebits.world import to_host
 
-WHY_LEFT_OUT = "the gradients of each, or their norm, were not finite numbers of float32"
+WHY_SKIPPED = "their gradients, or the norm of these, were not finite in float32"
 SMALLEST_SCALE = 1e-3  # fp16's loss scale begins at 65,536; each step with inf or NaN gradients halves it
 
 
 def check_finite(state: TrainState, run: RunContext) -> dict[str, int]:
-    """Returns {objective: steps since the last log that were left out}, with trainer.non_finite=skip and with fp16.
-    Where none may be, raises RunFailed, on all ranks, if gradients were inf or NaN: so is their summed norm."""
+    """Return {objective: steps skipped since the last log}. Raise RunFailed on all ranks for inf or NaN gradients if
+    steps are not skipped (without fp16 and trainer.non_finite=skip): the sum of their norms is not finite either."""
     skips = may_skip(run.trainer, state.scaler)
-    # before a resume that ended the skipping steps may have been left out, too
+    # there may be counts without `skips`: steps before a resume that changed trainer.non_finite
     counts, norms = (
         [n for n in state.running_sums if n.rpartition("/")[2] == key] for key in ("non_finite", "grad_norm")
     )
@@ -31,44 +31,44 @@ def check_finite(state: TrainState, run: RunContext) -> dict[str, int]:
     if not (skips or all(map(math.isfinite, sums[len(counts) :]))):
         steps = f"gradients were not finite within the steps {state.logged_step + 1} to {state.step}; "
         if found := getattr(run.train_set, "not_finite", lambda: None)():
-            raise RunFailed(f"{steps}the data are not, either: {found}")
+            raise RunFailed(f"{steps}the data are not finite either: {found}")
         weights = local_parts(list(state.model.parameters()))
         if not any(map(math.isnan, sums)) and all(bool(part.isfinite().all()) for part in weights):
             raise RunFailed(
-                f"the norm of the gradients is more than float32 holds within the steps {state.logged_step + 1} to "
-                f"{state.step}: make the loss smaller, by the units of the targets or a factor; if a gradient itself "
-                "is infinite, debug=nan names it"
+                f"the norm of the gradients overflowed float32 within the steps {state.logged_step + 1} to "
+                f"{state.step}: scale the loss or the targets down; if a gradient itself is infinite, debug=nan names "
+                "the module"
             )
         raise RunFailed(
-            f"{steps}debug=nan names the module, trainer.non_finite=skip leaves such steps out, "
+            f"{steps}debug=nan names the module, trainer.non_finite=skip skips such steps, "
             "a lower optim.lr or trainer.clip_norm may prevent them: see docs/troubleshooting.md#gradients-not-finite"
         )
     if state.scaler and state.scaler.get_scale() < SMALLEST_SCALE:
         raise RunFailed(
-            f"fp16: the loss scale has fallen below {SMALLEST_SCALE:g} by step {state.step}, as no step was finite; "
-            "hardware.precision=bf16 has the range of fp32, a lower optim.lr may help too"
+            f"fp16: the loss scale has fallen below {SMALLEST_SCALE:g} by step {state.step}, because no step had "
+            "finite gradients; use hardware.precision=bf16, which has the range of fp32, or a lower optim.lr"
         )
     return {name.rpartition("/")[0]: int(count) for name, count in zip(counts, sums)}
 
 
-def all_left_out(state: TrainState, skipped: Mapping[str, int]) -> bool:
-    """Whether no objective has had an update since the last log. skipped: of `check_finite`."""
+def all_skipped(state: TrainState, skipped: Mapping[str, int]) -> bool:
+    """Return whether all steps since the last log were skipped. skipped: as returned by `check_finite`."""
     updates = {name: state.counts[f"{name}/non_finite" if name else "non_finite"] for name in skipped}
     return bool(skipped) and skipped == updates
 
 
 def check_has_trained(state: TrainState, run: RunContext) -> None:
-    """RunFailed at the end of a run whose steps were all left out: its weights are those that it began with."""
-    since = (state.step - state.logged_step) * all_left_out(state, check_finite(state, run))
+    """Raise RunFailed if all steps of the run were skipped, so that the weights are still the initial ones."""
+    since = (state.step - state.logged_step) * all_skipped(state, check_finite(state, run))
     if state.step and state.skipped_steps + since == state.step:
         raise RunFailed(
-            f"all {state.step:,} steps were left out, so nothing was trained: {WHY_LEFT_OUT} - trainer.non_finite=stop "
+            f"all {state.step:,} steps were skipped, so nothing was trained: {WHY_SKIPPED} - trainer.non_finite=stop "
             "ends at the first one, debug=nan names the module"
         )
 
 
 def log_train(state: TrainState, run: RunContext, clock: Clock) -> None:
-    """Log the means since the last log over all ranks: one all-reduce and one copy to the host for all values."""
+    """Log the means since the last log, over all ranks: one all-reduce and one copy to the host for all values."""
     skipped = check_finite(state, run)
     names = [name for name in state.running_sums if name.rpartition("/")[2] != "non_finite"]
     means = torch.stack([state.running_sums[name].float() for name in names])
@@ -81,11 +81,11 @@ def log_train(state: TrainState, run: RunContext, clock: Clock) -> None:
         logged["train/epoch"] = state.samples / run.epoch_samples
     if count := sum(skipped.values()):
         logged["train/skipped_steps"] = float(count)
-    if all_left_out(state, skipped):
-        if state.scaler is None:  # fp16 looks for its loss scale in this way
+    if all_skipped(state, skipped):
+        if state.scaler is None:  # normal with fp16, which finds its loss scale so
             run.logger.warn(
-                f"all steps from {state.logged_step + 1} to {state.step} were left out (trainer.non_finite=skip): "
-                f"{WHY_LEFT_OUT}"
+                f"all steps from {state.logged_step + 1} to {state.step} were skipped (trainer.non_finite=skip): "
+                f"{WHY_SKIPPED}"
             )
         state.skipped_steps += state.step - state.logged_step
     if compile_s := compile_report(run.logger.say):

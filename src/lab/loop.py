@@ -1,12 +1,12 @@
 """The training loop. Edit this file to change the order of training; a new method is a file in lab/tasks.
 
-    while steps are left:
-        the task's train_step -> optimizer_step: micro-batches -> losses -> backward (gradients averaged over ranks on
-                                 the last) -> unscale, clip, update           lab/optimizer_step.py
-        at log_every / eval_every / save_every: values are copied to the host        lab/logging.py, evaluation.py
-        a signal or max_time on any rank: all ranks save a checkpoint and stop after the same step
+    until the last step:
+        the task's train_step calls optimizer_step: forward -> losses -> backward (the ranks average their gradients
+                           in the last micro-batch) -> unscale, clip, update         lab/optimizer_step.py
+        every log_every, eval_every, save_every steps: log, evaluate, save           lab/logging.py, evaluation.py
+        after a signal or max_time on any rank: all ranks save a checkpoint after the same step and stop
 
-Nothing in train_step waits for the device.
+train_step does not wait for the device: values are copied to the host only to log, evaluate or save.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from samebits.host import collect_garbage, no_garbage_collection
 from samebits.steps import StepRNG, uses_no_rng
 from samebits.world import World
 
-Validate = Callable[[TrainState], bool]  # lab.evaluation.validate, of a run and its sets
+Validate = Callable[[TrainState], bool]  # lab.evaluation.validate with its other arguments bound
 
 
 def train_step(
@@ -45,30 +45,31 @@ def train_step(
     world: World,
     after_all_reduce: Callable[[], None] = lambda: None,
 ) -> dict[str, Tensor]:
-    """One optimizer step. Returns 0-d tensors on the device: loss, grad_norm, the task's terms, and non_finite where a
-    step may be left out.
+    """Take one optimizer step. Return 0-d tensors on the device: loss, the task's other losses, grad_norm and, if
+    steps may be skipped, non_finite (1.0: skipped).
 
-    nets: {objective: its LossModule, wrapped}. batches: micro-batches whose sizes repeat machine.micro_batch_sizes.
-    after_all_reduce: called after each backward pass that averages the gradients over the ranks.
+    nets: {objective: LossModule, wrapped by DDP and torch.compile}; each objective has its own optimizer.
+    batches: iterator over micro-batches; this step takes one for each of machine.micro_batch_sizes.
+    after_all_reduce: called after each backward pass in which the ranks average their gradients.
     """
     task = state.task
     micro_batches = itertools.islice(batches, len(machine.micro_batch_sizes))
     with StepRNG(state.step, world.device, may_draw(state)) as step_rng:
-        step_rng.use_shared()  # of a schedule that draws
+        step_rng.use_shared()  # a schedule may draw random numbers
         state.schedule.set_rates(state.step)
         step_rng.use_per_rank()
         optimizer_step = OptimizerStep(nets, state, trainer, machine, world, step_rng, after_all_reduce)
         values = task.train_step(state.step, micro_batches, optimizer_step)
         if not (optimizer_step.norms and values):
-            raise ConfigError(f"task: {type(task).__name__}.train_step must call optimizer_step, and return its values")
+            raise ConfigError(f"task: {type(task).__name__}.train_step must call optimizer_step and return its values")
         if next(micro_batches, None) is not None:
-            raise ConfigError(f"task: {type(task).__name__}.train_step has left micro-batches of its step over")
+            raise ConfigError(f"task: {type(task).__name__}.train_step must use all micro-batches of the step")
         return optimizer_step.end_step(values)
 
 
 def may_draw(state: TrainState) -> bool:
-    """Whether random numbers may be drawn between a gradient and the end of the step: not by torch's optimizers, nor by
-    optimizers, schedules and tasks with `uses_rng = False`; by any other, and by what another task does there."""
+    """Return whether random numbers may be drawn between a backward pass and the end of the step. Torch's optimizers
+    draw none, nor do optimizers, schedules and tasks with `uses_rng = False`. All others may."""
     acts = any(overrides(state.task, name) for name in ("on_step_end", "project", "train_step"))
     return not uses_no_rng(state.schedule, state.optimizer.values(), [state.task] if acts else [])
 
@@ -77,10 +78,11 @@ def may_draw(state: TrainState) -> bool:
 def fit(
     nets: Mapping[str, nn.Module], state: TrainState, train: Loader, validate: Validate | None, run: RunContext
 ) -> None:
-    """Train from state.step until `is_finished`, or until a stop is requested. The actions that are due after a step
-    are a list in the state, so each checkpoint has it: a resumed run begins with the rest of the list.
+    """Train from state.step until `is_finished`, or until a stop is requested (by a signal or process.max_time).
 
-    validate: scores the validation sets, and says whether the state is among the best; None: there are none.
+    The actions due after a step (log, score, save) are listed in state.pending. Each checkpoint contains the list, so
+    a resumed run first runs the actions that are left.
+    validate: scores the validation sets and returns whether the state is among the best; None: no such sets.
     """
     batches = iter(train)
     clock = Clock(train, run.logger, run.work.speeds)
@@ -88,12 +90,12 @@ def fit(
     restore_pending(state, validate is not None, run)
     run_pending(state, validate, run, clock)
     before_step, on_step = (overriding(run.callbacks, event) for event in ("before_step", "on_step"))
-    step = train_step if run.balance is None else run.balance.timed(train_step)
+    step = train_step if run.balance is None else run.balance.timed(train_step)  # finds slow ranks
     if run.hardware.cuda_graph:
         step = as_graph(step, state, run, may_draw(state), called=bool(before_step or on_step))
     for net in nets.values():
-        training_mode(net) if state.rules >= 2 else net.train()
-    run.watchdog.beat("training", state.step, slow=True)  # a first step may compile
+        training_mode(net) if state.rules >= 2 else net.train()  # rules: see lab/options.py
+    run.watchdog.beat("training", state.step, slow=True)  # the first step may compile
     while not (is_finished(state, run) or run.stop.cause):
         for call in before_step:
             call(state)
@@ -101,7 +103,7 @@ def fit(
         state.step += 1
         state.samples += trainer.global_batch_size
         run.watchdog.beat("training", state.step)
-        run.checkpoints.check(state.payload)  # stops the run if a checkpoint could not be written
+        run.checkpoints.check(state.payload)  # raises if a checkpoint could not be written
         state.add_to_sums(values)
         run.logger.progress(state.step)
         if on_step:
@@ -112,17 +114,17 @@ def fit(
         if state.samples // run.epoch_samples > (state.samples - trainer.global_batch_size) // run.epoch_samples:
             clock.end_epoch(state.step)
         state.pending = actions_after_step(state, validate is not None, run)
-        run.stop.agree(run.world)
+        run.stop.agree(run.world)  # sets run.stop.cause on all ranks after the same step
         run_pending(state, validate, run, clock)
     run.watchdog.beat("saving", state.step, slow=True)
     if not run.stop.cause:
         check_has_trained(state, run)
-    run.checkpoints.wait(state.best)  # the run ends, and is scored, with all checkpoints on the disk
+    run.checkpoints.wait(state.best)  # the final scores read the best checkpoint
 
 
 def run_pending(state: TrainState, validate: Validate | None, run: RunContext, clock: Clock) -> None:
-    """Run the pending actions before the next step. A checkpoint lists those that are left; a stop leaves the
-    evaluation."""
+    """Run the pending actions, before the next step. If a stop is requested, save at once; the evaluation stays
+    pending, and the resumed run begins with it."""
     if "log" in state.pending:
         state.pending.remove("log")
         log_train(state, run, clock)
@@ -130,7 +132,7 @@ def run_pending(state: TrainState, validate: Validate | None, run: RunContext, c
         return
     with clock.paused():
         if "score" in state.pending and not run.stop.cause:
-            assert validate is not None  # else restore_pending and actions_after_step leave out score
+            assert validate is not None  # otherwise "score" is never pending
             score(state, validate, run)
         if "save" in state.pending and state.step == run.stop_at_step and not is_finished(state, run):
             run.stop.at_step()
@@ -140,7 +142,7 @@ def run_pending(state: TrainState, validate: Validate | None, run: RunContext, c
 
 
 def score(state: TrainState, validate: Validate, run: RunContext) -> None:
-    """Evaluate; save the state if it is among the best."""
+    """Evaluate, and save the state if it is among the best."""
     check_finite(state, run)
     check_replicas(state, run)
     if validate(state):
@@ -148,15 +150,16 @@ def score(state: TrainState, validate: Validate, run: RunContext) -> None:
 
 
 def save(state: TrainState, run: RunContext, best: bool) -> None:
-    """Save a checkpoint; all ranks call this. Rank 0 writes it; of a sharded model each rank writes its own shards.
+    """Save a checkpoint; all ranks call this. Rank 0 writes it; with FSDP each rank writes its own shards.
 
-    With process.save_async it is written beside the loop, from a copy of the state in host memory."""
+    With process.save_async it is written in the background, from a copy of the state in host memory.
+    best: save it among the best checkpoints; otherwise it replaces the last one."""
     run.watchdog.beat("saving", state.step, slow=True)
     check_finite(state, run)
-    check_replicas(state, run)  # before all get rank 0's buffers
+    check_replicas(state, run)  # before the broadcast, which hides differences
     held = nn.ModuleDict({"model": state.model, "task": state.task})
-    run.world.broadcast_buffers(held)
-    scored_model(state, run)  # copies the model's buffers into the average
+    run.world.broadcast_buffers(held)  # BatchNorm's statistics differ by rank
+    scored_model(state, run)  # called to copy the model's buffers into the weight average
     state.logged_lines = run.logger.lines
     run.buffers.check_finite(held, state.step)
     if warning := run.buffers.unsaved():
@@ -167,7 +170,7 @@ def save(state: TrainState, run: RunContext, best: bool) -> None:
 
 
 def check_replicas(state: TrainState, run: RunContext) -> None:
-    """RunFailed if ranks do not hold the same, once the task has gathered what each holds of its own samples."""
+    """Call Task.sync_buffers. Raise RunFailed if weights, optimizer states or task buffers differ between ranks."""
     with torch.no_grad():
         state.task.sync_buffers()
     run.replicas.check(on_all_ranks(state), state.step, run.world)

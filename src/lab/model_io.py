@@ -1,4 +1,4 @@
-"""A model: built as the config names it, or loaded from a run."""
+"""Build a model from the config, or load it from a run."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from samebits.targets import construct
 
 
 def make_model(config: Config) -> nn.Module:
+    """Build the model. Raise ConfigError if it contains lazy parameters."""
     model = construct(PROJECT, "model", config.cfg.model, nn.Module)
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise ConfigError(
-                f"model: {name} has no size before the first batch, as a lazy module's: give the size, which "
-                "data.input_shape and data.num_outputs say"
+                f"model: {name} belongs to a lazy module, which has no size before the first batch: give the "
+                "size, from data.input_shape and data.num_outputs"
             )
     return model
 
 
 def restore_model(path: Path, overrides: Sequence[str] = ()) -> tuple[nn.Module, DictConfig, Path, dict[str, Any]]:
-    """path: a run directory or one of its checkpoints. Returns (model in eval mode on the CPU, resolved config,
-    checkpoint path, its payload).
+    """Return (model, resolved config, path of the checkpoint, its payload). The model is on the CPU, in eval mode.
 
-    overrides: key=value, applied to the run's config before the model is built.
+    path: a run directory or one of its checkpoints. overrides: key=value, applied to the run's config first.
     """
     cfg, file, payload = read_run(PROJECT, path, overrides)
     model = make_model(Config.of(cfg))

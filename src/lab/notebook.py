@@ -1,4 +1,4 @@
-"""What a notebook uses, without a command line: compose, build, fit, load_run."""
+"""The functions for notebooks: compose, build, fit, load_run, read_metrics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from samebits.world import World
 
 
 def compose(overrides: Sequence[str] = ()) -> DictConfig:
-    """Returns the config that `src/train.py <overrides>` would run, resolved and checked. Raises ConfigError."""
+    """Return the config that `./run train <overrides>` would use, resolved. Raise ConfigError for a mistake in it."""
     if isinstance(overrides, str):
         raise ConfigError(f"compose({overrides!r}): give a list of overrides, compose([{overrides!r}])")
     cfg = compose_here(PROJECT, overrides, Path.cwd())
@@ -42,8 +42,8 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
 
 @dataclass(frozen=True)
 class Parts:
-    """A config's model and task, on `world.device`, and a loader for each split: `next(iter(parts.loaders["train"]))`
-    is a batch as the loop gets it."""
+    """A config's model and task, on `world.device`, and a loader of each split: `next(iter(parts.loaders["train"]))` is
+    a batch as in the training loop."""
 
     model: nn.Module
     task: Task
@@ -52,14 +52,15 @@ class Parts:
     world: World
 
     def close(self) -> None:
-        """End the loaders' threads and processes."""
+        """Stop the threads and processes of the loaders."""
         for loader in self.loaders.values():
             loader.close()
 
 
 def build(cfg: DictConfig) -> Parts:
-    """Build in this process what a run of `cfg` would train, for one device, whatever trainer.strategy says: with the
-    run's first weights, and random numbers that go on as its rank 0 draws them."""
+    """Build model, task and loaders of `cfg` in this process, for one device, whatever trainer.strategy is.
+
+    The weights are the run's initial ones, and torch's random numbers are those of its rank 0."""
     experiment = Experiment.of_first_rank(on_one_device(checked(cfg)), apply=False)
     model, task = experiment.build_model_and_task()
     machine, world = resolve_auto(experiment.machine, flop_of_sample(model, task)), experiment.world
@@ -69,16 +70,16 @@ def build(cfg: DictConfig) -> Parts:
 
 
 def checked(cfg: DictConfig) -> Config:
-    """Typed, from a copy of what `compose` has returned, which may have been changed since. Raises ConfigError."""
+    """Check a config from `compose`, which may have been changed since. Return it typed. Raise ConfigError."""
     if not isinstance(cfg, DictConfig):
-        raise ConfigError(f"expected what compose([...]) returns, not a {type(cfg).__name__}")
+        raise ConfigError(f"expected a config from compose([...]), got a {type(cfg).__name__}")
     return check(cfg.copy())
 
 
 def fit(cfg: DictConfig, run_dir: str | Path | None = None) -> Path:
-    """Train `cfg` as `src/train.py` does, in this process if it is one rank. Returns the run directory.
+    """Train `cfg` as `./run train` does, in this process if there is one rank. Return the run directory.
 
-    run_dir: default outputs/<name>/<time>-<suffix>; if it holds a run of this config, that is gone on with.
+    run_dir: default outputs/<name>/<time>-<suffix>; if it contains a run of this config, that run is resumed.
     """
     config = checked(cfg)
     if run_dir is None:
@@ -94,19 +95,19 @@ def fit(cfg: DictConfig, run_dir: str | Path | None = None) -> Path:
 
 
 def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
-    """Returns what the run has logged: [{"step": 50, "train/loss": 0.3, ...}, {"step": 100, "val/loss": ...}, ...]."""
+    """Return the run's metrics.jsonl: [{"step": 50, "train/loss": 0.3, ...}, {"step": 100, "val/loss": ...}, ...]."""
     if not (found := metrics_of(Path(run_dir))):
         raise ConfigError(
-            f"{run_dir}/metrics.jsonl: no such file; give the directory of a run that has logged something"
+            f"{run_dir}/metrics.jsonl: is missing or empty; give the directory of a run that has logged something"
         )
     return found
 
 
 class TrainedRun:
-    """A run's model with its preprocessing. `model, cfg = load_run(...)` takes the first two apart.
+    """A trained model with its preprocessing. `model, cfg = load_run(path)` works too.
 
-    model: on the CPU, in eval mode, with the weights that were evaluated (the EMA if the run kept one). classes:
-    names of the classes of the field y; None where the data name none.
+    path: a run directory or one of its checkpoints. model: on the CPU, in eval mode, with the evaluated weights (the
+    weight average if the run has one). classes: names of the classes of the field y; None if the data have no names.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -126,16 +127,18 @@ class TrainedRun:
 
     @torch.no_grad()
     def predict(self, x: Any) -> Any:
-        """x: one sample or a batch of the field x as the data hold it, before data.transforms: an array or tensor.
-        Returns the task's prediction for the batch, such as logits (B, num_outputs)."""
+        """Return the task's prediction for a batch, such as logits (B, num_outputs).
+
+        x: array or tensor, one sample or a batch of the field x as in the data file, before data.transforms. Raise
+        ConfigError if its shape does not fit."""
         values = torch.as_tensor(x)
         shape = tuple(self._config.data.input_shape)
         if values.ndim == len(shape):
             values = values[None]
         if values.ndim != len(shape) + 1:
             raise ConfigError(
-                f"predict: x has the shape {tuple(torch.as_tensor(x).shape)}; give one sample of {len(shape)} axes, "
-                f"such as {shape}, or a batch of them"
+                f"predict: x has the shape {tuple(torch.as_tensor(x).shape)}; give one sample of {len(shape)} "
+                f"dimensions, such as {shape}, or a batch of samples"
             )
         transform = make_transform(self._config, random=False)
         batch = {"x": values}
@@ -143,14 +146,14 @@ class TrainedRun:
 
     @torch.no_grad()
     def sample(self, count: int) -> Any:
-        """`count` new samples, where the task draws such (Task.sample), by torch's random numbers as they stand."""
+        """Return `count` new samples from Task.sample, with torch's present random numbers."""
         return self._task.sample(self.model, count)
 
     def name(self, x: Any) -> list[str]:
-        """The most likely class of each sample, by name; by number where the data name none."""
+        """Return the name of the most likely class of each sample, or its number if the data have no names."""
         output = self.predict(x)
         if not isinstance(output, Tensor) or output.ndim != 2:
-            raise ConfigError("name: the task's prediction is not one row of class scores for each sample")
+            raise ConfigError("name: the task's prediction does not have the shape (B, number of classes)")
         return [self.classes[k] if self.classes else str(k) for k in output.argmax(1).tolist()]
 
     @property

@@ -1,4 +1,4 @@
-"""What one objective of a task minimises, as a module: called with a batch, it returns the losses and the output."""
+"""The loss of one objective as a module, which returns losses and output for a batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from samebits.errors import ConfigError
 
 @with_error_hints
 def forward_loss(model: nn.Module, task: Task, batch: Batch, objective: str = "") -> tuple[dict[str, Tensor], Any]:
-    """Returns the task's ({"loss": (B,), term: (B,), ...}, output), in training and in evaluation: Task.losses."""
+    """Return ({"loss": (B,), <loss name>: (B,), ...}, output) from Task.losses or, for an objective,
+    <objective>_losses."""
     method = f"{objective}_losses" if objective else "losses"
     returned = getattr(task, method)(model, batch)
     if not (isinstance(returned, tuple) and len(returned) == 2):
@@ -24,21 +25,22 @@ def forward_loss(model: nn.Module, task: Task, batch: Batch, objective: str = ""
             "output)"
         )
     losses, output = returned
-    return dict(losses) if isinstance(losses, Mapping) else {"loss": losses}, output  # no tensor: check_per_sample
+    return dict(losses) if isinstance(losses, Mapping) else {"loss": losses}, output  # check_losses checks the values
 
 
 class LossModule(nn.Module):
-    """One objective of the task, called with a batch: what DDP wraps, the compiler compiles and trainer=dp copies."""
+    """The loss of one objective as a module, which DDP and torch.compile wrap and DataParallel copies."""
 
     def __init__(self, model: nn.Module, task: Task, name: str = "") -> None:
         super().__init__()
         self.model, self.task, self.name = model, task, name
 
     def forward(self, batch: Batch) -> tuple[dict[str, Tensor], Any]:
+        """Return (losses, output); the output is None in training."""
         losses, output = forward_loss(self.model, self.task, batch, self.name)
-        return losses, None if self.model.training else output  # nothing in training reads it, so it needs no memory
+        return losses, None if self.model.training else output  # not used in training, so free its memory
 
     def no_sync(self) -> AbstractContextManager[Any]:
-        """The sharded model's no_sync(); does nothing for other models, whose DDP wrapper has its own."""
+        """Return the sharded model's no_sync(), or a context that does nothing: DDP's wrapper has its own no_sync."""
         no_sync: Any = getattr(self.model, "no_sync", nullcontext)
         return no_sync()

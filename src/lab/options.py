@@ -1,4 +1,4 @@
-"""The schemas of the groups `trainer` and `monitor`, which the loop reads; see lab.groups for the others."""
+"""The schemas of the config groups `trainer` and `monitor`, which the loop reads; lab.groups has the others."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Annotated
 from samebits.parallel import DDPConfig, FsdpConfig
 from samebits.schema import Rule, option
 
-# Versions of the rules that decide a run's bits. A saved run keeps its own; one from before this key has 1.
-# 1: until 0.2
-# 2: since 0.3. Each split draws its own random numbers; what a model holds in evaluation mode stays in it; weights
-#    enter their average after Task.on_step_end; every step of a schedule trains; batches of an own collate are not
-#    padded
+# Version of the rules that change a run's results. A saved run keeps its version, so that it resumes bit for bit.
+# 1: until 0.2 (also runs without the key `rules`)
+# 2: since 0.3: each split has its own random numbers; modules that the model puts in evaluation mode stay in it; the
+#    weight average is updated after Task.on_step_end; the last step of a schedule has a rate > 0; batches of a data
+#    set's own `collate` are not padded
 RULES = 2
 
 Interval = Annotated[int | str | None, Rule(at_least=1, interval=True)]
@@ -20,7 +20,7 @@ Interval = Annotated[int | str | None, Rule(at_least=1, interval=True)]
 
 @dataclass(frozen=True)
 class MonitorConfig:
-    """The score that says which of a run's checkpoints, and which run, is best."""
+    """The score by which the best checkpoint of a run, and the best run of a sweep, are chosen."""
 
     key: str = "val/loss"
     mode: Annotated[str, option("min", "max")] = "min"
@@ -28,6 +28,8 @@ class MonitorConfig:
 
 @dataclass(frozen=True)
 class TrainerConfig:
+    """The options of the training loop; conf/trainer/single.yaml explains them."""
+
     strategy: Annotated[str, option("single", "ddp", "dp", "fsdp")] = "single"
     max_epochs: Annotated[float | None, Rule(above=0)] = 20
     max_steps: Annotated[int | None, Rule(at_least=0)] = None

@@ -1,10 +1,10 @@
-"""The actions that are pending after a step, and why training has ended: state.pending and state.stop_reason, which
-each checkpoint holds. A run that was killed or stopped after any of its writes resumes with the rest of the actions.
+"""The actions due after a step (state.pending) and the reason why training ended (state.stop_reason). Each checkpoint
+contains both, so a run that was killed or stopped between two actions resumes with the remaining ones.
 
-    after a step      pending = log, score, save, as they are due                  actions_after_step
-    after each action pending = the rest; a checkpoint holds these                 lab.loop.run_pending
-    a stop            saves at once; the evaluation stays pending
-    a resume          runs the actions that are pending, then takes steps          restore_pending
+    after a step      pending = the due ones of log, score, save                   actions_after_step
+    after an action   pending = the remaining ones                                 lab.loop.run_pending
+    at a stop         save at once; the evaluation stays pending
+    at a resume       first run the pending actions, then continue with steps      restore_pending
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from samebits.schema import passed
 
 
 def due(step: int, every: float | None) -> bool:
+    """Return whether this step is the first at or after a multiple of `every` steps, which may be a fraction."""
     return every is not None and passed(step, every) > passed(step - 1, every)
 
 
 def actions_after_step(state: TrainState, validates: bool, run: RunContext) -> list[str]:
-    """What is to be done after the step that was taken, in this order. validates: there are validation sets."""
+    """Return the actions due after `state.step`, in their order. validates: whether there are validation sets."""
     step, every, at_end = state.step, run.every, state.step == run.total_steps
     scored = bool(validates and every.eval) and (due(step, every.eval) or at_end)
     saved = due(step, every.save) or at_end or step == run.stop_at_step
@@ -26,24 +27,25 @@ def actions_after_step(state: TrainState, validates: bool, run: RunContext) -> l
 
 
 def is_finished(state: TrainState, run: RunContext) -> bool:
+    """Return whether training has ended: all steps are done, or there is a stop_reason."""
     return state.step >= run.total_steps or bool(state.stop_reason)
 
 
 def out_of_patience(state: TrainState, run: RunContext) -> bool:
+    """Return whether trainer.early_stop_patience evaluations in a row have not improved the score."""
     patience = run.trainer.early_stop_patience
     return patience is not None and state.evals_without_improvement >= patience
 
 
 def restore_pending(state: TrainState, validates: bool, run: RunContext) -> None:
-    """Before the first step of a process: compute again which actions are pending and why training has ended, because
-    a resume may have changed the config.
+    """Update state.pending and state.stop_reason before the first step, because a resume may have changed the config.
 
-    The end by max_steps, max_epochs and by patience is that of today's config. A callback's end stands, unless the run
-    is given more steps than it had.
+    The present config decides about max_steps, max_epochs and early_stop_patience. If a callback ended training, it
+    stays ended, unless the config now has more steps than before. validates: whether there are validation sets.
     """
     moved = state.total_steps != run.total_steps
     if state.step and moved and (state.step == run.total_steps or not state.total_steps):
-        # this step has become the last one; or an older version wrote the checkpoint, without its pending actions
+        # this step is the last one now, or the checkpoint is older than state.pending
         done = {"log": state.logged_step, "score": state.scored_step}
         state.pending = [what for what in actions_after_step(state, validates, run) if done.get(what) != state.step]
     if not (validates and run.every.eval):

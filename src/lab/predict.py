@@ -1,4 +1,4 @@
-"""Predict: the outputs of one trained model, or the mean over several, for every sample of a split."""
+"""Predict every sample of a split with a trained model, or with the mean over several models."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Prediction:
-    """What to predict. paths: runs or checkpoints; of several the mean is taken, after `activation`. overrides:
-    key=value for their configs. fields: names in the batch that are copied into the file."""
+    """The arguments of a prediction. paths: runs or checkpoints; outputs of several are averaged, after `activation`.
+    out: the file to write. overrides: key=value for the runs' configs. fields: fields of the batch to copy to `out`."""
 
     paths: list[Path]
     split: str
@@ -43,9 +43,9 @@ class Prediction:
 
 
 def predict(what: Prediction, num_procs: int | None, overwrite: bool) -> dict[str, Any]:
-    """Write what.out. Returns {name: (shape, dtype)} of what it holds: row (N,), <output> (N, ...), <field> (N, ...).
+    """Write the file what.out. Return {name: (shape, dtype)}: row (N,), <output> (N, ...), <field> (N, ...).
 
-    num_procs: processes, each of which predicts its share of the samples; None: one for each GPU, or one.
+    num_procs: processes that share the samples; None: one for each GPU, or one. overwrite: replace an existing file.
     """
     if not what.paths:
         raise ConfigError("give a run directory or a checkpoint")
@@ -57,22 +57,22 @@ def predict(what: Prediction, num_procs: int | None, overwrite: bool) -> dict[st
 
 
 def load(what: Prediction, num_procs: int) -> tuple[Hardware, Callable[[World], Rows]]:
-    """Return the hardware and the function that predicts a rank's share of the samples."""
+    """Return (hardware, function that predicts a rank's share). Raise ConfigError if the splits' sizes differ."""
     members = [restore(path, what.split, what.overrides, num_procs) for path in what.paths]
     first = members[0]
     for other in members[1:]:
         theirs, ours = (len(member.experiment.sets[what.split]) for member in (other, first))
         if theirs != ours:
             raise ConfigError(
-                f"{other.file}: its {what.split} split has {theirs:,} samples, that of {first.file} "
-                f"{ours:,}: several models predict the same samples - give data.path=..."
+                f"{other.file}: its split {what.split} has {theirs:,} samples, but {first.file} has {ours:,}: an "
+                "ensemble predicts the same samples - give data.path=..."
             )
     first.experiment.machine.apply(first.experiment.config.hardware)
     return first.experiment.machine, partial(rows_of, what, members)
 
 
 def rows_of(what: Prediction, members: list[Restored], world: World) -> Rows:
-    """Yield this rank's rows of the split, (B,), and what is predicted for them."""
+    """Yield (rows of the split (B,), {name: predictions or copied fields (B, ...)}) of this rank's share."""
     machine = members[0].experiment.machine
     with ExitStack() as stack:
         loaders: list[Loader] = []
@@ -90,7 +90,7 @@ def rows_of(what: Prediction, members: list[Restored], world: World) -> Rows:
 
 @torch.no_grad()
 def outputs(member: Restored, batch: Batch, what: Prediction) -> dict[str, np.ndarray]:
-    """{name: (B, ...)} of one model: "output" for a task that returns one tensor, else the names of its mapping."""
+    """Return {name: (B, ...)} of one model. A single tensor from the task is named "output"."""
     with member.experiment.machine.autocast():
         named = predicted(member.task, member.model, batch)
     if what.activation:
@@ -100,20 +100,20 @@ def outputs(member: Restored, batch: Batch, what: Prediction) -> dict[str, np.nd
 
 
 def averaged(members: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The mean over the models of each output."""
+    """Return the mean over the models of each output. Raise ConfigError if shapes differ or outputs are not floats."""
     if len(members) == 1:
         return members[0]
     for name, array in members[0].items():
         shapes = [member[name].shape if name in member else None for member in members]
         if set(shapes) != {array.shape}:
-            raise ConfigError(f"{name}: the models' outputs differ in shape ({shapes}), so they have no mean")
+            raise ConfigError(f"{name}: the models' outputs differ in shape ({shapes}) and cannot be averaged")
         if not np.issubdtype(array.dtype, np.floating):
-            raise ConfigError(f"{name}: the models' outputs are {array.dtype}, of which there is no mean")
+            raise ConfigError(f"{name}: the models' outputs are {array.dtype} and cannot be averaged")
     return {name: np.mean([member[name] for member in members], axis=0) for name in members[0]}
 
 
 def copied(batch: Batch, name: str) -> Any:
-    """The field as an array (B, ...), or as it is for texts."""
+    """Return a field of the batch, tensors as arrays (B, ...). Raise ConfigError if it is missing."""
     if name not in batch:
-        raise ConfigError(f"--fields {name}: the batch has {', '.join(batch)}")
+        raise ConfigError(f"--fields {name}: no such field (the batch has {', '.join(batch)})")
     return batch[name].cpu().numpy() if isinstance(batch[name], Tensor) else batch[name]

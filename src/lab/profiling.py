@@ -1,4 +1,4 @@
-"""The parts of a step that profiler=simple times, and the losses whose FLOP are counted."""
+"""Define the parts of a step that profiler=simple times, and the losses whose FLOP are counted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lab import loop, optimizer_step
 from lab.objective import LossModule
 from lab.tasks.base import Batch, Task
 
-# (where a function is called, its name) -> the part that it is; a new one that takes time gets its line here
+# (module that calls a function, its name) -> name of the part; add a line for a new function that takes time
 PARTS: dict[tuple[Any, str], str] = {
     (optimizer_step, "clip"): "clip",
     (optimizer_step, "update"): "optimizer",
@@ -20,7 +20,7 @@ PARTS: dict[tuple[Any, str], str] = {
     (loop, "score"): "evaluation",
     (loop, "save"): "save",
 }
-ASIDE = {  # how to spend less on what is no part of a step
+ASIDE = {  # advice for parts outside of the steps
     "evaluation": "raise trainer.eval_every, or set trainer.max_eval_batches",
     "save": "raise trainer.save_every",
     "log": "raise trainer.log_every",

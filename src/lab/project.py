@@ -1,4 +1,4 @@
-"""What the engine is told of this project (samebits.project): where its files are and what a yaml may name."""
+"""Define PROJECT, the constants of this project for samebits: its folders, allowed targets, renamed keys, resolvers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from samebits.config import quote_value
 from samebits.errors import ConfigError
 from samebits.project import Project
 
-WORDS = ("null", "true", "false", "nan", "inf")  # that Hydra does not read as text
+WORDS = ("null", "true", "false", "nan", "inf")  # words that Hydra does not parse as text
 
 
 def h5_shape(field: str, _parent_: Any) -> list[int]:
-    """${h5_shape:field} in a group `data`: shape of one sample of the field, from the data file."""
+    """Return the shape of one sample of the field, from the data file: ${h5_shape:field} in a group `data`."""
     from h5rows.integration import sample_shape
 
     with _about_data(_parent_), h5_mistakes():
@@ -27,7 +27,8 @@ def h5_shape(field: str, _parent_: Any) -> list[int]:
 
 
 def h5_outputs(field: str, _parent_: Any) -> int | None:
-    """${h5_outputs:field}: how many outputs a model of that field needs; null in a part of data=mixed that lacks it."""
+    """Return the number of outputs that a model of the field needs: ${h5_outputs:field} in a group `data`. Return None
+    for a part of data=mixed that lacks the field."""
     from h5rows.integration import num_outputs
 
     if _key(_parent_) != "data" and _parent_.fields.get(field, field) is None:
@@ -37,18 +38,20 @@ def h5_outputs(field: str, _parent_: Any) -> int | None:
 
 
 def expand(cfg: Any) -> None:
-    """data.split_ratio=80/10/10 -> data.splits that say so, which the run's config.yaml has, and a resume goes by."""
+    """Replace data.split_ratio=80/10/10 by data.splits, so that config.yaml has the splits; drop entries that are null.
+
+    cfg: the composed config, changed in place. Raise ConfigError for split_ratio with other data than data=h5."""
     nodes = {"data": cfg.data, **{f"data.parts.{name}": node for name, node in mixed_parts(cfg.data).items()}}
     for key, node in nodes.items():
         if hasattr(node, "get") and (text := node.get("split_ratio")) is not None:
             from h5rows.integration import shares_of
 
             if node.get("_target_") != "lab.datasets.h5.Dataset":
-                raise ConfigError(f"{key}.split_ratio={text}: of data=h5; here {key}.splits says where a split lies")
+                raise ConfigError(f"{key}.split_ratio={text}: only for data=h5 - set {key}.splits")
             with h5_mistakes():
                 node.splits = shares_of(str(text), node.get("split_by"), f"{key}.split_ratio")
                 node.split_ratio = None
-    # null takes a part out, or all of them
+    # an entry that is null is removed; if the group is null, all entries are
     for node, name in [
         *((node, "transforms") for node in nodes.values()),
         (cfg.get("task"), "metrics"),
@@ -64,7 +67,7 @@ def expand(cfg: Any) -> None:
 
 
 def train_on(path: str, settings: Mapping[str, Any], task: str) -> str:
-    """The command that trains on a stranger's file. settings: keys of `data`."""
+    """Return the command that trains on a data file. settings: {key of `data`: value}. task: option of conf/task."""
 
     def written(value: Any) -> str:
         if isinstance(value, dict):
@@ -74,7 +77,7 @@ def train_on(path: str, settings: Mapping[str, Any], task: str) -> str:
         return (
             value
             if re.fullmatch(r"(\.{0,2}/)*[A-Za-z_/][\w./-]*|[\d/]+", value) and value.lower() not in WORDS
-            else f'"{value}"'  # a shell takes it in single quotes
+            else f'"{value}"'  # shlex.join adds single quotes
             if not set(value) & set('"\\\\')
             else quote_value(value)
         )
@@ -85,9 +88,9 @@ def train_on(path: str, settings: Mapping[str, Any], task: str) -> str:
 
 
 def first_part(key: str, _parent_: Any) -> Any:
-    """${first_part:num_outputs} in data=mixed: what the first part says that says it."""
+    """Return a key's value in the first part that has it, or None: ${first_part:num_outputs} in data=mixed."""
     if not _parent_.parts:
-        raise ConfigError("data.parts: there are none - add some, such as +data@data.parts.old=h5 +data.weights.old=1")
+        raise ConfigError("data.parts: is empty - add parts, such as +data@data.parts.old=h5 +data.weights.old=1")
     said = (node.get(key) for node in _parent_.parts.values() if hasattr(node, "get"))
     return next((value for value in said if value is not None), None)
 
@@ -97,7 +100,7 @@ def _key(node: Any) -> str:
 
 
 def folder_classes(_parent_: Any) -> int:
-    """${folder_classes:} in a group `data`: how many class folders there are below its path."""
+    """Return the number of class folders below data.path: ${folder_classes:} in a group `data`."""
     from lab.datasets.image_folder import class_names, open_images
 
     with _about_data(_parent_):
@@ -107,14 +110,14 @@ def folder_classes(_parent_: Any) -> int:
 
 @contextmanager
 def _about_data(node: Any) -> Iterator[None]:
-    """In this block a mistake in what a file holds names the key that leads to the file. node: the data group's."""
+    """In this block, an error about a data file's content names its config key. node: the group `data`."""
     try:
         yield
     except ConfigError as error:
         key = _key(node)
         text = str(error) if key == "data" else re.sub(r"(?<![\w./-])data(?=\.[a-z])", key, str(error))
         if re.search("has no (group )?'", text) and (command := trains_on(node)):
-            text += f"; this trains on it: {command}"
+            text += f"; to train on it, type: {command}"
         lacks = re.search(r"has no group '([^']+)'", text)
         for name, part in (node.get("splits") or {}).items():
             if lacks and isinstance(part, Mapping) and part.get("group") == lacks[1]:
@@ -126,7 +129,7 @@ def _about_data(node: Any) -> Iterator[None]:
 
 
 def trains_on(node: Any) -> str | None:
-    """The command that trains on the file of a data group, which has no such fields or splits."""
+    """Return a command that trains on the file of a group `data`, by the fields in the file; None: not found."""
     from h5rows.integration import suggestion
 
     with h5_mistakes():
@@ -137,9 +140,9 @@ def trains_on(node: Any) -> str | None:
 PROJECT = Project(
     name=__name__,
     root=Path(__file__).resolve().parents[2],
-    # What a yaml may name as _target_, so that somebody else's config cannot call arbitrary functions (torch.hub.load,
+    # Allowed values of _target_, so that a config from somebody else cannot call arbitrary functions (torch.hub.load,
     # os.system, samebits.files.replace_text). To use another library, add its prefix here ("timm.*": the public classes
-    # and functions that it defines), or one full name ("transformers.AutoModel.from_pretrained").
+    # and functions defined in it), or one full name ("transformers.AutoModel.from_pretrained").
     allowed=(
         "lab.models.*",
         "lab.datasets.*",
@@ -157,15 +160,15 @@ PROJECT = Project(
         "torch.optim.*",
         "torchmetrics.*",
     ),
-    # Functions that may be called with a config's values alone. Functions of lab's other folders need _partial_: true:
-    # the run calls them with objects of its own.
+    # Functions that are called with arguments from the config only. Functions in lab's other folders need _partial_:
+    # true, because the run adds arguments.
     factories=("lab.models.*",),
     remedies={
-        "transformers.AutoModel": "choose model=pretrained, it loads safetensors only and runs no code of a folder",
+        "transformers.AutoModel": "use model=pretrained, which loads only safetensors and runs no code from the folder",
     },
     schema=RootConfig,
     own={"data": DataConfig, "optim": OptimConfig, "task": TaskConfig},
-    # import paths that saved configs have
+    # old import paths in saved configs: new ones
     moved={
         "lab.data.h5.H5Dataset": "lab.datasets.h5.Dataset",
         "engine.data.h5.H5Dataset": "lab.datasets.h5.Dataset",
@@ -188,9 +191,9 @@ PROJECT = Project(
         "lab.optim.Step": "lab.schedules.step.Step",
         "lab.optim.Plateau": "lab.schedules.plateau.Plateau",
         "lab.datasets.mixed.in_shares": "lab.datasets.mixed.mixture",
-        "lab.": "lab.",  # in a fork of another name: runs from before it was named
+        "lab.": "lab.",  # in a renamed fork: configs from before the renaming
     },
-    # of saved configs and of what somebody types
+    # old keys in saved configs and on the command line: new ones
     moved_keys={
         f"trainer.{name}": f"process.{name}"
         for name in ("max_time", "stop_at_step", "timeout", "max_restarts", "save_async")
@@ -208,13 +211,13 @@ PROJECT = Project(
         "task.frozen": "task.freeze",
     },
     moved_values={"decode": {"meant": True, "stored": False}},
-    # arguments of a class: another class may have one of the same name
+    # renamed arguments: only of this class, because another class may have an argument of the same name
     moved_arguments={
         "values": "lab.datasets.h5.Dataset",
         "masked": "lab.datasets.h5.Dataset",
         "frozen": "lab.tasks.finetune.Finetune",
     },
-    # of 0.2: still read in commands and yamls, with a line that says so
+    # names of version 0.2 that commands and yamls may still use, with a warning
     aliases=(
         "process.straggler_share",
         "trainer.eval_in_step",
@@ -227,7 +230,7 @@ PROJECT = Project(
         "task.frozen",
         "lab.datasets.mixed.in_shares",
     ),
-    # relative ones are relative to the working directory of the command
+    # keys of paths; a relative path is relative to the working directory of the command
     paths=(
         "data.path",
         "data.parts.*.path",

@@ -1,6 +1,6 @@
-"""The rehearsal of a new run: what an evaluation calls is called with one batch before the first step, without a trace.
+"""Rehearse an evaluation with one batch, before the first step of a new run, without side effects.
 
-A mistake in a metric, in `predict` or in a picture ends the run here, and not after hours of training.
+A mistake in a metric, in `predict` or in a picture then ends the run at once, and not after hours of training.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from samebits.world import World
 
 
 def rehearse(state: TrainState, vals: Mapping[str, Loader], run: RunContext) -> None:
-    """Score the first batch of each validation set, call `predict` if the task has its own, and the callbacks'
-    on_rehearsal. All ranks call this. Random numbers, buffers and the attributes of modules and metrics stay."""
+    """Evaluate the first batch of each validation set, and call Task.predict and the callbacks' on_rehearsal.
+
+    All ranks call this. Random numbers, buffers and attributes of modules, metrics and transforms are restored."""
     model, task = state.model if state.ema is None else state.ema, state.task
     observers = [partial(called, call) for call in overriding(run.callbacks, "on_rehearsal")]
     raised: list[str] = []
@@ -38,7 +39,7 @@ def rehearse(state: TrainState, vals: Mapping[str, Loader], run: RunContext) -> 
     def compute(metric: Any, world: World) -> Any:
         try:
             return metric.compute(world)
-        except (ValueError, ArithmeticError) as error:  # may be right: one batch need not have all classes
+        except (ValueError, ArithmeticError) as error:  # may be no mistake: one batch may lack classes
             raised.append(one_line(error))
             return {}
 
@@ -63,18 +64,19 @@ def rehearse(state: TrainState, vals: Mapping[str, Loader], run: RunContext) -> 
                     predicted(task, model, batch)
     check_numbers(scores)
     for line in raised:
-        run.logger.warn(f"a metric's compute raised for one validation batch, perhaps too small for it ({line})")
+        run.logger.warn(f"a metric's compute raised for one validation batch, which may be too small for it ({line})")
     if scores and not raised:
         monitored(scores, run)
 
 
 def called(call: Callable[..., Any], output: Any, batch: Batch) -> None:
+    """Call a callback's on_rehearsal. An error is shown with the callback's name."""
     with noting(f"callback ({type(getattr(call, '__self__', call)).__name__})", output, batch):
         call(output, batch)
 
 
 def noted(loader: Loader, first: list[Batch]) -> Generator[Batch, None, None]:
-    """Yields the loader's first batch, which is added to `first`."""
+    """Yield the loader's first batch and append it to `first`."""
     with closing(iter(loader)) as batches:  # type: ignore[type-var] # a generator
         for batch in islice(batches, 1):
             first.append(batch)
@@ -83,8 +85,8 @@ def noted(loader: Loader, first: list[Batch]) -> Generator[Batch, None, None]:
 
 @contextmanager
 def as_before(state: TrainState, run: RunContext, others: Iterable[Any] = ()) -> Iterator[None]:
-    """`unchanged`, of a run and other objects. Nothing is compiled: the sizes of this batch must not decide what
-    training compiles."""
+    """Restore a run and other objects after this block; see `unchanged`. Nothing is compiled in it, because the size of
+    this batch must not determine the compiled code of the training."""
     modules = [module for module in (state.model, state.ema, state.task) if module is not None]
     eager = torch.compiler.set_stance("force_eager") if run.hardware.compile else nullcontext()
     with unchanged(modules, [*state.task.metrics.values(), *others], run.world.device), eager:
@@ -93,8 +95,8 @@ def as_before(state: TrainState, run: RunContext, others: Iterable[Any] = ()) ->
 
 @contextmanager
 def unchanged(modules: Iterable[nn.Module], others: Iterable[Any], device: torch.device) -> Iterator[None]:
-    """After this block random numbers are as before, and so are the attributes of the modules and others: what they
-    are, and the values of tensors (but parameters), lists, dicts, sets and generators among them."""
+    """Restore RNG states and the attributes of modules and other objects after this block, including the content of
+    tensors (except parameters), lists, dicts, sets and random generators."""
     undo: list[Callable[[], Any]] = []
     before, seen = rng_row(device), set[int]()
     holders = {id(part): part for module in modules for part in module.modules()}
@@ -112,7 +114,7 @@ def unchanged(modules: Iterable[nn.Module], others: Iterable[Any], device: torch
 
 
 def keep(value: Any, undo: list[Callable[[], Any]], seen: set[int]) -> None:
-    """Add to `undo` what puts the value back as it is now."""
+    """Append functions to `undo` that restore the present content of `value`. seen: ids of values done."""
     if id(value) in seen or isinstance(value, nn.Parameter):
         return
     seen.add(id(value))
@@ -141,8 +143,8 @@ def keep(value: Any, undo: list[Callable[[], Any]], seen: set[int]) -> None:
 
 @contextmanager
 def mistakes_before_training(state: TrainState, begins: bool) -> Iterator[None]:
-    """In this block an error of the user's own code is one line, a ConfigError, as long as a new run has trained
-    nothing: nothing is lost, and no directory stays."""
+    """In this block, raise an error of the user's code as a ConfigError in one line, if a new run has not taken a step
+    yet: its directory is then removed."""
     try:
         yield
     except (ConfigError, RunFailed):

@@ -1,4 +1,4 @@
-"""Names of version 0.2 in a user's code: a ConfigError that has the new name, for one version."""
+"""Raise ConfigError with the new name for names of version 0.2 in a user's code. To be removed after 0.3."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lab.tasks.base import Task
 from samebits.errors import ConfigError
 
 METHOD, NAMES = (FunctionType, MethodType), (tuple, list)
-# old name of a task's: (the name now, the types that it had)
+# old name in a task: (new name, types of the old value)
 OF_TASK: dict[str, tuple[str, type | tuple[type, ...]]] = {
     "numbered": ("needs_sample_ids", bool),
     "across_samples": ("needs_global_batch", bool),
@@ -37,7 +37,7 @@ OF_RUN = {"machine": "hardware", "renewed": "bn_updated_at", "scan": "iterate_ro
 
 
 def check_task_names(task: Task) -> None:
-    """Raise ConfigError if the task has an attribute or method of an old name, which would be ignored."""
+    """Raise ConfigError if the task has an attribute or method with an old name, because it would be ignored."""
     for old, (new, kind) in OF_TASK.items():
         if isinstance(getattr(task, old, None), kind):
             raise ConfigError(f"task: {type(task).__name__}.{old} is called {new} since 0.3 - rename it")
@@ -50,14 +50,14 @@ def _check_draws(key: str, made: Any) -> None:
 
 
 def check_method(key: str, made: Any, new: str) -> None:
-    """Raise ConfigError if an optimizer or a schedule has the method `scored` of 0.2, which would not be called."""
+    """Raise ConfigError if an optimizer or schedule has the method `scored` of 0.2, because it would not be called."""
     if hasattr(made, "scored") and not hasattr(made, new):
         raise ConfigError(f"{key}: {type(made).__name__}.scored is called {new} since 0.3 - rename it")
     _check_draws(key, made)
 
 
 def _name_the_new(kind: type, owner: str, names: dict[str, str]) -> None:
-    """Let an object of this class raise ConfigError if an attribute of an old name is asked for."""
+    """Make this class raise ConfigError when an attribute is read by its old name."""
 
     def missing(self: Any, name: str) -> Any:
         if name in names:

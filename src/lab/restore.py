@@ -1,4 +1,4 @@
-"""A trained run, ready to be applied to data: its model, task, data set and config; the scores of a checkpoint."""
+"""Restore a trained run to evaluate or predict: its model, task, data set and config; score a checkpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from samebits.world import process_group, world_of_one
 
 @dataclass(frozen=True)
 class Restored:
-    """A trained model and what it is applied to. model, task: on the CPU. experiment: with the data set of the split.
+    """A trained model and the data of a split. model, task: on the CPU. experiment: with the data set of the split.
     file: the checkpoint."""
 
     model: nn.Module
@@ -37,15 +37,17 @@ class Restored:
 
 
 def restore(path: Path, split: str, overrides: Sequence[str], num_procs: int = 1) -> Restored:
-    """path: a run directory or checkpoint. overrides: key=value for the run's config. num_procs: processes that
-    will share the samples of the split."""
+    """Return the trained run for one split. Raise ConfigError if the config has no such split.
+
+    path: a run directory or checkpoint. overrides: key=value for the run's config. num_procs: processes that will share
+    the samples of the split."""
     model, cfg, file, payload = restore_model(path, overrides)
     set_processes(cfg, num_procs)
     config = check(cfg, trains=False)
     machine = resolve_auto_as_recorded(resolve_hardware(config.hardware, config.trainer), file.parent.parent)
     splits = config.dataset.get("splits")
     if isinstance(splits, dict) and split not in splits:
-        raise ConfigError(f"--split {split}: data.splits has {', '.join(splits)}")
+        raise ConfigError(f"--split {split}: no such split (data.splits has {', '.join(splits)})")
     dataset = make_dataset(config, split)
     if dataset is None:
         raise ConfigError(f"--split {split}: data.splits.{split} is null in this run's config")
@@ -54,9 +56,9 @@ def restore(path: Path, split: str, overrides: Sequence[str], num_procs: int = 1
 
 
 def restore_task(config: Config, model: nn.Module, file: Path, payload: dict[str, Any]) -> Task:
-    """The task of the run whose checkpoint `file` is, with its frozen networks, on the CPU."""
+    """Return the task of a run with its frozen networks, on the CPU. file, payload: the checkpoint."""
     task = make_task(config)
-    known = {key: payload[key] for key in ("total_steps", "epoch_samples") if key in payload}  # else an older run's
+    known = {key: payload[key] for key in ("total_steps", "epoch_samples") if key in payload}  # not in old ones
     task.run = replace(task_run(config, world_of_one()), **known)
     task.setup(model)
     check_holds_no_weights(task, model)
@@ -67,7 +69,7 @@ def restore_task(config: Config, model: nn.Module, file: Path, payload: dict[str
 
 
 def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, float]:
-    """Returns {loss, <metric>, ...} of the checkpoint on a split. overrides: key=value for the run's config."""
+    """Return {loss, <metric>, ...} of the checkpoint on a split. overrides: key=value for the run's config."""
     run = restore(path, split, overrides)
     machine = run.experiment.machine
     machine.apply(run.experiment.config.hardware)

@@ -1,4 +1,4 @@
-"""A value of each row of the training set, by the present weights: what an order with a state is changed by."""
+"""Compute a value of each training row with the present weights, by which a stateful data.order can reorder rows."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from lab.tasks.base import Batch
 
 @torch.no_grad()
 def by_row(state: TrainState, run: RunContext, rows: Any, value: Callable[[nn.Module, Batch], Tensor]) -> Tensor:
-    """value(model, batch) -> (B,) of each of these rows, (N,) int64, by the weights that are scored, in evaluation
-    mode. Returns (N,) float32 on the CPU, equal on all ranks, which share the work: all of them call this."""
+    """Return value(model, batch) -> (B,) for these training rows: (N,) float32 on the CPU, equal on all
+    ranks.
+
+    rows: (N,) int64. The model is the one that is evaluated, in evaluation mode. All ranks call this and share the
+    work."""
     rows = np.asarray(rows, dtype=np.int64)
     if not len(rows):
         return torch.zeros(0)
     model, task = averaged_model(state), state.task
     run.world.broadcast_buffers(nn.ModuleList([model, task]))
     autocast = run.hardware.autocast
-    table = torch.zeros(int(rows.max()) + 2, device=run.world.device)  # the last place is for padding: row -1
+    table = torch.zeros(int(rows.max()) + 2, device=run.world.device)  # the last entry is for padding, whose row is -1
     with evaluation_mode(model, task), run.iterate_rows(np.unique(rows)) as batches:
         for batch in batches:
             with autocast():

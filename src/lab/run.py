@@ -1,4 +1,4 @@
-"""The training of one rank: build, resume, fit, score. samebits.process starts it, and writes how it has ended."""
+"""Train on one rank: build or resume, fit, score. samebits.process calls `train` and records how it ended."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ from samebits.world import Stopped
 
 
 def train(process: Rank) -> dict[str, Any]:
-    """Open the data, build the method, resume or begin, train and score. Returns result.json's content."""
+    """Open the data, build model and task, load the checkpoint if there is one, train and score.
+
+    Return the content of result.json."""
     experiment, payload = load_sets(process), process.payload
     begun = payload or {"samples": 0}
     with experiment.open(begun["samples"], begun.get("order")) as data:
@@ -69,7 +71,7 @@ def train(process: Rank) -> dict[str, Any]:
 
 @contextmanager
 def explained_cast(process: Rank, data: Data) -> Iterator[None]:
-    """In this block an error of an index that is no integer names the transform that made a number of it."""
+    """In this block, an error about a non-integer index names the transform that converted the index to float."""
     try:
         yield
     except (RuntimeError, IndexError) as error:
@@ -77,11 +79,12 @@ def explained_cast(process: Rank, data: Data) -> Iterator[None]:
         cast = next((line for line in lines if KEPT in line), None)
         if cast is None or not re.search("indices|index tensor", str(error)):
             raise
-        raise ConfigError(f"{one_line(error)} - {cast}: ~data.transforms.to_float leaves an index as it is") from error
+        raise ConfigError(f"{one_line(error)} - {cast}: ~data.transforms.to_float does not convert an index") from error
 
 
 def load_sets(process: Rank) -> Experiment:
-    """Return the run with its data sets, a stream at the position where the payload's run has stopped reading."""
+    """Build the data sets. A stream begins at the read position in the checkpoint. Raise ConfigError without a
+    validation split if early stopping or the schedule needs one."""
     config, world, logger, payload = process.config, process.world, process.logger, process.payload
     trainer, sets = config.trainer, make_datasets(config)
     if world.is_main and (names := getattr(sets["train"], "class_names", None)):
@@ -97,7 +100,7 @@ def load_sets(process: Rank) -> Experiment:
     if trainer.global_batch_size > len(sets["train"]):
         logger.warn(
             f"trainer.global_batch_size={trainer.global_batch_size} is more than the {len(sets['train']):,} training "
-            "samples: each step sees some of them more than once"
+            "samples: each step uses some of them more than once"
         )
     if isinstance(sets["train"], Stream) and payload and payload.get("source"):
         sets["train"].load_state_dict(payload["source"])
@@ -105,7 +108,7 @@ def load_sets(process: Rank) -> Experiment:
 
 
 def build(process: Rank, experiment: Experiment, data: Data) -> tuple[TrainState, dict[str, nn.Module], RunContext]:
-    """Model, task and optimizer with their first values; what of them is trained, and what surrounds the training."""
+    """Return (initial training state, {objective: LossModule, wrapped by DDP and torch.compile}, RunContext)."""
     config, world, logger, payload = process.config, process.world, process.logger, process.payload
     trainer, dataset = config.trainer, data.sets["train"]
     done = (payload["step"], payload["samples"]) if payload else (0, 0)
@@ -113,7 +116,7 @@ def build(process: Rank, experiment: Experiment, data: Data) -> tuple[TrainState
     total_steps = steps_of_run(trainer, size, *done)
     model, task = experiment.build_model_and_task(logger, payload is None, process.directory)
     machine = process.machine_of(flop_of_sample(model, task))
-    # on all ranks: losses may talk to the others
+    # on all ranks, because losses may use collectives
     losses = losses_of(model, task)
     work = work_of(config.profiler, machine, [model, task], losses, dataset, data.train.first, logger)
     if trainer.sync_batchnorm:
@@ -124,7 +127,9 @@ def build(process: Rank, experiment: Experiment, data: Data) -> tuple[TrainState
     state.source, state.order = data.source, order if isinstance(order, StatefulOrder) else None
     buffers = BufferChecks(LossModule(model, task), task, state.ema)
     if state.ema is not None and (name := next((n for n, p in task.named_parameters() if p.requires_grad), None)):
-        logger.warn(f"trainer.ema_decay averages the model; what the task trains ({name}) is scored as it is")
+        logger.warn(
+            f"trainer.ema_decay averages the model only; the task's parameters ({name}) are evaluated without averaging"
+        )
     balance = None
     if world.size > 1:
         balance = Balance(next(iter(nets.values())), world, data.train, logger, config.process.straggler_threshold)
@@ -147,42 +152,43 @@ def build(process: Rank, experiment: Experiment, data: Data) -> tuple[TrainState
 
 
 def steps_of_run(trainer: TrainerConfig, epoch_samples: int, step: int, samples: int) -> int:
-    """step, samples: done before a resume, perhaps with another batch size."""
+    """Return the optimizer steps of the whole run. Raise ConfigError if more are done.
+
+    step, samples: done before a resume, perhaps with another batch size."""
     total_steps = count_steps(trainer, epoch_samples, step, samples)
     if step > total_steps:
         raise ConfigError(
-            f"trainer.max_steps, trainer.max_epochs: they end after {total_steps:,} steps, and the run is at step "
-            f"{step:,} already - give more"
+            f"trainer.max_steps, trainer.max_epochs: give {total_steps:,} steps, but the run is already at step "
+            f"{step:,} - give more"
         )
     return total_steps
 
 
 def begin(process: Rank, data: Data, state: TrainState, run: RunContext) -> None:
-    """Load the checkpoint, if there is one, and say what is trained where. From here each rank has its own random
-    numbers."""
+    """Seed each rank's own random numbers, load the checkpoint if there is one, and log the first lines."""
     world, logger, payload = process.world, process.logger, process.payload
     seed_rank(process.config, world.rank)
     if payload:
         load_payload(state, payload, process.config, run)
-        payload.clear()  # `run` holds it too, to the end
+        payload.clear()  # frees its memory: `process` keeps the dict to the end
         run.replicas.step = state.step
     for callback in run.callbacks:
         object.__setattr__(callback, "run", run)  # works for frozen dataclasses too
     run.notify("on_start", state)
     if getattr(data.train.plan, "padded", False) and (norm := batch_norm(state.model)):
         logger.warn(
-            "data.order.drop_last=false: an epoch's last batch is filled up with rows that the loss leaves out, but "
-            f"the statistics of {norm} count them - drop_last=true fills no batch up"
+            "data.order.drop_last=false: an epoch's last batch is padded with rows that the loss ignores, but the "
+            f"statistics of {norm} include them - drop_last=true does not pad batches"
         )
     changes = [*describe_transforms(process.config, data.sets["train"]), *unlike_splits(data.sets)]
     if state.rules >= 2 and (still := held_still(state.model)):
         names = ", ".join(name or "all of it" for name in still[:4]) + ", ..." * (len(still) > 4)
-        changes.append(f"held in evaluation mode by the model, and left so: {names}")
+        changes.append(f"modules that the model keeps in evaluation mode: {names}")
     log_header(process, run, state.model, data.sets, *what_is_trained(process.config), changes)
 
 
 def what_is_trained(config: Config) -> tuple[list[Any], list[Any]]:
-    """The task and its model, then what moves the weights: for the first lines of the log."""
+    """Return ([task, model], [optimizer, schedule, other values]) for the first lines of the log."""
     task, model = plain(config.cfg.task), plain(config.cfg.model)
     model = {key: value for key, value in model.items() if key not in ("input_shape", "num_outputs")}
     trainer = config.trainer
@@ -192,7 +198,7 @@ def what_is_trained(config: Config) -> tuple[list[Any], list[Any]]:
 
 
 def batch_norm(model: nn.Module) -> str | None:
-    """Return the name of the first module that trains by statistics over the batch; None if there is none."""
+    """Return name and class of the first module that uses batch statistics in training; None: no such module."""
     for name, module in model.named_modules():
         by_batch = isinstance(module, nn.modules.batchnorm._BatchNorm) or hasattr(module, "running_mean")
         if by_batch and module.training and not isinstance(module, nn.modules.instancenorm._InstanceNorm):
@@ -203,7 +209,7 @@ def batch_norm(model: nn.Module) -> str | None:
 def fit_and_score(
     process: Rank, data: Data, state: TrainState, nets: dict[str, nn.Module], run: RunContext
 ) -> dict[str, Any]:
-    """Train, then score the best weights. Returns result.json's content; of a run that was stopped its step."""
+    """Train, then score the best weights. Return result.json's content: {"step": ...} only, if the run was stopped."""
     config, logger, stop = process.config, process.logger, process.stop
     try:
         logger.begin(state.step, run.total_steps)
@@ -223,25 +229,26 @@ def fit_and_score(
         with process.watchdog.user_code("a callback's on_end", state.step):
             end_callbacks(run.callbacks, state, {key: value for key, value in final.items() if "/" in key})
         return final | balanced
-    except Stopped:  # during the final scores: a resume computes them again
+    except Stopped:  # during the final scores: the resumed run computes them again
         return {"step": state.step}
 
 
 def end_callbacks(callbacks: Iterable[Any], state: Any, scores: dict[str, float]) -> None:
+    """Call the callbacks' on_end(state, scores). An override may omit `scores`."""
     for on_end in overriding(callbacks, "on_end"):
         takes_scores = len(inspect.signature(on_end).parameters) > 1
         on_end(*((state, scores) if takes_scores else (state,)))
 
 
 def load_payload(state: TrainState, payload: dict[str, Any], config: Config, run: RunContext) -> None:
-    """Load the checkpoint's payload into `state`; raises ConfigError where it does not fit the config."""
+    """Load the checkpoint's payload into `state`. Raise ConfigError if it does not fit the config."""
     kind = str(config.optimizer["_target_"]).rpartition(".")[2]
     check_optimizer(payload["optimizer"]["param_groups"], state.optimizer, kind)
     # checkpoints of older versions lack the names
     check_trained(payload.get("parameter_names", state.parameter_names), state.parameter_names)
     score = state.monitor
     payload = reshard_like(payload, state.model, state.optimizer)
-    # not the rate, which the schedule sets: a run that has no step left saves that of its last one again
+    # not `lr`, which the schedule sets: a finished run that is resumed must save the rate of its last step again
     options = {key.rpartition(".")[2] for key in leaves(config.optimizer, "optim")} - {"lr"} | {"fused"}
     load_weights(state.model, payload["model"], "the checkpoint")
     if state.ema is not None:
@@ -259,14 +266,14 @@ def load_payload(state: TrainState, payload: dict[str, Any], config: Config, run
     schedule, step = state.schedule, state.step
     if line := stretched(schedule, payload["schedule"], step):
         run.logger.warn(line)
-    if skipped := step - payload["schedule"].get("updates", step):  # older versions did not count them
+    if skipped := step - payload["schedule"].get("updates", step):  # older versions did not count skipped steps
         run.logger.warn(
-            f"optim.schedule: skipped steps count from here on, {skipped:,} until now: the learning rate goes on as "
-            f"that of step {step + 1:,}, not {step + 1 - skipped:,}"
+            f"optim.schedule: skipped steps ({skipped:,} until now) count from here on: the learning rate continues as "
+            f"in step {step + 1:,}, not {step + 1 - skipped:,}"
         )
     if state.monitor != score:
         before, after = " ".join(state.monitor), " ".join(score)
-        run.logger.warn(f"monitor: {before} until now, {after} from here on: the best score begins anew")
+        run.logger.warn(f"monitor: changed from {before} to {after}, so the best score is reset")
         state.monitor, state.best, state.best_score, state.evals_without_improvement = score, [], None, 0
         if isinstance(schedule.factor, Plateau):
             schedule.factor.best, schedule.factor.stale = None, 0

@@ -1,4 +1,4 @@
-"""TrainState, which a checkpoint holds, and RunContext: what else the loop uses (ranks, config values, logger, ...)."""
+"""TrainState, the content of a checkpoint, and RunContext, everything else that the loop uses (ranks, logger, ...)."""
 
 from __future__ import annotations
 
@@ -25,44 +25,43 @@ from samebits.shards import Replicas, numbers_in
 from samebits.steps import rng_row, set_rng_row, set_rng_state
 from samebits.world import HangWatchdog, StopRequest, World
 
-# loaded by the caller of `load`: earlier, or with better error messages
+# fields that TrainState.load leaves to its caller, who loads them earlier or with better error messages
 LOADED = ("model", "task", "ema", "source", "order")
 
 
 @dataclass
 class TrainState:
-    """All that a checkpoint holds. `model` is unwrapped: no DDP, no torch.compile."""
+    """The content of a checkpoint. `model` is without wrappers: no DDP, no torch.compile."""
 
     model: nn.Module
     task: Task
     ema: nn.Module | None
     optimizer: Optimizers  # {objective: optimizer}; most tasks have one objective, named ""
-    schedule: Any  # lab.optim.Schedule, which alone sets the learning rates
-    scaler: torch.amp.GradScaler | None  # None unless precision is fp16
-    parameter_names: list[str] = field(default_factory=list)  # names of the optimizers' parameters, in their order
-    # key and mode of the score that `best`, `best_score` and `evals_without_improvement` are of
-    monitor: list[str] = field(default_factory=list)
+    schedule: Any  # lab.optim.Schedule: nothing else sets learning rates
+    scaler: torch.amp.GradScaler | None  # only with fp16
+    parameter_names: list[str] = field(default_factory=list)  # of the optimizers' parameters, in their order
+    monitor: list[str] = field(default_factory=list)  # [key, mode] of the score in `best` and `best_score`
     source: Stream | None = None  # training data without a length; its state is the read position
-    order: StatefulOrder | None = None  # data.order, where it has a state
-    step: int = 0  # optimizer steps done, skipped ones included
-    samples: int = 0  # training samples done by all ranks: the next global sample number
-    best: list[list[float]] = field(default_factory=list)  # [score, step] of the best checkpoints kept, best first
+    order: StatefulOrder | None = None  # data.order, if it has a state
+    step: int = 0  # optimizer steps done, including skipped steps
+    samples: int = 0  # training samples done by all ranks; also the next sample id
+    best: list[list[float]] = field(default_factory=list)  # [score, step] of the checkpoints kept as best, best first
     best_score: float | None = None
     evals_without_improvement: int = 0  # evaluations since the best score
-    running_sums: dict[str, Tensor] = field(default_factory=dict)  # sums since the last log, on the device
-    counts: dict[str, int] = field(default_factory=dict)  # steps summed in each of `running_sums`
+    running_sums: dict[str, Tensor] = field(default_factory=dict)  # of logged values since the last log, on the device
+    counts: dict[str, int] = field(default_factory=dict)  # {name: number of steps summed in `running_sums`}
     logged_step: int = 0  # the step of the last log
-    skipped_steps: int = 0  # until then, in those between two logs of which all were left out
-    logged_lines: int = 0  # in metrics.jsonl; known to rank 0
+    skipped_steps: int = 0  # until logged_step; only of log intervals whose steps were all skipped
+    logged_lines: int = 0  # lines of metrics.jsonl; only rank 0 knows it
     scored_step: int = 0  # the step of the last evaluation
-    pending: list[str] = field(default_factory=list)  # what is still to be done after `step`: see lab.pending
-    stop_reason: str = ""  # why there are no more steps: "patience", "callback" or "pruned", before total_steps
-    total_steps: int = 0  # the end of training when `pending` was written; 0: not begun, or of an older version
-    epoch_samples: int = 0  # rows of the training set, for a task that is loaded (TaskRun)
-    rules: int = RULES  # the run's, see lab.options
+    pending: list[str] = field(default_factory=list)  # actions still to be done after `step`: lab.pending
+    stop_reason: str = ""  # why training ended before total_steps: "patience", "callback", "pruned"
+    total_steps: int = 0  # the run's length when `pending` was written; 0: a new run, or an old checkpoint
+    epoch_samples: int = 0  # rows of the training set; TaskRun gets it when a checkpoint is loaded
+    rules: int = RULES  # the run's version of lab.options.RULES
 
     def payload(self, ranks: Tensor | None = None) -> dict[str, Any]:
-        """Returns every field for the checkpoint. ranks: (N, K), each rank's rank_row; None: without them."""
+        """Return all fields for the checkpoint. ranks: (N, K) uint8, the rank_row of each rank; None: save none."""
         held = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "running_sums"}
         saved = {k: v.state_dict() if hasattr(v, "state_dict") else v for k, v in held.items()}
         for group, rate in zip(saved["optimizer"]["param_groups"], self.schedule.rates):
@@ -74,7 +73,7 @@ class TrainState:
 
     @torch.no_grad()
     def add_to_sums(self, values: Mapping[str, Tensor]) -> None:
-        """To the sums since the last log: a step's values, 0-d; one launch for all of them."""
+        """Add a step's values, 0-d, to `running_sums`, with one kernel launch for all of them."""
         known = [name for name in values if name in self.running_sums]
         if known:
             torch._foreach_add_([self.running_sums[name] for name in known], [values[name] for name in known])
@@ -84,26 +83,23 @@ class TrainState:
                 self.running_sums[name] = value.clone()
 
     def rank_row(self, device: torch.device) -> Tensor:
-        """What a rank has of its own, (K,) uint8: its random numbers, and its `running_sums`
-        in the order of their names."""
+        """Return this rank's own state, (K,) uint8: RNG states, then `running_sums` as float64, sorted by name."""
         sums = [self.running_sums[name].detach().double() for name in sorted(self.running_sums)]
         row = rng_row(device)
         return torch.cat([row, torch.stack(sums).cpu().view(torch.uint8)]) if sums else row
 
     def load(self, payload: dict[str, Any], world: World, options: Collection[str]) -> None:
-        """Restore all fields except LOADED; a field that an older checkpoint lacks keeps its value.
+        """Restore all fields except LOADED. A field that is missing in an older checkpoint keeps its value.
 
-        options: names of optimizer arguments for which the config's values, which a resume may have changed, hold
-        instead of the checkpoint's.
-
-        If the number of ranks has changed, every rank takes the mean of the checkpoint's unlogged `running_sums`. A
-        rank that the checkpoint lacks keeps its freshly seeded RNG.
+        options: names of optimizer arguments that keep the config's value, which a resume may change.
+        If the number of ranks has changed, each rank takes the mean of the checkpoint's `running_sums`, and a rank
+        that is not in the checkpoint keeps its newly seeded RNG.
         """
         given = [{k: v for k, v in group.items() if k in options} for group in self.optimizer.param_groups]
         for name in (one.name for one in fields(self) if one.name in payload and one.name not in LOADED):
             held = getattr(self, name)
             if not hasattr(held, "load_state_dict"):
-                if name != "scaler":  # the run was in fp16 and is resumed in another precision
+                if name != "scaler":  # a scaler is dropped if the run is no longer fp16
                     setattr(self, name, payload[name])
             elif payload[name] is not None:
                 held.load_state_dict(payload[name])
@@ -126,7 +122,7 @@ class TrainState:
 
 
 def totals_of(rank: Any, payload: dict[str, Any]) -> dict[str, Tensor]:
-    """A rank's `running_sums`, of a row of payload["ranks"], or as older checkpoints have them."""
+    """Return a rank's `running_sums` from its row of payload["ranks"], or from the dict of older checkpoints."""
     if not isinstance(rank, Tensor):
         found: dict[str, Tensor] = rank["totals"]
         return found
@@ -137,7 +133,7 @@ def totals_of(rank: Any, payload: dict[str, Any]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Every:
-    """Intervals in optimizer steps, which need not be whole (samebits.schema.passed); None: never."""
+    """Intervals in optimizer steps, which may be fractions (samebits.schema.passed); None: never."""
 
     log: float | None
     eval: float | None
@@ -146,36 +142,35 @@ class Every:
 
 @dataclass(frozen=True)
 class RunContext:
-    """What the loop needs in addition to the state; no checkpoint holds it."""
+    """Everything that the loop uses in addition to the state. It is not saved in checkpoints."""
 
     world: World
     trainer: TrainerConfig
     monitor: MonitorConfig
     hardware: Hardware
-    every: Every
+    every: Every  # intervals of log, evaluation and save
     logger: Logger
     checkpoints: Checkpoints
     callbacks: list[Any]  # lab.callbacks.base.Callback, or any object with some of its methods
-    stop: StopRequest
-    watchdog: HangWatchdog
-    buffers: BufferChecks
+    stop: StopRequest  # `cause` is set, on all ranks after the same step, when the run must stop
+    watchdog: HangWatchdog  # ends the run if a step takes longer than process.timeout
+    buffers: BufferChecks  # checks before a save that buffers are finite, and that all are saved
     epoch_samples: int
-    total_steps: int
+    total_steps: int  # of the whole run, also if epochs are given
     stop_at_step: int | None = None  # process.stop_at_step
-    balance: Balance | None = None  # with several ranks: which of them holds the others up
-    replicas: Replicas = field(default_factory=Replicas)
-    work: Work = field(default_factory=Work)  # of a sample: what the logged speeds are made from
-    first_batch: Callable[[], Batch] = dict  # returns the next training batch of this rank; not to be changed
-    statistics: Loader | None = None  # training samples of which the average's statistics are made
-    train: Loader | None = None  # of the training batches, as `fit` takes them
-    train_set: Any = None  # may have `not_finite`, which says where its values are inf or NaN
-    # iterate_rows(rows): a loader of these rows of the training set, (N,) int64, as evaluations read them: without
-    # random transforms, with "row", each row once over all ranks. Close it: `with run.iterate_rows(rows) as batches`
+    balance: Balance | None = None  # with several ranks: finds the rank that the others wait for
+    replicas: Replicas = field(default_factory=Replicas)  # compares the weights of the ranks
+    work: Work = field(default_factory=Work)  # tokens and FLOP per sample, for the logged speeds
+    first_batch: Callable[[], Batch] = dict  # returns this rank's next training batch; do not change it in place
+    statistics: Loader | None = None  # batches for Task.bn_update_batches
+    train: Loader | None = None  # training batches, as in `fit`
+    train_set: Any = None  # may have a method `not_finite`, which names fields with inf or NaN
+    # `with run.iterate_rows(rows) as batches`: these rows of the training set, (N,) int64, without random transforms,
+    # each on one rank; batches have the field "row"
     iterate_rows: Callable[..., Loader] = Loader
-    evaluations: list[int] = field(default_factory=list)  # under way: the step of each
-    # the last step after which BatchNorm's statistics of the weight average were computed
-    bn_updated_at: list[int] = field(default_factory=list)
-    printed_once: set[str] = field(default_factory=set)  # what a warning that is printed once has been printed for
+    evaluations: list[int] = field(default_factory=list)  # steps of the evaluations in progress
+    bn_updated_at: list[int] = field(default_factory=list)  # [step] of lab.average.scored_model's last update
+    printed_once: set[str] = field(default_factory=set)  # keys of warnings that are printed once
 
     @property
     def directory(self) -> Path:
@@ -183,9 +178,7 @@ class RunContext:
         return self.checkpoints.directory.parent
 
     def notify(self, event: str, state: TrainState, *values: Any) -> bool:
-        """Call the method `event` of every callback that has it. Returns whether any returned True.
-
-        A callback may take longer than a step, see process.timeout."""
+        """Call the method `event` of each callback that overrides it. Return whether any returned True."""
         said: list[Any] = []
         for call in overriding(self.callbacks, event):
             owner = type(getattr(call, "__self__", call)).__name__
@@ -195,17 +188,17 @@ class RunContext:
 
     @property
     def order(self) -> Any:
-        """data.order, to be changed: alike on all ranks, between steps or in on_eval. `reorder` puts it in use."""
+        """data.order. Change it on all ranks in the same way, between steps or in on_eval, then call `reorder`."""
         return StatefulOrder.of(self.train).order
 
     def reorder(self) -> None:
-        """From the next step on samples come by the state that `order` has now. All ranks call this after the same
-        step; it compares their states. Sample numbers go on."""
+        """Use the present state of `order` from the next step on; sample ids continue. All ranks call this after the
+        same step. Raise ConfigError during an evaluation, RunFailed if the ranks' orders differ."""
         order = StatefulOrder.of(self.train)
         if self.evaluations:
             raise ConfigError(
-                "run.reorder() in an evaluation: one that is stopped is made again, so the order would change twice - "
-                "call it in on_eval, or between steps"
+                "run.reorder(): not allowed during an evaluation, because a stopped evaluation is repeated and would "
+                "change the order twice - call it in on_eval, or between steps"
             )
         order.take()
         step = self.watchdog.latest().step
@@ -215,13 +208,13 @@ class RunContext:
 
 
 def may_skip(trainer: TrainerConfig, scaler: torch.amp.GradScaler | None) -> bool:
-    """Whether a step whose gradients are not finite is left out; else the run ends."""
+    """Return whether steps with gradients that are not finite are skipped. Otherwise they end the run."""
     return trainer.non_finite == "skip" or scaler is not None
 
 
 def on_all_ranks(state: TrainState) -> Iterator[tuple[str, Any]]:
-    """(name, value) of what all ranks hold alike: weights and their average, the task's saved buffers, the optimizers'
-    state. Not buffers of the model and running_ ones of the task's modules: statistics of each rank's own samples."""
+    """Yield (name, value) for all that must be equal on all ranks: weights, weight average, the task's saved buffers,
+    optimizer states. The model's buffers and the task's running_ ones may differ: BatchNorm's local statistics."""
     yield from state.model.named_parameters()
     yield from ((f"task.{name}", p) for name, p in state.task.named_parameters())
     saved = state.task.state_dict(keep_vars=True)
@@ -241,8 +234,8 @@ def on_all_ranks(state: TrainState) -> Iterator[tuple[str, Any]]:
 
 
 def averaged_model(state: TrainState) -> nn.Module:
-    """Returns the model to evaluate: the average of the weights with the model's buffers; without one, the model. With
-    Task.bn_update_batches BatchNorm's statistics are the average's own, see lab.average."""
+    """Return the model to evaluate: the weight average with the model's buffers, or the model if there is no average.
+    With Task.bn_update_batches the average keeps its own BatchNorm statistics (lab.average)."""
     if state.ema is None:
         return state.model
     norms = [module for module in state.ema.modules() if isinstance(module, _BatchNorm)]

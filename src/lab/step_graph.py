@@ -1,4 +1,4 @@
-"""hardware.cuda_graph: the loop's train_step as one CUDA graph."""
+"""Capture the loop's train_step as one CUDA graph (hardware.cuda_graph)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ TrainStep = Callable[..., dict[str, Tensor]]  # lab.loop.train_step
 
 
 def as_graph(train_step: TrainStep, state: TrainState, run: RunContext, draws: bool, called: bool) -> TrainStep:
-    """draws: see lab.loop.may_draw. called: something else runs between steps."""
+    """Return train_step as one CUDA graph. draws: as lab.loop.may_draw returns. called: whether callbacks run between
+    steps. Raise ConfigError if the task, the optimizer or the schedule needs the host in a step."""
     hooks = [name for name in ("train_step", "averaging_factor") if overrides(state.task, name)]
     if draws and not declares_no_rng(state.task):
-        why = "as its class does not say `uses_rng = False`,"
+        why = "whose class lacks `uses_rng = False`,"
         hooks += [f"{name}, {why}" for name in ("on_step_end", "project") if overrides(state.task, name)]
     if hooks or draws:
         what = f"{type(state.task).__name__}.{hooks[0]}" if hooks else "the optimizer, or the schedule,"
-        raise ConfigError(f"hardware.cuda_graph=true: {what} may choose or draw on the host - leave it false")
+        raise ConfigError(
+            f"hardware.cuda_graph=true: {what} may draw random numbers or branch on the host - set it to false"
+        )
     check_optimizer_of_graph(state.optimizer.values())
     state.schedule.hold_on(run.world.device)
     modules: dict[str, nn.Module] = {"model": state.model, "task": state.task}

@@ -1,4 +1,4 @@
-"""Checks for allowed targets in the wrong place (a torch.nn loss as task.criterion); made before torch is imported."""
+"""Check that allowed targets are in the right place (no torch.nn loss as task.criterion), without importing torch."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ OPTIMIZER_LIMITS = {
     "betas": list[Annotated[float, Rule(at_least=0, below=1)]],
 }
 CALLED_WITH_A_BATCH = (
-    "is called with (output, target); here it would be called with (output, batch), and must return one value a "
-    "sample, (B,) - write a class as in"
+    "takes (output, target), but it is called with (output, batch) and must return one value per sample, (B,) - "
+    "write a class like the one in"
 )
-# key: (prefixes of _target_, why these do not fit there)
+# key: (prefixes of _target_, why these do not fit)
 MISFITS = {
     "optim.schedule": (
         ("torch.optim.lr_scheduler.",),
-        "moves an optimizer itself; a schedule here is a class called with (step, total_steps), which returns the "
-        "share of the peak learning rate - see src/lab/schedules/cosine.py, and plateau.py beside it for one "
-        "that follows a score",
+        "changes an optimizer itself; a schedule here is a class that is called with (step, total_steps) and returns "
+        "a factor of the peak learning rate - see src/lab/schedules/cosine.py, or plateau.py in the same folder for "
+        "one that follows a score",
     ),
     "task.criterion": (
         ("torch.nn.", "torchmetrics."),
@@ -37,7 +37,9 @@ MISFITS = {
 
 
 def check_fit(values: Mapping[str, Any], partial: Mapping[str, Sequence[str]]) -> None:
-    """values: the whole config. partial: {key that needs _partial_: true: arguments that the run adds later}."""
+    """Raise ConfigError for a target that does not fit its key, or lacks _partial_.
+
+    values: the whole config. partial: {key of a node that needs _partial_: true: arguments that the run adds later}."""
     optim, task = values["optim"], values["task"]
     for name, limits in OPTIMIZER_LIMITS.items():
         check_limits(optim.get(name), limits, f"optim.{name}")

@@ -1,4 +1,4 @@
-"""A sweep's preflight of one job: build it, and measure the time of a step and of an evaluation, and the memory."""
+"""The preflight of one job of a sweep: build it, and measure time per step, time per evaluation and memory."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from samebits.schema import parse_interval, plain
 from samebits.sweeps import Trial
 from samebits.world import World
 
-# Leaves of the config that change neither the time nor the memory of a step or an evaluation: names, seeds, rates,
-# where things are logged, which score decides, and how many steps, evaluations and saves there are: those are counted.
+# Config keys that change neither time nor memory of a step or an evaluation: names, seeds, rates, loggers, the
+# monitored score, and the numbers of steps, evaluations and saves, which are multiplied later.
 LEFT_OUT = re.compile(
     r"""name | seed | .*\.seed | resume | (sweep|logger|monitor|process)\..*
     | optim\.(lr|weight_decay) | optim\.lr_factors\..* | optim\.schedule\.(?!_).*
@@ -42,7 +42,7 @@ LEFT_OUT = re.compile(
 
 
 def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
-    """Build the job and, unless its shape (`shape_of`) is in `known`, time its steps. Returns Trial's fields."""
+    """Build the job and, if its shape (`shape_of`) is not in `known`, time its steps. Return the fields of Trial."""
     shape = shape_of(cfg)
     cfg = cfg.copy()
     cfg.hardware.compile = False
@@ -51,7 +51,7 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
         config, sets = of_rank.config, data.sets
         epoch_samples = samples_of_epoch(data.train, sets["train"], config.trainer)
         steps = count_steps(config.trainer, epoch_samples)
-        # one process with the whole model, for fsdp and ddp too; dp keeps its replicas
+        # fsdp and ddp are measured as one process with the whole model; dp keeps its replicas
         whole = of_rank.in_one_process()
         whole = replace(whole, config=config) if config.trainer.strategy == "dp" else whole
         model, task = whole.build_model_and_task()
@@ -83,15 +83,15 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
         memory = int(peak_memory(one.device))
         per_epoch = epoch_samples / config.trainer.global_batch_size
         every = parse_interval(config.trainer.eval_every, per_epoch)
-        evaluations = math.ceil(steps / every) if every else 0  # the last step's, too
+        evaluations = math.ceil(steps / every) if every else 0  # including the one after the last step
         trial = Trial(shape, batch, steps, evaluations, took_s, eval_s, end_s, memory)
         return vars(trial)
 
 
 def _eval_s(state: TrainState, loader: Loader, machine: Hardware, world: World, count: int) -> float:
-    """Seconds for one evaluation batch: the last of `count`."""
+    """Return the seconds of one evaluation batch: the last of `count`."""
     if count:
-        loader.first()  # its workers start, as they do once in a run
+        loader.first()  # starts its workers, which a run does only once
     batches, took_s = iter(loader), 0.0
     for number in range(count):
         began = time.perf_counter()
@@ -106,7 +106,7 @@ def _lengths_from(loader: Loader, first: int, k: int) -> tuple[int, int]:
 
 
 def shape_of(cfg: DictConfig) -> str:
-    """Returns a text that is equal for jobs whose steps and evaluations take the same time and memory: all of the
-    config but what is known not to matter (LEFT_OUT), so a key that is new here counts."""
+    """Return a text that is equal for jobs whose steps and evaluations take the same time and memory: the config
+    without the keys of LEFT_OUT. New keys are therefore included."""
     leaves = flat(plain(cfg))
     return repr({key: value for key, value in sorted(leaves.items()) if not LEFT_OUT.fullmatch(key)})

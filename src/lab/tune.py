@@ -1,4 +1,4 @@
-"""What samebits.process.trials needs of an experiment: steps on one device, and a run through learning rates."""
+"""The trials of `./run tune` on one device, as samebits.process.trials needs them, and its learning-rate range test."""
 
 from __future__ import annotations
 
@@ -31,25 +31,28 @@ LR_RATES = [1e-6 * 10 ** (i / 20) for i in range(141)]  # to 10
 
 @dataclass(frozen=True)
 class Trial(Experiment):
-    """What rank 0 of a run has, on one device: samebits.process.trials.Trial."""
+    """The experiment of a run's rank 0 on one device; implements samebits.process.trials.Trial."""
 
     @staticmethod
     def of(cfg: DictConfig) -> Trial:
+        """Return the trial of a config."""
         return Trial(**vars(Experiment.of_first_rank(Config.of(cfg))))
 
     @property
     def train_set(self) -> Any:
+        """The training set."""
         return self.sets["train"]
 
     def loader(self, kind: str | None = None, workers: int | str = "auto") -> Loader:
+        """Return a training loader. kind, workers: data.loader and data.num_workers; None: as in the config."""
         if kind is None:
             return self.train_loader()
         data = replace(self.config.data, loader=kind, num_workers=workers)
         return replace(self, config=replace(self.config, data=data)).train_loader()
 
     def begin_run(self) -> tuple[TrainState, dict[str, nn.Module]]:
-        """Return the state and the nets of a new run, whole on one device; with trainer=ddp within DDP where the world
-        is of several ranks, which needs a process group."""
+        """Return the state and nets of a new run, with the whole model on one device. With trainer=ddp and several
+        ranks the nets are wrapped by DDP, which needs a process group."""
         ddp = self.config.trainer.strategy == "ddp"
         trial = self if ddp else replace(self, config=on_one_device(self.config))
         model, task = trial.build_model_and_task()
@@ -59,9 +62,11 @@ class Trial(Experiment):
         return state, nets
 
     def make_step(self) -> Callable[[Iterator[Batch]], Any]:
+        """Return a function that takes one training step of a new run."""
         return steps_of(*self.begin_run(), self, self.machine)
 
     def two_steps(self, whole: Hardware, machine: Hardware) -> None:
+        """Take two steps with the micro-batches of `machine`, then evaluate a batch of the size in `whole`."""
         split = next((split for split in self.sets if split != "train"), "train")
         trial = replace(self, machine=whole, sets={name: self.sets[name] for name in ("train", split)})
         with trial.open() as data:
@@ -77,15 +82,15 @@ class Trial(Experiment):
 def steps_of(
     state: TrainState, nets: dict[str, nn.Module], trial: Trial, machine: Hardware
 ) -> Callable[[Iterator[Batch]], dict[str, Tensor]]:
-    """Return a step, which moves the weights each time. One that is left out, as gradients are not finite, allocates no
-    state of the optimizer, and in a trial each may be: fp16's first steps overflow."""
+    """Return a function that takes one training step. Steps are never skipped: a skipped one would not allocate the
+    optimizer's state, and fp16 may skip all steps of a short trial."""
     state.scaler = None
     trainer = replace(trial.config.trainer, non_finite="stop")
     return lambda batches: train_step(nets, state, batches, trainer, machine, trial.this_process)
 
 
 def measure(stage: str, cfg: DictConfig) -> Any:
-    """Return what a stage of `./run tune` has measured, see samebits.process.trials."""
+    """Return the measurements of a stage of `./run tune`; see samebits.process.trials."""
     config = Config.of(cfg)
     if stage == "lr":
         return range_test(config, task_class(config).needs_global_batch, partial(rates_and_losses, cfg))
@@ -93,8 +98,8 @@ def measure(stage: str, cfg: DictConfig) -> Any:
 
 
 def rates_and_losses(cfg: DictConfig, micro_batch: int | None) -> Iterator[tuple[float, float]]:
-    """Yield (learning rate, loss) of a run whose rate goes through LR_RATES, one a step (Smith 2017, Cyclical Learning
-    Rates, section 3.3)."""
+    """Yield (learning rate, loss) of steps with the rates LR_RATES, one per step (Smith 2017, Cyclical Learning Rates,
+    section 3.3)."""
     cfg = cfg.copy()
     cfg.hardware.micro_batch_size = micro_batch
     trial = Trial.of(on_one_device(Config.of(cfg)).given)
@@ -109,7 +114,7 @@ def rates_and_losses(cfg: DictConfig, micro_batch: int | None) -> Iterator[tuple
 
 
 def ramp(state: TrainState) -> Schedule:
-    """A schedule over LR_RATES; groups keep what they have of it (lr_factor, an optimizer's own rate)."""
+    """Return a schedule over LR_RATES; each group keeps its ratio to the peak (lr_factor, an optimizer's own rate)."""
     made = Schedule(state.optimizer, lambda step, total: LR_RATES[min(step, total - 1)], len(LR_RATES))
     made.peaks, made.peak = [peak / state.schedule.peak for peak in state.schedule.peaks], 1.0
     return made

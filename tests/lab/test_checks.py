@@ -97,7 +97,7 @@ FORWARD: list[tuple[Any, Any, dict[str, Tensor], str]] = [  # model, criterion, 
     ),
     (nn.Linear(4, 3), lambda output, batch: F.linear(output, batch["w"]), {"x": X, "w": torch.ones(1, 3).double()}, r"^data: field 'w' is float64, and the model's weights are float32"),
     (nn.Linear(4, 3), lambda output, batch: batch["S"] - output, {"x": X}, r"^the batch has no field 'S', only \['x'\]: name it in data\.fields$"),
-    (nn.Linear(4, 3), lambda output, batch: batch["sample_id"], {"x": X}, "a task gets it that has `needs_sample_ids = True`$"),
+    (nn.Linear(4, 3), lambda output, batch: batch["sample_id"], {"x": X}, "or set `needs_sample_ids = True` in the task$"),
 ]  # fmt: skip
 
 
@@ -184,7 +184,7 @@ def test_a_task_is_checked_before_a_batch_is_read(monkeypatch: pytest.MonkeyPatc
         (Terms(metric, {"consistency": metric}), r"^task\.metrics\.consistency: Terms has a loss of this name"),
         (
             Objectiveless(),
-            r"^task: Objectiveless\.objectives names 'student', so Objectiveless needs a student_losses$",
+            r"^task: Objectiveless\.objectives contains 'student', so Objectiveless needs a method student_losses$",
         ),
         (Bare(), r"^task: Bare\.objectives must return a list of modules for each objective, \{'': \[model, self\]\}$"),
         (Nameless(), r"^task: Nameless\.objectives must return a list of modules for each objective"),
@@ -213,7 +213,7 @@ def test_a_collective_that_breaks_in_an_evaluation_names_the_key(monkeypatch: py
     with torch.no_grad(), pytest.raises(ValueError, match="has not been initialized"):
         forward_loss(nn.Linear(4, 3), task, batch)
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    with torch.no_grad(), pytest.raises(RunFailed, match=r"unless trainer\.pad_eval_batches=true"):
+    with torch.no_grad(), pytest.raises(RunFailed, match=r"set trainer\.pad_eval_batches=true"):
         forward_loss(nn.Linear(4, 3), task, batch)
     with pytest.raises(ValueError, match="has not been initialized"):
         forward_loss(nn.Linear(4, 3), task, batch)
@@ -284,7 +284,7 @@ def test_a_criterion_with_something_to_train_is_refused() -> None:
         (Plain(torch.ones(2, requires_grad=True)), "held"),
     ):
         with pytest.raises(
-            ConfigError, match=rf"^task\.criterion: {type(criterion).__name__} .* {name}, which is not part"
+            ConfigError, match=rf"^task\.criterion: {type(criterion).__name__} .* {name} that is not a reg"
         ):
             check_criterion(criterion)
     frozen = Temperature().requires_grad_(False)

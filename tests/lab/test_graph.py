@@ -175,7 +175,7 @@ def test_what_no_graph_can_hold_is_refused_before_the_run(more: tuple[str, ...],
 
 
 def test_a_profiler_of_the_parts_of_a_step_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^hardware\.cuda_graph=true: profiler=simple times the parts of a step"):
+    with pytest.raises(ConfigError, match=r"^hardware\.cuda_graph=true: profiler=simple cannot time the parts"):
         Config.of(compose(*SMALL[:2], "hardware.cuda_graph=true", "hardware=auto", "profiler=simple"))
 
 
@@ -210,15 +210,18 @@ class Projecting(Supervised):
     [
         (("+optim.fused=false",), "AdamW has no fused kernel here and may read the learning rate from the GPU"),
         slow(("optim._target_=torch.optim.NAdam",), "NAdam has no fused kernel here"),
-        (("task._target_=lab.tasks.supervised.Choosing",), "Choosing.train_step may choose or draw on the host"),
-        slow(("task._target_=lab.tasks.supervised.Averaging",), "Averaging.averaging_factor may choose"),
+        (
+            ("task._target_=lab.tasks.supervised.Choosing",),
+            "Choosing.train_step may draw random numbers or branch on the host",
+        ),
+        slow(("task._target_=lab.tasks.supervised.Averaging",), "Averaging.averaging_factor may draw"),
         slow(
             ("task._target_=lab.tasks.supervised.Updating",),
-            "Updating.on_step_end, as its class does not say `uses_rng = False`",
+            "Updating.on_step_end, whose class lacks `uses_rng = False`",
         ),
         (
             ("task._target_=lab.tasks.supervised.Projecting",),
-            "Projecting.project, as its class does not say `uses_rng = False`",
+            "Projecting.project, whose class lacks `uses_rng = False`",
         ),
     ],
 )

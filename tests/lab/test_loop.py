@@ -393,7 +393,7 @@ def test_a_log_without_a_step_that_counts_has_no_means() -> None:
 
 STOPS = r"^gradients were not finite within the steps 5 to 9; debug=nan names .*trainer\.clip_norm"
 SCALE = r"^fp16: the loss scale has fallen below 0\.001 by step 9,"
-LARGE = r"^the norm of the gradients is more than float32 holds within the steps 5 to 9: make the loss smaller"
+LARGE = r"^the norm of the gradients overflowed float32 within the steps 5 to 9: scale the loss"
 GOOD, BAD = {"loss": 1.0, "grad_norm": 3.0}, {"loss": 1.0, "grad_norm": NAN}
 
 
@@ -771,13 +771,13 @@ class Other(Supervised):
         (task_of(lambda output, batch: batch["y"]), r"^task\.criterion: "),
         (
             Used,
-            r"Used\.train_step has given optimizer_step fewer than the 2 micro-batches of a step: .*list\(batches\)",
+            r"Used\.train_step passed fewer than 2 micro-batches to optimizer_step: .*list\(batches\)",
         ),
-        (Skips, r"Skips\.train_step has left micro-batches of its step over"),
+        (Skips, r"Skips\.train_step must use all micro-batches of the step"),
         (Bare, r"^task: Bare\.losses returned a dict; it must return \(losses, output\)"),
-        (Silent, r"Silent\.train_step must call optimizer_step, and return its values"),
-        (Idle, r"Idle\.train_step must call optimizer_step, and return its values"),
-        (Other, r"Other\.train_step asks for the objective 'critic'; its `objectives` has ''$"),
+        (Silent, r"Silent\.train_step must call optimizer_step and return its values"),
+        (Idle, r"Idle\.train_step must call optimizer_step and return its values"),
+        (Other, r"Other\.train_step uses the objective 'critic', but `objectives` returns ''$"),
     ],
 )
 def test_what_a_task_does_is_checked(task: Any, says: str) -> None:

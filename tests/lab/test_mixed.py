@@ -195,11 +195,11 @@ def test_a_typo_in_a_command_is_one_line_that_names_the_part() -> None:
         ("+data.parts.new.pth=x.h5", r"data\.parts\.new\.pth: .*did you mean 'path'"),
         ("data.parts.new.loader=device", r"data\.parts\.new\.loader=device: .*give data\.loader"),
         ("+data.parts.new.transforms.to_float.fields=x", r"data\.parts\.new\.transforms\.to_float\.fields"),
-        ("+data.parts.third=7", r"data\.parts\.third: is no data set"),
+        ("+data.parts.third=7", r"data\.parts\.third: is not a data set"),
     ):
         with pytest.raises(ConfigError, match=says):
             compose(*TWO, changed)
-    with pytest.raises(ConfigError, match=r"^data\.parts: there are none - add some, such as \+data@data\.parts"):
+    with pytest.raises(ConfigError, match=r"^data\.parts: is empty - add parts, such as \+data@data\.parts"):
         compose("data=mixed")
 
 

@@ -103,7 +103,9 @@ def test_matrices_alone_or_none() -> None:
 def test_mistakes_are_one_line() -> None:
     with pytest.raises(ConfigError, match=r"^optim\.rest_names: '\(' is not a regular expression: "):
         optimizer_of(small(), "optim=muon", "optim.rest_names=['(']")
-    with pytest.raises(ConfigError, match=r"^optim\.matrices\.adjust_lr_fn=rms: must be one of original, match_rms_adamw"):
+    with pytest.raises(
+        ConfigError, match=r"^optim\.matrices\.adjust_lr_fn=rms: must be one of original, match_rms_adamw"
+    ):
         optimizer_of(small(), "optim=muon", "optim.matrices.adjust_lr_fn=rms")
     for override, line in (
         ("optim.lr=-1", r"^optim\.lr: must be >= 0"),

@@ -129,11 +129,11 @@ def test_a_config_that_was_changed_is_checked_again(
 
 def test_what_is_no_config_is_said(tmp_path: Path) -> None:
     for use in (lab.fit, lab.build):
-        with pytest.raises(ConfigError, match=r"expected what compose\(\[...\]\) returns, not a list"):
+        with pytest.raises(ConfigError, match=r"expected a config from compose\(\[...\]\), got a list"):
             use(SHORT)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"give a list of overrides, compose\(\['seed=1'\]\)"):
         lab.compose("seed=1")
-    with pytest.raises(ConfigError, match="no such file; give the directory of a run"):
+    with pytest.raises(ConfigError, match="is missing or empty; give the directory of a run"):
         lab.read_metrics(tmp_path)
 
 

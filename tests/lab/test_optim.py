@@ -143,7 +143,7 @@ def test_learning_rates_by_parts_of_names() -> None:
     schedule = Schedule(optimizer, lambda step, total: 0.5, 10)
     assert sorted({group["lr"] for group in optimizer.param_groups}) == [0.0, 0.25, 1.0]
     assert schedule.last_lr == 0.25, "what is logged is the rate of the parameters without a factor"
-    line = r"^optim\.lr_factors: no trained parameter's name holds 'nothing'; names are such as 0\.w"
+    line = r"^optim\.lr_factors: no trained parameter's name contains 'nothing'; names are, for example, 0\.w"
     with pytest.raises(ConfigError, match=line):
         parameter_groups(small(), 0.3, False, {"nothing": 2.0})
 
@@ -262,7 +262,7 @@ def test_a_checkpoint_of_another_optimizer_is_named() -> None:
     adam = build_optimizer(torch.optim.AdamW, model, 0.3, False).state_dict()["param_groups"]
     with pytest.raises(ConfigError, match=r"^optim: .* another optimizer than SGD, which has no amsgrad, betas, "):
         check_optimizer(adam, optimizer, "SGD")
-    with pytest.raises(ConfigError, match=r"^optim: .* groups have \[2, 4\] parameters, those of this config \[6\]: "):
+    with pytest.raises(ConfigError, match=r"^optim: .* groups have \[2, 4\] parameters, but this config gives \[6\]: "):
         check_optimizer(saved, build_optimizer(partial(torch.optim.SGD, lr=0.1), model, 0.3, True), "SGD")
 
 
@@ -272,9 +272,9 @@ def test_a_schedule_of_another_length_is_said() -> None:
             Cosine(0.0, 0.0),
             {"total_steps": 100},
             200,
-            "goes on over 200 steps instead of 100; the learning rate of step ",
+            "now has 200 steps instead of 100; the learning rate of step ",
         ),
-        (Constant(0.9), {"total_steps": 100}, 200, "Constant goes on over 200 steps instead of 100"),
+        (Constant(0.9), {"total_steps": 100}, 200, "Constant now has 200 steps instead of 100"),
         (Constant(0.1), {"total_steps": 100}, 200, None),  # its warmup is over
         (Cosine(0.0, 0.0), {"total_steps": 100}, 100, None),
         (Cosine(0.0, 0.0), {}, 100, None),  # a checkpoint of an older version

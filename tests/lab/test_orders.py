@@ -206,7 +206,7 @@ def read_order(folder: Path) -> Any:
     ("callback", "run", "message"),
     [
         (Parting(), (*RUN, *WAYS["2 ranks"]), "no longer have the same data.order's state order weights at step 1"),
-        (InEvaluation(), RUN, r"run.reorder\(\) in an evaluation.*on_eval"),
+        (InEvaluation(), RUN, r"run.reorder\(\): not allowed during an evaluation.*on_eval"),
         (Reorders(), SMALL, "data.order has no state - choose an order.*state_dict and load_state_dict"),
     ],
 )

@@ -85,8 +85,8 @@ def test_a_resume_falls_when_the_run_would_have() -> None:
 
 
 UNSCORED = (
-    r"^optim\.schedule: Plateau follows val/loss, but trainer\.eval_every is null - give it "
-    r"\(trainer\.eval_every=20\), or use optim/schedule=constant$"
+    r"^optim\.schedule: Plateau needs val/loss, but trainer\.eval_every is null - set "
+    r"trainer\.eval_every=20, for example, or use optim/schedule=constant$"
 )
 
 

@@ -237,7 +237,7 @@ def test_a_run_of_an_older_version_goes_on_by_its_step(tmp_path: Path, monkeypat
         with pytest.raises((Killed, RunFailed)):
             resume_run(tmp_path)
     resume_run(tmp_path)
-    line = "skipped steps count from here on, 2 until now: the learning rate goes on as that of step 7, not 5"
+    line = "skipped steps (2 until now) count from here on: the learning rate continues as in step 7, not 5"
     assert (tmp_path / "train.log").read_text().count(line) == 1
     assert values(tmp_path, "train/lr") == pytest.approx([rate(step) for step in range(10)])
 
@@ -264,7 +264,7 @@ def test_a_norm_beyond_float32_is_said_to_be_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(lab.losses.cross_entropy.CrossEntropy, "__call__", staticmethod(large))
-    with pytest.raises(RunFailed, match=r"^the norm of the gradients is more than float32 holds within the steps 1 to"):
+    with pytest.raises(RunFailed, match=r"^the norm of the gradients overflowed float32 within the steps 1 to"):
         start_run(tmp_path, *QUICK, *STEPS, *more)
 
 
@@ -298,8 +298,8 @@ def test_a_run_that_leaves_out_its_steps_says_so(tmp_path: Path, monkeypatch: py
         start_run(tmp_path, *run)
     else:
         for again in (lambda: start_run(tmp_path, *run), lambda: resume_run(tmp_path)):
-            with pytest.raises(RunFailed, match=r"^all 6 steps were left out, so nothing was trained: .*=stop"):
+            with pytest.raises(RunFailed, match=r"^all 6 steps were skipped, so nothing was trained: .*=stop"):
                 again()
         assert status(tmp_path)["status"] == "failed"
     said = (tmp_path / "train.log").read_text()
-    assert [f"all steps from {n} to {n + 2} were left out" in said for n in (1, 4)] == [first == 0, True]
+    assert [f"all steps from {n} to {n + 2} were skipped" in said for n in (1, 4)] == [first == 0, True]

@@ -52,7 +52,7 @@ def test_each_is_scored_and_one_of_them_watched(tmp_path: Path, monkeypatch: pyt
     assert {f"val_hard/{name}": value for name, value in scores.items()} == pytest.approx(
         {name: value for name, value in final.items() if name.startswith("val_hard/")}
     )
-    with pytest.raises(ConfigError, match=r"^--split val_soft: data\.splits has train, val, test, val_hard, "):
+    with pytest.raises(ConfigError, match=r"^--split val_soft: no such split \(data\.splits has train, val, test, "):
         score_checkpoint(run, "val_soft", [])
 
 
@@ -72,8 +72,8 @@ def test_without_the_usual_one(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_other_names_are_one_line() -> None:
     line = (
-        r"^data\.splits\.hard: names of splits begin with train, val \(scored during training\) or test \(scored at "
-        r"the end\), such as val_hard - rename it, or set it to null$"
+        r"^data\.splits\.hard: names of splits must begin with train, val \(evaluated during training\) or test "
+        r"\(evaluated at the end\), such as val_hard - rename it, or set it to null$"
     )
     with pytest.raises(ConfigError, match=line):
         compose(*QUICK, "+data.splits.hard.group=test", "trainer.max_steps=1")

@@ -53,6 +53,6 @@ def test_a_memory_of_all_rows_is_there_for_whoever_loads_the_run(tmp_path: Path)
 
 def test_a_part_of_the_model_in_the_task_is_refused() -> None:
     """Scored would be a mix: what the task holds is the last weights', the model the average or the best."""
-    line = r"^task: Holds\.head\.weight is the model's 2\.weight, and what is scored may be another model"
+    line = r"^task: Holds\.head\.weight is the model's 2\.weight, but evaluations may use another model"
     with pytest.raises(ConfigError, match=line):
         build(compose(*run_of(Holds), "hardware=cpu"))

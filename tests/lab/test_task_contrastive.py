@@ -119,9 +119,9 @@ def test_gathered_rows_have_gradients(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for overrides, line in (
-        (("hardware.micro_batch_size=5",), "hardware.micro_batch_size=5: Contrastive compares the samples of a whole"),
-        (("trainer=fsdp", "hardware.num_procs=2"), "trainer=fsdp: Contrastive holds parameters beside the model (log_"),
-        (("trainer=dp", "hardware.device=auto"), "trainer=dp: Contrastive compares the samples of a whole batch"),
+        (("hardware.micro_batch_size=5",), "hardware.micro_batch_size=5: Contrastive compares all samples of a"),
+        (("trainer=fsdp", "hardware.num_procs=2"), "trainer=fsdp: Contrastive has parameters of its own (log_"),
+        (("trainer=dp", "hardware.device=auto"), "trainer=dp: Contrastive compares all samples of a batch"),
     ):
         if "trainer=dp" in overrides:  # on the machine of a test, which has no two GPUs
             monkeypatch.setattr(

@@ -68,5 +68,7 @@ def test_the_teacher_stays_with_the_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert last_checkpoint(moved)["step"] == 12
     assert score_checkpoint(moved, "val", [])["distance"] > 0
     (moved / "frozen/teacher.pt").unlink()
-    with pytest.raises(ConfigError, match=r"frozen/teacher\.pt: missing; the run's frozen network teacher lies there"):
+    with pytest.raises(
+        ConfigError, match=r"frozen/teacher\.pt: is missing; it contains the run's frozen network teacher"
+    ):
         score_checkpoint(moved, "val", [])

@@ -49,8 +49,8 @@ def test_it_is_torch_s_own(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_what_cannot_be(tmp_path: Path) -> None:
     for overrides, line in (
-        (RUN[:-1], r"^trainer\.clip_norm=1\.0: LBFGS searches along the gradients of the loss"),
-        (RUN[1:], r"^optim\._target_=torch\.optim\.LBFGS: LBFGS needs a task whose train_step gives a closure: "),
+        (RUN[:-1], r"^trainer\.clip_norm=1\.0: LBFGS needs the gradients of the loss"),
+        (RUN[1:], r"^optim\._target_=torch\.optim\.LBFGS: LBFGS needs a task whose train_step passes a closure: "),
     ):
         with pytest.raises(ConfigError, match=line):
             start_run(tmp_path, *SMALL, *overrides)

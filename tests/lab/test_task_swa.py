@@ -98,5 +98,5 @@ def test_other_statistics_are_the_model_s(statistics: int) -> None:
 
 @pytest.mark.slow
 def test_one_average_alone(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.ema_decay=0\.9: SWA averages the weights by a rule of its own"):
+    with pytest.raises(ConfigError, match=r"trainer\.ema_decay=0\.9: SWA averages the weights too"):
         start_run(tmp_path, *SMALL, "task=swa", "trainer.ema_decay=0.9")

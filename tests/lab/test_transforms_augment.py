@@ -122,5 +122,7 @@ def test_it_is_one_graph_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_no_image_is_refused() -> None:
     for x in (torch.zeros(2, 4, 8, 8), torch.zeros(2, 3, 8, 8, dtype=torch.int32)):
-        with pytest.raises(ConfigError, match=r"TrivialAugment requires images with one or three channels, uint8 or floats"):
+        with pytest.raises(
+            ConfigError, match=r"TrivialAugment requires images with one or three channels, uint8 or floats"
+        ):
             TrivialAugment("x", 0)({"x": x}, torch.arange(2))

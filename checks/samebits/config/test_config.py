@@ -289,7 +289,10 @@ def test_a_new_config_gives_every_key(base: dict[str, Any]) -> None:
         ({"hardware__precision": "tf32", "hardware__device": "cpu"}, "hardware.precision: tf32 is a mode of CUDA"),
         ({"trainer__ema_decay": 1.0}, "trainer.ema_decay: must be < 1, got 1.0"),
         ({"trainer__keep_best": -1}, "trainer.keep_best: must be >= 0, got -1"),
-        ({"trainer__early_stop_patience": 2, "trainer__eval_every": None}, "trainer.early_stop_patience: counts"),
+        (
+            {"trainer__early_stop_patience": 2, "trainer__eval_every": None},
+            "trainer.early_stop_patience: needs evaluations",
+        ),
         ({"monitor__key": "val/acuracy"}, "monitor.key: no score 'val/acuracy' - did you mean val/accuracy?"),
         ({"name": "../x"}, "name: must be a folder below outputs/, got '../x'"),
         ({"data__input_shape": [3, 0]}, "data.input_shape: every size must be >= 1"),

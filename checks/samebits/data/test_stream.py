@@ -147,8 +147,8 @@ def test_a_stopped_run_goes_on_exactly(
     [
         ("trainer.max_steps=null", "trainer.max_steps=null: a stream has no length, so no epochs - give steps"),
         ("trainer.save_every=0.5ep", "trainer.save_every=0.5ep: a stream has no length"),
-        ("data.order._target_=samebits.data.order.shuffled", "data.order: a stream comes in its own order"),
-        ("trainer.max_eval_batches=null", "data: Numbers is a stream, for val too: trainer.max_eval_batches says"),
+        ("data.order._target_=samebits.data.order.shuffled", "data.order: a stream has its own order"),
+        ("trainer.max_eval_batches=null", "data: Numbers is a stream, for val too - set trainer.max_eval_batches"),
         ("data.num_workers=2", "data.num_workers=2: a stream is read in this process"),
         ("data.loader=threads", "data.loader=threads needs a dataset with `spec` and `gather`"),
     ],
