@@ -27,6 +27,7 @@ TEMPLATE_ONLY = (
     "docs/performance.md",
     "tools/copier",
     "tools/mutate.py",
+    "tools/prose.py",
     "tools/release.py",
 )
 
