@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Mutation one line of the source at a time and see whether a test turns red (mutation testing).
+"""Mutate one line of the source at a time and see whether a test turns red (mutation testing).
 
     ./run python tools/mutate.py --table contract                       # those of checks/helpers/mutations.py
     ./run python tools/mutate.py --table names --part 1/4

@@ -6,10 +6,12 @@ from __future__ import annotations
 import ast
 import builtins
 import re
+import runpy
 import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from common import LIBRARIES, ROOT
@@ -73,3 +75,32 @@ def test_functions_that_are_named_are_in_their_room(room: str) -> None:
 def test_what_is_gone_is_found() -> None:
     assert files_named("see gone.py, sub/gone.py and *.py") == ["gone.py", "sub/gone.py"]
     assert functions_named("take(heartbeats, 1), then x.take() and `beat(...)`") == ["take", "beat"]
+
+
+def modules(folder: Path) -> set[str]:
+    """Return the modules and packages in a package's folder by name."""
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "__main__"}
+    return files | {path.parent.name for path in folder.glob("*/__init__.py")}
+
+
+def mapped(text: str) -> set[str]:
+    """Return the names in a package's map, the last block of its docstring: `name, folder/    what it is`."""
+    lines = [line.strip() for line in text.strip().split("\n\n")[-1].splitlines() if re.match(r"( {4})?\S.*  ", line)]
+    return {name.strip().rstrip("/") for line in lines for name in line.split("  ")[0].split(",")}
+
+
+PACKAGES = sorted(
+    path for source in LIBRARIES for path in source.rglob("__init__.py") if "hydra_plugins" not in str(path)
+)
+
+
+@pytest.mark.parametrize("page", PACKAGES, ids=lambda page: str(page.parent.relative_to(ROOT / "packages")))
+def test_the_map_of_a_package_names_its_modules(page: Path) -> None:
+    assert mapped(ast.get_docstring(ast.parse(page.read_text())) or "") == modules(page.parent)
+
+
+def test_hard_words_are_found_and_plain_ones_are_not() -> None:
+    hits: Any = runpy.run_path(str(ROOT / "tools/prose.py"))["hits"]
+    hard = "What is left over is told to whoever lies beside it; else the run goes on. Of the ranks one stands alone."
+    assert len(hits(hard)) >= 8
+    assert hits("The run resumes from the last checkpoint, because rank 0 has saved it. Otherwise it raises.") == []
