@@ -50,8 +50,7 @@ def train_step(
 
     nets: {objective: LossModule, wrapped by DDP and torch.compile}; each objective has its own optimizer.
     batches: iterator over micro-batches; this step takes one for each of machine.micro_batch_sizes.
-    after_all_reduce: called after each backward pass in which the ranks average their gradients.
-    """
+    after_all_reduce: called after each backward pass in which the ranks average their gradients."""
     task = state.task
     micro_batches = itertools.islice(batches, len(machine.micro_batch_sizes))
     with StepRNG(state.step, world.device, may_draw(state)) as step_rng:
@@ -82,8 +81,7 @@ def fit(
 
     The actions due after a step (log, score, save) are listed in state.pending. Each checkpoint contains the list, so
     a resumed run first runs the actions that are left.
-    validate: scores the validation sets and returns whether the state is among the best; None: no such sets.
-    """
+    validate: scores the validation sets and returns whether the state is among the best; None: no such sets."""
     batches = iter(train)
     clock = Clock(train, run.logger, run.work.speeds)
     trainer = run.trainer

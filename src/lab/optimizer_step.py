@@ -50,8 +50,7 @@ from samebits.world import World, to_host
 class OptimizerStep:
     """One optimizer step, which the task's train_step controls. nets: {objective: LossModule, wrapped by DDP}.
 
-    Methods return losses as 0-d tensors on the device, means over this rank's samples; the log averages over ranks.
-    """
+    Methods return losses as 0-d tensors on the device, means over this rank's samples; the log averages over ranks."""
 
     def __init__(
         self,
@@ -355,8 +354,7 @@ def update(optimizer: Optimizer, non_finite: Tensor | None, closure: Callable[[]
     """Call the optimizer's step, unless a gradient is not finite.
 
     non_finite: 0-d, 1 if a gradient is not finite; None if steps are never skipped (they are with fp16 and with
-    trainer.non_finite=skip). A fused kernel skips by itself; for other optimizers the host waits for this value.
-    """
+    trainer.non_finite=skip). A fused kernel skips by itself; for other optimizers the host waits for this value."""
     if non_finite is not None:
         if takes_found_inf(optimizer):
             optimizer.found_inf = non_finite  # type: ignore[attr-defined]

@@ -93,8 +93,7 @@ class TrainState:
 
         options: names of optimizer arguments that keep the config's value, which a resume may change.
         If the number of ranks has changed, each rank takes the mean of the checkpoint's `running_sums`, and a rank
-        that is not in the checkpoint keeps its newly seeded RNG.
-        """
+        that is not in the checkpoint keeps its newly seeded RNG."""
         given = [{k: v for k, v in group.items() if k in options} for group in self.optimizer.param_groups]
         for name in (one.name for one in fields(self) if one.name in payload and one.name not in LOADED):
             held = getattr(self, name)

@@ -11,8 +11,7 @@ class Callback:
 
     state: the lab.state.TrainState of the run, e.g. state.step, state.model, state.task. self.run: the
     lab.state.RunContext, set before on_start: run.directory (write files only if run.world.is_main), run.world (rank,
-    size, device), run.logger (log(step, values), say(text), warn(text)).
-    """
+    size, device), run.logger (log(step, values), say(text), warn(text))."""
 
     run: Any  # lab.state.RunContext
 
@@ -41,8 +40,7 @@ class Callback:
         """Run after each evaluation during training. scores: {"val/...": value over all ranks}.
 
         If it returns True on any rank, training ends on all ranks, the best weights are scored, and the run is
-        finished. A resume of this run does not train further unless it increases the number of steps.
-        """
+        finished. A resume of this run does not train further unless it increases the number of steps."""
 
     def on_end(self, state: Any, scores: dict[str, float]) -> None:
         """Run after the final scores, but not if the run failed or was stopped. An override may omit `scores`.

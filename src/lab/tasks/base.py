@@ -23,8 +23,7 @@ Metric = Any  # a function (output, batch) -> (B,), or an object with reset, upd
 class TaskRun:
     """Information about the run, available to a task as self.run in `initialize`, `setup` and later calls.
 
-    If a trained model is loaded (evaluate, predict, load_run), these are the values of the run that trained it.
-    """
+    If a trained model is loaded (evaluate, predict, load_run), these are the values of the run that trained it."""
 
     world: World = field(default_factory=world_of_one)
     total_steps: int = 0  # optimizer steps of the whole run, also if its length is given in epochs
@@ -73,8 +72,7 @@ class Task(nn.Module):
     Random numbers: in `losses` torch's generators give different numbers on each rank. In `on_step_end`, and in
     `train_step` after the call of `optimizer_step(...)`, they give the same numbers on all ranks. A resumed run
     continues with the same numbers. If random numbers must not depend on the number of ranks and micro-batches, use
-    samebits.data.SampleRNG(seed, stream) with batch["sample_id"], and set `needs_sample_ids`.
-    """
+    samebits.data.SampleRNG(seed, stream) with batch["sample_id"], and set `needs_sample_ids`."""
 
     # Keys that `losses` returns in addition to "loss". They are logged, and evaluations compute their means.
     loss_names: tuple[str, ...] = ()
@@ -107,8 +105,7 @@ class Task(nn.Module):
 
         The other names are those of `loss_names`. A tensor (B,) in place of the dictionary means {"loss": tensor}. Do
         not reduce over samples: the loop computes the mean over the global batch. output: any value, passed to the
-        metrics and callbacks. Evaluations call this method too, without gradients and with other batch sizes.
-        """
+        metrics and callbacks. Evaluations call this method too, without gradients and with other batch sizes."""
         raise NotImplementedError
 
     @classmethod
@@ -135,16 +132,14 @@ class Task(nn.Module):
     def setup(self, model: nn.Module) -> None:
         """Freeze parts of the model, or build modules that depend on it (a teacher).
 
-        Called once on all ranks, after the model is built and before a checkpoint is loaded.
-        """
+        Called once on all ranks, after the model is built and before a checkpoint is loaded."""
 
     def initialize(self, model: nn.Module, batches: Iterator[Batch]) -> str | None:
         """Load weights or compute them from the data. Return a line to log, or None.
 
         Called before `setup` in a new run, not in a resumed one. batches: the training data in batches of
         trainer.global_batch_size samples, on the CPU, without random transforms and equal on all ranks. They are read
-        lazily: nothing is read unless you iterate.
-        """
+        lazily: nothing is read unless you iterate."""
         return None
 
     def objectives(self, model: nn.Module) -> dict[str, list[nn.Module]]:
@@ -152,8 +147,7 @@ class Task(nn.Module):
 
         Each objective has its own optimizer with its own state; all are built from conf/optim with the same arguments
         (optim.lr_factors changes the rates of single objectives). An objective with a name minimizes
-        <objective>_losses(model, batch); `losses` is then used only in evaluations.
-        """
+        <objective>_losses(model, batch); `losses` is then used only in evaluations."""
         return {"": [model, self]}
 
     def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
@@ -161,8 +155,7 @@ class Task(nn.Module):
 
         step: number of the step, from 0. batches: iterator over the micro-batches of this step; to use them twice, keep
         list(batches). To change gradients before the update, call optimizer_step.gradients, .parameters and .update
-        (lab/optimizer_step.py).
-        """
+        (lab/optimizer_step.py)."""
         return optimizer_step("", batches)
 
     def on_step_end(self, model: nn.Module) -> None:
@@ -170,29 +163,25 @@ class Task(nn.Module):
 
         Do not change the model's weights here, but in `project`. If a class draws no random numbers here, set
         `uses_rng = False` in the class itself (a subclass does not inherit it): this saves 0.2 ms per step and allows
-        hardware.cuda_graph.
-        """
+        hardware.cuda_graph."""
 
     def project(self, model: nn.Module) -> None:
         """Change the model's weights in place (a pruning mask, a limit of their norm).
 
         Called once per step after `on_step_end`, under no_grad: with the model, then with the weight average if there
-        is one, so that the change is in all weights that are evaluated and saved. uses_rng: see `on_step_end`.
-        """
+        is one, so that the change is in all weights that are evaluated and saved. uses_rng: see `on_step_end`."""
 
     def sync_buffers(self) -> None:
         """Make buffers equal on all ranks if each rank fills them from its own samples, e.g. with gather_rows.
 
-        Called on all ranks before each evaluation and checkpoint, under no_grad. Other buffers are already equal.
-        """
+        Called on all ranks before each evaluation and checkpoint, under no_grad. Other buffers are already equal."""
 
     def averaging_factor(self, step: int) -> float | None:
         """Return the factor of this step's weights in the weight average: mean += factor * (weights - mean). None: do
         not update the average after this step.
 
         step: from 0. If a task overrides this method, evaluate, predict, export and load_run use the average, and
-        trainer.ema_decay must not be set. The factor 1 / (k + 1) at the k-th update (from 0) gives the mean (SWA).
-        """
+        trainer.ema_decay must not be set. The factor 1 / (k + 1) at the k-th update (from 0) gives the mean (SWA)."""
         return None
 
     def sample(self, model: nn.Module, count: int) -> Tensor | Mapping[str, Any]:
@@ -200,8 +189,7 @@ class Task(nn.Module):
         the loggers accept}.
 
         Called by callback=pictures at each evaluation, on all ranks with the same random numbers, with the weight
-        average (if there is one) in eval mode and under autocast.
-        """
+        average (if there is one) in eval mode and under autocast."""
         raise NotImplementedError
 
     def __setattr__(self, name: str, value: Any) -> None:
