@@ -33,7 +33,7 @@ def comment_of(attribute: Any) -> str:
 def as_markdown(text: str, names: set[str]) -> str:
     """Return a docstring with `<` as text and a list item for each argument, which it writes as "name: meaning"."""
     parts = re.split(r"(```.*?```|`[^`\n]+`)", text, flags=re.S)
-    parts[::2] = [part.replace("<", "&lt;") for part in parts[::2]]
+    parts[::2] = [re.sub(r"\b__\w+__\b", r"`\g<0>`", part.replace("<", "&lt;")) for part in parts[::2]]
     text = "".join(parts)
     if not names or "```" in text or re.search(r"^ {4}", text, re.M):
         return text
@@ -42,7 +42,9 @@ def as_markdown(text: str, names: set[str]) -> str:
     for paragraph in text.split("\n\n"):
         before, *arguments = start.split(paragraph)
         items = [f"- `{name}`: {meaning.strip()}" for name, meaning in zip(arguments[::2], arguments[1::2])]
-        paragraphs += [one for one in (before.strip(), "\n".join(items)) if one]
+        # what is returned and raised is not of the last argument
+        listed = re.sub(r"(?<=\.)\s+(?=(Return|Raise)s? )", "\n\n", "\n".join(items))
+        paragraphs += [one for one in (before.strip(), listed) if one]
     return "\n\n".join(paragraphs)
 
 
@@ -59,7 +61,8 @@ class Docstrings(griffe.Extension):
         for thing in walk(pkg):
             if thing.is_attribute and thing.parent.is_class and "property" not in thing.labels:
                 if thing.docstring is None and thing.lineno and (comment := comment_of(thing)):
-                    thing.docstring = griffe.Docstring(comment[0].upper() + comment[1:], parent=thing)
+                    text = re.sub(r"^[a-z]+(?=[\s,:;])", lambda word: word[0].capitalize(), comment)
+                    thing.docstring = griffe.Docstring(text, parent=thing)
                 if "class-attribute" not in thing.labels:
                     thing.value = None  # computed in __init__
             if thing.docstring:
