@@ -37,7 +37,7 @@ def as_markdown(text: str, names: set[str]) -> str:
     text = "".join(parts)
     if not names or "```" in text or re.search(r"^ {4}", text, re.M):
         return text
-    start = re.compile(rf"(?:^|(?<=[.;])\s+|\n)`?({'|'.join(sorted(names))})`?: ")
+    start = re.compile(rf"(?:^|(?<=[.;])\s+|\n)`?({'|'.join(sorted(names))})`?:\s+")
     paragraphs = []
     for paragraph in text.split("\n\n"):
         before, *arguments = start.split(paragraph)
