@@ -24,7 +24,7 @@ from pathlib import Path
 import reference_api
 import reference_commands
 import yaml
-from reference_text import DOCS, GENERATED, cell, code, link, sentence
+from reference_text import DOCS, GENERATED, cell, code, link, sentence, without_tags
 from schema import (
     CONF,
     CONFIG,
@@ -306,7 +306,7 @@ def about(conf: Conf, path: Path, group: str) -> list[str]:
         if not text and group in EXPLAINED:
             conf.gaps.append(f"{spelled(group)}={path.stem}")
     found = [sentence(text)] if text else []
-    found += [f"Example: {one}" for one in commands]
+    found += [f"Example: {without_tags(one)}" for one in commands]
     page = PAGES.get(f"{spelled(group)}={path.stem}", "")
     return [*found, *([f"See {link(page)}."] if link(page) and f"({page})" not in "".join(found) else [])]
 

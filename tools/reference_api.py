@@ -23,6 +23,8 @@ CLASSES = (
     ("TrainState",),
     ("RunContext",),
 )
+# In the site's search, guides come before these pages, which contain every word.
+FRONT = ["---", "search:", "  boost: 0.2", "---", ""]
 LIBRARIES = {"samebits": "api_samebits.md", "h5rows": "api_h5rows.md"}
 
 
@@ -92,7 +94,7 @@ def lab_page() -> str:
     helpers = names_of(own / "__init__.py")
     others = [f"[{name}]({file})" for name, file in LIBRARIES.items() if (DOCS / file).is_file()]
     lines = [
-        "# Python API", "", GENERATED, "",
+        *FRONT, "# Python API", "", GENERATED, "",
         f"The public names of `{own.name}`: functions for notebooks and scripts, and the classes that your tasks and",
         f"callbacks use. The libraries have their own pages: {', '.join(others)}.",
         "", "## Notebooks and scripts", "",
@@ -110,7 +112,7 @@ def library_page(library: str) -> str | None:
     if not folder.is_dir():
         return None
     lines = [
-        f"# Python API: {library}", "", GENERATED, "", about(folder / "__init__.py"), "",
+        *FRONT, f"# Python API: {library}", "", GENERATED, "", about(folder / "__init__.py"), "",
         "A section for each package that has public names. Import a name from its package. Other names are internal.",
         "",
     ]  # fmt: skip

@@ -20,6 +20,12 @@ def code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
+def without_tags(text: str) -> str:
+    """Return markdown in which `<name>` outside of code is text and not a tag of HTML, which a browser hides."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if part.startswith("`") else part.replace("<", "&lt;") for part in parts)
+
+
 def cell(text: str) -> str:
     """Return text as a cell of a table, in which a bar would end it."""
     return re.sub(r"(?<!\\)\|", r"\\|", text.strip())

@@ -47,7 +47,7 @@ class Found:
 
     @property
     def complaint(self) -> str | None:
-        """Return what makes the dataset slow or unreadable; None if nothing does."""
+        """Return the reasons why a dataset is slow or unreadable; None if nothing does."""
         if (number := missing_filter(self.dset)) is not None and self.way == "h5py":
             brings = "hdf5plugin has it" if number in HDF5PLUGIN else "hdf5plugin does not have it"
             return f"needs the filter {filter_name(number)} (number {number}), which is not installed; {brings}"
@@ -63,7 +63,7 @@ class Found:
 
 
 def inspect_file(path: str) -> None:
-    """Print the report of a file. For an index of shards: of its first shard."""
+    """Print the report of a file. For an index of shards it describes the first shard."""
     given, (path, *others) = path, names_of(path) if is_index(path) else [path]
     if given != path:
         report(f"{given}: {len(others) + 1} shard{'s' * bool(others)}, read as one set; the first:")

@@ -14,7 +14,7 @@ split.
     sampling    orders by class, weight or length
     windows     shuffles chunks of compressed or large files
     lanes       orders in which row k of a batch continues row k of the batch before
-    permutation keyed permutations and the hash of all orders
+    permutation  keyed permutations and the hash of all orders
     plans       builds the plan of a loader: which rows each rank reads
     stateful    orders with a state that training changes
     stream      data sets without a length

@@ -21,13 +21,13 @@ The test of a method inherits tests of all guarantees (docs/tasks.md), such as t
 The helpers patch these functions of the project by name, so keep the names: `train_step` in loop.py, `to_host`,
 `lean_step`, `closure_step` and `check_losses` in optimizer_step.py, `make_callbacks` in run.py.
 
+Raises AssertionError if a guarantee is not met. Needs the extra `samebits[testing]`.
+
     task_tests  TaskTests, SMALL, broken_off: tests for every method
     runs        compose, start_run, resume_run, and readers of a run's files
     plugin      hooks and fixtures for pytest: `use`, `train_command`, time limits for the speed of the machine
     processes/  commands, warm processes, ranks, limits
     devices/    a simulated GPU; blocks in which the host must not wait for the device
-
-Raises AssertionError if a guarantee is not met. Needs the extra `samebits[testing]`.
 """
 
 from typing import TYPE_CHECKING
