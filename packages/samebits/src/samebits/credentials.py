@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 HIDDEN = "***"
-# in http(s) URLs also a token without a password; other schemes allow a user name without one
+# in HTTP and HTTPS URLs also a token without a password; other schemes allow a user name without one
 CREDENTIALS = re.compile(r"(https?://)[^/?#\s'\"]+@|([A-Za-z][\w+.-]*://)[^/?#\s'\"]*:[^/?#\s'\"]*@")
 
 

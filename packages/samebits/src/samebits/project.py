@@ -22,16 +22,16 @@ class Project:
     called while the config is built. remedies: {start of a _target_ that is not allowed: what to do instead of allowing
     it}.
 
-    schema: of the whole config. own: {"data": schema, "optim": ...}, the run's keys among a target's arguments. moved:
-    {import path prefix in older versions: current prefix}. moved_keys: {key in older versions: current key};
-    data.parts.*.name means that key of each node in data.parts. moved_values: {current name of a key: {value in older
-    versions: current value}}. moved_arguments: {name of an older key that is an argument of a class: the class's
-    _target_}. aliases: entries of `moved` and `moved_keys` of the previous version, which a command and a yaml may
-    still use. paths: keys whose values are files or folders. resolvers: {"name": a function for ${name:...} in a yaml}.
-    watching: the project's own groups that determine what is observed of a run, not what it computes. asked: {parameter
-    of an object in the config: key of the run's value that it gets if its node does not set it}. expand: replaces keys
-    of a composed config by what they select, before it is resolved.
-    """
+    schema: a dataclass, the schema of the config. own: {"data": schema, "optim": ...}, keys of a group that the run
+    reads itself and does not pass to the class in _target_. paths: keys whose values are files or folders. resolvers:
+    {"name": function for ${name:...} in a yaml}. expand: a function that replaces short keys in a composed config
+    before it is resolved. asked: {parameter of a class in the config: key of the run's value that it gets by default}.
+    watching: the project's groups that change only the observation of a run, such as loggers, and not its results.
+
+    Old names: moved: {import path prefix in older versions: current prefix}. moved_keys: {old key: current key};
+    data.parts.*.name means that key of each node in data.parts. moved_values: {current key: {old value: current
+    value}}. moved_arguments: {old key that is an argument of a class: the class's _target_}. aliases: entries of
+    `moved` and `moved_keys` that commands and yamls may still use. """
 
     name: str
     root: Path
