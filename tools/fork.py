@@ -9,7 +9,7 @@
 Reads the files that git tracks. Needs git, ruff, pip and nothing else, so that it runs before an environment is made.
 parts.py lists what can be left out, libraries.py where the libraries come from.
 
-Exit status: 0 done, 2 a mistake in what was asked; nothing was changed then.
+Exit status: 0 done, 2 a mistake in the arguments; then nothing is changed.
 """
 
 from __future__ import annotations
