@@ -85,7 +85,7 @@ def evaluate(
 
 
 def _sums(rows: list[Tensor], weights: Tensor | None, counted: int) -> Tensor:
-    """Return the sum of each row (counted,) over samples, then the number of samples, both weighted by `weights`."""
+    """Return the sum of each vector of values (counted,), then the number of samples, both weighted by `weights`."""
     if weights is None:
         return torch.stack([*(row.sum() for row in rows), rows[0].new_full((), counted)])
     return torch.stack([*((row * weights[:counted]).sum() for row in rows), weights[:counted].sum().to(rows[0].dtype)])

@@ -101,7 +101,7 @@ def fit(
         state.step += 1
         state.samples += trainer.global_batch_size
         run.watchdog.beat("training", state.step)
-        run.checkpoints.check(state.payload)  # raises if a checkpoint could not be written
+        run.checkpoints.check(state.payload)  # raises if a background write has failed; first: allocates its copy
         state.add_to_sums(values)
         run.logger.progress(state.step)
         if on_step:
@@ -109,6 +109,7 @@ def fit(
                 for call in on_step:
                     call(state)
         collect_garbage(state.step)
+        # an epoch has ended in this step
         if state.samples // run.epoch_samples > (state.samples - trainer.global_batch_size) // run.epoch_samples:
             clock.end_epoch(state.step)
         state.pending = actions_after_step(state, validate is not None, run)

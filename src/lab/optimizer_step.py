@@ -99,7 +99,7 @@ class OptimizerStep:
     def update(self, objective: str, closure: Callable[[], Tensor] | None = None) -> None:
         """Clip the gradients in p.grad, update the parameters and set p.grad to None.
 
-        closure: for an optimizer that needs one (torch.optim.LBFGS): computes the gradients again by `gradients` and
+        closure: for an optimizer that needs one (torch.optim.LBFGS), a function that calls `gradients` again and
         returns the loss. Such an optimizer waits for the device. Raise ConfigError for clip_norm with a closure."""
         optimizer, limit = self._optimizer(objective), self.trainer.clip_norm
         if closure is not None and limit is not None:
@@ -107,7 +107,7 @@ class OptimizerStep:
                 f"trainer.clip_norm={limit}: {type(optimizer).__name__} needs the gradients of the loss, not "
                 "clipped ones - set trainer.clip_norm=null"
             )
-        if overrides(self.state.task, "train_step"):  # otherwise backward() wrote them, with the weights' strides
+        if overrides(self.state.task, "train_step"):  # only a task can set gradients with other strides
             match_strides(self.parameters(objective))
         again = None if closure is None else Closure(self, objective, closure)
         norm = self._clipped(objective) if again is None else again.norm
@@ -123,7 +123,7 @@ class OptimizerStep:
     @torch.no_grad()
     def end_step(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Finish the step after the task's train_step: on_step_end, project, weight average, loss scale. Return
-        `values` with grad_norm (before clipping) and non_finite per objective; values of skipped ones are 0."""
+        `values` with grad_norm (before clipping) and non_finite per objective; 0 if its update was skipped."""
         state, device = self.state, self.world.device
         for objective, norm in self.norms.items():
             prefix = f"{objective}/" if objective else ""
@@ -137,7 +137,7 @@ class OptimizerStep:
         if state.rules < 2:  # runs of 0.2 average before on_step_end: lab.options.RULES
             self._average()
         if acts := [name for name in ("on_step_end", "project") if overrides(state.task, name)]:
-            # called after skipped steps too, as the host does not know which are skipped; changes are then undone
+            # called in each step, as the host does not know if it was skipped; if so, restore_if undoes the changes
             with restore_if(skipped, [*state.task.parameters(), *state.model.parameters()]):
                 for name in acts:
                     with self._warn_of_writes(name):
@@ -167,7 +167,7 @@ class OptimizerStep:
 
     @contextmanager
     def _warn_of_writes(self, name: str) -> Iterator[None]:
-        """Warn once if `on_step_end` writes to the model's weights, because the weight average does not get the change.
+        """Warn once if `on_step_end` writes to the model's weights, as the weight average follows it only slowly.
 
         Checked in steps 1, 2, 4, 8, ... only: a method may begin to write late, and other steps cost nothing."""
         state, run = self.state, self.state.task.run.training
@@ -185,12 +185,12 @@ class OptimizerStep:
             run.printed_once.add(name)
             run.logger.warn(
                 f"task: {type(state.task).__name__}.on_step_end changes the model's weights "
-                f"({format_keys(written)}) but not the weight average, which is evaluated: change them in "
+                f"({format_keys(written)}), which the weight average follows only slowly: change them in "
                 "`project`, which is called with the model and with the average (docs/my_method.md)"
             )
 
     def _backward(self, objective: str, batches: Iterable[Batch], term: str) -> dict[str, Tensor]:
-        """Compute the gradients of the loss `term`: the sum over samples, divided by this rank's samples in the step.
+        """Compute the gradients of the mean of the loss `term` over this rank's samples in the step.
         Micro-batches of unequal size thus get the right weights, and DDP's mean is the mean over the global batch."""
         state, task, scaler = self.state, self.state.task, self.state.scaler
         trained, net, sizes = self.parameters(objective), self.nets[objective], self.machine.micro_batch_sizes

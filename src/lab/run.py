@@ -248,7 +248,7 @@ def load_payload(state: TrainState, payload: dict[str, Any], config: Config, run
     check_trained(payload.get("parameter_names", state.parameter_names), state.parameter_names)
     score = state.monitor
     payload = reshard_like(payload, state.model, state.optimizer)
-    # not `lr`, which the schedule sets: a finished run that is resumed must save the rate of its last step again
+    # without `lr`, which the schedule sets: a resume of a finished run must save the rate of the last step
     options = {key.rpartition(".")[2] for key in leaves(config.optimizer, "optim")} - {"lr"} | {"fused"}
     load_weights(state.model, payload["model"], "the checkpoint")
     if state.ema is not None:

@@ -51,7 +51,7 @@ class TrainState:
     running_sums: dict[str, Tensor] = field(default_factory=dict)  # of logged values since the last log, on the device
     counts: dict[str, int] = field(default_factory=dict)  # {name: number of steps summed in `running_sums`}
     logged_step: int = 0  # the step of the last log
-    skipped_steps: int = 0  # until logged_step; only of log intervals whose steps were all skipped
+    skipped_steps: int = 0  # before logged_step, counting only log intervals in which all were skipped
     logged_lines: int = 0  # lines of metrics.jsonl; only rank 0 knows it
     scored_step: int = 0  # the step of the last evaluation
     pending: list[str] = field(default_factory=list)  # actions still to be done after `step`: lab.pending
@@ -91,7 +91,7 @@ class TrainState:
     def load(self, payload: dict[str, Any], world: World, options: Collection[str]) -> None:
         """Restore all fields except LOADED. A field that is missing in an older checkpoint keeps its value.
 
-        options: names of optimizer arguments that keep the config's value, which a resume may change.
+        options: names of optimizer arguments that are taken from the config instead of the checkpoint.
         If the number of ranks has changed, each rank takes the mean of the checkpoint's `running_sums`, and a rank
         that is not in the checkpoint keeps its newly seeded RNG."""
         given = [{k: v for k, v in group.items() if k in options} for group in self.optimizer.param_groups]
@@ -213,7 +213,7 @@ def may_skip(trainer: TrainerConfig, scaler: torch.amp.GradScaler | None) -> boo
 
 def on_all_ranks(state: TrainState) -> Iterator[tuple[str, Any]]:
     """Yield (name, value) for all that must be equal on all ranks: weights, weight average, the task's saved buffers,
-    optimizer states. The model's buffers and the task's running_ ones may differ: BatchNorm's local statistics."""
+    optimizer states. Not compared: the model's buffers, the task's running_* buffers (local statistics)."""
     yield from state.model.named_parameters()
     yield from ((f"task.{name}", p) for name, p in state.task.named_parameters())
     saved = state.task.state_dict(keep_vars=True)

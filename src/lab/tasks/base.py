@@ -76,17 +76,17 @@ class Task(nn.Module):
 
     # Keys that `losses` returns in addition to "loss". They are logged, and evaluations compute their means.
     loss_names: tuple[str, ...] = ()
-    # True: add batch["sample_id"] and batch["row"], both (B,) int64. In training, sample_id is the sample's index in
-    # the order of the run, and row its row of the data set (no "row" if the data set is a stream). In evaluations both
+    # True: add batch["sample_id"] and batch["row"], both (B,) int64. In training, sample_id is the position in the
+    # order of the run, and row the index in the data set (no "row" if the data set is a stream). In evaluations both
     # are the row, or -1 for samples that only fill up a batch and do not count.
     needs_sample_ids = False
     # True: the loss compares samples of all ranks (a contrastive loss). A step is then one micro-batch, and all ranks
     # evaluate the same number of batches.
     needs_global_batch = False
-    # True: the task carries states from row to row of a sequence. Batches then have "lane", and "position" in the lane,
-    # both (B,) int64. The yaml of the task must set `eval_lanes`. See docs/data_orders.md.
+    # True: the task keeps a state (e.g. a hidden state) from step to step. Batches then have "lane", the number of the
+    # parallel sequence, and "position" in it, both (B,) int64. The task's yaml must set `eval_lanes`: docs/data_orders.md.
     stateful = False
-    waits = False  # True: the method cannot avoid reading values from the device in a step; its test allows it
+    waits = False  # True: the method must read values from the device in a step; TaskTests then allows it
     buffers_kept_on_skip: tuple[str, ...] = ()  # submodules whose buffers are not restored after a skipped step
     not_compiled: tuple[str, ...] = ()  # names of methods that hardware.compile must not compile
     metrics: Mapping[str, Metric] = {}  # {name: metric}; logged as val/<name>
@@ -121,7 +121,7 @@ class Task(nn.Module):
 
     def show(self, output: Any, batch: Batch, count: int) -> Mapping[str, Any] | None:
         """Return {name: image, figure, text, table, ...} for the first `count` samples. callback=pictures logs it at
-        each evaluation, for the first batch of rank 0. None (the default): it shows images with predicted classes."""
+        each evaluation, for the first batch of rank 0. None (default): the callback shows images with predicted classes."""
         return None
 
     def weights(self, batch: Batch) -> Tensor | None:
@@ -214,7 +214,7 @@ def overrides(task: Task | type[Task], name: str) -> bool:
 
 
 def key_of_losses(task: Task) -> str:
-    """Return the key that a message about the task's losses begins with: its criterion's, if it has one."""
+    """Return the config key for errors about the task's losses: task.criterion if there is one, otherwise task."""
     return "task.criterion" if hasattr(task, "criterion") else "task"
 
 

@@ -31,7 +31,7 @@ class Project:
     Old names: moved: {import path prefix in older versions: current prefix}. moved_keys: {old key: current key};
     data.parts.*.name means that key of each node in data.parts. moved_values: {current key: {old value: current
     value}}. moved_arguments: {old key that is an argument of a class: the class's _target_}. aliases: entries of
-    `moved` and `moved_keys` that commands and yamls may still use. """
+    `moved` and `moved_keys` that commands and yamls may still use."""
 
     name: str
     root: Path
