@@ -84,7 +84,7 @@ class Task(nn.Module):
     # evaluate the same number of batches.
     needs_global_batch = False
     # True: the task keeps a state (e.g. a hidden state) from step to step. Batches then have "lane", the number of the
-    # parallel sequence, and "position" in it, both (B,) int64. The task's yaml must set `eval_lanes`: docs/data_orders.md.
+    # parallel sequence, and "position" in it, both (B,) int64. Its yaml must set `eval_lanes`: docs/data_orders.md.
     stateful = False
     waits = False  # True: the method must read values from the device in a step; TaskTests then allows it
     buffers_kept_on_skip: tuple[str, ...] = ()  # submodules whose buffers are not restored after a skipped step
@@ -121,7 +121,7 @@ class Task(nn.Module):
 
     def show(self, output: Any, batch: Batch, count: int) -> Mapping[str, Any] | None:
         """Return {name: image, figure, text, table, ...} for the first `count` samples. callback=pictures logs it at
-        each evaluation, for the first batch of rank 0. None (default): the callback shows images with predicted classes."""
+        each evaluation, for the first batch of rank 0. None (default): images with predicted classes."""
         return None
 
     def weights(self, batch: Batch) -> Tensor | None:

@@ -204,20 +204,20 @@ class Dataset:
 
     @property
     def ahead_bytes(self) -> int:
-        """Return how many bytes of batches to pass to `advise` before they are gathered; 0 if a few batches suffice."""
+        """Return how many bytes to announce with `advise` ahead of `gather`; 0 if a few batches are enough."""
         return self._ranged[0].ahead_bytes if self._ranged else 0
 
     @property
     def kept_bytes(self) -> int:
-        """Return how many bytes of remote files are kept on this machine; 0 if all."""
+        """Return the limit of the disk cache for remote files in bytes; 0: no limit."""
         return self._ranged[0].limit if self._ranged else 0
 
     @property
     def chunk_rows(self) -> int | None:
         """Return the number of rows to read together; None if single rows are cheap.
 
-        If reading one row decodes a chunk of several rows, and the cache cannot contain all of them, these are the rows
-        of a chunk. For remote files that are read by blocks, these are the rows that justify a request.
+        Return the rows of a chunk if reading one row decodes a whole chunk and the decoded chunks exceed the cache. For
+        remote files that are read by blocks, return the number of rows that is worth a request.
         """
         if self._ranged:
             widest = max(1, self.nbytes // self._size)

@@ -5,7 +5,7 @@ of micro-batches, dict[str, Tensor], on the device. `Clock` measures how long th
 
 Guarantees: the global batch of a step depends only on the seed and the step, for any number of ranks, workers and
 micro-batches. An evaluation counts each sample once. Random numbers of a sample (`SampleRNG`) depend only on the seed,
-the epoch and the sample. After a loader is closed, none of its processes and threads is left.
+a name and the sample id. After a loader is closed, none of its processes and threads is left.
 
 Errors: DataFailed for exceptions in the data set's own code and for workers that died; it names data set, rows and
 split.

@@ -36,12 +36,14 @@ def _seed_host(*key: int) -> int:
 class StepRNG:
     """Switch the random number generators within a step between shared and per-rank numbers.
 
-    Forward and backward passes use each rank's own numbers. All other code of the step draws the same numbers on all
-    ranks: from a backward pass to the next forward pass or to the end of the step (the `with` block), and when learning
-    rates are set. The reason is that code that changes weights, such as an optimizer that adds noise, must do the same
-    on all ranks.
+    Forward and backward passes use each rank's own numbers. All ranks draw the same numbers
 
-    The shared numbers depend on the seed of the run, the step and the number of backward passes in it, not on the
+    - when learning rates are set;
+    - between a backward pass and the next forward pass, or the end of the step (the `with` block),
+
+    because code that changes weights, such as an optimizer that adds noise, must do the same on all ranks.
+
+    The shared numbers depend on the seed of the run, the step and the number of calls of `use_shared` in it, not on the
     ranks. They do not affect the numbers of each rank. Nothing here waits for the device: the generator states are on
     the host."""
 

@@ -1,7 +1,7 @@
 """Hang watchdog: ends a run without progress for process.timeout and names the stuck rank with its stack.
 
     main thread   beat("step", 12) ... beat("saving", 12) ...
-    watch thread  every half second: progress within process.timeout? has another rank died, failed or stuck (board.py)?
+    watch thread  every half second: progress within process.timeout? another rank died, failed, stuck (board.py)?
 
 Most ranks of a hung run wait in a collective for one rank that does not reach it. Each rank reports its position to the
 store; a rank that is not in a collective is the cause. A rank without a report is stopped by a signal, or its native
@@ -220,7 +220,7 @@ class HangWatchdog:
 
     def _fail(self, rank: int, message: str, stack: str) -> None:
         recorded = record_failure(self.run_dir, rank, RankLost(message), stack=stack)
-        told_by_start = self.rank == 0 and threading.current_thread() is self._main  # see start.first_failure
+        told_by_start = self.rank == 0 and threading.current_thread() is self._main  # see process.parent.first_failure
         if recorded:
             mark_finished()
             tell_failed(rank, os.environ)
