@@ -2,8 +2,8 @@
 
 This library imports nothing from the project (`lab`), which is passed to it as an object (samebits.project).
 
-A package imports only packages above it in this list. The single modules after `testing` may be imported by all. The public names of a package
-are in its `__init__.py`. CHANGELOG.md lists changes.
+A package imports only packages above it in this list. The single modules after `testing` may be imported by all. The
+public names of a package are in its `__init__.py`. CHANGELOG.md lists changes.
 
     host                    cores, GPUs and memory of one host
     children                child processes: their ends, hangs
