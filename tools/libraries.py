@@ -140,6 +140,6 @@ def changes(before: dict[str, tuple[str, bytes]], now: dict[str, tuple[str, byte
     lines = []
     for name in sorted({*before, *now}):
         (was, old), (version, new) = before.get(name, ("none", b"")), now.get(name, ("none", b""))
-        same = "unchanged" if old == new else "another content of the same version"
+        same = "unchanged" if old == new else "same version, different content"
         lines.append(f"{name} {was} -> {version}" if was != version else f"{name} {version}: {same}")
     return lines

@@ -98,6 +98,8 @@ def test_each_script_runs_in_a_test() -> None:
     }
     assert {path.relative_to(ROOT).as_posix() for path in scripts} == SMALL.keys() | BESIDE.keys()
     for path in texts.keys() - scripts:
+        if path.name == "griffe_docstrings.py":  # a plugin of mkdocs.yml
+            continue
         assert any(re.search(rf"^(from|import) {path.stem}\b", text, re.MULTILINE) for text in texts.values()), path
     for script, test in BESIDE.items():
         assert re.search(rf"\b{Path(script).stem}\b", (ROOT / test).read_text()), script

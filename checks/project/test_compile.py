@@ -210,7 +210,10 @@ def test_what_torch_cannot_do_is_refused() -> None:
     for overrides, says in (
         (["hardware.compile=fast"], r"hardware\.compile: .*fast"),
         (["trainer=dp", "hardware.device=cuda", "hardware.compile=default"], r"hardware\.compile=default: trainer=dp"),
-        (["trainer=fsdp", "hardware.compile=reduce-overhead"], r"compile=reduce-overhead: .* use default"),
+        (
+            ["trainer=fsdp", "hardware.compile=reduce-overhead"],
+            r"compile=reduce-overhead: .* use hardware\.compile=default",
+        ),
         (["hardware.deterministic=true", "hardware.compile=max-autotune"], r"compile=max-autotune: .* use default"),
         (["trainer=fsdp", "hardware.channels_last=true"], r"hardware\.channels_last=true: .* leave it false"),
     ):

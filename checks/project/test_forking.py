@@ -550,8 +550,9 @@ def test_a_later_version_goes_into_an_edited_fork(with_few_tests: Path, tmp_path
     conflict = (mine / "conf/optim/adamw.yaml").read_text()
     both = re.compile(r"<<<<<<< .*\n(.*)\n(?:\|\|\|\|\|\|\| .*\n.*\n)?=======\n(.*)\n>>>>>>> .*\n")
     found = both.search(conflict)
+    comment = re.search("lr: 1e-3(.*)", (tool / "conf/optim/adamw.yaml").read_text())[1]  # type: ignore[index]
     assert found is not None
-    assert found.groups() == ("lr: 2e-3 # ours", "lr: 3e-3")
+    assert found.groups() == (f"lr: 2e-3 # ours{comment}", f"lr: 3e-3{comment}")
     (mine / "conf/optim/adamw.yaml").write_text(both.sub(r"\1\n", conflict))
     commit(mine)
 

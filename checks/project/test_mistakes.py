@@ -223,7 +223,7 @@ YAMLS = [
     experiment("trainer: {ddp.static_graph: true}", "FILE: ddp.static_graph: in yaml a dot is part of the name - write ddp: {static_graph: true}"),
     in_yaml("optim/new", "schedule.final: 0.1", "FILE: schedule.final: in yaml a dot is part of the name - write schedule: {final: 0.1}"),
     in_yaml("experiment/new", "defaults: [{override /model: mlp}]", "experiment/new.yaml: must begin with '# @package _global_' to override the whole config"),
-    in_yaml("experiment/new", "seed: 3", "experiment: its yaml must begin with '# @package _global_' to override the whole config"),
+    in_yaml("experiment/new", "seed: 3", "experiment: its yaml must begin with '# @package _global_'"),
     in_yaml("experiment/new", "\ufeff# @package _global_\nseed: 5\n".encode(), "FILE: starts with a byte order mark (BOM), so Hydra ignores its '# @package' - save it as UTF-8 without BOM"),
     in_yaml("experiment/new", "seed: [3\ntrainer: 3", "FILE, line 2: not valid yaml: [...]expected [...]"),
     in_yaml("experiment/new", "seed: 3\nseed: 4", "FILE, line 2: not valid yaml: [...]found duplicate key seed[...]"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["build", "compose", "fit", "load_run", "read_metrics"]
 
-# torch.cuda.is_available() then asks NVML and does not initialize CUDA, after which ranks could not be forked
+# torch's check for a GPU then asks NVML and does not initialize CUDA, after which ranks could not be forked
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 

@@ -215,7 +215,7 @@ PROJECT = Project(
     moved_arguments={
         "values": "lab.datasets.h5.Dataset",
         "masked": "lab.datasets.h5.Dataset",
-        "frozen": "lab.tasks.finetune.Finetune",
+        "frozen": "lab.tasks.finetune.Finetune",  # template only
     },
     # names of version 0.2 that commands and yamls may still use, with a warning
     aliases=(

@@ -70,7 +70,7 @@ def test_killed_behind_a_label_it_is_undisturbed(
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     unsaved = ("data.order._target_=samebits.data.order.sequential", "~data.order.begin")
     for more, message in (
-        (("data.order.begin=2000",), "data.order.begin=2000: the training split holds 1297 samples"),
+        (("data.order.begin=2000",), "data.order.begin=2000: the training split has only 1297 samples"),
         (unsaved, "data.order has no state - choose"),
     ):
         with pytest.raises(ConfigError, match=message):

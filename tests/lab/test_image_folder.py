@@ -115,5 +115,5 @@ def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_split_that_is_not_there(tmp_path: Path) -> None:
     fill(tmp_path / "photos/train", 12)
-    with pytest.raises(ConfigError, match=r"^data\.splits\.val: .*photos has train - set it to null"):
+    with pytest.raises(ConfigError, match=r"^data\.splits\.val: .*photos has only the folders train - set it to null"):
         start_run(tmp_path / "run", *SMALL, f"data.path={tmp_path}/photos")

@@ -193,7 +193,7 @@ TWO = (
 def test_a_typo_in_a_command_is_one_line_that_names_the_part() -> None:
     for changed, says in (
         ("+data.parts.new.pth=x.h5", r"data\.parts\.new\.pth: .*did you mean 'path'"),
-        ("data.parts.new.loader=device", r"data\.parts\.new\.loader=device: .*give data\.loader"),
+        ("data.parts.new.loader=device", r"data\.parts\.new\.loader=device: .*share data\.loader - set that"),
         ("+data.parts.new.transforms.to_float.fields=x", r"data\.parts\.new\.transforms\.to_float\.fields"),
         ("+data.parts.third=7", r"data\.parts\.third: is not a data set"),
     ):

@@ -92,7 +92,7 @@ def test_mistakes(tmp_path: Path) -> None:
             (*RUN, "data.num_outputs=5"),
             r"^batch\['y'\] has labels from 0 to 10, but the model has 5 classes, 0 to 4",
         ),
-        ((*RUN, "model.levels=5"), r"^model\.input_shape=.*: UNet of 5 levels takes images .* of 16 pixels or more"),
+        ((*RUN, "model.levels=5"), r"^model\.input_shape=.*: UNet of 5 levels requires images .* of 16 pixels or more"),
         ((*RUN, "data.transforms.label_map.field=z"), r"^data\.transforms: LabelMap\.field='z'; the batch has \['x', "),
     ):
         with pytest.raises(ConfigError, match=line):

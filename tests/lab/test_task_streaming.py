@@ -187,7 +187,7 @@ def test_what_does_not_fit_is_one_line(tmp_path: Path, path: Path) -> None:
         ("data.stride=1", r"data\.stride: lanes need rows that continue each other"),
         ("data.order.lanes=6", r"data\.order\.lanes=6: .*trainer\.global_batch_size=12"),
         ("trainer.global_batch_size=200", r"data\.order\.lanes=200 must be between 1 and the 89 rows"),
-        ("model=gpt", r"model: GPT has no initial_state\(\)"),
+        ("model=gpt", r"model: GPT has no method initial_state\(\)"),
     ):
         with pytest.raises(ConfigError, match=line) as caught:
             start_run(tmp_path, *SMALL, *overrides(path), *override.split(), "trainer.max_steps=1")

@@ -72,7 +72,7 @@ def test_a_model_that_does_not_fit(tmp_path: Path) -> None:
     for run, line in (
         (("task=vae", "model=mlp"), "expected a model with an encoder and a decoder, got MLP - use model=autoencoder"),
         ((*RUN, "model.modules.decoder.num_outputs=63"), "returns 63 values per sample, but x has 64"),
-        ((*RUN, "trainer=fsdp", "hardware.num_procs=2"), "trainer=fsdp: a ModuleDict has no forward of its own"),
+        ((*RUN, "trainer=fsdp", "hardware.num_procs=2"), "trainer=fsdp: ModuleDict has no forward"),
     ):
         with pytest.raises(ConfigError, match=line):
             start_run(tmp_path, *SMALL, *run)

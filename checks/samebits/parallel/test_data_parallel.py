@@ -70,5 +70,5 @@ def test_what_cannot_be(overrides: tuple[str, ...], line: str) -> None:
 
 @pytest.mark.slow
 def test_it_needs_two_gpus(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"trainer=dp: .* there are [01] - use trainer=single"):
+    with pytest.raises(ConfigError, match=r"trainer=dp: .* got [01] - use trainer=single"):
         start_run(tmp_path / "run", "trainer=dp", "logger=none")

@@ -321,7 +321,9 @@ def test_what_follows_from_a_changed_value_must_be_given_too(run: Path) -> None:
     """model.num_outputs is ${data.num_outputs} in the yaml of a model; in a run it is a number."""
     cfg: Any = OmegaConf.load(run / "config.yaml")
     cfg.data.num_outputs = 128
-    with pytest.raises(ConfigError, match=r"num_outputs=128: model.num_outputs follows .*model.num_outputs=128$"):
+    with pytest.raises(
+        ConfigError, match=r"num_outputs=128: model.num_outputs depends on it; add model.num_outputs=128$"
+    ):
         check_followers(PROGRAM, cfg, {}, list(SHORT), ["data.num_outputs"])
     cfg.model.num_outputs = 128
     check_followers(PROGRAM, cfg, {}, list(SHORT), ["data.num_outputs", "model.num_outputs"])

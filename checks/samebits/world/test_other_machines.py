@@ -115,7 +115,7 @@ def test_a_run_on_the_cpu_leaves_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.slow
 def test_compiled_ddp_refuses_what_torch_cannot_cut() -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.ddp\.bucket_cap_mb=0\.5: with hardware\.compile .* give 1"):
+    with pytest.raises(ConfigError, match=r"trainer\.ddp\.bucket_cap_mb=0\.5: with hardware\.compile .* use 1 or more"):
         compose("trainer=ddp", "hardware.compile=true", "trainer.ddp.bucket_cap_mb=0.5")
     compose("trainer=ddp", "hardware.compile=true", "trainer.ddp.bucket_cap_mb=1")
     compose("trainer=ddp", "trainer.ddp.bucket_cap_mb=0.5")

@@ -53,7 +53,7 @@ class Pruning:
         answer = self._ask(evaluation, scores[self._facts["objective"]]) if run.world.is_main else False
         pruned = bool(run.world.broadcast_object(bool(answer)))  # Optuna may return a numpy bool
         if pruned:
-            state.ended = "pruned"
+            state.stop_reason = "pruned"
         return pruned
 
     def _ask(self, evaluation: int, value: float) -> bool:
