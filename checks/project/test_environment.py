@@ -71,7 +71,7 @@ def machine(tmp_path: Path) -> Machine:
     [
         ("./run train a=b", "all", "python {root}/src/train.py a=b"),
         ("./run test x", "dev", "python -m pytest -n auto --dist worksteal x"),
-        ("./run docs", "docs", "python {root}/tools/reference.py; python -m mkdocs build"),
+        ("./run docs", "docs", "python tools/reference.py; python -m mkdocs build"),
         ("./run python x.py", "all", "python x.py"),
     ],
 )

@@ -273,7 +273,7 @@ def test_statistics_that_count_a_filled_batch_are_told(
     given = [override for override in overrides if not override.startswith(("model", "data.size"))]
     model = f"+model={{_target_: {mlp.__name__}.Normed, norm: {norm}}}"
     start_run(tmp_path / "run", *given, f"data.size={size}", "~model", model)
-    assert ("but the statistics of 2 (BatchNorm1d) count them" in "".join(capfd.readouterr())) == said
+    assert ("but the statistics of 2 (BatchNorm1d) include them" in "".join(capfd.readouterr())) == said
 
 
 @pytest.mark.one_quick

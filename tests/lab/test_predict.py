@@ -117,7 +117,7 @@ def test_data_without_labels(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (("--out", "x.csv"), "the suffix must be one of .h5"),
-        (("--out", "none/x.h5"), "must be a file in a folder that exists"),
+        (("--out", "none/x.h5"), "must be a file in an existing folder"),
         (("--out", "there.h5"), "already exists - add --overwrite"),
         (("--out", "x.h5", "--split", "tset"), "--split tset: no such split (data.splits has"),
         (("--out", "x.h5", "--fields", "z"), "--fields z: no such field (the batch has x, y)"),
