@@ -115,11 +115,10 @@ def peek(path: Path, share: Share = WHOLE) -> dict[str, Any]:
 
 
 def copy_from_mmap(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return an optimizer's state dict with copies of the tensors that load_state_dict would not copy.
+    """Copy the tensors of an optimizer's state dict that load_state_dict would not copy. Return the state dict.
 
-    These are all tensors if `device` is the CPU, otherwise the scalars. Without a copy they would keep the file mapped,
-    and its disk space in use, after it is deleted.
-    """
+    If `device` is the CPU these are all tensors, otherwise only 0-d tensors. Without a copy they would keep the file
+    mapped, and its disk space in use, after it is deleted."""
 
     def own(value: Any) -> Any:
         taken = isinstance(value, torch.Tensor) and (device.type == "cpu" or not value.dim())
@@ -218,9 +217,9 @@ def format_keys(keys: list[str], limit: int = 4) -> str:
 class Checkpoints:
     """Manage the checkpoints of one run: two last_<step> and keep_best best_<step>, .pt files or .dcp directories.
 
-    world: the ranks of the run that writes here; None for read-only use. beside: a save returns once the payload is
-    copied, and a thread writes the copy; the next save and `wait` wait for it. saved: called with the seconds that a
-    save took, when it is on the disk.
+    world: the ranks of the run that writes here; None for read-only use. beside: write in the background: a save
+    returns when the payload is copied, and a thread writes the copy; the next save and `wait` wait for it. saved: a
+    function that is called with the duration of a save in seconds, when it is on the disk.
     """
 
     def __init__(

@@ -6,9 +6,8 @@ if it has one (samebits.data.stateful).
     local batch     rank 0: 0 1, rank 1: 2 3 | ...    equal sizes, disjoint, divided further into micro-batches
 
 The sequence continues across epochs: a batch may contain the last samples of one epoch and the first of the next. So
-all batches have the same size and all ranks the same number of steps. To compare with a loop whose epochs end with a
-complete batch (drop_last=True) or a smaller one, use `epochs`: it drops the last rows of each epoch or pads their
-batch.
+all batches have the same size and all ranks the same number of steps. The order `epochs` ends each
+epoch at a batch boundary instead, like a DataLoader: drop_last=True drops the last rows, False pads their batch.
 
 The config selects an order by `data.order._target_`, and the run calls it with (dataset, seed=seed). This module has
 `shuffled`, `sequential`, `first`, `lanes`, `overfit` and `epochs`; samebits.data.windows has `chunk_windows`;
@@ -248,7 +247,7 @@ def spread(positions: np.ndarray, count: int, size: int) -> np.ndarray:
     """Return a fixed selection of `count` of `size` rows, ascending: (B,) int64. positions: (B,) int64 below count.
 
     One row is selected from each of `count` equal ranges, at an offset given by a hash. So the shares of the classes
-    are right both in files sorted by class and in files in which the classes alternate."""
+    are approximately kept, both in files sorted by class and in files in which the classes alternate."""
     if count >= size:
         return positions
     begins, ends = positions * size // count, (positions + 1) * size // count
@@ -267,8 +266,8 @@ class EvalPlan:
     count: evaluate only this number of rows, spread evenly over the data set; None: all.
     full: pad all batches to batch_size rows.
     of_rows: (N,) int64, the rows to evaluate; None: all `size` rows.
-    whole: with in_step, no batch is partly padding. The last batch has one row per rank, which counts or is padding,
-        so that packed samples need not be cut.
+    whole: with in_step, no batch of a rank is partly padding: the last batch has one row per rank, which counts or is
+        padding. Needed for data sets whose samples are packed into one tensor and cannot be cut.
     """
 
     def __init__(
