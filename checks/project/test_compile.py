@@ -215,7 +215,7 @@ def test_what_torch_cannot_do_is_refused() -> None:
             r"compile=reduce-overhead: .* use hardware\.compile=default",
         ),
         (["hardware.deterministic=true", "hardware.compile=max-autotune"], r"compile=max-autotune: .* use default"),
-        (["trainer=fsdp", "hardware.channels_last=true"], r"hardware\.channels_last=true: .* leave it false"),
+        (["trainer=fsdp", "hardware.channels_last=true"], r"hardware\.channels_last=true: .* set it to false"),
     ):
         with pytest.raises(ConfigError, match=says):
             compose(*overrides)

@@ -464,7 +464,7 @@ RUNS = [
             "detached": "the losses have no gradient, so nothing can be trained: compute them from the model's output with differentiable operations (no argmax, no detach, no numpy)",
         }.items()
     ),
-    row("+task.metrics.mine._target_=lab.models.zoo.losses '+task.metrics.mine.are=a mean'", f"task.metrics.mine: {A_SAMPLE} shape (): leave the mean over the batch out, and take it over all other dimensions, values.view(B, -1).mean(1)"),
+    row("+task.metrics.mine._target_=lab.models.zoo.losses '+task.metrics.mine.are=a mean'", f"task.metrics.mine: {A_SAMPLE} shape (): [...]"),
     row(f"{CRITERION}.Trained", "task.criterion: Trained has a trainable tensor part.weight[...] that is not a registered parameter[...]"),
     # what the data says
     row("data.order._target_=lab.models.zoo.Order", "data.order: lab.models.zoo.Order cannot be built: cannot order 1297 samples (RuntimeError, TMP/mine/zoo.py, line [...]; LAB_TRACEBACK=1 prints the traceback)"),

@@ -1,6 +1,6 @@
 """Build the objects of a config in one process: data sets and loaders, then model and task, then the training state.
 
-Runs, the preflight of sweeps, `tune`, notebooks and restored runs all use it, so that they build the same objects.
+All commands use it, so that a run, a check before a sweep and a restored run build the same objects.
 """
 
 from __future__ import annotations
