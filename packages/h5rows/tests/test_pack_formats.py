@@ -361,7 +361,7 @@ def test_csv_of_image_files(tmp_path: Path) -> None:
     with run(tmp_path / "a.csv", file_column="file") as file:
         np.testing.assert_array_equal(file["image"][:], [images[k][1] for k in (2, 0, 3)])
         np.testing.assert_array_equal(file["age"][:], [2.5, 0.5, 3.5])
-    with pytest.raises(ConfigError, match=r"^fields='file': of file_column='file' comes the field image; write image"):
+    with pytest.raises(ConfigError, match=r"^fields='file': file_column='file' creates the field image; write image"):
         run(tmp_path / "a.csv", file_column="file", fields={"file": "image", "age": "age"})
     with run(tmp_path / "a.csv", file_column="file", fields={"image": "picture", "age": "age"}) as file:
         assert set(file) == {"picture", "age"}

@@ -394,7 +394,7 @@ def test_what_a_mode_leaves_out_of_images_is_refused_unless_it_was_asked_for(tmp
     for name, why in {
         "1.png": "has an alpha channel; mode='RGBA' keeps it, mode='RGB' does not",
         "2.png": "has an alpha channel",
-        "3.tif": "has the colours CMYK; mode='RGB' converts them",
+        "3.tif": "has the colors CMYK; mode='RGB' converts them",
         "4.png": "has the EXIF orientation 6; exif='apply'",
     }.items():
         with pytest.raises(ConfigError, match=f"{name}: {why}"):
