@@ -359,7 +359,8 @@ def test_a_data_set_that_fails_is_named_with_row_and_split(kind: str, reader: tu
     if reader[0] in ("device", "threads"):  # several batches are read at once
         where = "rows 0, 1, 2, 3, 4, 5, 6, 7, ... of split val"
     data: Any = KINDS[kind](fault)
-    message = rf"(?s)^data: .*{collate_says if kind == 'collate' else says}.*\({type(data).__name__}, {where}\)(; see docs/troubleshooting\.md#data-worker-died)?$"
+    seen_by = rf"\({type(data).__name__}, {where}\)(; see docs/troubleshooting\.md#data-worker-died)?$"
+    message = rf"(?s)^data: .*{collate_says if kind == 'collate' else says}.*{seen_by}"
     with (
         pytest.raises((DataFailed, ConfigError), match=message),
         Loader(
