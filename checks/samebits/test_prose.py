@@ -9,8 +9,6 @@ import re
 import runpy
 import subprocess
 import sys
-import tokenize
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,21 +18,14 @@ from common import LIBRARIES, ROOT
 
 FILES = sorted(path for source in (ROOT / "src", *LIBRARIES) for path in source.rglob("*.py"))
 SRC = ROOT / "packages/samebits/src"
+PROSE: Any = runpy.run_path(str(ROOT / "tools/prose.py"))
+prose = PROSE["docstrings"]  # of a file, with its comments
 ROOMS = sorted({str(path.parent.relative_to(SRC)) for path in FILES if path.is_relative_to(SRC / "samebits")})
 # of mathematics, of W&B's and Hydra's syntax, of user code in an example
 NOT_OURS = {
     "AdamW", "DataLoader", "GPT", "P", "TestMine", "choice", "glob", "interval", "one_quick", "shuffle", "tag", "tan",
     "trigamma",
 }  # fmt: skip
-
-
-def prose(path: Path) -> Iterator[str]:
-    """The docstrings and the comments of a file."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (text := ast.get_docstring(node)):
-            yield text
-    with path.open("rb") as file:
-        yield from (token.string for token in tokenize.tokenize(file.readline) if token.type == tokenize.COMMENT)
 
 
 @cache
@@ -112,7 +103,7 @@ def test_each_public_name_of_lab_has_a_docstring_that_begins_with_a_verb() -> No
 
 
 def test_hard_words_are_found_and_plain_ones_are_not() -> None:
-    hits: Any = runpy.run_path(str(ROOT / "tools/prose.py"))["hits"]
+    hits = PROSE["hits"]
     hard = "What is left over is told to whoever lies beside it; else the run goes on. Of the ranks one stands alone."
     assert len(hits(hard)) >= 8
     assert hits("The run resumes from the last checkpoint, because rank 0 has saved it. Otherwise it raises.") == []

@@ -37,7 +37,7 @@ Weights = dict[str, torch.Tensor]
 KEYS = {
     "model": Weights, "ema": Weights | None, "optimizer": dict, "schedule": dict[str, Any], "step": int,
     "samples": int, "best": list[tuple[Real, float]], "evals_without_improvement": int, "logged_step": int,
-    "scored_step": int,    "ranks": list[dict[str, Any]] | torch.Tensor,
+    "scored_step": int, "ranks": list[dict[str, Any]] | torch.Tensor,
 }  # fmt: skip
 LATER = {
     "task": Weights, "scaler": dict[str, Any] | None, "parameter_names": list[str], "monitor": list[str],
