@@ -28,7 +28,7 @@ def main() -> int:
     kind, rank, step = (os.environ.get("FAULT") or "none:0:0").split(":")
     train_step = lab.loop.train_step
 
-    def faulty(nets: Any, state: Any, *more: Any) -> Any:
+    def faulty(loss_modules: Any, state: Any, *more: Any) -> Any:
         if state.step == int(step) and int(os.environ.get("RANK", 0)) == int(rank):
             if kind == "hang":
                 time.sleep(3600)
@@ -36,7 +36,7 @@ def main() -> int:
             while kind == "memory":
                 here = ("cuda", 2**30) if torch.cuda.is_initialized() else ("cpu", 2**50)
                 held.append(torch.empty(here[1], dtype=torch.uint8, device=here[0]))
-        return train_step(nets, state, *more)
+        return train_step(loss_modules, state, *more)
 
     save, saves = lab.loop.save, []
 

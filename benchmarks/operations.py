@@ -69,11 +69,11 @@ def counted(overrides: tuple[str, ...], folder: Path) -> Counter[str]:
             parts.pop()
             yield batch
 
-    def counting_step(nets: Any, state: Any, batches: Any, *more: Any) -> Any:
+    def counting_step(loss_modules: Any, state: Any, batches: Any, *more: Any) -> Any:
         if state.step != COUNTED:
-            return step(nets, state, batches, *more)
+            return step(loss_modules, state, batches, *more)
         with Counting(parts, counts):
-            return step(nets, state, batches_of(batches), *more)
+            return step(loss_modules, state, batches_of(batches), *more)
 
     def counting_update(*given: Any) -> None:
         parts.append("optimizer")

@@ -47,7 +47,7 @@ def flop(cfg: Any) -> tuple[float, float]:
     from samebits.profiling import count_flop
 
     parts = build(cfg)
-    samples, batch = parts.machine.micro_batch_sizes[0], next(iter(parts.loaders["train"]))
+    samples, batch = parts.hardware.micro_batch_sizes[0], next(iter(parts.loaders["train"]))
     guess = rough_flop([parts.model, parts.task], parts.task.run.input_shape, samples)
     counted = count_flop([parts.model, parts.task], batch, losses_of(parts.model, parts.task))
     parts.close()

@@ -26,7 +26,7 @@ from lab.config import Config
 from lab.evaluation import evaluate
 from lab.experiment import Experiment
 from lab.logging import log_train
-from lab.state import TrainState, averaged_model
+from lab.state import TrainState, model_or_average
 from samebits.device import Hardware, HardwareConfig, resolve_hardware
 from samebits.testing import compose
 from samebits.testing.devices import GPU, Watched, fake_gpu
@@ -46,9 +46,9 @@ class Training:
 
     gpu: Watched
     config: Config
-    machine: Hardware
+    hardware: Hardware
     state: TrainState
-    nets: dict[str, Any]
+    loss_modules: dict[str, Any]
     transforms: dict[bool, Any]
     samples: dict[str, Any]
     rows: np.ndarray  # of the samples
@@ -63,8 +63,8 @@ class Training:
             yield batch if transform is None else transform(batch, torch.arange(size, device=GPU), *told)
 
     def step(self) -> dict[str, Tensor]:
-        batches = self.batches(self.machine.micro_batch_sizes, training=True)
-        values = loop.train_step(self.nets, self.state, batches, self.config.trainer, self.machine, ONE)
+        batches = self.batches(self.hardware.micro_batch_sizes, training=True)
+        values = loop.train_step(self.loss_modules, self.state, batches, self.config.trainer, self.hardware, ONE)
         self.state.step += 1
         for name, value in values.items():
             assert (value.device, value.dim()) == (GPU, 0), name
@@ -88,7 +88,7 @@ class Training:
         else:
             with self.gpu.refused():
                 self.step(), self.step()
-        assert DTYPES.get(self.machine.precision, torch.float32) in self.gpu.computed
+        assert DTYPES.get(self.hardware.precision, torch.float32) in self.gpu.computed
         assert [name for name, value in self.everything() if value.device != GPU] == []
 
     def log(self) -> None:
@@ -103,8 +103,8 @@ class Training:
         """Two batches, of the second one sample is padding."""
         sizes = (4, 4)
         batches, lengths = self.batches(sizes, training=False), lambda k: (4, 4 - k)
-        model = averaged_model(self.state)
-        self.scores = evaluate(model, self.state.task, batches, ONE, self.machine, lengths)
+        model = model_or_average(self.state)
+        self.scores = evaluate(model, self.state.task, batches, ONE, self.hardware, lengths)
 
     def everything(self) -> Iterator[tuple[str, Tensor]]:
         """What training holds."""
@@ -122,19 +122,19 @@ def training(*overrides: str, micro: Sequence[int] = (5, 3)) -> Iterator[Trainin
     precision = config.hardware.precision
     here = resolve_hardware(HardwareConfig(device="cpu", num_threads=1), config.trainer)
     precision = "fp32" if precision == "auto" else precision
-    machine = replace(here, device="cuda", precision=precision, micro_batch_sizes=list(micro), eval_batch_size=4)
+    hardware = replace(here, device="cuda", precision=precision, micro_batch_sizes=list(micro), eval_batch_size=4)
     torch.manual_seed(0)
     dataset, one = loaders.make_datasets(config)["train"], World(0, 1, 0, torch.device("cpu"))
     rows = np.arange(8) * len(dataset) // 8
     samples = dataset.gather(rows, None)
-    experiment = Experiment(config, machine, one, {"train": dataset})
+    experiment = Experiment(config, hardware, one, {"train": dataset})
     model, task = experiment.build_model_and_task()
     transforms = {training: loaders.make_transform(config, training, dataset) for training in (True, False)}
     with fake_gpu((model, task, samples, transforms)) as (gpu, (model, task, samples, transforms)):
-        state, nets = replace(experiment, world=ONE).begin(model, task, 100)
-        for net in nets.values():
+        state, loss_modules = replace(experiment, world=ONE).start_training(model, task, 100)
+        for net in loss_modules.values():
             net.train()
-        yield Training(gpu, config, machine, state, nets, transforms, samples, rows)
+        yield Training(gpu, config, hardware, state, loss_modules, transforms, samples, rows)
         assert not gpu.unordered
 
 

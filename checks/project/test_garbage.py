@@ -20,11 +20,11 @@ def test_it_runs_every_hundred_steps(tmp_path: Path, monkeypatch: pytest.MonkeyP
     inside: list[tuple[bool, bool]] = []
     original = lab.loop.train_step
 
-    def train_step(nets: Any, state: Any, *rest: Any) -> Any:
+    def train_step(loss_modules: Any, state: Any, *rest: Any) -> Any:
         done.append(state.step)
         if state.step in (0, 150):  # the count goes through all objects
             inside.append((gc.isenabled(), gc.get_freeze_count() > 0))
-        return original(nets, state, *rest)
+        return original(loss_modules, state, *rest)
 
     collected: list[int] = []
 

@@ -10,7 +10,7 @@ from common import QUICK
 from torch import Tensor, nn
 
 import lab.models.mlp
-from lab.average import held_still, training_mode
+from lab.average import modules_in_eval_mode, training_mode
 from samebits.testing import last_checkpoint, start_run
 
 
@@ -66,5 +66,5 @@ def test_modes_are_those_that_the_model_has() -> None:
         training_mode(net)
         training = [name for name, module in net.named_modules() if module.training]
         assert training == ["", "0", "0.head", "1.1.1", "2"]
-    assert held_still(net) == ["0.norm", "1"]
-    assert held_still(nn.Sequential(nn.Linear(2, 2)).eval()) == [""]
+    assert modules_in_eval_mode(net) == ["0.norm", "1"]
+    assert modules_in_eval_mode(nn.Sequential(nn.Linear(2, 2)).eval()) == [""]

@@ -28,7 +28,7 @@ from lab.tasks.supervised import Supervised
 from samebits.device import Hardware, HardwareConfig, resolve_hardware
 from samebits.errors import RunFailed
 from samebits.loggers import Logger
-from samebits.profiling import Work, count_flop, work_of
+from samebits.profiling import SampleCost, cost_of_sample, count_flop
 from samebits.profiling.running import PROFILE
 from samebits.testing import assert_equal, compose, last_checkpoint, metrics, start_run, without_code_generator
 
@@ -43,8 +43,8 @@ def flop_per_sample(model: nn.Module, task: Task, batch: Any) -> float:
     return count_flop([model, task], batch, losses_of(model, task)) / len(next(iter(batch.values())))
 
 
-def work_of_task(config: Any, machine: Any, model: nn.Module, task: Task, first: Any, logger: Logger) -> Work:
-    return work_of(config.profiler, machine, [model, task], losses_of(model, task), object(), first, logger)
+def work_of_task(config: Any, hardware: Any, model: nn.Module, task: Task, first: Any, logger: Logger) -> SampleCost:
+    return cost_of_sample(config.profiler, hardware, [model, task], losses_of(model, task), object(), first, logger)
 
 
 def logged(run: Path, key: str) -> list[float]:
@@ -191,7 +191,7 @@ def test_a_run_that_fails_while_torch_records_ends_with_its_own_error(tmp_path: 
 # ---- speeds
 
 
-def machine() -> Hardware:
+def hardware() -> Hardware:
     return resolve_hardware(
         HardwareConfig(device="cpu", precision="fp32", num_threads=1), TrainerConfig(global_batch_size=8)
     )
@@ -239,7 +239,7 @@ def test_counting_touches_neither_the_model_nor_random_numbers() -> None:
         torch.rand(1)  # as a transform would
         return {"x": torch.zeros(8, 1, 8, 8), "y": torch.zeros(8, dtype=torch.long)}
 
-    work = work_of_task(config, machine(), model, task, first, Logger())
+    work = work_of_task(config, hardware(), model, task, first, Logger())
     assert work.flop
     assert_equal(dict(model.state_dict()), before)
     assert all(p.grad is None for p in model.parameters())
@@ -317,7 +317,7 @@ def test_two_ranks_count_the_flop_of_a_sample_as_one_does(tmp_path: Path, monkey
 def test_the_peak_of_dp_is_that_of_all_its_gpus() -> None:
     config, model, task = parts("profiler.flop=true", "profiler.peak_tflops=2")
     batch = {"x": torch.zeros(8, 1, 8, 8), "y": torch.zeros(8, dtype=torch.long)}
-    three = replace(machine(), devices=3)
+    three = replace(hardware(), devices=3)
     assert work_of_task(config, three, model, task, lambda: batch, Logger()).peak_flop_per_s == 6e12
 
 
@@ -372,6 +372,6 @@ def test_flop_that_cannot_be_counted_are_left_out_with_a_line() -> None:
             return x * x.sum().item()
 
     batch = {"x": torch.zeros(8, 1, 8, 8), "y": torch.zeros(8, dtype=torch.long)}
-    work = work_of_task(config, machine(), Asks(), task, lambda: batch, Told())
+    work = work_of_task(config, hardware(), Asks(), task, lambda: batch, Told())
     assert work.flop is None
     assert said[0].startswith("perf/tflop_per_s is not logged")

@@ -19,7 +19,7 @@ import lab.objective
 import lab.optimizers.base
 import lab.schedules.constant
 import lab.tasks.supervised
-from lab.loop import may_draw
+from lab.loop import may_use_rng
 from lab.optim import Schedule
 from lab.restore import score_checkpoint
 from lab.schedules.constant import Constant
@@ -153,7 +153,7 @@ def test_what_may_draw_is_known() -> None:
         (make(Optimizers(a=plain, b=still)), False),
         (make(Optimizers(a=plain, b=hooked)), True),
     ):
-        assert may_draw(state) is drawn
+        assert may_use_rng(state) is drawn
 
 
 def test_no_optimizer_of_torchs_draws() -> None:
@@ -242,8 +242,8 @@ def broken(folder: Path, monkeypatch: pytest.MonkeyPatch, harm: Harm, step: int,
     """The one line that a run ends with in which the last rank alone does `harm` at the end of a step."""
     original = lab.loop.train_step
 
-    def train_step(nets: Any, state: TrainState, *rest: Any) -> Any:
-        values = original(nets, state, *rest)
+    def train_step(loss_modules: Any, state: TrainState, *rest: Any) -> Any:
+        values = original(loss_modules, state, *rest)
         if state.step + 1 == step and torch.distributed.get_rank() == torch.distributed.get_world_size() - 1:
             with torch.no_grad():
                 harm(state)
@@ -280,8 +280,8 @@ def test_each_number_that_ranks_hold_alike_is_compared(tmp_path: Path, monkeypat
     """One changed number of each kind changes the sum of its name, and no other."""
     original, found = lab.loop.train_step, {}
 
-    def train_step(nets: Any, state: TrainState, *rest: Any) -> Any:
-        values = original(nets, state, *rest)
+    def train_step(loss_modules: Any, state: TrainState, *rest: Any) -> Any:
+        values = original(loss_modules, state, *rest)
         for harm in BREAKS if state.step == 1 else ():
             before = sums(state)
             with torch.no_grad():

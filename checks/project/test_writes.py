@@ -49,10 +49,10 @@ class Ending(Callback):
         return bool(state.step == 6)
 
 
-def signalled(nets: Any, state: Any, *rest: Any, train_step: Any = lab.loop.train_step) -> Any:
+def signalled(loss_modules: Any, state: Any, *rest: Any, train_step: Any = lab.loop.train_step) -> Any:
     if state.step == 3:  # so that the evaluation of step 4 is left to the next process
         os.kill(os.getpid(), signal.SIGTERM)
-    return train_step(nets, state, *rest)
+    return train_step(loss_modules, state, *rest)
 
 
 @dataclass

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lab.state import RunContext, TrainState, averaged_model
+from lab.state import RunContext, TrainState, model_or_average
 from lab.tasks.base import Batch, Task
 from samebits.device import Hardware
 from samebits.steps import rng_row, set_rng_row
@@ -26,24 +26,24 @@ def evaluation_mode(*modules: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        put_back(modes)
+        restore_modes(modes)
 
 
 def training_mode(net: nn.Module) -> None:
     """Call `net.train()`, but keep submodules in evaluation mode that the model has put there (a frozen BatchNorm)."""
     modes = [(part, part.training) for held in net.modules() if not held.training for part in held.modules()]
     net.train()
-    put_back(modes)
+    restore_modes(modes)
 
 
-def put_back(modes: Iterable[tuple[nn.Module, bool]]) -> None:
+def restore_modes(modes: Iterable[tuple[nn.Module, bool]]) -> None:
     """Restore training modes. modes: (module, its `training`), each module before its submodules."""
     for module, training in modes:
         if module.training != training:
             module.train(training)
 
 
-def held_still(model: nn.Module) -> list[str]:
+def modules_in_eval_mode(model: nn.Module) -> list[str]:
     """Return the names of modules that are in evaluation mode, without the submodules of these."""
     found: list[str] = []
     for name, module in model.named_modules():
@@ -52,26 +52,28 @@ def held_still(model: nn.Module) -> list[str]:
     return found
 
 
-def scored_model(state: TrainState, run: RunContext) -> nn.Module:
+def evaluation_model(state: TrainState, run: RunContext) -> nn.Module:
     """Return the model that is evaluated: the weight average, or the model if there is no average. All ranks call this.
 
     With Task.bn_update_batches, BatchNorm's statistics of the average are computed first, once per step."""
-    model = averaged_model(state)
+    model = model_or_average(state)
     if run.statistics is not None and state.ema is not None and run.bn_updated_at != [state.step]:
         before = rng_row(run.world.device)
-        renew_statistics(model, state.task, run.statistics, run.world, run.hardware)
+        recompute_batchnorm(model, state.task, run.statistics, run.world, run.hardware)
         set_rng_row(before, run.world.device)
         run.bn_updated_at[:] = [state.step]
     return model
 
 
 @torch.no_grad()
-def renew_statistics(model: nn.Module, task: Task, batches: Iterable[Batch], world: World, machine: Hardware) -> None:
+def recompute_batchnorm(
+    model: nn.Module, task: Task, batches: Iterable[Batch], world: World, hardware: Hardware
+) -> None:
     """Set BatchNorm's statistics to means over the batches of all ranks (Izmailov et al. 2018, section 3.2)."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms:
         return
-    autocast, momenta = machine.autocast, [norm.momentum for norm in norms]
+    autocast, momenta = hardware.autocast, [norm.momentum for norm in norms]
     with evaluation_mode(model, task):
         for norm in norms:
             norm.reset_running_stats()

@@ -69,11 +69,11 @@ def averaging_rules(config: Config, task: Task) -> list[str]:
     return rules + ([type(task).__name__] if overrides(task, "averaging_factor") else [])
 
 
-def check_task(task: Task, model: nn.Module, config: Config, machine: Hardware) -> None:
+def check_task(task: Task, model: nn.Module, config: Config, hardware: Hardware) -> None:
     """Raise ConfigError if the task's methods and attributes do not fit together, or not the config; reads no batch."""
     check_task_names(task)
     kind, trainer = type(task).__name__, config.trainer
-    if task.needs_global_batch and (len(machine.micro_batch_sizes) > 1 or trainer.strategy == "dp"):
+    if task.needs_global_batch and (len(hardware.micro_batch_sizes) > 1 or trainer.strategy == "dp"):
         dp = trainer.strategy == "dp"
         key = "trainer=dp" if dp else f"hardware.micro_batch_size={config.hardware.micro_batch_size}"
         raise ConfigError(
@@ -159,13 +159,13 @@ def count_steps(trainer: TrainerConfig, num_samples: int, step: int = 0, samples
 
 
 def make_state(
-    config: Config, machine: Hardware, model: nn.Module, task: Task, total_steps: int, world: World
+    config: Config, hardware: Hardware, model: nn.Module, task: Task, total_steps: int, world: World
 ) -> TrainState:
     """Return the training state of a new run. model, task: as Experiment.build_model_and_task returns them; they are
     moved to the device in place, or the model is sharded over the ranks."""
     trainer, optim = config.trainer, config.optim
     ema = copy.deepcopy(model).requires_grad_(False) if averaging_rules(config, task) else None
-    to_devices(model, ema, task, config, machine, world)
+    to_devices(model, ema, task, config, hardware, world)
     if is_sharded(model) and (held := next((name for name, _ in task.named_parameters()), None)):
         raise ConfigError(
             f"trainer=fsdp: {type(task).__name__} has parameters of its own ({held}), but only the model can be "
@@ -189,7 +189,7 @@ def make_state(
                 object.__setattr__(one, "every_step_trains", False)
     with constructing(PROJECT, "optim.schedule", optim.schedule):
         schedule = Schedule(optimizers, factor, total_steps)
-    scaler = machine.make_scaler()
+    scaler = hardware.make_scaler()
     if may_skip(trainer, scaler):
         for optimizer in optimizers.values():
             begin_momentum(optimizer)

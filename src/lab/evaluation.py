@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.average import evaluation_mode, scored_model
+from lab.average import evaluation_mode, evaluation_model
 from lab.callbacks.base import overriding
 from lab.checks import call_with_hints
 from lab.metrics.base import as_metric
 from lab.objective import LossModule
 from lab.pending import out_of_patience
 from lab.state import RunContext, TrainState
-from lab.tasks.base import Batch, Task, key_of_losses
+from lab.tasks.base import Batch, Task, losses_key
 from samebits.checkpoints import eval_state_dict, reshard_like
 from samebits.compiling import compile_report, for_evaluation
 from samebits.data import Loader
@@ -35,20 +35,20 @@ def evaluate(
     task: Task,
     batches: Iterable[Batch],
     world: World,
-    machine: Hardware,
-    lengths: Callable[[int], tuple[int, int]],
+    hardware: Hardware,
+    size_and_count: Callable[[int], tuple[int, int]],
     observers: Iterable[Callable[[Any, Batch], None]] = (),
     compute: Callable[[Any, World], Any] = lambda metric, world: metric.compute(world),
 ) -> dict[str, float]:
     """Return {loss, <loss name>, <metric>, ...}: means over the samples of all ranks, each counted once.
 
-    model: without wrappers. lengths(k) -> (size, count) of the k-th batch: samples after the first `count` are padding,
-    as with trainer.pad_eval_batches=true. observers: called with (output, batch), without the padding. compute: called
-    as compute(metric, world) for the result of a metric with state.
+    model: without wrappers. size_and_count(k) -> (rows of the k-th batch, number of real samples): the other rows are
+    padding (trainer.pad_eval_batches). observers: called with (output, batch), without the padding. compute: called as
+    compute(metric, world) for the result of a metric with state.
     """
-    net = for_evaluation(LossModule(model, task), machine)
+    net = for_evaluation(LossModule(model, task), hardware)
     world.broadcast_buffers(net)
-    autocast = machine.autocast
+    autocast = hardware.autocast
     metrics = {name: as_metric(metric) for name, metric in task.metrics.items()}
     stateful = {name: metric for name, metric in metrics.items() if hasattr(metric, "compute")}
     per_sample = {name: metric for name, metric in metrics.items() if name not in stateful}
@@ -59,18 +59,18 @@ def evaluate(
         metric.reset()
     with evaluation_mode(model, task):
         for k, batch in enumerate(batches):
-            size, counted = lengths(k)
+            size, real = size_and_count(k)  # the rows after the first `real` are padding
             with autocast():
                 losses, output = net(batch)
-                weights = task.weights(batch)
-            check_terms(key_of_losses(task), losses, size, task.loss_names)
+                weights = task.sample_weights(batch)
+            check_terms(losses_key(task), losses, size, task.loss_names)
             values = [losses[name] for name in ("loss", *task.loss_names)]
             for name, metric in per_sample.items():
                 values.append(call_with_hints(metric, f"task.metrics.{name}", output, batch))
                 check_per_sample(values[-1], size, f"task.metrics.{name}")
-            sums += _sums([value[:counted].to(precise) for value in values], weights, counted)
-            if counted:
-                shown = first_samples(output, size, counted), first_samples(batch, size, counted)
+            sums += _sums([value[:real].to(precise) for value in values], weights, real)
+            if real:
+                shown = first_samples(output, size, real), first_samples(batch, size, real)
                 for name, metric in stateful.items():
                     call_with_hints(metric.update, f"task.metrics.{name}", *shown)
                 for observe in observers:
@@ -84,11 +84,11 @@ def evaluate(
     return scores
 
 
-def _sums(rows: list[Tensor], weights: Tensor | None, counted: int) -> Tensor:
-    """Return the sum of each vector of values (counted,), then the number of samples, both weighted by `weights`."""
+def _sums(rows: list[Tensor], weights: Tensor | None, real: int) -> Tensor:
+    """Return the sum of each vector of values (N,), then the number of samples, both weighted by `weights`."""
     if weights is None:
-        return torch.stack([*(row.sum() for row in rows), rows[0].new_full((), counted)])
-    return torch.stack([*((row * weights[:counted]).sum() for row in rows), weights[:counted].sum().to(rows[0].dtype)])
+        return torch.stack([*(row.sum() for row in rows), rows[0].new_full((), real)])
+    return torch.stack([*((row * weights[:real]).sum() for row in rows), weights[:real].sum().to(rows[0].dtype)])
 
 
 def validate(state: TrainState, vals: Mapping[str, Loader], run: RunContext) -> bool:
@@ -99,7 +99,7 @@ def validate(state: TrainState, vals: Mapping[str, Loader], run: RunContext) -> 
     before = rng_row(run.world.device)
     scores: dict[str, float] = {}
     try:
-        model = scored_model(state, run)
+        model = evaluation_model(state, run)
         for split, val in vals.items():
             scores |= score_split(model, state, split, val, run)
     except Stopped:
@@ -141,7 +141,7 @@ def score_split(model: nn.Module, state: TrainState, split: str, loader: Loader,
     """Return {<split>/loss, <split>/<metric>, ...} of the model, which is without wrappers."""
     batches = until_stopped(loader, state.step, run)
     observers = overriding(run.callbacks, "on_eval_batch")
-    scores = evaluate(model, state.task, batches, run.world, run.hardware, loader.lengths, observers)
+    scores = evaluate(model, state.task, batches, run.world, run.hardware, loader.size_and_count, observers)
     for name, metric in state.task.metrics.items():
         if run.world.is_main and hasattr(metric, "write"):
             metric.write(run.directory / f"{split}_{name}")
@@ -153,7 +153,7 @@ def score_split(model: nn.Module, state: TrainState, split: str, loader: Loader,
 def samples_of(state: TrainState, run: RunContext, count: int) -> Mapping[str, Any]:
     """Return {name: value} from Task.sample with the weight average. All ranks call this. Each call uses the same
     random numbers, and the RNG states of training do not change."""
-    model, task, device = scored_model(state, run), state.task, run.world.device
+    model, task, device = evaluation_model(state, run), state.task, run.world.device
     before = rng_row(device)
     torch.manual_seed(task.run.seed)
     with evaluation_mode(model, task), run.hardware.autocast():
@@ -184,7 +184,7 @@ def until_stopped(loader: Loader, step: int, run: RunContext) -> Iterator[Batch]
 
 def final_scores(state: TrainState, loaders: dict[str, Loader], run: RunContext) -> dict[str, Any]:
     """Return the scores of the best checkpoint's weights, or of the last weights if there is no best checkpoint."""
-    model = scored_model(state, run)
+    model = evaluation_model(state, run)
     losses = {key: value for key, value in run.logger.latest("train/").items() if key.endswith("/loss")}
     result: dict[str, Any] = {"step": state.step, **losses}
     run.watchdog.beat("loading the best checkpoint", state.step, slow=True)

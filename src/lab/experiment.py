@@ -20,7 +20,7 @@ from lab.frozen_networks import provide_frozen
 from lab.loaders import make_datasets, make_eval_loader, make_train_loader
 from lab.model_io import make_model
 from lab.objective import LossModule
-from lab.optimizer_step import only
+from lab.optimizer_step import requires_grad_only
 from lab.project import PROJECT
 from lab.state import TrainState
 from lab.tasks.base import Batch, Task
@@ -69,11 +69,11 @@ class Data:
 class Experiment:
     """A config with its data sets, in one process.
 
-    machine: its hardware; each auto is resolved, except those that depend on the model. world: the ranks that share a
+    hardware: its hardware; each auto is resolved, except those that depend on the model. world: the ranks that share a
     global batch. sets: {split: data set}."""
 
     config: Config
-    machine: Hardware
+    hardware: Hardware
     world: World
     sets: dict[str, Any]
 
@@ -81,19 +81,19 @@ class Experiment:
     def of_first_rank(config: Config, apply: bool = True) -> Experiment:
         """Return the experiment of rank 0 of the run, in this process, without the other ranks. apply: set torch's
         global switches from the config's `hardware`."""
-        machine = resolve_hardware(config.hardware, config.trainer)
+        hardware = resolve_hardware(config.hardware, config.trainer)
         if apply:
-            machine.apply(config.hardware)
-        world = World(0, machine.num_procs, 0, dist_env.device(machine.device))
-        return Experiment(config, machine, world, make_datasets(config))
+            hardware.apply(config.hardware)
+        world = World(0, hardware.num_procs, 0, dist_env.device(hardware.device))
+        return Experiment(config, hardware, world, make_datasets(config))
 
     @property
     def this_process(self) -> World:
         """This process as the only rank, on the device of `world`."""
-        return world_of_one(self.machine.device)
+        return world_of_one(self.hardware.device)
 
     def in_one_process(self) -> Experiment:
-        """Return the experiment with the whole model in this process. `machine` does not change, so batches have the
+        """Return the experiment with the whole model in this process. `hardware` does not change, so batches have the
         size of one rank's batches in `world`."""
         return replace(self, config=on_one_device(self.config), world=self.this_process)
 
@@ -105,11 +105,11 @@ class Experiment:
 
     def train_loader(self, samples: int = 0, order: dict[str, Any] | None = None) -> Loader:
         """Return the training loader. samples: first sample id. order: the state of data.order, if it has one."""
-        return make_train_loader(self.config, self.machine, self.sets["train"], self.world, samples, order)
+        return make_train_loader(self.config, self.hardware, self.sets["train"], self.world, samples, order)
 
     def eval_loader(self, split: str, train: Loader | None = None, whole: bool = False) -> Loader:
         """Return the loader of a split. train: loader whose number of workers is used. whole: use all samples."""
-        return make_eval_loader(self.config, self.machine, self.sets[split], split, self.world, train, whole)
+        return make_eval_loader(self.config, self.hardware, self.sets[split], split, self.world, train, whole)
 
     def build_model_and_task(
         self, logger: Logger | None = None, begins: bool = True, directory: Path | None = None
@@ -119,13 +119,13 @@ class Experiment:
 
         begins: True for a new run, False if a checkpoint will be loaded. directory: the run directory, which contains
         its frozen networks; None: there is no run. With trainer=fsdp, ranks other than 0 may have the model on the
-        device `meta` until `begin`."""
+        device `meta` until `start_training`."""
         config, world, logger = self.config, self.world, logger or Logger()
         seed_everything(config.cfg.seed)
         sharded = config.trainer.strategy == "fsdp" and world.size > 1
         model = make_model_of_rank(config, logger, world) if sharded else make_model(config)
         task = make_task(config)
-        check_task(task, model, config, self.machine)
+        check_task(task, model, config, self.hardware)
         task.run = task_run(config, world, self.sets["train"])
         if sharded and (copied := [name for name, source in task.frozen.items() if source is None]):
             raise ConfigError(
@@ -150,23 +150,23 @@ class Experiment:
             raise ConfigError(
                 "task: its `initialize` reads training data, but a stream can be read only once - use a data set"
             )
-        whole = replace(self.machine, micro_batch_sizes=[config.trainer.global_batch_size])
+        whole = replace(self.hardware, micro_batch_sizes=[config.trainer.global_batch_size])
         config = replace(config, hardware=replace(config.hardware, compile=False, channels_last=False))
         with make_train_loader(config, whole, dataset, world_of_one(), 0, random=False) as loader:
             yield from loader
 
-    def begin(self, model: nn.Module, task: Task, total_steps: int) -> tuple[TrainState, dict[str, nn.Module]]:
+    def start_training(self, model: nn.Module, task: Task, total_steps: int) -> tuple[TrainState, dict[str, nn.Module]]:
         """Return the training state and {objective: LossModule, wrapped by DDP and torch.compile as configured}.
 
         model, task: are moved to the device in place, or the model is sharded over the ranks."""
-        config, machine = self.config, self.machine
-        state = make_state(config, machine, model, task, total_steps, self.world)
-        nets: dict[str, nn.Module] = {}
+        config, hardware = self.config, self.hardware
+        state = make_state(config, hardware, model, task, total_steps, self.world)
+        loss_modules: dict[str, nn.Module] = {}
         for objective in task.objectives(model):
             net = LossModule(model, task, objective)
-            with only(objective, state) if objective else nullcontext():
-                nets[objective] = ready_net(net, model, config, machine, self.world)
-        return state, nets
+            with requires_grad_only(objective, state) if objective else nullcontext():
+                loss_modules[objective] = ready_net(net, model, config, hardware, self.world)
+        return state, loss_modules
 
 
 def on_one_device(config: Config) -> Config:

@@ -145,7 +145,7 @@ def make_datasets(config: Config) -> dict[str, Any]:
 
 def make_train_loader(
     config: Config,
-    machine: Hardware,
+    hardware: Hardware,
     dataset: Any,
     world: World,
     start: int,
@@ -165,7 +165,7 @@ def make_train_loader(
             return of_kind("data.order", node, make(dataset, seed=config.cfg.seed), None)
 
     batch_size = config.trainer.global_batch_size
-    micro = machine.micro_batch_sizes
+    micro = hardware.micro_batch_sizes
     plan, mark = training_plan(make_order, saved, config.data.overfit, batch_size, micro, world.rank, world.size, start)
     if task_class(config).stateful and mark is None:
         raise ConfigError(
@@ -193,7 +193,7 @@ def samples_of_epoch(train: Loader, dataset: Any, trainer: TrainerConfig, step: 
 
 def make_eval_loader(
     config: Config,
-    machine: Hardware,
+    hardware: Hardware,
     dataset: Any,
     split: str,
     world: World,
@@ -216,10 +216,10 @@ def make_eval_loader(
     # padding cannot be cut off from the output of packed batches
     packs = hasattr(dataset, "collate") and _rules(config) >= 2
     # a batch of another shape would be compiled again
-    full = machine.compile is not None and not isinstance(dataset, Stream) and not packs
+    full = hardware.compile is not None and not isinstance(dataset, Stream) and not packs
     lanes = eval_lanes(config, rows) if task_class(config).stateful else None
     plan, mark = evaluation_plan(
-        len(dataset), machine.eval_batch_size, world.rank, world.size, in_step, count, full, rows,
+        len(dataset), hardware.eval_batch_size, world.rank, world.size, in_step, count, full, rows,
         whole=packs and not task_class(config).needs_global_batch, lanes=lanes,
     )  # fmt: skip
     return _loader(config, dataset, split, plan, world, random=False, like=train, with_rows=rows is not None, mark=mark)
@@ -236,7 +236,7 @@ def eval_lanes(config: Config, rows: np.ndarray | None) -> int:
 
 
 def make_statistics_loader(
-    config: Config, machine: Hardware, dataset: Any, world: World, task: Task, train: Loader
+    config: Config, hardware: Hardware, dataset: Any, world: World, task: Task, train: Loader
 ) -> Loader | None:
     """Return a loader of Task.bn_update_batches training batches, spread evenly over the set, without random
     transforms; None if the task has 0."""
@@ -245,7 +245,7 @@ def make_statistics_loader(
     config = replace(
         config, trainer=replace(config.trainer, max_eval_batches=task.bn_update_batches, pad_eval_batches=True)
     )
-    return make_eval_loader(config, machine, dataset, "train", world, train)
+    return make_eval_loader(config, hardware, dataset, "train", world, train)
 
 
 def _loader(
@@ -271,7 +271,7 @@ def make_transform(
 
     random: include random transforms (augmentation). dataset: None for samples that are not from a data set (predict in
     a notebook); with data=mixed they are transformed like those of the first part. mark: transform that adds the lane
-    of each row, for a stateful task. padded: training batches may contain padding, which the field "counted" marks.
+    of each row, for a stateful task. padded: training batches may contain padding, which the field "is_real" marks.
     """
     nodes = {f"data.transforms.{name}": node for name, node in config.data.transforms.items()}
     if dataset is None and (part := next(iter(mixed_parts(config.dataset)), None)):
@@ -323,10 +323,10 @@ def add_numbers(batch: Batch, numbers: Tensor) -> Batch:
 
 
 def add_counted(batch: Batch, numbers: Tensor) -> Batch:
-    """Add the field "counted", (B,) bool: False for padding. Raise ConfigError if the data have such a field."""
-    if "counted" in batch:
+    """Add the field "is_real", (B,) bool: False for padding. Raise ConfigError if the data have such a field."""
+    if "is_real" in batch:
         raise ConfigError(
-            "data: a field is called 'counted', which marks padding with data.order.drop_last=false - give it another "
+            "data: a field is called 'is_real', which marks padding with data.order.drop_last=false - give it another "
             "name"
         )
-    return {**batch, "counted": numbers >= 0}
+    return {**batch, "is_real": numbers >= 0}

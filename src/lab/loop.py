@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from lab.average import scored_model, training_mode
+from lab.average import evaluation_model, training_mode
 from lab.callbacks.base import overriding
 from lab.logging import check_finite, check_has_trained, log_train
 from lab.optimizer_step import OptimizerStep
@@ -37,27 +37,27 @@ Validate = Callable[[TrainState], bool]  # lab.evaluation.validate with its othe
 
 
 def train_step(
-    nets: Mapping[str, nn.Module],
+    loss_modules: Mapping[str, nn.Module],
     state: TrainState,
     batches: Iterator[Batch],
     trainer: TrainerConfig,
-    machine: Hardware,
+    hardware: Hardware,
     world: World,
     after_all_reduce: Callable[[], None] = lambda: None,
 ) -> dict[str, Tensor]:
     """Take one optimizer step. Return 0-d tensors on the device: loss, the task's other losses, grad_norm and, if
     steps may be skipped, non_finite (1.0: skipped).
 
-    nets: {objective: LossModule, wrapped by DDP and torch.compile}; each objective has its own optimizer.
-    batches: iterator over micro-batches; this step takes one for each of machine.micro_batch_sizes.
+    loss_modules: {objective: LossModule, wrapped by DDP and torch.compile}; each objective has its own optimizer.
+    batches: iterator over micro-batches; this step takes one for each of hardware.micro_batch_sizes.
     after_all_reduce: called after each backward pass in which the ranks average their gradients."""
     task = state.task
-    micro_batches = itertools.islice(batches, len(machine.micro_batch_sizes))
-    with StepRNG(state.step, world.device, may_draw(state)) as step_rng:
+    micro_batches = itertools.islice(batches, len(hardware.micro_batch_sizes))
+    with StepRNG(state.step, world.device, may_use_rng(state)) as step_rng:
         step_rng.use_shared()  # a schedule may draw random numbers
         state.schedule.set_rates(state.step)
         step_rng.use_per_rank()
-        optimizer_step = OptimizerStep(nets, state, trainer, machine, world, step_rng, after_all_reduce)
+        optimizer_step = OptimizerStep(loss_modules, state, trainer, hardware, world, step_rng, after_all_reduce)
         values = task.train_step(state.step, micro_batches, optimizer_step)
         if not (optimizer_step.norms and values):
             raise ConfigError(f"task: {type(task).__name__}.train_step must call optimizer_step and return its values")
@@ -66,7 +66,7 @@ def train_step(
         return optimizer_step.end_step(values)
 
 
-def may_draw(state: TrainState) -> bool:
+def may_use_rng(state: TrainState) -> bool:
     """Return whether random numbers may be drawn between a backward pass and the end of the step. Torch's optimizers
     draw none, nor do optimizers, schedules and tasks with `uses_rng = False`. All others may."""
     acts = any(overrides(state.task, name) for name in ("on_step_end", "project", "train_step"))
@@ -75,7 +75,7 @@ def may_draw(state: TrainState) -> bool:
 
 @no_garbage_collection()
 def fit(
-    nets: Mapping[str, nn.Module], state: TrainState, train: Loader, validate: Validate | None, run: RunContext
+    loss_modules: Mapping[str, nn.Module], state: TrainState, train: Loader, validate: Validate | None, run: RunContext
 ) -> None:
     """Train from state.step until `is_finished`, or until a stop is requested (by a signal or process.max_time).
 
@@ -83,21 +83,21 @@ def fit(
     a resumed run first runs the actions that are left.
     validate: scores the validation sets and returns whether the state is among the best; None: no such sets."""
     batches = iter(train)
-    clock = Clock(train, run.logger, run.work.speeds)
+    clock = Clock(train, run.logger, run.cost_per_sample.speeds)
     trainer = run.trainer
     restore_pending(state, validate is not None, run)
     run_pending(state, validate, run, clock)
     before_step, on_step = (overriding(run.callbacks, event) for event in ("before_step", "on_step"))
-    step = train_step if run.balance is None else run.balance.timed(train_step)  # finds slow ranks
+    step = train_step if run.rank_balance is None else run.rank_balance.timed(train_step)  # finds slow ranks
     if run.hardware.cuda_graph:
-        step = as_graph(step, state, run, may_draw(state), called=bool(before_step or on_step))
-    for net in nets.values():
+        step = as_graph(step, state, run, may_use_rng(state), called=bool(before_step or on_step))
+    for net in loss_modules.values():
         training_mode(net) if state.rules >= 2 else net.train()  # rules: see lab/options.py
     run.watchdog.beat("training", state.step, slow=True)  # the first step may compile
     while not (is_finished(state, run) or run.stop.cause):
         for call in before_step:
             call(state)
-        values = step(nets, state, batches, trainer, run.hardware, run.world)
+        values = step(loss_modules, state, batches, trainer, run.hardware, run.world)
         state.step += 1
         state.samples += trainer.global_batch_size
         run.watchdog.beat("training", state.step)
@@ -134,7 +134,7 @@ def run_pending(state: TrainState, validate: Validate | None, run: RunContext, c
             assert validate is not None  # otherwise "score" is never pending
             score(state, validate, run)
         if "save" in state.pending and state.step == run.stop_at_step and not is_finished(state, run):
-            run.stop.at_step()
+            run.stop.request_at_step()
         if "save" in state.pending or run.stop.cause:
             state.pending = ["score", "save"] if "score" in state.pending else []
             save(state, run, best=False)
@@ -143,7 +143,7 @@ def run_pending(state: TrainState, validate: Validate | None, run: RunContext, c
 def score(state: TrainState, validate: Validate, run: RunContext) -> None:
     """Evaluate, and save the state if it is among the best."""
     check_finite(state, run)
-    check_replicas(state, run)
+    sync_and_check_replicas(state, run)
     if validate(state):
         save(state, run, best=True)
 
@@ -155,21 +155,21 @@ def save(state: TrainState, run: RunContext, best: bool) -> None:
     best: save it among the best checkpoints; otherwise it replaces the last one."""
     run.watchdog.beat("saving", state.step, slow=True)
     check_finite(state, run)
-    check_replicas(state, run)  # before the broadcast, which hides differences
+    sync_and_check_replicas(state, run)  # before the broadcast, which hides differences
     held = nn.ModuleDict({"model": state.model, "task": state.task})
     run.world.broadcast_buffers(held)  # BatchNorm's statistics differ by rank
-    scored_model(state, run)  # called to copy the model's buffers into the weight average
+    evaluation_model(state, run)  # called to copy the model's buffers into the weight average
     state.logged_lines = run.logger.lines
-    run.buffers.check_finite(held, state.step)
-    if warning := run.buffers.unsaved():
+    run.buffer_checks.check_finite(held, state.step)
+    if warning := run.buffer_checks.unsaved():
         run.logger.warn(warning)
     payload = state.payload(run.world.gather_bytes(state.rank_row(run.world.device)))
     (run.checkpoints.save_best if best else run.checkpoints.save_last)(payload)
     run.watchdog.beat("training", state.step)
 
 
-def check_replicas(state: TrainState, run: RunContext) -> None:
+def sync_and_check_replicas(state: TrainState, run: RunContext) -> None:
     """Call Task.sync_buffers. Raise RunFailed if weights, optimizer states or task buffers differ between ranks."""
     with torch.no_grad():
         state.task.sync_buffers()
-    run.replicas.check(on_all_ranks(state), state.step, run.world)
+    run.replica_checks.check(on_all_ranks(state), state.step, run.world)

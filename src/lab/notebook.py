@@ -48,7 +48,7 @@ class Parts:
     model: nn.Module
     task: Task
     loaders: dict[str, Loader]
-    machine: Hardware
+    hardware: Hardware
     world: World
 
     def close(self) -> None:
@@ -63,10 +63,10 @@ def build(cfg: DictConfig) -> Parts:
     The weights are the run's initial ones, and torch's random numbers are those of its rank 0."""
     experiment = Experiment.of_first_rank(on_one_device(checked(cfg)), apply=False)
     model, task = experiment.build_model_and_task()
-    machine, world = resolve_auto(experiment.machine, flop_of_sample(model, task)), experiment.world
-    data = replace(experiment, machine=machine).open()
+    hardware, world = resolve_auto(experiment.hardware, flop_of_sample(model, task)), experiment.world
+    data = replace(experiment, hardware=hardware).open()
     seed_rank(experiment.config, 0)
-    return Parts(model.to(world.device), task.to(world.device), {"train": data.train, **data.others}, machine, world)
+    return Parts(model.to(world.device), task.to(world.device), {"train": data.train, **data.others}, hardware, world)
 
 
 def checked(cfg: DictConfig) -> Config:

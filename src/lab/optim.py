@@ -233,7 +233,7 @@ def follows_scores(factor: Any) -> TypeGuard[ScoreFactor]:
     return hasattr(factor, "on_score")
 
 
-def stretched(schedule: Schedule, saved: Mapping[str, Any], done: int) -> str:
+def schedule_change(schedule: Schedule, saved: Mapping[str, Any], done: int) -> str:
     """Return a warning if the schedule of a resumed run has another length and therefore other rates; otherwise "".
 
     saved: the schedule's state in the checkpoint. done: steps done."""

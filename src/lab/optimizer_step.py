@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 from lab.options import TrainerConfig
 from lab.state import TrainState, may_skip
-from lab.tasks.base import Batch, Task, key_of_losses, overrides
+from lab.tasks.base import Batch, Task, losses_key, overrides
 from samebits.checkpoints import format_keys
 from samebits.device import Hardware
 from samebits.errors import ConfigError
@@ -48,21 +48,21 @@ from samebits.world import World, to_host
 
 
 class OptimizerStep:
-    """One optimizer step, which the task's train_step controls. nets: {objective: LossModule, wrapped by DDP}.
+    """One optimizer step, which the task's train_step controls. loss_modules: {objective: LossModule, wrapped by DDP}.
 
     Methods return losses as 0-d tensors on the device, means over this rank's samples; the log averages over ranks."""
 
     def __init__(
         self,
-        nets: Mapping[str, nn.Module],
+        loss_modules: Mapping[str, nn.Module],
         state: TrainState,
         trainer: TrainerConfig,
-        machine: Hardware,
+        hardware: Hardware,
         world: World,
         step_rng: StepRNG,
         after_all_reduce: Callable[[], None],
     ) -> None:
-        self.nets, self.state, self.trainer, self.machine = nets, state, trainer, machine
+        self.loss_modules, self.state, self.trainer, self.hardware = loss_modules, state, trainer, hardware
         self.world, self.step_rng, self.after_all_reduce = world, step_rng, after_all_reduce
         self.norms: dict[str, Tensor] = {}  # {objective: gradient norm of its last update, before clipping}
         self.non_finite: dict[str, list[Tensor]] = {}  # {objective: for each update, 0-d, 1.0 if skipped}
@@ -109,14 +109,14 @@ class OptimizerStep:
             )
         if overrides(self.state.task, "train_step"):  # only a task can set gradients with other strides
             match_strides(self.parameters(objective))
-        again = None if closure is None else Closure(self, objective, closure)
-        norm = self._clipped(objective) if again is None else again.norm
+        evaluated = None if closure is None else Closure(self, objective, closure)
+        norm = self._clipped(objective) if evaluated is None else evaluated.norm
         self.norms[objective], non_finite = norm, None
         if self.skips:
             # the gradients are averaged over ranks, so all ranks have the same norm and skip the same steps
             non_finite = norm.mul(0).ne_(0).to(torch.float32)  # 1.0 if inf or NaN (0 * inf is NaN), else 0.0
             self.non_finite.setdefault(objective, []).append(non_finite)
-        update(optimizer, non_finite, again)
+        update(optimizer, non_finite, evaluated)
         for p in self.parameters(objective):
             p.grad = None
 
@@ -170,7 +170,7 @@ class OptimizerStep:
         """Warn once if `on_step_end` writes to the model's weights, as the weight average follows it only slowly.
 
         Checked in steps 1, 2, 4, 8, ... only: a method may begin to write late, and other steps cost nothing."""
-        state, run = self.state, self.state.task.run.training
+        state, run = self.state, self.state.task.run.context
         due = name == "on_step_end" and state.ema is not None and state.step & (state.step + 1) == 0
         if not due or overrides(state.task, "project") or run is None or not self.world.is_main:
             yield
@@ -193,21 +193,21 @@ class OptimizerStep:
         """Compute the gradients of the mean of the loss `term` over this rank's samples in the step.
         Micro-batches of unequal size thus get the right weights, and DDP's mean is the mean over the global batch."""
         state, task, scaler = self.state, self.state.task, self.state.scaler
-        trained, net, sizes = self.parameters(objective), self.nets[objective], self.machine.micro_batch_sizes
+        trained, net, sizes = self.parameters(objective), self.loss_modules[objective], self.hardware.micro_batch_sizes
         terms = None if objective else task.loss_names
-        num_samples, autocast = sum(sizes), self.machine.autocast
+        num_samples, autocast = sum(sizes), self.hardware.autocast
         totals: dict[str, Tensor] = {}
         weight = None  # sum of this rank's sample weights, if the task has weights
         self.step_rng.use_per_rank()
         for p in trained:
             p.grad = None  # an earlier call of `gradients` may have left one
-        with torch.enable_grad(), only(objective, state) if objective else nullcontext():
+        with torch.enable_grad(), requires_grad_only(objective, state) if objective else nullcontext():
             for i, (size, batch) in enumerate(with_sizes(batches, sizes, task)):
                 with nullcontext() if i == len(sizes) - 1 else without_sync(net):
                     with autocast():
                         losses = net(batch)[0]  # keep no output: a language model's logits are large
-                        weights = sample_weights(task, batch)
-                    check_losses(key_of_losses(task), losses, size, terms, term)
+                        weights = weights_without_padding(task, batch)
+                    check_losses(losses_key(task), losses, size, terms, term)
                     if weights is not None:
                         losses = {name: value * weights for name, value in losses.items()}
                         weight = weights.sum() if weight is None else weight + weights.sum()
@@ -235,7 +235,7 @@ class OptimizerStep:
             torch._foreach_mul_(local_parts(gradients), scale.reciprocal().to(gradients[0].device))
         if weight is not None:
             weight = self.world.all_reduce_sum(weight.detach().clone())
-            num_samples = sum(self.machine.micro_batch_sizes)
+            num_samples = sum(self.hardware.micro_batch_sizes)
             factor = torch.where(weight > 0, num_samples * self.world.size / weight, 0.0)
             # with FSDP's CPU offload the gradients are on the host
             torch._foreach_mul_(local_parts(gradients), factor.to(gradients[0].device))
@@ -248,13 +248,13 @@ class OptimizerStep:
 
     def _objective_of(self, name: str) -> str:
         """Return the objective of a logged value, by the prefix of its name."""
-        return next((one for one in self.nets if one and name.startswith(f"{one}/")), "")
+        return next((one for one in self.loss_modules if one and name.startswith(f"{one}/")), "")
 
     def _optimizer(self, objective: str) -> Optimizer:
-        if objective not in self.nets:
+        if objective not in self.loss_modules:
             raise ConfigError(
                 f"task: {type(self.state.task).__name__}.train_step uses the objective {objective!r}, but "
-                f"`objectives` returns {', '.join(map(repr, self.nets))}"
+                f"`objectives` returns {', '.join(map(repr, self.loss_modules))}"
             )
         return self.state.optimizer[objective]
 
@@ -268,7 +268,7 @@ class OptimizerStep:
 
     def _objectives_of(self, model: nn.Module) -> list[str]:
         """Return the objectives that were updated in this step and train weights of `model`."""
-        return [one for one in self.norms if len(self.nets) == 1 or trains(self.state.optimizer[one], model)]
+        return [one for one in self.norms if len(self.loss_modules) == 1 or trains(self.state.optimizer[one], model)]
 
     def _average_inputs(self, objectives: Iterable[str]) -> tuple[float | None, Iterator[Tensor]]:
         """Return (factor, weights) for `mean += factor * (weights - mean)`; factor None: the average stays unchanged.
@@ -321,14 +321,16 @@ def with_sizes(batches: Iterable[Batch], sizes: list[int], task: Task) -> Iterat
         yield size, batch
 
 
-def sample_weights(task: Task, batch: Batch) -> Tensor | None:
+def weights_without_padding(task: Task, batch: Batch) -> Tensor | None:
     """Return the task's weights (B,); None: all 1. Padding of an epoch's last batch (drop_last=false) has weight 0."""
-    weights, counted = task.weights(batch), batch.get("counted")
-    return weights if counted is None else counted.float() if weights is None else weights * counted
+    weights, is_real = task.sample_weights(batch), batch.get("is_real")
+    if is_real is None:
+        return weights
+    return is_real.float() if weights is None else weights * is_real
 
 
 @contextmanager
-def only(objective: str, state: TrainState) -> Iterator[None]:
+def requires_grad_only(objective: str, state: TrainState) -> Iterator[None]:
     """In this block, only the parameters of this objective's optimizer require a gradient."""
     trained = {id(p) for group in state.optimizer[objective].param_groups for p in group["params"]}
     others = [p for group in state.optimizer.param_groups for p in group["params"] if id(p) not in trained]

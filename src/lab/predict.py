@@ -67,31 +67,31 @@ def load(what: Prediction, num_procs: int) -> tuple[Hardware, Callable[[World], 
                 f"{other.file}: its split {what.split} has {theirs:,} samples, but {first.file} has {ours:,}: an "
                 "ensemble predicts the same samples - give data.path=..."
             )
-    first.experiment.machine.apply(first.experiment.config.hardware)
-    return first.experiment.machine, partial(rows_of, what, members)
+    first.experiment.hardware.apply(first.experiment.config.hardware)
+    return first.experiment.hardware, partial(rows_of, what, members)
 
 
 def rows_of(what: Prediction, members: list[Restored], world: World) -> Rows:
     """Yield (rows of the split (B,), {name: predictions or copied fields (B, ...)}) of this rank's share."""
-    machine = members[0].experiment.machine
+    hardware = members[0].experiment.hardware
     with ExitStack() as stack:
         loaders: list[Loader] = []
         for member in members:
             member.model.to(world.device), member.task.to(world.device).eval()
-            experiment = replace(member.experiment, machine=machine, world=world)
+            experiment = replace(member.experiment, hardware=hardware, world=world)
             loaders.append(experiment.eval_loader(what.split, whole=True))
             stack.callback(loaders[-1].close)
         for k, batches in enumerate(zip(*loaders)):
-            rows, counted = loaders[0].plan(k)[1], loaders[0].lengths(k)[1]  # type: ignore[index]
+            rows, real = loaders[0].plan(k)[1], loaders[0].size_and_count(k)[1]  # type: ignore[index]
             values = {name: copied(batches[0], name) for name in what.fields}
             values |= averaged([outputs(member, batch, what) for member, batch in zip(members, batches)])
-            yield rows[:counted], {name: value[:counted] for name, value in values.items()}
+            yield rows[:real], {name: value[:real] for name, value in values.items()}
 
 
 @torch.no_grad()
 def outputs(member: Restored, batch: Batch, what: Prediction) -> dict[str, np.ndarray]:
     """Return {name: (B, ...)} of one model. A single tensor from the task is named "output"."""
-    with member.experiment.machine.autocast():
+    with member.experiment.hardware.autocast():
         named = predicted(member.task, member.model, batch)
     if what.activation:
         named = {k: ACTIVATIONS[what.activation](v.float()) if v.is_floating_point() else v for k, v in named.items()}

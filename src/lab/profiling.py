@@ -20,7 +20,7 @@ PARTS: dict[tuple[Any, str], str] = {
     (loop, "score"): "evaluation",
     (loop, "save"): "save",
 }
-ASIDE = {  # advice for parts outside of the steps
+OUTSIDE_STEP = {  # advice for parts outside of the steps
     "evaluation": "raise trainer.eval_every, or set trainer.max_eval_batches",
     "save": "raise trainer.save_every",
     "log": "raise trainer.log_every",

@@ -51,7 +51,9 @@ def rehearse(state: TrainState, vals: Mapping[str, Loader], run: RunContext) -> 
             run.watchdog.beat("trying an evaluation", state.step, slow=True)
             first: list[Batch] = []
             with closing(noted(loader, first)) as batches:
-                found = evaluate(model, task, batches, run.world, run.hardware, loader.lengths, observers, compute)
+                found = evaluate(
+                    model, task, batches, run.world, run.hardware, loader.size_and_count, observers, compute
+                )
             scores |= {f"{split}/{name}": value for name, value in found.items()}
             if first and overrides(task, "predict"):
                 batch = first[0]
@@ -108,8 +110,8 @@ def unchanged(modules: Iterable[nn.Module], others: Iterable[Any], device: torch
         yield
     finally:
         with torch.no_grad():
-            for put_back in undo:
-                put_back()
+            for restore_modes in undo:
+                restore_modes()
         set_rng_row(before, device)
 
 
@@ -121,12 +123,12 @@ def keep(value: Any, undo: list[Callable[[], Any]], seen: set[int]) -> None:
     if isinstance(value, Tensor):
         copied, version = value.detach().clone(), value._version
 
-        def put_back() -> None:
+        def restore_modes() -> None:
             # writing an equal value would count as a change (BufferChecks)
             if value._version != version or not torch.equal(value, copied):
                 value.copy_(copied)
 
-        undo.append(put_back)
+        undo.append(restore_modes)
     elif isinstance(value, torch.Generator):
         state = value.get_state()
         undo.append(lambda: value.set_state(state))

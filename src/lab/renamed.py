@@ -6,7 +6,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from lab.state import RunContext, TrainState
-from lab.tasks.base import Task
+from lab.tasks.base import Task, TaskRun
 from samebits.errors import ConfigError
 
 METHOD, NAMES = (FunctionType, MethodType), (tuple, list)
@@ -23,6 +23,7 @@ OF_TASK: dict[str, tuple[str, type | tuple[type, ...]]] = {
     "updated": ("on_step_end", METHOD),
     "synchronize": ("sync_buffers", METHOD),
     "share_in_average": ("averaging_factor", METHOD),
+    "weights": ("sample_weights", METHOD),
     "fresh_statistics": ("bn_update_batches", int),
 }
 OF_STATE = {
@@ -33,7 +34,16 @@ OF_STATE = {
     "trained": "parameter_names",
     "add": "add_to_sums",
 }
-OF_RUN = {"machine": "hardware", "renewed": "bn_updated_at", "scan": "iterate_rows", "told": "printed_once"}
+OF_RUN = {
+    "machine": "hardware",
+    "renewed": "bn_updated_at",
+    "scan": "iterate_rows",
+    "told": "printed_once",
+    "balance": "rank_balance",
+    "work": "cost_per_sample",
+    "buffers": "buffer_checks",
+    "replicas": "replica_checks",
+}
 
 
 def check_task_names(task: Task) -> None:
@@ -69,3 +79,4 @@ def _name_the_new(kind: type, owner: str, names: dict[str, str]) -> None:
 
 _name_the_new(TrainState, "state", OF_STATE)
 _name_the_new(RunContext, "run", OF_RUN)
+_name_the_new(TaskRun, "task.run", {"training": "context"})

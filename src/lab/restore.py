@@ -44,7 +44,7 @@ def restore(path: Path, split: str, overrides: Sequence[str], num_procs: int = 1
     model, cfg, file, payload = restore_model(path, overrides)
     set_processes(cfg, num_procs)
     config = check(cfg, trains=False)
-    machine = resolve_auto_as_recorded(resolve_hardware(config.hardware, config.trainer), file.parent.parent)
+    hardware = resolve_auto_as_recorded(resolve_hardware(config.hardware, config.trainer), file.parent.parent)
     splits = config.dataset.get("splits")
     if isinstance(splits, dict) and split not in splits:
         raise ConfigError(f"--split {split}: no such split (data.splits has {', '.join(splits)})")
@@ -52,7 +52,7 @@ def restore(path: Path, split: str, overrides: Sequence[str], num_procs: int = 1
     if dataset is None:
         raise ConfigError(f"--split {split}: data.splits.{split} is null in this run's config")
     task = restore_task(config, model, file, payload)
-    return Restored(model, task, Experiment(config, machine, world_of_one(), {split: dataset}), file)
+    return Restored(model, task, Experiment(config, hardware, world_of_one(), {split: dataset}), file)
 
 
 def restore_task(config: Config, model: nn.Module, file: Path, payload: dict[str, Any]) -> Task:
@@ -71,12 +71,12 @@ def restore_task(config: Config, model: nn.Module, file: Path, payload: dict[str
 def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, float]:
     """Return {loss, <metric>, ...} of the checkpoint on a split. overrides: key=value for the run's config."""
     run = restore(path, split, overrides)
-    machine = run.experiment.machine
-    machine.apply(run.experiment.config.hardware)
-    compile_blocks(run.model, machine)
+    hardware = run.experiment.hardware
+    hardware.apply(run.experiment.config.hardware)
+    compile_blocks(run.model, hardware)
     with (
-        process_group(machine.device, timeout_s=60.0) as alone,
+        process_group(hardware.device, timeout_s=60.0) as alone,
         replace(run.experiment, world=alone).eval_loader(split) as loader,
     ):
         on = alone.device
-        return evaluate(run.model.to(on), run.task.to(on), loader, alone, machine, loader.lengths)
+        return evaluate(run.model.to(on), run.task.to(on), loader, alone, hardware, loader.size_and_count)

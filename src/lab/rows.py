@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.average import evaluation_mode
-from lab.state import RunContext, TrainState, averaged_model
+from lab.state import RunContext, TrainState, model_or_average
 from lab.tasks.base import Batch
 
 
@@ -24,7 +24,7 @@ def by_row(state: TrainState, run: RunContext, rows: Any, value: Callable[[nn.Mo
     rows = np.asarray(rows, dtype=np.int64)
     if not len(rows):
         return torch.zeros(0)
-    model, task = averaged_model(state), state.task
+    model, task = model_or_average(state), state.task
     run.world.broadcast_buffers(nn.ModuleList([model, task]))
     autocast = run.hardware.autocast
     table = torch.zeros(int(rows.max()) + 2, device=run.world.device)  # the last entry is for padding, whose row is -1

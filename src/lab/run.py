@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from lab.average import held_still
+from lab.average import modules_in_eval_mode
 from lab.builders import count_steps, make_callbacks, seed_rank
 from lab.callbacks.base import overriding
 from lab.config import Config
@@ -28,9 +28,9 @@ from lab.loaders import (
 )
 from lab.loop import fit
 from lab.objective import LossModule
-from lab.optim import check_optimizer, check_trained, follows_scores, stretched
+from lab.optim import check_optimizer, check_trained, follows_scores, schedule_change
 from lab.options import TrainerConfig
-from lab.profiling import ASIDE, PARTS, losses_of
+from lab.profiling import OUTSIDE_STEP, PARTS, losses_of
 from lab.project import PROJECT
 from lab.rehearsal import mistakes_before_training, rehearse
 from lab.schedules.plateau import Plateau
@@ -39,9 +39,9 @@ from lab.transforms.fields import KEPT
 from samebits.checkpoints import BufferChecks, copy_from_mmap, error_line, eval_state_dict, load_weights, reshard_like
 from samebits.data import StatefulOrder, Stream, check_same_data
 from samebits.errors import ConfigError, one_line
-from samebits.parallel import Balance, with_sync_batchnorm
-from samebits.process import Rank, log_header
-from samebits.profiling import explained, profiling, work_of
+from samebits.parallel import RankBalance, with_sync_batchnorm
+from samebits.process import RankProcess, log_header
+from samebits.profiling import cost_of_sample, explained, profiling
 from samebits.schema import leaves, parse_interval, plain
 from samebits.status import keep_class_names
 from samebits.sweeps import Pruning
@@ -49,28 +49,28 @@ from samebits.targets import locate
 from samebits.world import Stopped
 
 
-def train(process: Rank) -> dict[str, Any]:
+def train(process: RankProcess) -> dict[str, Any]:
     """Open the data, build model and task, load the checkpoint if there is one, train and score.
 
     Return the content of result.json."""
     experiment, payload = load_sets(process), process.payload
-    begun = payload or {"samples": 0}
-    with experiment.open(begun["samples"], begun.get("order")) as data:
+    position = payload or {"samples": 0}
+    with experiment.open(position["samples"], position.get("order")) as data:
         for line in check_same_data(process.world, {"train": data.train, **data.others}):
             process.logger.warn(line)
         with explained_cast(process, data):
-            state, nets, run = build(process, experiment, data)
-        begins = payload is None
-        begin(process, data, state, run)
-        with mistakes_before_training(state, begins), explained_cast(process, data):
-            if begins and run.every.eval and run.total_steps:
+            state, loss_modules, run = build(process, experiment, data)
+        is_new = payload is None
+        start(process, data, state, run)
+        with mistakes_before_training(state, is_new), explained_cast(process, data):
+            if is_new and run.every.eval and run.total_steps:
                 with explained(run.hardware, lambda: "evaluating, before the first step"):
                     rehearse(state, data.vals, run)
-            return fit_and_score(process, data, state, nets, run)
+            return fit_and_score(process, data, state, loss_modules, run)
 
 
 @contextmanager
-def explained_cast(process: Rank, data: Data) -> Iterator[None]:
+def explained_cast(process: RankProcess, data: Data) -> Iterator[None]:
     """In this block, an error about a non-integer index names the transform that converted the index to float."""
     try:
         yield
@@ -82,7 +82,7 @@ def explained_cast(process: Rank, data: Data) -> Iterator[None]:
         raise ConfigError(f"{one_line(error)} - {cast}: ~data.transforms.to_float does not convert an index") from error
 
 
-def load_sets(process: Rank) -> Experiment:
+def load_sets(process: RankProcess) -> Experiment:
     """Build the data sets. A stream begins at the read position in the checkpoint. Raise ConfigError without a
     validation split if early stopping or the schedule needs one."""
     config, world, logger, payload = process.config, process.world, process.logger, process.payload
@@ -104,10 +104,12 @@ def load_sets(process: Rank) -> Experiment:
         )
     if isinstance(sets["train"], Stream) and payload and payload.get("source"):
         sets["train"].load_state_dict(payload["source"])
-    return Experiment(config, process.machine, world, sets)
+    return Experiment(config, process.hardware, world, sets)
 
 
-def build(process: Rank, experiment: Experiment, data: Data) -> tuple[TrainState, dict[str, nn.Module], RunContext]:
+def build(
+    process: RankProcess, experiment: Experiment, data: Data
+) -> tuple[TrainState, dict[str, nn.Module], RunContext]:
     """Return (initial training state, {objective: LossModule, wrapped by DDP and torch.compile}, RunContext)."""
     config, world, logger, payload = process.config, process.world, process.logger, process.payload
     trainer, dataset = config.trainer, data.sets["train"]
@@ -115,25 +117,27 @@ def build(process: Rank, experiment: Experiment, data: Data) -> tuple[TrainState
     size = samples_of_epoch(data.train, dataset, trainer, *done)
     total_steps = steps_of_run(trainer, size, *done)
     model, task = experiment.build_model_and_task(logger, payload is None, process.directory)
-    machine = process.machine_of(flop_of_sample(model, task))
+    hardware = process.hardware_for(flop_of_sample(model, task))
     # on all ranks, because losses may use collectives
     losses = losses_of(model, task)
-    work = work_of(config.profiler, machine, [model, task], losses, dataset, data.train.first, logger)
+    cost = cost_of_sample(config.profiler, hardware, [model, task], losses, dataset, data.train.first, logger)
     if trainer.sync_batchnorm:
         model = with_sync_batchnorm(model, world.device)
-    state, nets = replace(experiment, machine=machine).begin(model, task, total_steps)
+    state, loss_modules = replace(experiment, hardware=hardware).start_training(model, task, total_steps)
     order = data.train.plan.order  # type: ignore[attr-defined]
     state.epoch_samples = task.run.epoch_samples
     state.source, state.order = data.source, order if isinstance(order, StatefulOrder) else None
-    buffers = BufferChecks(LossModule(model, task), task, state.ema)
+    buffer_checks = BufferChecks(LossModule(model, task), task, state.ema)
     if state.ema is not None and (name := next((n for n, p in task.named_parameters() if p.requires_grad), None)):
         logger.warn(
             f"trainer.ema_decay averages the model only; the task's parameters ({name}) are evaluated without averaging"
         )
-    balance = None
+    rank_balance = None
     if world.size > 1:
-        balance = Balance(next(iter(nets.values())), world, data.train, logger, config.process.straggler_threshold)
-    statistics = make_statistics_loader(config, machine, dataset, world, task, data.train)
+        rank_balance = RankBalance(
+            next(iter(loss_modules.values())), world, data.train, logger, config.process.straggler_threshold
+        )
+    statistics = make_statistics_loader(config, hardware, dataset, world, task, data.train)
     data.opened.extend([statistics] if statistics else [])
     pruning = Pruning.of(PROJECT, process.directory)
     callbacks = [*([] if pruning is None else [pruning]), *make_callbacks(config)]
@@ -141,14 +145,14 @@ def build(process: Rank, experiment: Experiment, data: Data) -> tuple[TrainState
     steps = [parse_interval(interval, size / trainer.global_batch_size) for interval in intervals]
     every = Every(*(one and round(one) if state.rules < 2 else one for one in steps))
     run = RunContext(
-        world, trainer, config.monitor, machine, every, logger, process.checkpoints, callbacks, process.stop,
-        process.watchdog, buffers, epoch_samples=size, total_steps=total_steps, balance=balance, work=work,
-        first_batch=data.train.first, statistics=statistics, stop_at_step=config.process.stop_at_step, train=data.train,
-        train_set=dataset,
-        iterate_rows=partial(make_eval_loader, config, machine, dataset, "train", world, data.train, True),
+        world, trainer, config.monitor, hardware, every, logger, process.checkpoints, callbacks, process.stop,
+        process.watchdog, buffer_checks, epoch_samples=size, total_steps=total_steps, rank_balance=rank_balance,
+        cost_per_sample=cost, first_batch=data.train.first, statistics=statistics, train=data.train, train_set=dataset,
+        stop_at_step=config.process.stop_at_step,
+        iterate_rows=partial(make_eval_loader, config, hardware, dataset, "train", world, data.train, True),
     )  # fmt: skip
-    task.run = replace(task.run, total_steps=total_steps, training=run)
-    return state, nets, run
+    task.run = replace(task.run, total_steps=total_steps, context=run)
+    return state, loss_modules, run
 
 
 def steps_of_run(trainer: TrainerConfig, epoch_samples: int, step: int, samples: int) -> int:
@@ -164,14 +168,14 @@ def steps_of_run(trainer: TrainerConfig, epoch_samples: int, step: int, samples:
     return total_steps
 
 
-def begin(process: Rank, data: Data, state: TrainState, run: RunContext) -> None:
+def start(process: RankProcess, data: Data, state: TrainState, run: RunContext) -> None:
     """Seed each rank's own random numbers, load the checkpoint if there is one, and log the first lines."""
     world, logger, payload = process.world, process.logger, process.payload
     seed_rank(process.config, world.rank)
     if payload:
         load_payload(state, payload, process.config, run)
         payload.clear()  # frees its memory: `process` keeps the dict to the end
-        run.replicas.step = state.step
+        run.replica_checks.step = state.step
     for callback in run.callbacks:
         object.__setattr__(callback, "run", run)  # works for frozen dataclasses too
     run.notify("on_start", state)
@@ -181,7 +185,7 @@ def begin(process: Rank, data: Data, state: TrainState, run: RunContext) -> None
             f"statistics of {norm} include them - drop_last=true does not pad batches"
         )
     changes = [*describe_transforms(process.config, data.sets["train"]), *unlike_splits(data.sets)]
-    if state.rules >= 2 and (still := held_still(state.model)):
+    if state.rules >= 2 and (still := modules_in_eval_mode(state.model)):
         names = ", ".join(name or "all of it" for name in still[:4]) + ", ..." * (len(still) > 4)
         changes.append(f"modules that the model keeps in evaluation mode: {names}")
     log_header(process, run, state.model, data.sets, *what_is_trained(process.config), changes)
@@ -207,23 +211,25 @@ def batch_norm(model: nn.Module) -> str | None:
 
 
 def fit_and_score(
-    process: Rank, data: Data, state: TrainState, nets: dict[str, nn.Module], run: RunContext
+    process: RankProcess, data: Data, state: TrainState, loss_modules: dict[str, nn.Module], run: RunContext
 ) -> dict[str, Any]:
     """Train, then score the best weights. Return result.json's content: {"step": ...} only, if the run was stopped."""
     config, logger, stop = process.config, process.logger, process.stop
     try:
         logger.begin(state.step, run.total_steps)
         compiles = bool(config.hardware.compile)
-        with profiling(config.profiler, run, nets.values(), data.train, compiles, PARTS, ASIDE) as batches:
+        with profiling(
+            config.profiler, run, loss_modules.values(), data.train, compiles, PARTS, OUTSIDE_STEP
+        ) as batches:
             scores = partial(validate, vals=data.vals, run=run) if data.vals else None
-            fit(nets, state, batches, scores, run)
+            fit(loss_modules, state, batches, scores, run)
         logger.end_bar()
         stop.finish_broadcast()
         if state.stop_reason == "pruned":
             return {"step": state.step, "pruned": True}
         if stop.cause:
             return {"step": state.step}
-        balanced = {} if run.balance is None else run.balance.report()
+        balanced = {} if run.rank_balance is None else run.rank_balance.report()
         data.train.close()
         final = final_scores(state, data.others, run)
         with process.watchdog.user_code("a callback's on_end", state.step):
@@ -264,7 +270,7 @@ def load_payload(state: TrainState, payload: dict[str, Any], config: Config, run
             "(see docs/troubleshooting.md#checkpoint-does-not-fit)"
         ) from error
     schedule, step = state.schedule, state.step
-    if line := stretched(schedule, payload["schedule"], step):
+    if line := schedule_change(schedule, payload["schedule"], step):
         run.logger.warn(line)
     if skipped := step - payload["schedule"].get("updates", step):  # older versions did not count skipped steps
         run.logger.warn(

@@ -19,14 +19,14 @@ from samebits.data import Loader, StatefulOrder, Stream
 from samebits.device import Hardware, match_memory_format
 from samebits.errors import ConfigError
 from samebits.loggers import Logger
-from samebits.parallel import Balance
-from samebits.profiling import Work
-from samebits.shards import Replicas, numbers_in
+from samebits.parallel import RankBalance
+from samebits.profiling import SampleCost
+from samebits.shards import ReplicaChecks, numbers_in
 from samebits.steps import rng_row, set_rng_row, set_rng_state
 from samebits.world import HangWatchdog, StopRequest, World
 
 # fields that TrainState.load leaves to its caller, who loads them earlier or with better error messages
-LOADED = ("model", "task", "ema", "source", "order")
+LOADED_BY_CALLER = ("model", "task", "ema", "source", "order")
 
 
 @dataclass
@@ -89,13 +89,13 @@ class TrainState:
         return torch.cat([row, torch.stack(sums).cpu().view(torch.uint8)]) if sums else row
 
     def load(self, payload: dict[str, Any], world: World, options: Collection[str]) -> None:
-        """Restore all fields except LOADED. A field that is missing in an older checkpoint keeps its value.
+        """Restore all fields except LOADED_BY_CALLER. A field that is missing in an older checkpoint keeps its value.
 
         options: names of optimizer arguments that are taken from the config instead of the checkpoint.
         If the number of ranks has changed, each rank takes the mean of the checkpoint's `running_sums`, and a rank
         that is not in the checkpoint keeps its newly seeded RNG."""
         given = [{k: v for k, v in group.items() if k in options} for group in self.optimizer.param_groups]
-        for name in (one.name for one in fields(self) if one.name in payload and one.name not in LOADED):
+        for name in (one.name for one in fields(self) if one.name in payload and one.name not in LOADED_BY_CALLER):
             held = getattr(self, name)
             if not hasattr(held, "load_state_dict"):
                 if name != "scaler":  # a scaler is dropped if the run is no longer fp16
@@ -153,13 +153,13 @@ class RunContext:
     callbacks: list[Any]  # lab.callbacks.base.Callback, or any object with some of its methods
     stop: StopRequest  # `cause` is set, on all ranks after the same step, when the run must stop
     watchdog: HangWatchdog  # ends the run if a step takes longer than process.timeout
-    buffers: BufferChecks  # checks before a save that buffers are finite, and that all are saved
+    buffer_checks: BufferChecks  # checks before a save that buffers are finite, and that all are saved
     epoch_samples: int
     total_steps: int  # of the whole run, also if epochs are given
     stop_at_step: int | None = None  # process.stop_at_step
-    balance: Balance | None = None  # with several ranks: finds the rank that the others wait for
-    replicas: Replicas = field(default_factory=Replicas)  # compares the weights of the ranks
-    work: Work = field(default_factory=Work)  # tokens and FLOP per sample, for the logged speeds
+    rank_balance: RankBalance | None = None  # with several ranks: finds the rank that the others wait for
+    replica_checks: ReplicaChecks = field(default_factory=ReplicaChecks)  # compares the weights of the ranks
+    cost_per_sample: SampleCost = field(default_factory=SampleCost)  # tokens and FLOP per sample, for the logged speeds
     first_batch: Callable[[], Batch] = dict  # returns this rank's next training batch; do not change it in place
     statistics: Loader | None = None  # batches for Task.bn_update_batches
     train: Loader | None = None  # training batches, as in `fit`
@@ -168,7 +168,7 @@ class RunContext:
     # each on one rank; batches have the field "row"
     iterate_rows: Callable[..., Loader] = Loader
     evaluations: list[int] = field(default_factory=list)  # steps of the evaluations in progress
-    bn_updated_at: list[int] = field(default_factory=list)  # [step] of lab.average.scored_model's last update
+    bn_updated_at: list[int] = field(default_factory=list)  # [step] of lab.average.evaluation_model's last update
     printed_once: set[str] = field(default_factory=set)  # keys of warnings that are printed once
 
     @property
@@ -201,7 +201,8 @@ class RunContext:
             )
         order.take()
         step = self.watchdog.latest().step
-        Replicas(self.replicas.step).check(numbers_in("data.order's state", order.state_dict()), step, self.world)
+        checks = ReplicaChecks(self.replica_checks.step)
+        checks.check(numbers_in("data.order's state", order.state_dict()), step, self.world)
         assert self.train is not None
         self.train.reorder(order.use)
 
@@ -232,7 +233,7 @@ def on_all_ranks(state: TrainState) -> Iterator[tuple[str, Any]]:
                 yield from numbers_in(f"{next(names)}'s", optimizer.state.get(p, {}))
 
 
-def averaged_model(state: TrainState) -> nn.Module:
+def model_or_average(state: TrainState) -> nn.Module:
     """Return the model to evaluate: the weight average with the model's buffers, or the model if there is no average.
     With Task.bn_update_batches the average keeps its own BatchNorm statistics (lab.average)."""
     if state.ema is None:

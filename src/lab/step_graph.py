@@ -18,8 +18,8 @@ TrainStep = Callable[..., dict[str, Tensor]]  # lab.loop.train_step
 
 
 def as_graph(train_step: TrainStep, state: TrainState, run: RunContext, draws: bool, called: bool) -> TrainStep:
-    """Return train_step as one CUDA graph. draws: as lab.loop.may_draw returns. called: whether callbacks run between
-    steps. Raise ConfigError if the task, the optimizer or the schedule needs the host in a step."""
+    """Return train_step as one CUDA graph. draws: as lab.loop.may_use_rng returns. called: whether callbacks run
+    between steps. Raise ConfigError if the task, the optimizer or the schedule needs the host in a step."""
     hooks = [name for name in ("train_step", "averaging_factor") if overrides(state.task, name)]
     if draws and not declares_no_rng(state.task):
         why = "whose class lacks `uses_rng = False`,"
@@ -35,10 +35,10 @@ def as_graph(train_step: TrainStep, state: TrainState, run: RunContext, draws: b
     modules |= {} if state.ema is None else {"ema": state.ema}
     captured = Captured(modules, state.optimizer.values(), run.logger.warn)
 
-    def step(nets: Any, state: TrainState, batches: Iterator[Batch], *more: Any) -> dict[str, Tensor]:
+    def step(loss_modules: Any, state: TrainState, batches: Iterator[Batch], *more: Any) -> dict[str, Tensor]:
         state.schedule.set_rates(state.step)
         given = list(islice(batches, len(run.hardware.micro_batch_sizes)))
         since = state.logged_step, state.scored_step, called and state.step
-        return captured(lambda own: train_step(nets, state, iter(own), *more), given, since)
+        return captured(lambda own: train_step(loss_modules, state, iter(own), *more), given, since)
 
     return step

@@ -55,9 +55,9 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
         whole = of_rank.in_one_process()
         whole = replace(whole, config=config) if config.trainer.strategy == "dp" else whole
         model, task = whole.build_model_and_task()
-        machine, one = resolve_auto(whole.machine, flop_of_sample(model, task)), whole.world
-        machine.set_arithmetic()
-        state, nets = replace(whole, machine=machine).begin(model, task, steps)
+        hardware, one = resolve_auto(whole.hardware, flop_of_sample(model, task)), whole.world
+        hardware.set_arithmetic()
+        state, loss_modules = replace(whole, hardware=hardware).start_training(model, task, steps)
         make_callbacks(config)
         batches = iter(data.train)
         first = next(batches)
@@ -66,18 +66,18 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
         if shape not in known:
 
             def step() -> None:
-                train_step(nets, state, steps_of, config.trainer, machine, one)
+                train_step(loss_modules, state, steps_of, config.trainer, hardware, one)
 
             steps_of = itertools.chain([first], batches)
-            for net in nets.values():
+            for net in loss_modules.values():
                 training_mode(net)
             took_s = step_s(step, one.device)
             limit = (config.trainer.max_eval_batches or sys.maxsize) * config.trainer.global_batch_size
-            per_rank = machine.eval_batch_size * machine.num_procs
+            per_rank = hardware.eval_batch_size * hardware.num_procs
             took = {}
             for name, loader in data.others.items():
                 count = -(-min(len(sets[name]), limit) // per_rank)
-                took[name] = count * _eval_s(state, loader, machine, one, min(count, 2))
+                took[name] = count * _eval_s(state, loader, hardware, one, min(count, 2))
             eval_s = sum(seconds for name, seconds in took.items() if name.startswith("val"))
             end_s = sum(took.values())
         memory = int(peak_memory(one.device))
@@ -88,21 +88,21 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
         return vars(trial)
 
 
-def _eval_s(state: TrainState, loader: Loader, machine: Hardware, world: World, count: int) -> float:
+def _eval_s(state: TrainState, loader: Loader, hardware: Hardware, world: World, count: int) -> float:
     """Return the seconds of one evaluation batch: the last of `count`."""
     if count:
         loader.first()  # starts its workers, which a run does only once
     batches, took_s = iter(loader), 0.0
     for number in range(count):
         began = time.perf_counter()
-        one, lengths = itertools.islice(batches, 1), partial(_lengths_from, loader, number)
-        evaluate(state.model, state.task, one, world, machine, lengths)
+        one, size_and_count = itertools.islice(batches, 1), partial(_lengths_from, loader, number)
+        evaluate(state.model, state.task, one, world, hardware, size_and_count)
         took_s = time.perf_counter() - began
     return took_s
 
 
 def _lengths_from(loader: Loader, first: int, k: int) -> tuple[int, int]:
-    return loader.lengths(first + k)
+    return loader.size_and_count(first + k)
 
 
 def shape_of(cfg: DictConfig) -> str:

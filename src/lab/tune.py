@@ -51,42 +51,44 @@ class Trial(Experiment):
         return replace(self, config=replace(self.config, data=data)).train_loader()
 
     def begin_run(self) -> tuple[TrainState, dict[str, nn.Module]]:
-        """Return the state and nets of a new run, with the whole model on one device. With trainer=ddp and several
-        ranks the nets are wrapped by DDP, which needs a process group."""
+        """Return the state and loss modules of a new run, with the whole model on one device. With trainer=ddp and
+        several ranks DDP wraps the loss modules, which needs a process group."""
         ddp = self.config.trainer.strategy == "ddp"
         trial = self if ddp else replace(self, config=on_one_device(self.config))
         model, task = trial.build_model_and_task()
-        state, nets = trial.begin(model, task, count_steps(trial.config.trainer, len(trial.sets["train"])))
-        for net in nets.values():
+        state, loss_modules = trial.start_training(
+            model, task, count_steps(trial.config.trainer, len(trial.sets["train"]))
+        )
+        for net in loss_modules.values():
             training_mode(net)
-        return state, nets
+        return state, loss_modules
 
     def make_step(self) -> Callable[[Iterator[Batch]], Any]:
         """Return a function that takes one training step of a new run."""
-        return steps_of(*self.begin_run(), self, self.machine)
+        return steps_of(*self.begin_run(), self, self.hardware)
 
-    def two_steps(self, whole: Hardware, machine: Hardware) -> None:
-        """Take two steps with the micro-batches of `machine`, then evaluate a batch of the size in `whole`."""
+    def two_steps(self, whole: Hardware, hardware: Hardware) -> None:
+        """Take two steps with the micro-batches of `hardware`, then evaluate a batch of the size in `whole`."""
         split = next((split for split in self.sets if split != "train"), "train")
-        trial = replace(self, machine=whole, sets={name: self.sets[name] for name in ("train", split)})
+        trial = replace(self, hardware=whole, sets={name: self.sets[name] for name in ("train", split)})
         with trial.open() as data:
-            state, nets = trial.begin_run()
-            step, batches = steps_of(state, nets, trial, machine), iter(data.train)
+            state, loss_modules = trial.begin_run()
+            step, batches = steps_of(state, loss_modules, trial, hardware), iter(data.train)
             for _ in range(2):
                 step(batches)
             for scored in data.others.values():
                 first = itertools.islice(scored, 1)
-                evaluate(state.model, state.task, first, self.this_process, machine, scored.lengths)
+                evaluate(state.model, state.task, first, self.this_process, hardware, scored.size_and_count)
 
 
 def steps_of(
-    state: TrainState, nets: dict[str, nn.Module], trial: Trial, machine: Hardware
+    state: TrainState, loss_modules: dict[str, nn.Module], trial: Trial, hardware: Hardware
 ) -> Callable[[Iterator[Batch]], dict[str, Tensor]]:
     """Return a function that takes one training step. Steps are never skipped: a skipped one would not allocate the
     optimizer's state, and fp16 may skip all steps of a short trial."""
     state.scaler = None
     trainer = replace(trial.config.trainer, non_finite="stop")
-    return lambda batches: train_step(nets, state, batches, trainer, machine, trial.this_process)
+    return lambda batches: train_step(loss_modules, state, batches, trainer, hardware, trial.this_process)
 
 
 def measure(stage: str, cfg: DictConfig) -> Any:
@@ -103,12 +105,12 @@ def rates_and_losses(cfg: DictConfig, micro_batch: int | None) -> Iterator[tuple
     cfg = cfg.copy()
     cfg.hardware.micro_batch_size = micro_batch
     trial = Trial.of(on_one_device(Config.of(cfg)).given)
-    state, nets = trial.begin_run()
+    state, loss_modules = trial.begin_run()
     state.schedule = ramp(state)
     with trial.train_loader() as loader:
         batches = iter(loader)
         for lr in LR_RATES:
-            values = train_step(nets, state, batches, trial.config.trainer, trial.machine, trial.this_process)
+            values = train_step(loss_modules, state, batches, trial.config.trainer, trial.hardware, trial.this_process)
             state.step += 1
             yield lr, statistics.mean(float(v) for name, v in values.items() if name.rpartition("/")[2] == "loss")
 

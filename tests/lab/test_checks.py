@@ -178,7 +178,7 @@ def test_a_task_is_checked_before_a_batch_is_read(monkeypatch: pytest.MonkeyPatc
         return output[:, 0]
 
     model, config = nn.Linear(1, 1), Config.of(compose("hardware=cpu"))
-    machine = resolve_hardware(config.hardware, config.trainer)
+    hardware = resolve_hardware(config.hardware, config.trainer)
     for task, line in (
         (Supervised(metric, {"loss": metric}), r"^task\.metrics\.loss: Supervised has a loss of this name"),
         (Terms(metric, {"consistency": metric}), r"^task\.metrics\.consistency: Terms has a loss of this name"),
@@ -191,8 +191,8 @@ def test_a_task_is_checked_before_a_batch_is_read(monkeypatch: pytest.MonkeyPatc
         (Lossless(), r"^task: Lossless needs losses\(model, batch\) -> \(losses, output\): see lab\.tasks\.base$"),
     ):
         with pytest.raises(ConfigError, match=line):
-            builders.check_task(task, model, config, machine)
-    builders.check_task(Terms(metric, {"other": metric}), model, config, machine)
+            builders.check_task(task, model, config, hardware)
+    builders.check_task(Terms(metric, {"other": metric}), model, config, hardware)
     monkeypatch.setattr(builders, "construct", lambda project, key, node: Hasty)
     monkeypatch.setattr(builders, "task_class", lambda node: Hasty)
     with pytest.raises(ConfigError, match=r"^task: the __init__ of Hasty must begin with super\(\).__init__\(\)$"):

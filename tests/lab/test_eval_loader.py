@@ -23,16 +23,16 @@ from samebits.world import World
 def loader_of(rank: int, ranks: int, eval_batch_size: int, *overrides: str) -> tuple[Loader, Config]:
     """The loader of `val` for one of so many ranks."""
     config = Config.of(compose(*QUICK, "trainer.max_steps=1", "trainer.global_batch_size=12", *overrides))
-    machine = replace(resolve_hardware(config.hardware, config.trainer), eval_batch_size=eval_batch_size)
+    hardware = replace(resolve_hardware(config.hardware, config.trainer), eval_batch_size=eval_batch_size)
     world = World(rank, ranks, rank, torch.device("cpu"))
-    return make_eval_loader(config, machine, make_dataset(config, "val"), "val", world), config
+    return make_eval_loader(config, hardware, make_dataset(config, "val"), "val", world), config
 
 
 def rows_of(loader: Loader) -> list[int]:
     """Those that count."""
     rows, k = [], 0
     while (part := loader.plan(k)) is not None:
-        rows += part[1][: loader.lengths(k)[1]].tolist()
+        rows += part[1][: loader.size_and_count(k)[1]].tolist()
         k += 1
     loader.close()
     return rows
@@ -72,7 +72,7 @@ def test_ranks_are_in_step_where_they_talk(monkeypatch: pytest.MonkeyPatch, way:
     sizes, rows = [], []
     for rank in range(3):
         loader, _ = loader_of(rank, 3, 10, *more)
-        sizes.append([loader.lengths(k)[0] for k in range(9)])
+        sizes.append([loader.size_and_count(k)[0] for k in range(9)])
         rows += rows_of(loader)
     assert sizes == [[10] * 8 + [4]] * 3
     assert sorted(rows) == list(range(250))
@@ -81,13 +81,13 @@ def test_ranks_are_in_step_where_they_talk(monkeypatch: pytest.MonkeyPatch, way:
 def test_what_a_rank_takes_does_not_depend_on_its_host() -> None:
     """Six ranks on two hosts: of training and evaluation each has its own samples."""
     config = Config.of(compose(*QUICK, "trainer.max_steps=1", "trainer.global_batch_size=12"))
-    machine = replace(resolve_hardware(config.hardware, config.trainer), micro_batch_sizes=[2], eval_batch_size=50)
+    hardware = replace(resolve_hardware(config.hardware, config.trainer), micro_batch_sizes=[2], eval_batch_size=50)
     train, val = make_dataset(config, "train"), make_dataset(config, "val")
     trained, scored = [], []
     for rank in range(6):
         world = World(rank, 6, rank % 3, torch.device("cpu"))
-        with make_train_loader(config, machine, train, world, 0) as loader:
+        with make_train_loader(config, hardware, train, world, 0) as loader:
             trained += loader.plan(0)[0].tolist()  # type: ignore[index]
-        scored += rows_of(make_eval_loader(config, machine, val, "val", world))
+        scored += rows_of(make_eval_loader(config, hardware, val, "val", world))
     assert sorted(trained) == list(range(12))
     assert sorted(scored) == list(range(250))

@@ -35,10 +35,12 @@ def test_in_one_process_the_model_is_that_of_a_run_of_one(strategy: str) -> None
     """Weights, their average and the optimizer's groups; nothing is wrapped or sharded."""
     alone, shared = experiment_of(), experiment_of(*SHARED[strategy]).in_one_process()
     assert shared.world == shared.this_process == alone.world
-    (state, nets), (expected, _) = (each.begin(*each.build_model_and_task(), total_steps=2) for each in (shared, alone))
+    (state, loss_modules), (expected, _) = (
+        each.start_training(*each.build_model_and_task(), total_steps=2) for each in (shared, alone)
+    )
     assert_equal(state.payload()["model"], expected.payload()["model"])
     assert_equal(state.payload()["ema"], expected.payload()["ema"])
-    assert [type(net).__name__ for net in nets.values()] == ["LossModule"]
+    assert [type(net).__name__ for net in loss_modules.values()] == ["LossModule"]
     assert not torch.distributed.is_initialized()
 
 

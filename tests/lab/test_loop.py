@@ -171,7 +171,7 @@ class Data:
         for k, size in enumerate(self.sizes):
             yield {"x": torch.arange(size * 3.0).view(size, 3) / 7 - k, "y": torch.full((size,), float(k))}
 
-    def lengths(self, k: int) -> tuple[int, int]:
+    def size_and_count(self, k: int) -> tuple[int, int]:
         return self.sizes[k], self.sizes[k]
 
 
@@ -237,8 +237,8 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Surroundings:
     """fit with a step, an evaluation and a clock that only note: the loss of step n is n, its score 10 - n."""
     around = Surroundings()
 
-    def train_step(nets: Any, state: TrainState, batches: Any, *rest: Any) -> dict[str, Any]:
-        assert all(net.training for net in nets.values())
+    def train_step(loss_modules: Any, state: TrainState, batches: Any, *rest: Any) -> dict[str, Any]:
+        assert all(net.training for net in loss_modules.values())
         assert len(around.events) < 500, "it does not end"
         around.events.append(("step", state.step + 1))
         return {"loss": torch.tensor(state.step + 1.0), "grad_norm": torch.tensor(2.0), "non_finite": torch.zeros(())}
@@ -576,8 +576,8 @@ class Synced(nn.Module):
 
 def stepped(state: TrainState, net: Any = None, **changed: Any) -> dict[str, Tensor]:
     """One step of micro-batches of 3 and 2 samples."""
-    nets = {"": net or LossModule(state.model, state.task)}
-    return loop.train_step(nets, state, iter(Data([3, 2])), trainer(**changed), MACHINE, ONE)  # type: ignore[arg-type]
+    loss_modules = {"": net or LossModule(state.model, state.task)}
+    return loop.train_step(loss_modules, state, iter(Data([3, 2])), trainer(**changed), MACHINE, ONE)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [0.0, 1.0]])
@@ -644,7 +644,7 @@ def test_a_step_is_that_of_the_mean_over_all_samples(fp16: bool, limit: float | 
 
 
 class Weighted(Supervised):
-    def weights(self, batch: dict[str, Tensor]) -> Tensor:
+    def sample_weights(self, batch: dict[str, Tensor]) -> Tensor:
         return batch["x"][:, 0] + batch["y"] + 1
 
 
@@ -652,7 +652,7 @@ def test_a_step_of_weighted_samples_is_that_of_their_weighted_mean() -> None:
     """Over both micro-batches together, whose weights have different sums."""
     state = state_of(task=Weighted(squared, {}))
     model, parts = copy.deepcopy(state.model), list(Data([3, 2]))
-    weights = torch.cat([state.task.weights(part) for part in parts])  # type: ignore[misc]
+    weights = torch.cat([state.task.sample_weights(part) for part in parts])  # type: ignore[misc]
     loss = (torch.cat([squared(model(part["x"]), part) for part in parts]) * weights).sum() / weights.sum()
     loss.backward()
     before = [p.detach().clone() for p in state.model.parameters()]

@@ -86,10 +86,10 @@ def test_build_is_what_a_run_trains(run_dir: Path, tmp_path: Path, monkeypatch: 
     first: dict[str, torch.Tensor] = {}
     original = lab.loop.train_step
 
-    def train_step(nets: Any, state: Any, *rest: Any) -> Any:
+    def train_step(loss_modules: Any, state: Any, *rest: Any) -> Any:
         if not first:
             first.update(copy.deepcopy(weights(state.model, state.task)))
-        return original(nets, state, *rest)
+        return original(loss_modules, state, *rest)
 
     def weights(model: torch.nn.Module, task: torch.nn.Module) -> dict[str, torch.Tensor]:
         return {**model.state_dict(prefix="model."), **task.state_dict(prefix="task.")}

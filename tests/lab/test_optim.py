@@ -21,7 +21,7 @@ import lab.schedules.cosine
 import lab.tasks.supervised
 from lab.builders import make_optimizer
 from lab.config import Config
-from lab.optim import Schedule, check_optimizer, stretched, trainable
+from lab.optim import Schedule, check_optimizer, schedule_change, trainable
 from lab.optimizers.base import Wrapper
 from lab.program import PROGRAM
 from lab.schedules.constant import Constant
@@ -279,7 +279,9 @@ def test_a_schedule_of_another_length_is_said() -> None:
         (Cosine(0.0, 0.0), {"total_steps": 100}, 100, None),
         (Cosine(0.0, 0.0), {}, 100, None),  # a checkpoint of an older version
     ):
-        line = stretched(Schedule(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1), factor, now), saved, 50)
+        line = schedule_change(
+            Schedule(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1), factor, now), saved, 50
+        )
         assert said in line if said else line == ""
 
 

@@ -71,9 +71,9 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradients of the steps BAD are NaN."""
     train_step, clip, now = lab.loop.train_step, lab.optimizer_step.clip, [0]
 
-    def noted(nets: Any, state: Any, *rest: Any) -> Any:
+    def noted(loss_modules: Any, state: Any, *rest: Any) -> Any:
         now[0] = state.step
-        return train_step(nets, state, *rest)
+        return train_step(loss_modules, state, *rest)
 
     def clipped(gradients: list[torch.Tensor], limit: float | None) -> torch.Tensor:
         if now[0] in BAD:

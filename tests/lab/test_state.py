@@ -13,7 +13,7 @@ from common import QUICK, old_rng_state
 from lab.builders import make_state, make_task
 from lab.config import Config
 from lab.model_io import make_model
-from lab.state import TrainState, averaged_model
+from lab.state import TrainState, model_or_average
 from samebits.device import resolve_hardware
 from samebits.steps import seed_everything
 from samebits.testing import assert_equal, compose
@@ -31,8 +31,8 @@ VALUES = {
 
 def state_of(*overrides: str) -> TrainState:
     config = Config.of(compose(*QUICK, "trainer.max_steps=40", "trainer.ema_decay=0.9", *overrides))
-    machine = resolve_hardware(config.hardware, config.trainer)
-    return make_state(config, machine, make_model(config), make_task(config), 40, World(0, 1, 0, CPU))
+    hardware = resolve_hardware(config.hardware, config.trainer)
+    return make_state(config, hardware, make_model(config), make_task(config), 40, World(0, 1, 0, CPU))
 
 
 def worked(*overrides: str) -> TrainState:
@@ -108,7 +108,7 @@ def test_a_state_without_average_and_scaler() -> None:
     payload = through_a_file(state.payload(state.rank_row(CPU)[None]))
     assert payload["ema"] is None
     assert payload["scaler"] is None
-    assert averaged_model(state) is state.model
+    assert model_or_average(state) is state.model
     state_of("trainer.ema_decay=null", "hardware.precision=fp16").load(payload, World(0, 1, 0, CPU), options=[])
 
 
@@ -158,7 +158,7 @@ def test_the_averaged_model_has_the_buffers_of_the_model() -> None:
     assert state.ema is not None
     for module, value in ((state.model, 3.0), (state.ema, 1.0)):
         module.register_buffer("running", torch.full((2,), value))
-    assert averaged_model(state) is state.ema
+    assert model_or_average(state) is state.ema
     assert state.ema.get_buffer("running").tolist() == [3.0, 3.0]
     assert not any(parameter.requires_grad for parameter in state.ema.parameters())
     assert all(a is not b for a, b in zip(state.ema.parameters(), state.model.parameters()))

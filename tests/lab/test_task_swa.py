@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 
 from lab import load_run
 from lab.restore import score_checkpoint
-from lab.state import averaged_model
+from lab.state import model_or_average
 from samebits.checkpoints import export
 from samebits.errors import ConfigError
 from samebits.testing import SMALL, assert_equal, assert_undisturbed, broken_off, last_checkpoint, result, start_run
@@ -91,7 +91,7 @@ def test_other_statistics_are_the_model_s(statistics: int) -> None:
     model = nn.Sequential(nn.InstanceNorm1d(2, track_running_stats=True), nn.BatchNorm1d(2))
     state = SimpleNamespace(model=model, task=task, ema=copy.deepcopy(model))
     model(torch.randn(5, 2, 3))
-    mean: Any = averaged_model(state)  # type: ignore[arg-type]
+    mean: Any = model_or_average(state)  # type: ignore[arg-type]
     assert torch.equal(mean[0].running_mean, model[0].running_mean)
     assert torch.equal(mean[1].running_mean, model[1].running_mean) == (statistics == 0)
 

@@ -36,10 +36,10 @@ def test_a_resumed_run_holds_nothing_of_the_file(tmp_path: Path, monkeypatch: py
     run = start_run(tmp_path / "run", *RUN, "trainer.max_steps=4")
     train_step, seen = lab.loop.train_step, []
 
-    def step(nets: Any, state: Any, *rest: Any) -> Any:
+    def step(loss_modules: Any, state: Any, *rest: Any) -> Any:
         maps = Path("/proc/self/maps").read_text().splitlines()
         seen.append([line for line in maps if str(tmp_path) in line and ".pt" in line])
-        return train_step(nets, state, *rest)
+        return train_step(loss_modules, state, *rest)
 
     monkeypatch.setattr(lab.loop, "train_step", step)
     resume_run(run, trainer__max_steps=9)

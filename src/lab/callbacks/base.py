@@ -45,7 +45,8 @@ class Callback:
     def on_end(self, state: Any, scores: dict[str, float]) -> None:
         """Run after the final scores, but not if the run failed or was stopped. An override may omit `scores`.
 
-        scores: {"val/...", "test/...": value} of the best weights. lab.state.averaged_model(state) is the scored model.
+        scores: {"val/...", "test/...": value} of the best weights. lab.state.model_or_average(state) is the evaluated
+        model.
         """
 
 

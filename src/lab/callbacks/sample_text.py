@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from h5rows.integration import files_of, open_h5
 from lab.callbacks.base import Callback
 from lab.h5_errors import h5_methods
-from lab.state import averaged_model
+from lab.state import model_or_average
 from samebits.data import SampleRNG
 from samebits.errors import ConfigError
 from samebits.files import replace_text
@@ -91,7 +91,7 @@ class SampleText(Callback):
 
     def on_eval(self, state: Any, scores: dict[str, float]) -> None:
         """Generate and write the text. All ranks must call it."""
-        model = averaged_model(state)  # on all ranks, because a sharded model's forward needs all of them
+        model = model_or_average(state)  # on all ranks, because a sharded model's forward needs all of them
         was_training = model.training
         model.eval()
         with self.run.hardware.autocast():

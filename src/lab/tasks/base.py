@@ -33,7 +33,7 @@ class TaskRun:
     num_outputs: int | None = None  # data.num_outputs
     parts: tuple[str, ...] = ()  # data=mixed: names of its parts; batch["set"] is an index into this tuple
     # the lab.state.RunContext (.order, .reorder(), .iterate_rows(rows), .logger, ...); None if the run is not training
-    training: Any = None
+    context: Any = None
 
     @property
     def rank(self) -> int:
@@ -124,7 +124,7 @@ class Task(nn.Module):
         each evaluation, for the first batch of rank 0. None (default): images with predicted classes."""
         return None
 
-    def weights(self, batch: Batch) -> Tensor | None:
+    def sample_weights(self, batch: Batch) -> Tensor | None:
         """Return the weights (B,) of the samples in the means of losses and metrics, e.g. token counts. None (the
         default): all 1."""
         return None
@@ -213,7 +213,7 @@ def overrides(task: Task | type[Task], name: str) -> bool:
     return getattr(task if isinstance(task, type) else type(task), name) is not getattr(Task, name)
 
 
-def key_of_losses(task: Task) -> str:
+def losses_key(task: Task) -> str:
     """Return the config key for errors about the task's losses: task.criterion if there is one, otherwise task."""
     return "task.criterion" if hasattr(task, "criterion") else "task"
 

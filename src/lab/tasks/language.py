@@ -15,6 +15,6 @@ class Language(Supervised):
     lab.losses.next_token.
     """
 
-    def weights(self, batch: Batch) -> Tensor:
+    def sample_weights(self, batch: Batch) -> Tensor:
         """Return the number of target tokens of each sample, (B,)."""
         return (batch["y"] != -100).sum(1)

@@ -25,6 +25,6 @@ class Transformers(Supervised):
             mask = (torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]).long()
         return model(input_ids=ids, attention_mask=mask).logits
 
-    def weights(self, batch: Batch) -> Tensor | None:
+    def sample_weights(self, batch: Batch) -> Tensor | None:
         """Return the number of targets of each sample, (B,); None if each sample has one label."""
         return (batch["y"] != -100).sum(1) if batch["y"].dim() == 2 else None

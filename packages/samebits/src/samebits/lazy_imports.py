@@ -30,11 +30,13 @@ RENAMED = {  # {package: {public name before 0.3.0: name now}}; to be removed in
     },
     "samebits.errors": {"Damaged": "CorruptFileError", "Claimed": "DirectoryLockedError"},
     "samebits.loggers": {"begin_beside": "start_run_in_group"},
-    "samebits.parallel": {"build_weightless": "build_on_meta"},
-    "samebits.process": {"unheeded": "options_without_effect"},
+    "samebits.parallel": {"build_weightless": "build_on_meta", "Balance": "RankBalance"},
+    "samebits.process": {"unheeded": "options_without_effect", "Rank": "RankProcess"},
     "samebits.profiling": {
         "allowed": "allow_waits", "waits_noticed": "observe_waits", "writes_noticed": "observe_writes",
+        "Work": "SampleCost", "work_of": "cost_of_sample",
     },
+    "samebits.shards": {"Replicas": "ReplicaChecks"},
     "samebits.status": {"onward": "resume_hint"},
     "samebits.steps": {
         "StepNumbers": "StepRNG", "unless": "restore_if", "put_back_buffers": "restore_buffers_if",

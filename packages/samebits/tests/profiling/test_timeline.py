@@ -12,8 +12,8 @@ from samebits.device.threads import Threads
 from samebits.profiling import report
 from samebits.profiling import timeline as module
 from samebits.profiling.report import PARTS, bound, table
+from samebits.profiling.sample_cost import peak_tflops
 from samebits.profiling.timeline import Figures, Timeline
-from samebits.profiling.work import peak_tflops
 
 
 class Device:

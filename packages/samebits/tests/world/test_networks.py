@@ -130,6 +130,6 @@ def test_checkpointed_modules_are_compiled_whole_where_torch_cannot_cut_them(
     net = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
     nn.Module.__init__(net)
     for checkpointing, whole in (([], False), (["auto"], cannot)):
-        machine: Any = SimpleNamespace(compile="default", device="cpu", micro_batch_sizes=[1])
-        dynamo.compiled(net, SimpleNamespace(activation_checkpointing=checkpointing), machine)  # type: ignore[arg-type]
+        hardware: Any = SimpleNamespace(compile="default", device="cpu", micro_batch_sizes=[1])
+        dynamo.compiled(net, SimpleNamespace(activation_checkpointing=checkpointing), hardware)  # type: ignore[arg-type]
         assert config.optimize_ddp is not whole

@@ -23,45 +23,45 @@ from samebits.shards import is_sharded
 RECOMPILES = 64  # limit per function, then torch runs it eagerly; splits, objectives and sizes share functions
 
 
-def compiled(net: nn.Module, config: HardwareConfig, machine: Hardware) -> nn.Module:
+def compiled(net: nn.Module, config: HardwareConfig, hardware: Hardware) -> nn.Module:
     """Return `net` compiled for training. A module can list methods that stay eager in its attribute `not_compiled`.
 
     torch splits a compiled graph at DDP's buckets. Before torch 2.13 it cannot split a graph with activation
     checkpointing, so the graph stays whole: gradients are averaged after the backward pass, without overlap. With
     hardware.compile=blocks, `compile_blocks` has compiled the blocks already, and DDP's hooks average each bucket.
     """
-    if machine.compile == BLOCKS:
+    if hardware.compile == BLOCKS:
         return net
     ddp = isinstance(net, nn.parallel.DistributedDataParallel)
     if ddp and config.activation_checkpointing and torch.__version__ < "2.13":
         from torch._dynamo import config as dynamo
 
         dynamo.optimize_ddp = False
-    found = _compiled(net, machine, for_training=True)
-    if machine.device == "cuda" and machine.compile in CUDA_GRAPHS:
+    found = _compiled(net, hardware, for_training=True)
+    if hardware.device == "cuda" and hardware.compile in CUDA_GRAPHS:
         # all results of the last replay have been read
         found.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())
-        if len(machine.micro_batch_sizes) > 1 and not ddp:  # DDP copies gradients into its buckets
+        if len(hardware.micro_batch_sizes) > 1 and not ddp:  # DDP copies gradients into its buckets
             for p in net.parameters():
                 if p.requires_grad:
                     p.register_hook(torch.clone)  # otherwise the next micro-batch's replay overwrites them
     return found
 
 
-def for_evaluation(net: nn.Module, machine: Hardware) -> nn.Module:
+def for_evaluation(net: nn.Module, hardware: Hardware) -> nn.Module:
     """Return `net` compiled for an evaluation if hardware.compile is set, otherwise itself. The same module, or one
     with the same code, is compiled once. Blocks of a sharded model, or with hardware.compile=blocks, were already
     compiled for training."""
-    if machine.compile in (None, BLOCKS) or is_sharded(net):
+    if hardware.compile in (None, BLOCKS) or is_sharded(net):
         return net
-    return _compiled(net, machine, for_training=False)
+    return _compiled(net, hardware, for_training=False)
 
 
-def compile_blocks(model: nn.Module, machine: Hardware) -> None:
+def compile_blocks(model: nn.Module, hardware: Hardware) -> None:
     """Compile the blocks of the model in place if hardware.compile=blocks. Names of weights do not change; code between
     the blocks runs eagerly. Raise ConfigError if the model has no blocks. Blocks of a sharded model are compiled
     elsewhere."""
-    if machine.compile != BLOCKS or is_sharded(model):
+    if hardware.compile != BLOCKS or is_sharded(model):
         return
     blocks = find_blocks(model, "auto", "hardware.compile")
     if not blocks:
@@ -81,9 +81,9 @@ def _keep_eager(net: nn.Module) -> None:
                 setattr(module, name, torch.compiler.disable(getattr(module, name)))
 
 
-def _compiled(net: nn.Module, machine: Hardware, for_training: bool) -> nn.Module:
+def _compiled(net: nn.Module, hardware: Hardware, for_training: bool) -> nn.Module:
     _keep_eager(net)
-    mode = machine.compile
+    mode = hardware.compile
     if not for_training:
         mode = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}.get(str(mode), mode)
     _allow_recompiles()

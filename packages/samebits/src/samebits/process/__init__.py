@@ -1,8 +1,8 @@
 """Processes of one run: the parent process, which starts the run, and its ranks.
 
 Input: a `Program`, a checked config (`Options`: the groups that are read here) and the run directory. Output: in each
-rank the program's training is called with a `Rank`: world, hardware, logger, checkpoints and the payload to resume
-from.
+rank the program's training is called with a `RankProcess`: world, hardware, logger, checkpoints and the payload to
+resume from.
 
 Guarantees: if a new run fails with a ConfigError before its first step, its files are deleted; if a resume fails before
 its first step, the previous files are restored. All ranks load the same checkpoint. The outcome is in status.json and
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from samebits.process.options import EngineGroups
     from samebits.process.parent import join, start
     from samebits.process.predicting import write_predictions
-    from samebits.process.rank import Rank
+    from samebits.process.rank import RankProcess
     from samebits.process.trials import range_test, run_trial, step_s
     from samebits.process.tuning import tune
 else:

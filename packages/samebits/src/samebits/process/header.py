@@ -16,7 +16,7 @@ from samebits.device import LAUNCHES_BOUND_FLOP, Hardware, HardwareConfig
 from samebits.host import gpu_facts, machine_facts, machine_line
 from samebits.loggers import Logger
 from samebits.parallel import class_name, describe_shards, padding_note
-from samebits.process.rank import Rank
+from samebits.process.rank import RankProcess
 from samebits.project import Project
 from samebits.runs import BEFORE
 from samebits.saved import load_flat, read_overrides
@@ -27,7 +27,7 @@ SAID_ELSEWHERE = ("resume", "sweep", "logger")  # groups that are not listed, be
 
 
 def log_header(
-    rank: Rank, run: Any, model: nn.Module, sets: dict[str, Any], method: Sequence[Any], update: Sequence[Any],
+    rank: RankProcess, run: Any, model: nn.Module, sets: dict[str, Any], method: Sequence[Any], update: Sequence[Any],
     changes: list[str],
 ) -> None:  # fmt: skip
     """Log the first lines of a run. All ranks call this.
@@ -93,36 +93,36 @@ def node_text(node: Mapping[str, Any]) -> str:
 
 def describe(
     logger: Logger,
-    machine: Hardware,
+    hardware: Hardware,
     model: nn.Module,
     run: Any,
     sets: dict[str, Any],
     loader: Loader,
     changes: list[str],
-    hardware: HardwareConfig,
+    config: HardwareConfig,
 ) -> None:
     """Log the sizes of model and data, device, batch sizes, steps, the loader, and `changes` (lines of transforms)."""
     parameters = sum(p.numel() for p in model.parameters())
     streams = {split for split, data in sets.items() if isinstance(data, Stream)}
     sizes = ", ".join(f"{split} {'a stream' if split in streams else f'{len(data):,}'}" for split, data in sets.items())
-    micro = machine.micro_batch_sizes
+    micro = hardware.micro_batch_sizes
     batches = f"{run.trainer.global_batch_size} samples a step = {run.world.size} x {sum(micro)}"
     if len(micro) > 1:
         batches += f" in {len(micro)} micro-batches of up to {micro[0]}"
     kind = class_name(model) if is_sharded(model) else type(model).__name__
     logger.say(f"{kind}, {parameters:,} parameters; samples: {sizes}")
-    count = f"threads: {machine.threads.count}" + f" ({machine.threads.why})" * bool(machine.threads.why)
+    count = f"threads: {hardware.threads.count}" + f" ({hardware.threads.why})" * bool(hardware.threads.why)
     whose = "rank 0 " * (run.world.size > 1)
-    place = f"{machine.device}, {whose}on {machine.binding}" if machine.binding else machine.device
-    precision = machine.precision + f" ({machine.precision_why})" * bool(machine.precision_why)
+    place = f"{hardware.device}, {whose}on {hardware.binding}" if hardware.binding else hardware.device
+    precision = hardware.precision + f" ({hardware.precision_why})" * bool(hardware.precision_why)
     logger.say(f"{place}, {precision}, {count}; {batches}; {run.total_steps:,} steps")
-    flop = (run.work.flop or math.inf) * sum(micro)  # per step, of this rank
-    if machine.device == "cuda" and run.world.size == 1 and not machine.cuda_graph and flop < LAUNCHES_BOUND_FLOP:
+    flop = (run.cost_per_sample.flop or math.inf) * sum(micro)  # per step, of this rank
+    if hardware.device == "cuda" and run.world.size == 1 and not hardware.cuda_graph and flop < LAUNCHES_BOUND_FLOP:
         logger.say(
             f"a step has only {flop / 1e6:,.0f} MFLOP: launching its kernels takes longer than running them; "
             "set hardware.cuda_graph=true, which launches them together"
         )
-    for line in options_without_effect(run, model, sets["train"], hardware):
+    for line in options_without_effect(run, model, sets["train"], config):
         logger.warn(line)
     if is_sharded(model):
         logger.say(describe_shards(model))

@@ -42,33 +42,33 @@ def model_of_rank(make: Callable[[], nn.Module], why: str | None, seed: int, wor
 
 
 def to_devices(
-    model: nn.Module, ema: nn.Module | None, task: nn.Module, config: Options, machine: Hardware, world: World
+    model: nn.Module, ema: nn.Module | None, task: nn.Module, config: Options, hardware: Hardware, world: World
 ) -> None:
     """Move the modules to the device, in place; with trainer=fsdp and several ranks, shard the models.
 
     Apply activation checkpointing and, with hardware.compile=blocks, compile the blocks. Raise ConfigError for options
     that do not fit the model.
     """
-    hardware, trainer = config.hardware, config.trainer
-    if again := hardware.activation_checkpointing:
+    options, trainer = config.hardware, config.trainer
+    if again := options.activation_checkpointing:
         blocks = find_blocks(model, again, "hardware.activation_checkpointing").values()
-        checkpoint_activations(blocks, machine.compile is not None, hardware.activation_checkpointing_keeps)
+        checkpoint_activations(blocks, hardware.compile is not None, options.activation_checkpointing_keeps)
     for part in (one for one in (model, ema) if one is not None):
         if trainer.strategy == "fsdp":
             assert trainer.fsdp is not None
-            shard(part, trainer.fsdp, machine.precision, world, machine.compile is not None)
+            shard(part, trainer.fsdp, hardware.precision, world, hardware.compile is not None)
         else:
             part.to(world.device)
-        compile_blocks(part, machine)
+        compile_blocks(part, hardware)
     task.to(world.device)
-    if hardware.channels_last and not sum(map(in_channels_last, (model, ema, task))):
+    if options.channels_last and not sum(map(in_channels_last, (model, ema, task))):
         raise ConfigError(
             f"hardware.channels_last=true: {type(model).__name__} has no weights with 4 dimensions (2D convolutions) "
             "- set it to false"
         )
 
 
-def ready_net(net: nn.Module, model: nn.Module, config: Options, machine: Hardware, world: World) -> nn.Module:
+def ready_net(net: nn.Module, model: nn.Module, config: Options, hardware: Hardware, world: World) -> nn.Module:
     """Return the net, which calls the model, wrapped by DDP and torch.compile as configured.
 
     FSDP models are already sharded and compiled block by block.
@@ -78,4 +78,4 @@ def ready_net(net: nn.Module, model: nn.Module, config: Options, machine: Hardwa
     if is_sharded(model):
         return net
     net = wrap_net(net, world, config.trainer)
-    return compiled(net, config.hardware, machine) if machine.compile else net
+    return compiled(net, config.hardware, hardware) if hardware.compile else net

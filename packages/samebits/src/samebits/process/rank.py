@@ -33,7 +33,7 @@ from samebits.world import (
 
 
 @dataclass(frozen=True)
-class Rank:
+class RankProcess:
     """Hold everything that a rank has before the experiment is built.
 
     config: from Program.read. payload: of the checkpoint to resume from; None for a new run. title: line to log before
@@ -42,7 +42,7 @@ class Rank:
 
     project: Project
     config: Any
-    machine: Hardware
+    hardware: Hardware
     world: World
     logger: Logger
     checkpoints: Checkpoints
@@ -56,9 +56,9 @@ class Rank:
         """Return the run directory."""
         return self.checkpoints.directory.parent
 
-    def machine_of(self, flop: float) -> Hardware:
-        """Return `machine` with the `auto` values that depend on the model. flop: FLOP per sample."""
-        return resolve_auto_of_run(self.machine, self.directory, self.world, flop, begins=self.payload is None)
+    def hardware_for(self, flop: float) -> Hardware:
+        """Return `hardware` with the `auto` values that depend on the model. flop: FLOP per sample."""
+        return resolve_auto_of_run(self.hardware, self.directory, self.world, flop, begins=self.payload is None)
 
 
 def run(program: Program, run_dir: Path, began: float) -> None:
@@ -75,13 +75,13 @@ def run(program: Program, run_dir: Path, began: float) -> None:
         timeout_s = seconds(config.process.timeout)
         stop.max_time_s = seconds(config.process.max_time)
         watchdog = HangWatchdog(run_dir, rank, dist_env.size or 1, timeout_s)
-        machine = resolve_hardware(config.hardware, config.trainer)
-        machine.apply(config.hardware)
+        hardware = resolve_hardware(config.hardware, config.trainer)
+        hardware.apply(config.hardware)
         if not config.hardware.compile:
             skip_dynamo_import()
         with (
             watchdog.running(),
-            process_group(machine.device, collective_timeout_s(timeout_s)) as world,
+            process_group(hardware.device, collective_timeout_s(timeout_s)) as world,
             Checkpoints(
                 run_dir / "checkpoints", world, beside=config.process.save_async, saved=stop.saved
             ) as checkpoints,
@@ -97,7 +97,7 @@ def run(program: Program, run_dir: Path, began: float) -> None:
                 watchdog.before_end = logger.give_up
                 title = f"run {shown(run_dir)}" + (f", resumed from {source.name}" if source else "")
                 result = train(
-                    Rank(program, config, machine, world, logger, checkpoints, stop, watchdog, payload, title)
+                    RankProcess(program, config, hardware, world, logger, checkpoints, stop, watchdog, payload, title)
                 )
                 watchdog.beat("ending", result["step"], slow=True)
                 if world.is_main:

@@ -44,7 +44,7 @@ class Trial(Protocol):
         ...
 
     @property
-    def machine(self) -> Hardware:
+    def hardware(self) -> Hardware:
         """Return the resolved hardware of rank 0."""
         ...
 
@@ -66,8 +66,8 @@ class Trial(Protocol):
         """Build the model and return a training step, which takes its micro-batches from an iterator."""
         ...
 
-    def two_steps(self, whole: Hardware, machine: Hardware) -> None:
-        """Run two steps with the micro-batches of `machine` and one evaluation batch of `whole`."""
+    def two_steps(self, whole: Hardware, hardware: Hardware) -> None:
+        """Run two steps with the micro-batches of `hardware` and one evaluation batch of `whole`."""
         ...
 
 
@@ -95,7 +95,7 @@ def largest_micro_batch(config: Options, open_trial: Callable[[], Trial]) -> tup
 
 def largest_of(trial: Trial) -> tuple[int, dict[int, bool]]:
     """Search the smallest number of micro-batches per rank that fits. Return as `largest_micro_batch`."""
-    share = sum(trial.machine.micro_batch_sizes)
+    share = sum(trial.hardware.micro_batch_sizes)
     limit_memory(trial.world.device, dist_env.ranks_here(trial.world.size))
     tried: dict[int, bool] = {}
     began = time.monotonic()
@@ -150,10 +150,10 @@ def step_fits(trial: Trial, share: int, parts: int) -> bool:
     """
     sizes = [share // parts + (i < share % parts) for i in range(parts)]
     evaluated = trial.config.hardware.eval_batch_size or sizes[0]
-    whole = replace(trial.machine, micro_batch_sizes=sizes, eval_batch_size=evaluated)
-    machine = replace(whole, micro_batch_sizes=sizes[:2])
+    whole = replace(trial.hardware, micro_batch_sizes=sizes, eval_batch_size=evaluated)
+    hardware = replace(whole, micro_batch_sizes=sizes[:2])
     try:
-        trial.two_steps(whole, machine)
+        trial.two_steps(whole, hardware)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -173,7 +173,7 @@ def measure_loaders(trial: Trial) -> tuple[float, dict[tuple[str, int], float]]:
 
     The loader runs without training. Its speeds are medians of alternating measurements.
     """
-    given, cores = trial.config.data.num_workers, cores_each(trial.machine.num_procs)
+    given, cores = trial.config.data.num_workers, cores_each(trial.hardware.num_procs)
     first = loader_speeds(trial.train_set, cores, given, partial(delivered, trial))
     speeds_of = {way: [speed] for way, speed in first.items()}
     for _ in range(LOADER_ROUNDS - 1):
@@ -182,14 +182,14 @@ def measure_loaders(trial: Trial) -> tuple[float, dict[tuple[str, int], float]]:
     again = held_batches(trial)
     with group_of_one(trial.world):
         step = partial(trial.make_step(), again)
-        taken = sum(trial.machine.micro_batch_sizes) / step_s(step, trial.world.device)
+        taken = sum(trial.hardware.micro_batch_sizes) / step_s(step, trial.world.device)
     return taken, {way: statistics.median(speeds) for way, speeds in speeds_of.items()}
 
 
 def held_batches(trial: Trial) -> Iterator[Any]:
     """Return an iterator that repeats the micro-batches of one step."""
     with trial.loader() as loader:
-        return itertools.cycle(list(itertools.islice(loader, len(trial.machine.micro_batch_sizes))))
+        return itertools.cycle(list(itertools.islice(loader, len(trial.hardware.micro_batch_sizes))))
 
 
 def delivered(trial: Trial, kind: str, workers: int) -> float:

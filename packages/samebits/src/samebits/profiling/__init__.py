@@ -29,10 +29,10 @@ from samebits.lazy_imports import lazy_getattr
 if TYPE_CHECKING:
     from samebits.profiling.memory import explained, is_out_of_memory, limit_memory
     from samebits.profiling.options import ProfilerConfig
-    from samebits.profiling.running import profiling, work_of
+    from samebits.profiling.running import cost_of_sample, profiling
+    from samebits.profiling.sample_cost import SampleCost, count_flop
     from samebits.profiling.summary import summarize, summary_table
     from samebits.profiling.waits import allow_waits, observe_waits
-    from samebits.profiling.work import Work, count_flop
     from samebits.profiling.writes import observe_writes
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

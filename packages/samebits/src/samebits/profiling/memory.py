@@ -46,7 +46,7 @@ def limit_memory(device: torch.device, processes: int) -> None:
 
 @contextmanager
 def explained(
-    machine: Hardware, where: Callable[[], str], snapshot: Callable[[], str | None] = lambda: None
+    hardware: Hardware, where: Callable[[], str], snapshot: Callable[[], str | None] = lambda: None
 ) -> Iterator[None]:
     """Convert out-of-memory errors within this block to OutOfMemory, which names the key to change.
 
@@ -59,19 +59,19 @@ def explained(
         if isinstance(error, OutOfMemory) or not is_out_of_memory(error):
             raise
         place, written = where(), snapshot()
-        text = f"out of memory ({place}; {first_line(error)}): {advice(machine, place.startswith('evaluating'))}"
+        text = f"out of memory ({place}; {first_line(error)}): {advice(hardware, place.startswith('evaluating'))}"
         held = f"; memory history: {written}" if written else ""
         raise OutOfMemory(f"{text}{held}; see docs/troubleshooting.md#out-of-memory") from error
 
 
-def advice(machine: Hardware, evaluating: bool) -> str:
+def advice(hardware: Hardware, evaluating: bool) -> str:
     """Return the keys to change when memory is full. evaluating: True if this happened in evaluation."""
-    if evaluating and machine.eval_batch_size > 1:
-        size = machine.eval_batch_size
+    if evaluating and hardware.eval_batch_size > 1:
+        size = hardware.eval_batch_size
         return f"evaluation uses batches of {size} samples - set hardware.eval_batch_size={max(1, size // 2)}"
-    size = -(-max(machine.micro_batch_sizes) // machine.devices)
+    size = -(-max(hardware.micro_batch_sizes) // hardware.devices)
     if size > 1:
-        auto = " (auto finds the largest)" if machine.devices == 1 else ""  # not available with trainer=dp
+        auto = " (auto finds the largest)" if hardware.devices == 1 else ""  # not available with trainer=dp
         return (
             f"a micro-batch has {size} samples - hardware.micro_batch_size={size // 2} computes the same step in "
             f"smaller parts{auto}, hardware.activation_checkpointing=auto stores fewer activations"

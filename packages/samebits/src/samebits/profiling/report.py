@@ -34,7 +34,7 @@ def table(figures: Figures) -> str:
 
 def bound(
     figures: Figures,
-    machine: Hardware,
+    hardware: Hardware,
     compiles: bool,
     loader: str,
     sharded: bool = False,
@@ -62,9 +62,9 @@ def bound(
     if found:
         found.sort(key=lambda one: -one[0])
         return found[0][1], "; ".join(sentence for _, _, sentence in found[:2])
-    if machine.device == "cuda" and figures.steps and figures.idle / figures.steps > IDLE_SHARE:
+    if hardware.device == "cuda" and figures.steps and figures.idle / figures.steps > IDLE_SHARE:
         more = "raise hardware.micro_batch_size" if compiles else "hardware.compile=default, or larger micro-batches"
-        more = f"hardware.cuda_graph=true, {more}" if machine.num_procs == 1 else more
+        more = f"hardware.cuda_graph=true, {more}" if hardware.num_procs == 1 else more
         return "host", (
             f"the GPU was idle at the start of {figures.idle / figures.steps:.0%} of the steps: Python launches "
             f"kernels too slowly - {more}"
@@ -75,24 +75,24 @@ def bound(
             "trainer.global_batch_size updates them less often"
         )
     parts = f"forward and backward {share('forward', 'backward'):.0%}"
-    if machine.num_procs > 1:
+    if hardware.num_procs > 1:
         waits = "gathers weights and averages gradients" if sharded else "averages gradients"
         parts += f", including the time in which a rank {waits} and waits for the others"
-    return "model", f"the model limits the run, {parts}: {faster(machine, compiles)}"
+    return "model", f"the model limits the run, {parts}: {faster(hardware, compiles)}"
 
 
-def faster(machine: Hardware, compiles: bool) -> str:
+def faster(hardware: Hardware, compiles: bool) -> str:
     """Return the changes that make the model's computation faster."""
     ways = []
-    if machine.device == "cuda" and machine.precision in ("fp32", "tf32"):
+    if hardware.device == "cuda" and hardware.precision in ("fp32", "tf32"):
         ways.append("hardware.precision=bf16")
     if not compiles:
         ways.append("hardware.compile=default")
-    if machine.device == "cuda":
-        ways.append("more ranks" + (" (trainer=ddp)" if machine.num_procs == 1 else ""))
+    if hardware.device == "cuda":
+        ways.append("more ranks" + (" (trainer=ddp)" if hardware.num_procs == 1 else ""))
     else:
         ways.append("a GPU")
-    if machine.device == "cpu" and machine.threads.count < cores_each(dist_env.local_size):
+    if hardware.device == "cpu" and hardware.threads.count < cores_each(dist_env.local_size):
         ways.append("more hardware.num_threads (./run tune threads)")
     return ", ".join(ways)
 

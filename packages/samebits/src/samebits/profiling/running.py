@@ -17,9 +17,9 @@ from samebits.loggers import Logger
 from samebits.profiling.memory import explained
 from samebits.profiling.options import ProfilerConfig
 from samebits.profiling.report import as_dict, bound, table
+from samebits.profiling.sample_cost import Loss, SampleCost, count_flop, peak_tflops
 from samebits.profiling.timeline import Batches, Timeline, wrapped
 from samebits.profiling.trace import Trace, dump_memory
-from samebits.profiling.work import Loss, Work, count_flop, peak_tflops
 from samebits.status import shown
 from samebits.steps import rng_row, set_rng_row
 from samebits.world import dist_env
@@ -150,30 +150,30 @@ class Traced:
                 )
 
 
-def work_of(
-    options: ProfilerConfig, machine: Hardware, modules: list[nn.Module], losses: list[Loss], dataset: Any,
+def cost_of_sample(
+    options: ProfilerConfig, hardware: Hardware, modules: list[nn.Module], losses: list[Loss], dataset: Any,
     first: Callable[[], dict[str, Any]], logger: Logger,
-) -> Work:  # fmt: skip
+) -> SampleCost:  # fmt: skip
     """Return the amount of work per sample of `dataset`. All ranks must call this.
 
     modules: not wrapped, not sharded. losses: see `count_flop`. first: returns the next training batch.
     """
     tokens = getattr(dataset, "tokens_per_sample", None)
-    wanted = machine.device == "cuda" or options.kind != "none" if options.flop == "auto" else options.flop
+    wanted = hardware.device == "cuda" or options.kind != "none" if options.flop == "auto" else options.flop
     if not wanted:
-        return Work(tokens)
-    device = dist_env.device(machine.device)
+        return SampleCost(tokens)
+    device = dist_env.device(hardware.device)
     before = rng_row(device)
     try:
         batch = first()
         flop = count_flop(modules, batch, losses) / len(next(iter(batch.values())))
     except Exception as error:  # e.g. a loss that reads values, which meta tensors do not have
         logger.say(f"perf/tflop_per_s is not logged, because the FLOP cannot be counted: {first_line(error)}")
-        return Work(tokens)
+        return SampleCost(tokens)
     finally:
         set_rng_row(before, device)
-    name = torch.cuda.get_device_name(device) if machine.device == "cuda" else "cpu"
-    peak = options.peak_tflops or peak_tflops(name, machine.precision)
-    if peak is None and machine.device == "cuda":
-        logger.say(f"perf/mfu is not logged: set profiler.peak_tflops, the peak of {name} in {machine.precision}")
-    return Work(tokens, flop, peak and peak * 1e12 * machine.num_procs * machine.devices)
+    name = torch.cuda.get_device_name(device) if hardware.device == "cuda" else "cpu"
+    peak = options.peak_tflops or peak_tflops(name, hardware.precision)
+    if peak is None and hardware.device == "cuda":
+        logger.say(f"perf/mfu is not logged: set profiler.peak_tflops, the peak of {name} in {hardware.precision}")
+    return SampleCost(tokens, flop, peak and peak * 1e12 * hardware.num_procs * hardware.devices)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from samebits.files import aligned
-from samebits.profiling.work import counting, on_meta
+from samebits.profiling.sample_cost import counting, on_meta
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
-    from samebits.shards.replicas import Replicas, checksum, numbers_in
+    from samebits.shards.replicas import ReplicaChecks, checksum, numbers_in
     from samebits.shards.tensors import global_dot, global_norm, is_part, is_sharded, local_parts, on_shards
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

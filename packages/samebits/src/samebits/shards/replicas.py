@@ -25,7 +25,7 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 Sums = dict[str, dict[str, Any]]  # {text of _holders: {name: checksum}}
 
 
-class Replicas:
+class ReplicaChecks:
     """Compare the values of ranks, and end the run if they differ. step: the last step at which they were equal."""
 
     def __init__(self, step: int = 0) -> None:

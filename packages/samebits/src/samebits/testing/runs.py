@@ -158,10 +158,10 @@ def raise_at_step(patch: pytest.MonkeyPatch, step: int, error: BaseException | t
     loop = module("loop")
     original = loop.train_step
 
-    def train_step(nets: Any, state: Any, *rest: Any) -> Any:
+    def train_step(loss_modules: Any, state: Any, *rest: Any) -> Any:
         if state.step == step:
             raise error
-        return original(nets, state, *rest)
+        return original(loss_modules, state, *rest)
 
     patch.setattr(loop, "train_step", train_step)
 

@@ -290,13 +290,13 @@ def poison(monkeypatch: pytest.MonkeyPatch, step: int, rank: int, data: bool = T
     train_step, check_losses = loop.train_step, optimizer_step.check_losses
     bad = [False]
 
-    def noted(nets: Any, state: Any, batches: Any, trainer: Any, machine: Any, world: Any, *rest: Any) -> Any:
+    def noted(loss_modules: Any, state: Any, batches: Any, trainer: Any, hardware: Any, world: Any, *rest: Any) -> Any:
         bad[0] = state.step == step and world.rank == rank
         if not (bad[0] and data):
-            return train_step(nets, state, batches, trainer, machine, world, *rest)
+            return train_step(loss_modules, state, batches, trainer, hardware, world, *rest)
         batches = ({name: not_numbers(value) for name, value in one.items()} for one in batches)
         try:
-            return train_step(nets, state, batches, trainer, machine, world, *rest)
+            return train_step(loss_modules, state, batches, trainer, hardware, world, *rest)
         except Exception as error:
             raise RunFailed(
                 f"your losses fail for batches of NaN, which this test uses: {type(error).__name__}: "

@@ -99,7 +99,7 @@ class StopRequest:
         """Record the duration of a save in seconds."""
         self.save_s = max(self.save_s, seconds)
 
-    def at_step(self) -> bool:
+    def request_at_step(self) -> bool:
         """Stop now. All ranks must call this after the same step."""
         self.cause = self.cause or AT_STEP
         return True

@@ -78,11 +78,11 @@ def refused_in_steps(
     steps: list[int] = []
     may_ask: list[bool] = []
 
-    def train_step(nets: Any, state: Any, batches: Any, *rest: Any) -> Any:
+    def train_step(loss_modules: Any, state: Any, batches: Any, *rest: Any) -> Any:
         steps.append(state.step)
         may_ask[:] = [not all(map(takes_found_inf, state.optimizer.values()))]
         with block() if len(steps) > after else nullcontext():
-            return original(nets, state, _fetched(batches), *rest)
+            return original(loss_modules, state, _fetched(batches), *rest)
 
     def asked(*args: Any) -> Any:
         return _freely(to_host, *args) if any(may_ask) else to_host(*args)

@@ -91,10 +91,10 @@ sys.argv[0] = "train.py"
 import train
 import {package}.loop as loop
 train_step = loop.train_step
-def held(nets, state, *rest):
+def held(loss_modules, state, *rest):
     while state.step >= {step} and not Path({until!r}).exists():
         time.sleep(0.01)
-    return train_step(nets, state, *rest)
+    return train_step(loss_modules, state, *rest)
 loop.train_step = held
 sys.exit(train.main())
 """

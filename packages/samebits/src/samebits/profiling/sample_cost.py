@@ -36,7 +36,7 @@ Loss = Callable[[list[nn.Module], dict[str, Any]], Tensor]
 
 
 @dataclass(frozen=True)
-class Work:
+class SampleCost:
     """The work of one training sample: tokens, and FLOP of forward and backward; None: unknown. peak_flop_per_s: of all
     devices of the run together."""
 
