@@ -109,14 +109,14 @@ class OptimizerStep:
             )
         if overrides(self.state.task, "train_step"):  # only a task can set gradients with other strides
             match_strides(self.parameters(objective))
-        evaluated = None if closure is None else Closure(self, objective, closure)
-        norm = self._clipped(objective) if evaluated is None else evaluated.norm
+        closure_call = None if closure is None else Closure(self, objective, closure)
+        norm = self._clipped(objective) if closure_call is None else closure_call.norm
         self.norms[objective], non_finite = norm, None
         if self.skips:
             # the gradients are averaged over ranks, so all ranks have the same norm and skip the same steps
             non_finite = norm.mul(0).ne_(0).to(torch.float32)  # 1.0 if inf or NaN (0 * inf is NaN), else 0.0
             self.non_finite.setdefault(objective, []).append(non_finite)
-        update(optimizer, non_finite, evaluated)
+        update(optimizer, non_finite, closure_call)
         for p in self.parameters(objective):
             p.grad = None
 

@@ -130,7 +130,7 @@ MACHINE = resolve_hardware(HardwareConfig(device="cpu", num_threads=1, micro_bat
 
 def run_of(around: Any, **changed: Any) -> RunContext:
     """changed: fields of the run, of its trainer, or of `every`."""
-    parts = ("logger", "checkpoints", "stop", "watchdog", "buffers")
+    parts = ("logger", "checkpoints", "stop", "watchdog", "buffer_checks")
     of_trainer = {name: changed.pop(name) for name in [*changed] if name in TrainerConfig.__dataclass_fields__}
     every = {name: changed.pop(name, default) for name, default in {"log": 2, "eval": 3, "save": 4}.items()}
     given: dict[str, Any] = {
@@ -585,7 +585,7 @@ def test_samples_that_do_not_count_move_nothing(weights: list[float]) -> None:
     """Of a step of which all tokens are ignored; of a micro-batch of it the mean is over the others."""
     state = state_of()
     given = iter(weights)
-    state.task.weights = lambda batch: torch.full((len(batch["x"]),), next(given))  # type: ignore[method-assign]
+    state.task.sample_weights = lambda batch: torch.full((len(batch["x"]),), next(given))  # type: ignore[method-assign]
     counted = [part for part, weight in zip(Data([3, 2]), weights) if weight]
     wanted = [squared(state.model(part["x"]), part).mean().item() for part in counted] or [0.0]
     before = [p.detach().clone() for p in state.model.parameters()]

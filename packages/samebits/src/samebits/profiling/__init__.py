@@ -8,16 +8,16 @@ are measured on the device's clock, because the host of a GPU runs ahead of it.
 
 Errors: OutOfMemory, which names the key to change.
 
-    running     the profile of a run, and the amount of work per sample
-    timeline    spans on the device's clock, added up by part
-    report      the table of a profile, and what limits the run
-    trace       torch.profiler: a Chrome trace and a table of kernels
-    memory      which key to change when memory is full
-    work        tokens and FLOP per sample, peak FLOP/s
-    options     the schema of the config group `profiler`
-    summary     a table of modules: shapes, parameters, FLOP
-    waits       operations that synchronize the host with the device
-    writes      operations that write to given tensors
+    running      the profile of a run, and the amount of work per sample
+    timeline     spans on the device's clock, added up by part
+    report       the table of a profile, and what limits the run
+    trace        torch.profiler: a Chrome trace and a table of kernels
+    memory       which key to change when memory is full
+    sample_cost  tokens and FLOP per sample, peak FLOP/s
+    options      the schema of the config group `profiler`
+    summary      a table of modules: shapes, parameters, FLOP
+    waits        operations that synchronize the host with the device
+    writes       operations that write to given tensors
 """
 
 from __future__ import annotations
