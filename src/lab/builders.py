@@ -73,8 +73,8 @@ def check_task(task: Task, model: nn.Module, config: Config, hardware: Hardware)
     """Raise ConfigError if the task's methods and attributes do not fit together, or not the config; reads no batch."""
     check_task_names(task)
     kind, trainer = type(task).__name__, config.trainer
-    if task.needs_global_batch and (len(hardware.micro_batch_sizes) > 1 or trainer.strategy == "dp"):
-        dp = trainer.strategy == "dp"
+    split, dp = len(hardware.micro_batch_sizes) > 1 and not task.allows_micro_batches, trainer.strategy == "dp"
+    if task.needs_global_batch and (split or dp):
         key = "trainer=dp" if dp else f"hardware.micro_batch_size={config.hardware.micro_batch_size}"
         raise ConfigError(
             f"{key}: {kind} compares all samples of a batch with each other, so all must be on the devices at "

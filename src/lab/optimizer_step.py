@@ -5,6 +5,7 @@ The loop passes an `OptimizerStep` to the task's train_step, which calls it:
 
     optimizer_step(objective, batches)              forward, backward, clip, update: enough for most methods
     optimizer_step.gradients(objective, batches)    forward and backward; leaves the gradients in p.grad
+    optimizer_step.outputs(function, batches)       a forward pass without gradients, before the backward pass
     optimizer_step.parameters(objective)            the parameters that the objective's optimizer updates
     optimizer_step.update(objective)                clip the gradients in p.grad and update the parameters
 
@@ -85,6 +86,17 @@ class OptimizerStep:
             for p in self.parameters(objective):
                 p.grad = None if p.grad is None else p.grad.clone()
         return values
+
+    @torch.no_grad()
+    def outputs(self, function: Callable[[Batch], Any], batches: Iterable[Batch]) -> list[Any]:
+        """Return [function(batch), ...] for the step's micro-batches, computed without gradients under autocast.
+
+        The function draws the same random numbers as the next backward pass, so dropout masks are equal if `losses`
+        draws in the same order. Buffers do not change. With the outputs of all micro-batches a task can compute a loss
+        that compares all samples of the step (GradCache, Gao et al. 2021: lab/tasks/clip.py)."""
+        sizes, task = self.hardware.micro_batch_sizes, self.state.task
+        with self.step_rng.repeatable([self.state.model, task]), self.hardware.autocast():
+            return [function(batch) for _, batch in with_sizes(batches, sizes, task)]
 
     @property
     def model(self) -> nn.Module:

@@ -83,6 +83,9 @@ class Task(nn.Module):
     # True: the loss compares samples of all ranks (a contrastive loss). A step is then one micro-batch, and all ranks
     # evaluate the same number of batches.
     needs_global_batch = False
+    # True: with needs_global_batch a step may have several micro-batches, because train_step computes the loss from
+    # optimizer_step.outputs
+    allows_micro_batches = False
     # True: the task keeps a state (e.g. a hidden state) from step to step. Batches then have "lane", the number of the
     # parallel sequence, and "position" in it, both (B,) int64. Its yaml must set `eval_lanes`: docs/data_orders.md.
     stateful = False
@@ -238,6 +241,10 @@ class OptimizerStep(Protocol):
 
     def gradients(self, objective: str, batches: Iterable[Batch], term: str = "loss") -> dict[str, Tensor]:
         """Leave in p.grad the gradients of the loss named `term`. Return the losses."""
+        ...
+
+    def outputs(self, function: Callable[[Batch], Any], batches: Iterable[Batch]) -> list[Any]:
+        """Return [function(batch), ...] without gradients, with the random numbers of the next backward pass."""
         ...
 
     def parameters(self, objective: str) -> list[nn.Parameter]:

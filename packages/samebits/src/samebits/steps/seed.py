@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from samebits.torch_private import is_torchs_own, steps_bare
@@ -76,6 +77,21 @@ class StepRNG:
         if self._own is not None:
             _set_states(self._own, self._device)
             self._own = None
+
+    @contextmanager
+    def repeatable(self, modules: Iterable[nn.Module]) -> Iterator[None]:
+        """Run a forward pass that will be repeated: the next pass draws the same numbers again.
+
+        After the block, the buffers of `modules` have their former values, and numbers are shared until the next pass.
+        """
+        self.use_per_rank()
+        states = _states(self._device)
+        buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
+        yield
+        for buffer, value in buffers:
+            buffer.copy_(value)
+        _set_states(states, self._device)
+        self.use_shared()
 
 
 def uses_no_rng(schedule: Any, optimizers: Iterable[Optimizer], others: Iterable[Any] = ()) -> bool:
