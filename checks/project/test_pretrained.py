@@ -16,7 +16,7 @@ from samebits.testing import last_checkpoint
 
 pytestmark = pytest.mark.skipif(not OURS, reason="of the template's docs; this project has some of its own")
 
-STAND_IN = '''
+STAND_IN = """
 from collections import OrderedDict
 
 import torch
@@ -35,7 +35,7 @@ def {make}(name, {given}=None, num_classes=1000):
 
 def list_models():
     return ["resnet50"]
-'''
+"""
 FILES = {
     "timm/__init__.py": STAND_IN.format(make="create_model", given="pretrained"),
     "torchvision/__init__.py": "",
@@ -63,7 +63,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_the_page_works_as_typed(clone: Path) -> None:
     page = DOCS["pretrained.md"]
-    for file, kind, body in FENCE.findall(page):
+    for file, _, body in FENCE.findall(page):
         if file:
             (clone / file).write_text(body)
     for number, command in enumerate(commands(page)):
