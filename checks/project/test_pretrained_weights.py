@@ -1,4 +1,4 @@
-"""docs/pretrained.md as typed, with stand-ins for timm, torchvision and safetensors, which download nothing."""
+"""docs/pretrained_weights.md as typed, with stand-ins for timm, torchvision and safetensors, which download nothing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_the_page_works_as_typed(clone: Path) -> None:
-    page = DOCS["pretrained.md"]
+    page = DOCS["pretrained_weights.md"]
     for file, _, body in FENCE.findall(page):
         if file:
             (clone / file).write_text(body)
