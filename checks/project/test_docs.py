@@ -293,6 +293,23 @@ def test_tests_that_hold_the_contract_exist() -> None:
         assert re.search(rf"^def {test}\(", (ROOT / file).read_text(), re.MULTILINE), f"{file}::{test}"
 
 
+def test_the_glossary_is_sorted_and_has_each_term_once() -> None:
+    terms = [term.replace("`", "").lower() for term in re.findall(r"^\| (.+?) \|", DOCS["glossary.md"], re.MULTILINE)][
+        1:
+    ]
+    assert len(terms) > 50
+    assert terms == sorted(set(terms))
+
+
+def test_each_guarantee_has_the_test_with_its_number() -> None:
+    sections = [part for part in DOCS["guarantees.md"].split("\n## ") if "<summary>Tests" in part]
+    assert len(sections) > 5
+    for section in sections:
+        rows, tests = section.split("<summary>Tests")
+        numbers = re.findall(r"^(\d+)\. ", rows, re.MULTILINE)
+        assert numbers == [str(i + 1) for i in range(len(numbers))] == re.findall(r"^(\d+)\. ", tests, re.MULTILINE)
+
+
 def test_figures_are_those_of_the_benchmarks() -> None:
     results = set(re.findall(r"\d[\d,.]*\d|\d", (ROOT / "benchmarks/RESULTS.md").read_text()))
     rows = re.findall(r"^\|(.*)\|$", DOCS["performance.md"], re.MULTILINE)

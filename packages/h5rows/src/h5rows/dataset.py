@@ -51,7 +51,8 @@ class Dataset:
     how `rows` selects: random; blocks, in the order of the file; or the name of a dataset: rows with the same value of
     it are in the same split. `seed` selects another shuffle.
 
-    swmr: a SWMR writer is writing the file; only the rows that exist when it is opened are read.
+    swmr: another program appends to the file, in HDF5's mode SWMR (single writer, multiple readers); only the rows that
+    exist when the file is opened are read.
 
     cache_mb: memory for decoded chunks in MB, used if a compressed chunk contains several samples or if all chunks fit.
 

@@ -70,8 +70,8 @@ class Segment:
         self.claims = np.frombuffer(mapping, np.float64, _BLOCKS, _CLAIMS)
 
     def claimed(self, blocks: list[int]) -> list[int]:
-        """Return the blocks that no other process downloads, and claim them for this process. blocks: numbers in the
-        file."""
+        """Return the blocks that no other process downloads, and claim them: other processes wait until this one has
+        downloaded them, or until its claim expires. blocks: numbers in the file."""
         fcntl.flock(self.fd, fcntl.LOCK_EX)
         try:
             now = time.monotonic()

@@ -1,4 +1,5 @@
-"""Lanes: row k of a batch continues row k of the batch before, for models with a state that persists across rows.
+"""Lanes: row k of a batch continues row k of the batch before, for models with a state that persists across rows. Lane
+k is the sequence of all rows k.
 
     rows of the data set   0 1 2 3 4 5 6 7 8 9     consecutive windows of one long sequence
     lanes=3, training      step 0: 0 3 6   step 1: 1 4 7   step 2: 2 5 8   step 3: 0 3 6 ...    row 9 is never read

@@ -28,7 +28,8 @@ from samebits.data.permutation import Permutation, hashed
 from samebits.errors import ConfigError
 from samebits.schema import Count
 
-# index of a micro-batch of this rank -> (sample ids, rows), each (B,) int64 and read-only; None after the last
+# A plan: the rows that this rank reads. Index of a micro-batch of this rank -> (sample ids, rows), each (B,) int64 and
+# read-only; None after the last
 Plan = Callable[[int], "tuple[np.ndarray, np.ndarray] | None"]
 
 _BLOCK = 16384  # samples whose rows are computed in one call, so that numpy's cost per call does not matter
@@ -153,7 +154,7 @@ class Epochs:
 
 
 class TrainPlan:
-    """The endless sequence of this rank's micro-batches, from sample id `start` on.
+    """The plan of training: the endless sequence of this rank's micro-batches, from sample id `start` on.
 
     A step has sum(micro_sizes) * num_ranks = global_batch_size samples. Raise ConfigError if epochs do not end with a
     batch."""
@@ -256,7 +257,7 @@ def spread(positions: np.ndarray, count: int, size: int) -> np.ndarray:
 
 
 class EvalPlan:
-    """The batches of an evaluation: every row exactly once over all ranks. Rank r reads rows r, r + num_ranks, ...
+    """The plan of an evaluation: every row exactly once over all ranks. Rank r reads rows r, r + num_ranks, ...
 
     Padding is at the end of a batch. It repeats one of the rank's rows (or row 0), its sample id is -1, and it does not
     count. The sample id of all other rows is the row.

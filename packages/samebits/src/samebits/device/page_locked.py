@@ -1,5 +1,5 @@
-"""Lock pages of existing memory, so that copies can be asynchronous. torch allocates page-locked memory only in powers
-of two."""
+"""Lock pages of existing memory (pinned memory), so that the GPU can copy it asynchronously. tensor.pin_memory() would
+allocate new memory, and only in powers of two."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ _dumps: dict[str, str] = {}
 
 @contextmanager
 def claimed(directory: Path) -> Iterator[None]:
-    """Hold the lock of the directory in this block. The kernel releases it if the process dies.
+    """Claim the directory for this process: hold its lock in this block. The kernel releases it if the process dies.
 
     Raise DirectoryLockedError if another process holds it, ConfigError if the directory cannot be written.
     """

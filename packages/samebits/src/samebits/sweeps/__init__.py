@@ -1,8 +1,8 @@
 """Sweeps of many runs, which can be killed, resumed and extended; reports; verification of runs.
 
-Input: the command line of a sweep (Hydra's multirun) and a launcher. Output: a directory with a ledger of jobs, one run
-directory per job, and a report (csv, md, png, html). A launcher has a method `run_jobs(work: Work)`, or is one of
-Hydra's launchers.
+Input: the command line of a sweep (Hydra's multirun) and a launcher. Output: a directory with a ledger (sweep.json, the
+list of the jobs), one run directory per job, and a report (csv, md, png, html). A launcher has a method
+`run_jobs(work: Work)`, or is one of Hydra's launchers.
 
 Guarantees: a repeated command trains only the missing jobs, because a job is identified by its overrides, independent
 of their order and spelling. All jobs are composed, checked and written before the first one starts. Each job is one

@@ -1,4 +1,5 @@
-"""Assign GPUs and cores to the jobs that run at once on this machine. Does not initialize CUDA."""
+"""Assign GPUs and cores to the jobs that run at once on this machine. A job holds them as a lease, which it gives back
+when it ends. Does not initialize CUDA."""
 
 from __future__ import annotations
 

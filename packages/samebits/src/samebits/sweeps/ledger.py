@@ -1,4 +1,5 @@
-"""The ledger of a sweep: its directory, sweep.json and the state of each job. Does not import torch.
+"""The ledger of a sweep, the list of its jobs: its directory, sweep.json and the state of each job. Does not import
+torch.
 
     ledger = Ledger(project, directory)
     known = ledger.find(values)                     # the job with these values, if there is one
@@ -62,7 +63,7 @@ class Job:
         return read_json(self.directory / RESULT)
 
     def claimed(self) -> bool:
-        """Return True if a process is running the job."""
+        """Return True if a process is running the job: it holds the lock of the job's directory."""
         return is_claimed(self.directory)
 
 

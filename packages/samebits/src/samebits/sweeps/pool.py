@@ -1,5 +1,5 @@
-"""Run several jobs at once on this machine. Each has its own process group and is forked from a parent that has
-imported torch once, and has neither called CUDA nor started threads.
+"""The pool: run several jobs at once on this machine (hydra/launcher=pool). Each has its own process group and is
+forked from a parent that has imported torch once, and has neither called CUDA nor started threads.
 
     jobs -> lease GPUs and cores -> fork -> samebits.sweeps.job.run_job(directory) -> its state -> the next
 

@@ -18,7 +18,7 @@ an evaluation was cut short on all ranks.
     launch                  starts ranks and waits for their ends
     stop                    an early stop of all ranks after the same step
     watchdog, timer         end a run that hangs; end a process whose native code holds the GIL
-    board                   messages between ranks through the store
+    board                   messages between ranks through the store, a key-value server: a rank failed, a rank hangs
     failures                records the first failure
     options                 the config group `process`
     terminal                breakpoints with several ranks

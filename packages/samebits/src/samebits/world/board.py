@@ -1,4 +1,5 @@
-"""Messages between ranks outside of collectives, in the store of the rendezvous: a rank failed, a rank is stuck.
+"""Messages between ranks outside of collectives, in the store (the key-value server through which ranks find each
+other): a rank failed, a rank is stuck.
 
     alarm         set together with one of the other keys; each rank reads it twice a second
     failed        the rank whose failure is recorded

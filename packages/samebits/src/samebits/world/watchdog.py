@@ -1,6 +1,6 @@
 """Hang watchdog: ends a run without progress for process.timeout and names the stuck rank with its stack.
 
-    main thread   beat("step", 12) ... beat("saving", 12) ...
+    main thread   beat("step", 12) ... beat("saving", 12) ...       reports that it makes progress
     watch thread  every half second: progress within process.timeout? another rank died, failed, stuck (board.py)?
 
 Most ranks of a hung run wait in a collective for one rank that does not reach it. Each rank reports its position to the
@@ -93,7 +93,10 @@ class HangWatchdog:
         self._needs_timer = timeout_s is not None and not has_starter()
 
     def beat(self, doing: str, step: int, slow: bool = False) -> None:
-        """Record progress. doing: the work that follows. slow: it may take SLOW_TIMEOUTS times as long."""
+        """Report progress: the main thread calls this when it begins a step, an evaluation batch or a save.
+
+        If the next call does not follow within the timeout, the run hangs. doing: the work that follows, for messages.
+        slow: it may take SLOW_TIMEOUTS times as long."""
         self._mark = Mark(time.monotonic(), doing, step, self.SLOW_TIMEOUTS if slow else 1)
         note_step(doing, step)
 

@@ -24,7 +24,7 @@ _use_count = storage_use_count()
 
 
 class Lease:
-    """Memory that is reused: free if nothing except `tensor` refers to it.
+    """Memory that is lent to a batch, and reused for a later one: free if nothing except `tensor` refers to it.
 
         lease.tensor               -+
         a view, batch["x"][:rows]  -+-> storage in C++, which counts its tensors -> memory
