@@ -492,8 +492,8 @@ NAMES: list[tuple[Any, ...]] = [
      "packages/samebits/tests/runs/test_checkpoint.py"),
     ("samebits/checkpoints/checkpoint.py", "files = self.files()[::-1]", "files = self.files()",
      "packages/samebits/tests/runs/test_checkpoint.py"),
-    ("samebits/checkpoints/checkpoint.py", "return entry, self._peek(self.best_path(entry))",
-     "return entry, self._peek(self.best_path(best[0]))", "packages/samebits/tests/runs/test_checkpoint.py"),
+    ("samebits/checkpoints/checkpoint.py", "return entry, self._load_on_ranks(self.best_path(entry))",
+     "return entry, self._load_on_ranks(self.best_path(best[0]))", "packages/samebits/tests/runs/test_checkpoint.py"),
     # ---- ranks
     ("samebits/world/board.py", "self._round = int(store.get(ROUND))", "self._round = 0",
      "packages/samebits/tests/world/test_board.py::test_each_round_has_its_own_reports"),

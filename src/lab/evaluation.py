@@ -190,7 +190,7 @@ def final_scores(state: TrainState, loaders: dict[str, Loader], run: RunContext)
     run.watchdog.beat("loading the best checkpoint", state.step, slow=True)
     if best := run.checkpoints.load_best(state.best):
         entry, payload = best
-        model.load_state_dict(eval_state_dict(reshard_like(payload, model, parts=("model", "ema"))))
+        model.load_state_dict(eval_state_dict(reshard_like(payload, model, entries=("model", "ema"))))
         if "task" in payload:
             state.task.load_state_dict(payload["task"])
         path = run.checkpoints.best_path(entry)

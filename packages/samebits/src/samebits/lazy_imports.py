@@ -35,6 +35,7 @@ RENAMED = {  # {package: {public name before 0.3.0: name now}}; to be removed in
     "samebits.profiling": {
         "allowed": "allow_waits", "waits_noticed": "observe_waits", "writes_noticed": "observe_writes",
     },
+    "samebits.shards": {"is_part": "is_dtensor"},
     "samebits.status": {"onward": "resume_hint"},
     "samebits.steps": {
         "StepNumbers": "StepRNG", "unless": "restore_if", "put_back_buffers": "restore_buffers_if",
