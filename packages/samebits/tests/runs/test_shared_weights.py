@@ -42,7 +42,7 @@ def without_names(held: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("beside", [False, True])
 def test_it_is_written_once_and_each_checkpoint_reads_whole(tmp_path: Path, beside: bool) -> None:
     given = [with_base(3, average=BASE.clone()), with_base(7, average=BASE.clone())]
-    files = saved(tmp_path, *given, save_async=beside)
+    files = saved(tmp_path, *given, beside=beside)
     assert names(tmp_path) == [SHARED_WEIGHTS, *(file.name for file in files)]
     for file, wanted in zip(files, given):
         assert_equal(load_checkpoint(file), without_names(wanted))

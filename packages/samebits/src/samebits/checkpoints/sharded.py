@@ -205,7 +205,7 @@ def load(
     template: Template = lambda key: None,
     share: RankShare | None = WHOLE,
 ) -> dict[str, Any]:
-    """Return the payload. share: see `head`.
+    """Return the payload. entries: keys whose tensors are loaded. share: see `head`.
 
     A tensor with a template of its shape is read as this rank's shard; any other is read whole, on the CPU.
     """
