@@ -24,7 +24,7 @@ from samebits.checkpoints.integrity import WHOLE, RankShare, check_zip, load_ver
 from samebits.checkpoints.shared_weights import WEIGHTS, SharedWeights, with_shared
 from samebits.errors import ConfigError, CorruptFileError, RunFailed
 from samebits.files import sync_folder
-from samebits.saved import CONFIG, enter
+from samebits.saved import CONFIG, check_run_dir
 from samebits.schema import misfits
 from samebits.shards import is_dtensor
 from samebits.status import CHECKPOINT, checkpoint_files, step_of
@@ -418,12 +418,12 @@ def find_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
     """
     if path.is_file() or path.suffix == sharded.SUFFIX:
         above = path.absolute().parents[1]
-        enter(above if (above / CONFIG).exists() else path)
+        check_run_dir(above if (above / CONFIG).exists() else path)
         return path, load_checkpoint(path, WEIGHTS)
     checkpoints = Checkpoints(path / "checkpoints")
     if not checkpoints.directory.is_dir():
         raise ConfigError(f"{path}: is neither a checkpoint nor a run directory with checkpoints")
-    enter(path if (path / CONFIG).exists() else checkpoints.directory)
+    check_run_dir(path if (path / CONFIG).exists() else checkpoints.directory)
     newest = checkpoints.newest_valid()
     if newest is None:
         raise ConfigError(f"{checkpoints.directory}: contains no checkpoint")
