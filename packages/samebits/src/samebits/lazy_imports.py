@@ -45,6 +45,7 @@ RENAMED = {  # {package: {public name before 0.3.0: name now}}; to be removed in
     "samebits.steps": {
         "StepNumbers": "StepRNG", "unless": "restore_if", "put_back_buffers": "restore_buffers_if",
         "draw_nothing": "uses_no_rng", "says_no_draws": "declares_no_rng",
+        "rng_row": "rng_bytes", "set_rng_row": "set_rng_bytes",
     },
     "samebits.testing": {"Promises": "TaskTests"},
     "samebits.world": {

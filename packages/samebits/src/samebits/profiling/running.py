@@ -21,7 +21,7 @@ from samebits.profiling.timeline import Batches, Timeline, wrapped
 from samebits.profiling.trace import Trace, dump_memory
 from samebits.profiling.work import Loss, Work, count_flop, peak_tflops
 from samebits.status import shown
-from samebits.steps import rng_row, set_rng_row
+from samebits.steps import rng_bytes, set_rng_bytes
 from samebits.world import dist_env
 
 PROFILE = "profile.json"
@@ -163,7 +163,7 @@ def work_of(
     if not wanted:
         return Work(tokens)
     device = dist_env.device(machine.device)
-    before = rng_row(device)
+    before = rng_bytes(device)
     try:
         batch = first()
         flop = count_flop(modules, batch, losses) / len(next(iter(batch.values())))
@@ -171,7 +171,7 @@ def work_of(
         logger.say(f"perf/tflop_per_s is not logged, because the FLOP cannot be counted: {first_line(error)}")
         return Work(tokens)
     finally:
-        set_rng_row(before, device)
+        set_rng_bytes(before, device)
     name = torch.cuda.get_device_name(device) if machine.device == "cuda" else "cpu"
     peak = options.peak_tflops or peak_tflops(name, machine.precision)
     if peak is None and machine.device == "cuda":
