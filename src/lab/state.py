@@ -163,7 +163,7 @@ class RunContext:
     first_batch: Callable[[], Batch] = dict  # returns this rank's next training batch; do not change it in place
     statistics: Loader | None = None  # batches for Task.bn_update_batches
     train: Loader | None = None  # training batches, as in `fit`
-    train_set: Any = None  # may have a method `not_finite`, which names fields with inf or NaN
+    train_set: Any = None  # may have a method `find_non_finite`, which names fields with inf or NaN
     # `with run.iterate_rows(rows) as batches`: these rows of the training set, (N,) int64, without random transforms,
     # each on one rank; batches have the field "row"
     iterate_rows: Callable[..., Loader] = Loader

@@ -24,7 +24,7 @@ from h5rows.reading.copies import files_of, open_file, ranged
 from h5rows.reading.external import items_below
 from h5rows.reading.fields import Field
 from h5rows.reading.finding import find
-from h5rows.reading.memory import afford
+from h5rows.reading.memory import check_memory
 from h5rows.reading.opening import groups_of, named, names_of, split_of
 from h5rows.reading.raw import ChunkCache
 
@@ -114,8 +114,8 @@ class Dataset:
             raise ConfigError(f"data.fields: {made[0]} of {len(files)} files: their classes may differ; write integers")
         for file_name in files:
             with open_file(file_name, swmr, cache_gb) as file:
-                meaning = (decode, missing, groups, None, encoding)
-                opened = Opened(file, entry["group"], named, cache, swmr, external, *meaning)
+                decoding = (decode, missing, groups, None, encoding)
+                opened = Opened(file, entry["group"], named, cache, swmr, external, *decoding)
                 for field in named:
                     found, names = opened.field(field)
                     self._fields[field].append(found)
@@ -148,7 +148,8 @@ class Dataset:
                 how = (entry["group"], by, f"{key}.by", external, cache_gb, encoding)
                 kinds = np.concatenate([column_of(file, *how) for file in files])
                 kinds = kinds if self._rows is None else kinds[self._rows]
-            self._rows = share(self._rows, starts[-1], entry["rows"], f"{key}.rows", by, entry.get("seed") or 0, kinds)
+            seed = entry.get("seed") or 0
+            self._rows = rows_in_share(self._rows, starts[-1], entry["rows"], f"{key}.rows", by, seed, kinds)
         self._size = starts[-1] if self._rows is None else len(self._rows)
         if self._size == 0:
             remedy = f"set it to {as_typed(None)} if there is no such split"
@@ -311,7 +312,7 @@ class Dataset:
         ((shard, local, _),) = self._by_shard(self._file_rows(np.array([row])))
         return f"row {int(local[0])} of {self._files[shard]}"
 
-    def not_finite(self) -> str | None:
+    def find_non_finite(self) -> str | None:
         """Return field, row and file of the first inf or NaN, as text; None if the first 256 MB contain none."""
         rows = min(self._size, max(1, _LOOKED_AT // max(1, self.nbytes // self._size)))
         for begin in range(0, rows, 256):
@@ -415,7 +416,7 @@ def open(
     have the same number of rows; otherwise `x` and `y`, as suggested by `inspect`, decoded. split: the group, or a name
     of `splits`; None: `train` if there is such a group or split, otherwise the root. options: arguments of Dataset.
     """
-    names, options = names_of(path), _of_now(options)
+    names, options = names_of(path), _translate_options(options)
     if fields is None or split is None:
         with open_file(names[0], bool(options.get("swmr")), options.get("cache_gb")) as file:
             if split is None:
@@ -428,7 +429,7 @@ def open(
     return Dataset(names, fields, split, **options)
 
 
-def _of_now(options: dict[str, Any]) -> dict[str, Any]:
+def _translate_options(options: dict[str, Any]) -> dict[str, Any]:
     """Translate the options of 0.2, `values` and `masked`, with a warning."""
     options = dict(options)
     if "values" in options:
@@ -487,7 +488,7 @@ def read_index(file: h5py.File, group: str, name: str, size: int, key: str, exte
     dset, _ = find(file, group, name, key, external)
     if not isinstance(dset, h5py.Dataset) or dset.ndim != 1 or dset.dtype.kind not in "iu":
         raise ConfigError(f"{key}={name}: must be a 1-D dataset of integers in {file.filename}, got {dset}")
-    afford(2 * dset.nbytes, f"{file.filename}: {name} ({key}): its row numbers")
+    check_memory(2 * dset.nbytes, f"{file.filename}: {name} ({key}): its row numbers")
     with named(f"{file.filename}: {name} ({key})"):
         rows = dset[:].astype(np.int64)
     if len(rows) and (rows.min() < 0 or rows.max() >= size):
@@ -515,7 +516,7 @@ def column_of(
         return field.column()
 
 
-def share(
+def rows_in_share(
     rows: np.ndarray | None,
     size: int,
     bounds: Sequence[float],
@@ -534,23 +535,23 @@ def share(
     if len(bounds) != 2 or not 0 <= bounds[0] < bounds[1] <= 1:
         raise ConfigError(f"{key}={list(bounds)}: must be two shares with 0 <= begin < end <= 1, such as [0, 0.9]")
     size = size if rows is None else len(rows)
-    afford(32 * size, f"{key}: {size:,} row numbers that are shuffled")
+    check_memory(32 * size, f"{key}: {size:,} row numbers that are shuffled")
     if groups is not None:
         groups = groups.astype(str) if groups.dtype == object else groups
         _, of, counts = np.unique(groups, return_inverse=True, return_counts=True)
-        order = np.argsort(mixed(len(counts), seed), kind="stable")
+        order = np.argsort(splitmix64(len(counts), seed), kind="stable")
         middles = np.empty(len(counts))
         middles[order] = (np.cumsum(counts[order]) - counts[order] / 2) / max(1, size)
         inside = (middles >= bounds[0]) & ((middles < bounds[1]) | (bounds[1] == 1))
         chosen = np.flatnonzero(inside[of])
     else:
         begin, end = (round(bound * size) for bound in bounds)
-        order = np.arange(size) if by == "blocks" else np.argsort(mixed(size, seed), kind="stable")
+        order = np.arange(size) if by == "blocks" else np.argsort(splitmix64(size, seed), kind="stable")
         chosen = np.sort(order[begin:end])
     return chosen if rows is None else rows[chosen]
 
 
-def mixed(size: int, seed: int) -> np.ndarray:
+def splitmix64(size: int, seed: int) -> np.ndarray:
     """Return (size,) uint64 pseudo-random numbers by splitmix64, which no version of NumPy can change."""
     numbers = np.arange(size, dtype=np.uint64)
     with np.errstate(over="ignore"):

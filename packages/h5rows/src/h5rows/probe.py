@@ -11,7 +11,7 @@ import numpy as np
 
 from h5rows.conventions.opening import Opened, has_meaning, parts_of
 from h5rows.errors import ConfigError
-from h5rows.reading.copies import open_file, peek, ranged
+from h5rows.reading.copies import open_file, open_remote, ranged
 from h5rows.reading.external import ALLOW_EXTERNAL
 from h5rows.reading.finding import find, stated_classes
 from h5rows.reading.memory import check_declared, check_written
@@ -111,7 +111,7 @@ def _stored(data: Mapping[str, Any], field: str, group: str) -> Iterator[_Stored
     ranged(paths, data.get("cache_gb"), external)  # opens all of them at once
     for path in paths:
         whole = not is_remote(path) or external == ALLOW_EXTERNAL or data.get("cache_gb") is not None
-        with open_file(path, swmr, data.get("cache_gb")) if whole else peek(path) as file:
+        with open_file(path, swmr, data.get("cache_gb")) if whole else open_remote(path) as file:
             name, part = parts_of(fields[field])
             item, member = find(file, group, name, key, external)
             if not data.get("decode") or not (part or has_meaning(file, item)):

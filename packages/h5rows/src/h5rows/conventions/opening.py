@@ -27,7 +27,7 @@ from h5rows.conventions.detect import attribute, kind_of
 from h5rows.errors import ConfigError
 from h5rows.reading.fields import Field, Fixed, open_field
 from h5rows.reading.finding import check_type, class_names, find
-from h5rows.reading.memory import afford
+from h5rows.reading.memory import check_memory
 from h5rows.reading.opening import named
 from h5rows.reading.raw import ChunkCache
 from h5rows.reading.texts import UTF_8, check_encoding, decoded, name_of
@@ -120,7 +120,7 @@ class Opened:
         """Return (N,) bool, True for rows to remove, because an opened field has no value there; None if there are
         none."""
         mask = None
-        afford(sum(map(len, self._lacking)), "the mask of rows without a value")
+        check_memory(sum(map(len, self._lacking)), "the mask of rows without a value")
         for field in self._lacking:
             step = max(1, _AT_ONCE // max(1, field.inner.row_bytes))
             blocks = (np.arange(k, min(k + step, len(field))) for k in range(0, len(field), step))
@@ -138,7 +138,7 @@ class Opened:
             found, _ = opened.field(field)
             if not found.text and len(found.shape) != 1:
                 raise ConfigError(f"{where} has rows of the shape {found.shape[1:]}; classes require one value per row")
-            afford(3 * found.nbytes(None), f"{where}: all its values for @classes")
+            check_memory(3 * found.nbytes(None), f"{where}: all its values for @classes")
             columns[group] = np.asarray(found.read(np.arange(len(found))), dtype=str if found.text else None)
         distinct = np.unique(np.concatenate(list(columns.values())))
         distinct = distinct[distinct == distinct]
@@ -215,7 +215,7 @@ class Opened:
             raise ConfigError(f"{where} contains only zeros; choose another field")
         names = ("data", "ir", "jc") if matlab else ("data", "indices", "indptr")
         values, columns = (self._raw(f"{group.name}/{name}", key) for name in names[:2])
-        afford(2 * group[names[2]].nbytes, f"{where}: its {names[2]}")
+        check_memory(2 * group[names[2]].nbytes, f"{where}: its {names[2]}")
         starts = np.asarray(group[names[2]][:], np.int64)
         shape = (rows, len(starts) - 1) if matlab else group.attrs.get("shape", group.attrs.get("h5sparse_shape"))
         count, width = (int(side) for side in (group["shape"][:] if shape is None else shape))
@@ -225,7 +225,7 @@ class Opened:
         if len(starts) != sides[0] + 1 or starts[0] != 0 or (np.diff(starts) < 0).any() or starts[-1] > len(values):
             steps = f"from 0 to {len(values)} in {sides[0]} steps"
             raise ConfigError(f"{where}: its {names[2]} must increase {steps}; write the file again")
-        afford(2 * width * values.dtype.itemsize, f"{where}: dense rows of {width:,} columns")
+        check_memory(2 * width * values.dtype.itemsize, f"{where}: dense rows of {width:,} columns")
         held = None
         if kind == "csc":
             size = values.nbytes(None) + columns.nbytes(None)

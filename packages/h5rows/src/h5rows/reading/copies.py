@@ -59,7 +59,7 @@ def open_file(name: str, swmr: bool = False, cache_gb: float | None = None) -> I
 
 
 @contextmanager
-def peek(url: str) -> Iterator[h5py.File]:
+def open_remote(url: str) -> Iterator[h5py.File]:
     """Open a remote file to inspect it; a large file is not downloaded as a whole.
 
     Do not follow links to other files in it: HDF5 would open this file in their place.

@@ -18,7 +18,7 @@ from h5rows.errors import ConfigError
 from h5rows.reading import filters
 from h5rows.reading.layout import Layout
 from h5rows.reading.opening import BORROWERS, Held, check_same, hold, identity, is_remote, unreadable
-from h5rows.reading.raw import ChunkCache, RawFile, raw_file, spread
+from h5rows.reading.raw import ChunkCache, RawFile, raw_file, run_in_threads
 
 
 class _AsTheyAre:
@@ -136,7 +136,7 @@ class Chunks:
                     here, there = (slice(k, k + 1), *target), (slice(row, row + 1), *inside)
                 out[here] = values[there]
 
-        spread(copy, groups, self.layout.chunk_bytes * len(self._tiles) * len(groups))
+        run_in_threads(copy, groups, self.layout.chunk_bytes * len(self._tiles) * len(groups))
 
     def _chunk(self, number: int, tile: int) -> np.ndarray:
         """Return tile `tile` of row chunk `number`, decoded."""
