@@ -45,16 +45,15 @@ class Dataset:
 
     split: the group to read, "/" for the root; if `splits` is given, one of its names.
 
-    splits: name of a split -> its entry; null if there is no such split. Each entry selects rows by these keys:
+    splits: name of a split -> its entry; null if there is no such split. Only `group` is required in an entry:
 
-        key     value and default          meaning
-        group   name, required             the group of the split's datasets; "/" for the root
-        index   name, null                 a dataset of row numbers: read only these rows of each file
-        rows    [begin, end], null         read this share of the rows: [0, 0.9] for train, [0.9, 1] for val
-        by      random (default)           shuffle the rows before `rows` takes its share, always in the same order
-                blocks                     do not shuffle: `rows` takes consecutive rows of the file
-                name of a dataset          like random, but rows with the same value of it are in the same split
-        seed    integer, 0                 use another shuffle
+        group: NAME            the group of its datasets; "/" for the root
+        index: NAME            a dataset of row numbers: read only these rows
+        rows: [BEGIN, END]     read this share of the rows: [0, 0.9], [0.9, 1]
+        by: random             shuffle, always in the same way (the default)
+        by: blocks             do not shuffle: a share is one block of the file
+        by: NAME               shuffle; equal values of this dataset stay together
+        seed: INTEGER          use another shuffle than that of seed 0
 
     swmr: read a file that a SWMR writer is writing; only the rows that exist when it is opened are read.
 

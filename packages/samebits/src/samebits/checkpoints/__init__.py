@@ -1,8 +1,8 @@
 """Checkpoints: save the state of a run, and resume from the newest checkpoint that is not damaged.
 
-Input: a payload (a dict of tensors, numbers, strings and containers of them) and the `World` that writes it; all ranks
-call `save_last` together. Output: one file, or a directory if the model is sharded. Loading returns the payload on the
-CPU. Each rank of a sharded model loads its shards; the number of ranks may differ from the number that saved it.
+Input: a payload (a dict of tensors, numbers, strings and containers of them) and the `World` whose ranks save it; all
+ranks call `save_last` together. Output: one file, or a directory if the model is sharded. Loading returns the payload
+on the CPU. Each rank of a sharded model loads its shards; the number of ranks may differ from that of the save.
 
 With Checkpoints(..., save_async=True), `save_last` returns once the payload is copied, and a thread writes the copy.
 `check` raises the error of a failed write; `wait` returns when the last write is on the disk. Loaded tensors are

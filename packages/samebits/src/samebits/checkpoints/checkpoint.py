@@ -116,10 +116,11 @@ def load_lazily(path: Path, share: RankShare = WHOLE) -> dict[str, Any]:
 
 
 def copy_from_mmap(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Copy the tensors of an optimizer's state dict that load_state_dict would not copy. Return the state dict.
+    """Copy the tensors of an optimizer's state dict that load_state_dict would use without a copy. Return the state
+    dict.
 
-    If `device` is the CPU these are all tensors, otherwise only 0-d tensors. Without a copy they would keep the file
-    mapped, and its disk space in use, after it is deleted."""
+    These are all tensors if `device` is the CPU, otherwise the 0-d tensors. They are mapped from the checkpoint's file,
+    so the disk space of a deleted file would stay in use until they are freed."""
 
     def own(value: Any) -> Any:
         taken = isinstance(value, torch.Tensor) and (device.type == "cpu" or not value.dim())
@@ -216,7 +217,9 @@ def format_keys(keys: list[str], limit: int = 4) -> str:
 
 
 class Checkpoints:
-    """Manage the checkpoints of one run: two last_<step> and keep_best best_<step>, .pt files or .dcp directories.
+    """Save, load and delete the checkpoints of one run: the two newest, last_<step>, and the best ones, best_<step>.
+
+    Each is a .pt file, or for a sharded model a .dcp directory. A payload names the best ones that are kept.
 
     world: the ranks of the run that writes here; None for read-only use. save_async: write in the background: a save
     returns when the payload is copied, and a thread writes the copy; the next save and `wait` wait for it. saved: a
@@ -365,7 +368,7 @@ class Checkpoints:
         checkpoints.
 
         Warn about damaged ones. All ranks call this. put_aside: rename damaged ones to .damaged, so that they do not
-        count as kept, and delete incomplete files of killed processes; only for the run itself.
+        count as one of the two newest, and delete incomplete files of killed processes; only for the run itself.
         Raise ConfigError if there are checkpoints and none loads: the user decides whether to start from scratch.
         """
         if put_aside and self._leads:
@@ -413,7 +416,7 @@ def remove_leftovers(directory: Path) -> None:
 def find_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
     """Return (path of a checkpoint, its payload with the weights).
 
-    path: a checkpoint, or a run directory: then its best checkpoint, or the newest if there is no best one.
+    path: a checkpoint, or a run directory. In a run directory, find the best checkpoint; if there is none, the newest.
     Raise ConfigError if there is no checkpoint, CorruptFileError if it is damaged.
     """
     if path.is_file() or path.suffix == sharded.SUFFIX:

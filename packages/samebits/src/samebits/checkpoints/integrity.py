@@ -47,7 +47,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def error_line(error: BaseException) -> str:
-    """Return the first line of the error's message, with the error's type unless it is in SPEAKING."""
+    """Return the first line of an error's message. The error's type precedes it if the message needs it."""
     lines = str(error).strip().splitlines()
     if lines and isinstance(error, SPEAKING):
         return lines[0]

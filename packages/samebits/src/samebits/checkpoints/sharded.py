@@ -246,7 +246,11 @@ def load(
 def reshard_like(
     payload: dict[str, Any], model: nn.Module, optimizer: Any = None, entries: Collection[str] = ENTRIES
 ) -> dict[str, Any]:
-    """Return the payload, from a file or a directory's `head`, with its tensors sharded in the same way as `model`."""
+    """Return the payload with its tensors sharded in the same way as `model`.
+
+    payload: as `load_lazily` returns it. If it has no tensors, they are read from its directory. entries: keys of the
+    payload whose tensors are read.
+    """
     template = templates(model, optimizer)
     if "shards" in payload:
         with reading(Path(payload["shards"])):

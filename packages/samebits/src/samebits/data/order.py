@@ -1,5 +1,5 @@
-"""Sample orders: the row of each sample id, as a pure function of the seed and the sample id, and of the order's state
-if it has one (samebits.data.stateful).
+"""Sample orders map each sample id to a row of the data set. The row depends only on the seed and the sample id, and
+on the order's state if it has one (samebits.data.stateful).
 
     sample id       0 1 2 3 | 4 5 6 7 | 8 9 ...       counts all samples of a run, over all epochs and ranks
     global batch    step 0  | step 1  | ...           the same set for any number of ranks
@@ -153,7 +153,7 @@ class Epochs:
 
 
 class TrainPlan:
-    """The endless sequence of this rank's micro-batches, from sample id `start` on.
+    """The micro-batches of this rank, from the step that begins with sample id `start`. The sequence never ends.
 
     A step has sum(micro_sizes) * num_ranks = global_batch_size samples. Raise ConfigError if epochs do not end with a
     batch."""
@@ -244,10 +244,10 @@ def _replaced(sample_ids: np.ndarray) -> np.ndarray:
 
 
 def stratified_subset(positions: np.ndarray, count: int, size: int) -> np.ndarray:
-    """Return a fixed selection of `count` of `size` rows, ascending: (B,) int64. positions: (B,) int64 below count.
+    """Return the rows at these positions, (B,) int64, of a fixed and ascending selection of `count` of `size` rows.
 
-    One row is selected from each of `count` equal ranges, at an offset given by a hash. So the shares of the classes
-    are approximately kept, both in files sorted by class and in files in which the classes alternate."""
+    positions: (B,) int64 below count. The selection has one row of each of `count` equal ranges, at an offset given by
+    a hash. So classes keep about their shares, in files sorted by class and in files in which classes alternate."""
     if count >= size:
         return positions
     begins, ends = positions * size // count, (positions + 1) * size // count

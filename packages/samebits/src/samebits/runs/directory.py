@@ -211,7 +211,7 @@ def undo_resume(directory: Path, but: Collection[str] = ()) -> None:
 
 
 def has_trained(directory: Path) -> bool:
-    """Return whether there are logged values or checkpoints; if so, a ConfigError must not clear the directory."""
+    """Return whether there are logged values or checkpoints; if so, keep the directory after a ConfigError."""
     metrics = directory / METRICS
     return (metrics.exists() and metrics.stat().st_size > 0) or any((directory / CHECKPOINTS).glob("*"))
 

@@ -33,8 +33,8 @@ def choose_run(
 
     cfg: the composed config. run_dir: directory of a new run. A resumed run keeps its saved config, even if conf/ has
     changed, and applies the command's overrides; with resume=auto only the overrides that are new. Its logger comes
-    from the present config, because the run of another person could otherwise send your data or passwords to a foreign
-    server. Raise ConfigError if there is no run to resume, or if an override cannot be applied.
+    from the present config, because a run of another person could name a server that would get your data or passwords.
+    Raise ConfigError if there is no run to resume, or if an override cannot be applied.
     """
     resume = cfg.resume
     if resume is not None and not isinstance(resume, str):  # Hydra reads a directory named 1 or 007 as a number
