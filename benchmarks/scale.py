@@ -31,7 +31,7 @@ from startup import first_step
 
 from samebits.checkpoints import load_verified, save_checkpoint
 from samebits.data import TrainPlan, shuffled
-from samebits.steps import rng_row, set_rng_row
+from samebits.steps import rng_bytes, set_rng_bytes
 
 SAMPLES = 10**10
 SHARE = 32  # samples of a rank in a step
@@ -97,7 +97,7 @@ def distributed_sampler_costs(samples: int = 10**7) -> tuple[float, float]:
 def _rank(rank: int, size: int, store: str, results: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
-    scores, row = torch.zeros(4, dtype=torch.float64), rng_row(torch.device("cpu"))
+    scores, row = torch.zeros(4, dtype=torch.float64), rng_bytes(torch.device("cpu"))
     rows = row.new_empty(size if rank == 0 else 0, len(row))
 
     def timed(call: Callable[[], Any], times: int) -> float:
@@ -127,7 +127,7 @@ def collectives(size: int) -> tuple[float, float]:
 def rank_states(ranks: int, rounds: int) -> list[float]:
     """Milliseconds for the random states of so many ranks: rank 0's copy for a checkpoint, in the main thread;
     torch.save; torch.load and taking one's own, which each rank does at a resume."""
-    rows = rng_row(torch.device("cpu")).repeat(ranks, 1)
+    rows = rng_bytes(torch.device("cpu")).repeat(ranks, 1)
     took: list[list[float]] = []
     for _ in range(rounds):
         file, times = io.BytesIO(), [time.perf_counter()]
@@ -136,7 +136,7 @@ def rank_states(ranks: int, rounds: int) -> list[float]:
         torch.save({"ranks": copied}, file)
         times.append(time.perf_counter())
         file.seek(0)
-        set_rng_row(torch.load(file, weights_only=True)["ranks"][-1], torch.device("cpu"))
+        set_rng_bytes(torch.load(file, weights_only=True)["ranks"][-1], torch.device("cpu"))
         times.append(time.perf_counter())
         took.append([1e3 * (b - a) for a, b in pairwise(times)])
     return [statistics.median(column) for column in zip(*took)]

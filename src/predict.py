@@ -38,9 +38,9 @@ def main() -> int:
     )
     parser.add_argument("--procs", type=int, help="processes that share the samples; default: one per GPU")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
-    from samebits.errors import ConfigError, RunFailed, arguments_of_now, plain_output
+    from samebits.errors import ConfigError, RunFailed, plain_output, translate_arguments
 
-    args = parser.parse_intermixed_args(arguments_of_now(sys.argv[1:], RENAMED))
+    args = parser.parse_intermixed_args(translate_arguments(sys.argv[1:], RENAMED))
 
     plain_output()
     overrides = [word for word in args.runs if "=" in word and not Path(word).exists()]

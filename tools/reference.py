@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Write the generated pages of the docs: configuration.md, commands.md and api.md. `./run docs` runs this first.
+"""Write the generated pages of the docs: configuration.md, commands.md and api*.md. `./run docs` runs this first.
 
-    ./run python tools/reference.py            # write docs/configuration.md, docs/commands.md and docs/api.md
+    ./run python tools/reference.py            # write docs/configuration.md, docs/commands.md and docs/api*.md
     ./run python tools/reference.py --check    # exit status 1 if a page would change
 
 configuration.md lists each key of conf/: its default from the yaml, its type from the schema of tools/schema.py and its
@@ -24,7 +24,7 @@ from pathlib import Path
 import reference_api
 import reference_commands
 import yaml
-from reference_text import DOCS, GENERATED, cell, code, link, sentence, without_tags
+from reference_text import DOCS, GENERATED, breakable, cell, code, link, sentence, without_tags
 from schema import (
     CONF,
     CONFIG,
@@ -222,7 +222,7 @@ class Conf:
         ids = "".join(f'<a id="{name}"></a>' for name in names)
         text = cell(f"{sentence(meaning)} {page}")
         name = f"{ids}[`{key}`](#{(names or [anchor])[0]})"
-        return f"| {name} | {cell(code(default))} | {cell(values)} | {text} |"
+        return f"| {name} | {cell(breakable(default))} | {cell(values)} | {text} |"
 
 
 def table(rows: Iterable[str]) -> list[str]:
@@ -400,7 +400,7 @@ def compact(conf: Conf, group: str) -> Iterator[str]:
             if isinstance(node, yaml.MappingNode):
                 continue
             meaning = f": {cell(sentence(said[key], end=False))}" if key in said else ""
-            found.append(f"`{key}={shown(node, conf.files[path])}`{meaning}")
+            found.append(f"{cell(breakable(f'{key}={shown(node, conf.files[path])}'))}{meaning}")
         text = cell("<br>".join(about(conf, path, group)))
         if not text:
             conf.gaps.append(f"{spelled(group)}={path.stem}")

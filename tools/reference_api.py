@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from reference_text import DOCS, GENERATED, sentence
+from reference_text import DOCS, GENERATED, cell, sentence
 
 ROOT = Path(__file__).resolve().parents[1]
 # Classes of lab that a task or a callback meets. Of two names the first that exists, as lab may be of another version.
@@ -106,32 +106,60 @@ def lab_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def library_page(library: str) -> str | None:
-    """Return the page of a library: a section for each package with public names. None: it is not in packages/."""
+def public_packages(library: str) -> dict[str, Path]:
+    """Return {dotted name: its `__init__.py`} of the packages of a library that have public names; {} without it."""
     folder = ROOT / "packages" / library / "src" / library
-    if not folder.is_dir():
-        return None
-    lines = [
-        *FRONT, f"# Python API: {library}", "", GENERATED, "", about(folder / "__init__.py"), "",
-        "A section for each package that has public names. Import a name from its package. Other names are internal.",
-        "",
-    ]  # fmt: skip
     files = sorted(folder.rglob("__init__.py"), key=lambda path: path.parts[:-1])
-    for file in files:
-        if names := names_of(file):
-            dotted = ".".join(file.parent.relative_to(folder.parent).parts)
-            lines += [f"## {dotted}", ""]
-            if file.parent != folder:
-                lines += [about(file), ""]
-            lines += [
-                f"`from {dotted} import {', '.join(names)}`",
-                "",
-                *described(f"{dotted}.{name}" for name, path in names.items() if is_documented(path)),
-            ]
+    return {".".join(one.parent.relative_to(folder.parent).parts): one for one in files if names_of(one)}
+
+
+def page_of(package: str) -> str:
+    """Return the page of a package: api_samebits_sweeps_report.md."""
+    return f"api_{package.replace('.', '_')}.md"
+
+
+def library_page(library: str) -> str:
+    """Return the page of a library: its own public names, then a table of its packages."""
+    found = public_packages(library)
+    root = ROOT / "packages" / library / "src" / library / "__init__.py"
+    lines = [*FRONT, f"# Python API: {library}", "", GENERATED, "", about(root), ""]
+    if others := {package: file for package, file in found.items() if package != library}:
+        lines += [
+            "Each package that has public names has a page, which begins with their import. Other names are internal.",
+            "",
+            "| Package | Content |", "|---|---|",
+            *(f"| [`{package}`]({page_of(package)}) | {cell(about(file))} |" for package, file in others.items()),
+            "",
+        ]  # fmt: skip
+    if library in found:
+        lines += list(names_section(library, found[library]))
     return "\n".join(lines).rstrip() + "\n"
+
+
+def package_page(package: str, file: Path) -> str:
+    """Return the page of one package of a library."""
+    library = package.partition(".")[0]
+    lines = [
+        *FRONT, f"# {package}", "", GENERATED, "", about(file), "",
+        f"All packages: [Python API of {library}](api_{library}.md).", "",
+        *names_section(package, file),
+    ]  # fmt: skip
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def names_section(package: str, file: Path) -> Iterator[str]:
+    """Yield how to import the public names of a package, and the description of each that has a docstring."""
+    names = names_of(file)
+    yield from ("```python", f"from {package} import (", *(f"    {name}," for name in names), ")", "```", "")
+    yield from described(f"{package}.{name}" for name, path in names.items() if is_documented(path))
 
 
 def pages() -> dict[str, str]:
     """Return {file in docs/: its text}."""
-    found = {"api.md": lab_page(), **{file: library_page(library) for library, file in LIBRARIES.items()}}
-    return {file: text for file, text in found.items() if text is not None}
+    found = {"api.md": lab_page()}
+    for library, file in LIBRARIES.items():
+        packages = public_packages(library)
+        if packages:
+            found[file] = library_page(library)
+        found |= {page_of(name): package_page(name, own) for name, own in packages.items() if name != library}
+    return found

@@ -20,6 +20,14 @@ def code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
+def breakable(text: str) -> str:
+    """Return code for a cell. A word of 30 or more characters may break after a sign, so that the table fits."""
+    if not re.search(r"\S{30}", text):
+        return code(text)
+    text = text.replace("&", "&amp;").replace("<", "&lt;")
+    return f"<code>{re.sub(r'(?<=[.=,:/])(?=[^ .=,:/])', '<wbr>', text)}</code>"
+
+
 def without_tags(text: str) -> str:
     """Return markdown in which `<name>` outside of code is text and not a tag of HTML, which a browser hides."""
     parts = re.split(r"(`[^`]*`)", text)

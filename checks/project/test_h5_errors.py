@@ -129,7 +129,7 @@ def test_properties_and_items_too() -> None:
 def test_all_public_methods_of_the_data_set_are_translated() -> None:
     own = {name for name, value in vars(h5rows.Dataset).items() if callable(value) or isinstance(value, property)}
     public = {name for name in own if not name.startswith("_") or name in ("__init__", "__getitem__", "__getitems__")}
-    assert {"gather", "gather_at", "advise", "column", "not_finite", "nbytes", "__getitems__"} <= public
+    assert {"gather", "gather_at", "advise", "column", "find_non_finite", "nbytes", "__getitems__"} <= public
     assert public <= vars(Dataset).keys()
 
 

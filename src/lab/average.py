@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lab.state import RunContext, TrainState, model_or_average
 from lab.tasks.base import Batch, Task
 from samebits.device import Hardware
-from samebits.steps import rng_row, set_rng_row
+from samebits.steps import rng_bytes, set_rng_bytes
 from samebits.world import World
 
 
@@ -58,9 +58,9 @@ def evaluation_model(state: TrainState, run: RunContext) -> nn.Module:
     With Task.bn_update_batches, BatchNorm's statistics of the average are computed first, once per step."""
     model = model_or_average(state)
     if run.statistics is not None and state.ema is not None and run.bn_updated_at != [state.step]:
-        before = rng_row(run.world.device)
+        before = rng_bytes(run.world.device)
         recompute_batchnorm(model, state.task, run.statistics, run.world, run.hardware)
-        set_rng_row(before, run.world.device)
+        set_rng_bytes(before, run.world.device)
         run.bn_updated_at[:] = [state.step]
     return model
 

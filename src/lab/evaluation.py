@@ -25,7 +25,7 @@ from samebits.errors import ConfigError
 from samebits.host import collect_garbage
 from samebits.loggers import grid
 from samebits.per_sample import check_per_sample, check_terms, first_samples
-from samebits.steps import rng_row, set_rng_row
+from samebits.steps import rng_bytes, set_rng_bytes
 from samebits.world import Stopped, World, to_host
 
 
@@ -96,14 +96,14 @@ def validate(state: TrainState, vals: Mapping[str, Loader], run: RunContext) -> 
 
     The monitored score may also end training (early_stop_patience) or lower the learning rate (Plateau). If a stop is
     requested during the evaluation, nothing changes and the evaluation stays pending."""
-    before = rng_row(run.world.device)
+    before = rng_bytes(run.world.device)
     scores: dict[str, float] = {}
     try:
         model = evaluation_model(state, run)
         for split, val in vals.items():
             scores |= score_split(model, state, split, val, run)
     except Stopped:
-        set_rng_row(before, run.world.device)  # the resumed run repeats this evaluation
+        set_rng_bytes(before, run.world.device)  # the resumed run repeats this evaluation
         return False
     state.scored_step = state.step
     run.logger.log(state.step, scores)
@@ -154,11 +154,11 @@ def samples_of(state: TrainState, run: RunContext, count: int) -> Mapping[str, A
     """Return {name: value} from Task.sample with the weight average. All ranks call this. Each call uses the same
     random numbers, and the RNG states of training do not change."""
     model, task, device = evaluation_model(state, run), state.task, run.world.device
-    before = rng_row(device)
+    before = rng_bytes(device)
     torch.manual_seed(task.run.seed)
     with evaluation_mode(model, task), run.hardware.autocast():
         samples = task.sample(model, count)
-    set_rng_row(before, device)
+    set_rng_bytes(before, device)
     return {"samples": grid(samples.float().clamp(0, 1))} if isinstance(samples, Tensor) else samples
 
 
@@ -190,7 +190,7 @@ def final_scores(state: TrainState, loaders: dict[str, Loader], run: RunContext)
     run.watchdog.beat("loading the best checkpoint", state.step, slow=True)
     if best := run.checkpoints.load_best(state.best):
         entry, payload = best
-        model.load_state_dict(eval_state_dict(reshard_like(payload, model, parts=("model", "ema"))))
+        model.load_state_dict(eval_state_dict(reshard_like(payload, model, entries=("model", "ema"))))
         if "task" in payload:
             state.task.load_state_dict(payload["task"])
         path = run.checkpoints.best_path(entry)

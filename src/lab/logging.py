@@ -30,7 +30,7 @@ def check_finite(state: TrainState, run: RunContext) -> dict[str, int]:
     sums = to_host(torch.stack([state.running_sums[name] for name in names])) if names else []
     if not (skips or all(map(math.isfinite, sums[len(counts) :]))):
         steps = f"gradients were not finite within the steps {state.logged_step + 1} to {state.step}; "
-        if found := getattr(run.train_set, "not_finite", lambda: None)():
+        if found := getattr(run.train_set, "find_non_finite", lambda: None)():
             raise RunFailed(f"{steps}the data are not finite either: {found}")
         weights = local_parts(list(state.model.parameters()))
         if not any(map(math.isnan, sums)) and all(bool(part.isfinite().all()) for part in weights):

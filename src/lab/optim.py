@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from samebits.errors import ConfigError
 from samebits.schema import regex
-from samebits.shards import is_part
+from samebits.shards import is_dtensor
 from samebits.steps import FUSED
 from samebits.torch_private import lean_step
 
@@ -88,7 +88,7 @@ def build_optimizer(make: Callable[..., Optimizer], groups: Callable[[], list[di
         groups = lambda: [{k: v for k, v in group.items() if k != "param_names"} for group in with_names()]  # noqa: E731
     given = getattr(make, "keywords", {})
     can_fuse = "fused" in inspect.signature(target).parameters
-    sharded = any(is_part(p) for group in groups() for p in group["params"])
+    sharded = any(is_dtensor(p) for group in groups() for p in group["params"])
     if sharded and not (inspect.isclass(target) and issubclass(target, FUSED)):
         can_fuse = False
         if given.get("fused"):

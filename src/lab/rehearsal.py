@@ -24,7 +24,7 @@ from lab.tasks.base import Batch, overrides
 from samebits.data import Loader
 from samebits.errors import ConfigError, RunFailed, one_line
 from samebits.loggers import check_numbers
-from samebits.steps import rng_row, set_rng_row
+from samebits.steps import rng_bytes, set_rng_bytes
 from samebits.world import World
 
 
@@ -100,7 +100,7 @@ def unchanged(modules: Iterable[nn.Module], others: Iterable[Any], device: torch
     """Restore RNG states and the attributes of modules and other objects after this block, including the content of
     tensors (except parameters), lists, dicts, sets and random generators."""
     undo: list[Callable[[], Any]] = []
-    before, seen = rng_row(device), set[int]()
+    before, seen = rng_bytes(device), set[int]()
     holders = {id(part): part for module in modules for part in module.modules()}
     for other in others:
         holders |= {id(one): one for one in (other.modules() if isinstance(other, nn.Module) else [other])}
@@ -112,7 +112,7 @@ def unchanged(modules: Iterable[nn.Module], others: Iterable[Any], device: torch
         with torch.no_grad():
             for restore_modes in undo:
                 restore_modes()
-        set_rng_row(before, device)
+        set_rng_bytes(before, device)
 
 
 def keep(value: Any, undo: list[Callable[[], Any]], seen: set[int]) -> None:

@@ -22,7 +22,7 @@ from samebits.loggers import Logger
 from samebits.parallel import RankBalance
 from samebits.profiling import SampleCost
 from samebits.shards import ReplicaChecks, numbers_in
-from samebits.steps import rng_row, set_rng_row, set_rng_state
+from samebits.steps import rng_bytes, set_rng_bytes, set_rng_state
 from samebits.world import HangWatchdog, StopRequest, World
 
 # fields that TrainState.load leaves to its caller, who loads them earlier or with better error messages
@@ -85,7 +85,7 @@ class TrainState:
     def rank_row(self, device: torch.device) -> Tensor:
         """Return this rank's own state, (K,) uint8: RNG states, then `running_sums` as float64, sorted by name."""
         sums = [self.running_sums[name].detach().double() for name in sorted(self.running_sums)]
-        row = rng_row(device)
+        row = rng_bytes(device)
         return torch.cat([row, torch.stack(sums).cpu().view(torch.uint8)]) if sums else row
 
     def load(self, payload: dict[str, Any], world: World, options: Collection[str]) -> None:
@@ -117,7 +117,7 @@ class TrainState:
             self.counts = dict.fromkeys(self.running_sums, self.step - self.logged_step)
         if world.rank < len(ranks):
             mine = ranks[world.rank]
-            set_rng_row(mine, world.device) if isinstance(mine, Tensor) else set_rng_state(mine["rng"], world.device)
+            set_rng_bytes(mine, world.device) if isinstance(mine, Tensor) else set_rng_state(mine["rng"], world.device)
 
 
 def totals_of(rank: Any, payload: dict[str, Any]) -> dict[str, Tensor]:
@@ -163,7 +163,7 @@ class RunContext:
     first_batch: Callable[[], Batch] = dict  # returns this rank's next training batch; do not change it in place
     statistics: Loader | None = None  # batches for Task.bn_update_batches
     train: Loader | None = None  # training batches, as in `fit`
-    train_set: Any = None  # may have a method `not_finite`, which names fields with inf or NaN
+    train_set: Any = None  # may have a method `find_non_finite`, which names fields with inf or NaN
     # `with run.iterate_rows(rows) as batches`: these rows of the training set, (N,) int64, without random transforms,
     # each on one rank; batches have the field "row"
     iterate_rows: Callable[..., Loader] = Loader

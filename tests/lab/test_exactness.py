@@ -13,7 +13,7 @@ import pytest
 import torch
 from common import QUICK
 
-from samebits.steps import set_rng_row
+from samebits.steps import set_rng_bytes
 from samebits.testing import (
     assert_equal,
     assert_undisturbed,
@@ -104,7 +104,7 @@ def test_checkpoints_hold_bare_names_and_load_safely(tmp_path: Path) -> None:
     assert not [k for k in payload["model"] if k.startswith(("module.", "_orig_mod."))]
     states = []
     for row in payload["ranks"]:
-        set_rng_row(row, torch.device("cpu"))
+        set_rng_bytes(row, torch.device("cpu"))
         states.append((random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()))
     for one, other in zip(*states):
         assert one != other, "each rank draws numbers of its own"

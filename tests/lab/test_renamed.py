@@ -12,7 +12,7 @@ from torch import nn
 from lab.renamed import OF_RUN, OF_STATE, OF_TASK, check_method, check_task_names
 from lab.state import RunContext, TrainState
 from lab.tasks.base import Task
-from samebits.errors import ConfigError, arguments_of_now
+from samebits.errors import ConfigError, translate_arguments
 from samebits.schema import plain
 from samebits.testing import compose
 
@@ -100,9 +100,8 @@ def test_an_old_method_of_an_optimizer_is_an_error() -> None:
 
 
 def test_an_old_option_of_a_command_is_read(capsys: pytest.CaptureFixture[str]) -> None:
-    assert arguments_of_now(["a", "--with=y", "--apply", "x"], {"--with": "--fields", "--apply": "--activation"}) == [
-        "a", "--fields=y", "--activation", "x",
-    ]  # fmt: skip
+    renamed = {"--with": "--fields", "--apply": "--activation"}
+    assert translate_arguments(["a", "--with=y", "--apply", "x"], renamed) == ["a", "--fields=y", "--activation", "x"]
     assert capsys.readouterr().err.splitlines() == [
         "--with: was renamed to --fields - please use the new name",
         "--apply: was renamed to --activation - please use the new name",

@@ -23,7 +23,7 @@ from lab import load_run
 from lab.program import PROGRAM
 from samebits.errors import ConfigError
 from samebits.files import LARGEST, LONGEST_LINE, read_file, read_json, records
-from samebits.saved import enter, load_plain, read_config, saved_config
+from samebits.saved import check_run_dir, load_plain, read_config, saved_config
 from samebits.sweeps import Ledger
 from samebits.sweeps.report import runs_below
 from samebits.testing import start_run
@@ -199,14 +199,14 @@ def test_a_file_that_no_run_wrote_is_one_line(
 @pytest.mark.parametrize("kind", ["pipe", "link"])
 def test_the_door_looks_at_every_entry(kind: str, run: Path) -> None:
     """Also at those that no command reads today."""
-    enter(run)
+    check_run_dir(run)
     for path in [*run.rglob("*"), run / "new", run / "checkpoints" / "new"]:
         if path.is_dir():
             continue
         kept = path.read_bytes() if path.exists() else None
         exchange(run, str(path.relative_to(run)), kind)
         with pytest.raises(ConfigError, match=f"^{path}: is "):
-            enter(run)
+            check_run_dir(run)
         path.unlink()
         if kept is not None:
             path.write_bytes(kept)
@@ -214,7 +214,7 @@ def test_the_door_looks_at_every_entry(kind: str, run: Path) -> None:
     (run / "wandb" / "run-1").mkdir(parents=True)
     (run / "wandb" / "latest-run").symlink_to("run-1")  # as that library makes them
     (run / "wandb" / "debug.log").symlink_to("run-1/logs/debug.log")
-    enter(run)
+    check_run_dir(run)
 
 
 @pytest.mark.parametrize("kind", HOSTILE)

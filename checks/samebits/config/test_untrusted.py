@@ -33,7 +33,7 @@ from omegaconf import OmegaConf
 from lab import load_run
 from lab.config import check
 from lab.program import PROGRAM
-from samebits.checkpoints import save_checkpoint, shards
+from samebits.checkpoints import save_checkpoint, sharded
 from samebits.errors import ConfigError
 from samebits.loggers import log_to
 from samebits.loggers.wandb_upload import own_checkpoint
@@ -369,7 +369,7 @@ def test_the_index_of_a_sharded_checkpoint_imports_nothing(tmp_path: Path, monke
             pytest.raises(pickle.UnpicklingError, match=f"requires {module}.{name}, which a checkpoint never contains"),
             open(path, "rb") as file,
         ):
-            shards._Index(file).load()
+            sharded._Index(file).load()
     assert "evil_module" not in sys.modules
     assert not (tmp_path / "pwned").exists()
 

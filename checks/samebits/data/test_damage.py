@@ -14,7 +14,7 @@ import pytest
 import torch
 from common import ROOT
 
-from samebits.checkpoints import Checkpoints, load_checkpoint, save_checkpoint, shards
+from samebits.checkpoints import Checkpoints, load_checkpoint, save_checkpoint, sharded
 from samebits.errors import CorruptFileError
 from samebits.testing import assert_equal
 from samebits.world import World
@@ -25,7 +25,7 @@ RUNS = ROOT / "checks" / "runs"
 def in_parts(path: Path) -> Path:
     """A checkpoint of this version, in parts."""
     payload = load_checkpoint(RUNS / "whole-stopped/checkpoints/last_000000005.pt")
-    shards.save(payload, path, World(0, 1, 0, torch.device("cpu")), save_checkpoint)
+    sharded.save(payload, path, World(0, 1, 0, torch.device("cpu")), save_checkpoint)
     return path
 
 

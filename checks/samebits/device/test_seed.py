@@ -11,16 +11,16 @@ import pytest
 import torch
 from common import old_rng_state
 
-from samebits.steps import StepRNG, rng_row, seed_everything, set_rng_row, set_rng_state
+from samebits.steps import StepRNG, rng_bytes, seed_everything, set_rng_bytes, set_rng_state
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
 def _generators_as_they_were() -> Iterator[None]:
-    before = rng_row(CPU)
+    before = rng_bytes(CPU)
     yield
-    set_rng_row(before, CPU)
+    set_rng_bytes(before, CPU)
 
 
 def draws() -> dict[str, float]:
@@ -101,15 +101,15 @@ def test_a_state_of_before_0_2_brings_every_generator_back() -> None:
 def test_a_row_of_bytes_brings_every_generator_back(stored: bool) -> None:
     """Of the same length whether Gaussian generators hold a number in store or not; what follows it is returned."""
     seed_everything(5)
-    length = len(rng_row(CPU))
+    length = len(rng_bytes(CPU))
     if stored:
         draws()
-    row = rng_row(CPU)
+    row = rng_bytes(CPU)
     assert len(row) == length < 11_000
     expected = [draws() for _ in range(3)]
     seed_everything(6)
     behind = torch.tensor([1, 2, 3], dtype=torch.uint8)
-    assert set_rng_row(torch.cat([row, behind]), CPU).tolist() == [1, 2, 3]
+    assert set_rng_bytes(torch.cat([row, behind]), CPU).tolist() == [1, 2, 3]
     assert [draws() for _ in range(3)] == expected
 
 
@@ -120,12 +120,12 @@ def test_the_generator_of_the_device_is_saved_too(monkeypatch: pytest.MonkeyPatc
     module, device = getattr(torch, kind), torch.device(kind)
     monkeypatch.setattr(module, "get_rng_state", lambda *device: own)
     monkeypatch.setattr(module, "set_rng_state", lambda state, *device: set_to.append(state.tolist()))
-    row, cpu_row = rng_row(device), rng_row(CPU)
+    row, cpu_row = rng_bytes(device), rng_bytes(CPU)
     assert len(row) == len(cpu_row) + len(own)
-    set_rng_row(row, device)
+    set_rng_bytes(row, device)
     assert set_to == [own.tolist()]
-    set_rng_row(cpu_row, device)
-    set_rng_row(row, CPU)
+    set_rng_bytes(cpu_row, device)
+    set_rng_bytes(row, CPU)
     assert len(set_to) == 1
     old = old_rng_state()
     set_rng_state({**old, kind: own}, device)

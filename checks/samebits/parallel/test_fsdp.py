@@ -25,7 +25,7 @@ import lab.run
 from lab import load_run
 from lab.callbacks.base import Callback
 from lab.models.mlp import MLP
-from samebits.checkpoints import load_checkpoint, shards
+from samebits.checkpoints import load_checkpoint, sharded
 from samebits.checkpoints.integrity import file_sum
 from samebits.errors import ConfigError, CorruptFileError, RunFailed
 from samebits.testing import (
@@ -77,7 +77,7 @@ def cut_at(run_dir: Path, step: int) -> None:
     """As if the run had been killed after `step` had been saved."""
     for path in (run_dir / "checkpoints").iterdir():
         if int(path.stem.split("_")[1]) > step:
-            shards.delete(path)
+            sharded.delete(path)
 
 
 def fsdp_config(**values: Any) -> Any:

@@ -24,7 +24,7 @@ from samebits.device import HardwareConfig
 from samebits.errors import ConfigError
 from samebits.loggers import LoggerConfig
 from samebits.saved import config as saved
-from samebits.saved import override_of_now, read_config, read_overrides
+from samebits.saved import read_config, read_overrides, translate_override
 from samebits.schema import plain, split_own
 from samebits.testing import compose, last_checkpoint, result, status
 from samebits.world import ProcessConfig
@@ -191,7 +191,7 @@ def test_a_key_that_has_moved_keeps_its_value(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(older))
     (tmp_path / "overrides.yaml").write_text("[trainer.max_time=3h, +trainer.timeout=5m, name=trainer.timeout]")
     assert plain(read_config(PROGRAM, tmp_path)) == values
-    assert override_of_now(PROGRAM, "trainer.timeout") == "process.timeout"  # as a sweep's ledger has what differs
+    assert translate_override(PROGRAM, "trainer.timeout") == "process.timeout"  # as a sweep's ledger has what differs
     assert read_overrides(PROGRAM, tmp_path) == [
         "process.max_time=3h",
         "+process.timeout=5m",

@@ -117,7 +117,7 @@ def test_the_folder_keeps_to_its_limit(tmp_path: Path, server: Server, cache: Pa
     for at in np.random.default_rng(0).permutation(3000).reshape(-1, 300)[:2]:  # each of all segments
         assert_equal(data.gather(at), known.gather(at))
         assert on_disk(cache) < 1.3 * most
-    with copies.peek(server.url("/f.h5")):
+    with copies.open_remote(server.url("/f.h5")):
         pass  # deletes nothing, and changes no limit
     server.forget()
     assert_equal(data.gather(np.arange(3000)), known.gather(np.arange(3000)))  # one batch, larger than the folder

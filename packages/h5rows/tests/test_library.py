@@ -18,6 +18,7 @@ from running import PACKAGE
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 import h5rows
+from h5rows.errors import argument
 from h5rows.reading import filters
 
 LIBRARY = Path(h5rows.__file__).parent
@@ -338,3 +339,25 @@ def test_packing_imports_no_torch(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("group", "written"),
+    [
+        ("", ["cache_mb", "swmr=True", "cache_gb=None", "missing={'y': 'drop'}", "external='allow'"]),
+        (
+            "data.",
+            ["data.cache_mb", "data.swmr=true", "data.cache_gb=null", "data.missing.y=drop", "data.external=allow"],
+        ),
+    ],
+)
+def test_messages_name_arguments_as_the_caller_writes_them(
+    group: str, written: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(h5rows.ConfigError, "group", group)
+    given: list[tuple[Any, ...]] = [
+        ("cache_mb",), ("swmr", True), ("cache_gb", None), ("missing.y", "drop"), ("external", "allow"),
+    ]  # fmt: skip
+    assert [argument(*one) for one in given] == written
+    with pytest.raises(h5rows.ConfigError, match=f"^{group}path=/no/data.path: no such file"):  # the name as it is
+        h5rows.Dataset("/no/data.path", {"x": "x"})

@@ -139,7 +139,7 @@ def test_a_missing_category_is_refused_or_minus_one_and_masked(tmp_path: Path, k
     assert data.class_names["y"] == ["x", "y"]
     assert [data.column(name).tolist() for name in "xy"] == [[0, 2, 3], [0, 1, 0]]
     assert h5rows.Dataset(str(out), {"y": "d"}, decode=True, missing=-1).column("y").tolist() == [0, -1, 1, 0, -1]
-    with pytest.raises(ConfigError, match=r"d: 40.00% of its rows have no class: set missing.y=drop to remove"):
+    with pytest.raises(ConfigError, match=r"d: 40.00% of its rows have no class: set missing={'y': 'drop'} to remove"):
         h5rows.Dataset(str(out), {"x": "a", "y": "d"}, decode=True)
 
 

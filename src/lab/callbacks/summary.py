@@ -14,7 +14,7 @@ from samebits.files import replace_text
 from samebits.profiling import summarize, summary_table
 from samebits.schema import Count
 from samebits.shards import is_sharded
-from samebits.steps import rng_row, set_rng_row
+from samebits.steps import rng_bytes, set_rng_bytes
 
 
 class Summary(Callback):
@@ -39,7 +39,7 @@ class Summary(Callback):
         samples = len(next(iter(batch.values())))
         rows, failed = [], False
         if run.world.is_main:
-            before = rng_row(run.world.device)
+            before = rng_bytes(run.world.device)
             try:
                 rows = summarize(whole, batch, call)
             except ConfigError:  # the first step would raise it too
@@ -47,7 +47,7 @@ class Summary(Callback):
             except Exception:  # the model or the loss reads values, which meta tensors do not have
                 failed = True
             finally:
-                set_rng_row(before, run.world.device)
+                set_rng_bytes(before, run.world.device)
         if run.world.any(failed):  # on all ranks, because losses may use collectives
             with as_before(state, run), run.hardware.autocast():
                 rows = summarize(whole, batch, call, meta=False)

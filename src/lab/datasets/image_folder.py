@@ -42,7 +42,7 @@ class ImageFolder:
         splits: Mapping[str, Sequence[Share] | None],
         split: str,
     ) -> None:
-        from h5rows.integration import share
+        from h5rows.integration import rows_in_share
 
         self.source = open_images(path, tuple(size), crop, channels)
         there, bounds = self.source.splits, splits.get(split)
@@ -51,7 +51,7 @@ class ImageFolder:
         elif "" in there:
             if not isinstance(bounds, Sequence) or not all(isinstance(bound, (int, float)) for bound in bounds):
                 raise ConfigError(f"data.splits.{split}={bounds}: must be two shares, such as [0.8, 0.9], or null")
-            self.rows = share(None, len(there[""]), bounds, f"data.splits.{split}")
+            self.rows = rows_in_share(None, len(there[""]), bounds, f"data.splits.{split}")
         else:
             raise ConfigError(
                 f"data.splits.{split}: {path} has only the folders {' and '.join(there)} - set it to null"

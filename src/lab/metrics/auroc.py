@@ -9,7 +9,7 @@ from torch import Tensor
 
 from samebits.errors import ConfigError
 from samebits.schema import Count
-from samebits.world import World, on_host
+from samebits.world import World, to_cpu
 
 
 class AUROC:
@@ -57,7 +57,7 @@ class AUROC:
         first = 1 if self.num_classes <= 2 else 0  # with two classes both AUROCs are equal: use label 1
         classes = range(first, max(2, self.num_classes))
         empty = torch.zeros(0, dtype=torch.int64, device=world.device)
-        labels = on_host(torch.cat(world.all_gather(torch.cat(self.labels) if self.labels else empty)))
+        labels = to_cpu(torch.cat(world.all_gather(torch.cat(self.labels) if self.labels else empty)))
         if labels.numel() and not 0 <= labels.min() <= labels.max() < max(2, self.num_classes):
             raise ConfigError(
                 f"AUROC of {self.num_classes} classes: labels from {int(labels.min())} to {int(labels.max())}; set "

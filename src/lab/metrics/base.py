@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.world import World, on_host
+from samebits.world import World, to_cpu
 
 Score = float | Mapping[str, float]  # a mapping is logged as val/<metric>/<name>
 
@@ -50,7 +50,7 @@ class SummedMetric:
     def compute(self, world: World) -> Score:
         """Return the score of all ranks. All ranks must call it, including ranks without samples."""
         total = torch.zeros(self.shape, dtype=self.dtype, device=world.device) + self.total
-        return self.score(on_host(world.all_reduce_sum(total)))
+        return self.score(to_cpu(world.all_reduce_sum(total)))
 
 
 class Torchmetric:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from lab.optimizers.base import loss_of, moved_by, state_of
 from samebits.errors import ConfigError
 from samebits.schema import Count, NotNegative, Share
-from samebits.shards import is_part, local_parts
+from samebits.shards import is_dtensor, local_parts
 from samebits.steps import restore_if
 
 A, B, C = 3.4445, -4.7750, 2.0315  # coefficients of the quintic, chosen for a steep slope at 0
@@ -72,7 +72,7 @@ class Muon(Optimizer):
         for members in by_shape(moved):
             weights, given, means = ([values[i] for i in members] for values in (moved, gradients, momenta))
             rate = lr * RATIOS[group["adjust_lr_fn"]](*weights[0].shape)
-            if is_part(weights[0]):  # sharded: torch gathers it
+            if is_dtensor(weights[0]):  # sharded: torch gathers it
                 one = given[0].lerp(means[0], share) if group["nesterov"] else means[0]
                 weights[0].sub_(orthogonal(one, group["ns_steps"]).to(weights[0].dtype) * rate)
             else:
@@ -85,7 +85,7 @@ def by_shape(matrices: list[Tensor]) -> list[list[int]]:
     """Return the indices of the matrices, grouped by shape, device and dtype."""
     found: dict[Any, list[int]] = {}
     for number, one in enumerate(matrices):
-        key = number if is_part(one) else (one.shape, one.device, one.dtype)
+        key = number if is_dtensor(one) else (one.shape, one.device, one.dtype)
         found.setdefault(key, []).append(number)
     return [*found.values()]
 

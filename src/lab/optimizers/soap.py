@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from lab.optimizers.base import loss_of, moved_by
 from samebits.errors import ConfigError
 from samebits.schema import Count, NotNegative, Positive, Share
-from samebits.shards import is_part
+from samebits.shards import is_dtensor
 
 Bases = list[Tensor | None]  # eigenvectors for each dimension; None: not rotated
 
@@ -42,7 +42,7 @@ class SOAP(Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": list(betas), "eps": eps, "weight_decay": weight_decay})
         self.basis_every, self.max_size = basis_every, max_size
-        if any(is_part(p) for group in self.param_groups for p in group["params"]):
+        if any(is_dtensor(p) for group in self.param_groups for p in group["params"]):
             raise ConfigError("optim: SOAP requires whole matrices, but trainer=fsdp shards them - use trainer=ddp")
 
     @torch.no_grad()

@@ -10,7 +10,7 @@ from lab.schedules.constant import Constant
 from samebits.schema import Positive, Rule, Share  # noqa: F401 - Share: type of a field of Constant
 
 # a fraction, because the number of steps may only be known after the data is read
-Milestone = Annotated[float, Rule(at_least=0, at_most=1, says="a share of all steps: epoch 10 of 20 is 0.5")]
+Milestone = Annotated[float, Rule(at_least=0, at_most=1, hint="a share of all steps: epoch 10 of 20 is 0.5")]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ Guarantees: a batch contains exactly the bytes that h5py reads; if a storage lay
 it. If a file changes while it is open, reading raises an error and never returns other data; a file that is truncated
 while it is mapped kills the process (SIGBUS). A packed file has the same values, types, order, splits and text as its
 source. A value that HDF5 cannot store, or that differs in type from the other samples, is refused, and the error names
-its sample. Everything that is left out is counted, listed and reflected in the exit status. No link out of a source is
+its sample. Everything that is left out is counted and listed, and changes the exit status. No link out of a source is
 followed. A killed pack leaves no incomplete file.
 
 Errors: ConfigError, one line with the file, the field or sample, and the remedy.

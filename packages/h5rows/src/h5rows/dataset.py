@@ -19,12 +19,12 @@ from torch import Tensor
 from h5rows.checks import check_options
 from h5rows.conventions.choice import choose
 from h5rows.conventions.opening import Opened, lost_share, parts_of
-from h5rows.errors import ConfigError, as_typed
+from h5rows.errors import ConfigError, argument, as_typed
 from h5rows.reading.copies import files_of, open_file, ranged
 from h5rows.reading.external import items_below
 from h5rows.reading.fields import Field
 from h5rows.reading.finding import find
-from h5rows.reading.memory import afford
+from h5rows.reading.memory import check_memory
 from h5rows.reading.opening import groups_of, named, names_of, split_of
 from h5rows.reading.raw import ChunkCache
 
@@ -37,19 +37,23 @@ EXAMPLE = {"x": "image", "y": "label"}
 class Dataset:
     """Named fields of one HDF5 file, or of several files (shards) one after the other.
 
-    path: a file, a pattern with *, or a list of them. For a remote file (https://..., s3://...) a local copy is read
-    (h5rows.reading.remote).
+    path: a file, a pattern with *, or a list of them. A remote file (https://..., s3://...) is copied to this machine
+    first, see `cache_gb`.
 
     fields: name in the batch -> name of the dataset in the file, relative to the split's group; null removes the field.
-    Names may be nested paths, members of compound types, and groups of `values` and `offsets`.
+    A name may be a nested path, a member of a compound type, or a group that contains `values` and `offsets`.
 
-    split: the group to read, "/" for the root; with `splits`, one of its names.
+    split: the group to read, "/" for the root; if `splits` is given, one of its names.
 
-    splits: split -> {group: the group of its datasets}; null if there is no such split. An entry may also have `index`,
-    the name of a dataset of row numbers: only these rows of each file are read. Or `rows`, [begin, end]: this share of
-    all rows, shuffled in a fixed order; in a file without splits, [0, 0.9] may be train and [0.9, 1] val. `by` changes
-    how `rows` selects: random; blocks, in the order of the file; or the name of a dataset: rows with the same value of
-    it are in the same split. `seed` selects another shuffle.
+    splits: name of a split -> its entry; null if there is no such split. Only `group` is required in an entry:
+
+        group: NAME            the group of its datasets; "/" for the root
+        index: NAME            a dataset of row numbers: read only these rows
+        rows: [BEGIN, END]     read this share of the rows: [0, 0.9], [0.9, 1]
+        by: random             shuffle, always in the same way (the default)
+        by: blocks             do not shuffle: a share is one block of the file
+        by: NAME               shuffle; equal values of this dataset stay together
+        seed: INTEGER          use another shuffle than that of seed 0
 
     swmr: another program appends to the file, in HDF5's mode SWMR (single writer, multiple readers); only the rows that
     exist when the file is opened are read.
@@ -59,24 +63,24 @@ class Dataset:
     external: refuse or allow datasets whose bytes are in other files (h5rows.reading.external).
 
     decode: false returns the numbers as stored. true applies the conventions of the program that wrote the file
-    (h5rows.conventions): CF's packed data are unpacked, MATLAB's axes reversed, sparse rows made dense, categories
-    named.
+    (h5rows.conventions): it unpacks CF's packed data, reverses MATLAB's axes, makes sparse rows dense and returns the
+    names of categories.
 
-    missing: for decoded values, the replacement of a missing value: a number, nan, or drop, which removes such rows.
-    One for all fields, or field -> replacement (nan for the other fields).
+    missing: what replaces a missing value if `decode` is true: a number, nan, or drop, which removes such rows. One for
+    all fields, or field -> replacement (nan for the other fields).
 
     encoding: of strings that are not UTF-8, such as gb18030 or latin-1. It overrides what the file declares.
 
     cache_gb: null downloads whole remote files and keeps them. A number downloads only the blocks that are needed, into
     a folder of at most this size (10**9 bytes) that all processes share (h5rows.reading.ranges).
 
-    A field whose samples differ in length has the shape (-1, ...) in `spec`; its batch is padded with zeros to the
-    longest sample of the batch, and contains `<field>_length` (B,) int64 in addition. A field of strings has the spec
-    ((-1,), uint8), and its batch is a list of str. uint32 and uint64 are returned as int64, because torch cannot
-    compute with them.
+    Fields that differ from the file: samples of different lengths have the shape (-1, ...) in `spec`; their batch is
+    padded with zeros to its longest sample, and `<field>_length` (B,) int64 is added to it. Strings have the spec
+    ((-1,), uint8), and their batch is a list of str. uint32 and uint64 become int64, because torch cannot compute with
+    them.
     """
 
-    takes_remote = True  # data.path may be remote files, which are downloaded before the run starts
+    takes_remote = True  # `path` may be remote files, which are downloaded before the run starts
 
     def __init__(
         self,
@@ -95,9 +99,9 @@ class Dataset:
         given = {"split": split, "swmr": swmr, "cache_mb": cache_mb, "external": external, "decode": decode}
         check_options(_HINTS, {**given, "missing": missing, "encoding": encoding})
         if cache_mb < 0:
-            raise ConfigError(f"data.cache_mb={cache_mb}: must be at least 0")
+            raise ConfigError(f"{argument('cache_mb')}={cache_mb}: must be at least 0")
         if not isinstance(fields, Mapping):
-            raise ConfigError(f"data.fields={fields}: expected a mapping, such as {as_typed(EXAMPLE)}")
+            raise ConfigError(f"{argument('fields')}={fields}: expected a mapping, such as {as_typed(EXAMPLE)}")
         entry = split_of({split: {"group": split}} if splits is None else splits, split)
         cache = ChunkCache(cache_mb << 20)
         named = {field: name for field, name in fields.items() if name is not None}
@@ -107,16 +111,18 @@ class Dataset:
         restricted, starts = False, [0]
         dropped, lacking = 0, ""
         if not named:
-            raise ConfigError(f"data.fields is empty: give at least one, such as {as_typed(EXAMPLE)}")
+            raise ConfigError(f"{argument('fields')} is empty: give at least one, such as {as_typed(EXAMPLE)}")
         self._files = files = files_of(path) if cache_gb is None else names_of(path)
         self._ranged = ranged(files, cache_gb, external)
         groups = [entry["group"]] if splits is None else groups_of(splits)
         if len(files) > 1 and (made := [name for name in named.values() if parts_of(name)[1] == "classes"]):
-            raise ConfigError(f"data.fields: {made[0]} of {len(files)} files: their classes may differ; write integers")
+            raise ConfigError(
+                f"{argument('fields')}: {made[0]} of {len(files)} files: their classes may differ; write integers"
+            )
         for file_name in files:
             with open_file(file_name, swmr, cache_gb) as file:
-                meaning = (decode, missing, groups, None, encoding)
-                opened = Opened(file, entry["group"], named, cache, swmr, external, *meaning)
+                decoding = (decode, missing, groups, None, encoding)
+                opened = Opened(file, entry["group"], named, cache, swmr, external, *decoding)
                 for field in named:
                     found, names = opened.field(field)
                     self._fields[field].append(found)
@@ -125,11 +131,11 @@ class Dataset:
                         if found.dtype.kind == "f" and (lost := lost_share(found)):
                             what = f"{file_name}: {named[field]}: {lost:.2%} of its rows have no class"
                             remedy = "to remove such rows, or a number, such as -1, to replace the class"
-                            raise ConfigError(f"{what}: set data.missing.{field}=drop {remedy}")
+                            raise ConfigError(f"{what}: set {argument(f'missing.{field}', 'drop')} {remedy}")
                 rows = self._common_length(file_name)
                 chosen: np.ndarray | range = range(rows)
                 if entry.get("index") is not None:
-                    key = f"data.splits.{split}.index"
+                    key = argument(f"splits.{split}.index")
                     chosen = read_index(file, entry["group"], entry["index"], rows, key, external)
                 if (lacks := opened.rows_without_value()) is not None:
                     kept = np.asarray(chosen, dtype=np.int64)
@@ -143,22 +149,23 @@ class Dataset:
         self.spec = {field: self._spec(field, shards) for field, shards in self._fields.items()}
         self._rows = np.concatenate([start + np.asarray(rows) for start, rows in index]) if restricted else None
         if entry.get("rows") is not None:
-            key, by = f"data.splits.{split}", entry.get("by") or "random"
+            key, by = argument(f"splits.{split}"), entry.get("by") or "random"
             kinds = None
             if by not in ("random", "blocks"):
                 how = (entry["group"], by, f"{key}.by", external, cache_gb, encoding)
                 kinds = np.concatenate([column_of(file, *how) for file in files])
                 kinds = kinds if self._rows is None else kinds[self._rows]
-            self._rows = share(self._rows, starts[-1], entry["rows"], f"{key}.rows", by, entry.get("seed") or 0, kinds)
+            seed = entry.get("seed") or 0
+            self._rows = rows_in_share(self._rows, starts[-1], entry["rows"], f"{key}.rows", by, seed, kinds)
         self._size = starts[-1] if self._rows is None else len(self._rows)
         if self._size == 0:
             remedy = f"set it to {as_typed(None)} if there is no such split"
             if dropped:
-                what = f"data.missing=drop removes {dropped:,} rows without a value of {lacking}"
+                what = f"{argument('missing', 'drop')} removes {dropped:,} rows without a value of {lacking}"
                 remedy = f"{what}; to keep them, set a number or nan"
             elif splits is None:
                 raise ConfigError(f"{path}: {split} has no rows to read")
-            raise ConfigError(f"data.splits.{split} has no rows in {path}; {remedy}")
+            raise ConfigError(f"{argument(f'splits.{split}')} has no rows in {path}; {remedy}")
         self._cache_bytes = cache.max_bytes
 
     def _common_length(self, path: str) -> int:
@@ -170,7 +177,9 @@ class Dataset:
     def _spec(self, field: str, shards: list[Any]) -> tuple[tuple[int, ...], torch.dtype]:
         kinds = {((-1, *s.shape[1:]) if s.shape[0] == -1 else tuple(s.shape[1:]), s.dtype, s.text) for s in shards}
         if len(kinds) > 1:
-            raise ConfigError(f"data.fields.{field} differs between files: {sorted(map(str, kinds))}; they must agree")
+            raise ConfigError(
+                f"{argument(f'fields.{field}')} differs between files: {sorted(map(str, kinds))}; they must agree"
+            )
         shape, dtype, _ = kinds.pop()
         return shape, torch.from_numpy(np.empty(0, dtype=dtype)).dtype
 
@@ -205,7 +214,7 @@ class Dataset:
 
     @property
     def ahead_bytes(self) -> int:
-        """Return how many bytes to announce with `advise` ahead of `gather`; 0 if a few batches are enough."""
+        """Return how many bytes to request with `advise` before `gather` reads them; 0 if a few batches are enough."""
         return self._ranged[0].ahead_bytes if self._ranged else 0
 
     @property
@@ -215,10 +224,10 @@ class Dataset:
 
     @property
     def chunk_rows(self) -> int | None:
-        """Return the number of rows to read together; None if single rows are cheap.
+        """Return how many consecutive rows a shuffle should keep together; None if reading single rows is cheap.
 
-        Return the rows of a chunk if reading one row decodes a whole chunk and the decoded chunks exceed the cache. For
-        remote files that are read by blocks, return the number of rows that is worth a request.
+        These are the rows of a chunk if reading one row decodes a whole chunk and the decoded chunks exceed the cache.
+        For remote files that are read by blocks, they are as many rows as one request should read.
         """
         if self._ranged:
             widest = max(1, self.nbytes // self._size)
@@ -312,7 +321,7 @@ class Dataset:
         ((shard, local, _),) = self._by_shard(self._file_rows(np.array([row])))
         return f"row {int(local[0])} of {self._files[shard]}"
 
-    def not_finite(self) -> str | None:
+    def find_non_finite(self) -> str | None:
         """Return field, row and file of the first inf or NaN, as text; None if the first 256 MB contain none."""
         rows = min(self._size, max(1, _LOOKED_AT // max(1, self.nbytes // self._size)))
         for begin in range(0, rows, 256):
@@ -323,7 +332,7 @@ class Dataset:
                     if bad.any():
                         row = int(bad.any(1).nonzero()[0])
                         number = float(flat[row][bad[row]][0])
-                        remedy = "; data.missing sets the replacement of missing values" * (number != number)
+                        remedy = f"; {argument('missing')} sets the replacement of missing values" * (number != number)
                         return f"{field} of {self.where(begin + row)} contains {number}{remedy}"
         return None
 
@@ -416,7 +425,7 @@ def open(
     have the same number of rows; otherwise `x` and `y`, as suggested by `inspect`, decoded. split: the group, or a name
     of `splits`; None: `train` if there is such a group or split, otherwise the root. options: arguments of Dataset.
     """
-    names, options = names_of(path), _of_now(options)
+    names, options = names_of(path), _translate_options(options)
     if fields is None or split is None:
         with open_file(names[0], bool(options.get("swmr")), options.get("cache_gb")) as file:
             if split is None:
@@ -429,7 +438,7 @@ def open(
     return Dataset(names, fields, split, **options)
 
 
-def _of_now(options: dict[str, Any]) -> dict[str, Any]:
+def _translate_options(options: dict[str, Any]) -> dict[str, Any]:
     """Translate the options of 0.2, `values` and `masked`, with a warning."""
     options = dict(options)
     if "values" in options:
@@ -482,13 +491,13 @@ def _padded(field: str, samples: list[np.ndarray], shape: tuple[int, ...], dtype
 def read_index(file: h5py.File, group: str, name: str, size: int, key: str, external: str) -> np.ndarray:
     """Return the row numbers (n,) int64 in a 1-D integer dataset.
 
-    size: number of rows. key: the config key for messages. Raise ConfigError if the dataset is not one of integers, or
-    a number is not in 0..size - 1.
+    size: number of rows. key: the name of the argument in messages. Raise ConfigError if the dataset does not contain
+    integers, or a number is not in 0..size - 1.
     """
     dset, _ = find(file, group, name, key, external)
     if not isinstance(dset, h5py.Dataset) or dset.ndim != 1 or dset.dtype.kind not in "iu":
         raise ConfigError(f"{key}={name}: must be a 1-D dataset of integers in {file.filename}, got {dset}")
-    afford(2 * dset.nbytes, f"{file.filename}: {name} ({key}): its row numbers")
+    check_memory(2 * dset.nbytes, f"{file.filename}: {name} ({key}): its row numbers")
     with named(f"{file.filename}: {name} ({key})"):
         rows = dset[:].astype(np.int64)
     if len(rows) and (rows.min() < 0 or rows.max() >= size):
@@ -505,9 +514,9 @@ def column_of(
     cache_gb: float | None = None,
     encoding: str = "utf-8",
 ) -> np.ndarray:
-    """Return all values of a dataset (N,) of numbers or strings. key: the config key for messages."""
+    """Return all values of a dataset (N,) of numbers or strings. key: the name of the argument in messages."""
     with open_file(path, False, cache_gb) as file:
-        own = key.removeprefix("data.")
+        own = key.removeprefix(ConfigError.group)
         field, _ = Opened(file, group, {own: name}, ChunkCache(0), False, external, encoding=encoding).field(own)
         if field.text:
             return np.asarray(field.read(np.arange(len(field))), dtype=object)
@@ -516,7 +525,7 @@ def column_of(
         return field.column()
 
 
-def share(
+def rows_in_share(
     rows: np.ndarray | None,
     size: int,
     bounds: Sequence[float],
@@ -525,33 +534,33 @@ def share(
     seed: int = 0,
     groups: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Return the rows, in ascending order, in the share [begin, end] of a shuffle that depends only on their number and
-    the seed.
+    """Shuffle row numbers and return the share [begin, end] of them, in ascending order. The shuffle depends only on
+    the number of rows and the seed.
 
-    rows: row numbers; None: all `size` rows. by="blocks": do not shuffle. groups: (rows,) values; all rows with the
-    same value are in the same share. Then the groups are shuffled, and a group is in the share that contains its
-    middle. key: the config key for messages.
+    rows: row numbers; None: all `size` rows. by="blocks": do not shuffle. groups: (rows,) values: shuffle the groups of
+    rows with equal values instead; a group is in the share that contains its middle. key: the name of the argument in
+    messages.
     """
     if len(bounds) != 2 or not 0 <= bounds[0] < bounds[1] <= 1:
         raise ConfigError(f"{key}={list(bounds)}: must be two shares with 0 <= begin < end <= 1, such as [0, 0.9]")
     size = size if rows is None else len(rows)
-    afford(32 * size, f"{key}: {size:,} row numbers that are shuffled")
+    check_memory(32 * size, f"{key}: {size:,} row numbers that are shuffled")
     if groups is not None:
         groups = groups.astype(str) if groups.dtype == object else groups
         _, of, counts = np.unique(groups, return_inverse=True, return_counts=True)
-        order = np.argsort(mixed(len(counts), seed), kind="stable")
+        order = np.argsort(splitmix64(len(counts), seed), kind="stable")
         middles = np.empty(len(counts))
         middles[order] = (np.cumsum(counts[order]) - counts[order] / 2) / max(1, size)
         inside = (middles >= bounds[0]) & ((middles < bounds[1]) | (bounds[1] == 1))
         chosen = np.flatnonzero(inside[of])
     else:
         begin, end = (round(bound * size) for bound in bounds)
-        order = np.arange(size) if by == "blocks" else np.argsort(mixed(size, seed), kind="stable")
+        order = np.arange(size) if by == "blocks" else np.argsort(splitmix64(size, seed), kind="stable")
         chosen = np.sort(order[begin:end])
     return chosen if rows is None else rows[chosen]
 
 
-def mixed(size: int, seed: int) -> np.ndarray:
+def splitmix64(size: int, seed: int) -> np.ndarray:
     """Return (size,) uint64 pseudo-random numbers by splitmix64, which no version of NumPy can change."""
     numbers = np.arange(size, dtype=np.uint64)
     with np.errstate(over="ignore"):

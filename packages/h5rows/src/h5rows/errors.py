@@ -1,6 +1,7 @@
 """ConfigError, the only error of this library; messages for errors of other libraries and for missing packages."""
 
 import errno
+import json
 import os
 import re
 import sys
@@ -9,31 +10,29 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-_KEY = re.compile(
-    r"\bdata\.(?=(path|fields|splits?|split_by|missing|decode|external|cache_[gm]b|swmr|encoding|input_shape|num_outputs)\b)"
-)
-
-
-# a value of an argument in a message, in YAML
-_VALUE = re.compile(r"\b(data\.\w+=)(null|true|false|allow|drop|meant)\b")
-_IN_PYTHON = {"null": "None", "true": "True", "false": "False"}
-
 
 class ConfigError(ValueError):
-    """A user mistake: one line with the key or file, the value and the remedy.
+    """A user mistake: one line with the argument or file, the value and the remedy.
 
-    Messages in the source name arguments like a config does: data.path. A program with a config sets `group` to the
-    prefix of these keys, "data.". If `group` is empty, messages contain only the argument's name, and values in Python
-    syntax.
+    Messages name an argument as the caller writes it: `path`. A program whose config has these arguments in a group,
+    such as data.path, sets `group` to the prefix of its keys: "data.".
     """
 
     group = ""
 
-    def __init__(self, text: object = "") -> None:
-        said = str(text)
-        if not ConfigError.group:
-            said = _VALUE.sub(lambda found: found[1] + _IN_PYTHON.get(found[2], repr(found[2])), said)
-        super().__init__(_KEY.sub(ConfigError.group, said))
+
+def argument(name: str, *value: Any) -> str:
+    """Return an argument as the caller of this library writes it.
+
+    name: with the keys below it, such as splits.train.rows. value: at most one, to return an assignment:
+    `missing={'y': 'drop'}` in Python, `data.missing.y=drop` in a config.
+    """
+    if not value:
+        return f"{ConfigError.group}{name}"
+    top, _, below = name.partition(".")
+    if below and not ConfigError.group:
+        return f"{top}={as_typed({below: value[0]})}"
+    return f"{ConfigError.group}{name}={as_typed(value[0])}"
 
 
 def as_typed(value: Any) -> str:
@@ -42,7 +41,7 @@ def as_typed(value: Any) -> str:
         return repr(value)
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key}: {as_typed(one)}' for key, one in value.items())}}}"
-    return "null" if value is None else str(value)
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 _REMEDIES = {

@@ -25,7 +25,7 @@ from h5rows.lazy_imports import lazy_getattr, names_of
 if TYPE_CHECKING:
     from h5rows.command import run as run
     from h5rows.conventions.choice import suggestion as suggestion
-    from h5rows.dataset import share as share
+    from h5rows.dataset import rows_in_share as rows_in_share
     from h5rows.importers import open_source as open_source
     from h5rows.importers.files import FileSource as FileSource
     from h5rows.options import PackOptions as PackOptions

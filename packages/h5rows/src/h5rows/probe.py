@@ -10,8 +10,8 @@ import h5py
 import numpy as np
 
 from h5rows.conventions.opening import Opened, has_meaning, parts_of
-from h5rows.errors import ConfigError
-from h5rows.reading.copies import open_file, peek, ranged
+from h5rows.errors import ConfigError, argument, as_typed
+from h5rows.reading.copies import open_file, open_remote, ranged
 from h5rows.reading.external import ALLOW_EXTERNAL
 from h5rows.reading.finding import find, stated_classes
 from h5rows.reading.memory import check_declared, check_written
@@ -31,8 +31,8 @@ def sample_shape(data: Mapping[str, Any], field: str) -> list[int]:
     """
     shape, *_ = next(_stored(data, field, _groups(data)[0]))
     if shape is None:
-        what = f"data.fields.{field}: its samples have no fixed shape (strings or variable length)"
-        raise ConfigError(f"{what}; set data.input_shape yourself")
+        what = f"{argument(f'fields.{field}')}: its samples have no fixed shape (strings or variable length)"
+        raise ConfigError(f"{what}; set {argument('input_shape')} yourself")
     return shape
 
 
@@ -57,7 +57,7 @@ def num_outputs(data: Mapping[str, Any], field: str) -> int:
             raise ConfigError(
                 f"{where} has the label {top}, but the classes are 0 to {outputs - 1} "
                 f"({'its attribute `classes`' if group == first else f'of {first}'}): correct the labels, remove the "
-                f"split (null in data.splits), or set data.num_outputs={top + 1}"
+                f"split ({as_typed(None)} in {argument('splits')}), or set {argument('num_outputs')}={top + 1}"
             )
     assert outputs is not None
     return outputs
@@ -85,9 +85,12 @@ def _classes(data: Mapping[str, Any], field: str, group: str) -> tuple[int | Non
                 remedy = "write the classes as 0, 1, ..., and their names in the dataset's attribute `classes`"
                 raise ConfigError(f"{where} contains text, neither classes nor numbers: {remedy}")
             if block.dtype.kind not in "iub":
-                raise ConfigError(f"{where} contains {block.dtype}, neither classes nor numbers; set data.num_outputs")
+                raise ConfigError(
+                    f"{where} contains {block.dtype}, neither classes nor numbers; set {argument('num_outputs')}"
+                )
             if block.size and block.min() < 0:
-                remedy = "correct the labels, remove the split (null in data.splits), or set data.num_outputs"
+                remove = f"remove the split ({as_typed(None)} in {argument('splits')})"
+                remedy = f"correct the labels, {remove}, or set {argument('num_outputs')}"
                 raise ConfigError(f"{where} has the negative label {block.min()}; classes are 0, 1, ...: {remedy}")
             if block.size and int(block.max()) > top:
                 top, at = int(block.max()), where
@@ -103,15 +106,15 @@ def _stored(data: Mapping[str, Any], field: str, group: str) -> Iterator[_Stored
     """Yield the properties of a field in each file."""
     fields = data["fields"]
     if not isinstance(fields, Mapping):
-        raise ConfigError(f"data.fields={fields}: expected a mapping, such as {{x: image, y: label}}")
+        raise ConfigError(f"{argument('fields')}={fields}: expected a mapping, such as {{x: image, y: label}}")
     if field not in fields:
-        raise ConfigError(f"data.fields has no {field!r}; it has {sorted(fields)}")
-    external, key, swmr = str(data.get("external")), f"data.fields.{field}", bool(data.get("swmr"))
+        raise ConfigError(f"{argument('fields')} has no {field!r}; it has {sorted(fields)}")
+    external, key, swmr = str(data.get("external")), argument(f"fields.{field}"), bool(data.get("swmr"))
     paths = names_of(data["path"])
     ranged(paths, data.get("cache_gb"), external)  # opens all of them at once
     for path in paths:
         whole = not is_remote(path) or external == ALLOW_EXTERNAL or data.get("cache_gb") is not None
-        with open_file(path, swmr, data.get("cache_gb")) if whole else peek(path) as file:
+        with open_file(path, swmr, data.get("cache_gb")) if whole else open_remote(path) as file:
             name, part = parts_of(fields[field])
             item, member = find(file, group, name, key, external)
             if not data.get("decode") or not (part or has_meaning(file, item)):
@@ -147,7 +150,7 @@ def _as_meant(file: h5py.File, data: Mapping[str, Any], field: str, group: str, 
     lacks = opened.rows_without_value()
     rows = np.arange(len(found)) if lacks is None else np.flatnonzero(~lacks)
     blocks = (found.read(rows[k : k + step]) for k in range(0, max(1, len(rows)), step))
-    where = f"{file.filename}: {named[field]} (data.fields.{field})"
+    where = f"{file.filename}: {named[field]} ({argument(f'fields.{field}')})"
     shape = [int(side) for side in found.shape[1:]] if fixed else None
     return shape, where, _number(names), len(found), blocks if fixed else iter(())
 

@@ -25,7 +25,7 @@ MISTAKE = 2  # exit status after a mistake in the configuration
 PREEMPTED = 75  # EX_TEMPFAIL: exit status of a preempted run, which has saved a checkpoint and can be resumed
 
 
-def arguments_of_now(arguments: Sequence[str], renamed: Mapping[str, str]) -> list[str]:
+def translate_arguments(arguments: Sequence[str], renamed: Mapping[str, str]) -> list[str]:
     """Replace renamed options of a command by their current names, and print a line for each.
 
     renamed: {--old: --new}.

@@ -28,7 +28,9 @@ RENAMED = {  # {package: {public name before 0.3.0: name now}}; to be removed in
         "as_run_began": "resolve_auto_as_recorded", "began_precision": "recorded_precision",
         "order_as_weights": "match_memory_format",
     },
-    "samebits.errors": {"Damaged": "CorruptFileError", "Claimed": "DirectoryLockedError"},
+    "samebits.errors": {
+        "Damaged": "CorruptFileError", "Claimed": "DirectoryLockedError", "arguments_of_now": "translate_arguments",
+    },
     "samebits.loggers": {"begin_beside": "start_run_in_group"},
     "samebits.parallel": {"build_weightless": "build_on_meta", "Balance": "RankBalance"},
     "samebits.process": {"unheeded": "options_without_effect", "Rank": "RankProcess"},
@@ -36,15 +38,19 @@ RENAMED = {  # {package: {public name before 0.3.0: name now}}; to be removed in
         "allowed": "allow_waits", "waits_noticed": "observe_waits", "writes_noticed": "observe_writes",
         "Work": "SampleCost", "work_of": "cost_of_sample",
     },
-    "samebits.shards": {"Replicas": "ReplicaChecks"},
+    "samebits.saved": {
+        "enter": "check_run_dir", "override_of_now": "translate_override", "typed_of_now": "translate_typed_override",
+    },
+    "samebits.shards": {"is_part": "is_dtensor", "Replicas": "ReplicaChecks"},
     "samebits.status": {"onward": "resume_hint"},
     "samebits.steps": {
         "StepNumbers": "StepRNG", "unless": "restore_if", "put_back_buffers": "restore_buffers_if",
         "draw_nothing": "uses_no_rng", "says_no_draws": "declares_no_rng",
+        "rng_row": "rng_bytes", "set_rng_row": "set_rng_bytes",
     },
     "samebits.testing": {"Promises": "TaskTests"},
     "samebits.world": {
-        "Watch": "HangWatchdog", "place": "dist_env", "meeting": "run_rendezvous",
+        "Watch": "HangWatchdog", "on_host": "to_cpu", "place": "dist_env", "meeting": "run_rendezvous",
         "recording": "recording_failures", "Ranks": "RankLauncher",
     },
 }  # fmt: skip

@@ -62,7 +62,7 @@ class Project:
         return self.root / "conf"
 
     @property
-    def beside(self) -> tuple[str, ...]:
+    def neutral_groups(self) -> tuple[str, ...]:
         """Groups that determine where a run computes and what is observed of it; they do not change the results."""
         return ("hardware", "logger", "profiler", *self.watching)
 

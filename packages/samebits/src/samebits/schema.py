@@ -44,7 +44,7 @@ class Rule:
     """Restrict a field beyond its type.
 
     words: allowed texts. at_least, at_most, above, below: limits of numbers. interval: epochs are allowed (1ep).
-    duration: times with a unit are allowed (30m). says: text at the end of a message: what a number means, or an
+    duration: times with a unit are allowed (30m). hint: text at the end of a message: what a number means, or an
     alternative.
     """
 
@@ -55,7 +55,7 @@ class Rule:
     below: float | None = None
     interval: bool = False
     duration: bool = False
-    says: str = ""  # text at the end of a message
+    hint: str = ""  # text at the end of a message
 
     def limits(self) -> list[tuple[str, float, Callable[[float, float], bool]]]:
         """Return (sign, limit, comparison) of each limit that is set."""
@@ -399,7 +399,7 @@ def _check_number(value: Any, rule: Rule, key: str) -> None:
 
 
 def _says(rule: Rule) -> str:
-    return f"; {rule.says}" if rule.says else ""
+    return f"; {rule.hint}" if rule.hint else ""
 
 
 def check_interval(text: str, key: str) -> float:

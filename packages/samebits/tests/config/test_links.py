@@ -12,7 +12,7 @@ import pytest
 from samebits.errors import ConfigError
 from samebits.loggers import Audio, Histogram, Table, media
 from samebits.loggers.wandb_upload import log_artifact, shown
-from samebits.saved import enter
+from samebits.saved import check_run_dir
 from samebits.saved.config import checked_yaml, load_sections
 
 
@@ -27,15 +27,15 @@ def test_links_of_wandb_itself_are_no_reason_to_refuse_a_run(tmp_path: Path) -> 
     logs = tmp_path / "run" / "wandb" / "run-20261127_021622-9372e2c4" / "logs"
     logs.mkdir(parents=True)
     (logs / "debug-core.log").symlink_to(target)
-    enter(tmp_path / "run")
+    check_run_dir(tmp_path / "run")
     (tmp_path / "run" / "run-1").mkdir()
     (tmp_path / "run" / "run-1" / "x").symlink_to(target)
     with pytest.raises(ConfigError, match="run-1/x: is a symbolic link"):
-        enter(tmp_path / "run")
+        check_run_dir(tmp_path / "run")
     (tmp_path / "run" / "run-1" / "x").unlink()
     (tmp_path / "run" / "wandb" / "run-2").symlink_to(tmp_path, target_is_directory=True)
     with pytest.raises(ConfigError, match="wandb/run-2: is a symbolic link"):
-        enter(tmp_path / "run")
+        check_run_dir(tmp_path / "run")
 
 
 def test_of_a_sweep_the_jobs_alone_are_left_out(tmp_path: Path) -> None:
@@ -44,10 +44,10 @@ def test_of_a_sweep_the_jobs_alone_are_left_out(tmp_path: Path) -> None:
     for name in ("job", "other"):
         (tmp_path / "sweep" / name / "job").mkdir(parents=True)
     (tmp_path / "sweep" / "job" / "x").symlink_to(target)
-    enter(tmp_path / "sweep", ["job"])
+    check_run_dir(tmp_path / "sweep", ["job"])
     (tmp_path / "sweep" / "other" / "job" / "x").symlink_to(target)
     with pytest.raises(ConfigError, match="other/job/x: is a symbolic link"):
-        enter(tmp_path / "sweep", ["job"])
+        check_run_dir(tmp_path / "sweep", ["job"])
 
 
 class Drawn:

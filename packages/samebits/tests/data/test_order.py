@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from samebits.data import EvalPlan, TrainPlan, shuffled, windows
 from samebits.data.order import epochs as whole_batches
-from samebits.data.order import first, overfit, sequential, spread
+from samebits.data.order import first, overfit, sequential, stratified_subset
 from samebits.data.permutation import hashed
 from samebits.data.sampling import class_balanced, length_buckets, weighted
 from samebits.data.windows import ChunkWindows, chunk_windows
@@ -161,8 +161,8 @@ def test_orders_mean_the_same_in_every_version() -> None:
     assert shuffled(range(10), seed=0)(numbers).tolist() == [3, 9, 6, 4, 5, 7, 2, 1, 8, 0, 0, 9, 5, 2, 3, 1, 6, 8, 7, 4]
     assert sequential(range(7), seed=0)(numbers).tolist() == [n % 7 for n in range(20)]
     assert overfit(range(9), seed=0, count=2, chunk_rows=7)(numbers).tolist() == [0, 1] * 10
-    assert spread(np.arange(6), 6, 100).tolist() == [11, 26, 38, 57, 72, 90]
-    assert spread(np.arange(4), 4, 4).tolist() == [0, 1, 2, 3]
+    assert stratified_subset(np.arange(6), 6, 100).tolist() == [11, 26, 38, 57, 72, 90]
+    assert stratified_subset(np.arange(4), 4, 4).tolist() == [0, 1, 2, 3]
 
 
 def test_a_rank_without_a_row_of_its_own_is_in_step_with_one_of_the_set() -> None:
@@ -215,7 +215,7 @@ def test_a_part_of_a_set_is_one_choice_for_any_ranks_and_batches(
             seen += part[1][: plan.size_and_count(k)[1]].tolist()
             k += 1
     count = min(count, size)
-    chosen = spread(np.arange(count), count, size)
+    chosen = stratified_subset(np.arange(count), count, size)
     assert sorted(seen) == chosen.tolist() == sorted(set(chosen.tolist()))
     assert chosen[0] >= 0
     assert chosen[-1] < size

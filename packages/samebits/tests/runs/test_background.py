@@ -100,7 +100,7 @@ def test_the_file_is_the_one_that_a_waiting_loop_writes(tmp_path: Path) -> None:
     """Byte for byte, so what shares memory shares it in the file, and again with the memory of the copy before."""
     for name, beside in (("waits", False), ("beside", True)):
         (tmp_path / name).mkdir()
-        with Checkpoints(tmp_path / name, MAIN, beside=beside) as checkpoints:
+        with Checkpoints(tmp_path / name, MAIN, save_async=beside) as checkpoints:
             for step in (1, 2, 3):
                 checkpoints.save_last(payload(step))
             checkpoints.save_best(payload(3, [[0.5, 3]]))
@@ -113,7 +113,7 @@ def test_the_file_is_the_one_that_a_waiting_loop_writes(tmp_path: Path) -> None:
 
 def test_it_is_the_state_of_the_save_whatever_the_loop_does_next(tmp_path: Path, gate: Gate) -> None:
     state = payload(4)
-    with Checkpoints(tmp_path, MAIN, beside=True) as checkpoints:
+    with Checkpoints(tmp_path, MAIN, save_async=True) as checkpoints:
         checkpoints.save_last(state)
         assert gate.inside.wait(limit(30))
         for value in (*state["model"].values(), *state["task"].values(), state["ranks"][0]["totals"]["loss"]):
@@ -130,7 +130,7 @@ def test_it_is_the_state_of_the_save_whatever_the_loop_does_next(tmp_path: Path,
 def test_a_save_before_the_last_is_written_waits(tmp_path: Path, gate: Gate) -> None:
     """Two at once would need memory twice, and the older could come last. Also: what is outdated goes last."""
     saved: list[float] = []
-    with Checkpoints(tmp_path, MAIN, beside=True, saved=saved.append) as checkpoints:
+    with Checkpoints(tmp_path, MAIN, save_async=True, saved=saved.append) as checkpoints:
         gate.open.set()
         for step in (1, 2):
             checkpoints.save_last(payload(step))
@@ -158,7 +158,7 @@ def test_a_save_before_the_last_is_written_waits(tmp_path: Path, gate: Gate) -> 
 @pytest.mark.parametrize("notice", ["check", "wait", "save_last", "exit"])
 def test_a_failed_write_stops_the_run(tmp_path: Path, gate: Gate, notice: str) -> None:
     says = r"last_000000002\.pt cannot be written: No space left on device; earlier checkpoints are complete"
-    checkpoints = Checkpoints(tmp_path, MAIN, beside=True)
+    checkpoints = Checkpoints(tmp_path, MAIN, save_async=True)
     with pytest.raises(RunFailed, match=says), checkpoints:  # noqa: PT012
         gate.open.set()
         checkpoints.save_last(payload(1))
@@ -190,7 +190,7 @@ def test_a_run_that_fails_completes_what_it_writes(
         folder.mkdir()
         gate.error = error
         gate.open.clear()
-        with pytest.raises(ZeroDivisionError), Checkpoints(folder, MAIN, beside=True) as checkpoints:  # noqa: PT012
+        with pytest.raises(ZeroDivisionError), Checkpoints(folder, MAIN, save_async=True) as checkpoints:  # noqa: PT012
             checkpoints.save_last(payload(1))
             threading.Timer(0.2, gate.open.set).start()
             raise ZeroDivisionError

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from samebits.checkpoints import checkpoint, shards
+from samebits.checkpoints import checkpoint, sharded
 from samebits.checkpoints.checkpoint import (
     KEYS,
     LATER,
@@ -25,8 +25,8 @@ from samebits.checkpoints.checkpoint import (
     eval_state_dict,
     find_checkpoint,
     load_checkpoint,
+    load_lazily,
     load_weights,
-    peek,
     save_checkpoint,
     with_new_names,
 )
@@ -58,7 +58,7 @@ def names(directory: Path) -> list[str]:
 
 
 def in_parts(path: Path, content: dict[str, Any]) -> Path:
-    shards.save(content, path, MAIN, save_checkpoint)
+    sharded.save(content, path, MAIN, save_checkpoint)
     return path
 
 
@@ -140,7 +140,7 @@ def test_what_could_not_be_written_leaves_the_one_before(
 )
 def test_what_is_no_checkpoint_is_named(tmp_path: Path, content: Any, says: str) -> None:
     torch.save(content, tmp_path / "a.pt")
-    for read in (load_checkpoint, peek):
+    for read in (load_checkpoint, load_lazily):
         with pytest.raises(
             CorruptFileError, match=rf"^{tmp_path}/a\.pt does not load: it is not a checkpoint of a run.*{says}"
         ):
@@ -165,11 +165,11 @@ def test_the_average_counts_where_there_is_one() -> None:
 def test_a_checkpoint_in_parts(tmp_path: Path) -> None:
     path = in_parts(tmp_path / "last_000000005.dcp", payload())
     assert_equal(load_checkpoint(path), payload())
-    head = peek(path)
+    head = load_lazily(path)
     assert (head["step"], head["shards"], "model" in head) == (5, str(path), False)
     assert load_checkpoint(path, ("model",))["optimizer"] == {"state": {}, "param_groups": []}
     lacking = in_parts(tmp_path / "lacking.dcp", {k: v for k, v in payload().items() if k != "samples"})
-    for read in (load_checkpoint, peek):
+    for read in (load_checkpoint, load_lazily):
         with pytest.raises(CorruptFileError, match=r"lacking\.dcp does not load: .*wrong type: samples$"):
             read(lacking)
 
@@ -230,13 +230,13 @@ def mapped(path: Path) -> bool:
 def test_a_file_is_mapped_and_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "last_000000005.pt"
     save_checkpoint(payload(), path)
-    for read in (load_checkpoint, peek):
+    for read in (load_checkpoint, load_lazily):
         content = read(path)
         assert mapped(path)
         del content
         assert not mapped(path)
     before = path.read_bytes()
-    peek(path)["model"]["w"].zero_()
+    load_lazily(path)["model"]["w"].zero_()
     assert path.read_bytes() == before, "what a loaded tensor becomes is not written into the file"
     original = torch.load
 
@@ -246,7 +246,7 @@ def test_a_file_is_mapped_and_not_read(tmp_path: Path, monkeypatch: pytest.Monke
         return original(file, **options)
 
     monkeypatch.setattr(checkpoint.torch, "load", unable)
-    assert_equal(peek(path), payload())
+    assert_equal(load_lazily(path), payload())
     assert not mapped(path)
 
 
@@ -310,7 +310,7 @@ def test_what_is_outdated_goes_when_the_new_one_has_its_name_on_the_disk(
     """A kill, or the end of the machine, at any moment leaves one that is whole."""
     kept, seen = Checkpoints(tmp_path, MAIN), []
     if parts:
-        monkeypatch.setattr(checkpoint, "is_part", lambda value: True)
+        monkeypatch.setattr(checkpoint, "is_dtensor", lambda value: True)
     ending = "dcp" if parts else "pt"
     fsync = os.fsync
 
@@ -471,7 +471,7 @@ def test_an_index_names_members_of_enums_and_nothing_else_by_getattr() -> None:
     from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING as Format
 
     def loaded(kind: Any, name: str) -> Any:
-        return shards._Index(io.BytesIO(pickle.dumps(Looked(kind, name)))).load()
+        return sharded._Index(io.BytesIO(pickle.dumps(Looked(kind, name)))).load()
 
     member = next(iter(Format))
     assert loaded(Format, member.name) is member

@@ -11,7 +11,7 @@ import pytest
 from samebits.sweeps.identity import canonical, digest, directory_name, values_of
 
 PROJECT: Any = SimpleNamespace(
-    root=Path.cwd(), paths=("data.path",), beside=("hardware", "logger", "profiler", "callback")
+    root=Path.cwd(), paths=("data.path",), neutral_groups=("hardware", "logger", "profiler", "callback")
 )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from h5rows.conventions.detect import attribute, kind_of
 from h5rows.conventions.opening import MOST_CLASSES, Opened, lost_share
-from h5rows.errors import ConfigError, first_line
+from h5rows.errors import ConfigError, argument, first_line
 from h5rows.reading.external import REFUSE_EXTERNAL, items_below
 from h5rows.reading.fields import Field
 from h5rows.reading.opening import is_remote, names_of, open_h5
@@ -131,7 +131,7 @@ def candidates(
             if whole < FEWEST:
                 refused[name] = f"could be x, but not y: only {whole} of its rows have no missing values"
         except (ConfigError, OSError, RuntimeError, LookupError, TypeError, ValueError, MemoryError) as error:
-            said = first_line(error).removeprefix(f"{file.filename}: ").replace(" (data.fields.x)", "")
+            said = first_line(error).removeprefix(f"{file.filename}: ").replace(f" ({argument('fields.x')})", "")
             subject, _, reason = said.partition(" ")
             named = name.startswith(subject.strip("/:")) or subject.strip(":").endswith(name)
             refused[name] = reason if named else said

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from h5rows.conventions.cf import Packing
-from h5rows.errors import ConfigError
+from h5rows.errors import ConfigError, argument
 from h5rows.reading.fields import Field, Fixed, for_torch, torch_dtype
 
 Masked = float | str  # replaces missing values: a number (NaN), or "drop", which removes such rows
@@ -44,7 +44,9 @@ class Unpacked(RowByRow):
             if math.isnan(fill):  # integers have no NaN; those of up to two bytes fit float32
                 dtype = np.dtype(np.float32 if dtype.itemsize <= 2 else np.float64)
             elif not (fill.is_integer() and np.iinfo(dtype).min <= fill <= np.iinfo(dtype).max):
-                raise ConfigError(f"{where} contains {dtype}, which cannot represent data.missing={fill}; change it")
+                raise ConfigError(
+                    f"{where} contains {dtype}, which cannot represent {argument('missing')}={fill}; change it"
+                )
         said = [f"{name} {value}" for name, value in (("times", packing.scale), ("plus", packing.offset)) if value]
         said += ["missing values: " + str(fill)] * (fill is not None)
         super().__init__(inner, inner.shape, dtype, "unpacked: " + (", ".join(said) or "unsigned"))
@@ -97,7 +99,7 @@ class Columns(Made):
         if not self._view:
             if (size := inner.nbytes(None)) > most_bytes:
                 what = f"{where}: its samples are spread over {size / 1e6:,.0f} MB of chunks"
-                raise ConfigError(f"{what}; data.cache_mb={-(-size >> 20)} keeps it in memory")
+                raise ConfigError(f"{what}; {argument('cache_mb')}={-(-size >> 20)} keeps it in memory")
             self._held = inner.column()
 
     def read(self, rows: np.ndarray) -> np.ndarray:

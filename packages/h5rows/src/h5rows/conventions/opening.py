@@ -24,10 +24,10 @@ import numpy as np
 from h5rows.conventions.cf import Packing, packing_of
 from h5rows.conventions.derived import Columns, Mask, Numbers, Sparse, Strings, Turned, Unpacked, Vector
 from h5rows.conventions.detect import attribute, kind_of
-from h5rows.errors import ConfigError
+from h5rows.errors import ConfigError, argument
 from h5rows.reading.fields import Field, Fixed, open_field
 from h5rows.reading.finding import check_type, class_names, find
-from h5rows.reading.memory import afford
+from h5rows.reading.memory import check_memory
 from h5rows.reading.opening import named
 from h5rows.reading.raw import ChunkCache
 from h5rows.reading.texts import UTF_8, check_encoding, decoded, name_of
@@ -71,8 +71,8 @@ class Opened:
         self.file, self.group, self.cache, self.swmr, self.external = file, group, cache, swmr, external
         self.names, self.meant, self.fills = fields, decode and not swmr, checked(missing, fields)
         if not self.meant and (given := [value for value in self.fills.values() if value == value]):
-            why = "data.decode=true" + " and data.swmr=false" * swmr
-            raise ConfigError(f"data.missing={given[0]}: has no effect without {why} - remove it, or set that")
+            why = argument("decode", True) + f" and {argument('swmr', False)}" * swmr
+            raise ConfigError(f"{argument('missing', given[0])}: has no effect without {why} - remove it, or set that")
         self.encoding = check_encoding(encoding)
         self.kind, self.groups = (kind or kind_of(file)) if self.meant else "plain", groups or (group,)
         self.rows = self._matlab_rows() if self.kind == "matlab" else None
@@ -82,14 +82,14 @@ class Opened:
         """Return the number of samples, from the axis that the arrays have in common; None if they have none."""
         shapes: list[tuple[int, ...]] = []
         for field, name in self.names.items():
-            item, _ = find(self.file, self.group, parts_of(name)[0], f"data.fields.{field}", self.external)
+            item, _ = find(self.file, self.group, parts_of(name)[0], argument(f"fields.{field}"), self.external)
             if isinstance(item, h5py.Dataset) and item.ndim > 1:
                 shapes.append(item.shape)
         return rows_of(shapes)
 
     def field(self, field: str) -> tuple[Field, Names]:
         """Return (the field, the names of its classes if the file has them). field: name in the batch."""
-        key, name = f"data.fields.{field}", self.names[field]
+        key, name = argument(f"fields.{field}"), self.names[field]
         plain, part = parts_of(name) if self.meant else (name, "")
         where = f"{self.file.filename}: {plain} ({key})"
         if part not in ("", "mask", "classes"):
@@ -120,7 +120,7 @@ class Opened:
         """Return (N,) bool, True for rows to remove, because an opened field has no value there; None if there are
         none."""
         mask = None
-        afford(sum(map(len, self._lacking)), "the mask of rows without a value")
+        check_memory(sum(map(len, self._lacking)), "the mask of rows without a value")
         for field in self._lacking:
             step = max(1, _AT_ONCE // max(1, field.inner.row_bytes))
             blocks = (np.arange(k, min(k + step, len(field))) for k in range(0, len(field), step))
@@ -138,7 +138,7 @@ class Opened:
             found, _ = opened.field(field)
             if not found.text and len(found.shape) != 1:
                 raise ConfigError(f"{where} has rows of the shape {found.shape[1:]}; classes require one value per row")
-            afford(3 * found.nbytes(None), f"{where}: all its values for @classes")
+            check_memory(3 * found.nbytes(None), f"{where}: all its values for @classes")
             columns[group] = np.asarray(found.read(np.arange(len(found))), dtype=str if found.text else None)
         distinct = np.unique(np.concatenate(list(columns.values())))
         distinct = distinct[distinct == distinct]
@@ -215,7 +215,7 @@ class Opened:
             raise ConfigError(f"{where} contains only zeros; choose another field")
         names = ("data", "ir", "jc") if matlab else ("data", "indices", "indptr")
         values, columns = (self._raw(f"{group.name}/{name}", key) for name in names[:2])
-        afford(2 * group[names[2]].nbytes, f"{where}: its {names[2]}")
+        check_memory(2 * group[names[2]].nbytes, f"{where}: its {names[2]}")
         starts = np.asarray(group[names[2]][:], np.int64)
         shape = (rows, len(starts) - 1) if matlab else group.attrs.get("shape", group.attrs.get("h5sparse_shape"))
         count, width = (int(side) for side in (group["shape"][:] if shape is None else shape))
@@ -225,13 +225,13 @@ class Opened:
         if len(starts) != sides[0] + 1 or starts[0] != 0 or (np.diff(starts) < 0).any() or starts[-1] > len(values):
             steps = f"from 0 to {len(values)} in {sides[0]} steps"
             raise ConfigError(f"{where}: its {names[2]} must increase {steps}; write the file again")
-        afford(2 * width * values.dtype.itemsize, f"{where}: dense rows of {width:,} columns")
+        check_memory(2 * width * values.dtype.itemsize, f"{where}: dense rows of {width:,} columns")
         held = None
         if kind == "csc":
             size = values.nbytes(None) + columns.nbytes(None)
             if size > self.cache.max_bytes:
                 what = f"{where} is stored by columns (CSC), and converting it takes {size / 1e6:,.0f} MB of memory"
-                raise ConfigError(f"{what} - set data.cache_mb={-(-size >> 20)}, or write X as CSR")
+                raise ConfigError(f"{what} - set {argument('cache_mb')}={-(-size >> 20)}, or write X as CSR")
             held, starts = by_rows(values.column(), columns.column(), starts, count)
         else:
             looked_at = len(columns) if columns.nbytes(None) <= 1 << 28 else min(len(columns), 1 << 20)
@@ -289,13 +289,15 @@ def has_meaning(file: h5py.File, item: Any) -> bool:
 
 
 def checked(missing: Any, fields: Mapping[str, str]) -> dict[str, float | str]:
-    """Return field -> replacement from data.missing. Raise ConfigError for unknown fields and invalid values."""
+    """Return field -> replacement from `missing`. Raise ConfigError for unknown fields and invalid values."""
     each = dict(missing) if isinstance(missing, Mapping) else dict.fromkeys(fields, missing)
     for field, value in each.items():
         if field not in fields:
-            raise ConfigError(f"data.missing has {field!r}, which is not in data.fields: {sorted(fields)}")
+            raise ConfigError(
+                f"{argument('missing')} has {field!r}, which is not in {argument('fields')}: {sorted(fields)}"
+            )
         if value not in (DROP, "nan") and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise ConfigError(f"data.missing={value}: must be a number, nan, or drop (removes such rows)")
+            raise ConfigError(f"{argument('missing')}={value}: must be a number, nan, or drop (removes such rows)")
     return {field: math.nan if value == "nan" else value for field, value in each.items()}
 
 

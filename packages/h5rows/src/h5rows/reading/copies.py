@@ -9,7 +9,7 @@ from typing import Any
 
 import h5py
 
-from h5rows.errors import ConfigError
+from h5rows.errors import ConfigError, argument
 from h5rows.reading.external import ALLOW_EXTERNAL, REFUSE_EXTERNAL
 from h5rows.reading.opening import is_remote, names_of, open_h5
 
@@ -37,7 +37,8 @@ def ranged(names: Sequence[str], cache_gb: float | None, external: str = REFUSE_
     if cache_gb is None or not urls:
         return []
     if external == ALLOW_EXTERNAL:
-        what = f"data.external=allow: not possible if remote files are read by blocks (data.cache_gb={cache_gb})"
+        blocks = f"remote files are read by blocks ({argument('cache_gb')}={cache_gb})"
+        what = f"{argument('external', 'allow')}: not possible if {blocks}"
         raise ConfigError(f"{what} - remove one of the two")
     from h5rows.reading.ranges import described
 
@@ -59,7 +60,7 @@ def open_file(name: str, swmr: bool = False, cache_gb: float | None = None) -> I
 
 
 @contextmanager
-def peek(url: str) -> Iterator[h5py.File]:
+def open_remote(url: str) -> Iterator[h5py.File]:
     """Open a remote file to inspect it; a large file is not downloaded as a whole.
 
     Do not follow links to other files in it: HDF5 would open this file in their place.

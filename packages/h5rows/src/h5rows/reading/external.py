@@ -1,7 +1,7 @@
 """Check links, virtual datasets and external storage, through which an HDF5 file reads other files. No torch.
 
 An untrusted file must not turn other files of this machine into samples, nor hang or crash the process that reads it.
-With external="refuse" nothing outside the file is opened. With "allow" (data.external) HDF5 reads everything it finds,
+With external="refuse" nothing outside the file is opened. With "allow" HDF5 reads everything it finds,
 and returns fill values if other files contain less than declared; changes of the other files are not detected then.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import h5py
 
-from h5rows.errors import ConfigError
+from h5rows.errors import ConfigError, argument
 
 ALLOW_EXTERNAL, REFUSE_EXTERNAL = "allow", "refuse"
 RIGHT = (1, 14, 6)  # HDF5 1.14.2 reads some virtual datasets differently by row than by block
@@ -130,4 +130,6 @@ def items_below(group: h5py.Group) -> Iterator[tuple[str, Any]]:
 
 
 def _refused(what: str) -> ConfigError:
-    return ConfigError(f"{what}: refused - if you trust it, data.external=allow reads it (repack: external='allow')")
+    return ConfigError(
+        f"{what}: refused - if you trust it, {argument('external', 'allow')} reads it (repack: external='allow')"
+    )

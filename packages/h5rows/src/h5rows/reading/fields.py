@@ -23,7 +23,7 @@ from h5rows.errors import ConfigError, missing
 from h5rows.reading.filters import check_filters, missing_filter
 from h5rows.reading.finding import check_type, find
 from h5rows.reading.layout import plan
-from h5rows.reading.memory import CHEAP, COPIES, afford, check_declared
+from h5rows.reading.memory import CHEAP, COPIES, check_declared, check_memory
 from h5rows.reading.opening import is_remote, named
 from h5rows.reading.raw import ChunkCache
 from h5rows.reading.readers import Chunks, Mapped, Ranged, ThroughH5py
@@ -91,7 +91,7 @@ class Field:
 
     def column(self) -> np.ndarray:
         """Return all samples (N, *sample); for samples that differ in length, the lengths (N,) int64."""
-        afford(self.nbytes(None), f"all {len(self):,} rows of a field")
+        check_memory(self.nbytes(None), f"all {len(self):,} rows of a field")
         whole: np.ndarray = self.read(np.arange(len(self)))
         return whole
 
@@ -215,12 +215,12 @@ class FlatOffsets(Field):
         self.shape, self.dtype = (-1, *self.values.shape[1:]), self.values.dtype
         if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or offsets.shape[0] == 0:
             raise ConfigError(f"{self._where}/offsets must be N + 1 integers, got {offsets.shape} {offsets.dtype}")
-        afford(2 * offsets.nbytes, f"{self._where}/offsets")
+        check_memory(2 * offsets.nbytes, f"{self._where}/offsets")
         self.offsets = offsets[:].astype(np.int64)
         if (np.diff(self.offsets) < 0).any() or self.offsets[0] < 0 or self.offsets[-1] > len(self.values):
             raise ConfigError(f"{self._where}/offsets must not decrease, and must be in 0 to {len(self.values)}")
         longest = self.values.row_bytes * int(np.diff(self.offsets).max(initial=0))
-        afford(COPIES * longest, f"{self._where}: {COPIES} copies of its longest row")
+        check_memory(COPIES * longest, f"{self._where}: {COPIES} copies of its longest row")
         if self.text and (self.dtype != np.uint8 or len(self.shape) != 1):
             raise ConfigError(f"{self._where}: values of text must be (n,) uint8, got {self.values.shape} {self.dtype}")
 

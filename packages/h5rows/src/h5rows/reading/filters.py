@@ -167,9 +167,10 @@ def _zstd(data: Any, options: Options, nbytes: int) -> bytes:
     assert zstandard is not None
     if not hasattr(_local, "zstd"):
         _local.zstd = zstandard.ZstdDecompressor()  # must not be shared between threads
-    says = zstandard.frame_content_size(data)  # -1: unknown; otherwise decompress allocates this much despite the limit
-    if says > nbytes + _SLACK:
-        raise ValueError(f"its header declares {says} bytes, expected {nbytes}")
+    # -1: unknown; otherwise decompress allocates this much despite the limit
+    declared = zstandard.frame_content_size(data)
+    if declared > nbytes + _SLACK:
+        raise ValueError(f"its header declares {declared} bytes, expected {nbytes}")
     return _local.zstd.decompress(data, max_output_size=nbytes + _SLACK)
 
 

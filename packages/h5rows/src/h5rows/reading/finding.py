@@ -9,7 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from h5rows.errors import ConfigError, as_typed
+from h5rows.errors import ConfigError, argument, as_typed
 from h5rows.reading import filters
 from h5rows.reading.external import check_external, check_links, items_below
 from h5rows.reading.opening import named, unreadable
@@ -43,8 +43,8 @@ def find(
 ) -> tuple[h5py.Dataset | h5py.Group, str | None]:
     """Return the dataset (or group) `name`, and the member if the path continues into a compound type, otherwise None.
 
-    name: relative to `group`, or to the root if it begins with /. key: the config key for messages. external: refuse or
-    allow paths to other files. Raise ConfigError if it does not exist; the error lists similar names.
+    name: relative to `group`, or to the root if it begins with /. key: the name of the argument in messages. external:
+    refuse or allow paths to other files. Raise ConfigError if it does not exist; the error lists similar names.
     """
     for what, text in (("group", group), ("dataset", name)):
         if not isinstance(text, str):
@@ -79,8 +79,8 @@ def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tu
     except (KeyError, ValueError) as error:
         if "doesn't exist" not in str(error):
             raise unreadable(f"{file.filename}: the group {group} ({key})", error) from error
-        remedy = f"correct data.splits.<split>.group, or set the split to {as_typed(None)} if there is none"
-        if not key.startswith("data.splits") and not ConfigError.group:
+        remedy = f"correct {argument('splits.<split>.group')}, or set the split to {as_typed(None)} if there is none"
+        if not key.startswith(argument("splits")) and not ConfigError.group:
             remedy = "give another split= or splits="
         what = f"{file.filename} has no group {group!r} ({key}); {_choices(file, group)}"
         raise ConfigError(f"{what}; {remedy}") from None
@@ -118,7 +118,7 @@ def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tu
 
 
 def check_type(dset: h5py.Dataset, key: str) -> None:
-    """Raise ConfigError if NumPy has no type for the dataset. key: the config key for the message."""
+    """Raise ConfigError if NumPy has no type for the dataset. key: the name of the argument in the message."""
     try:
         _ = dset.dtype
     except (TypeError, ValueError) as error:

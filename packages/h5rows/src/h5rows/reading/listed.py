@@ -1,4 +1,4 @@
-"""Read the index of a set of shards (packing/shards.py): data.path=https://host/set/index.json. No torch."""
+"""Read the index of a set of shards (packing/shards.py): path="https://host/set/index.json". No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from h5rows.errors import ConfigError
+from h5rows.errors import ConfigError, argument
 from h5rows.reading.folders import folder_of, is_remote, once
 
 INDEX = "index.json"
@@ -54,7 +54,7 @@ def _read(name: str) -> bytes:
     try:
         return Path(name).read_bytes()
     except OSError as error:
-        raise ConfigError(f"data.path={name}: {error.strerror}") from None
+        raise ConfigError(f"{argument('path')}={name}: {error.strerror}") from None
 
 
 def _told(url: str) -> bytes:

@@ -38,7 +38,7 @@ def _kilobytes(file: str, name: str) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), 1 << 62)
 
 
-def afford(size: int, what: str) -> None:
+def check_memory(size: int, what: str) -> None:
     """Raise ConfigError if this process cannot allocate `size` bytes. what: subject of the message."""
     if size > CHEAP and size > (free := available()):
         raise ConfigError(f"{what} take {size / 1e9:,.1f} GB of memory, but only {free / 1e9:,.1f} GB are free")
@@ -52,7 +52,7 @@ def check_declared(dset: h5py.Dataset) -> None:
     where, item = f"{dset.file.filename}: {dset.name}", dset.id.get_type().get_size()
     sizes = {"row": math.prod(dset.shape[1:]) * item, "chunk": math.prod(dset.chunks or (0,)) * item}
     part = max(sizes, key=sizes.__getitem__)
-    afford(COPIES * sizes[part], f"{where}: {COPIES} copies of a {part}, required to read it,")
+    check_memory(COPIES * sizes[part], f"{where}: {COPIES} copies of a {part}, required to read it,")
     check_written(dset, sizes[part], f"one {part}")
 
 

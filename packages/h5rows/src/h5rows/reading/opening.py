@@ -15,7 +15,7 @@ from weakref import WeakSet, WeakValueDictionary
 import h5py
 from h5py._objects import phil  # h5py's lock: a second lock, held while h5py waits for its own, could deadlock
 
-from h5rows.errors import ConfigError, as_typed, machine_fault
+from h5rows.errors import ConfigError, argument, as_typed, machine_fault
 from h5rows.reading.folders import is_remote
 from h5rows.reading.listed import is_index, listed
 
@@ -27,7 +27,7 @@ def names_of(path: str | os.PathLike[str] | Sequence[str]) -> list[str]:
     """
     names = path if isinstance(path, Sequence) and not isinstance(path, str) else [path]
     if not all(isinstance(name, (str, os.PathLike)) for name in names):
-        raise ConfigError(f"data.path={path}: expected a file, a pattern or a list of files")
+        raise ConfigError(f"{argument('path')}={path}: expected a file, a pattern or a list of files")
     files: list[str] = []
     for name in map(os.path.expanduser, map(str, names)):
         if is_index(name):
@@ -38,10 +38,10 @@ def names_of(path: str | os.PathLike[str] | Sequence[str]) -> list[str]:
             continue
         found = [name] if Path(name).exists() else sorted(glob(name))
         if not found:
-            raise ConfigError(f"data.path={name}: no such file (the current directory is {Path.cwd()})")
+            raise ConfigError(f"{argument('path')}={name}: no such file (the current directory is {Path.cwd()})")
         files += [os.path.abspath(file) for file in found]
     if not files:
-        raise ConfigError("data.path is empty: give a file, a pattern or a list of files")
+        raise ConfigError(f"{argument('path')} is empty: give a file, a pattern or a list of files")
     return files
 
 
@@ -189,7 +189,7 @@ _HINTS = {  # words in a message of HDF5 -> their meaning
     "unable to lock": "another program has it open for writing; to read it anyway, set HDF5_USE_FILE_LOCKING=FALSE",
     "doesn't exist|component not found": "the link leads to nothing",
     "too many links": "the link leads to itself",
-    "already open for": "it is being written (data.swmr=true reads a SWMR writer's file), or its writer was killed "
+    "already open for": "it is being written ({swmr} reads a SWMR writer's file), or its writer was killed "
     "(h5clear -s)",
     "truncated": "it is truncated, perhaps because its copy or its writer was interrupted; copy or write it again",
     "file signature": "it is not an HDF5 file, or its beginning is damaged",
@@ -211,6 +211,7 @@ def unreadable(what: object, error: BaseException, done: str = "read") -> Config
         return ConfigError(f"{what}: cannot be {done}: {fault}")
     said = str(error.args[0] if isinstance(error, KeyError) and error.args else error) or type(error).__name__
     hint = next((hint for words, hint in _HINTS.items() if re.search(words, said)), "h5dump may print details")
+    hint = hint.replace("{swmr}", argument("swmr", True))
     return ConfigError(f"{what}: cannot be {done} ({said.splitlines()[0]}): {hint}")
 
 
@@ -218,26 +219,24 @@ def split_of(splits: Mapping[str, Mapping[str, Any] | None], split: str) -> Mapp
     """Return the entry of a split. Raise ConfigError if it is missing, null or invalid."""
     if not isinstance(splits, Mapping):
         example = as_typed({"train": {"group": "train"}, "val": None})
-        raise ConfigError(f"data.splits={splits}: expected a mapping, such as {example}")
+        raise ConfigError(f"{argument('splits')}={splits}: expected a mapping, such as {example}")
     if split not in splits:
-        raise ConfigError(f"data.splits has no {split!r}; it has {sorted(splits)}")
-    entry = splits[split]
+        raise ConfigError(f"{argument('splits')} has no {split!r}; it has {sorted(splits)}")
+    entry, key = splits[split], argument(f"splits.{split}")
     if entry is None:
-        raise ConfigError(
-            f"data.splits.{split} is {as_typed(None)}, so there is no such split; give a group, or shares of the rows"
-        )
+        raise ConfigError(f"{key} is {as_typed(None)}, so there is no such split; give a group, or shares of the rows")
     if not isinstance(entry, Mapping):
         either = f"{as_typed({'group': 'train'})}, or {as_typed(None)}"
-        raise ConfigError(f"data.splits.{split}={entry}: expected a mapping, such as {either}")
+        raise ConfigError(f"{key}={entry}: expected a mapping, such as {either}")
     if unknown := sorted(set(entry) - {"group", "rows", "index", "by", "seed"}, key=str):
-        raise ConfigError(f"data.splits.{split} has {unknown[0]!r}; allowed: group, rows, index, by and seed")
+        raise ConfigError(f"{key} has {unknown[0]!r}; allowed: group, rows, index, by and seed")
     rows, index = entry.get("rows"), entry.get("index")
     if rows is not None and not (isinstance(rows, Sequence) and all(isinstance(r, (int, float)) for r in rows)):
-        raise ConfigError(f"data.splits.{split}.rows={rows}: must be two shares, such as [0, 0.9], or {as_typed(None)}")
+        raise ConfigError(f"{key}.rows={rows}: must be two shares, such as [0, 0.9], or {as_typed(None)}")
     if index is not None and not isinstance(index, str):
-        raise ConfigError(f"data.splits.{split}.index={index}: expected the name of a dataset, or {as_typed(None)}")
+        raise ConfigError(f"{key}.index={index}: expected the name of a dataset, or {as_typed(None)}")
     if "group" not in entry:
-        raise ConfigError(f"data.splits.{split} has no group; for the file's root, write '/'")
+        raise ConfigError(f"{key} has no group; for the file's root, write '/'")
     return entry
 
 
@@ -251,7 +250,7 @@ def groups_of(splits: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
 def shares_of(text: str, by: str | None, key: str) -> dict[str, dict[str, Any] | None]:
     """Return the splits train, val and test for shares in percent, such as 80/10/10, of a file without groups for them.
 
-    by: as in the entries of data.splits. key: the config key for messages.
+    by: as in the entries of `splits`. key: the name of the argument in messages.
     """
     parts = text.split("/")
     if len(parts) not in (2, 3) or not all(re.fullmatch(r"\d+(\.\d+)?", part) for part in parts):

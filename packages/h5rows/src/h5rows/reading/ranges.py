@@ -35,7 +35,7 @@ from weakref import WeakValueDictionary, finalize
 import h5py
 import numpy as np
 
-from h5rows.errors import ConfigError, as_typed
+from h5rows.errors import ConfigError, argument, as_typed
 from h5rows.reading.folders import CACHE_DIR, cache_dir, shown
 from h5rows.reading.opening import named
 from h5rows.reading.remote import copy_of
@@ -419,7 +419,7 @@ def _one_line(file: RangedFile) -> Iterator[None]:
         yield
     except OSError as error:
         what = f"blocks of {file.path} cannot be written to {cache_dir() / 'ranges'}: {error.strerror}"
-        raise ConfigError(f"{what}; reduce data.cache_gb, or set {CACHE_DIR} to another folder") from error
+        raise ConfigError(f"{what}; reduce {argument('cache_gb')}, or set {CACHE_DIR} to another folder") from error
 
 
 # -- files that are open -----------------------------------------------------------------------------------------------
@@ -455,7 +455,7 @@ def described(urls: Sequence[str], cache_gb: float) -> list[RangedFile]:
 
     if not isinstance(cache_gb, (int, float)) or not cache_gb >= LEAST_GB:
         raise ConfigError(
-            f"data.cache_gb={cache_gb}: must be >= {LEAST_GB}; to download whole files, set {as_typed(None)}"
+            f"{argument('cache_gb')}={cache_gb}: must be >= {LEAST_GB}; to download whole files, set {as_typed(None)}"
         )
     limit = int(cache_gb * 1e9)
 
@@ -464,7 +464,7 @@ def described(urls: Sequence[str], cache_gb: float) -> list[RangedFile]:
         if source is None:
             raise ConfigError(f"{shown(url)}: cannot be reached")
         if not source.ranged:
-            raise ConfigError(f"{shown(url)}: its server cannot send parts of files; set data.cache_gb=null")
+            raise ConfigError(f"{shown(url)}: its server cannot send parts of files; set {argument('cache_gb', None)}")
         file = ranged_file(url, source.version, source.size, limit)
         file.advise(np.array([0, max(0, source.size - 1)]), np.array([1, 1]))
         return file

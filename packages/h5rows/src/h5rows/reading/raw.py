@@ -167,7 +167,7 @@ def _container_cores() -> tuple[int, ...]:
         return ()
 
 
-def spread(work: Callable[[Any], None], items: Sequence[Any], nbytes: int) -> None:
+def run_in_threads(work: Callable[[Any], None], items: Sequence[Any], nbytes: int) -> None:
     """Call work(item) for each item, in several threads if there is enough work. nbytes: of all items."""
     global _pool
     threads = min(cores(), len(items), nbytes >> 18)

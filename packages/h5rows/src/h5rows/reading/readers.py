@@ -14,11 +14,11 @@ from typing import Any
 import h5py
 import numpy as np
 
-from h5rows.errors import ConfigError
+from h5rows.errors import ConfigError, argument
 from h5rows.reading import filters
 from h5rows.reading.layout import Layout
 from h5rows.reading.opening import BORROWERS, Held, check_same, hold, identity, is_remote, unreadable
-from h5rows.reading.raw import ChunkCache, RawFile, raw_file, spread
+from h5rows.reading.raw import ChunkCache, RawFile, raw_file, run_in_threads
 
 
 class _AsTheyAre:
@@ -136,7 +136,7 @@ class Chunks:
                     here, there = (slice(k, k + 1), *target), (slice(row, row + 1), *inside)
                 out[here] = values[there]
 
-        spread(copy, groups, self.layout.chunk_bytes * len(self._tiles) * len(groups))
+        run_in_threads(copy, groups, self.layout.chunk_bytes * len(self._tiles) * len(groups))
 
     def _chunk(self, number: int, tile: int) -> np.ndarray:
         """Return tile `tile` of row chunk `number`, decoded."""
@@ -181,7 +181,7 @@ class ThroughH5py:
         self.path, self.name, self.member, self.swmr = dset.file.filename, _own_name(dset), member, swmr
         if is_remote(self.path):
             problem = f"{self.path}: {self.name} can only be read by HDF5, which needs the whole file"
-            raise ConfigError(f"{problem}: to download it, set data.cache_gb=null; or repack the file")
+            raise ConfigError(f"{problem}: to download it, set {argument('cache_gb', None)}; or repack the file")
         self.identity = identity(dset.file)
         # process -> its handle, the dataset. First the caller's dataset, until the block of open_h5 ends: if the fill
         # value has variable length, HDF5 2.0 crashes when two handles have the dataset and one of them is closed

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 
-from h5rows.errors import ConfigError, first_line, on_one_line, pip_install
+from h5rows.errors import ConfigError, argument, first_line, on_one_line, pip_install
 from h5rows.reading.folders import shown
 
 T = TypeVar("T")
@@ -80,11 +80,11 @@ class Http:
             parts = urlsplit(url)
             host, _ = parts.hostname, parts.port
         except ValueError as error:
-            raise ConfigError(f"data.path={shown(url)}: {error}") from None
+            raise ConfigError(f"{argument('path')}={shown(url)}: {error}") from None
         if not host or parts.username or "*" in parts.path:
             what = "a web server cannot list its files; give a list of URLs" if host else "it has no host"
             what = "a password would be saved in config.yaml; write it to ~/.netrc" if parts.username else what
-            raise ConfigError(f"data.path={shown(url)}: {what}")
+            raise ConfigError(f"{argument('path')}={shown(url)}: {what}")
         with suppress(OSError, netrc.NetrcParseError):
             if parts.scheme == "https" and (known := netrc.netrc().hosts.get(host)):
                 self._login = "Basic " + base64.b64encode(f"{known[0]}:{known[2]}".encode()).decode()

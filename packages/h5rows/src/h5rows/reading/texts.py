@@ -8,7 +8,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from h5rows.errors import ConfigError
+from h5rows.errors import ConfigError, argument
 from h5rows.reading.memory import CHEAP, check_declared
 
 UTF_8 = "utf-8"
@@ -23,7 +23,9 @@ def check_encoding(encoding: Any) -> str:
     except UnicodeDecodeError:  # the encoding exists, but four spaces are invalid in it
         pass
     except (LookupError, TypeError):
-        raise ConfigError(f"data.encoding={encoding}: no such encoding; try utf-8, gb18030 or latin-1") from None
+        raise ConfigError(
+            f"{argument('encoding')}={encoding}: no such encoding; try utf-8, gb18030 or latin-1"
+        ) from None
     return str(encoding)
 
 
@@ -33,7 +35,7 @@ def decoded(raw: bytes, where: str, encoding: str) -> str:
         return raw.decode(encoding)
     except UnicodeDecodeError:
         what = f"{where} contains {raw[:60]!r}, which is not {encoding.upper()}"
-        raise ConfigError(f"{what}; give its encoding{_guess(raw)} (data.encoding=...)") from None
+        raise ConfigError(f"{what}; give its encoding{_guess(raw)} ({argument('encoding')}=...)") from None
 
 
 def name_of(value: Any, encoding: str = UTF_8) -> str:

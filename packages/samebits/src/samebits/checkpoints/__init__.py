@@ -1,10 +1,10 @@
 """Checkpoints: save the state of a run, and resume from the newest checkpoint that is not damaged.
 
-Input: a payload (a dict of tensors, numbers, strings and containers of them) and the `World` that writes it; all ranks
-call `save_last` together. Output: one file, or a directory if the model is sharded. Loading returns the payload on the
-CPU. Each rank of a sharded model loads its shards; the number of ranks may differ from the number that saved it.
+Input: a payload (a dict of tensors, numbers, strings and containers of them) and the `World` whose ranks save it; all
+ranks call `save_last` together. Output: one file, or a directory if the model is sharded. Loading returns the payload
+on the CPU. Each rank of a sharded model loads its shards; the number of ranks may differ from that of the save.
 
-With Checkpoints(..., beside=True), `save_last` returns once the payload is copied, and a thread writes the copy.
+With Checkpoints(..., save_async=True), `save_last` returns once the payload is copied, and a thread writes the copy.
 `check` raises the error of a failed write; `wait` returns when the last write is on the disk. Loaded tensors are
 memory-mapped: they are read from the file when they are used.
 
@@ -17,7 +17,7 @@ Errors: CorruptFileError for a damaged file, ConfigError for weights that do not
 RunFailed for a full disk.
 
     checkpoint        the checkpoint files of a run; load weights into a model
-    shards            checkpoints of sharded models
+    sharded           checkpoints of sharded models
     integrity         checksums, and reading of files that may be damaged
     background        write a copy in a thread while training continues
     buffers           find tensors that a checkpoint would not contain, and buffers that are not finite
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     )
     from samebits.checkpoints.integrity import error_line, load_verified
     from samebits.checkpoints.optimizers import Optimizers
-    from samebits.checkpoints.shards import reshard_like
+    from samebits.checkpoints.sharded import reshard_like
     from samebits.checkpoints.trained import export, read_run
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

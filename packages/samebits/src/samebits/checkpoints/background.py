@@ -19,7 +19,7 @@ from torch import Tensor
 
 from samebits.device import lock_pages, unlock_pages
 from samebits.errors import RunFailed, first_line
-from samebits.shards import is_part
+from samebits.shards import is_dtensor
 
 ALIGNED = 64  # bytes: the copy of each storage starts at a multiple of this
 
@@ -82,7 +82,7 @@ def bytes_of(payload: Any) -> dict[bool, int]:
 
 def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
     if _is_plain(value):
-        yield (value.to_local() if is_part(value) else value).untyped_storage()
+        yield (value.to_local() if is_dtensor(value) else value).untyped_storage()
     elif isinstance(value, dict) or type(value) in (list, tuple):
         for held in value.values() if isinstance(value, dict) else value:
             yield from _storages(held)
@@ -115,7 +115,7 @@ class Copier:
 
     def copy_tensor(self, value: Tensor) -> Tensor:
         """Return a tensor on the CPU with the same shape and strides; `fill` copies its data."""
-        if is_part(value):
+        if is_dtensor(value):
             shard = torch.empty_like(value, device="cpu")  # allocates no memory until it is written to
             shard._local_tensor = self.copy_tensor(value.to_local())  # type: ignore[attr-defined]
             return shard
@@ -150,7 +150,7 @@ class Copier:
 
 def _is_plain(value: Any) -> bool:
     """Whether a tensor is fully described by its storage, offset, shape and strides."""
-    kind = type(value) in (Tensor, torch.nn.Parameter) or (isinstance(value, Tensor) and is_part(value))
+    kind = type(value) in (Tensor, torch.nn.Parameter) or (isinstance(value, Tensor) and is_dtensor(value))
     return kind and value.layout == torch.strided and not (value.is_quantized or value.is_conj() or value.is_neg())
 
 

@@ -1,6 +1,6 @@
 """Save checkpoints to a temporary name and rename them; check them, and load them with weights_only=True.
 
-A checkpoint is one file, or for a sharded model a directory (shards.py).
+A checkpoint is one file, or for a sharded model a directory (sharded.py).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from samebits.checkpoints import shards
+from samebits.checkpoints import sharded
 from samebits.checkpoints.background import Background, Copies
-from samebits.checkpoints.integrity import WHOLE, Share, check_zip, load_verified, reading
+from samebits.checkpoints.integrity import WHOLE, RankShare, check_zip, load_verified, reading
 from samebits.checkpoints.shared_weights import WEIGHTS, SharedWeights, with_shared
 from samebits.errors import ConfigError, CorruptFileError, RunFailed
 from samebits.files import sync_folder
-from samebits.saved import CONFIG, enter
+from samebits.saved import CONFIG, check_run_dir
 from samebits.schema import misfits
-from samebits.shards import is_part
+from samebits.shards import is_dtensor
 from samebits.status import CHECKPOINT, checkpoint_files, step_of
 from samebits.world import World
 
@@ -88,25 +88,26 @@ def _disk_error(error: BaseException | None) -> OSError | None:
     return error
 
 
-def load_checkpoint(path: Path, parts: Collection[str] = shards.PARTS) -> dict[str, Any]:
-    """Return the payload, on the CPU. Raise CorruptFileError. parts: parts of a sharded checkpoint to load."""
+def load_checkpoint(path: Path, entries: Collection[str] = sharded.ENTRIES) -> dict[str, Any]:
+    """Return the payload, on the CPU. Raise CorruptFileError. entries: keys of a sharded checkpoint to load."""
     if not path.is_dir():
-        return peek(path)
+        return load_lazily(path)
     with reading(path):
-        payload = with_new_names(shards.load(path, parts))
+        payload = with_new_names(sharded.load(path, entries))
         check_content(payload)
     return payload
 
 
-def peek(path: Path, share: Share = WHOLE) -> dict[str, Any]:
-    """Return the payload, or for a sharded checkpoint its `head` without tensors (shards.reshard_like loads them).
+def load_lazily(path: Path, share: RankShare = WHOLE) -> dict[str, Any]:
+    """Return the payload; tensors of a file are memory-mapped. The payload of a sharded checkpoint has no tensors:
+    sharded.reshard_like loads them.
 
-    Raise CorruptFileError if the file is damaged. share: (rank, ranks) if several ranks check the same checkpoint, each
-    a part of the files or records.
+    Raise CorruptFileError if the file is damaged. share: (rank, ranks) if several ranks check the same checkpoint. Each
+    rank then checks a part of the files or records.
     """
     with reading(path):
         if path.is_dir():
-            payload = with_new_names(shards.head(path, share))
+            payload = with_new_names(sharded.head(path, share))
             check_content({"model": {}, "ema": None, **payload})
             return payload
         payload = with_new_names(load_verified(path, share))
@@ -115,10 +116,11 @@ def peek(path: Path, share: Share = WHOLE) -> dict[str, Any]:
 
 
 def copy_from_mmap(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Copy the tensors of an optimizer's state dict that load_state_dict would not copy. Return the state dict.
+    """Copy the tensors of an optimizer's state dict that load_state_dict would use without a copy. Return the state
+    dict.
 
-    If `device` is the CPU these are all tensors, otherwise only 0-d tensors. Without a copy they would keep the file
-    mapped, and its disk space in use, after it is deleted."""
+    These are all tensors if `device` is the CPU, otherwise the 0-d tensors. They are mapped from the checkpoint's file,
+    so the disk space of a deleted file would stay in use until they are freed."""
 
     def own(value: Any) -> Any:
         taken = isinstance(value, torch.Tensor) and (device.type == "cpu" or not value.dim())
@@ -215,9 +217,11 @@ def format_keys(keys: list[str], limit: int = 4) -> str:
 
 
 class Checkpoints:
-    """Manage the checkpoints of one run: two last_<step> and keep_best best_<step>, .pt files or .dcp directories.
+    """Save, load and delete the checkpoints of one run: the two newest, last_<step>, and the best ones, best_<step>.
 
-    world: the ranks of the run that writes here; None for read-only use. beside: write in the background: a save
+    Each is a .pt file, or for a sharded model a .dcp directory. A payload names the best ones that are kept.
+
+    world: the ranks of the run that writes here; None for read-only use. save_async: write in the background: a save
     returns when the payload is copied, and a thread writes the copy; the next save and `wait` wait for it. saved: a
     function that is called with the duration of a save in seconds, when it is on the disk.
     """
@@ -226,12 +230,12 @@ class Checkpoints:
         self,
         directory: Path,
         world: World | None = None,
-        beside: bool = False,
+        save_async: bool = False,
         saved: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self.directory, self.world = directory, world
         self._leads = world is None or world.is_main
-        self._beside, self._saved = beside, saved
+        self._save_async, self._saved = save_async, saved
         self._copies, self._background, self._prepared = Copies(), Background(), False
         self._shared = SharedWeights(directory, save_checkpoint)
 
@@ -250,31 +254,31 @@ class Checkpoints:
     def _save(self, kind: str, payload: dict[str, Any]) -> None:
         assert self.world is not None
         began = time.monotonic()
-        in_parts = any(is_part(value) for value in payload["model"].values())
+        is_sharded = any(is_dtensor(value) for value in payload["model"].values())
         payload = dict(payload)
         names = payload.pop("shared", ())
-        if names and not in_parts and self.world.is_main:
+        if names and not is_sharded and self.world.is_main:
             payload = self._shared.left_out(payload, names)
-        if not self._beside:
-            self._write(kind, payload, in_parts, began)
+        if not self._save_async:
+            self._write(kind, payload, is_sharded, began)
             self.world.barrier()  # the other ranks wait here while rank 0 writes
-        elif in_parts or self.world.is_main:
+        elif is_sharded or self.world.is_main:
             self._background.wait()  # the thread may still read the copy that is overwritten now
-            group = self.world.thread_group() if in_parts else None
+            group = self.world.thread_group() if is_sharded else None
             copy, ready = self._copies.of(payload)
 
             def work() -> None:
                 ready()
-                self._write(kind, copy, in_parts, began, group)
+                self._write(kind, copy, is_sharded, began, group)
 
             self._background.start(work)
 
-    def _write(self, kind: str, payload: dict[str, Any], in_parts: bool, began: float, group: Any = None) -> None:
+    def _write(self, kind: str, payload: dict[str, Any], is_sharded: bool, began: float, group: Any = None) -> None:
         """Write the checkpoint; when it is on the disk, delete outdated ones. group: the ranks' process group."""
         assert self.world is not None
-        path = self._path(kind, payload["step"], shards.SUFFIX if in_parts else ".pt")
-        if in_parts:
-            shards.save(payload, path, self.world, save_checkpoint, group)
+        path = self._path(kind, payload["step"], sharded.SUFFIX if is_sharded else ".pt")
+        if is_sharded:
+            sharded.save(payload, path, self.world, save_checkpoint, group)
         elif self.world.is_main:
             save_checkpoint(payload, path)
         self._delete_outdated(kind, payload["best"])
@@ -284,7 +288,7 @@ class Checkpoints:
         files, kept = self._files(kind), {int(step) for _, step in best}
         outdated = files[KEEP_LAST:] if kind == "last" else [file for file in files if step_of(file) not in kept]
         for old in outdated if self._leads else ():
-            shards.delete(old) if old.is_dir() else old.unlink(missing_ok=True)
+            sharded.delete(old) if old.is_dir() else old.unlink(missing_ok=True)
 
     def check(self, payload: Callable[[], dict[str, Any]] | None = None) -> None:
         """Raise the error of a save that has failed in the background. Do not wait.
@@ -292,9 +296,9 @@ class Checkpoints:
         payload: returns the present payload; the first call starts to allocate memory for copies of it.
         """
         self._background.check()
-        if payload is not None and self._beside and not self._prepared:
+        if payload is not None and self._save_async and not self._prepared:
             self._prepared, held = True, payload()
-            if self._leads or any(is_part(value) for value in held["model"].values()):
+            if self._leads or any(is_dtensor(value) for value in held["model"].values()):
                 left_out = set(held.pop("shared", ()))
                 held["model"] = {name: value for name, value in held["model"].items() if name not in left_out}
                 self._copies.prepare(held)
@@ -327,29 +331,31 @@ class Checkpoints:
 
     def best_path(self, entry: list[float]) -> Path:
         """Return the path of the best checkpoint [score, step]."""
-        paths = [self._path("best", int(entry[1]), suffix) for suffix in (".pt", shards.SUFFIX)]
+        paths = [self._path("best", int(entry[1]), suffix) for suffix in (".pt", sharded.SUFFIX)]
         return next((path for path in paths if path.exists()), paths[0])
 
     def load_best(self, best: list[list[float]]) -> tuple[list[float], dict[str, Any]] | None:
-        """Return the first entry [score, step] whose checkpoint loads, and its payload (see peek); None if none loads.
+        """Return the first entry [score, step] whose checkpoint loads, and its payload, as from `load_lazily`. Return
+        None if none loads.
 
         Warn about damaged or missing ones. All ranks call this with the same list.
         """
         for entry in best:
             try:
-                return entry, self._peek(self.best_path(entry))
+                return entry, self._load_on_ranks(self.best_path(entry))
             except CorruptFileError as error:
                 if self._leads:
                     log.warning("skipping best checkpoint: %s", error)
         return None
 
-    def _peek(self, path: Path) -> dict[str, Any]:
-        """Return the payload (see peek). Each rank checks its share of the file; if one finds damage, all raise."""
+    def _load_on_ranks(self, path: Path) -> dict[str, Any]:
+        """Return the payload, as from `load_lazily`. Each rank checks its share of the file; if one finds damage, all
+        raise."""
         if self.world is None:
-            return peek(path)
+            return load_lazily(path)
         payload, wrong = {}, None
         try:
-            payload = peek(path, (self.world.rank, self.world.size))
+            payload = load_lazily(path, (self.world.rank, self.world.size))
         except CorruptFileError as error:
             wrong = str(error)
         wrong = self.world.broadcast_object(next((found for found in self.world.gather_object(wrong) if found), None))
@@ -358,10 +364,11 @@ class Checkpoints:
         return payload
 
     def newest_valid(self, put_aside: bool = False) -> tuple[Path, dict[str, Any]] | None:
-        """Return the newest checkpoint that loads, and its payload (see peek); None if there are no checkpoints.
+        """Return the newest checkpoint that loads, and its payload, as from `load_lazily`. Return None if there are no
+        checkpoints.
 
         Warn about damaged ones. All ranks call this. put_aside: rename damaged ones to .damaged, so that they do not
-        count as kept, and delete incomplete files of killed processes; only for the run itself.
+        count as one of the two newest, and delete incomplete files of killed processes; only for the run itself.
         Raise ConfigError if there are checkpoints and none loads: the user decides whether to start from scratch.
         """
         if put_aside and self._leads:
@@ -372,7 +379,7 @@ class Checkpoints:
         damaged: list[Path] = []
         for path in files:
             try:
-                payload = self._peek(path)
+                payload = self._load_on_ranks(path)
             except CorruptFileError as error:
                 damaged.append(path)
                 if self._leads:
@@ -400,7 +407,7 @@ class Checkpoints:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Delete files that a killed process was writing or deleting (shards.py)."""
+    """Delete files that a killed process was writing or deleting (sharded.py)."""
     for left in directory.glob(".*"):
         if left.suffix in (".tmp", ".old") and CHECKPOINT.fullmatch(left.stem.removeprefix(".")):
             shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
@@ -409,17 +416,17 @@ def remove_leftovers(directory: Path) -> None:
 def find_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
     """Return (path of a checkpoint, its payload with the weights).
 
-    path: a checkpoint, or a run directory: then its best checkpoint, or the newest if there is no best one.
+    path: a checkpoint, or a run directory. In a run directory, find the best checkpoint; if there is none, the newest.
     Raise ConfigError if there is no checkpoint, CorruptFileError if it is damaged.
     """
-    if path.is_file() or path.suffix == shards.SUFFIX:
+    if path.is_file() or path.suffix == sharded.SUFFIX:
         above = path.absolute().parents[1]
-        enter(above if (above / CONFIG).exists() else path)
+        check_run_dir(above if (above / CONFIG).exists() else path)
         return path, load_checkpoint(path, WEIGHTS)
     checkpoints = Checkpoints(path / "checkpoints")
     if not checkpoints.directory.is_dir():
         raise ConfigError(f"{path}: is neither a checkpoint nor a run directory with checkpoints")
-    enter(path if (path / CONFIG).exists() else checkpoints.directory)
+    check_run_dir(path if (path / CONFIG).exists() else checkpoints.directory)
     newest = checkpoints.newest_valid()
     if newest is None:
         raise ConfigError(f"{checkpoints.directory}: contains no checkpoint")

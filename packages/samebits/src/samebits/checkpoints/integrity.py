@@ -1,7 +1,7 @@
 """Verify the checksums of checkpoints, so that a file with a flipped bit does not load.
 
 torch.save writes a zip with a CRC-32 of each record, which torch.load does not check. For other files the CRC-32 is
-stored in rest.pt (shards.py). The check reads the file one more time, from the page cache: about 0.8 s per GB, divided
+stored in rest.pt (sharded.py). The check reads the file one more time, from the page cache: about 0.8 s per GB, divided
 among the ranks.
 """
 
@@ -22,8 +22,8 @@ from samebits.errors import CorruptFileError
 from samebits.files import check_regular
 
 CHUNK = 1 << 20  # bytes
-Share = tuple[int, int]  # (rank, ranks): which of the records or files to check
-WHOLE: Share = (0, 1)
+RankShare = tuple[int, int]  # (rank, ranks): which of the records or files to check
+WHOLE: RankShare = (0, 1)
 SPEAKING = (ValueError, RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError)
 OF_CONTENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL)  # EINVAL: a seek to a damaged offset
 NO_MEMORY = ("not enough memory", "can't allocate memory", "out of memory")
@@ -47,7 +47,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def error_line(error: BaseException) -> str:
-    """Return the first line of the error's message, with the error's type unless it is in SPEAKING."""
+    """Return the first line of an error's message. The error's type precedes it if the message needs it."""
     lines = str(error).strip().splitlines()
     if lines and isinstance(error, SPEAKING):
         return lines[0]
@@ -68,7 +68,7 @@ def mapped(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)  # a file system without mmap
 
 
-def load_verified(path: Path, share: Share = WHOLE) -> Any:
+def load_verified(path: Path, share: RankShare = WHOLE) -> Any:
     """Return the content of a file from save_checkpoint, on the CPU. Raise CorruptFileError if it is damaged."""
     with reading(path):
         check_zip(path, share)
@@ -99,7 +99,7 @@ def check_tensors(content: Any) -> None:
             held += [*value, *value.values()] if isinstance(value, dict) else value
 
 
-def check_zip(path: Path, share: Share = WHOLE) -> None:
+def check_zip(path: Path, share: RankShare = WHOLE) -> None:
     """Raise ValueError or BadZipFile if a record of a file from torch.save does not match its CRC-32."""
     rank, ranks = share
     with zipfile.ZipFile(path) as archive:
@@ -123,7 +123,7 @@ def check_files(directory: Path, sizes: dict[str, int]) -> None:
             raise ValueError(f"{name} has {there:,} bytes, expected {size:,}")
 
 
-def check_sums(directory: Path, sums: dict[str, int], share: Share = WHOLE) -> None:
+def check_sums(directory: Path, sums: dict[str, int], share: RankShare = WHOLE) -> None:
     """Raise ValueError if a file does not match its CRC-32. sums: {file name: CRC-32} of files of `check_files`."""
     rank, ranks = share
     for name in sorted(sums)[rank::ranks]:

@@ -12,7 +12,7 @@ from samebits.checkpoints.checkpoint import eval_state_dict, find_checkpoint, sa
 from samebits.errors import ConfigError
 from samebits.project import Project
 from samebits.runs import has_key
-from samebits.saved import CONFIG, read_config, typed_of_now
+from samebits.saved import CONFIG, read_config, translate_typed_override
 from samebits.schema import check_resolved, no_such_key
 
 
@@ -30,7 +30,7 @@ def read_run(project: Project, path: Path, overrides: Sequence[str] = ()) -> tup
         raise ConfigError(f"{file}: the {CONFIG} of its run is missing in {config.parent}; keep them together")
     cfg = read_config(project, config.parent)
     for override in overrides:
-        change_value(cfg, typed_of_now(project, override))
+        change_value(cfg, translate_typed_override(project, override))
     return cfg, file, payload
 
 

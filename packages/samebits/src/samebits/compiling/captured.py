@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from samebits.errors import ConfigError, first_line
-from samebits.steps import FUSED, rng_row
+from samebits.steps import FUSED, rng_bytes
 
 KEY = "hardware.cuda_graph=true"
 WARM_UP = 3  # steps without the graph first: they allocate, choose kernels and create the optimizer's state
@@ -90,14 +90,14 @@ class Captured:
 
     def _watched(self, step: Step) -> dict[str, Tensor]:
         """Run a step without the graph. Raise ConfigError if it has effects that a graph would not repeat."""
-        before, drawn = self._host_values(), rng_row(_HOST)
+        before, drawn = self._host_values(), rng_bytes(_HOST)
         values = step(self.inputs)
         after = self._host_values()
         if self.begun > 1 and (name := next((n for n in {**before, **after} if before.get(n) != after.get(n)), "")):
             raise ConfigError(
                 f"{KEY}: a step changes {name} on the host, which a graph would not repeat - set it to false"
             )
-        if not torch.equal(rng_row(_HOST), drawn):
+        if not torch.equal(rng_bytes(_HOST), drawn):
             raise ConfigError(
                 f"{KEY}: a step draws random numbers on the host, which a graph would not repeat - set it to false"
             )

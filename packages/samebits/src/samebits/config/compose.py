@@ -27,7 +27,7 @@ from samebits.config.messages import check_arguments, explain
 from samebits.config.wandb_agent import from_agent, run_folder
 from samebits.errors import ConfigError
 from samebits.project import Project
-from samebits.saved import say_renamed, taken_out, typed_of_now
+from samebits.saved import say_renamed, taken_out, translate_typed_override
 from samebits.schema import MISSING, at, below_outputs, plain, walk
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"  # unless it is 1, Hydra prints errors and exits, and does not raise
@@ -142,10 +142,10 @@ def quoted(project: Project, arguments: Sequence[str]) -> list[str]:
         reads_as_value = name.lower() in ("nan", "inf", "null", "true", "false") or name.isdecimal()
         return f"{group}='{name}'" if reads_as_value and (project.conf / group / f"{name}.yaml").is_file() else argument
 
-    return [one(_of_now(project, argument, arguments)) for argument in arguments]
+    return [one(_translated(project, argument, arguments)) for argument in arguments]
 
 
-def _of_now(project: Project, argument: str, arguments: Sequence[str]) -> str:
+def _translated(project: Project, argument: str, arguments: Sequence[str]) -> str:
     """Return the argument with current names. The name stays if the chosen class still has an argument of that name."""
     key = argument.lstrip("+~").partition("=")[0]
     if key.rpartition(".")[2] in project.moved_arguments:
@@ -153,10 +153,10 @@ def _of_now(project: Project, argument: str, arguments: Sequence[str]) -> str:
         with contextlib.suppress(Exception):
             if at(composed(project, options), key.split(".")) is not None:
                 return argument
-    return typed_of_now(project, argument)
+    return translate_typed_override(project, argument)
 
 
-def with_names_of_now(project: Project, cfg: DictConfig) -> None:
+def translate_keys(project: Project, cfg: DictConfig) -> None:
     """Rename in place the keys that the user's yaml files have under an older name, and print a line for each."""
     values: dict[str, Any] = OmegaConf.to_container(cfg, resolve=False)  # type: ignore[assignment]
     for old, new, value in taken_out(project, values, project.aliases):
@@ -229,7 +229,7 @@ def resolved(project: Project, cfg: DictConfig, cwd: Path) -> DictConfig:
     copy = cfg.copy()
     OmegaConf.set_struct(copy, False)
     OmegaConf.set_readonly(copy, False)
-    with_names_of_now(project, copy)
+    translate_keys(project, copy)
     try:
         for key in (one for pattern in project.paths for one in keys_like(copy, pattern)):
             if (value := OmegaConf.select(copy, key)) is not None:

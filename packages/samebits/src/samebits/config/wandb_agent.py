@@ -16,7 +16,7 @@ from typing import Any
 
 from samebits.errors import ConfigError
 from samebits.project import Project
-from samebits.saved import flat, override_of_now
+from samebits.saved import flat, translate_override
 
 
 def agents_run() -> tuple[str, str] | None:
@@ -62,7 +62,7 @@ def _recorded(project: Project, arguments: Sequence[str]) -> list[str] | None:
     for argument in arguments:
         if argument.startswith("run={"):
             known = ast.literal_eval(argument.removeprefix("run="))["overrides"]
-            return [override_of_now(project, one) for one in known]
+            return [translate_override(project, one) for one in known]
     return None
 
 

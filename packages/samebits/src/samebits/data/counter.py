@@ -26,25 +26,25 @@ class SampleRNG:
             key = ((key ^ (key >> 29)) * multiplier) & 0xFFFFFFFFFFFFFFFF
         self._key = signed(key ^ (key >> 32))
 
-    def _bits(self, numbers: Tensor, count: int) -> Tensor:
-        """Return (B, count) int64 of _BITS random bits each; numbers: (B,) int64 sample ids."""
-        state = mix64(numbers * GOLDEN + self._key)
+    def _bits(self, sample_ids: Tensor, count: int) -> Tensor:
+        """Return (B, count) int64 of _BITS random bits each; sample_ids: (B,) int64."""
+        state = mix64(sample_ids * GOLDEN + self._key)
         # 1, 2, ..., count. ~ prevents torch.compile from folding arange * constant, which does not fit into an int64
-        draw = ~torch.arange(-2, -2 - count, -1, device=numbers.device) * GOLDEN
+        draw = ~torch.arange(-2, -2 - count, -1, device=sample_ids.device) * GOLDEN
         bits: Tensor = shift(mix64(state[:, None] + draw), 64 - _BITS)
         return bits
 
-    def uniform(self, numbers: Tensor, count: int) -> Tensor:
-        """Return (B, count) float32 in [0, 1); numbers: (B,) int64 sample ids."""
-        return self._bits(numbers, count).float() * 2.0**-_BITS
+    def uniform(self, sample_ids: Tensor, count: int) -> Tensor:
+        """Return (B, count) float32 in [0, 1); sample_ids: (B,) int64."""
+        return self._bits(sample_ids, count).float() * 2.0**-_BITS
 
-    def normal(self, numbers: Tensor, count: int) -> Tensor:
-        """Return (B, count) float32, standard normal (Box-Muller), at most 5.8 in size; numbers: (B,) int64 sample
-        ids."""
-        radius, angle = self.uniform(numbers, 2 * count).chunk(2, 1)
+    def normal(self, sample_ids: Tensor, count: int) -> Tensor:
+        """Return (B, count) float32, standard normal (Box-Muller), at most 5.8 in size; sample_ids: (B,)
+        int64."""
+        radius, angle = self.uniform(sample_ids, 2 * count).chunk(2, 1)
         return torch.sqrt(-2 * torch.log1p(-radius)) * torch.cos(2 * math.pi * angle)
 
-    def below(self, numbers: Tensor, limits: tuple[int, ...]) -> Tensor:
-        """Return (B, len(limits)) int64, column j in [0, limits[j]); numbers: (B,) int64 sample ids."""
-        columns = self._bits(numbers, len(limits)).unbind(1)
+    def below(self, sample_ids: Tensor, limits: tuple[int, ...]) -> Tensor:
+        """Return (B, len(limits)) int64, column j in [0, limits[j]); sample_ids: (B,) int64."""
+        columns = self._bits(sample_ids, len(limits)).unbind(1)
         return torch.stack([bits * limit >> _BITS for bits, limit in zip(columns, limits, strict=True)], 1)

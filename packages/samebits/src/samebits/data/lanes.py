@@ -31,9 +31,9 @@ class Lanes:
             )
         self.size, self.count, self.length = size, count, size // count
 
-    def __call__(self, numbers: np.ndarray) -> np.ndarray:
-        """Return rows, (B,) int64; numbers: (B,) int64 sample ids."""
-        return numbers % self.count * self.length + numbers // self.count % self.length
+    def __call__(self, sample_ids: np.ndarray) -> np.ndarray:
+        """Return rows, (B,) int64; sample_ids: (B,) int64."""
+        return sample_ids % self.count * self.length + sample_ids // self.count % self.length
 
     def note(self, batch_size: int) -> str:
         """Return a sentence for the log. Raise ConfigError if batch_size is not the number of lanes."""
@@ -45,9 +45,9 @@ class Lanes:
         left = self.size - self.count * self.length
         return f"{self.count:,} lanes of {self.length:,} rows, the last {left:,} rows of the split are not read"
 
-    def mark(self, batch: Batch, numbers: Tensor) -> Batch:
+    def mark(self, batch: Batch, sample_ids: Tensor) -> Batch:
         """Return the batch with "lane" and "position" (in the lane; 0: the lane starts again), each (B,) int64."""
-        return {**batch, "lane": numbers % self.count, "position": numbers // self.count % self.length}
+        return {**batch, "lane": sample_ids % self.count, "position": sample_ids // self.count % self.length}
 
 
 class LanePlan:
@@ -111,12 +111,12 @@ class LanePlan:
         filler = np.zeros(rows - counted, dtype=np.int64)
         return np.append(chosen, filler - 1), np.append(chosen, filler)
 
-    def mark(self, batch: Batch, numbers: Tensor) -> Batch:
+    def mark(self, batch: Batch, sample_ids: Tensor) -> Batch:
         """Return the batch with "lane" and "position", as Lanes.mark. The lane of padding is `lanes`."""
         longer = self._longer * (self._length + 1)  # rows of the lanes that are longer
-        in_longer, rest = numbers.clamp(min=0), (numbers - longer).clamp(min=0)
+        in_longer, rest = sample_ids.clamp(min=0), (sample_ids - longer).clamp(min=0)
         short = max(self._length, 1)
-        lane = torch.where(numbers < longer, in_longer // (self._length + 1), self._longer + rest // short)
-        position = torch.where(numbers < longer, in_longer % (self._length + 1), rest % short)
-        filler = numbers < 0
+        lane = torch.where(sample_ids < longer, in_longer // (self._length + 1), self._longer + rest // short)
+        position = torch.where(sample_ids < longer, in_longer % (self._length + 1), rest % short)
+        filler = sample_ids < 0
         return {**batch, "lane": lane.masked_fill(filler, self.lanes), "position": position.masked_fill(filler, 0)}

@@ -1,5 +1,5 @@
-"""Sample orders: the row of each sample id, as a pure function of the seed and the sample id, and of the order's state
-if it has one (samebits.data.stateful).
+"""Sample orders map each sample id to a row of the data set. The row depends only on the seed and the sample id, and
+on the order's state if it has one (samebits.data.stateful).
 
     sample id       0 1 2 3 | 4 5 6 7 | 8 9 ...       counts all samples of a run, over all epochs and ranks
     global batch    step 0  | step 1  | ...           the same set for any number of ranks
@@ -42,8 +42,8 @@ class Order(Protocol):
     the window of a sample; windows are read as a whole if possible. `epoch_samples`: samples per epoch, if not the size
     of the data set. `padded` = True, with `counts(sample_ids) -> (B,) bool`: some sample ids are padding."""
 
-    def __call__(self, numbers: np.ndarray) -> np.ndarray:
-        """Return rows of the data set, (B,) int64; numbers: (B,) int64 global sample ids."""
+    def __call__(self, sample_ids: np.ndarray) -> np.ndarray:
+        """Return rows of the data set, (B,) int64; sample_ids: (B,) int64."""
         ...
 
 
@@ -59,9 +59,9 @@ def shuffled(dataset: Sized, seed: int) -> Order:
     size = size_of(dataset)
     permutation = Permutation(size, seed, stream=0)
 
-    def order(numbers: np.ndarray) -> np.ndarray:
-        epochs = numbers // size
-        return permutation(numbers - epochs * size, epochs)
+    def order(sample_ids: np.ndarray) -> np.ndarray:
+        epochs = sample_ids // size
+        return permutation(sample_ids - epochs * size, epochs)
 
     return order
 
@@ -69,7 +69,7 @@ def shuffled(dataset: Sized, seed: int) -> Order:
 def sequential(dataset: Sized, seed: int) -> Order:
     """Return the order of the rows in the data set, repeated in each epoch."""
     size = size_of(dataset)
-    return lambda numbers: numbers % size
+    return lambda sample_ids: sample_ids % size
 
 
 def first(dataset: Sized, seed: int, count: Count) -> Order:
@@ -78,7 +78,7 @@ def first(dataset: Sized, seed: int, count: Count) -> Order:
         raise ConfigError(
             f"data.order.count={count} must be between 1 and the {len(dataset)} samples of the training split"
         )
-    return lambda numbers: numbers % count
+    return lambda sample_ids: sample_ids % count
 
 
 def lanes(dataset: Sized, seed: int, lanes: Count) -> Lanes:
@@ -98,14 +98,14 @@ class Repeated:
     def __init__(self, order: Any, count: int) -> None:
         self._order, self._count = order, count
 
-    def __call__(self, numbers: np.ndarray) -> np.ndarray:
-        """Return rows, (B,) int64; numbers: (B,) int64 sample ids."""
-        rows: np.ndarray = self._order(numbers % self._count)
+    def __call__(self, sample_ids: np.ndarray) -> np.ndarray:
+        """Return rows, (B,) int64; sample_ids: (B,) int64."""
+        rows: np.ndarray = self._order(sample_ids % self._count)
         return rows
 
-    def mark(self, batch: Any, numbers: Any) -> Any:
+    def mark(self, batch: Any, sample_ids: Any) -> Any:
         """Return the batch with its lanes, as Lanes.mark. Only for an order in lanes."""
-        return self._order.mark(batch, numbers % self._count)
+        return self._order.mark(batch, sample_ids % self._count)
 
 
 def overfit(dataset: Sized, seed: int, count: Count, **replaced: Any) -> Order:
@@ -143,18 +143,19 @@ class Epochs:
             )
         self._permutation = Permutation(size, seed, stream=0)
 
-    def __call__(self, numbers: np.ndarray) -> np.ndarray:
-        """Return rows, (B,) int64; numbers: (B,) int64 sample ids."""
-        epochs = numbers // self.epoch_samples
-        return self._permutation((numbers - epochs * self.epoch_samples) % self._size, epochs)
+    def __call__(self, sample_ids: np.ndarray) -> np.ndarray:
+        """Return rows, (B,) int64; sample_ids: (B,) int64."""
+        epochs = sample_ids // self.epoch_samples
+        return self._permutation((sample_ids - epochs * self.epoch_samples) % self._size, epochs)
 
-    def counts(self, numbers: np.ndarray) -> np.ndarray:
+    def counts(self, sample_ids: np.ndarray) -> np.ndarray:
         """Return (B,) bool: False for padding."""
-        return numbers % self.epoch_samples < self._size
+        return sample_ids % self.epoch_samples < self._size
 
 
 class TrainPlan:
-    """The plan of training: the endless sequence of this rank's micro-batches, from sample id `start` on.
+    """The plan of training: the micro-batches of this rank, from the step that begins with sample id `start`. The
+    sequence never ends.
 
     A step has sum(micro_sizes) * num_ranks = global_batch_size samples. Raise ConfigError if epochs do not end with a
     batch."""
@@ -188,10 +189,10 @@ class TrainPlan:
         """Return (sample ids, rows) of the k-th micro-batch, each (B,) int64."""
         step, micro = divmod(k, len(self._begins) - 1)
         block, step_in_block = divmod(step, self._steps)
-        numbers, rows = self._block(block)
+        sample_ids, rows = self._block(block)
         at = step_in_block * self._share
         part = slice(at + self._begins[micro], at + self._begins[micro + 1])
-        return numbers[part], rows[part]
+        return sample_ids[part], rows[part]
 
     def window(self, k: int) -> int | None:
         """Return the window in which the k-th micro-batch begins; None if the order has no windows."""
@@ -204,7 +205,7 @@ class TrainPlan:
         """Return True if a step begins with the k-th micro-batch."""
         return k % (len(self._begins) - 1) == 0
 
-    def changed(self, k: int, change: Callable[[], None]) -> TrainPlan:
+    def reordered(self, k: int, change: Callable[[], None]) -> TrainPlan:
         """Call change(), which changes the order, and return a plan that continues at the step that begins with
         micro-batch k.
 
@@ -223,13 +224,13 @@ class TrainPlan:
             if block not in self._blocks:
                 steps = np.arange(block * self._steps, (block + 1) * self._steps, dtype=np.int64)
                 begins = self._first + steps * self._global_batch_size
-                numbers = (begins[:, None] + np.arange(self._share, dtype=np.int64)).ravel()
+                sample_ids = (begins[:, None] + np.arange(self._share, dtype=np.int64)).ravel()
                 while len(self._blocks) > 1:
                     del self._blocks[next(iter(self._blocks))]
-                rows = self.order(numbers)
+                rows = self.order(sample_ids)
                 if self.padded:
-                    numbers = np.where(self.order.counts(numbers), numbers, -1)  # type: ignore[attr-defined]
-                self._blocks[block] = numbers, rows
+                    sample_ids = np.where(self.order.counts(sample_ids), sample_ids, -1)  # type: ignore[attr-defined]
+                self._blocks[block] = sample_ids, rows
             return self._blocks[block]
 
     def __getstate__(self) -> dict[str, object]:
@@ -240,15 +241,15 @@ class TrainPlan:
         self._lock = threading.Lock()
 
 
-def _replaced(numbers: np.ndarray) -> np.ndarray:
+def _replaced(sample_ids: np.ndarray) -> np.ndarray:
     raise RuntimeError("this plan was replaced by a reorder")
 
 
-def spread(positions: np.ndarray, count: int, size: int) -> np.ndarray:
-    """Return a fixed selection of `count` of `size` rows, ascending: (B,) int64. positions: (B,) int64 below count.
+def stratified_subset(positions: np.ndarray, count: int, size: int) -> np.ndarray:
+    """Return the rows at these positions, (B,) int64, of a fixed and ascending selection of `count` of `size` rows.
 
-    One row is selected from each of `count` equal ranges, at an offset given by a hash. So the shares of the classes
-    are approximately kept, both in files sorted by class and in files in which the classes alternate."""
+    positions: (B,) int64 below count. The selection has one row of each of `count` equal ranges, at an offset given by
+    a hash. So classes keep about their shares, in files sorted by class and in files in which classes alternate."""
     if count >= size:
         return positions
     begins, ends = positions * size // count, (positions + 1) * size // count
@@ -305,7 +306,7 @@ class EvalPlan:
         positions = np.arange(part.start, part.stop, part.step, dtype=np.int64)
         if rows > counted:
             positions = np.append(positions, [self._own[0] if self._own else 0] * (rows - counted))
-        chosen = spread(positions, self._count, self._size)
+        chosen = stratified_subset(positions, self._count, self._size)
         chosen = chosen if self._of_rows is None else self._of_rows[chosen]
         return np.where(np.arange(rows) < counted, chosen, -1) if rows > counted else chosen, chosen
 

@@ -31,9 +31,9 @@ def class_balanced(dataset: Sized, seed: int, field: str) -> Order:
     by_class = np.argsort(labels, kind="stable")
     _, begins, counts = np.unique(labels[by_class], return_index=True, return_counts=True)
 
-    def order(numbers: np.ndarray) -> np.ndarray:
-        classes = _below(len(counts), seed, 1, numbers)
-        return by_class[begins[classes] + _below(counts[classes], seed, 2, numbers)]
+    def order(sample_ids: np.ndarray) -> np.ndarray:
+        classes = _below(len(counts), seed, 1, sample_ids)
+        return by_class[begins[classes] + _below(counts[classes], seed, 2, sample_ids)]
 
     return order
 
@@ -57,8 +57,8 @@ def weighted(dataset: Sized, seed: int, weights: str | Sequence[float]) -> Order
     ends = np.cumsum(values)
     last = int(np.flatnonzero(values)[-1])  # rounding must not draw a later row, whose weight is 0
 
-    def order(numbers: np.ndarray) -> np.ndarray:
-        draws = (hashed(seed, 3, numbers) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    def order(sample_ids: np.ndarray) -> np.ndarray:
+        draws = (hashed(seed, 3, sample_ids) >> np.uint64(11)).astype(np.float64) * 2.0**-53
         return np.minimum(np.searchsorted(ends, draws * ends[-1], side="right"), last).astype(np.int64)
 
     return order
@@ -89,10 +89,10 @@ class LengthBuckets:
         self._lengths, self._seed, self._batch_size, self._jitter = lengths, seed, batch_size, jitter
         self._epoch = lru_cache(2)(self._arrange)
 
-    def __call__(self, numbers: np.ndarray) -> np.ndarray:
-        """Return rows, (B,) int64; numbers: (B,) int64 sample ids."""
-        epochs, positions = np.divmod(numbers, len(self._lengths))
-        rows = np.empty_like(numbers)
+    def __call__(self, sample_ids: np.ndarray) -> np.ndarray:
+        """Return rows, (B,) int64; sample_ids: (B,) int64."""
+        epochs, positions = np.divmod(sample_ids, len(self._lengths))
+        rows = np.empty_like(sample_ids)
         for epoch in np.unique(epochs).tolist():
             here = np.flatnonzero(epochs == epoch)
             rows[here] = self._epoch(epoch)[positions[here]]
@@ -154,7 +154,7 @@ def _named(fields: Any, field: str) -> Any:
     return fields[field]
 
 
-def _below(limits: int | np.ndarray, seed: int, stream: int, numbers: np.ndarray) -> np.ndarray:
+def _below(limits: int | np.ndarray, seed: int, stream: int, sample_ids: np.ndarray) -> np.ndarray:
     """Return (B,) int64 in [0, limits): 32 random bits scaled, with a bias of limits / 2**32."""
-    bits = hashed(seed, stream, numbers) >> np.uint64(32)
+    bits = hashed(seed, stream, sample_ids) >> np.uint64(32)
     return (bits * np.asarray(limits).astype(np.uint64) >> np.uint64(32)).astype(np.int64)

@@ -64,9 +64,9 @@ class StatefulOrder:
             "load_state_dict, as in docs/data_orders.md"
         )
 
-    def __call__(self, numbers: np.ndarray) -> np.ndarray:
-        """Return rows, (B,) int64; numbers: (B,) int64 sample ids."""
-        rows: np.ndarray = (self._repeated or self._in_use)(numbers)
+    def __call__(self, sample_ids: np.ndarray) -> np.ndarray:
+        """Return rows, (B,) int64; sample_ids: (B,) int64."""
+        rows: np.ndarray = (self._repeated or self._in_use)(sample_ids)
         return rows
 
     def take(self) -> None:

@@ -88,13 +88,13 @@ class ChunkWindows:
         self._last_short = (-1, -1)  # epoch, position of the short chunk
         self._chunks = Permutation(self.num_chunks, seed, stream=1)
 
-    def __call__(self, numbers: np.ndarray) -> np.ndarray:
-        """Return rows, (B,) int64; numbers: (B,) int64 sample ids."""
-        if not len(numbers):
-            return numbers.copy()
-        epochs, of = np.unique(numbers // self.size, return_inverse=True)
+    def __call__(self, sample_ids: np.ndarray) -> np.ndarray:
+        """Return rows, (B,) int64; sample_ids: (B,) int64."""
+        if not len(sample_ids):
+            return sample_ids.copy()
+        epochs, of = np.unique(sample_ids // self.size, return_inverse=True)
         epoch_begin, short = (epochs * self.size)[of], self._short_places(epochs)[of]
-        positions, span = numbers - epoch_begin, self.window * self.chunk_rows
+        positions, span = sample_ids - epoch_begin, self.window * self.chunk_rows
         # the window of each sample: its index, begin and end in the epoch
         window = self._padded(positions, short) // span
         begin = window * span - self._missing * (short < window * self.window)

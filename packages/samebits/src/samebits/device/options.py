@@ -16,7 +16,7 @@ ATTENTION = ("cudnn", "flash", "efficient", "math")  # torch's kernels for scale
 class HardwareConfig:
     """The options of conf/hardware. None: a default that depends on other options."""
 
-    device: Annotated[str, Rule(words=("auto", "cpu", "cuda", "mps"), says=WHICH_GPUS)] = "auto"
+    device: Annotated[str, Rule(words=("auto", "cpu", "cuda", "mps"), hint=WHICH_GPUS)] = "auto"
     num_procs: Annotated[int | str, Rule(words=("auto",), at_least=1)] = "auto"
     precision: Annotated[str, option("auto", "fp32", "tf32", "bf16", "bf16-weights", "fp16")] = "auto"
     micro_batch_size: Annotated[int | str | None, Rule(words=("auto",), at_least=1)] = None

@@ -37,7 +37,7 @@ from samebits.loggers.wandb_log import FOLDER, SUMMARY, upload_command, wandb_ar
 from samebits.programs import NoAnswer, answer_of
 from samebits.project import Project
 from samebits.runs import is_claimed
-from samebits.saved import enter
+from samebits.saved import check_run_dir
 from samebits.status import METRICS, RESULT, SHARED_WEIGHTS, STATUS
 
 POLL_S = 1.0  # seconds between two reads of metrics.jsonl
@@ -396,7 +396,7 @@ def main(
     running), number of failed attempts, final status of the run.
     """
     signal.signal(signal.SIGTERM, lambda *_: leave(143))
-    enter(run_dir)
+    check_run_dir(run_dir)
     live = how == "live"
     feed = Feed(run_dir, sys.stdin if live else None, status)
     if live:  # wandb interrupts this process for W&B's stop button and for early termination by a W&B sweep

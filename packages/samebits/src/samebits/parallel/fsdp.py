@@ -5,7 +5,7 @@
     gradients   averaged and sharded (reduce-scatter) as soon as a block's backward is done
 
 The model remains the same module with the same parameter names; its parameters become DTensors. Elementwise operations
-(clipping, fused optimizers, the weight average) get the local shards. checkpoints/shards.py writes and reads them.
+(clipping, fused optimizers, the weight average) get the local shards. checkpoints/sharded.py writes and reads them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from samebits.errors import ConfigError, first_line
 from samebits.parallel import blocks
-from samebits.shards import is_part, local_parts
+from samebits.shards import is_dtensor, local_parts
 from samebits.world import World
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ def padding_note(model: nn.Module) -> str:
     """Return a warning if padding adds more than PADDED to the weights that are sent, otherwise an empty string."""
     held = sent = processes = 0
     for p in model.parameters():
-        if is_part(p):
+        if is_dtensor(p):
             processes = p.device_mesh.size(p.device_mesh.ndim - 1)  # type: ignore[attr-defined]
             held, sent = held + p.numel(), sent + -(-p.shape[0] // processes) * processes * (p.numel() // p.shape[0])
     if sent <= (1 + PADDED) * held:

@@ -83,7 +83,7 @@ def run(program: Program, run_dir: Path, began: float) -> None:
             watchdog.running(),
             process_group(hardware.device, collective_timeout_s(timeout_s)) as world,
             Checkpoints(
-                run_dir / "checkpoints", world, beside=config.process.save_async, saved=stop.saved
+                run_dir / "checkpoints", world, save_async=config.process.save_async, saved=stop.saved
             ) as checkpoints,
             recording_failures(run_dir, world.rank, watchdog),
             log_to(run_dir) if world.is_main else nullcontext(),

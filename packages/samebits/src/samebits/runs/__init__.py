@@ -3,9 +3,9 @@
 Input: a checked config and the command's overrides. Output: files that any later version can read (samebits.status
 reads the state of a run from them). Only rank 0 or a parent process writes. This package does not import torch.
 
-Guarantees: a directory with a config is complete. A process that is killed at any moment leaves no partly written file
-under a final name. If a resume fails before its first step, the previous files are restored (`undo_resume`, until
-`commit_resume`).
+Guarantees: config.yaml is written last, so a directory that contains it is complete. A process that is killed at any
+moment leaves no partly written file under a final name. A resume that fails before its first step restores the previous
+files (`undo_resume`); after that step, `commit_resume` deletes them.
 
 Errors: DirectoryLockedError if another process uses the directory, ConfigError for overrides that cannot be applied,
 CorruptFileError for a damaged file, RunFailed if the directory was removed.

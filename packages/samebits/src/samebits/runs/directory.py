@@ -28,7 +28,7 @@ from samebits.files import (
 from samebits.locks import Busy, Lock, is_locked
 from samebits.project import Project
 from samebits.runs.data_files import files_of, fingerprints, is_same
-from samebits.saved import CONFIG, OVERRIDES, enter, flat, load_flat, portable, read_overrides
+from samebits.saved import CONFIG, OVERRIDES, check_run_dir, flat, load_flat, portable, read_overrides
 from samebits.schema import plain
 from samebits.status import (
     CHECKPOINTS,
@@ -63,7 +63,7 @@ def claimed(directory: Path) -> Iterator[None]:
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        enter(directory)
+        check_run_dir(directory)
         lock = Lock(directory / LOCK)
     except Busy as busy:
         raise DirectoryLockedError(
@@ -211,7 +211,7 @@ def undo_resume(directory: Path, but: Collection[str] = ()) -> None:
 
 
 def has_trained(directory: Path) -> bool:
-    """Return whether there are logged values or checkpoints; if so, a ConfigError must not clear the directory."""
+    """Return whether there are logged values or checkpoints; if so, keep the directory after a ConfigError."""
     metrics = directory / METRICS
     return (metrics.exists() and metrics.stat().st_size > 0) or any((directory / CHECKPOINTS).glob("*"))
 

@@ -33,8 +33,8 @@ def choose_run(
 
     cfg: the composed config. run_dir: directory of a new run. A resumed run keeps its saved config, even if conf/ has
     changed, and applies the command's overrides; with resume=auto only the overrides that are new. Its logger comes
-    from the present config, because the run of another person could otherwise send your data or passwords to a foreign
-    server. Raise ConfigError if there is no run to resume, or if an override cannot be applied.
+    from the present config, because a run of another person could name a server that would get your data or passwords.
+    Raise ConfigError if there is no run to resume, or if an override cannot be applied.
     """
     resume = cfg.resume
     if resume is not None and not isinstance(resume, str):  # Hydra reads a directory named 1 or 007 as a number
@@ -144,12 +144,12 @@ def change_value(
     Raise ConfigError if the override cannot be applied.
     """
     key = key.removeprefix("+")
-    if key in project.beside:
+    if key in project.neutral_groups:
         OmegaConf.update(saved, key, OmegaConf.to_container(cfg[key], resolve=True), merge=False)
     elif key.startswith("~") or (project.conf / key.partition("@")[0]).is_dir():
         raise ConfigError(
             f"{override}: the run in {directory} keeps its groups; a resume can change only values "
-            f"(process.timeout=20m) and the groups {', '.join(project.beside)} - for a new run, remove resume"
+            f"(process.timeout=20m) and the groups {', '.join(project.neutral_groups)} - for a new run, remove resume"
         )
     elif has_key(saved, key) or has_key(saved, override.partition("=")[0]) or adds(saved, override):
         OmegaConf.update(saved, key, OmegaConf.select(cfg, key), force_add=True)
@@ -174,7 +174,7 @@ def check_same(project: Project, saved: DictConfig, cfg: DictConfig, key: str, w
     W&B attributes the scores to the values that it chose at the start of the run.
     """
     was, now = (OmegaConf.select(one, key.lstrip("+~")) for one in (saved, cfg))
-    if not (project.conf / key).is_dir() and key.split(".")[0] not in project.beside and was != now:
+    if not (project.conf / key).is_dir() and key.split(".")[0] not in project.neutral_groups and was != now:
         raise ConfigError(
             f"{key}={show(plain(now))}: W&B's run {wandb_id} has {show(plain(was))}, and is resumed with its initial "
             f"values; move {shown(directory)} away to start it from scratch"
@@ -196,10 +196,10 @@ def check_followers(
     give both. The check includes keys of older versions whose value the run computes today (Project.asked). before: the
     run's values. typed: its overrides, to find interpolations in conf/; if they no longer compose, nothing is checked.
     """
-    if all(key.split(".")[0] in project.beside for key in changed):
+    if all(key.split(".")[0] in project.neutral_groups for key in changed):
         return
     try:
-        left_out = (*project.beside, "hydra")
+        left_out = (*project.neutral_groups, "hydra")
         raw = flat({name: node for name, node in composed(project, typed).items() if name not in left_out})
     except (ConfigError, HydraException, OmegaConfBaseException):
         return

@@ -5,7 +5,7 @@ the form of this version, with the paths of this project.
 
 Guarantees: a saved config is data and never executed. Missing keys get their defaults, and import paths of older
 versions are translated. Links out of the directory, pipes and YAML aliases raise an error. All code that reads or
-writes in a run directory calls `enter` first.
+writes in a run directory calls `check_run_dir` first.
 
 Errors: ConfigError with the file and the problem.
 
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from samebits.saved.config import (
         CONFIG,
         OVERRIDES,
+        check_run_dir,
         check_saved,
         current,
-        enter,
         load_plain,
-        override_of_now,
         read_config,
         read_overrides,
         saved_config,
         say_renamed,
         taken_out,
-        typed_of_now,
+        translate_override,
+        translate_typed_override,
     )
     from samebits.saved.paths import localized, portable
 else:

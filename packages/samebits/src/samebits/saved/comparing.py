@@ -41,10 +41,10 @@ def load_flat(project: Project, directory: Path) -> dict[str, Any]:
     values = flat(whole)
     kind = (project.name, *(f"{key}={value}" if key.endswith("_target_") else key for key, value in values.items()))
     if values and kind not in _current:
-        of_now = updated(project, whole)[0]
-        if of_now == whole:
+        translated = updated(project, whole)[0]
+        if translated == whole:
             _current.add(kind)  # jobs of a sweep have few different sets of keys, and `updated` is slow
-        values = flat(of_now)
+        values = flat(translated)
     values = portable(project.root, values)
     texts = (one for value in values.values() for one in (value if isinstance(value, list) else [value]))
     elsewhere = any(isinstance(text, str) and os.path.isabs(text) for text in texts)
@@ -74,15 +74,15 @@ def unswept(
 ) -> list[str]:
     """Return the dotted keys that differ between jobs although they were not swept.
 
-    follows: {swept key: keys that interpolate it}. Seeds, names and the groups Project.beside are not compared. A key
-    that an option of a swept group may have set (keys below the group; for an experiment, any key) is compared only
-    between jobs with the same option.
+    follows: {swept key: keys that interpolate it}. Seeds, names and the groups Project.neutral_groups are not compared.
+    A key that an option of a swept group may have set (keys below the group; for an experiment, any key) is compared
+    only between jobs with the same option.
     """
     jobs = [job for job in jobs if job.values]
     keys = dict.fromkeys(key for job in jobs for key in job.values)
     groups = [key for key in swept if key not in keys]
     explained = {*swept, *(key for of in (*swept, JOBS_OWN) for key in follows.get(of, ()))} - {*groups}
-    left_out = (*project.beside, "name", *NEVER_COMPARED)
+    left_out = (*project.neutral_groups, "name", *NEVER_COMPARED)
     compared = [key for key in keys if key.split(".")[0] not in left_out and not is_seed(key)]
     compared = [key for key in compared if not any(_within(key, one) for one in explained)]
     return [key for key in compared if _differs(key, jobs, [one for one in groups if _owns(one, key, keys)])]

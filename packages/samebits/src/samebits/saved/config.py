@@ -1,4 +1,4 @@
-"""Read the config and overrides of a run directory, which may be untrusted. Call `enter` before any access.
+"""Read the config and overrides of a run directory, which may be untrusted. Call `check_run_dir` before any access.
 
 Interpolations are not resolved, code is not executed, symbolic links out of the directory are not followed, pipes are
 not read. Errors in a file raise a ConfigError of one line. Imports no torch.
@@ -44,7 +44,7 @@ def read_config(project: Project, directory: Path) -> DictConfig:
 
     A key that is newer than the run gets its default; a key that no longer exists is removed. Both are logged.
     """
-    enter(directory)
+    check_run_dir(directory)
     return current(project, saved_config(project, directory), directory / CONFIG)
 
 
@@ -148,7 +148,7 @@ def taken_out(project: Project, cfg: dict[str, Any], keys: Collection[str] | Non
             if name in node and owner in (None, node.get("_target_", owner)):
                 home, _, called = new.rpartition(".")
                 home = ".".join(at) if "*" in home else home
-                value = value_of_now(project, called, node.pop(name))
+                value = translate_value(project, called, node.pop(name))
                 found.append((".".join([*at, name]), f"{home}.{called}", value))
     return found
 
@@ -163,7 +163,7 @@ def _matching(node: Any, path: list[str]) -> list[list[str]]:
     return [[str(name), *rest] for name in names for rest in _matching(node[name], path[1:])]
 
 
-def value_of_now(project: Project, name: str, value: Any) -> Any:
+def translate_value(project: Project, name: str, value: Any) -> Any:
     """Return the value of an argument in its present form."""
     known = project.moved_values.get(name, {})
     return known[value] if isinstance(value, str) and value in known else value
@@ -182,14 +182,14 @@ def read_overrides(project: Project, directory: Path) -> list[str]:
     values = _loaded(path, checked_yaml) or []
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise ConfigError(f"{path}: damaged, expected a list of strings such as seed=1 - restore it from a copy")
-    return [override_of_now(project, value) for value in values]
+    return [translate_override(project, value) for value in values]
 
 
-def override_of_now(project: Project, text: str) -> str:
+def translate_override(project: Project, text: str) -> str:
     """Return an override of an older version, or only its key, with the present import paths and keys."""
     text = re.sub(r"(?<=_target_)([=:] *)([a-zA-Z_0-9.]+)", lambda m: m[1] + _moved_path(project, m[2]), text)
     found = re.match(r"(\+*)([A-Za-z_0-9.]+)(=.*)?$", text, re.DOTALL)
-    if found is None or (new := key_of_now(project, found[2])) is None:
+    if found is None or (new := translate_key(project, found[2])) is None:
         return text
     known, value = project.moved_values.get(new.rpartition(".")[2], {}), (found[3] or "")[1:]
     if known and value and not all(part in known for part in value.split(",")):
@@ -198,7 +198,7 @@ def override_of_now(project: Project, text: str) -> str:
     return f"{found[1]}{new}" + (f"={given}" if found[3] else "")
 
 
-def key_of_now(project: Project, key: str) -> str | None:
+def translate_key(project: Project, key: str) -> str | None:
     """Return the present name of a key of an older version; None if the key was not renamed."""
     for old, new in project.moved_keys.items():
         if found := re.fullmatch(re.escape(old).replace(r"\*", r"([^.]+)"), key):
@@ -206,13 +206,13 @@ def key_of_now(project: Project, key: str) -> str | None:
     return None
 
 
-def typed_of_now(project: Project, text: str) -> str:
+def translate_typed_override(project: Project, text: str) -> str:
     """Return a typed override with names of the previous version (project.aliases) replaced by the present ones.
 
     Print a line to stderr if it was replaced.
     """
     old = text.lstrip("+~").partition("=")[0]
-    new = override_of_now(project, text)
+    new = translate_override(project, text)
     key = next((one for one in project.aliases if re.fullmatch(re.escape(one).replace(r"\*", r"[^.]+"), old)), None)
     if key is None and not any(f"={one}" in text for one in project.aliases):
         return text
@@ -228,12 +228,12 @@ def say_renamed(old: str, new: str) -> None:
         print(f"{old}: was renamed to {new} - please use the new name", file=sys.stderr)
 
 
-def enter(directory: Path, jobs: Collection[str] = ()) -> None:
+def check_run_dir(directory: Path, jobs: Collection[str] = ()) -> None:
     """Raise ConfigError if an untrusted run directory contains a link out of it, a pipe, a socket or a device.
 
     Call it before any read or write in the directory; samebits.files opens its files. jobs: names of a sweep's jobs,
-    which are skipped, because `enter` is called for each. The folders of wandb are also skipped, because they link to
-    its cache and this code does not access them. The content of a folder cannot make this function skip it.
+    which are skipped, because `check_run_dir` is called for each. The folders of wandb are also skipped, because they
+    link to its cache and this code does not access them. The content of a folder cannot make this function skip it.
     """
     base = directory.resolve()
     for path in _entries(base, jobs):

@@ -3,8 +3,8 @@
 Input: plain tensors or DTensors, a model, a `World`. Output: this rank's part of each tensor; norms and products that
 are equal on all ranks.
 
-Guarantees: `local_parts` and `is_part` read shards without DTensor's dispatch. Norms and dot products over shards are
-those of the complete tensors, with the same bits on all ranks. With one rank there is no communication.
+Guarantees: `local_parts` and `is_dtensor` read shards without DTensor's dispatch. Norms and dot products over shards
+are those of the complete tensors, with the same bits on all ranks. With one rank there is no communication.
 
 Errors: RunFailed if values that must be equal on several ranks differ, and for optimizers that cannot update shards.
 
@@ -20,6 +20,6 @@ from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.shards.replicas import ReplicaChecks, checksum, numbers_in
-    from samebits.shards.tensors import global_dot, global_norm, is_part, is_sharded, local_parts, on_shards
+    from samebits.shards.tensors import global_dot, global_norm, is_dtensor, is_sharded, local_parts, on_shards
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from samebits.errors import RunFailed
-from samebits.shards.tensors import is_part, local_parts
+from samebits.shards.tensors import is_dtensor, local_parts
 from samebits.world import World, to_host
 
 ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # 2**64 / golden ratio, as int64
@@ -101,7 +101,7 @@ def _sums(held: Iterable[tuple[str, Any]]) -> Sums:
 
 def _holders(value: Any) -> str:
     """Return a text that is equal on ranks that should have the same `value`: for a DTensor it names the shard."""
-    if not is_part(value):
+    if not is_dtensor(value):
         return "all"
     places = zip(value.device_mesh.get_coordinate(), value.placements)
     return f"shard {[place for place, placement in places if placement.is_shard()]}"

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from samebits.steps.seed import (
         StepRNG,
         declares_no_rng,
-        rng_row,
+        rng_bytes,
         seed_everything,
-        set_rng_row,
+        set_rng_bytes,
         set_rng_state,
         uses_no_rng,
     )

@@ -52,7 +52,7 @@ class StepRNG:
         """Create the switch. drawn: False if it is known that no code draws shared numbers, which saves 0.2 ms per
         step."""
         self._step, self._device, self._drawn = step, device, drawn
-        self._passes = 0
+        self._shared_calls = 0
         self._own: dict[str, Any] | None = None  # states of this rank while the numbers are shared
 
     def __enter__(self) -> StepRNG:
@@ -66,8 +66,8 @@ class StepRNG:
         if not self._drawn:
             return
         self._own = self._own or _states(self._device)
-        seed = _seed_host(_run_seed, self._step, self._passes, IN_STEPS)
-        self._passes += 1
+        seed = _seed_host(_run_seed, self._step, self._shared_calls, IN_STEPS)
+        self._shared_calls += 1
         torch.default_generator.manual_seed(seed)  # torch.manual_seed is slow if a device is not in use
         if self._device.type in ("cuda", "mps"):
             getattr(torch, self._device.type).manual_seed(seed)
@@ -104,8 +104,8 @@ def optimizer_uses_no_rng(optimizer: Optimizer) -> bool:
 
     It must be one of torch's, or declare it in its class, and so must all of its `parts`.
     """
-    says = declares_no_rng(optimizer) and steps_bare(optimizer)
-    return is_torchs_own(optimizer) or (says and all(map(optimizer_uses_no_rng, getattr(optimizer, "parts", ()))))
+    declared = declares_no_rng(optimizer) and steps_bare(optimizer)
+    return is_torchs_own(optimizer) or (declared and all(map(optimizer_uses_no_rng, getattr(optimizer, "parts", ()))))
 
 
 def declares_no_rng(one: Any) -> bool:
@@ -119,7 +119,7 @@ def declares_no_rng(one: Any) -> bool:
 _KINDS = (np.uint32, np.float64, np.uint32, np.int64, np.float64, np.uint8, np.uint8)
 
 
-def rng_row(device: torch.device) -> Tensor:
+def rng_bytes(device: torch.device) -> Tensor:
     """Return the states of the generators as bytes, (N,) uint8: 10 KB, the same N on all ranks."""
     state = _states(device)
     (_, keys, second), (_, words, place, has, cached) = state["python"], state["numpy"]
@@ -130,7 +130,7 @@ def rng_row(device: torch.device) -> Tensor:
     return torch.frombuffer(bytearray(b"".join([head, *parts])), dtype=torch.uint8)
 
 
-def set_rng_row(row: Tensor, device: torch.device) -> Tensor:
+def set_rng_bytes(row: Tensor, device: torch.device) -> Tensor:
     """Restore the generators from the beginning of the bytes, and return the rest of them."""
     data = row.numpy().tobytes()
     lengths = np.frombuffer(data, np.int64, len(_KINDS))

@@ -135,8 +135,10 @@ def check_effects(cfg: DictConfig, overrides: list[str]) -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process. A rank skips Python's teardown, because a thread of gloo may still release its last tensor; if
-    it requests the interpreter during teardown, the process aborts (in 1 of 30 runs under torchrun)."""
+    """End this process with an exit status.
+
+    A rank ends without Python's teardown. A thread of gloo may still release its last tensor then, and if it requests
+    the interpreter during teardown, the process aborts (in 1 of 30 runs under torchrun)."""
     early_signals.ignore_signals()
     if dist_env.size is None:
         sys.exit(status)

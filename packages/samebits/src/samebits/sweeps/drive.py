@@ -45,7 +45,8 @@ def sweep(
 ) -> None:
     """Run every combination of the values in `arguments` that has not ended. master: the config of the command.
 
-    Raise ConfigError before anything is written; afterwards the exceptions of `conclude`.
+    Raise ConfigError before anything is written. When the
+    jobs have ended, raise RunFailed if some failed, SystemExit(75) if the sweep was stopped early.
     """
     options, ledger = opened(project, master)
     swept = [*ledger.swept, *plan.swept_keys(arguments)]

@@ -47,7 +47,7 @@ def differing_keys(project: Project, jobs: Sequence[Sequence[str]]) -> list[str]
 def counts(project: Project, key: str, swept: Collection[str]) -> bool:
     """Return True if an override of this key is part of a job's identity."""
     top = re.split(r"[./@]", key.lstrip("~"), maxsplit=1)[0]
-    return top not in NEVER_COMPARED and (key in swept or top not in (*project.beside, "name"))
+    return top not in NEVER_COMPARED and (key in swept or top not in (*project.neutral_groups, "name"))
 
 
 def keyed(project: Project, override: Override, cwd: Path) -> tuple[str, Any]:

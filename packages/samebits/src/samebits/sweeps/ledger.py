@@ -28,7 +28,7 @@ from samebits.files import read_json, remove_leftovers, write_json
 from samebits.locks import Lock
 from samebits.project import Program
 from samebits.runs import fill_directory, holds_run, is_claimed
-from samebits.saved import enter, override_of_now
+from samebits.saved import check_run_dir, translate_override
 from samebits.status import RESULT, STATUS
 from samebits.sweeps.identity import OLD_DIGITS, differing_keys, digest, directory_name, older_digest
 from samebits.sweeps.progress import counted
@@ -88,7 +88,7 @@ class Ledger:
 
     def __init__(self, project: Program, directory: Path) -> None:
         self.project, self.directory = project, directory
-        self._of_now = partial(override_of_now, project)
+        self._translated = partial(translate_override, project)
         self._book: dict[str, Any] = {}
         self.refresh()
 
@@ -100,7 +100,7 @@ class Ledger:
     @property
     def swept(self) -> list[str]:
         """Return the keys in which the jobs differ."""
-        return list(map(self._of_now, self._book.get("swept", [])))
+        return list(map(self._translated, self._book.get("swept", [])))
 
     @property
     def follows(self) -> dict[str, list[str]]:
@@ -128,7 +128,7 @@ class Ledger:
         for entry in self._book.get("jobs", []):
             if Path(entry["key"]).name != entry["key"] or entry["key"] == "..":  # "../x" would run a job elsewhere
                 raise ConfigError(f"{self.directory / SWEEP}: the job {entry['key']!r} is not a folder name")
-            job = Job(entry["number"], tuple(map(self._of_now, entry["overrides"])), self.directory / entry["key"])
+            job = Job(entry["number"], tuple(map(self._translated, entry["overrides"])), self.directory / entry["key"])
             self._index(job, entry.get("identity") or entry["key"].rpartition("_")[2])
 
     def _index(self, job: Job, identity: str | None) -> None:
@@ -215,7 +215,7 @@ class Ledger:
         """Hold the lock for changes of sweep.json. The kernel releases it if the process is killed."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            enter(self.directory, self._by_key)
+            check_run_dir(self.directory, self._by_key)
             lock = Lock(self.directory / ".lock", wait=True)
         except OSError as error:
             why = error.strerror

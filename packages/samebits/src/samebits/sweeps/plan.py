@@ -254,11 +254,11 @@ def write(
 
 
 def adapt(ledger: Ledger, combinations: Sequence[Combination], jobs: Sequence[Job], composer: Composer) -> None:
-    """Update the saved configs of known jobs. Only groups in Project.beside are updated, because they do not change
-    results: values of this command that the job's own command did not set replace the saved ones."""
+    """Update the saved configs of known jobs. Only groups in Project.neutral_groups are updated, because they do not
+    change results: values of this command that the job's own command did not set replace the saved ones."""
     for combination, job in zip(combinations, jobs):
         keys = {text: text.partition("=")[0] for text in combination.overrides if text not in job.overrides}
-        given = {text: key for text, key in keys.items() if re.split(r"[./@]", key)[0] in ledger.project.beside}
+        given = {text: key for text, key in keys.items() if re.split(r"[./@]", key)[0] in ledger.project.neutral_groups}
         if not given:
             continue
         cfg = DictConfig(composer.job(job.number, job.key, combination.overrides))

@@ -179,7 +179,7 @@ class Pool(Launch):
 
 
 def run_in_pool(work: Work, config: PoolConfig) -> signal.Signals | None:
-    """Run the jobs in a pool on this machine; see Launch.run."""
+    """Run the jobs in a pool on this machine. Return the signal that stopped them early, or None."""
     import torch  # noqa: F401 - imported once for all jobs
 
     # count all jobs of the command, including ended ones: the number of cores per job changes rounding, so it must not

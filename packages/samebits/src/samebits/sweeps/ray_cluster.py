@@ -139,7 +139,7 @@ class Tasks(Launch):
 
 
 def run_on_ray(work: Work, config: RayConfig) -> signal.Signals | None:
-    """Run the jobs on a Ray cluster; see Launch.run."""
+    """Run the jobs on a Ray cluster. Return the signal that stopped them early, or None."""
     import ray
 
     address = config.address or os.environ.get("RAY_ADDRESS")

@@ -219,7 +219,7 @@ def _slurm(command: list[str]) -> str:
 
 
 def run_on_slurm(work: Work, config: SlurmConfig) -> signal.Signals | None:
-    """Run the jobs as SLURM batch jobs; see Launch.run."""
+    """Run the jobs as SLURM batch jobs. Return the signal that stopped them early, or None."""
     # sbatch passes environment variables to the jobs, but not this script's entry in sys.path
     os.environ["PYTHONPATH"] = python_path(work.ledger.project.root)
     return Batch(work, config).run()

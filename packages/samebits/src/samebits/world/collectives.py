@@ -208,7 +208,7 @@ def to_host(values: Tensor) -> Any:
     return values.tolist()
 
 
-def on_host(values: Tensor) -> Tensor:
+def to_cpu(values: Tensor) -> Tensor:
     """Return the tensor on the CPU; see `to_host`."""
     return values.cpu()
 

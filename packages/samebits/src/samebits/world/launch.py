@@ -97,9 +97,9 @@ class RankLauncher:
             return
         if not again:
             self.signalled, self._signalled_at = signal.Signals(number), now
-        self._tell(number)
+        self._signal_ranks(number)
 
-    def _tell(self, number: int) -> None:
+    def _signal_ranks(self, number: int) -> None:
         for process in self._processes:
             if process.exitcode is None:
                 with suppress(ProcessLookupError):
@@ -136,7 +136,7 @@ class RankLauncher:
                         process.start()
                     self._processes = processes
                     if self.signalled is not None:  # the signal came before a rank was started
-                        self._tell(self.signalled)
+                        self._signal_ranks(self.signalled)
                 self._wait(directory)
             finally:
                 for process in processes:

@@ -150,13 +150,13 @@ class Rendezvous:
                 raise ConfigError(problem)
         except ConfigError as error:
             status = error.status if isinstance(error, Cancelled) else MISTAKE
-            _at_most(HEAR_S, lambda: self._tell(str(status), list(answers)))
+            _at_most(HEAR_S, lambda: self._publish_verdict(str(status), list(answers)))
             raise
         finally:
             (directory / TOKEN).unlink()
         store().set(VERDICT, "go")
 
-    def _tell(self, verdict: str, hear: list[int]) -> None:
+    def _publish_verdict(self, verdict: str, hear: list[int]) -> None:
         """Publish the decision. Wait until the followers in `hear` have read it, because the store ends afterwards."""
         store().set(VERDICT, verdict)
         Wait("").until(lambda: store().check([f"heard/{index}" for index in hear]))

@@ -122,7 +122,7 @@ class HangWatchdog:
     def running(self) -> Iterator[HangWatchdog]:
         """Run the watch thread within the block."""
         if self.timeout_s is None and self.size == 1:
-            self._tell(1)
+            self._send_heartbeat(1)
             yield self
             return
         thread = threading.Thread(target=timer.saying(HELD, self._work), name="watch", daemon=True)
@@ -133,9 +133,9 @@ class HangWatchdog:
             finally:
                 self._over.set()
                 thread.join()
-                self._tell(self.SLOW_TIMEOUTS)  # allows time for the teardown
+                self._send_heartbeat(self.SLOW_TIMEOUTS)  # allows time for the teardown
 
-    def _tell(self, limit: float) -> None:
+    def _send_heartbeat(self, limit: float) -> None:
         """Send a heartbeat to the parent or, without a parent, rearm the timer."""
         limit_s = None if self.timeout_s is None else limit * self.timeout_s
         beat(limit_s)
@@ -144,11 +144,11 @@ class HangWatchdog:
 
     def _work(self) -> None:
         seen = time.monotonic()
-        self._tell(self._mark.limit)
+        self._send_heartbeat(self._mark.limit)
         while not self._over.wait(POLL_S):
             now = time.monotonic()
             mark = self.latest()
-            self._tell(mark.limit)
+            self._send_heartbeat(mark.limit)
             if now - seen > 10 * POLL_S:  # the process was stopped (Ctrl-Z): that time does not count
                 self._mark = replace(mark, at=mark.at + now - seen)
             else:
@@ -208,7 +208,7 @@ class HangWatchdog:
             while len(reports) < self.size and time.monotonic() < until:
                 if self._over.wait(POLL_S):
                     return
-                self._tell(mark.limit)
+                self._send_heartbeat(mark.limit)
                 reports = [Report(**found) for found in self._board.reports()] or [own]
         found = verdict(reports, self.size, self.timeout_s)
         if found is None:

@@ -205,18 +205,18 @@ class Loader:
                 if self._change is not None and self.plan.begins_step(k):  # type: ignore[attr-defined]
                     stream.close()
                     change, self._change = self._change, None
-                    self.plan = self.plan.changed(k, change)  # type: ignore[attr-defined]
+                    self.plan = self.plan.reordered(k, change)  # type: ignore[attr-defined]
                     stream, k = self._source.stream(self.plan), 0
                 self._waits.begin()
                 pair = next(stream, None)
                 self._waits.end()
                 if pair is None:
                     return
-                batch, numbers = pair
-                out = [batch if self.transform is None else self._transformed(batch, numbers, k)]
+                batch, sample_ids = pair
+                out = [batch if self.transform is None else self._transformed(batch, sample_ids, k)]
                 if self._with_rows:
-                    out = [self._with_row(out.pop(), numbers, k)]
-                del pair, batch, numbers
+                    out = [self._with_row(out.pop(), sample_ids, k)]
+                del pair, batch, sample_ids
                 k += 1
                 yield from drain(out)
         finally:
@@ -232,24 +232,24 @@ class Loader:
             self._begun[1].close()
             self._begun = None
 
-    def _with_row(self, batch: Batch, numbers: Tensor, k: int) -> Batch:
+    def _with_row(self, batch: Batch, sample_ids: Tensor, k: int) -> Batch:
         if "row" in batch:
             raise ConfigError(
                 "data: a field is called 'row', which is reserved for the row of the data set "
                 "(`needs_sample_ids = True`) - give it another name in data.fields"
             )
         # sample ids of an evaluation are rows, or -1 for padding
-        row = numbers.clone() if self.size_and_count is not None else indices_on(self.device, self.plan(k)[1])  # type: ignore[index]
+        row = sample_ids.clone() if self.size_and_count is not None else indices_on(self.device, self.plan(k)[1])  # type: ignore[index]
         if getattr(self.plan, "padded", False):
-            row = torch.where(numbers < 0, -1, row)
+            row = torch.where(sample_ids < 0, -1, row)
         return {**batch, "row": row}
 
-    def _transformed(self, batch: Batch, numbers: Tensor, k: int) -> Batch:
+    def _transformed(self, batch: Batch, sample_ids: Tensor, k: int) -> Batch:
         assert self.transform is not None
-        with self._samples.transforming(numbers):
+        with self._samples.transforming(sample_ids):
             if getattr(self.transform, "takes_rows", False):
-                return self.transform(batch, numbers, self.plan(k)[1])  # type: ignore[index]
-            return self.transform(batch, numbers)
+                return self.transform(batch, sample_ids, self.plan(k)[1])  # type: ignore[index]
+            return self.transform(batch, sample_ids)
 
     def close(self) -> None:
         """Stop threads and workers. It can be called twice."""

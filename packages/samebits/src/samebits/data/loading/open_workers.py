@@ -72,8 +72,8 @@ def _trial_plan(plan: Plan, rows: int) -> Plan:
     """Return an endless plan of the plan's batches, cut to their first `rows` rows."""
 
     def trial(k: int) -> tuple[np.ndarray, np.ndarray] | None:
-        numbers, of = plan(k) or plan(0)  # type: ignore[misc]
-        return numbers[:rows], of[:rows]
+        sample_ids, of = plan(k) or plan(0)  # type: ignore[misc]
+        return sample_ids[:rows], of[:rows]
 
     return trial
 
@@ -97,11 +97,11 @@ def _best(make: Callable[[int], Any], plan: Plan, cores: int) -> tuple[int, dict
 def _rate(source: Any, plan: Plan, skip: int) -> float:
     """Return samples per second, not counting the start and the `skip` batches that were made during it."""
     stream, done, began = source.stream(plan), 0, 0.0
-    for i, (_, numbers) in enumerate(stream):
+    for i, (_, sample_ids) in enumerate(stream):
         if i == skip:
             began = time.perf_counter()
         elif i > skip:
-            done += len(numbers)
+            done += len(sample_ids)
             if i >= 3 * skip and time.perf_counter() - began > _TRIAL_S:
                 break
     stream.close()

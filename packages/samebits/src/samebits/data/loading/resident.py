@@ -56,14 +56,14 @@ class Resident:
             self._held = self._load()
         k = 0
         while found := self._parts(plan, k):
-            sizes = [len(numbers) for numbers, _ in found]
-            numbers, rows = (indices_on(self.device, np.concatenate(arrays)) for arrays in zip(*found, strict=True))
+            sizes = [len(sample_ids) for sample_ids, _ in found]
+            sample_ids, rows = (indices_on(self.device, np.concatenate(arrays)) for arrays in zip(*found, strict=True))
             k += len(found)
             group = min(max(1, _GROUP_BYTES // max(1, self._row_bytes * max(sizes))), GROUP_MOST)
             begin = 0
             for i in range(0, len(sizes), group):
                 end = begin + sum(sizes[i : i + group])
-                parts = split(self._index(self._held, rows[begin:end]), numbers[begin:end], sizes[i : i + group])
+                parts = split(self._index(self._held, rows[begin:end]), sample_ids[begin:end], sizes[i : i + group])
                 begin = end
                 yield from drain(parts)
 

@@ -45,7 +45,7 @@ class _Job:
     told: range  # call `advise` with the rows of these micro-batches
     cancelled: bool = False
     sizes: list[int] = field(default_factory=list)
-    numbers: Tensor | None = None
+    sample_ids: Tensor | None = None
     batch: Batch | None = None
     sent: Sent | None = None  # if it is copied to the GPU
     error: BaseException | None = None
@@ -58,8 +58,8 @@ class _Job:
         found = [part for part in parts if part is not None]
         if not found:
             return None
-        numbers, rows = found[0] if len(found) == 1 else map(np.concatenate, zip(*found, strict=True))
-        return [len(part[0]) for part in found], numbers, rows
+        sample_ids, rows = found[0] if len(found) == 1 else map(np.concatenate, zip(*found, strict=True))
+        return [len(part[0]) for part in found], sample_ids, rows
 
 
 class _Filler:
@@ -91,22 +91,22 @@ class _Filler:
         found = job.rows()
         if found is None:
             return
-        job.sizes, numbers, rows = found
+        job.sizes, sample_ids, rows = found
         if job.told and (later := job.rows(job.told)) is not None:
             self.dataset.advise(later[2])
-        job.numbers = torch.from_numpy(numbers)
+        job.sample_ids = torch.from_numpy(sample_ids)
         if self.ragged:
             job.batch, slot = self.dataset.gather(rows, None), None
         else:
             job.batch, slot = self.slots.take(len(rows))
             self.dataset.gather(rows, job.batch)
         if self.side is not None:
-            job.sent = self.side.send(job.batch, self.side.cuda.locked(job.numbers))
+            job.sent = self.side.send(job.batch, self.side.cuda.locked(job.sample_ids))
             if slot is None:
                 job.sent.copied.synchronize()  # the data set's memory: only `job` keeps it until the copy is done
             else:
                 slot.copied = job.sent.copied
-            job.batch = job.numbers = None
+            job.batch = job.sample_ids = None
 
 
 def _never_preempt() -> None:
@@ -183,16 +183,16 @@ class Ring:
         """Yield the micro-batches of a job. Keep no reference to them, nor, after the last one, to the job's memory."""
         if job.sent is not None:
             assert self._filler.side is not None
-            batch, numbers = self._filler.side.receive(job.sent)
+            batch, sample_ids = self._filler.side.receive(job.sent)
         else:
             assert job.batch is not None
-            assert job.numbers is not None
-            batch, numbers = job.batch, job.numbers
+            assert job.sample_ids is not None
+            batch, sample_ids = job.batch, job.sample_ids
             if self.device.type != "cpu":
-                batch, numbers = to_device(batch, self.device), numbers.to(self.device)
+                batch, sample_ids = to_device(batch, self.device), sample_ids.to(self.device)
         job.batch = job.sent = None
-        parts = split(batch, numbers, job.sizes)
-        del batch, numbers
+        parts = split(batch, sample_ids, job.sizes)
+        del batch, sample_ids
         yield from drain(parts)
 
     def _submit(self, plan: Plan, begin: int, end: int, jobs: deque[_Job], told: Callable[[int, int], range]) -> int:

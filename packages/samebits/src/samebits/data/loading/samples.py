@@ -173,9 +173,9 @@ class Samples:
         which = f"{what}{'s' * (len(rows) != 1)} {shown}" if len(rows) else f"some {what}s"
         return f"{self.name}, {which}" + (f" of split {self._split}" if self._split else "")
 
-    def transforming(self, numbers: Tensor) -> AbstractContextManager[None]:
+    def transforming(self, sample_ids: Tensor) -> AbstractContextManager[None]:
         """Return a context in which data.transforms run on the batch of these samples."""
-        return _Making(self, numbers, "data.transforms", "sample number")
+        return _Making(self, sample_ids, "data.transforms", "sample number")
 
     def sample(self, number: int, row: int) -> Any:
         """Return the sample at `row`, with the random numbers of sample id `number`."""
@@ -186,9 +186,9 @@ class Samples:
         seed_sample(self._seed, number)
         return self.dataset[row]
 
-    def collated(self, numbers: Sequence[int], rows: Sequence[int]) -> Batch:
+    def collated(self, sample_ids: Sequence[int], rows: Sequence[int]) -> Batch:
         """Return the batch that the data set's `collate` makes of these samples."""
-        samples = [self.sample(number, row) for number, row in zip(numbers, rows, strict=True)]
+        samples = [self.sample(number, row) for number, row in zip(sample_ids, rows, strict=True)]
         nothing = [row for row, sample in zip(rows, samples, strict=True) if sample is None]
         with _Making(self, nothing or rows, "collate, of samples that are None" if nothing else "collate"):
             batch = self.dataset.collate(samples)
@@ -209,12 +209,12 @@ class Samples:
         with _Making(self, [row]):
             return spec_of(self._draw(number, row))
 
-    def fill(self, numbers: list[int], rows: np.ndarray, spec: Spec, batch: Batch) -> None:
+    def fill(self, sample_ids: list[int], rows: np.ndarray, spec: Spec, batch: Batch) -> None:
         """Write the samples `rows` to batch, (B, ...) by field, each with the random numbers of its sample id."""
         if self.has("gather"):
             self.gather(rows, batch)
             return
-        for i, (number, row) in enumerate(zip(numbers, rows.tolist(), strict=True)):
+        for i, (number, row) in enumerate(zip(sample_ids, rows.tolist(), strict=True)):
             with _Making(self, [row]):
                 write_sample(self._draw(number, row), spec, batch, i)
 
@@ -275,23 +275,23 @@ class InProcess:
             yield from drain(pair)
             k += 1
 
-    def _make(self, numbers: np.ndarray, rows: np.ndarray) -> Batch:
+    def _make(self, sample_ids: np.ndarray, rows: np.ndarray) -> Batch:
         samples = self._samples
         if samples.has("collate"):
-            return samples.collated(numbers.tolist(), rows.tolist())
-        spec = samples.spec_of(int(numbers[0]), int(rows[0]))
+            return samples.collated(sample_ids.tolist(), rows.tolist())
+        spec = samples.spec_of(int(sample_ids[0]), int(rows[0]))
         batch = empty_batch(spec, len(rows), torch.empty if self._side is None else self._side.cuda.empty)
-        samples.fill(numbers.tolist(), rows, spec, batch)
+        samples.fill(sample_ids.tolist(), rows, spec, batch)
         return batch
 
     def close(self) -> None:
         """Do nothing."""
 
 
-def deliver(batch: Batch, numbers: Tensor, device: torch.device, side: SideStream | None) -> tuple[Batch, Tensor]:
+def deliver(batch: Batch, sample_ids: Tensor, device: torch.device, side: SideStream | None) -> tuple[Batch, Tensor]:
     """Return a batch of new memory and its sample ids on the device. side: SideStream.of(device)."""
     if side is None:
-        return to_device(batch, device), numbers.to(device)
+        return to_device(batch, device), sample_ids.to(device)
     locked = side.cuda.locked
     batch = {field: locked(value) if isinstance(value, Tensor) else value for field, value in batch.items()}
-    return side.receive(side.send(batch, locked(numbers)))
+    return side.receive(side.send(batch, locked(sample_ids)))

@@ -72,7 +72,7 @@ class Sent(NamedTuple):
     """A batch that is being copied to the GPU. copied: the event after its copy."""
 
     batch: dict[str, Tensor]
-    numbers: Tensor
+    sample_ids: Tensor
     copied: Any
 
 
@@ -88,11 +88,11 @@ class SideStream:
         """Return a side stream for the device; None if it is not a CUDA device."""
         return cls(Cuda(device)) if device.type == "cuda" else None
 
-    def send(self, batch: dict[str, Tensor], numbers: Tensor) -> Sent:
+    def send(self, batch: dict[str, Tensor], sample_ids: Tensor) -> Sent:
         """Enqueue the copies. Lists (of strings) stay on the host."""
         with self.cuda.use(self._stream):
             there = {k: self.cuda.copy(v) if isinstance(v, Tensor) else v for k, v in batch.items()}
-            sent = Sent(there, self.cuda.copy(numbers), self.cuda.event())
+            sent = Sent(there, self.cuda.copy(sample_ids), self.cuda.event())
             sent.copied.record(self._stream)
         return sent
 
@@ -100,7 +100,7 @@ class SideStream:
         """Return the batch and its sample ids, for use on the stream on which this thread computes."""
         computing = self.cuda.computing()
         computing.wait_event(sent.copied)
-        for value in (*sent.batch.values(), sent.numbers):
+        for value in (*sent.batch.values(), sent.sample_ids):
             if isinstance(value, Tensor):  # allocated on the side stream: not reused before this stream is done
                 value.record_stream(computing)
-        return sent.batch, sent.numbers
+        return sent.batch, sent.sample_ids

@@ -118,12 +118,12 @@ def drain(batches: list[T]) -> Iterator[T]:
         yield batches.pop()
 
 
-def split(batch: Batch, numbers: Tensor, sizes: list[int]) -> list[tuple[Batch, Tensor]]:
+def split(batch: Batch, sample_ids: Tensor, sizes: list[int]) -> list[tuple[Batch, Tensor]]:
     """Divide a batch into micro-batches of these sizes and return them in reverse order."""
     if len(sizes) == 1:
-        return [(batch, numbers)]
+        return [(batch, sample_ids)]
     # "unsafe" means that autograd does not treat the parts as views of one tensor, so writing to one is allowed
-    columns = [torch.unsafe_split_with_sizes(tensor, sizes) for tensor in (*batch.values(), numbers)]
+    columns = [torch.unsafe_split_with_sizes(tensor, sizes) for tensor in (*batch.values(), sample_ids)]
     parts = zip(*map(reversed, columns), strict=True)
     return [(dict(zip(batch, values, strict=False)), values[-1]) for values in parts]
 

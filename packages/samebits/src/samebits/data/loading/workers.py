@@ -134,7 +134,7 @@ class Workers:
                 return
             yield self._receive(workers.popleft())
 
-    def _submit(self, worker: int, numbers: np.ndarray, rows: np.ndarray) -> None:
+    def _submit(self, worker: int, sample_ids: np.ndarray, rows: np.ndarray) -> None:
         slot = next((i for i in range(len(self._slots)) if self._free(i)), None)
         if slot is None:  # _deliver leaves one free, unless copies to the GPU are pending
             for copied in self._copied:
@@ -143,7 +143,7 @@ class Workers:
             slot = next(i for i in range(len(self._slots)) if self._free(i))
         assert len(rows) <= self._layout.capacity
         indices, _ = self._layout.views(self._slots[slot], len(rows))
-        indices.copy_(torch.from_numpy(np.stack([numbers, rows])))
+        indices.copy_(torch.from_numpy(np.stack([sample_ids, rows])))
         self._working.add(slot)
         self._unanswered[worker].append((slot, len(rows)))
         try:
@@ -190,13 +190,13 @@ class Workers:
             sent = self._side.send(batch, indices[0])
             self._copied[slot] = sent.copied
             return self._side.receive(sent)
-        numbers = indices[0].clone()
+        sample_ids = indices[0].clone()
         if self.device.type != "cpu":
-            return to_device(batch, self.device), numbers.to(self.device)
+            return to_device(batch, self.device), sample_ids.to(self.device)
         held = sum(not self._free(i) for i in range(len(self._slots)) if i not in self._working and i != slot)
         if held >= _SPARE - 1 or not CAN_REUSE:  # copy, so that slots do not run out
-            return {field: value.clone() for field, value in batch.items()}, numbers
-        return batch, numbers
+            return {field: value.clone() for field, value in batch.items()}, sample_ids
+        return batch, sample_ids
 
     def _death(self, worker: int) -> DataFailed:
         """Close the workers, and return the error for one that died."""

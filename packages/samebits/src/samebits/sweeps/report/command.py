@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from samebits.errors import ConfigError, arguments_of_now, plain_output
+from samebits.errors import ConfigError, plain_output, translate_arguments
 from samebits.project import Project
 from samebits.sweeps.report.analyse import best_group, check_choice, groups
 from samebits.sweeps.report.best import best_command, save_best
@@ -28,7 +28,7 @@ RENAMED = {
 
 def report(project: Project) -> int:
     """Run the command. Return the exit status."""
-    args = parser().parse_args(arguments_of_now(sys.argv[1:], RENAMED))
+    args = parser().parse_args(translate_arguments(sys.argv[1:], RENAMED))
     plain_output()
     try:
         write_report(project, args)

@@ -19,7 +19,7 @@ from samebits.code import ENVIRONMENT, Code, codes_of
 from samebits.files import read_json, records
 from samebits.project import Project
 from samebits.runs import NOT_COMPUTED, files_of, is_claimed
-from samebits.saved import CONFIG, OVERRIDES, enter, load_flat, load_plain, override_of_now
+from samebits.saved import CONFIG, OVERRIDES, check_run_dir, load_flat, load_plain, translate_override
 from samebits.status import METRICS, RESULT, STATUS
 
 log = logging.getLogger("samebits")
@@ -139,7 +139,7 @@ class Study:
 def read_job(project: Project, path: Path, number: int, overrides: tuple[str, ...], key: str | None = None) -> Job:
     """Read one run directory in any state; a missing one is a queued job. overrides: used if the directory has no
     overrides.yaml."""
-    enter(path)
+    check_run_dir(path)
     status = read_json(path / STATUS)
     curves, seconds = read_metrics(path / METRICS)
     state = status.get("status", "queued")
@@ -153,7 +153,9 @@ def read_job(project: Project, path: Path, number: int, overrides: tuple[str, ..
         key=key or path.name,
         number=number,
         path=path,
-        overrides=tuple(override_of_now(project, str(one)) for one in load_plain(path / OVERRIDES, list) or overrides),
+        overrides=tuple(
+            translate_override(project, str(one)) for one in load_plain(path / OVERRIDES, list) or overrides
+        ),
         status="queued" if state == "created" else state,
         error=error[0] if error else None,
         traceback=status.get("traceback"),

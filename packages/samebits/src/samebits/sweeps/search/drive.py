@@ -58,8 +58,8 @@ def run_search(
 ) -> None:
     """Run trials until hydra.sweeper.n_trials have ended, including trials of earlier commands.
 
-    master: the config of the command. options: hydra.sweeper. Raise ConfigError before anything is written; afterwards
-    the exceptions of `conclude`.
+    master: the config of the command. options: hydra.sweeper. Raise ConfigError before anything is written. When the
+    jobs have ended, raise RunFailed if some failed, SystemExit(75) if the sweep was stopped early.
     """
     quiet()
     from optuna.exceptions import StorageInternalError

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from samebits.checkpoints.integrity import (
     WHOLE,
-    Share,
+    RankShare,
     Summing,
     check_files,
     check_sums,
@@ -42,11 +42,11 @@ from samebits.checkpoints.integrity import (
 from samebits.errors import RunFailed
 from samebits.files import check_regular, sync_folder
 from samebits.schema import misfits
-from samebits.shards import is_part, is_sharded
+from samebits.shards import is_dtensor, is_sharded
 from samebits.world import World
 
 SUFFIX, REST, INDEX = ".dcp", "rest.pt", ".metadata"
-PARTS = ("model", "ema", "optimizer")
+ENTRIES = ("model", "ema", "optimizer")
 _DCP = "torch.distributed.checkpoint"
 _METADATA = ["Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "MetadataIndex"]
 _METADATA += ["StorageMeta", "BytesStorageMetadata", "_MEM_FORMAT_ENCODING"]
@@ -138,7 +138,7 @@ def split(payload: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     for number, values in payload["optimizer"]["state"].items():
         kept[number] = {name: value for name, value in values.items() if not isinstance(value, Tensor)}
         tensors |= {f"optimizer.{number}.{k}": value for k, value in values.items() if isinstance(value, Tensor)}
-    rest = {key: value for key, value in payload.items() if key not in PARTS}
+    rest = {key: value for key, value in payload.items() if key not in ENTRIES}
     rest["optimizer"] = payload["optimizer"] | {"state": kept}
     return tensors, rest
 
@@ -161,7 +161,7 @@ def joined(tensors: Mapping[str, Tensor], rest: dict[str, Any]) -> dict[str, Any
     return payload
 
 
-def head(path: Path, share: Share | None = WHOLE) -> dict[str, Any]:
+def head(path: Path, share: RankShare | None = WHOLE) -> dict[str, Any]:
     """Return the payload without its tensors; "shards" is the directory. Raise if a file is missing or damaged.
 
     share: (rank, ranks), the part of the files whose CRC-32 this rank checks; None: check sizes only.
@@ -200,9 +200,12 @@ class _Index(pickle.Unpickler):
 
 
 def load(
-    path: Path, parts: Collection[str] = PARTS, template: Template = lambda key: None, share: Share | None = WHOLE
+    path: Path,
+    entries: Collection[str] = ENTRIES,
+    template: Template = lambda key: None,
+    share: RankShare | None = WHOLE,
 ) -> dict[str, Any]:
-    """Return the payload. share: see `head`.
+    """Return the payload. entries: keys whose tensors are loaded. share: see `head`.
 
     A tensor with a template of its shape is read as this rank's shard; any other is read whole, on the CPU.
     """
@@ -224,7 +227,7 @@ def load(
         room -= index[key].size.numel() * index[key].properties.dtype.itemsize
         if room < 0 or sum(chunk.sizes.numel() for chunk in index[key].chunks) != index[key].size.numel():
             raise ValueError(f"{INDEX}: the shape of {key}, {tuple(index[key].size)}, does not fit the saved data")
-        if key.split(".", 1)[0] in parts:
+        if key.split(".", 1)[0] in entries:
             stored, like = index[key], template(key)
             dtype = stored.properties.dtype
             in_part = like is not None and like.shape == stored.size
@@ -235,19 +238,23 @@ def load(
             dcp.load(tensors, storage_reader=reader, no_dist=True)
         except dcp.api.CheckpointException as error:  # a BaseException
             raise ValueError(f"{path} cannot be read: {next(iter(error.failures.values()))[0]}") from error
-    if "optimizer" not in parts:
+    if "optimizer" not in entries:
         rest["optimizer"] = {"state": {}, "param_groups": []}
     return joined(tensors, rest)
 
 
 def reshard_like(
-    payload: dict[str, Any], model: nn.Module, optimizer: Any = None, parts: Collection[str] = PARTS
+    payload: dict[str, Any], model: nn.Module, optimizer: Any = None, entries: Collection[str] = ENTRIES
 ) -> dict[str, Any]:
-    """Return the payload, from a file or a directory's `head`, with its tensors sharded in the same way as `model`."""
+    """Return the payload with its tensors sharded in the same way as `model`.
+
+    payload: as `load_lazily` returns it. If it has no tensors, they are read from its directory. entries: keys of the
+    payload whose tensors are read.
+    """
     template = templates(model, optimizer)
     if "shards" in payload:
         with reading(Path(payload["shards"])):
-            return load(Path(payload["shards"]), parts, template, share=None)
+            return load(Path(payload["shards"]), entries, template, share=None)
     if not is_sharded(model):
         return payload
     tensors, rest = split(payload)
@@ -266,7 +273,7 @@ def templates(model: nn.Module, optimizer: Any) -> Template:
             like = parameters[number] if number < len(parameters) else None
         else:
             like = weights.get(name)
-        return like if is_part(like) else None
+        return like if is_dtensor(like) else None
 
     return template
 
