@@ -665,5 +665,6 @@ NAMES: list[tuple[Any, ...]] = [
     ("samebits/targets/nodes.py", "if name in asked and name not in given}", "if name in asked}",
      "tests/lab/test_run_values.py::test_nodes_at_any_depth"),
     ("samebits/steps/seed.py", "            buffer.copy_(value)", "            pass", "tests/lab/test_outputs.py"),
-    ("samebits/steps/seed.py", "        _set_states(states, self._device)", "        pass", "tests/lab/test_outputs.py"),
+    ("samebits/steps/seed.py", "        _set_states(states, self._device)", "        pass",
+     "tests/lab/test_outputs.py"),
 ]
