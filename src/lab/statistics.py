@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 from torch import Tensor
 
 from lab.config import Config
@@ -51,8 +51,8 @@ def with_statistics(
     for name, node in mixed_parts(config.cfg.data).items():
         for other in asked(node):
             raise ConfigError(
-                f"data.parts.{name}.transforms.{other}: auto is only possible in data.transforms, which get the samples "
-                "of all parts - give numbers"
+                f"data.parts.{name}.transforms.{other}: auto works only in data.transforms, which get the samples of "
+                "all parts - give numbers"
             )
     known: dict[str, Any] = {}
     for name in asked(config.cfg.data):
@@ -82,10 +82,9 @@ def with_stored(cfg: DictConfig, directory: Path) -> DictConfig:
 
 def asked(data: Any) -> list[str]:
     """Return the names of the entries of data.transforms whose mean or std is auto. data: the group, or a part."""
-    nodes = {
-        n: node for n, node in (data.get("transforms") or {}).items() if AUTO in (node.get("mean"), node.get("std"))
-    }
-    kinds = {n: locate(PROJECT, node["_target_"], f"data.transforms.{n}") for n, node in nodes.items()}
+    nodes = data.get("transforms") or {}
+    found = {name: node for name, node in nodes.items() if AUTO in (node.get("mean"), node.get("std"))}
+    kinds = {name: locate(PROJECT, node["_target_"], f"data.transforms.{name}") for name, node in found.items()}
     return [name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Normalize)]
 
 
@@ -96,7 +95,7 @@ def _filled(cfg: DictConfig, known: dict[str, Any]) -> DictConfig:
         node = cfg.data.transforms[name]
         with open_dict(node):
             for key in ("mean", "std"):
-                given = values[key] if node[key] == AUTO else OmegaConf.to_container(node[key])
+                given = values[key] if node[key] == AUTO else list(node[key])
                 node[key] = given * len(values["mean"]) if len(given) == 1 else given
             node.dim = values["dim"]
     return cfg
@@ -107,8 +106,8 @@ def _stored(directory: Path, name: str) -> Any:
     values = read_json(directory / FILE).get(key)
     if values is None:
         raise ConfigError(
-            f"{key}.mean, {key}.std: auto, but {directory / FILE} has no values of this transform, which a run computes "
-            "when it begins - copy the file from the original run, or give numbers"
+            f"{key}.mean, {key}.std: auto, but {directory / FILE} does not have the values of this transform, "
+            "which a run computes when it begins - copy the file from the original run, or give numbers"
         )
     lists = [values.get("mean"), values.get("std")] if isinstance(values, dict) else [None]
     if not all(isinstance(one, list) and one and all(type(v) in (int, float) for v in one) for one in lists):
@@ -194,7 +193,7 @@ def _measured(
     with _loader(config, dataset, [_probed(dataset), *(rows for _, rows in places)], recorded) as loader:
         batches = iter(loader)
         x = _field(key, field, next(batches))
-        shape, dim = tuple(x.shape), _dim(key, nodes[name].get("dim", AUTO), x, spec.get(field))
+        shape, dim = tuple(x.shape), _dim(key, field, nodes[name].get("dim", AUTO), x, spec.get(field))
         table = np.tile(np.array(EMPTY)[:, None], (SEGMENTS, 1, 1 if dim is None else shape[dim] if x.ndim > 1 else 1))
         table[[k for k in range(SEGMENTS) if k % world.size != world.rank]] = 0
         for (k, _), batch in zip(places, batches):
@@ -202,7 +201,7 @@ def _measured(
             x = _field(key, field, batch)
             if tuple(x.shape[1:]) != shape[1:] or f"{field}_length" in batch:
                 raise ConfigError(
-                    f"{key}: the samples of {field} differ in length, so auto would include their padding - give numbers"
+                    f"{key}: the samples of {field} differ in length, and auto would include padding - give numbers"
                 )
             table[k] = _merged(table[k], _moments(key, field, _columns(x, dim)))
     # one rank has the values of a segment and the others have 0, so that the sum is exact
@@ -228,14 +227,13 @@ def _field(key: str, field: str, batch: Batch) -> Tensor:
     return x
 
 
-def _dim(key: str, given: Any, x: Tensor, raw: Any) -> int | None:
+def _dim(key: str, field: str, given: Any, x: Tensor, raw: Any) -> int | None:
     """Return the dimension of a batch with the columns or channels; None: one mean and std for all values."""
     shape, pixels = tuple(x.shape[1:]), raw is None or raw[1] in (torch.uint8, torch.uint16)
     if given != AUTO:
         if given is not None and not (-len(shape) <= given < 0 or 0 < given <= max(1, len(shape))):
-            raise ConfigError(
-                f"{key}.dim={given}: {x.ndim} dimensions of a batch {('B', *shape)} - give another, or null"
-            )
+            batch = f"(B, {', '.join(map(str, shape))})"
+            raise ConfigError(f"{key}.dim={given}: {field} has the shape {batch} - give another dimension, or null")
         return given  # type: ignore[no-any-return]
     if len(shape) == 2 and raw is not None and pixels:
         return None  # (H, W)
@@ -261,7 +259,8 @@ def _moments(key: str, field: str, x: np.ndarray) -> np.ndarray:
     high = (np.where(missing, -np.inf, x) if some else x).max(axes)
     if (wrong := np.isinf(low + high) & (count > 0)).any():
         raise ConfigError(
-            f"{key}: {field} contains inf in column {int(np.flatnonzero(wrong)[0])}, so it has no mean - correct the data"
+            f"{key}: {field} contains inf in column {int(np.flatnonzero(wrong)[0])}, so it has no mean - correct the data, "
+            "or give numbers"
         )
 
     def away(center: np.ndarray) -> np.ndarray:

@@ -172,8 +172,8 @@ class Normalize(_PerField):
     """Compute (x - mean) / std. mean, std: one number per channel, or one for all; auto: those of the training rows,
     which a run computes and saves (lab.statistics).
 
-    dim: dimension of the channels in a batch. auto: 1, as in (B, C, ...); if mean or std is auto, see docs/transforms.md.
-    null: mean and std are for all values.
+    dim: dimension of the channels in a batch; null: mean and std are for all values. auto: 1, as in (B, C, ...); if
+    mean or std is auto, see docs/transforms.md.
     """
 
     random = False
@@ -201,9 +201,7 @@ class Normalize(_PerField):
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
         """Return the normalized values. Raise ConfigError if dtype or channels do not fit."""
         if self._numbers is None:
-            raise ConfigError(
-                "data.transforms: Normalize has auto, but only a run computes mean and std - give numbers"
-            )
+            raise ConfigError("data.transforms: Normalize.mean=auto: only a run computes it - give numbers here")
         if not x.is_floating_point():
             raise ConfigError(f"data.transforms: Normalize got {x.dtype}; put ToFloat before it")
         mean, std = self._numbers.on(x.device)
