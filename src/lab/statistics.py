@@ -35,7 +35,8 @@ FILE = "statistics.json"
 SEGMENTS = (
     64  # the rows are divided into this number of parts for any number of ranks, so that the sums have equal bits
 )
-CHUNK = 1 << 20  # values that are in memory as float64
+CHUNK = 1 << 18  # values of a batch; small enough for a core's cache as float64
+SOME_ROWS = 256  # enough rows for measurements of time and memory, which do not depend on the values
 PROBED = 16  # rows that identify the training split in a resume
 EMPTY = (0.0, 0.0, 0.0, math.inf, -math.inf)  # count, mean, sum of squared deviations, lowest, highest
 
@@ -132,13 +133,18 @@ class _Recorded:
         return self.transform(batch, numbers, *more)
 
 
-def _loader(config: Config, dataset: Any, batches: list[np.ndarray], transform: _Recorded) -> Loader:
-    """Return a loader of these rows on the CPU. The set is not kept in memory."""
+def _loader(
+    config: Config, dataset: Any, rows: Callable[[int], np.ndarray | None], transform: _Recorded
+) -> Loader:  # fmt: skip
+    """Return a loader of batches on the CPU, which does not keep the data set in memory. rows: of the k-th batch."""
+
+    def plan(k: int) -> tuple[np.ndarray, np.ndarray] | None:
+        found = rows(k)
+        return None if found is None else (found, found)
+
     kind = "threads" if hasattr(dataset, "gather") else config.data.loader
-    return Loader(
-        dataset, lambda k: (batches[k], batches[k]) if k < len(batches) else None, torch.device("cpu"), transform, kind,
-        config.data.num_workers, seed=sample_seed(config, "train"), split="train",
-    )  # fmt: skip
+    given, seed = config.data.num_workers, sample_seed(config, "train")
+    return Loader(dataset, plan, torch.device("cpu"), transform, kind, given, seed=seed, split="train")
 
 
 def _batch_size(dataset: Any) -> int:
@@ -159,14 +165,12 @@ def _probed(dataset: Any) -> np.ndarray:
 def _probe(config: Config, dataset: Any) -> list[Any]:
     """Return [number of training rows, digest of some of them]."""
     recorded = _Recorded(None)
-    with _loader(config, dataset, [_probed(dataset)], recorded) as loader:
+    with _loader(config, dataset, lambda k: None if k else _probed(dataset), recorded) as loader:
         loader.first()
     return [len(dataset), recorded.first]
 
 
-def _measured(
-    config: Config, name: str, dataset: Any, world: World, most: int | None
-) -> tuple[dict[str, Any], str]:  # fmt: skip
+def _measured(config: Config, name: str, dataset: Any, world: World, most: int | None) -> tuple[dict[str, Any], str]:
     """Return (entry of statistics.json, line for the log) of a transform."""
     key, nodes = f"data.transforms.{name}", config.data.transforms
     field = nodes[name]["field"]
@@ -178,36 +182,17 @@ def _measured(
         )
     before = dict(takewhile(lambda item: item[0] != name, nodes.items()))
     hardware = replace(config.hardware, compile=False, channels_last=False)
-    chain = make_transform(
-        replace(config, data=replace(config.data, transforms=before), hardware=hardware), False, dataset
-    )
-    spec, step = getattr(dataset, "spec", {}), _batch_size(dataset)
+    upstream = replace(config, data=replace(config.data, transforms=before), hardware=hardware)
+    recorded = _Recorded(make_transform(upstream, False, dataset))
     size = len(dataset) if most is None else min(most, len(dataset))
-    bounds = [size * k // SEGMENTS for k in range(SEGMENTS + 1)]
-    places = [
-        (k, np.arange(begin, min(begin + step, bounds[k + 1]), dtype=np.int64))
-        for k in range(world.rank, SEGMENTS, world.size)
-        for begin in range(bounds[k], bounds[k + 1], step)
-    ]
-    recorded = _Recorded(chain)
-    with _loader(config, dataset, [_probed(dataset), *(rows for _, rows in places)], recorded) as loader:
-        batches = iter(loader)
-        x = _field(key, field, next(batches))
-        shape, dim = tuple(x.shape), _dim(key, field, nodes[name].get("dim", AUTO), x, spec.get(field))
-        table = np.tile(np.array(EMPTY)[:, None], (SEGMENTS, 1, 1 if dim is None else shape[dim] if x.ndim > 1 else 1))
-        table[[k for k in range(SEGMENTS) if k % world.size != world.rank]] = 0
-        for (k, _), batch in zip(places, batches):
-            note_progress()
-            x = _field(key, field, batch)
-            if tuple(x.shape[1:]) != shape[1:] or f"{field}_length" in batch:
-                raise ConfigError(
-                    f"{key}: the samples of {field} differ in length, and auto would include padding - give numbers"
-                )
-            table[k] = _merged(table[k], _moments(key, field, _columns(x, dim)))
-    # one rank has the values of a segment and the others have 0, so that the sum is exact
-    summed = world.all_reduce_sum(torch.from_numpy(table).to(world.device)).cpu().numpy()
-    total = summed[0]
-    for segment in summed[1:]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # batches are small
+    try:
+        table, shape, dim = _summed(config, name, field, dataset, world, size, recorded)
+    finally:
+        torch.set_num_threads(threads)
+    total = table[0]
+    for segment in table[1:]:
         total = _merged(total, segment)
     count, mean, squares, low, high = total
     std = np.sqrt(squares / np.maximum(count, 1))
@@ -216,6 +201,43 @@ def _measured(
     values = {"field": field, "rows": len(dataset), "digest": recorded.first, "dim": 1 if dim is None else dim}
     values |= {"mean": mean.tolist(), "std": std.tolist()}
     return values, _line(name, field, shape, dim, size, values, flat)
+
+
+def _summed(
+    config: Config, name: str, field: str, dataset: Any, world: World, size: int, recorded: _Recorded
+) -> tuple[np.ndarray, tuple[int, ...], int | None]:
+    """Return (moments of each segment (SEGMENTS, 5, C), shape of a batch, dimension of the columns), on all ranks."""
+    key, step = f"data.transforms.{name}", _batch_size(dataset)
+    bounds = [size * k // SEGMENTS for k in range(SEGMENTS + 1)]
+    own = range(world.rank, SEGMENTS, world.size)
+    places = [(k, begin) for k in own for begin in range(bounds[k], bounds[k + 1], step)]
+
+    def rows(number: int) -> np.ndarray | None:
+        if not 0 < number <= len(places):
+            return None if number else _probed(dataset)
+        k, begin = places[number - 1]
+        return np.arange(begin, min(begin + step, bounds[k + 1]), dtype=np.int64)
+
+    with _loader(config, dataset, rows, recorded) as loader:
+        batches = iter(loader)
+        x = _field(key, field, next(batches))
+        shape = tuple(x.shape)
+        dim = _dim(
+            key, field, config.data.transforms[name].get("dim", AUTO), x, getattr(dataset, "spec", {}).get(field)
+        )
+        columns = _columns(x, dim).shape[1]
+        table = np.zeros((SEGMENTS, len(EMPTY), columns))
+        table[own] = np.array(EMPTY)[:, None]
+        for (k, _), batch in zip(places, batches):
+            note_progress()
+            x = _field(key, field, batch)
+            if tuple(x.shape[1:]) != shape[1:] or f"{field}_length" in batch:
+                raise ConfigError(
+                    f"{key}: the samples of {field} differ in length, and auto would include padding - give numbers"
+                )
+            table[k] = _merged(table[k], _moments(key, field, _columns(x, dim)))
+    # one rank has the values of a segment and the others have 0, so the sum is exact
+    return world.all_reduce_sum(torch.from_numpy(table).to(world.device)).cpu().numpy(), shape, dim
 
 
 def _field(key: str, field: str, batch: Batch) -> Tensor:
@@ -242,29 +264,30 @@ def _dim(key: str, field: str, given: Any, x: Tensor, raw: Any) -> int | None:
 
 
 def _columns(x: Tensor, dim: int | None) -> np.ndarray:
-    """Return the values as (values before `dim`, columns, values after it), float64."""
+    """Return the values as float64: (N, C), or (N, C, M) if `dim` is not the last dimension."""
     values = x.contiguous().numpy().astype(np.float64)
     if dim is None or values.ndim == 1:
-        return values.reshape(-1, 1, 1)
-    at = dim % values.ndim
-    return values.reshape(math.prod(values.shape[:at]), values.shape[at], -1)
+        return values.reshape(-1, 1)
+    before, columns, after = np.split(values.shape, [dim % values.ndim, dim % values.ndim + 1])
+    return values.reshape(before.prod(), *columns, *([after.prod()] if len(after) else []))
 
 
 def _moments(key: str, field: str, x: np.ndarray) -> np.ndarray:
-    """Return the rows of EMPTY for each column, (5, C). x: (N, C, M). Raise ConfigError if a value is infinite."""
+    """Return the rows of EMPTY for each column, (5, C). x: (N, C) or (N, C, M). Raise ConfigError if a value is
+    infinite."""
     missing = np.isnan(x)
-    some, axes = bool(missing.any()), (0, 2)
-    count = x.shape[0] * x.shape[2] - missing.sum(axes)
+    some, axes = bool(missing.any()), (0, 2)[: x.ndim - 1]
+    count = x.size // x.shape[1] - missing.sum(axes)
     low = (np.where(missing, np.inf, x) if some else x).min(axes)
     high = (np.where(missing, -np.inf, x) if some else x).max(axes)
     if (wrong := np.isinf(low + high) & (count > 0)).any():
         raise ConfigError(
-            f"{key}: {field} contains inf in column {int(np.flatnonzero(wrong)[0])}, so it has no mean - correct the data, "
-            "or give numbers"
+            f"{key}: {field} contains inf in column {int(np.flatnonzero(wrong)[0])}, so it has no mean - correct "
+            "the data, or give numbers"
         )
 
     def away(center: np.ndarray) -> np.ndarray:
-        out = x - center[:, None]
+        out = x - (center if x.ndim == 2 else center[:, None])
         if some:
             out[missing] = 0
         return out

@@ -22,6 +22,7 @@ from lab.experiment import Experiment, flop_of_sample
 from lab.loaders import samples_of_epoch
 from lab.loop import train_step
 from lab.state import TrainState
+from lab.statistics import SOME_ROWS
 from samebits.data import Loader
 from samebits.device import Hardware, resolve_auto
 from samebits.parallel import peak_memory
@@ -31,7 +32,6 @@ from samebits.schema import parse_interval, plain
 from samebits.sweeps import Trial
 from samebits.world import World
 
-SOME_ROWS = 256  # for `mean: auto` of a transform, whose values do not change the time
 # Config keys that change neither time nor memory of a step or an evaluation: names, seeds, rates, loggers, the
 # monitored score, and the numbers of steps, evaluations and saves, which are multiplied later.
 LEFT_OUT = re.compile(
