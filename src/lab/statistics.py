@@ -280,7 +280,7 @@ def _moments(key: str, field: str, x: np.ndarray) -> np.ndarray:
     count = x.size // x.shape[1] - missing.sum(axes)
     low = (np.where(missing, np.inf, x) if some else x).min(axes)
     high = (np.where(missing, -np.inf, x) if some else x).max(axes)
-    if (wrong := np.isinf(low + high) & (count > 0)).any():
+    if (wrong := (np.isinf(low) | np.isinf(high)) & (count > 0)).any():
         raise ConfigError(
             f"{key}: {field} contains inf in column {int(np.flatnonzero(wrong)[0])}, so it has no mean - correct "
             "the data, or give numbers"
