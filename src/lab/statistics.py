@@ -1,12 +1,13 @@
 """Compute `mean: auto` and `std: auto` of lab.transforms.fields.Normalize from the rows of the training split.
 
 A run computes them once, before its first step, and writes them to statistics.json in its directory. A resume, an
-evaluation and a prediction read them from there, so they use the same bits. The values are those of the field as
-Normalize gets it in an evaluation: after the transforms before it, without random ones. NaN are ignored.
+evaluation and a prediction read them from this file, so all use the same bits. They are the statistics of the field
+after the transforms before Normalize, without random ones. NaN are ignored.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +26,7 @@ from lab.loaders import make_transform, sample_seed
 from lab.project import PROJECT
 from lab.transforms.fields import AUTO, Batch, Normalize, Transform
 from samebits.children import note_progress
-from samebits.data import Loader, Stream, digest
+from samebits.data import Loader, Stream
 from samebits.errors import ConfigError, CorruptFileError
 from samebits.files import read_json, write_json
 from samebits.targets import locate
@@ -47,8 +48,8 @@ def with_statistics(
 ) -> Config:  # fmt: skip
     """Return the config with numbers in place of auto. All ranks call this, and share the work.
 
-    dataset: the training set. directory: the run directory; None: there is no run. begins: False to read the values in
-    `directory`. say: logs a line. most: use only the first rows, where the values do not matter; None: all rows."""
+    dataset: the training set. directory: the run directory; None: do not write a file. begins: False to read the values
+    in `directory`. say: function that logs a line. most: number of rows to read from the first one on; None: all."""
     for name, node in mixed_parts(config.cfg.data).items():
         for other in asked(node):
             raise ConfigError(
@@ -126,17 +127,26 @@ class _Recorded:
 
     def __call__(self, batch: Batch, numbers: Tensor, rows: np.ndarray) -> Batch:
         """Return the transformed batch."""
-        self.first = self.first or digest(batch)
+        self.first = self.first or _digest(batch)
         if self.transform is None:
             return batch
         more = (rows,) if getattr(self.transform, "takes_rows", False) else ()
         return self.transform(batch, numbers, *more)
 
 
+def _digest(batch: Batch) -> str:
+    """Return a hash of the fields of a batch."""
+    hashed = hashlib.sha256()
+    for field, values in sorted(batch.items()):
+        plain = isinstance(values, Tensor) and values.layout is torch.strided
+        hashed.update(field.encode() + (values.contiguous().numpy().tobytes() if plain else repr(values).encode()))
+    return hashed.hexdigest()
+
+
 def _loader(
     config: Config, dataset: Any, rows: Callable[[int], np.ndarray | None], transform: _Recorded
 ) -> Loader:  # fmt: skip
-    """Return a loader of batches on the CPU, which does not keep the data set in memory. rows: of the k-th batch."""
+    """Return a loader of batches on the CPU, which does not keep the data set in memory. rows: k -> rows of a batch."""
 
     def plan(k: int) -> tuple[np.ndarray, np.ndarray] | None:
         found = rows(k)
@@ -311,7 +321,7 @@ def _merged(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _line(
     name: str, field: str, shape: tuple[int, ...], dim: int | None, size: int, values: dict[str, Any], flat: np.ndarray
 ) -> str:
-    """Return the line for the log that says what was computed."""
+    """Return the line for the log, with the computed values."""
     mean, std = (", ".join(f"{v:.4g}" for v in values[k][:4]) + ", ..." * (len(values[k]) > 4) for k in ("mean", "std"))
     what, count = "column" if len(shape) == 2 else "channel", len(values["mean"])
     where = f"one per {what} ({count})" if dim is not None and len(shape) > 1 else "for all values"

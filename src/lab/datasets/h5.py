@@ -16,7 +16,7 @@ class Dataset(h5rows.Dataset):
     def columns_with_nan(self, field: str) -> list[int]:
         """Return the numbers of the columns of a field (C,) that have NaN in a row of this split.
 
-        Raise ConfigError if there is no such field, or if its samples are floats of another shape."""
+        Raise ConfigError if the field does not exist, or if its samples are floats of another shape."""
         if field not in self.spec:
             raise ConfigError(f"data.fields has no {field!r}; it has {sorted(self.spec)}")
         shape, dtype = self.spec[field]

@@ -169,8 +169,8 @@ AUTO = "auto"
 
 
 class Normalize(_PerField):
-    """Compute (x - mean) / std. mean, std: one number per channel, or one for all; auto: those of the training rows,
-    which a run computes and saves (lab.statistics).
+    """Compute (x - mean) / std. mean, std: one number per channel, or one for all; auto: the statistics of the training
+    rows, which a run computes and saves (lab.statistics).
 
     dim: dimension of the channels in a batch; null: mean and std are for all values. auto: 1, as in (B, C, ...); if
     mean or std is auto, see docs/transforms.md.

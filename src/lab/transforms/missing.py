@@ -1,4 +1,4 @@
-"""Fill missing values of tables, and tell the model where they were."""
+"""Fill missing values of tables, and mark them by new columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from samebits.schema import NotNegativeInt
 
 
 class FillMissing:
-    """Replace NaN in a field (B, C) by `value`, and append a column for each of `columns`: 1 where its value was NaN,
+    """Replace NaN in a field (B, C) by `value`, and append a column for each of `columns`: 1 if its value was NaN,
     otherwise 0. The field becomes (B, C + number of columns).
 
     columns: numbers of columns, the first is 0. A NaN of another column is replaced too, without an indicator.
@@ -47,5 +47,5 @@ class FillMissing:
     def describe(self, spec: Mapping[str, Any]) -> list[str]:
         """Return a line for the log. spec: {field: (shape of a sample, dtype)}."""
         named = ", ".join(map(str, self.columns[:8])) + ", ..." * (len(self.columns) > 8)
-        what = f"a new column marks those of {len(self.columns)} columns: {named}" if named else "no new columns"
+        what = f"{len(self.columns)} new columns mark it, for columns {named}" if named else "no new columns"
         return [f"{self.field}: NaN -> {self.value:g}, {what} (FillMissing)"]

@@ -40,6 +40,6 @@ if TYPE_CHECKING:
     from samebits.data.order import EvalPlan, Plan, TrainPlan, shuffled
     from samebits.data.plans import evaluation_plan, training_plan
     from samebits.data.stateful import StatefulOrder
-    from samebits.data.stream import Stream, digest, is_stream
+    from samebits.data.stream import Stream, is_stream
 else:
     __getattr__ = lazy_getattr(__name__, __file__)
