@@ -152,7 +152,7 @@ def _loader(
         found = rows(k)
         return None if found is None else (found, found)
 
-    kind = "threads" if hasattr(dataset, "gather") else config.data.loader
+    kind = "threads" if hasattr(dataset, "gather") and hasattr(dataset, "spec") else config.data.loader
     given, seed = config.data.num_workers, sample_seed(config, "train")
     return Loader(dataset, plan, torch.device("cpu"), transform, kind, given, seed=seed, split="train")
 
@@ -161,7 +161,7 @@ def _batch_size(dataset: Any) -> int:
     """Return the number of rows to read together, which depends only on the shapes of the data."""
     spec = getattr(dataset, "spec", None)
     if spec is None:
-        return 64
+        return 32
     values = sum(math.prod(max(1, side) for side in shape) for shape, _ in spec.values())
     return max(1, min(CHUNK // max(1, values), 1 << 14))
 
@@ -210,7 +210,8 @@ def _measured(config: Config, name: str, dataset: Any, world: World, most: int |
     std[flat] = 1
     values = {"field": field, "rows": len(dataset), "digest": recorded.first, "dim": 1 if dim is None else dim}
     values |= {"mean": mean.tolist(), "std": std.tolist()}
-    return values, _line(name, field, shape, dim, size, values, flat)
+    shown = {kind: nodes[name][kind] if nodes[name][kind] != AUTO else values[kind] for kind in ("mean", "std")}
+    return values, _line(name, field, shape, dim, size, shown, flat & (nodes[name]["std"] == AUTO))
 
 
 def _summed(
@@ -245,7 +246,8 @@ def _summed(
                 raise ConfigError(
                     f"{key}: the samples of {field} differ in length, and auto would include padding - give numbers"
                 )
-            table[k] = _merged(table[k], _moments(key, field, _columns(x, dim)))
+            for part in x.split(max(1, CHUNK // max(1, x[:1].numel()))):
+                table[k] = _merged(table[k], _moments(key, field, _columns(part, dim)))
     # one rank has the values of a segment and the others have 0, so the sum is exact
     return world.all_reduce_sum(torch.from_numpy(table).to(world.device)).cpu().numpy(), shape, dim
 
@@ -319,11 +321,11 @@ def _merged(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _line(
-    name: str, field: str, shape: tuple[int, ...], dim: int | None, size: int, values: dict[str, Any], flat: np.ndarray
+    name: str, field: str, shape: tuple[int, ...], dim: int | None, size: int, shown: dict[str, Any], flat: np.ndarray
 ) -> str:
     """Return the line for the log, with the computed values."""
-    mean, std = (", ".join(f"{v:.4g}" for v in values[k][:4]) + ", ..." * (len(values[k]) > 4) for k in ("mean", "std"))
-    what, count = "column" if len(shape) == 2 else "channel", len(values["mean"])
+    mean, std = (", ".join(f"{v:.4g}" for v in shown[k][:4]) + ", ..." * (len(shown[k]) > 4) for k in ("mean", "std"))
+    what, count = "column" if len(shape) == 2 else "channel", len(flat)
     where = f"one per {what} ({count})" if dim is not None and len(shape) > 1 else "for all values"
     if len(shape) > 2 and dim is not None:
         where += f", dimension {dim} of (B, {', '.join(map(str, shape[1:]))})"

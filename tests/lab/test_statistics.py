@@ -141,6 +141,38 @@ def test_any_number_of_ranks_computes_the_same_bits(tmp_path: Path, size: int, r
     assert (list(node["mean"]), list(node["std"])) == (list(alone["mean"]), list(alone["std"]))
 
 
+class Plain:
+    """A data set without `gather`, whose samples are too large for one piece of memory."""
+
+    def __init__(self) -> None:
+        self.x = np.random.default_rng(0).normal(size=(41, 2, 300, 300)).astype(np.float32)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"x": self.x[i], "y": i % 2}
+
+
+def test_a_data_set_that_returns_single_samples() -> None:
+    rows, config = Plain(), check(compose(*CHAIN, "logger=none", "hardware=cpu", "data.num_workers=0"))
+    node = with_statistics(config, rows, world_of_one()).data.transforms["normalize"]
+    values = rows.x.astype(np.float64)
+    np.testing.assert_allclose(node["mean"], values.mean((0, 2, 3)), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(node["std"], values.std((0, 2, 3)), rtol=1e-12)
+
+
+def test_all_parts_of_a_mixture_count(tmp_path: Path) -> None:
+    one, two = written(tmp_path / "a.h5", table(100)), written(tmp_path / "b.h5", table(50, seed=3) * 2)
+    parts = [f"+data@data.parts.{name}=h5" for name in "ab"] + ["+data.weights.a=1", "+data.weights.b=9"]
+    more = [f"data.parts.a.{one[5:]}", f"data.parts.b.{two[5:]}", *(f"data.parts.{n}.{FIELDS[5:]}" for n in "ab")]
+    chain = ["+data/transforms@data.transforms=normalize", *AUTO]
+    config = check(compose("data=mixed", *parts, *more, *chain, "logger=none", "hardware=cpu"))
+    config = with_statistics(config, make_datasets(config)["train"], world_of_one())
+    values = np.concatenate([table(100), table(50, seed=3) * 2]).astype(np.float64)
+    np.testing.assert_allclose(config.data.transforms["normalize"]["mean"], np.nanmean(values, 0), rtol=1e-12)
+
+
 def test_random_transforms_are_left_out_and_others_are_not(tmp_path: Path) -> None:
     chain = "data/transforms=[to_float,crop,center_crop,normalize,flip]"
     sizes = ("data.transforms.crop.size=[6,6]", "data.transforms.center_crop.size=[2,2]")
