@@ -249,7 +249,9 @@ def _summed(
             for part in x.split(max(1, CHUNK // max(1, x[:1].numel()))):
                 table[k] = _merged(table[k], _moments(key, field, _columns(part, dim)))
     # one rank has the values of a segment and the others have 0, so the sum is exact
-    return world.all_reduce_sum(torch.from_numpy(table).to(world.device)).cpu().numpy(), shape, dim
+    total = torch.from_numpy(table)
+    total = total if world.size == 1 else world.all_reduce_sum(total.to(world.device)).cpu()  # mps has no float64
+    return total.numpy(), shape, dim
 
 
 def _field(key: str, field: str, batch: Batch) -> Tensor:

@@ -47,5 +47,5 @@ class FillMissing:
     def describe(self, spec: Mapping[str, Any]) -> list[str]:
         """Return a line for the log. spec: {field: (shape of a sample, dtype)}."""
         named = ", ".join(map(str, self.columns[:8])) + ", ..." * (len(self.columns) > 8)
-        what = f"{len(self.columns)} new columns mark it, for columns {named}" if named else "no new columns"
+        what = f"with new columns that mark it for {named}" if named else "without new columns"
         return [f"{self.field}: NaN -> {self.value:g}, {what} (FillMissing)"]
