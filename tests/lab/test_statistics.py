@@ -154,8 +154,9 @@ class Plain:
         return {"x": self.x[i], "y": i % 2}
 
 
-def test_a_data_set_that_returns_single_samples() -> None:
-    rows, config = Plain(), check(compose(*CHAIN, "logger=none", "hardware=cpu", "data.num_workers=0"))
+def test_a_data_set_that_returns_single_samples(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.h5", table())  # the config's own data, which are not read
+    rows, config = Plain(), check(compose(*CHAIN, path, FIELDS, "logger=none", "hardware=cpu", "data.num_workers=0"))
     node = with_statistics(config, rows, world_of_one()).data.transforms["normalize"]
     values = rows.x.astype(np.float64)
     np.testing.assert_allclose(node["mean"], values.mean((0, 2, 3)), rtol=1e-9, atol=1e-12)
@@ -345,7 +346,8 @@ def test_a_stream_ragged_samples_and_parts_are_refused(tmp_path: Path) -> None:
         "+data.weights.a=1",
         "+data/transforms@data.parts.a.transforms=normalize",
     )
-    config = check(compose(*part, *(f"data.parts.a.transforms.normalize.{k}=auto" for k in ("mean", "std"))))
+    own = (f"data.parts.a.path={tmp_path / 'a.h5'}", f"data.parts.a.{FIELDS[5:]}")
+    config = check(compose(*part, *own, *(f"data.parts.a.transforms.normalize.{k}=auto" for k in ("mean", "std"))))
     with pytest.raises(ConfigError, match=r"data.parts.a.transforms.normalize: auto works only in data.transforms"):
         with_statistics(config, None, world_of_one())
 
