@@ -139,6 +139,8 @@ def make_files(clone: Path) -> None:
                 Image.new("RGB", (8, 8), (i, i, i)).save(clone / folder / kind / f"{i}.png")
     rows = [f"photos/cat/{i}.png,{i},{i / 2},{i / 4}" for i in range(30)]
     (clone / "leaves.csv").write_text("\n".join(["file,age,water,height", *rows]))
+    rows = [f"{20 + i},{50 + i if i % 3 else ''},{1 + i / 99},{'ill' if i % 2 else 'well'}" for i in range(99)]
+    (clone / "patients.csv").write_text("\n".join(["age,weight,height,outcome", *rows]))
     (clone / "corpus.txt").write_text("To be, or not to be, that is the question.\n" * 100)
     with h5py.File(clone / "tokens.h5", "w") as file:
         for split in ("train", "val"):

@@ -177,6 +177,8 @@ VALUES = [
     row("data/transforms=[cutout] data.transforms.cutout.size=0", "data.transforms.cutout.size: must be >= 1, got 0"),
     row("data/transforms=[erase] data.transforms.erase.probability=2", "data.transforms.erase.probability: must be <= 1, got 2"),
     row("data/transforms=[normalize] data.transforms.normalize.mean=[0.5] data.transforms.normalize.std=[0.0]", "data.transforms.normalize.std[0]: must be > 0, got 0.0"),
+    row("data/transforms=[normalize] data.transforms.normalize.mean=aut", "data.transforms.normalize.mean: expected a list, each item a number or auto, got 'aut'"),
+    row("data=synthetic +data/transforms@data.transforms=missing", "data.transforms.missing.columns: are found for data=h5 only - give them, such as [0,3]"),
     row("data/transforms=[mixup] data.transforms.mixup.alpha=0", "data.transforms.mixup.alpha: must be > 0, got 0"),
     row("trainer.clip_norm=-1", "trainer.clip_norm: must be > 0, got -1.0"),
     row("trainer.ema_decay=1.5", "trainer.ema_decay: must be < 1, got 1.5"),
@@ -477,6 +479,8 @@ RUNS = [
     row("data/transforms=[to_float,flip] data.transforms.flip.dim=0", "data.transforms.flip.dim=0: lab.transforms.fields.RandomFlip cannot be built: dim must not be 0, the batch dimension; -1 is left and right, -2 top and bottom (ValueError, [...])"),
     row("data/transforms=[to_float,crop] data.transforms.crop.size=[3]", "data.transforms.crop.size=[3]: lab.transforms.fields.RandomCrop cannot be built: size must be [height, width], got [3] (ValueError, [...])"),
     row("data/transforms=[to_float,normalize] data.transforms.normalize.mean=[] data.transforms.normalize.std=[]", "data.transforms: Normalize needs as many std > 0 as mean, got mean=[] std=[]"),
+    row("data/transforms=[normalize] data.transforms.normalize.mean=auto", "data.transforms.normalize: Normalize got torch.uint8; put ToFloat before it"),
+    row("data/transforms=[to_float,normalize] data.transforms.normalize.mean=auto data.transforms.normalize.dim=4", "data.transforms.normalize.dim=4: x has the shape (B, 1, 8, 8) - give another dimension, or null"),
     row("'+data.transforms.a={_target_: lab.datasets.tokens.NextToken, field: z}'", "data.transforms: NextToken.field='z'; the batch has ['x', 'y']", needs("src/lab/datasets/tokens.py")),
 ]  # fmt: skip
 

@@ -186,6 +186,8 @@ def test_which_differences_were_swept(
 
 def test_what_is_made_of_a_key() -> None:
     raw = {"seed": 1, "data.path": "split-${seed}.h5", "data.shape": "${h5_shape:x}", "model.out": "${..data.shape}",
+           "data.part.columns": "${h5_shape:${.field}}",
            "b.seed": "${.c}", "b.c": "${seed}", "d": ["${b}"], "e": "${seedling}", "f": "${hydra:job.num}"}  # fmt: skip
-    assert dependents(PROGRAM, raw, "seed") == ["b.c", "b.seed", "d", "data.path", "data.shape", "model.out"]
+    follow = ["b.c", "b.seed", "d", "data.part.columns", "data.path", "data.shape", "model.out"]
+    assert dependents(PROGRAM, raw, "seed") == follow
     assert dependents(PROGRAM, raw, "hydra") == ["f"]

@@ -23,6 +23,7 @@ from lab.objective import LossModule
 from lab.optimizer_step import requires_grad_only
 from lab.project import PROJECT
 from lab.state import TrainState
+from lab.statistics import with_statistics
 from lab.tasks.base import Batch, Task
 from samebits.data import Loader, Stream
 from samebits.device import Hardware, resolve_hardware, rough_flop
@@ -78,14 +79,15 @@ class Experiment:
     sets: dict[str, Any]
 
     @staticmethod
-    def of_first_rank(config: Config, apply: bool = True) -> Experiment:
+    def of_first_rank(config: Config, apply: bool = True, most: int | None = None) -> Experiment:
         """Return the experiment of rank 0 of the run, in this process, without the other ranks. apply: set torch's
-        global switches from the config's `hardware`."""
+        global switches from the config's `hardware`. most: see lab.statistics.with_statistics."""
         hardware = resolve_hardware(config.hardware, config.trainer)
         if apply:
             hardware.apply(config.hardware)
         world = World(0, hardware.num_procs, 0, dist_env.device(hardware.device))
-        return Experiment(config, hardware, world, make_datasets(config))
+        sets = make_datasets(config)
+        return Experiment(with_statistics(config, sets["train"], world_of_one(), most=most), hardware, world, sets)
 
     @property
     def this_process(self) -> World:

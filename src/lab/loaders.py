@@ -73,7 +73,7 @@ def make_dataset(config: Config, split: str) -> Any:
         return None
     fetch_remote(node, note_progress)  # already local, except on other machines
     # random numbers drawn by its __init__ are equal on all ranks, after a resume and in `evaluate`
-    with drawing(_sample_seed(config, split) if _rules(config) >= 2 else None):
+    with drawing(sample_seed(config, split) if _rules(config) >= 2 else None):
         dataset = construct(PROJECT, "data", node, object, split=split)
     if not is_stream(dataset):
         check_indexed(dataset)
@@ -92,7 +92,7 @@ def _rules(config: Config) -> int:
     return int(config.cfg.get("rules", 1))
 
 
-def _sample_seed(config: Config, split: str) -> int:
+def sample_seed(config: Config, split: str) -> int:
     """Return the seed of a data set's random numbers. With rules 1 all splits had one seed, so the same samples."""
     return seed_of_split(config.cfg.seed, split) if _rules(config) >= 2 else config.cfg.seed
 
@@ -259,7 +259,7 @@ def _loader(
     cores = min(int(given), cores_each(dist_env.local_size)) if given != "auto" else None
     return Loader(
         dataset, plan, world.device, transform, config.data.loader, config.data.num_workers,
-        seed=_sample_seed(config, split), cores=cores, like=like, split=split,
+        seed=sample_seed(config, split), cores=cores, like=like, split=split,
         rows=with_rows or task_class(config).needs_sample_ids,
     )  # fmt: skip
 

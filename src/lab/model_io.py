@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from lab.config import Config
 from lab.project import PROJECT
+from lab.statistics import with_stored
 from samebits.checkpoints import eval_state_dict, load_weights, read_run
 from samebits.errors import ConfigError
 from samebits.targets import construct
@@ -35,6 +36,7 @@ def restore_model(path: Path, overrides: Sequence[str] = ()) -> tuple[nn.Module,
     path: a run directory or one of its checkpoints. overrides: key=value, applied to the run's config first.
     """
     cfg, file, payload = read_run(PROJECT, path, overrides)
+    cfg = with_stored(cfg, file.parent.parent)
     model = make_model(Config.of(cfg))
     load_weights(model, eval_state_dict(payload), str(file))
     return model.eval(), cfg, file, payload

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,38 @@ from lab.h5_errors import h5_mistakes
 from samebits.config import quote_value
 from samebits.errors import ConfigError
 from samebits.project import Project
+from samebits.schema import plain
 
+H5, FILLS_MISSING = "lab.datasets.h5.Dataset", "lab.transforms.missing.FillMissing"
 WORDS = ("null", "true", "false", "nan", "inf")  # words that Hydra does not parse as text
 
 
 def h5_shape(field: str, _parent_: Any) -> list[int]:
-    """Return the shape of one sample of the field, from the data file: ${h5_shape:field} in a group `data`."""
+    """Return the shape of one sample of the field, from the data file: ${h5_shape:field} in a group `data`.
+
+    It includes the columns that FillMissing appends."""
     from h5rows.integration import sample_shape
 
     with _about_data(_parent_), h5_mistakes():
-        return list(sample_shape(_parent_, field))
+        shape = list(sample_shape(_parent_, field))
+    for node in (_parent_.get("transforms") or {}).values():
+        if hasattr(node, "get") and node.get("_target_") == FILLS_MISSING and node.field == field:
+            shape[-1] += len(node.columns)
+    return shape
+
+
+def missing_columns(field: str, _parent_: Any) -> list[int]:
+    """Return the columns of a field that have NaN in the training rows: ${missing_columns:field} in an entry of
+    data.transforms."""
+    data = _parent_._get_parent()._get_parent()
+    if data.get("_target_") != H5:
+        raise ConfigError(f"{_key(_parent_)}.columns: are found for data=h5 only - give them, such as [0,3]")
+    from lab.datasets.h5 import Dataset
+
+    with _about_data(data):
+        own = ("_target_", *(one.name for one in fields(DataConfig)))
+        with closing(Dataset(**{key: plain(data[key]) for key in data if key not in own}, split="train")) as rows:
+            return rows.columns_with_nan(field)
 
 
 def h5_outputs(field: str, _parent_: Any) -> int | None:
@@ -46,7 +69,7 @@ def expand(cfg: Any) -> None:
         if hasattr(node, "get") and (text := node.get("split_ratio")) is not None:
             from h5rows.integration import shares_of
 
-            if node.get("_target_") != "lab.datasets.h5.Dataset":
+            if node.get("_target_") != H5:
                 raise ConfigError(f"{key}.split_ratio={text}: only for data=h5 - set {key}.splits")
             with h5_mistakes():
                 node.splits = shares_of(str(text), node.get("split_by"), f"{key}.split_ratio")
@@ -242,6 +265,7 @@ PROJECT = Project(
     resolvers={
         "h5_shape": h5_shape,
         "h5_outputs": h5_outputs,
+        "missing_columns": missing_columns,
         "folder_classes": folder_classes,
         "first_part": first_part,
     },

@@ -35,6 +35,7 @@ from lab.project import PROJECT
 from lab.rehearsal import mistakes_before_training, rehearse
 from lab.schedules.plateau import Plateau
 from lab.state import Every, RunContext, TrainState
+from lab.statistics import with_statistics
 from lab.transforms.fields import KEPT
 from samebits.checkpoints import BufferChecks, copy_from_mmap, error_line, eval_state_dict, load_weights, reshard_like
 from samebits.data import StatefulOrder, Stream, check_same_data
@@ -54,6 +55,7 @@ def train(process: RankProcess) -> dict[str, Any]:
 
     Return the content of result.json."""
     experiment, payload = load_sets(process), process.payload
+    process = replace(process, config=experiment.config)
     position = payload or {"samples": 0}
     with experiment.open(position["samples"], position.get("order")) as data:
         for line in check_same_data(process.world, {"train": data.train, **data.others}):
@@ -104,6 +106,7 @@ def load_sets(process: RankProcess) -> Experiment:
         )
     if isinstance(sets["train"], Stream) and payload and payload.get("source"):
         sets["train"].load_state_dict(payload["source"])
+    config = with_statistics(config, sets["train"], world, process.directory, payload is None, logger.say)
     return Experiment(config, process.hardware, world, sets)
 
 

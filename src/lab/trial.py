@@ -22,6 +22,7 @@ from lab.experiment import Experiment, flop_of_sample
 from lab.loaders import samples_of_epoch
 from lab.loop import train_step
 from lab.state import TrainState
+from lab.statistics import SOME_ROWS
 from samebits.data import Loader
 from samebits.device import Hardware, resolve_auto
 from samebits.parallel import peak_memory
@@ -46,7 +47,7 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
     shape = shape_of(cfg)
     cfg = cfg.copy()
     cfg.hardware.compile = False
-    of_rank = Experiment.of_first_rank(Config.of(cfg))
+    of_rank = Experiment.of_first_rank(Config.of(cfg), most=SOME_ROWS)
     with of_rank.open() as data:
         config, sets = of_rank.config, data.sets
         epoch_samples = samples_of_epoch(data.train, sets["train"], config.trainer)

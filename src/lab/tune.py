@@ -21,6 +21,7 @@ from lab.loaders import task_class
 from lab.loop import train_step
 from lab.optim import Schedule
 from lab.state import TrainState
+from lab.statistics import SOME_ROWS
 from lab.tasks.base import Batch
 from samebits.data import Loader
 from samebits.device import Hardware
@@ -34,9 +35,9 @@ class Trial(Experiment):
     """The experiment of a run's rank 0 on one device; implements samebits.process.trials.Trial."""
 
     @staticmethod
-    def of(cfg: DictConfig) -> Trial:
-        """Return the trial of a config."""
-        return Trial(**vars(Experiment.of_first_rank(Config.of(cfg))))
+    def of(cfg: DictConfig, most: int | None = None) -> Trial:
+        """Return the trial of a config. most: see Experiment.of_first_rank."""
+        return Trial(**vars(Experiment.of_first_rank(Config.of(cfg), most=most)))
 
     @property
     def train_set(self) -> Any:
@@ -96,7 +97,7 @@ def measure(stage: str, cfg: DictConfig) -> Any:
     config = Config.of(cfg)
     if stage == "lr":
         return range_test(config, task_class(config).needs_global_batch, partial(rates_and_losses, cfg))
-    return run_trial(stage, config, partial(Trial.of, cfg))
+    return run_trial(stage, config, partial(Trial.of, cfg, SOME_ROWS))
 
 
 def rates_and_losses(cfg: DictConfig, micro_batch: int | None) -> Iterator[tuple[float, float]]:

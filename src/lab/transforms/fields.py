@@ -165,28 +165,55 @@ class ChannelsFirst(_PerField):
         return x.permute(0, 3, 1, 2)
 
 
+AUTO = "auto"
+
+
 class Normalize(_PerField):
-    """Compute (x - mean) / std. mean, std: one number per channel of (B, C, ...), or one for all channels."""
+    """Compute (x - mean) / std. mean, std: one number per channel, or one for all; auto: the statistics of the training
+    rows, which a run computes and saves (lab.statistics).
+
+    dim: dimension of the channels in a batch; null: mean and std are for all values. auto: 1, as in (B, C, ...); if
+    mean or std is auto, see docs/transforms.md.
+    """
 
     random = False
 
-    def __init__(self, field: str | Sequence[str], mean: Sequence[float], std: Sequence[Positive]) -> None:
+    def __init__(
+        self,
+        field: str | Sequence[str],
+        mean: Sequence[float] | Literal["auto"],
+        std: Sequence[Positive] | Literal["auto"],
+        dim: int | Literal["auto"] | None = "auto",
+    ) -> None:
         super().__init__(field)
+        self._dim = dim if isinstance(dim, int) else 1
+        self._numbers: OnDevices | None = None
+        if isinstance(mean, str) or isinstance(std, str):
+            return
         if not mean or len(mean) != len(std) or min(std) <= 0:
             raise ConfigError(
                 f"data.transforms: Normalize needs as many std > 0 as mean, got mean={list(mean)} std={list(std)}"
             )
+        if dim is None and len(mean) > 1:
+            raise ConfigError(f"data.transforms: Normalize.dim=null needs one mean and std, got {len(mean)}")
         self._numbers = OnDevices(torch.tensor([list(mean), list(std)]))
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
         """Return the normalized values. Raise ConfigError if dtype or channels do not fit."""
+        if self._numbers is None:
+            raise ConfigError("data.transforms: Normalize.mean=auto: only a run computes it - give numbers here")
         if not x.is_floating_point():
             raise ConfigError(f"data.transforms: Normalize got {x.dtype}; put ToFloat before it")
         mean, std = self._numbers.on(x.device)
-        channels, given = len(mean), x.shape[1] if x.ndim > 1 else 1
-        if channels not in (1, given):
+        if len(mean) == 1:
+            return (x - mean) / std
+        channels, dims, at = len(mean), max(2, x.ndim), self._dim
+        if not (0 < at < dims or -dims < at < 0):
+            raise ConfigError(f"data.transforms: Normalize.dim={at}: the batch has the shape {tuple(x.shape)}")
+        given = x.shape[at] if x.ndim > 1 else 1
+        if channels != given:
             raise ConfigError(f"data.transforms: Normalize has {channels} means for {given} channels")
-        shape = (channels, *[1] * (x.ndim - 2))
+        shape = [channels if axis == at % dims else 1 for axis in range(x.ndim)]
         return (x - mean.view(shape)) / std.view(shape)
 
 

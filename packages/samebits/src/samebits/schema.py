@@ -331,7 +331,7 @@ def describe(hint: Any, words: Sequence[str] = ()) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(describe(member, words) for member in args)
     if origin is Literal:
-        return f"one of {', '.join(map(str, args))}"
+        return str(args[0]) if len(args) == 1 else f"one of {', '.join(map(str, args))}"
     if is_dataclass(hint) or (origin or hint) in (dict, Mapping):
         return "a mapping"
     if (origin or hint) in (list, tuple, Sequence):

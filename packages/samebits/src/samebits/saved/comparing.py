@@ -110,7 +110,7 @@ def dependents(project: Project, raw: Mapping[str, Any], key: str) -> list[str]:
     reads = {name for name, text in texts.items() if any(f"${{{one}:" in text for one in project.resolvers)}
 
     def follows(name: str, key: str) -> bool:
-        return _refers(texts[name], key) or (name in reads and _within(key, name.rpartition(".")[0]))  # its group
+        return _refers(texts[name], key) or (name in reads and _within(key, name.partition(".")[0]))  # its group
 
     while more := {name for name in texts if name not in found and any(follows(name, one) for one in found)}:
         found |= more

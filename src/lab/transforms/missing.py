@@ -1,0 +1,51 @@
+"""Fill missing values of tables, and mark them by new columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lab.transforms.fields import Batch, OnDevices
+from samebits.errors import ConfigError
+from samebits.schema import NotNegativeInt
+
+
+class FillMissing:
+    """Replace NaN in a field (B, C) by `value`, and append a column for each of `columns`: 1 if its value was NaN,
+    otherwise 0. The field becomes (B, C + number of columns).
+
+    columns: numbers of columns, the first is 0. A NaN of another column is replaced too, without an indicator.
+    """
+
+    random = False
+
+    def __init__(self, field: str, value: float, columns: Sequence[NotNegativeInt]) -> None:
+        if len(set(columns)) < len(columns):
+            raise ConfigError(f"data.transforms: FillMissing.columns={list(columns)}: give each column once")
+        self.field, self.value, self.columns = field, value, list(columns)
+        self._index = OnDevices(torch.tensor(self.columns, dtype=torch.int64))
+
+    def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
+        """Return the batch with the filled field. Raise ConfigError if it is missing or has another shape or dtype."""
+        x, what = batch.get(self.field), f"data.transforms: FillMissing.field={self.field!r}"
+        if x is None:
+            raise ConfigError(f"{what}; the batch has {sorted(batch)}")
+        if x.ndim != 2 or not x.is_floating_point():
+            raise ConfigError(f"{what}: must be floats (B, C), got {x.dtype} {tuple(x.shape)}; put ToFloat before it")
+        if self.columns and max(self.columns) >= x.shape[1]:
+            raise ConfigError(
+                f"data.transforms: FillMissing.columns={self.columns}: {self.field} has the columns 0 to "
+                f"{x.shape[1] - 1}"
+            )
+        missing = x.isnan()
+        indicators = missing.index_select(1, self._index.on(x.device)).to(x.dtype)
+        return {**batch, self.field: torch.cat([x.masked_fill(missing, self.value), indicators], 1)}
+
+    def describe(self, spec: Mapping[str, Any]) -> list[str]:
+        """Return a line for the log. spec: {field: (shape of a sample, dtype)}."""
+        named = ", ".join(map(str, self.columns[:8])) + ", ..." * (len(self.columns) > 8)
+        what = f"with new columns that mark it for {named}" if named else "without new columns"
+        return [f"{self.field}: NaN -> {self.value:g}, {what} (FillMissing)"]
