@@ -95,7 +95,7 @@ def test_hours_and_energy_are_sums_of_what_was_measured() -> None:
     assert found.energy_kwh == pytest.approx(2 * 400 * 360 / 3.6e6)
     assert lines(of)[:2] == [
         "Time: 0.2 hours of 2 jobs, 0.4 GPU hours (H100 in 2 jobs).",
-        "Energy: 0.08 kWh of the GPUs, as measured.",
+        "Energy: 0.08 kWh of the GPUs, from their measured power.",
     ]
     unmeasured = cost(study([replace(two, **watts), replace(two, number=1)]))
     assert (unmeasured.hours, unmeasured.energy_kwh) == (0.2, None)

@@ -160,7 +160,11 @@ def _cost_lines(found: Cost, num_jobs: int) -> list[str]:
         said += ", on CPUs"
     if found.untimed:
         said += f"; without {found.untimed} jobs whose time or GPUs are not recorded"
-    energy = [] if found.energy_kwh is None else [f"Energy: {_number(found.energy_kwh)} kWh of the GPUs, as measured."]
+    energy = (
+        []
+        if found.energy_kwh is None
+        else [f"Energy: {_number(found.energy_kwh)} kWh of the GPUs, from their measured power."]
+    )
     return [f"{said}.", *energy] if found.hours or found.untimed else []
 
 
