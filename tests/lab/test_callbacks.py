@@ -16,7 +16,7 @@ import torch
 from common import QUICK
 
 from lab.callbacks.base import Callback, overriding
-from lab.callbacks.energy import Energy
+from lab.callbacks.energy import GpuPower
 from samebits.errors import ConfigError
 from samebits.testing import assert_equal, last_checkpoint, metrics, result, start_run
 
@@ -167,7 +167,7 @@ def test_power_is_the_difference_of_the_counters_of_all_ranks(monkeypatch: pytes
     gpu = SimpleNamespace(get_device_properties=lambda device: SimpleNamespace(uuid="1234"))
     fake = SimpleNamespace(cuda=gpu, tensor=lambda values, device: torch.tensor(values))
     monkeypatch.setattr("lab.callbacks.energy.torch", fake)
-    callback, state, values = Energy(), SimpleNamespace(), {"train/loss": 1.0}
+    callback, state, values = GpuPower(), SimpleNamespace(), {"train/loss": 1.0}
     world = SimpleNamespace(device=torch.device("cuda"), all_reduce_sum=lambda tensor: 2 * tensor)  # two equal ranks
     callback.run = SimpleNamespace(world=world)
     callback.on_start(state)

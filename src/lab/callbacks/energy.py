@@ -12,7 +12,7 @@ from samebits.errors import ConfigError
 from samebits.host import EnergyCounter
 
 
-class Energy(Callback):
+class GpuPower(Callback):
     """Log perf/power_w: the mean power since the last log in watts, of the GPUs of all ranks. It is the difference of
     the driver's energy counter (NVIDIA, Volta or later), which includes other processes on the same GPU."""
 

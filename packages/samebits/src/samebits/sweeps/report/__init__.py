@@ -14,7 +14,7 @@ Errors: ConfigError for invalid arguments.
     analyse, compare, importance      groups over seeds, comparisons with the best, importance of keys
     inference, maxt                   statistics: intervals and tests
     best                              the best configuration as overrides and as an experiment
-    review                            what reviewers ask: ends of ranges, unequal n, hours, code
+    review                            ends of ranges, unequal n, hours, energy, code
     facts                             the contents of a report
     text, page                        a report as csv and Markdown, as html
     table, table_text                 a paper's table, as a sheet and as text

@@ -30,7 +30,7 @@ from samebits.sweeps.report.read import Job, Objective, Study
 from samebits.sweeps.report.review import scores_of_tests, unequal_n
 from samebits.sweeps.report.sheet import MARKS, TOO_FEW, Cell, Score, Sheet, plus_minus
 
-REVIEW = "What reviewers ask"
+REVIEW = "Review"
 NOT_SWEPT = "Jobs differ in what was not swept"
 OTHER_CODE = "Jobs ran with different code"
 NOT_SWEPT_NOTE = (

@@ -1,5 +1,5 @@
-"""What reviewers ask about a study: whether the best values are at an end of what was tried, unequal numbers of seeds,
-hours, energy, code. report.md and the page show it as text, report.json as data."""
+"""Answer questions of reviewers about a study: best values at an end of their range, unequal numbers of seeds, hours,
+energy and code. report.md and the page show it as text, report.json as data."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ MAX_EDGES, MAX_VALUES, MAX_NAMED = 8, 6, 4  # limits of lines, and of values and
 
 @dataclass(frozen=True)
 class Edge:
-    """The best value of a key is the smallest or the largest that was tried. others: values of the keys that are not
-    numbers, such as model, for which this value is the best; {} if there are no such keys."""
+    """The best value of a key is the smallest or the largest that was tried. others: {key: value} of the keys without
+    numbers, such as model, whose best value this is; empty without such keys."""
 
     key: str
     value: float
@@ -45,7 +45,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Cost:
-    """hours: of all jobs, one after the other. gpu_hours: hours times the number of GPUs of each job. energy_kwh: of
+    """hours: sum over all jobs. gpu_hours: hours times the number of GPUs of each job. energy_kwh: of
     the GPUs; None if a job with GPUs has not logged POWER. untimed: number of jobs that began, with unknown time or
     number of GPUs; they are in no sum."""
 
