@@ -70,6 +70,7 @@ def test_it_is_of_the_result_files_and_says_which_failed_and_why(sweep: Path) ->
     assert "9 jobs: 6 finished, 3 failed" in text
     assert "3 x: lr=1e+30 seed=0, lr=1e+30 seed=1, lr=1e+30 seed=2" in text
     assert "gradients were not finite" in text
+    assert re.search(r"^Time: \S+ hours of 9 jobs, on CPUs\.\n\nCode: commit \w{7}", text, re.MULTILINE)
     failed = [row for row in rows(sweep / "report.csv") if row["status"] == "failed"]
     assert len(failed) == 3
     assert all("not finite" in row["why no score"] and not row["val/loss"] for row in failed)
@@ -114,17 +115,18 @@ def test_columns_in_which_nothing_stands_are_left_out(copy: Path) -> None:
     def head() -> list[str]:
         return list(facts(read_study(PROGRAM, [copy])).groups.head)
 
-    assert head() == ["lr", "val/loss", "n", "failures"]
+    scores = ["val/loss", "test/loss", "test/accuracy"]
+    assert head() == ["lr", *scores, "n", "failures"]
     one = job_dirs(copy)[0]
     finished = json.loads((one / "status.json").read_text())
     (one / "status.json").write_text(json.dumps({**finished, "status": "pruned"}))
-    assert head() == ["lr", "val/loss", "n", "failures", "pruned, unfinished"]
+    assert head() == ["lr", *scores, "n", "failures", "pruned, unfinished"]
     assert "pruned" not in (copy / "table.tex").read_text()
     (one / "status.json").write_text(json.dumps(finished))
     for path in job_dirs(copy)[-3:]:
         (path / "status.json").write_text(json.dumps(finished))
         (path / "result.json").write_text(json.dumps(result(one)))
-    assert head() == ["lr", "val/loss", "n"]
+    assert head() == ["lr", *scores, "n"]
     assert all(COMPARED)  # each column has a heading
 
 
@@ -245,7 +247,7 @@ sys.exit(status)
     note = missing("no pictures and no page: drawing", "matplotlib", "report")
     assert done.stderr == note + "\n"
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "groups.csv", "report.csv", "report.md", "table.tex"
+        "groups.csv", "report.csv", "report.json", "report.md", "table.tex"
     ]  # fmt: skip
     assert note in (tmp_path / "out/report.md").read_text()
 

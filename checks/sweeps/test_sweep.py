@@ -73,6 +73,8 @@ def test_names_and_places(tmp_path: Path) -> None:
         slow(["-m", "seed=1,2", "sweep=../x"], "error: sweep=../x: must be a folder name"),
         slow(["-m", "seed=1,2", "hydra.sweep.subdir=x"], "error: hydra.sweep.subdir=x: has no effect"),
         slow(["-m", "seed=1,2", "sweep.fail_fast=true,false"], "error: sweep.fail_fast=true,false: cannot be swept"),
+        slow(["-m", "seed=1,2", "optim.lr=1,2,3", "sweep.zip=seed,optim.lr"], "error: sweep.zip: seed has 2 values (1, 2), but optim.lr has 3 values (1, 2, 3)"),  # noqa: E501
+        slow(["-m", "seed=1,2", "optim.lr=1,2", "sweep.zip=seed,optim.lr", "hydra/sweeper=optuna"], "error: sweep.zip: only for a sweep over all combinations"),  # noqa: E501
         (["seed=1", "sweep=lr"], "error: sweep=lr: only for a multirun - add -m"),
         (["-m", "sweep.retyr_failed=true"], "error: sweep.retyr_failed: no such key - did you mean sweep.retry_failed?"),  # noqa: E501
         slow(["-m", "seed=1,2", "sweep.fail_fast=3"], "error: sweep.fail_fast: expected true or false, got 3"),
@@ -85,6 +87,32 @@ def test_mistakes_are_one_line(tmp_path: Path, overrides: list[str], line: str) 
     assert done.stderr.startswith(line), done.stderr
     assert done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_zipped_values_are_jobs_like_others(tmp_path: Path) -> None:
+    """However they are written, crossed with seeds; a full grid of the same sweep adds what is missing, in a pool."""
+    where = f"hydra.sweep.dir={tmp_path}/z"
+    call(*SWEEP, "optim=adamw,sgd", "optim.lr=1e-3,0.1", "seed=0,1", "sweep.zip=optim,optim.lr", where)
+    found = [set(job["overrides"]) & PAIRED for job in book(tmp_path / "z")["jobs"]]
+    lr = {"adamw": "optim.lr=0.001", "sgd": "optim.lr=0.1"}
+    assert found == [{f"optim={o}", lr[o], f"seed={s}"} for o in ("adamw", "sgd") for s in (0, 1)]
+    params = "hydra.sweeper.params={optim.lr: '0.1,1e-3', optim: 'sgd,adamw'}"
+    again = call(*SWEEP, params, "seed=range(2)", "sweep.zip=[optim.lr,optim]", where)
+    assert "4 jobs, 0 to run, 4 finished before" in again.stderr
+    grid = call(*SWEEP, "optim=adamw,sgd", "optim.lr=1e-3,0.1", "seed=0,1", where, "hydra/launcher=pool")
+    assert "8 jobs, 4 to run, 4 finished before" in grid.stderr
+
+
+@pytest.mark.slow
+def test_another_sweeper_does_not_ignore_zip(tmp_path: Path) -> None:
+    others = ("hydra/sweeper=basic", "hydra/launcher=basic", f"hydra.sweep.dir={tmp_path}/z")
+    done = call(*SWEEP, "seed=1,2", "optim.lr=1,2", "sweep.zip=seed,optim.lr", *others, code=2)
+    assert done.stderr.splitlines()[-1].startswith("error: sweep.zip: has no effect with this hydra/sweeper")
+    assert not job_dirs(tmp_path / "z")
+
+
+PAIRED = {"optim=adamw", "optim=sgd", "optim.lr=0.001", "optim.lr=0.1", "seed=0", "seed=1"}
 
 
 @pytest.mark.slow

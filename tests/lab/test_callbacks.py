@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ import torch
 from common import QUICK
 
 from lab.callbacks.base import Callback, overriding
+from lab.callbacks.energy import GpuPower
+from samebits.errors import ConfigError
 from samebits.testing import assert_equal, last_checkpoint, metrics, result, start_run
 
 SHORT = (*QUICK, "trainer.max_steps=6", "trainer.eval_every=3", "trainer.log_every=2", "trainer.global_batch_size=66")
@@ -154,3 +157,26 @@ def test_ranks_in_step_can_talk_in_an_evaluation(
     scores, wanted = ({k: v for k, v in metrics(run)[-1].items() if k.startswith("val/")} for run in (three, one))
     assert wanted
     assert scores == pytest.approx(wanted, rel=1e-4)
+
+
+def test_power_is_the_difference_of_the_counters_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings, clock = iter([1000.0, 4000.0, 4600.0]), iter([0.0, 10.0, 12.0])
+    counter = SimpleNamespace(joules=lambda: next(readings))
+    monkeypatch.setattr("lab.callbacks.energy.EnergyCounter", lambda uuid: counter)
+    monkeypatch.setattr("lab.callbacks.energy.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    gpu = SimpleNamespace(get_device_properties=lambda device: SimpleNamespace(uuid="1234"))
+    fake = SimpleNamespace(cuda=gpu, tensor=lambda values, device: torch.tensor(values))
+    monkeypatch.setattr("lab.callbacks.energy.torch", fake)
+    callback, state, values = GpuPower(), SimpleNamespace(), {"train/loss": 1.0}
+    world = SimpleNamespace(device=torch.device("cuda"), all_reduce_sum=lambda tensor: 2 * tensor)  # two equal ranks
+    callback.run = SimpleNamespace(world=world)
+    callback.on_start(state)
+    callback.on_log(state, values)
+    assert values == {"train/loss": 1.0, "perf/power_w": 600.0}
+    callback.on_log(state, values)
+    assert values["perf/power_w"] == 600.0
+
+
+def test_energy_without_a_gpu_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="callback=energy: measures NVIDIA GPUs, but this run uses cpu - remove it"):
+        start_run(tmp_path / "run", *SHORT, "callback=energy")

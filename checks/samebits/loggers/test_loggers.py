@@ -1,4 +1,5 @@
-"""TensorBoard and MLflow hold what metrics.jsonl holds, once, after a resume too; media are files of the run."""
+"""TensorBoard, MLflow and metrics.csv hold what metrics.jsonl holds, once, after a resume too; media are files of the
+run."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import json
 import logging
 import re
 import sys
+import threading
 import wave
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,8 +26,9 @@ from samebits.loggers import Audio, Histogram, LoggerConfig, RunLogger, Table, s
 from samebits.loggers.mlflow_log import MLflowThread, name_there
 from samebits.loggers.options import MLflowConfig
 from samebits.runs import write_config
+from samebits.saved import read_config
 from samebits.testing import compose, kill_at, metrics, start_run
-from samebits.testing.processes import called
+from samebits.testing.processes import called, wait_for
 
 RUN = (*(text for text in QUICK if not text.startswith("logger=")), "trainer.max_steps=12", "trainer.log_every=2",
        "trainer.eval_every=4", "trainer.save_every=4")  # fmt: skip
@@ -42,7 +45,19 @@ def tensorboard(run: Path) -> list[tuple[str, int, float]]:
 
     events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
-    return sorted((tag, e.step, e.value) for tag in events.Tags()["scalars"] for e in events.Scalars(tag))
+    tags = (tag for tag in events.Tags()["scalars"] if not tag.startswith("final/"))  # which are of result.json
+    return sorted((tag, e.step, e.value) for tag in tags for e in events.Scalars(tag))
+
+
+def table(run: Path) -> list[tuple[str, int, float]]:
+    with open(run / "metrics.csv", newline="") as file:
+        head, *rows = csv.reader(file)
+    assert head[0] == "step"
+    assert len({*head}) == len(head)
+    assert {len(row) for row in rows} <= {len(head)}
+    steps = [int(row[0]) for row in rows]
+    assert steps == sorted({*steps})
+    return sorted((n, int(row[0]), float(cell)) for row in rows for n, cell in zip(head[1:], row[1:]) if cell)
 
 
 def mlflow(run: Path, uri: str) -> tuple[Any, list[tuple[str, int, float]]]:
@@ -69,11 +84,12 @@ def test_both_hold_what_metrics_holds_after_a_kill_too(tmp_path: Path, monkeypat
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # of this process, which reads
     run = tmp_path / "run"
-    overrides = (*RUN, "logger=[tensorboard,mlflow]", "trainer.max_steps=400", "trainer.log_every=25",
+    overrides = (*RUN, "logger=[tensorboard,mlflow,csv]", "trainer.max_steps=400", "trainer.log_every=25",
                  "trainer.eval_every=100", "trainer.save_every=40", f"hydra.run.dir={run}")  # fmt: skip
     kill_at(run, 80, overrides)
     called([*TRAIN, *overrides, "resume=auto"], seconds=120)
     close(tensorboard(run), logged(run))
+    assert table(run) == logged(run)
     record, points = mlflow(run, uri)
     close(points, logged(run))
     assert record.info.status == "FINISHED"
@@ -141,6 +157,91 @@ def test_a_resume_drops_what_was_logged_after_its_checkpoint(tmp_path: Path) -> 
     assert RunLogger(PROGRAM, tmp_path, LoggerConfig(kind="none"), 2, 60.0, 2).latest("train") == {"train/loss": 0.2}
     assert log(2, 2, (3, 0.5)) == [(1, 0.1), (2, 0.2), (3, 0.5)]
     assert log(2, None, (3, 0.6)) == [(1, 0.1), (2, 0.2), (3, 0.6)]
+
+
+def test_columns_of_the_csv_may_come_later(tmp_path: Path) -> None:
+    """It is a valid csv after each line, and a resume drops the rows that are logged again."""
+    odd = 'val/"a,b"'
+
+    def log(from_step: int, lines: int | None, *values: tuple[int, dict[str, float]]) -> None:
+        with RunLogger(PROGRAM, tmp_path, LoggerConfig(kind="none", csv=True), from_step, 60.0, lines) as logger:
+            logger.begin(from_step, 10)
+            (copy,) = logger._copies
+            for n, (step, one) in enumerate(values):
+                logger.log(step, one)
+                if n == 0 or not from_step:  # otherwise the thread is behind
+                    written = threading.Event()
+                    copy._calls.put(written.set)  # type: ignore[union-attr] # a thread
+                    assert written.wait(10)
+                    table(tmp_path)
+
+    nan = {"train/loss": float("nan")}
+    log(0, None, (1, {"train/loss": 0.5}), (2, {"train/loss": 0.25}), (2, {odd: 1e-7}), (3, nan))
+    first = 'step,train/loss,"val/""a,b"""'
+    assert (tmp_path / "metrics.csv").read_text() == f"{first}\n1,0.5,\n2,0.25,1e-07\n3,,\n"
+    end = {"train/loss": 2.0, "test/loss": 7}
+    log(2, 3, (3, {"train/loss": 4.0}), (4, {"train/loss": 0.125}), (4, end), (1, {"x": 1}))
+    text = (tmp_path / "metrics.csv").read_text()
+    assert text == f"{first},test/loss,x\n1,0.5,,,1\n2,0.25,1e-07,,\n3,4.0,,,\n4,2.0,,7,\n"
+    (tmp_path / "metrics.csv").unlink()  # of a run that did not have this logger
+    log(4, None, (5, {"train/loss": 0.0}))
+    assert (tmp_path / "metrics.csv").read_text() == text + "5,0.0,,,\n"
+
+
+def test_what_the_csv_misses_is_written_at_the_end(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").mkdir()
+    with RunLogger(PROGRAM, tmp_path, LoggerConfig(kind="none", csv=True), 0, 60.0) as logger:
+        logger.begin(0, 10)
+        logger.log(1, {"train/loss": 0.5})
+        wait_for(lambda: logger._copies[0].lacks)  # type: ignore[union-attr] # a thread
+        (tmp_path / "metrics.csv").rmdir()
+        logger.log(2, {"train/loss": 0.25})
+    assert table(tmp_path) == [("train/loss", 1, 0.5), ("train/loss", 2, 0.25)]
+
+
+@pytest.mark.slow
+def test_the_hparams_tab_has_a_row_for_each_job_of_a_sweep(tmp_path: Path) -> None:
+    """As TensorBoard itself reads it: the values of each job, and the scores of its result.json."""
+    from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+    from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+    from tensorboard.context import RequestContext
+    from tensorboard.plugins.base_plugin import TBContext
+    from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
+
+    run = ("-m", *RUN, "logger=tensorboard", f"hydra.sweep.dir={tmp_path}/s")
+    called([*TRAIN, *run, "optim=adamw,sgd", "optim.lr=1e-3,0.1", "sweep.zip=optim,optim.lr"], seconds=120)
+    called([*TRAIN, *run, "optim=adamw", "optim.lr=1e-3", "model.dropout=0.5"], seconds=120)  # another key
+    events, request_context = EventMultiplexer(), RequestContext()
+    events.AddRunsFromDirectory(str(tmp_path / "s"))
+    events.Reload()
+    provider = MultiplexerDataProvider(events, str(tmp_path / "s"))
+    context = backend_context.Context(TBContext(data_provider=provider))
+    data = context.hparams_metadata(request_context, "")
+    others = provider.list_hyperparameters(request_context, experiment_ids=[""])
+    found = context.experiment_from_metadata(request_context, "", True, data, others)
+    kinds = {info.name: info.type for info in found.hparam_infos}
+    assert kinds["optim.lr"] == api_pb2.DATA_TYPE_FLOAT64
+    assert kinds["optim"] == api_pb2.DATA_TYPE_STRING
+    assert {"seed", "model.dropout", "trainer.max_steps"} <= kinds.keys()
+    assert not {"logger", "hardware", "sweep.zip"} & kinds.keys()
+    metric = api_pb2.MetricName(tag="final/test/loss")
+    assert metric in [info.name for info in found.metric_infos]
+    request = api_pb2.ListSessionGroupsRequest(
+        allowed_statuses=[api_pb2.STATUS_SUCCESS], slice_size=10, col_params=[{"metric": metric}],
+    )  # fmt: skip
+    shown = list_session_groups.Handler(request_context, context, "", request).run()
+    rows = {}
+    for group in shown.session_groups:
+        (score,) = (one.value for one in group.metric_values if one.name == metric)
+        optim, *numbers = (group.hparams[key] for key in ("optim", "optim.lr", "model.dropout"))
+        rows[(optim.string_value, *(one.number_value for one in numbers))] = score
+    scores = {}
+    for path in (tmp_path / "s").glob("*/result.json"):
+        config = read_config(PROGRAM, path.parent)
+        optim = "sgd" if config.optim._target_.endswith("SGD") else "adamw"
+        scores[optim, config.optim.lr, config.model.dropout] = json.loads(path.read_text())["test/loss"]
+    assert len(rows) == 3
+    assert rows == pytest.approx(scores, rel=1e-6)
 
 
 @pytest.mark.one_quick

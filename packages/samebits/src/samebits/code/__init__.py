@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         code_here,
         code_of,
         codes_of,
+        ranges,
         record_machine,
         surroundings,
         use_code,

@@ -133,11 +133,13 @@ def as_started() -> contextlib.AbstractContextManager[None]:
 
 def quoted(project: Project, arguments: Sequence[str]) -> list[str]:
     """Quote debug=nan as debug='nan', because Hydra reads nan as a number, which is not an option's name; rewrite
-    sweep=lr as sweep.name='lr'."""
+    sweep=lr as sweep.name='lr', and sweep.zip=a,b as a list, because a shell may expand brackets."""
 
     def one(argument: str) -> str:
         if argument.startswith("sweep=") and not argument.startswith("sweep={"):
             return f"sweep.name='{argument.removeprefix('sweep=')}'"
+        if argument.startswith("sweep.zip=") and re.fullmatch(r"[\w./@+]+(,[\w./@+]+)+", argument[10:]):
+            return f"sweep.zip=[{','.join(map(repr, argument[10:].split(',')))}]"
         group, _, name = argument.partition("=")
         reads_as_value = name.lower() in ("nan", "inf", "null", "true", "false") or name.isdecimal()
         return f"{group}='{name}'" if reads_as_value and (project.conf / group / f"{name}.yaml").is_file() else argument

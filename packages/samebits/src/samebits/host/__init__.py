@@ -15,6 +15,7 @@ Errors: OSError for failed system calls.
     cpu, gpu, memory, numa    the resources of the machine
     machine                   facts for environment.json and the log
     cgroups                   limits of containers and schedulers
+    energy                    the energy counter of a GPU
     garbage                   Python's garbage collector
 """
 
@@ -26,6 +27,7 @@ from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.host.cpu import cores, cores_each, limited_to, omp_num_threads, threads_each
+    from samebits.host.energy import EnergyCounter
     from samebits.host.garbage import collect_garbage, no_garbage_collection
     from samebits.host.gpu import count_gpus, hide_gpus, memory_of_process, pci_address, start_method
     from samebits.host.machine import gpu_facts, machine_changes, machine_facts, machine_line

@@ -1,17 +1,18 @@
-"""Log a run to its directory, the terminal, TensorBoard, MLflow and W&B. Does not import torch.
+"""Log a run to its directory, the terminal, TensorBoard, MLflow, a csv file and W&B. Does not import torch.
 
 Input: the config group `logger`; values, images and tables with the step they belong to. Output: a `Logger`.
 
 Guarantees: `Logger` is the null object; `RunLogger` writes metrics.jsonl, train.log, media and the progress bar.
-Threads write to TensorBoard and MLflow and a separate process to W&B, so that these neither delay nor end a run. Data
-that W&B did not receive can be sent later from the run directory (`upload_run`); the directory's wandb/ records what
-the server has confirmed, so nothing is sent twice.
+Threads write to TensorBoard, MLflow and metrics.csv and a separate process to W&B, so that these neither delay nor end
+a run. Data that W&B did not receive can be sent later from the run directory (`upload_run`); the directory's wandb/
+records what the server has confirmed, so nothing is sent twice.
 
 Errors: ConfigError for a logger that cannot be used, RunFailed for an upload that failed.
 
     logger, media                       logged values; images, tables and other media
     background                          the base class of the threads
     tensorboard_log, mlflow_log         the threads for TensorBoard and MLflow
+    csv_log                             the thread for metrics.csv
     wandb_log, wandb_upload             the W&B arguments of a run; the process that sends it
     wandb_stop                          runs that were stopped on W&B's server
     wandb_sync                          uploads on request (./run sync)

@@ -1,7 +1,7 @@
-"""Log to metrics.jsonl (the complete record), to W&B, TensorBoard and MLflow (copies), and to the terminal (latest
-values).
+"""Log to metrics.jsonl (the complete record), to W&B, TensorBoard, MLflow and metrics.csv (copies), and to the terminal
+(latest values).
 
-A separate thread makes all calls of TensorBoard and of MLflow, in order (samebits.loggers.background); a separate
+A separate thread each writes to TensorBoard, MLflow and metrics.csv, in order (samebits.loggers.background); a separate
 process makes those of wandb.
 """
 
@@ -24,6 +24,7 @@ from tqdm import tqdm
 from samebits.errors import ConfigError, visible
 from samebits.files import as_json, no_links, read_file, records, replace_text
 from samebits.loggers.background import Background
+from samebits.loggers.csv_log import CSVThread
 from samebits.loggers.media import save
 from samebits.loggers.mlflow_log import MLflowThread
 from samebits.loggers.options import LoggerConfig
@@ -137,6 +138,8 @@ class RunLogger(Logger):
         if not self._metrics.exists():  # otherwise _go_on: a resume deletes lines first, W&B cannot
             self._begin_wandb()
         own = self._project, self._directory, self._from_step, self._most_s
+        if self._config.csv:
+            self._copies.append(CSVThread(self._lines_before, *own))
         if self._config.tensorboard:
             self._copies.append(TensorBoardThread(*own))
         if self._config.mlflow is not None:

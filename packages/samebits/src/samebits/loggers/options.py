@@ -18,7 +18,7 @@ class MLflowConfig:
 
 @dataclass(frozen=True)
 class LoggerConfig:
-    """kind: whether to use W&B. All options except the last two (tensorboard, mlflow) are for W&B."""
+    """kind: whether to use W&B. All options except the last three (tensorboard, csv, mlflow) are for W&B."""
 
     kind: Annotated[str, option("wandb", "none")] = "wandb"
     project: str = "default"
@@ -31,4 +31,5 @@ class LoggerConfig:
     timeout_s: Annotated[float, Rule(above=0)] = 20
     artifact: bool = False
     tensorboard: bool = False
+    csv: bool = False
     mlflow: MLflowConfig | None = None

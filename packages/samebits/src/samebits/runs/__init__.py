@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         undo_resume,
         write_config,
     )
-    from samebits.runs.elapsed import record_start
+    from samebits.runs.elapsed import record_start, seconds_until_last_record
     from samebits.runs.resume import change_value, choose_run, has_key
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from contextlib import suppress
 from datetime import datetime
@@ -34,6 +35,11 @@ def before(run_dir: Path, since: float) -> float:
         with suppress(ValueError):
             last = max(last, datetime.strptime(status.get("time", ""), "%Y-%m-%dT%H:%M:%S%z").timestamp())
     return spent + max(0.0, last - began)
+
+
+def seconds_until_last_record(run_dir: Path) -> float:
+    """Return the seconds of all commands of a run that has not finished; the last one counts until its last record."""
+    return before(run_dir, math.inf)
 
 
 def last_logged(path: Path) -> float:

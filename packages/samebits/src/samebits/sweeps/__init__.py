@@ -12,6 +12,7 @@ A job that is killed does not affect the other jobs.
 Errors: ConfigError for the sweep before it starts; RunFailed with the number of failed jobs when it ends.
 
     identity, ledger, plan        the identity of a job; the sweep's directory; the command line -> jobs
+    zipped                        keys whose values form pairs (sweep.zip)
     options                       the config group `sweep` and the options of launchers and sweepers
     progress                      progress lines of long loops
     command                       the command that trains

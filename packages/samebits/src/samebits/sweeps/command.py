@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from samebits import early_signals
 from samebits.config import agents_run, as_started, remove_if_empty, run_hydra
@@ -77,6 +77,9 @@ def train_one(program: Program, cfg: DictConfig) -> int:
     label = f"job {hydra.job.num} ({' '.join(overrides)}): " if multirun else ""
     if cfg.sweep.job is not None:
         return run_job(program, Path(cfg.sweep.job))
+    if multirun and OmegaConf.select(cfg, "sweep.zip"):  # the sweeper has combined all values
+        remove_if_empty(program.root, run_dir)
+        raise ConfigError("sweep.zip: has no effect with this hydra/sweeper - choose hydra/sweeper=ledger")
     try:
         if not multirun:
             check_effects(cfg, overrides)

@@ -51,7 +51,7 @@ def sweep(
     options, ledger = opened(project, master)
     swept = [*ledger.swept, *plan.swept_keys(arguments)]
     composer = plan.Composer(project, loader, master, Path(master.hydra.runtime.cwd), ledger.directory, swept)
-    combinations = plan.expand(project, arguments, loader, ledger.swept, composer.cwd)
+    combinations = plan.expand(project, arguments, loader, ledger.swept, composer.cwd, options.zip)
     new = plan.compose(ledger, combinations, composer)
     if options.preflight:
         say(tried(ledger, combinations, new, swept, options.retry_failed, launcher))

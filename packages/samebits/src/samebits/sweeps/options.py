@@ -16,6 +16,7 @@ class SweepConfig:
     retry_failed: bool = False
     fail_fast: bool = False
     preflight: bool = False
+    zip: list[str | list[str]] | None = None
     job: str | None = None
 
 

@@ -43,6 +43,7 @@ from samebits.schema import MISSING, plain, show
 from samebits.sweeps.identity import counts, differing_keys, digest, directory_name, keyed
 from samebits.sweeps.ledger import Job, Ledger, NewJob, differing
 from samebits.sweeps.progress import counted, say
+from samebits.sweeps.zipped import Zip, axes
 
 MAX_SHOWN = 4
 
@@ -152,10 +153,15 @@ def _touch(one: str, other: str) -> bool:
 
 
 def expand(
-    project: Project, arguments: Sequence[str], loader: ConfigLoader, known: Sequence[str], cwd: Path
+    project: Project,
+    arguments: Sequence[str],
+    loader: ConfigLoader,
+    known: Sequence[str],
+    cwd: Path,
+    zipped: Zip = None,
 ) -> list[Combination]:
-    """Return all combinations of the values without duplicates; the last key varies fastest. known: keys swept
-    before."""
+    """Return all combinations of the values without duplicates; the last key varies fastest. known: keys swept before.
+    zipped: keys whose values form pairs, or groups of such keys (sweep.zip)."""
     parser = OverridesParser.create(config_loader=loader)
     choices: dict[str, list[str]] = {}
     for override in parser.parse_overrides(list(arguments)):
@@ -172,8 +178,10 @@ def expand(
     found: list[Combination] = []
     seen: set[str] = set()
     total = 0
-    for texts in itertools.product(*choices.values()):
+    for parts in itertools.product(*axes(choices, zipped)):
         total += 1
+        by_key = {key: text for part in parts for key, text in part.items()}
+        texts = tuple(by_key[key] for key in choices)
         values = {key: value for key, value in (told[text] for text in texts) if counts(project, key, swept)}
         if (identity := digest(values)) not in seen:
             seen.add(identity)

@@ -1,7 +1,8 @@
 """Reports of sweeps and of any run directories, and upload of runs and sweep summaries to W&B.
 
-Input: run directories, also of running jobs. Output: tables (csv, md, tex), pictures, a page (html) and the command
-that trains the best configuration. Reading does not change run directories, and imports neither torch nor Hydra.
+Input: run directories, also of running jobs. Output: tables (csv, md, tex), data (json), pictures, a page (html), the
+command that trains the best configuration. Reading does not change run directories, and imports neither torch nor
+Hydra.
 
 Guarantees: every number can be computed by hand from metrics.jsonl and result.json. Jobs in any state are read. Test
 scores select nothing unless you request it. `write` never raises: at the end of a sweep an error is printed as one
@@ -13,6 +14,7 @@ Errors: ConfigError for invalid arguments.
     analyse, compare, importance      groups over seeds, comparisons with the best, importance of keys
     inference, maxt                   statistics: intervals and tests
     best                              the best configuration as overrides and as an experiment
+    review                            ends of ranges, unequal n, hours, energy, code
     facts                             the contents of a report
     text, page                        a report as csv and Markdown, as html
     table, table_text                 a paper's table, as a sheet and as text

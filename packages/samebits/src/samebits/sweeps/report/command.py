@@ -9,6 +9,7 @@ from pathlib import Path
 
 from samebits.errors import ConfigError, plain_output, translate_arguments
 from samebits.project import Project
+from samebits.sweeps.report import review
 from samebits.sweeps.report.analyse import best_group, check_choice, groups
 from samebits.sweeps.report.best import best_command, save_best
 from samebits.sweeps.report.facts import score_text
@@ -79,6 +80,7 @@ def write_report(project: Project, args: argparse.Namespace) -> None:
         for group in groups(study)[:10]:
             print(f"{score_text(group, study.objective):>24}  n={len(group.scores(study.objective))}  {group.label}")
     print("\n".join(os.path.relpath(path) for path in files))
+    print("\n".join(review.lines(study)))
     for one in study.objectives:
         if of_one := best_group(study, one):
             print(f"best {one.key}: {best_command(of_one)}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from samebits.saved import is_seed
+from samebits.sweeps.report import review
 from samebits.sweeps.report.analyse import (
     Group,
     best_group,
@@ -26,8 +27,10 @@ from samebits.sweeps.report.best import best_command
 from samebits.sweeps.report.compare import Comparison, comparisons
 from samebits.sweeps.report.importance import Importance, importance
 from samebits.sweeps.report.read import Job, Objective, Study
+from samebits.sweeps.report.review import scores_of_tests, unequal_n
 from samebits.sweeps.report.sheet import MARKS, TOO_FEW, Cell, Score, Sheet, plus_minus
 
+REVIEW = "Review"
 NOT_SWEPT = "Jobs differ in what was not swept"
 OTHER_CODE = "Jobs ran with different code"
 NOT_SWEPT_NOTE = (
@@ -45,6 +48,8 @@ COMPARED = (
     "seeds needed",
 )  # columns
 WITHOUT_SCORE = ("failures", "pruned, unfinished")  # columns: numbers of jobs
+UNEQUAL_NOTE = "n of {most}: fewer scores than other configurations have, so the mean is less certain"
+MAX_TESTS = 4  # maximum number of test scores beside the objectives; groups.csv has all
 MAX_COLUMNS = 8  # maximum number of runs whose configs are compared in one table
 
 
@@ -76,7 +81,7 @@ class Facts:
 
     groups, jobs: one row per group, best first, and one per job, in the order of the study. unlike: differences between
     jobs that were not swept. comparisons: each group against the best. front: labels of the Pareto front, if there are
-    several objectives. differences: differences between the configs of runs.
+    several objectives. differences: differences between the configs of runs. review: see review.py.
     """
 
     study: Study
@@ -89,6 +94,7 @@ class Facts:
     front: Sequence[str]
     importance: Importance | None
     differences: Section | None
+    review: Section
 
 
 def facts(study: Study) -> Facts:
@@ -105,6 +111,7 @@ def facts(study: Study) -> Facts:
         [group.label for group in pareto(study)] if len(study.objectives) > 1 else [],
         importance(study),
         None if study.is_sweep else _differences(study),
+        Section(REVIEW, review.lines(study)),
     )
 
 
@@ -141,6 +148,7 @@ def _best(study: Study) -> Iterable[Best]:
 def group_sheet(study: Study, compared: Mapping[str, Sequence[Comparison]]) -> Sheet:
     """Return a table of means over seeds, the best in bold. Marks show configurations that do not differ significantly
     from the best, or were not tested."""
+    tests = scores_of_tests(study)[:MAX_TESTS]
     keys = config_keys(study) if study.is_sweep else ()  # compared runs may differ in dozens of keys
     verdicts = {(each.group.label, key): each.verdict for key, found in compared.items() for each in found}
     best = {(found.label, o.key) for o in study.objectives if (found := best_group(study, o)) is not None}
@@ -151,6 +159,7 @@ def group_sheet(study: Study, compared: Mapping[str, Sequence[Comparison]]) -> S
         verdict = verdicts.get(which, TOO_FEW) if scores and which not in best else ""
         return Score(scores, group.std(objective), which in best, verdict)
 
+    most = unequal_n([len(group.scores(study.objective)) for group in groups(study)]) if study.is_sweep else None
     rows: list[list[Cell | Score]] = []
     for group in groups(study):
         n, failed = len(group.scores(study.objective)), len(group.failures(study.objective))
@@ -158,13 +167,16 @@ def group_sheet(study: Study, compared: Mapping[str, Sequence[Comparison]]) -> S
         rows.append([
             *(_value(study, group.jobs[0], keys) if study.is_sweep else [Cell(group.label)]),
             *(score(group, o) for o in study.objectives),
-            *(Cell(str(number or shown), number) for number, shown in ((n, 0), (failed, ""), (left, ""))),
+            *(Score(group.scores(o), group.std(o)) for o in tests),
+            Cell(f"{n} of {most}" if most and 0 < n < most else str(n), n),
+            *(Cell(str(number or ""), number) for number in (failed, left)),
         ])  # fmt: skip
     names = [short_names(keys)[key] for key in keys] if study.is_sweep else ["run"]
-    head = [*names, *(o.key for o in study.objectives), "n", *WITHOUT_SCORE]
+    head = [*names, *(o.key for o in [*study.objectives, *tests]), "n", *WITHOUT_SCORE]
     warning = caution(study.objectives)
     scores = [each for row in rows for each in row if isinstance(each, Score)]
     notes = [*([warning] if warning else []), *score_notes("sd", scores)]
+    notes += [UNEQUAL_NOTE.format(most=most)] if most else []
     return Sheet(head, rows, len(names), notes=notes).without_empty(*WITHOUT_SCORE)
 
 

@@ -74,7 +74,11 @@ def data(facts: Facts, paper: Sheet | None = None) -> dict[str, Any]:
         "groupTable": page_table(facts.groups),
         "jobTable": page_table(facts.jobs),
         "sections": {
-            "first": _sections([*facts.unlike, *([Section("The paper's table", sheet=paper)] if paper else [])]),
+            "first": _sections([
+                *([facts.review] if facts.review.lines else []),
+                *facts.unlike,
+                *([Section("The paper's table", sheet=paper)] if paper else []),
+            ]),
             "compared": _sections(facts.comparisons),
             "last": _sections([facts.differences] if facts.differences else []),
         },

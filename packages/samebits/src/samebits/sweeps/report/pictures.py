@@ -115,8 +115,8 @@ def _group_curve(axes: Axes, group: Group, rank: int, key: str) -> None:
 
 
 def _scores(study: Study) -> Figure | None:
-    """Draw the score against each swept key: one dot per job, lines through the means. With two swept keys the color
-    shows the value of the other key."""
+    """Draw the score against each swept key: one dot per job, the means as a line, or as bars above categories. With
+    two swept keys the color shows the value of the other key."""
     found, scored = axes_of(study)[:MAX_AXES], score_axis(study)
     if not found or not scored.values:
         return None
@@ -147,7 +147,8 @@ def _score_panel(panel: Axes, study: Study, axis: Axis, split: Axis | None) -> N
     placed = [(x, job) for job in study.jobs if (x := axis.place(study.value(job, axis.key))) is not None]
     for i, option in enumerate(split.values if split else [None]):
         jobs = [(x, j) for x, j in placed if not split or repr(study.value(j, split.key)) == repr(option)]
-        _score_line(panel, study.objective, jobs, i, show(option) if split else "mean")
+        name = show(option) if split else "mean"
+        _score_line(panel, study.objective, jobs, i, name, joined=axis.kind != "category")
     if failed := [(x, 1.04) for x, job in placed if is_failure(job, study.objective)]:
         above = panel.get_xaxis_transform()
         panel.plot(*zip(*failed), "x", color=FAILED, ms=5.5, clip_on=False, transform=above, label="failed")
@@ -157,9 +158,12 @@ def _score_panel(panel: Axes, study: Study, axis: Axis, split: Axis | None) -> N
     panel.set_title(axis.key, pad=16)
 
 
-def _score_line(panel: Axes, objective: Objective, jobs: Sequence[tuple[float, Job]], i: int, name: str) -> None:
-    """Draw a dot for each score, hollow if the job is unfinished, and a line through the means. jobs: (x, job). All
-    dots are one artist, because 5,000 artists would take seconds."""
+def _score_line(
+    panel: Axes, objective: Objective, jobs: Sequence[tuple[float, Job]], i: int, name: str, joined: bool
+) -> None:
+    """Draw a dot for each score, hollow if the job is unfinished, and the means: a line through them if `joined`,
+    otherwise a bar each, because categories have no order. jobs: (x, job). All dots are one artist, because 5,000
+    artists would take seconds."""
     scored = [(x, score) for x, job in jobs if (score := job.score(objective)) is not None]
     reached = [(x, job.provisional(objective)) for x, job in jobs if job.score(objective) is None]
     unfinished = [(x, score) for x, score in reached if score is not None]
@@ -175,7 +179,8 @@ def _score_line(panel: Axes, objective: Objective, jobs: Sequence[tuple[float, J
     if 1 < len(by_place) <= 12 and any(len(found) > 1 for found in by_place.values()):
         xs = sorted(by_place)
         means = [statistics.fmean(by_place[x]) for x in xs]
-        panel.plot(xs, means, f"-{MARKERS[i]}", color=CATEGORICAL[i], ms=3, lw=1.2, label=name)
+        look = {"ms": 3, "lw": 1.2} if joined else {"ms": 16, "mew": 1.6}
+        panel.plot(xs, means, f"-{MARKERS[i]}" if joined else "_", color=CATEGORICAL[i], label=name, **look)
 
 
 def _objectives(study: Study, ranked: Sequence[Group]) -> Figure | None:

@@ -18,7 +18,7 @@ from typing import Any
 from samebits.code import ENVIRONMENT, Code, codes_of
 from samebits.files import read_json, records
 from samebits.project import Project
-from samebits.runs import NOT_COMPUTED, files_of, is_claimed
+from samebits.runs import NOT_COMPUTED, files_of, is_claimed, seconds_until_last_record
 from samebits.saved import CONFIG, OVERRIDES, check_run_dir, load_flat, load_plain, translate_override
 from samebits.status import METRICS, RESULT, STATUS
 
@@ -56,6 +56,8 @@ class Job:
     seconds: Sequence[tuple[int, float]]  # (step, seconds since the first record)
     code: Sequence[Code] = ()  # code versions, in the order of its resumes
     files: Mapping[str, str] = field(default_factory=dict)  # {config key: digest of the data that it names}
+    spent_s: float | None = None  # seconds of all its commands; of an unfinished job until its last record
+    gpus: Sequence[str] | None = None  # name of each rank's GPU; None: not recorded
 
     def score(self, objective: Objective) -> float | None:
         """Return the score from result.json; None if the job has not finished or the value is not finite."""
@@ -140,12 +142,10 @@ def read_job(project: Project, path: Path, number: int, overrides: tuple[str, ..
     """Read one run directory in any state; a missing one is a queued job. overrides: used if the directory has no
     overrides.yaml."""
     check_run_dir(path)
-    status = read_json(path / STATUS)
+    status, environment, result = (read_json(path / name) for name in (STATUS, ENVIRONMENT, RESULT))
     curves, seconds = read_metrics(path / METRICS)
     state = status.get("status", "queued")
-    here = (
-        read_json(path / ENVIRONMENT).get("host") == platform.node()
-    )  # for other machines the status cannot be checked
+    here = environment.get("host") == platform.node()  # for other machines the status cannot be checked
     if state == "running" and here and not is_claimed(path):
         state = "killed"
     error = str(status.get("error") or "").strip().splitlines()
@@ -160,12 +160,28 @@ def read_job(project: Project, path: Path, number: int, overrides: tuple[str, ..
         error=error[0] if error else None,
         traceback=status.get("traceback"),
         config=load_flat(project, path),
-        result=read_json(path / RESULT),
+        result=result,
         curves=curves,
         seconds=seconds,
         code=codes_of(path) if curves or state == "finished" else (),
         files={file: str(one["digest"]) for file, one in files_of(path).items()},
+        spent_s=_spent(path, status, result),
+        gpus=_gpus(environment.get("machine")),
     )
+
+
+def _spent(path: Path, status: Mapping[str, Any], result: Mapping[str, Any]) -> float | None:
+    seconds = result.get("seconds")
+    if isinstance(seconds, (int, float)):
+        return float(seconds)
+    return seconds_until_last_record(path) if "seconds" in status else None  # a job that has not begun has none
+
+
+def _gpus(machine: Any) -> tuple[str, ...] | None:
+    if not isinstance(machine, dict):
+        return None
+    own = machine.get("gpus_of_ranks") or ([machine["gpu"]] if machine.get("gpu") else [])
+    return tuple(str(gpu["name"]) for gpu in own)
 
 
 def read_metrics(path: Path) -> tuple[dict[str, list[tuple[int, float]]], list[tuple[int, float]]]:

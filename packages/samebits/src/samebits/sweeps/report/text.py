@@ -9,6 +9,7 @@ from samebits.sweeps.report.analyse import caution, config_keys, groups, is_fail
 from samebits.sweeps.report.escape import block, code, text
 from samebits.sweeps.report.facts import Best, Facts, Section
 from samebits.sweeps.report.read import Job, Study
+from samebits.sweeps.report.review import scores_of_tests
 from samebits.sweeps.report.sheet import Cell, Sheet, csv_text, markdown_table
 
 MOST_NAMED = 12  # maximum number of named jobs per reason of failure
@@ -31,10 +32,11 @@ def job_rows(study: Study) -> tuple[list[str], list[list[Any]]]:
 def group_rows(study: Study) -> tuple[list[str], list[list[Any]]]:
     """Return (head, rows) with one row per configuration, best first: mean, standard deviation and number of seeds."""
     keys, said = config_keys(study), caution(study.objectives)
-    columns = [f"{o.key} {what}" for o in study.objectives for what in ("mean", "std", "n")]
+    shown = [*study.objectives, *scores_of_tests(study)]
+    columns = [f"{o.key} {what}" for o in shown for what in ("mean", "std", "n")]
     rows = [
         [group.values.get(key) for key in keys]
-        + [cell for o in study.objectives for cell in (group.mean(o), group.std(o), len(group.scores(o)))]
+        + [cell for o in shown for cell in (group.mean(o), group.std(o), len(group.scores(o)))]
         + [len(group.failures(study.objective)), len(group.jobs), *([said] if said else [])]
         for group in groups(study)
     ]
@@ -62,6 +64,7 @@ def markdown(facts: Facts, pictures: Sequence[str] = (), note: str | None = None
         parts.append(f"Overrides of the sweep: {'; '.join(map(code, study.typed))}{begun}")
     parts += [_section(each) for each in facts.unlike]
     parts += [_best(best) for best in facts.best]
+    parts += [_section(facts.review)] if facts.review.lines else []
     parts += [f"![{name}]({name})" for name in pictures]
     sections = [Section("Configurations", sheet=facts.groups), *facts.comparisons]
     if facts.front:

@@ -16,6 +16,7 @@ from samebits.sweeps.report.against import lines
 from samebits.sweeps.report.analyse import caution, other_code
 from samebits.sweeps.report.facts import OTHER_CODE, WITHOUT_SCORE, facts
 from samebits.sweeps.report.read import Study
+from samebits.sweeps.report.review import report_json
 from samebits.sweeps.report.sheet import latex_table
 from samebits.sweeps.report.study import read_study
 from samebits.sweeps.report.table import Ask, table
@@ -59,7 +60,8 @@ def say(text: str) -> None:
 
 
 def write_study(study: Study, say: Callable[[str], object] = say, ask: Ask | None = None) -> list[Path]:
-    """Write report.csv, groups.csv, report.md and table.tex, and with the extra `report` pictures and report.html.
+    """Write report.csv, groups.csv, report.md, report.json and table.tex; with the extra `report` also pictures and
+    report.html.
 
     ask: also write paper/table.md, .csv, .tex, figures as paper/*.pdf, and the table on the page. say: called with a
     line if the extra is not installed or if jobs ran with different code. Return the files. Raise ConfigError for a
@@ -88,6 +90,7 @@ def write_study(study: Study, say: Callable[[str], object] = say, ask: Ask | Non
         "report.csv": jobs_csv(study),
         "groups.csv": groups_csv(study),
         "report.md": markdown(found, [os.path.relpath(path, folder) for path in drawn], note),
+        "report.json": report_json(study),
         "table.tex": latex_table(found.groups.without(*WITHOUT_SCORE), caution(study.objectives)),
     }
     if not absent:

@@ -66,6 +66,11 @@ def run_search(
     from sqlalchemy.exc import SQLAlchemyError
 
     sweep_options, ledger = opened(project, master)
+    if sweep_options.zip:
+        raise ConfigError(
+            "sweep.zip: only for a sweep over all combinations, has no effect on a search - remove it, or write an "
+            "experiment for each pair and search experiment=choice(a,b)"
+        )
     config = typed(SearchConfig, {k: plain(v) for k, v in options.items()}, "hydra.sweeper")
     own = [text for text in arguments if text.lstrip("+~").partition("=")[0].partition(".")[0] not in NEVER_COMPARED]
     space = parse([*(f"{k}={v}" for k, v in (config.params or {}).items()), *own], loader)

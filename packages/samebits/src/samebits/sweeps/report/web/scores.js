@@ -26,7 +26,7 @@ function scoreTraces(axis, other) {
     const places = [...new Set(points.map((p) => p.x))].sort((a, b) => a - b);
     if (places.length > 1 && places.length <= 12 && points.length > places.length) {
       const rows = places.map((x) => points.filter((p) => p.x === x).map((p) => p.job.scores[0]));
-      traces.push({ x: places, y: rows.map(mean), mode: "lines", line: { color, width: 1.6 }, hovertemplate: `mean %{y:.5g}<extra>${option === null ? "" : plain(option)}</extra>` });
+      traces.push({ x: places, y: rows.map(mean), ...(axis.kind === "category" ? { mode: "markers", marker: { color, symbol: "line-ew-open", size: 26, line: { width: 2 } } } : { mode: "lines", line: { color, width: 1.6 } }), hovertemplate: `mean %{y:.5g}<extra>${option === null ? "" : plain(option)}</extra>` });
     }
   });
   return traces;
