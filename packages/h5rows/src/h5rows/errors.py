@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 _KEY = re.compile(
-    r"\bdata\.(?=(path|fields|splits?|split_by|missing|decode|external|cache_[gm]b|swmr|encoding|input_shape|num_outputs)\b)"
+    r"\bdata\.(?=(path|fields|splits?|split_by|stratify_by|folds?|fold_repeat|missing|decode|external|cache_[gm]b|swmr|encoding|input_shape|num_outputs)\b)"
 )
 
 
