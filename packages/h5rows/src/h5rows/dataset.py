@@ -534,7 +534,10 @@ def column_of(
     """Return all values of a dataset (N,) of numbers or strings. key: the config key for messages."""
     with open_file(path, False, cache_gb) as file:
         own = key.removeprefix("data.")
-        field, _ = Opened(file, group, {own: name}, ChunkCache(0), False, external, encoding=encoding).field(own)
+        try:
+            field, _ = Opened(file, group, {own: name}, ChunkCache(0), False, external, encoding=encoding).field(own)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace(f"fields.{own}", own)) from None
         if field.text:
             return np.asarray(field.read(np.arange(len(field))), dtype=object)
         if len(field.shape) != 1:
