@@ -92,7 +92,7 @@ def fold_splits(data: Mapping[str, Any], key: str = "data") -> dict[str, Any]:
     data: the arguments of a data set, and perhaps split_ratio and split_by. key: of `data`, for messages. Raise
     ConfigError if there is another validation split.
     """
-    folds, ratio, by = data["folds"], data.get("split_ratio"), data.get("split_by") or "random"
+    folds, ratio, by = data.get("folds"), data.get("split_ratio"), data.get("split_by") or "random"
     check_folds(folds, data.get("fold"), data.get("fold_repeat", 0), data.get("stratify_by"))
     splits = dict(data["splits"] or {})
     if ratio is not None:

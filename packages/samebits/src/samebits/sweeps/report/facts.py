@@ -187,7 +187,7 @@ def fold_interval(group: Group, objective: Objective) -> tuple[float, float] | N
 
 def _interval(group: Group, objective: Objective) -> Cell:
     found = fold_interval(group, objective)
-    return Cell("-") if found is None else Cell(f"{show(found[0])} to {show(found[1])}", found[0])
+    return Cell("-") if found is None else Cell(f"{found[0]:.3g} to {found[1]:.3g}", found[0])
 
 
 SPREADS = {
