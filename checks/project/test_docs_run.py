@@ -140,6 +140,9 @@ def make_files(clone: Path) -> None:
     rows = [f"photos/cat/{i}.png,{i},{i / 2},{i / 4}" for i in range(30)]
     (clone / "leaves.csv").write_text("\n".join(["file,age,water,height", *rows]))
     (clone / "corpus.txt").write_text("To be, or not to be, that is the question.\n" * 100)
+    with h5py.File(clone / "scans.h5", "w") as file:
+        file["image"], file["label"] = np.random.default_rng(0).random((120, 8, 8), "float32"), np.arange(120) % 3
+        file["patient"] = [f"p{i // 4}" for i in range(120)]
     with h5py.File(clone / "tokens.h5", "w") as file:
         for split in ("train", "val"):
             file[f"{split}/tokens"] = np.arange(1024, dtype=np.uint8) % 64

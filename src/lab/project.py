@@ -55,8 +55,8 @@ def expand(cfg: Any) -> None:
         ):
             from h5rows.integration import fold_splits
 
-            with h5_mistakes():
-                node.splits = fold_splits(node, key)
+            with _about_data(node), h5_mistakes():
+                node.splits = fold_splits(node)
         elif text is not None:
             from h5rows.integration import shares_of
 

@@ -86,22 +86,22 @@ def check_folds(folds: Any, fold: Any, repeat: Any, stratify_by: Any) -> None:
         raise ConfigError(f"data.fold_repeat={repeat}: must be at least 0")
 
 
-def fold_splits(data: Mapping[str, Any], key: str = "data") -> dict[str, Any]:
+def fold_splits(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the splits of a cross-validation: train and val are parts of the rows that `train` has in the config.
 
-    data: the arguments of a data set, and perhaps split_ratio and split_by. key: of `data`, for messages. Raise
-    ConfigError if there is another validation split.
+    data: the arguments of a data set, and perhaps split_ratio and split_by. Raise ConfigError if there is another
+    validation split, or if the options do not fit each other.
     """
     folds, ratio, by = data.get("folds"), data.get("split_ratio"), data.get("split_by") or "random"
     check_folds(folds, data.get("fold"), data.get("fold_repeat", 0), data.get("stratify_by"))
     splits = dict(data["splits"] or {})
     if ratio is not None:
-        splits = shares_of(str(ratio), by, f"{key}.split_ratio", folds)
+        splits = shares_of(str(ratio), by, "data.split_ratio", folds)
     val = splits.get("val")
     if val is not None and not (isinstance(val, Mapping) and val.get("fold") == "val"):
         raise ConfigError(
-            f"{key}.splits.val={as_typed(val)}: with {key}.folds={folds} each fold is the validation split of a run; "
-            f"set {key}.splits.val={as_typed(None)}, which leaves its rows unused"
+            f"data.splits.val={as_typed(val)}: with data.folds={folds} each fold is the validation split of a run; "
+            f"set data.splits.val={as_typed(None)}, which leaves its rows unused"
         )
     pool = dict(split_of(splits, "train"))
     pool = pool if by == "random" else {**pool, "by": by}
