@@ -147,7 +147,7 @@ NO_EFFECT = [
 ]  # fmt: skip
 VALUES = [
     row("data=h5 data.folds=5 data.fold=5 data.splits.val=null", "data.fold=5: must be from 0 to 4, because data.folds=5"),
-    row("-m data=h5 data.folds=3 'data.fold=range(4)' data.splits.val=null", "job 3 (data.fold=3): data.fold=3: must be from 0 to 2, because data.folds=3"),
+    row("-m data=h5 data.folds=3 data.fold=2,3 data.splits.val=null", "job 1 (data.fold=3): data.fold=3: must be from 0 to 2, because data.folds=3"),
     row("data=h5 data.folds=5 data.fold=0", "data.splits.val={group: val, rows: null, index: null}: with data.folds=5 each fold is the validation split of a run; set data.splits.val=null, which leaves its rows unused"),
     row("data=synthetic data.folds=5", "data.folds: no such key[...]"),
     row("optim.lr=abc", "optim.lr: expected a number, got 'abc'"),
