@@ -8,7 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from common import QUICK
+from common import QUICK, needs
 
 from lab.config import Config
 from lab.loaders import make_datasets
@@ -66,6 +66,7 @@ def test_groups_of_the_file_stay_outside() -> None:
         assert abs(sizes["val"] - usual["train"] / 5) < 1
 
 
+@needs("conf/data/mixed.yaml", "src/lab/datasets/mixed.py")
 def test_a_part_of_a_mixture_has_folds(file: Path) -> None:
     own = ("path", file), ("split_ratio", "100/0/0"), ("folds", 4), ("fold", 1)
     parts = [f"data.parts.old.{key}={value}" for key, value in own]
