@@ -142,6 +142,9 @@ def make_files(clone: Path) -> None:
     rows = [f"{20 + i},{50 + i if i % 3 else ''},{1 + i / 99},{'ill' if i % 2 else 'well'}" for i in range(99)]
     (clone / "patients.csv").write_text("\n".join(["age,weight,height,outcome", *rows]))
     (clone / "corpus.txt").write_text("To be, or not to be, that is the question.\n" * 100)
+    with h5py.File(clone / "scans.h5", "w") as file:
+        file["image"], file["label"] = np.random.default_rng(0).random((120, 8, 8), "float32"), np.arange(120) % 3
+        file["patient"] = [f"p{i // 4}" for i in range(120)]
     with h5py.File(clone / "tokens.h5", "w") as file:
         for split in ("train", "val"):
             file[f"{split}/tokens"] = np.arange(1024, dtype=np.uint8) % 64

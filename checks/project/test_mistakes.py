@@ -136,11 +136,20 @@ NO_EFFECT = [
     ),
     row("data.split_by=y", "data.split_by=y: has no effect without data.split_ratio - add data.split_ratio=80/10/10, or remove it"),
     *(
+        row(f"data=h5 {text}", f"{text}: has no effect without data.folds; add data.folds=5, or remove it")
+        for text in ("data.fold=0", "data.fold_repeat=1", "data.stratify_by=label")
+    ),
+    row("data=h5 data.folds=5", "data.folds=5: has no effect without data.fold, the fold to validate on; set data.fold=0, or any number below 5"),
+    *(
         row(f"resume=auto {where}", "resume=auto: every run gets a new directory, so there is nothing to resume - add hydra.run.dir=outputs/NAME, or give resume=RUN")
         for where in ("hydra.run.dir='/tmp/engine-${now:%S}'", "name=x hydra.run.dir='${root:}/outputs/${name}/${suffix:}'")
     ),
 ]  # fmt: skip
 VALUES = [
+    row("data=h5 data.folds=5 data.fold=5 data.splits.val=null", "data.fold=5: must be from 0 to 4, because data.folds=5"),
+    row("-m data=h5 data.folds=3 data.fold=2,3 data.splits.val=null", "job 1 (data.fold=3): data.fold=3: must be from 0 to 2, because data.folds=3"),
+    row("data=h5 data.folds=5 data.fold=0", "data.splits.val={group: val, rows: null, index: null}: with data.folds=5 each fold is the validation split of a run; set data.splits.val=null, which leaves its rows unused"),
+    row("data=synthetic data.folds=5", "data.folds: no such key[...]"),
     row("optim.lr=abc", "optim.lr: expected a number, got 'abc'"),
     row("trainer.max_steps=abc", "trainer.max_steps: expected an integer or null, got 'abc'"),
     row("optim.lr=-0.1", "optim.lr: must be >= 0, got -0.1"),

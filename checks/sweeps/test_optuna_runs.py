@@ -218,6 +218,10 @@ def test_one_process_drives_a_search(tmp_path: Path) -> None:
         slow((LR, "hydra.sweeper.n_trial=3"), "did you mean hydra.sweeper.n_trials?"),
         (("model.hiden=choice([1],[2])",), "model.hiden: no such key - did you mean model.hidden?"),
         slow(("trainer.max_steps=5",), "nothing to search"),
+        slow(
+            (LR, "data.folds=3", "data.fold=choice(0,1,2)", "data.splits.val=null"),
+            "error: data.fold=choice(0,1,2): a search would take the fold for a hyperparameter - search with one ",
+        ),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(tmp_path: Path, arguments: tuple[str, ...], line: str) -> None:

@@ -61,19 +61,32 @@ def h5_outputs(field: str, _parent_: Any) -> int | None:
 
 
 def expand(cfg: Any) -> None:
-    """Replace data.split_ratio=80/10/10 by data.splits, so that config.yaml has the splits; drop entries that are null.
+    """Replace data.split_ratio=80/10/10 by data.splits, so that config.yaml has the splits; with data.folds, make a
+    fold the validation split; drop entries that are null.
 
-    cfg: the composed config, changed in place. Raise ConfigError for split_ratio with other data than data=h5."""
+    cfg: the composed config, changed in place. Raise ConfigError for split_ratio with other data than data=h5, and for
+    keys of folds that do not fit."""
     nodes = {"data": cfg.data, **{f"data.parts.{name}": node for name, node in mixed_parts(cfg.data).items()}}
     for key, node in nodes.items():
-        if hasattr(node, "get") and (text := node.get("split_ratio")) is not None:
+        if not hasattr(node, "get"):
+            continue
+        text, is_h5 = node.get("split_ratio"), node.get("_target_") == H5
+        if text is not None and not is_h5:
+            raise ConfigError(f"{key}.split_ratio={text}: only for data=h5 - set {key}.splits")
+        if is_h5 and (
+            node.get("fold_repeat") or any(node.get(k) is not None for k in ("folds", "fold", "stratify_by"))
+        ):
+            from h5rows.integration import fold_splits
+
+            with _about_data(node), h5_mistakes():
+                node.splits = fold_splits(node)
+        elif text is not None:
             from h5rows.integration import shares_of
 
-            if node.get("_target_") != H5:
-                raise ConfigError(f"{key}.split_ratio={text}: only for data=h5 - set {key}.splits")
             with h5_mistakes():
                 node.splits = shares_of(str(text), node.get("split_by"), f"{key}.split_ratio")
-                node.split_ratio = None
+        if text is not None:
+            node.split_ratio = None
     # an entry that is null is removed; if the group is null, all entries are
     for node, name in [
         *((node, "transforms") for node in nodes.values()),

@@ -16,6 +16,7 @@ Errors: ConfigError, one line with the file, the field or sample, and the remedy
 Imports numpy and h5py, torch only to make batches, and nothing of the programs that use it.
 
     dataset, reading/       files -> batches
+    selection               the rows of a split: shares, folds of a cross-validation
     probe                   shapes and number of classes of a file, without torch
     conventions/            conventions of MATLAB, netCDF, AnnData and others; suggestions for the fields x and y
     functions               the Python functions `write`, `pack`, `repack`, `inspect`

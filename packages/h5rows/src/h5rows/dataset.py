@@ -27,6 +27,7 @@ from h5rows.reading.finding import find
 from h5rows.reading.memory import check_memory
 from h5rows.reading.opening import groups_of, named, names_of, split_of
 from h5rows.reading.raw import ChunkCache
+from h5rows.selection import check_folds, fold_rows, rows_in_share
 
 # a shard's reader, its rows, their positions in the batch (None: all)
 _Part = tuple[Any, np.ndarray, "np.ndarray | None"]
@@ -54,6 +55,10 @@ class Dataset:
         by: blocks             do not shuffle: a share is one block of the file
         by: NAME               shuffle; equal values of this dataset stay together
         seed: INTEGER          use another shuffle than that of seed 0
+        fold: train or val     with `folds`: the rows of fold number `fold` (val), or all others (train)
+
+    folds, fold: cross-validation: divide the rows of an entry into `folds` parts, as `by` says. stratify_by: the name
+    of a dataset of classes, which all folds have in equal shares. fold_repeat: each number is another division.
 
     swmr: another program appends to the file, in HDF5's mode SWMR (single writer, multiple readers); only the rows that
     exist when the file is opened are read.
@@ -95,14 +100,24 @@ class Dataset:
         missing: float | str | Mapping[str, float | str] = "nan",
         cache_gb: float | None = None,
         encoding: str = "utf-8",
+        folds: int | None = None,
+        fold: int | None = None,
+        fold_repeat: Annotated[int, {"at_least": 0}] = 0,
+        stratify_by: str | None = None,
     ) -> None:
         given = {"split": split, "swmr": swmr, "cache_mb": cache_mb, "external": external, "decode": decode}
         check_options(_HINTS, {**given, "missing": missing, "encoding": encoding})
+        check_folds(folds, fold, fold_repeat, stratify_by)
         if cache_mb < 0:
             raise ConfigError(f"{argument('cache_mb')}={cache_mb}: must be at least 0")
         if not isinstance(fields, Mapping):
             raise ConfigError(f"{argument('fields')}={fields}: expected a mapping, such as {as_typed(EXAMPLE)}")
         entry = split_of({split: {"group": split}} if splits is None else splits, split)
+        if folds is not None and not any((one or {}).get("fold") for one in (splits or {}).values()):
+            what = f"data.folds={folds}: has no effect, because no entry of data.splits has `fold`"
+            raise ConfigError(
+                f"{what}; write {as_typed({'train': {'group': '/', 'fold': 'train'}})}, and val in the same way"
+            )
         cache = ChunkCache(cache_mb << 20)
         named = {field: name for field, name in fields.items() if name is not None}
         self._open: dict[str, list[Field]] | None = {field: [] for field in named}
@@ -148,15 +163,30 @@ class Dataset:
         self._starts = np.asarray(starts, dtype=np.int64)
         self.spec = {field: self._spec(field, shards) for field, shards in self._fields.items()}
         self._rows = np.concatenate([start + np.asarray(rows) for start, rows in index]) if restricted else None
+        self._size = starts[-1] if self._rows is None else len(self._rows)
+        key, by = f"data.splits.{split}", entry.get("by") or "random"
+
+        def column(name: str, key: str) -> np.ndarray:  # values (N,) of the rows selected so far
+            how = (entry["group"], name, key, external, cache_gb, encoding)
+            values = np.concatenate([column_of(file, *how) for file in files])
+            return values if self._rows is None else values[self._rows]
+
         if entry.get("rows") is not None:
-            key, by = argument(f"splits.{split}"), entry.get("by") or "random"
-            kinds = None
-            if by not in ("random", "blocks"):
-                how = (entry["group"], by, f"{key}.by", external, cache_gb, encoding)
-                kinds = np.concatenate([column_of(file, *how) for file in files])
-                kinds = kinds if self._rows is None else kinds[self._rows]
+            kinds = None if by in ("random", "blocks") else column(by, f"{key}.by")
             seed = entry.get("seed") or 0
             self._rows = rows_in_share(self._rows, starts[-1], entry["rows"], f"{key}.rows", by, seed, kinds)
+            self._size = len(self._rows)
+        if (part := entry.get("fold")) is not None and self._size:
+            if folds is None or fold is None:
+                raise ConfigError(
+                    f"{key}.fold={part}: has no effect without {argument('folds')}; set {argument('folds')} and "
+                    f"{argument('fold')}"
+                )
+            kinds = None if by in ("random", "blocks") else column(by, f"{key}.by")
+            classes = None if stratify_by is None else column(stratify_by, argument("stratify_by"))
+            of = fold_rows(self._size, folds, fold_repeat, by, kinds, classes, stratify_by or "")
+            inside = np.flatnonzero((of == fold) == (part == "val"))
+            self._rows = inside if self._rows is None else self._rows[inside]
         self._size = starts[-1] if self._rows is None else len(self._rows)
         if self._size == 0:
             remedy = f"set it to {as_typed(None)} if there is no such split"
@@ -517,55 +547,12 @@ def column_of(
     """Return all values of a dataset (N,) of numbers or strings. key: the name of the argument in messages."""
     with open_file(path, False, cache_gb) as file:
         own = key.removeprefix(ConfigError.group)
-        field, _ = Opened(file, group, {own: name}, ChunkCache(0), False, external, encoding=encoding).field(own)
+        try:
+            field, _ = Opened(file, group, {own: name}, ChunkCache(0), False, external, encoding=encoding).field(own)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace(f"fields.{own}", own)) from None
         if field.text:
             return np.asarray(field.read(np.arange(len(field))), dtype=object)
         if len(field.shape) != 1:
             raise ConfigError(f"{key}={name}: has rows of the shape {field.shape[1:]}; must have one value per row")
         return field.column()
-
-
-def rows_in_share(
-    rows: np.ndarray | None,
-    size: int,
-    bounds: Sequence[float],
-    key: str,
-    by: str = "random",
-    seed: int = 0,
-    groups: np.ndarray | None = None,
-) -> np.ndarray:
-    """Shuffle row numbers and return the share [begin, end] of them, in ascending order. The shuffle depends only on
-    the number of rows and the seed.
-
-    rows: row numbers; None: all `size` rows. by="blocks": do not shuffle. groups: (rows,) values: shuffle the groups of
-    rows with equal values instead; a group is in the share that contains its middle. key: the name of the argument in
-    messages.
-    """
-    if len(bounds) != 2 or not 0 <= bounds[0] < bounds[1] <= 1:
-        raise ConfigError(f"{key}={list(bounds)}: must be two shares with 0 <= begin < end <= 1, such as [0, 0.9]")
-    size = size if rows is None else len(rows)
-    check_memory(32 * size, f"{key}: {size:,} row numbers that are shuffled")
-    if groups is not None:
-        groups = groups.astype(str) if groups.dtype == object else groups
-        _, of, counts = np.unique(groups, return_inverse=True, return_counts=True)
-        order = np.argsort(splitmix64(len(counts), seed), kind="stable")
-        middles = np.empty(len(counts))
-        middles[order] = (np.cumsum(counts[order]) - counts[order] / 2) / max(1, size)
-        inside = (middles >= bounds[0]) & ((middles < bounds[1]) | (bounds[1] == 1))
-        chosen = np.flatnonzero(inside[of])
-    else:
-        begin, end = (round(bound * size) for bound in bounds)
-        order = np.arange(size) if by == "blocks" else np.argsort(splitmix64(size, seed), kind="stable")
-        chosen = np.sort(order[begin:end])
-    return chosen if rows is None else rows[chosen]
-
-
-def splitmix64(size: int, seed: int) -> np.ndarray:
-    """Return (size,) uint64 pseudo-random numbers by splitmix64, which no version of NumPy can change."""
-    numbers = np.arange(size, dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        numbers += np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(0x9E3779B97F4A7C15)
-        numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        numbers ^= numbers >> np.uint64(31)
-    return numbers

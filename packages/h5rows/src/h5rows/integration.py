@@ -3,13 +3,13 @@
 Input: the arguments of a data set, as in the program's config. Output: properties of fields that a model needs before
 its data set is built, fields as arrays of rows, local copies of remote files, the command line.
 
-Guarantees: only `share` imports torch, so a program can use all other names while it composes its config.
+Guarantees: no name imports torch, so a program can use all of them while it composes its config.
 
 Errors: ConfigError. It names an argument as the program's user writes it: set `ConfigError.group = "data."` if the
 arguments are keys of `data`.
 
     sample_shape, num_outputs, suggestion         of a file: shape of a sample, number of outputs, suggested x and y
-    shares_of, split_of, share                    the rows of a split
+    shares_of, fold_splits, split_of, share       the rows of a split
     files_of, open_h5, open_field, Fixed          files, and one field of them; ChunkCache: its decoded chunks
     fetch                                         download all remote files
     PackOptions, open_source, FileSource          a source of samples as `pack` reads it
@@ -25,7 +25,6 @@ from h5rows.lazy_imports import lazy_getattr, names_of
 if TYPE_CHECKING:
     from h5rows.command import run as run
     from h5rows.conventions.choice import suggestion as suggestion
-    from h5rows.dataset import rows_in_share as rows_in_share
     from h5rows.importers import open_source as open_source
     from h5rows.importers.files import FileSource as FileSource
     from h5rows.options import PackOptions as PackOptions
@@ -40,6 +39,8 @@ if TYPE_CHECKING:
     from h5rows.reading.opening import split_of as split_of
     from h5rows.reading.raw import ChunkCache as ChunkCache
     from h5rows.reading.remote import fetch as fetch
+    from h5rows.selection import fold_splits as fold_splits
+    from h5rows.selection import rows_in_share as rows_in_share
 
 __getattr__ = lazy_getattr(__name__, __file__)
 

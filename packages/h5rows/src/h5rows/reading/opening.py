@@ -228,13 +228,15 @@ def split_of(splits: Mapping[str, Mapping[str, Any] | None], split: str) -> Mapp
     if not isinstance(entry, Mapping):
         either = f"{as_typed({'group': 'train'})}, or {as_typed(None)}"
         raise ConfigError(f"{key}={entry}: expected a mapping, such as {either}")
-    if unknown := sorted(set(entry) - {"group", "rows", "index", "by", "seed"}, key=str):
-        raise ConfigError(f"{key} has {unknown[0]!r}; allowed: group, rows, index, by and seed")
+    if unknown := sorted(set(entry) - {"group", "rows", "index", "by", "seed", "fold"}, key=str):
+        raise ConfigError(f"{key} has {unknown[0]!r}; allowed: group, rows, index, by, seed and fold")
     rows, index = entry.get("rows"), entry.get("index")
     if rows is not None and not (isinstance(rows, Sequence) and all(isinstance(r, (int, float)) for r in rows)):
         raise ConfigError(f"{key}.rows={rows}: must be two shares, such as [0, 0.9], or {as_typed(None)}")
     if index is not None and not isinstance(index, str):
         raise ConfigError(f"{key}.index={index}: expected the name of a dataset, or {as_typed(None)}")
+    if entry.get("fold") not in (None, "train", "val"):
+        raise ConfigError(f"{key}.fold={entry['fold']}: must be train, val or {as_typed(None)}")
     if "group" not in entry:
         raise ConfigError(f"{key} has no group; for the file's root, write '/'")
     return entry
@@ -247,19 +249,24 @@ def groups_of(splits: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
     return list(dict.fromkeys(split_of(splits, split)["group"] for split in there or ["train"]))
 
 
-def shares_of(text: str, by: str | None, key: str) -> dict[str, dict[str, Any] | None]:
+def shares_of(text: str, by: str | None, key: str, folds: int | None = None) -> dict[str, dict[str, Any] | None]:
     """Return the splits train, val and test for shares in percent, such as 80/10/10, of a file without groups for them.
 
-    by: as in the entries of `splits`. key: the name of the argument in messages.
+    by: as in the entries of `splits`. key: the name of the argument in messages. folds: of a cross-validation, whose
+    validation split is a part of train; then the share of val must be 0, and that of test may be 0.
     """
     parts = text.split("/")
     if len(parts) not in (2, 3) or not all(re.fullmatch(r"\d+(\.\d+)?", part) for part in parts):
         raise ConfigError(f"{key}={text}: must be percentages of train, val and test, such as 80/10/10 or 80/20")
     sizes = [float(part) for part in parts]
-    if abs(sum(sizes) - 100) > 1e-9 or not all(sizes):
+    if folds is not None and (len(sizes) < 3 or sizes[1] or not sizes[0] or abs(sum(sizes) - 100) > 1e-9):
+        what = f"{key}={text}: with data.folds={folds} each fold is the validation split of a run"
+        raise ConfigError(f"{what}; write 80/0/20 for 20 % test rows that are in no fold, or 100/0/0")
+    if abs(sum(sizes) - 100) > 1e-9 or not (folds or all(sizes)):
         raise ConfigError(f"{key}={text}: each percentage must be > 0, and their sum must be 100")
     ends = [0.0, *(round(sum(sizes[: k + 1]) / 100, 10) for k in range(len(sizes)))]
     made: dict[str, dict[str, Any] | None] = {"train": None, "val": None, "test": None}
     for name, begin, end in zip(made, ends, ends[1:]):
-        made[name] = {"group": "/", "rows": [begin, end], "index": None, "by": by}
+        if begin < end:
+            made[name] = {"group": "/", "rows": [begin, end], "index": None, "by": by}
     return made

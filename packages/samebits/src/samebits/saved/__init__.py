@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         JobConfig,
         dependents,
         flat,
+        folds_of,
         is_seed,
         load_flat,
         unswept,

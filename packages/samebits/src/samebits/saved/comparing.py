@@ -56,6 +56,13 @@ def is_seed(key: str) -> bool:
     return key.rpartition(".")[2] == "seed"
 
 
+def folds_of(key: str) -> str | None:
+    """Return the key of the number of folds (data.folds) for a key that numbers a fold or a division into folds
+    (data.fold, data.fold_repeat); None for other keys."""
+    above, dot, last = key.rpartition(".")
+    return f"{above}{dot}folds" if last in ("fold", "fold_repeat") else None
+
+
 @dataclass(frozen=True)
 class JobConfig:
     """The data of a job to compare. values: {dotted key: value}, empty if not written yet. name: of its directory."""

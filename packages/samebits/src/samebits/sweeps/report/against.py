@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from samebits.errors import ConfigError
+from samebits.sweeps.report.analyse import Group
 from samebits.sweeps.report.curves import band
 from samebits.sweeps.report.read import Job
 from samebits.sweeps.report.table import Table, spread_of
@@ -45,10 +46,20 @@ def lines(table: Table, axis: str) -> list[Line]:
         x, errors = [], []
         for step in over_seeds.steps:
             x.append(statistics.fmean(place(step) for place, values in zip(places, points) if step in values))
-            errors.append(spread_of([values[step] for values in points if step in values], table.spread) or 0.0)
+            errors.append(_error(cell.group, jobs, [values.get(step) for values in points], table.spread))
         low, high = ([m + sign * e for m, e in zip(over_seeds.mean, errors)] for sign in (-1, 1))
         found.append(Line(table.rows.index(row), column, x, over_seeds.mean, low, high))
     return found
+
+
+def _error(group: Group | None, jobs: Sequence[Job], values: Sequence[float | None], spread: str) -> float:
+    """Return the error of the mean of the jobs' values; over folds, as for their scores."""
+    found: dict[str, list[float]] = {}
+    for number, (job, value) in enumerate(zip(jobs, values)):
+        if value is not None:
+            found.setdefault(group.fold_of(job) if group and group.folds else str(number), []).append(value)
+    means = [statistics.fmean(several) for several in found.values()]
+    return spread_of(means, spread, group.test_to_train if group else 0.0) or 0.0
 
 
 def _place(job: Job, axis: str) -> Callable[[int], float]:

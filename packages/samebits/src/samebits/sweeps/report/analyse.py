@@ -14,7 +14,7 @@ from samebits.code import by_code
 from samebits.config import written
 from samebits.errors import ConfigError
 from samebits.runs import NOT_COMPUTED
-from samebits.saved import is_seed
+from samebits.saved import folds_of, is_seed
 from samebits.sweeps.report.read import Job, Objective, Study
 
 FLAG = "--choose-on-test"
@@ -23,26 +23,53 @@ FEW_KEYS = 3  # maximum number of keys that are added to make equal labels uniqu
 
 @dataclass(frozen=True)
 class Group:
-    """Jobs that differ only in the seed."""
+    """Jobs that differ only in the seed, or in the fold of a cross-validation."""
 
-    values: dict[str, Any]  # {swept key: value} without seeds
+    values: dict[str, Any]  # {swept key: value} without seeds and folds
     jobs: tuple[Job, ...]
     label: str  # lr=0.001 width=64
     unswept: Mapping[str, Any] = field(default_factory=dict)  # values of keys that were not overridden
+    folds: tuple[str, ...] = ()  # Study.fold_keys
 
     def scores(self, objective: Objective) -> list[float]:
-        """Return one score per seed. A repeated job with the same seed adds no information, so it is not counted."""
-        found: dict[str, float] = {}
-        for seed, job in self._seeded:
+        """Return one score per seed; with folds, one per fold, the mean over the seeds of this fold. A repeated job
+        with the same seed adds no information, so it is not counted."""
+        return list(self.scores_by_fold(objective).values())
+
+    def scores_by_fold(self, objective: Objective) -> dict[str, float]:
+        """Return {fold as text: mean score over its seeds}; without folds, {seeds as text: score}."""
+        return {fold: statistics.fmean(scores.values()) for fold, scores in self._scores(objective).items()}
+
+    def runs(self, objective: Objective) -> int:
+        """Return the number of scored runs, each seed of each fold."""
+        return sum(map(len, self._scores(objective).values()))
+
+    def fold_of(self, job: Job) -> str:
+        """Return the fold of one of the jobs as text; without folds, its seeds."""
+        keys = (*self.folds, *(folds_of(key) or "" for key in self.folds))
+        return repr([job.config.get(key) for key in keys]) if self.folds else self._seeds_of(job)
+
+    @property
+    def test_to_train(self) -> float:
+        """Return the ratio of validation to training rows in a cross-validation, 1 / (folds - 1); otherwise 0."""
+        counts = [self.jobs[0].config.get(folds_of(key) or "") for key in self.folds]
+        return max((1 / (n - 1) for n in counts if isinstance(n, int) and n > 1), default=0.0)
+
+    def _scores(self, objective: Objective) -> dict[str, dict[str, float]]:
+        found: dict[str, dict[str, float]] = {}
+        for fold, seed, job in self._repeats:
             if (score := job.score(objective)) is not None:
-                found.setdefault(seed, score)
-        return list(found.values())
+                found.setdefault(fold, {}).setdefault(seed, score)
+        return found
 
     @cached_property
-    def _seeded(self) -> list[tuple[str, Job]]:
-        """Return (seeds as text, job) for each job."""
-        seeds = [sorted((key, value) for key, value in job.config.items() if is_seed(key)) for job in self.jobs]
-        return [(repr(found) if found else job.key, job) for found, job in zip(seeds, self.jobs)]
+    def _repeats(self) -> list[tuple[str, str, Job]]:
+        """Return (fold as text, seeds as text, job) for each job."""
+        return [(self.fold_of(job), self._seeds_of(job), job) for job in self.jobs]
+
+    def _seeds_of(self, job: Job) -> str:
+        seeds = sorted((key, value) for key, value in job.config.items() if is_seed(key))
+        return repr(seeds) if seeds else job.key
 
     def mean(self, objective: Objective) -> float | None:
         """Return the mean score; None if there are no scores."""
@@ -65,8 +92,8 @@ def is_failure(job: Job, objective: Objective) -> bool:
 
 
 def config_keys(study: Study) -> tuple[str, ...]:
-    """Return the swept keys without seeds; they identify configurations."""
-    return tuple(key for key in study.swept if not is_seed(key))
+    """Return the swept keys without seeds and folds; they identify configurations."""
+    return tuple(key for key in study.swept if not study.is_repeat(key))
 
 
 def groups(study: Study, objective: Objective | None = None) -> list[Group]:
@@ -91,9 +118,9 @@ def _groups(study: Study) -> tuple[Group, ...]:
     made = []
     for jobs in found.values():
         values = {key: study.value(jobs[0], key) for key in keys if not study.lacks(jobs[0], key)}
-        name = _sweep_label(values, jobs) if study.is_sweep else _run_label(study, jobs[0], common)
+        name = _sweep_label(study, values, jobs) if study.is_sweep else _run_label(study, jobs[0], common)
         silent = {key: jobs[0].config[key] for key in study.unswept if key in jobs[0].config}
-        made.append(Group(values, tuple(jobs), name, silent))
+        made.append(Group(values, tuple(jobs), name, silent, study.fold_keys))
     doubled = Counter(group.label for group in made)
     made = [g if doubled[g.label] == 1 else replace(g, label=_told_apart(g, made)) for g in made]
     return tuple(g if g.label else replace(g, label=g.jobs[0].key) for g in made)
@@ -101,7 +128,7 @@ def _groups(study: Study) -> tuple[Group, ...]:
 
 def best_group(study: Study, objective: Objective | None = None) -> Group | None:
     """Return the group with the best mean of the objective (None: the first one). In a sweep only groups with the most
-    scored seeds are considered, so that one lucky seed does not win."""
+    scored runs are considered, so that one lucky seed does not win."""
     objective = objective or study.objective
     ranked = groups(study, objective)
     if not study.is_sweep:
@@ -110,9 +137,9 @@ def best_group(study: Study, objective: Objective | None = None) -> Group | None
 
 
 def best_of_most_seeds(ranked: Sequence[Group], objective: Objective) -> Group | None:
-    """Return the first group of `ranked` among those with the most scored seeds; None if no group has a score."""
-    most = max((len(group.scores(objective)) for group in ranked), default=0)
-    return next((group for group in ranked if most and len(group.scores(objective)) == most), None)
+    """Return the first group of `ranked` among those with the most scored runs; None if no group has a score."""
+    most = max((group.runs(objective) for group in ranked), default=0)
+    return next((group for group in ranked if most and group.runs(objective) == most), None)
 
 
 def pareto(study: Study) -> list[Group]:
@@ -173,10 +200,10 @@ def _ends(key: str, end: str) -> bool:
     return key == end or key.endswith(f".{end}")
 
 
-def _sweep_label(values: dict[str, Any], jobs: Sequence[Job]) -> str:
+def _sweep_label(study: Study, values: dict[str, Any], jobs: Sequence[Job]) -> str:
     names = short_names(tuple(values))
     words = [f"{names[key]}={show(value)}" for key, value in values.items()]
-    return " ".join(words) or ("all seeds" if len(jobs) > 1 else jobs[0].key)
+    return " ".join(words) or (f"all {study.repeats}" if len(jobs) > 1 else jobs[0].key)
 
 
 def _run_label(study: Study, job: Job, common: set[str]) -> str:
@@ -185,7 +212,8 @@ def _run_label(study: Study, job: Job, common: set[str]) -> str:
     told = {
         key: f"{key}={show(study.value(job, key))}" if "=" in override else override
         for key, override in keys.items()
-        if not is_seed(key) and (key in study.swept if key in job.config else key.split(".")[0] not in NOT_COMPUTED)
+        if not study.is_repeat(key)
+        and (key in study.swept if key in job.config else key.split(".")[0] not in NOT_COMPUTED)
     }
     return " ".join(told.values())
 

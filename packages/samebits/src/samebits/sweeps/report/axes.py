@@ -10,7 +10,6 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from samebits.saved import is_seed
 from samebits.sweeps.report.analyse import config_keys, is_number, numbers
 from samebits.sweeps.report.read import Study
 
@@ -78,10 +77,12 @@ def score_axis(study: Study) -> Axis:
 
 
 def axes(study: Study) -> list[Axis]:
-    """Return the axes of the swept keys with more than one value, except seeds; the axes of the seeds if there are no
-    others."""
+    """Return the axes of the swept keys with more than one value, except seeds and folds; the axes of these if there
+    are no others."""
     found = [axis(study, key) for key in config_keys(study)]
-    return [one for one in found if len(one.values) > 1] or [axis(study, key) for key in study.swept if is_seed(key)]
+    return [one for one in found if len(one.values) > 1] or [
+        axis(study, key) for key in study.swept if study.is_repeat(key)
+    ]
 
 
 def names_fit(values: Sequence[Any], kind: str) -> bool:

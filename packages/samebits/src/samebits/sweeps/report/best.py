@@ -78,7 +78,7 @@ def _header(study: Study, group: Group, name: str) -> str:
     for objective in study.objectives:
         mean, std, n = group.mean(objective), group.std(objective), len(group.scores(objective))
         spread = f" +- {show(std)}" if std is not None else ""
-        lines.append(f"# {objective.key} {show(mean)}" + (f"{spread}, mean of {n} seeds" if n > 1 else ""))
+        lines.append(f"# {objective.key} {show(mean)}" + (f"{spread}, mean of {n} {study.repeats}" if n > 1 else ""))
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Compare each configuration of a study with the best one: is the difference larger than that between seeds?"""
+"""Compare each configuration of a study with the best one: is the difference larger than between seeds or folds?"""
 
 from __future__ import annotations
 
@@ -36,13 +36,16 @@ def _against_best(study: Study, objective: Objective) -> list[Comparison]:
     best = next((i for i, group in enumerate(ranked) if group is first), 0)
     could_be_best = None if study.is_sweep else range(len(ranked))  # in a sweep the best has the most scores
     rows = [scores_by_seed(study, group, objective) for group in ranked]
-    found = against_best(rows, objective.mode, best, could_be_best)
+    ratio = max(group.test_to_train for group in ranked)
+    found = against_best(rows, objective.mode, best, could_be_best, ratio)
     return [Comparison(**vars(each), group=g, best=ranked[best]) for g, each in zip(ranked, found) if each]
 
 
 def scores_by_seed(study: Study, group: Group, objective: Objective) -> Scores:
-    """Return {values of the swept seeds: score}. If no seed was swept, or two scores have the same seed, the keys
-    belong only to this group and pair with no other group."""
+    """Return {values of the swept seeds: score}; with folds, {fold: mean over its seeds}. If no seed was swept, or two
+    scores have the same seed, the keys belong only to this group and pair with no other group."""
+    if group.folds:
+        return group.scores_by_fold(objective)
     keys = [key for key in study.swept if is_seed(key)]
     scored = [(job, score) for job in group.jobs if (score := job.score(objective)) is not None]
     found: dict[object, float] = {}

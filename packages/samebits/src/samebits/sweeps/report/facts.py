@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from samebits.saved import is_seed
 from samebits.sweeps.report import review
 from samebits.sweeps.report.analyse import (
     Group,
@@ -26,6 +25,7 @@ from samebits.sweeps.report.analyse import (
 from samebits.sweeps.report.best import best_command
 from samebits.sweeps.report.compare import Comparison, comparisons
 from samebits.sweeps.report.importance import Importance, importance
+from samebits.sweeps.report.inference import mean_interval
 from samebits.sweeps.report.read import Job, Objective, Study
 from samebits.sweeps.report.review import scores_of_tests, unequal_n
 from samebits.sweeps.report.sheet import MARKS, TOO_FEW, Cell, Score, Sheet, plus_minus
@@ -47,6 +47,8 @@ COMPARED = (
     "verdict",
     "seeds needed",
 )  # columns
+INTERVAL, NEEDED = "95 % interval", "seeds needed"  # columns
+FOLD_NOTE = "the score of a fold is the mean over its seeds; intervals and marks allow for the rows that folds share"
 WITHOUT_SCORE = ("failures", "pruned, unfinished")  # columns: numbers of jobs
 UNEQUAL_NOTE = "n of {most}: fewer scores than other configurations have, so the mean is less certain"
 MAX_TESTS = 4  # maximum number of test scores beside the objectives; groups.csv has all
@@ -55,8 +57,8 @@ MAX_COLUMNS = 8  # maximum number of runs whose configs are compared in one tabl
 
 @dataclass(frozen=True)
 class Best:
-    """The best group for one objective. note: another group with a better mean over fewer seeds; "" if there is
-    none."""
+    """The best group for one objective. note: another group with a better mean over fewer runs; "" if there is none.
+    repeats: Study.repeats."""
 
     key: str
     label: str
@@ -64,6 +66,7 @@ class Best:
     n: int
     command: str
     note: str
+    repeats: str
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def facts(study: Study) -> Facts:
         list(_best(study)),
         group_sheet(study, compared),
         _job_sheet(study),
-        [_comparison(key, rows) for key, rows in compared.items()],
+        [_comparison(study, key, rows) for key, rows in compared.items()],
         [group.label for group in pareto(study)] if len(study.objectives) > 1 else [],
         importance(study),
         None if study.is_sweep else _differences(study),
@@ -124,7 +127,8 @@ def score_text(group: Group, objective: Objective) -> str:
 def _summary(study: Study) -> str:
     found = ", ".join(f"{number} {status}" for status, number in counts(study).items())
     what = "; ".join(f"{o.key} ({'less' if o.mode == 'min' else 'more'} is better)" for o in study.objectives)
-    return f"{len(study.jobs)} jobs: {found}. Score: {what}, of result.json; ± is the standard deviation over seeds."
+    spread = f"± is the standard deviation over {study.repeats}"
+    return f"{len(study.jobs)} jobs: {found}. Score: {what}, of result.json; {spread}."
 
 
 def _unlike(study: Study) -> Iterable[Section]:
@@ -140,14 +144,16 @@ def _best(study: Study) -> Iterable[Best]:
             n, first = len(best.scores(objective)), groups(study, objective)[0]
             note = ""
             if first.values != best.values and first.mean(objective) is not None:
-                better, had = score_text(first, objective), len(first.scores(objective))
-                note = f"{first.label} has a better mean, {better}, but of {had} of {n} seeds only."
-            yield Best(objective.key, best.label, score_text(best, objective), n, best_command(best), note)
+                better, had, of = score_text(first, objective), first.runs(objective), best.runs(objective)
+                what = "runs" if study.fold_keys else "seeds"
+                note = f"{first.label} has a better mean, {better}, but of {had} of {of} {what} only."
+            said = score_text(best, objective)
+            yield Best(objective.key, best.label, said, n, best_command(best), note, study.repeats)
 
 
 def group_sheet(study: Study, compared: Mapping[str, Sequence[Comparison]]) -> Sheet:
-    """Return a table of means over seeds, the best in bold. Marks show configurations that do not differ significantly
-    from the best, or were not tested."""
+    """Return a table of means over seeds or folds, the best in bold. Marks show configurations that do not differ
+    significantly from the best, or were not tested. Means over folds have an interval."""
     tests = scores_of_tests(study)[:MAX_TESTS]
     keys = config_keys(study) if study.is_sweep else ()  # compared runs may differ in dozens of keys
     verdicts = {(each.group.label, key): each.verdict for key, found in compared.items() for each in found}
@@ -163,21 +169,39 @@ def group_sheet(study: Study, compared: Mapping[str, Sequence[Comparison]]) -> S
     rows: list[list[Cell | Score]] = []
     for group in groups(study):
         n, failed = len(group.scores(study.objective)), len(group.failures(study.objective))
-        left = len(group.jobs) - n - failed
+        runs = group.runs(study.objective)
+        left = len(group.jobs) - runs - failed
+        numbers = ((n, 0), (runs, 0)) if study.fold_keys else ((n, 0),)
         rows.append([
             *(_value(study, group.jobs[0], keys) if study.is_sweep else [Cell(group.label)]),
             *(score(group, o) for o in study.objectives),
+            *(_interval(group, o) for o in study.objectives if study.fold_keys),
             *(Score(group.scores(o), group.std(o)) for o in tests),
             Cell(f"{n} of {most}" if most and 0 < n < most else str(n), n),
+            *(Cell(str(number), number) for number in numbers[1:]),
             *(Cell(str(number or ""), number) for number in (failed, left)),
         ])  # fmt: skip
     names = [short_names(keys)[key] for key in keys] if study.is_sweep else ["run"]
-    head = [*names, *(o.key for o in [*study.objectives, *tests]), "n", *WITHOUT_SCORE]
+    several = len(study.objectives) > 1
+    intervals = [f"{o.key} {INTERVAL}" if several else INTERVAL for o in study.objectives if study.fold_keys]
+    runs_head = ["runs"] if study.fold_keys else []
+    of_val, of_tests = [o.key for o in study.objectives], [o.key for o in tests]
+    head = [*names, *of_val, *intervals, *of_tests, "n", *runs_head, *WITHOUT_SCORE]
     warning = caution(study.objectives)
     scores = [each for row in rows for each in row if isinstance(each, Score)]
-    notes = [*([warning] if warning else []), *score_notes("sd", scores)]
+    notes = [*([warning] if warning else []), *score_notes(study, "sd", scores)]
     notes += [UNEQUAL_NOTE.format(most=most)] if most else []
     return Sheet(head, rows, len(names), notes=notes).without_empty(*WITHOUT_SCORE)
+
+
+def fold_interval(group: Group, objective: Objective) -> tuple[float, float] | None:
+    """Return the 95 % interval of a group's mean over folds; None for fewer than three folds."""
+    return mean_interval(group.scores(objective), test_to_train=group.test_to_train)
+
+
+def _interval(group: Group, objective: Objective) -> Cell:
+    found = fold_interval(group, objective)
+    return Cell("-") if found is None else Cell(f"{found[0]:.3g} to {found[1]:.3g}", found[0])
 
 
 SPREADS = {
@@ -187,15 +211,22 @@ SPREADS = {
 }
 
 
-def score_notes(spread: str, scores: Iterable[Score]) -> list[str]:
+def spread_text(study: Study, spread: str) -> str:
+    """Return the meaning of ±. spread: one of SPREADS."""
+    corrected = ", with the correction of Nadeau and Bengio" if study.fold_keys and spread != "sd" else ""
+    return study.worded(SPREADS[spread]) + corrected
+
+
+def score_notes(study: Study, spread: str, scores: Iterable[Score]) -> list[str]:
     """Return notes that explain ± and the marks of these scores. spread: one of SPREADS."""
     scored = [score for score in scores if score.values]
     marks = {score.mark for score in scored}
     lone = any(score.error is None for score in scored)
     return [
-        f"shown: mean over n seeds ± {SPREADS[spread]}",
-        *(["without ±: too few seeds for it"] if lone else []),
-        *(f"{mark} {said}" for mark, said in MARKS.items() if mark in marks),
+        f"shown: mean over n {study.repeats} ± {spread_text(study, spread)}",
+        *([FOLD_NOTE] if study.fold_keys else []),
+        *([study.worded("without ±: too few seeds for it")] if lone else []),
+        *(f"{mark} {study.worded(said)}" for mark, said in MARKS.items() if mark in marks),
     ]
 
 
@@ -205,7 +236,7 @@ def _value(study: Study, job: Job, keys: Sequence[str]) -> list[Cell]:
 
 
 def _job_sheet(study: Study) -> Sheet:
-    keys = study.swept if study.is_sweep else [key for key in study.swept if is_seed(key)]
+    keys = study.swept if study.is_sweep else [key for key in study.swept if study.is_repeat(key)]
 
     def score(job: Job, objective: Objective) -> Cell:
         found, so_far = job.score(objective), job.so_far(objective)
@@ -228,26 +259,32 @@ def _job_sheet(study: Study) -> Sheet:
     return Sheet(["job", *(names[key] for key in keys), "status", *scores, "step", "seconds", "directory"], rows)
 
 
-def _comparison(key: str, compared: Sequence[Comparison]) -> Section:
+def _comparison(study: Study, key: str, compared: Sequence[Comparison]) -> Section:
     note = (
         f"Against {compared[0].best.label}, which has the best mean. Effect size: the difference in standard "
         "deviations, of the pairs of one seed (d_z, Cohen 1988) or, where seeds differ, of the runs (g, Hedges 1981). "
         "Interval: Student's t of the pairs (else Welch's), wider because the best was chosen by these scores. "
         'p: corrected for all rows and that choice (max-T, step-down, normal scores): any false "differs" in this '
-        "table has a chance of 5 %. Seeds needed: to find such a difference in 80 % of such tables."
+        "table has a chance of 5 %. "
     )
+    if study.fold_keys:
+        note = note.replace("of one seed", "of one fold").replace("where seeds", "where folds")
+        note += "Variances are corrected for the training rows that folds share (Nadeau and Bengio 2003)."
+    else:
+        note += "Seeds needed: to find such a difference in 80 % of such tables."
 
     def row(each: Comparison) -> list[Cell]:
         size = "-" if each.effect is None else f"{each.effect_name} {each.effect:+.2g}"
-        interval = "none below 3 seeds" if each.low is None else f"{each.low:+.3g} to {each.high:+.3g}"
+        interval = f"none below 3 {study.repeats}" if each.low is None else f"{each.low:+.3g} to {each.high:+.3g}"
         p = "-" if each.p is None else f"{each.p:.2g}" if each.p >= 1e-4 else "below 0.0001"
         return [
             Cell(each.group.label), Cell(f"{each.difference:+.3g}", each.difference), Cell(size, each.effect),
             Cell(interval, each.low), Cell(p, each.p), Cell(f"{each.n} {'pairs' if each.paired else 'each'}", each.n),
-            Cell(each.verdict), Cell("-" if each.needed is None else str(each.needed), each.needed),
+            Cell(study.worded(each.verdict)), Cell("-" if each.needed is None else str(each.needed), each.needed),
         ]  # fmt: skip
 
-    return Section(f"More than seeds? {key}", (note,), Sheet(COMPARED, [row(each) for each in compared]))
+    sheet = Sheet(COMPARED, [row(each) for each in compared])
+    return Section(f"More than {study.repeats}? {key}", (note,), sheet.without(NEEDED) if study.fold_keys else sheet)
 
 
 def _differences(study: Study) -> Section:

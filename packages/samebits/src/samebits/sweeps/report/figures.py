@@ -66,7 +66,7 @@ def _scores(table: Table, width: float, stacked: bool) -> Figure:
         axes.grid(False, axis="y")
     for axes in places[len(panels) :]:
         axes.set_axis_off()
-    about = f"mean over seeds ± {SHORT[table.spread]}; small: the seeds"
+    about = table.study.worded(f"mean over seeds ± {SHORT[table.spread]}; small: the seeds")
     if said := caution([table.objective]):
         about += f"\n{said}"
     figure.supxlabel(about, fontsize=7, color="#59616A")

@@ -1,4 +1,4 @@
-"""Statistics of scores over seeds: intervals, effect sizes, and rows that differ from the best row. Needs only
+"""Statistics of scores over seeds or folds: intervals, effect sizes, and rows that differ from the best row. Needs only
 NumPy."""
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from samebits.sweeps.report.maxt import LEAST, LEVEL, Table, studentize, t_of
+from samebits.sweeps.report.maxt import LEAST, LEVEL, Studentized, Table, studentize, t_of
 
 POWER = 0.8
 BEST_FIRST = np.zeros(1, int)
 MOST_NEEDED = 100_000
 
-Scores = Mapping[Any, float]  # {seed: score}
+Scores = Mapping[Any, float]  # {seed or fold: score}
 
 
 @dataclass(frozen=True)
@@ -54,22 +54,38 @@ class Difference:
         return "differs" if self.p < LEVEL else "not told from seeds"
 
 
-def mean_interval(scores: Sequence[float], level: float = 1 - LEVEL) -> tuple[float, float] | None:
-    """Return Student's t interval of the mean; None for fewer than LEAST scores."""
+def standard_error(scores: Sequence[float], test_to_train: float = 0.0) -> float:
+    """Return the standard error of the mean of at least two scores.
+
+    test_to_train: the ratio of test to training rows if the scores are those of folds. Their training sets overlap, so
+    the scores are correlated, and the variance of their mean is estimated by s^2 (1 / n + test_to_train) (Nadeau and
+    Bengio 2003)."""
+    return stdev(scores) * math.sqrt(1 / len(scores) + test_to_train)
+
+
+def mean_interval(
+    scores: Sequence[float], level: float = 1 - LEVEL, test_to_train: float = 0.0
+) -> tuple[float, float] | None:
+    """Return Student's t interval of the mean; None for fewer than LEAST scores. test_to_train: see standard_error."""
     if len(scores) < LEAST:
         return None
-    half = t_quantile(level, len(scores) - 1) * stdev(scores) / math.sqrt(len(scores))
+    half = t_quantile(level, len(scores) - 1) * standard_error(scores, test_to_train)
     return fmean(scores) - half, fmean(scores) + half
 
 
 def against_best(
-    rows: Sequence[Scores], mode: str, best: int | None = None, candidates: Sequence[int] | None = None
+    rows: Sequence[Scores],
+    mode: str,
+    best: int | None = None,
+    candidates: Sequence[int] | None = None,
+    test_to_train: float = 0.0,
 ) -> list[Difference | None]:
     """Compare each row with the best one. Return None for the best itself and for rows without a score.
 
     Rows that share LEAST seeds are compared by pairs, others by Welch's t. mode: min or max. candidates: rows that
     could have been the best (default: rows with the most scores). best: the best row (default: the candidate with the
-    best mean). Raise ValueError for another mode, or a best row that is not a candidate or has no score."""
+    best mean). test_to_train: see standard_error; if it is not 0, `needed` is None. Raise ValueError for another mode,
+    or a best row that is not a candidate or has no score."""
     if mode not in ("min", "max"):
         raise ValueError(f"mode={mode!r}: must be min or max")
     sign = 1.0 if mode == "min" else -1.0
@@ -85,7 +101,8 @@ def against_best(
     order = [best, *(i for i in sorted(means, key=means.__getitem__) if i != best and len(rows[i]) >= LEAST)]
     known: dict[int, Difference] = {}
     if len(rows[best]) >= LEAST and len(order) > 1:
-        known = dict(zip(order[1:], _tested([rows[i] for i in order], np.isin(order, candidates), sign)))
+        tested = _tested([rows[i] for i in order], np.isin(order, candidates), sign, test_to_train)
+        known = dict(zip(order[1:], tested))
     others = {i: known.get(i) or _too_few(rows[best], rows[i]) for i in means if i != best}
     return [others.get(i) for i in range(len(rows))]
 
@@ -113,11 +130,11 @@ def _too_few(best: Scores, row: Scores) -> Difference:
     return Difference(difference, None, None, None, False, n, effect(best, row), None)
 
 
-def _tested(rows: Sequence[Scores], candidates: np.ndarray, sign: float) -> list[Difference]:
+def _tested(rows: Sequence[Scores], candidates: np.ndarray, sign: float, test_to_train: float) -> list[Difference]:
     """Compare all rows with the first one, which is the best."""
     x, table = _matrix(rows, candidates)
-    p, left = _step_down(sign * x, table)
-    found = studentize(sign * x[None], table, BEST_FIRST)
+    p, left = _step_down(sign * x, table, test_to_train)
+    found = _studentized(sign * x, table, test_to_train)
     could_be_best = table.candidates & np.isin(np.arange(len(rows)), left)
     error, df = np.sqrt(found.variance / found.n)[0], found.df[0]
     if len(rows) == 2 and table.paired.all():
@@ -130,18 +147,30 @@ def _tested(rows: Sequence[Scores], candidates: np.ndarray, sign: float) -> list
         difference, paired = sign * float(found.difference[0, i]), bool(table.paired[0, i])
         n = int(table.together[0, i]) if paired else min(len(rows[0]), len(row))
         low, high = difference - float(half[i]), difference + float(half[i])
-        needed = _needed(difference, float(found.variance[0, i]), float(df[i]) / (n - 1), critical)
+        df_per_pair = float(df[i]) / (n - 1)
+        # more folds cannot reduce the part of the variance that they share
+        needed = None if test_to_train else _needed(difference, float(found.variance[0, i]), df_per_pair, critical)
         differences.append(Difference(difference, low, high, float(p[i]), paired, n, effect(rows[0], row), needed))
     return differences
 
 
-def _step_down(x: np.ndarray, table: Table) -> tuple[np.ndarray, np.ndarray]:
+def _studentized(x: np.ndarray, table: Table, test_to_train: float) -> Studentized:
+    """Compare each row with the first one. x: (k, S).
+
+    The scores of folds have a common random part, which changes the means and not the variances within a row. With the
+    corrected n the statistics are distributed as those of independent scores, so the simulated tables remain valid.
+    """
+    found = studentize(x[None], table, BEST_FIRST)
+    return replace(found, n=1 / (1 / found.n + test_to_train))
+
+
+def _step_down(x: np.ndarray, table: Table, test_to_train: float) -> tuple[np.ndarray, np.ndarray]:
     """Return (p of each row, rows that do not differ significantly from the first). Rows that differ are removed before
     the next round, which then corrects for fewer rows (Romano and Wolf 2005)."""
     p, left = np.ones(len(x)), np.arange(len(x))
     while len(left) > 1:
         part = table.part(left)
-        found = studentize(x[None, left], part, BEST_FIRST)
+        found = _studentized(x[left], part, test_to_train)
         if len(left) == 2 and part.paired.all():  # the t test needs no simulation
             t = float(t_of(found.statistic[0, 1], found.df[0, 1]))
             p[left[1]] = t_tail(t, int(found.df[0, 1]))

@@ -65,6 +65,7 @@ def data(facts: Facts, paper: Sheet | None = None) -> dict[str, Any]:
         "metrics": [
             {"key": key, **asdict(curve_scale([values_of(group.jobs, key) for group in ranked]))} for key in keys
         ],
+        "repeats": "runs" if study.fold_keys else "seeds",
         "logScore": score_axis(study).kind == "log",
         "axes": [_axis(one) for one in found],
         "columns": [{"key": key, "name": names[key]} for key in (study.swept if study.is_sweep else ())],

@@ -19,7 +19,16 @@ from samebits.code import ENVIRONMENT, Code, codes_of
 from samebits.files import read_json, records
 from samebits.project import Project
 from samebits.runs import NOT_COMPUTED, files_of, is_claimed, seconds_until_last_record
-from samebits.saved import CONFIG, OVERRIDES, check_run_dir, load_flat, load_plain, translate_override
+from samebits.saved import (
+    CONFIG,
+    OVERRIDES,
+    check_run_dir,
+    folds_of,
+    is_seed,
+    load_flat,
+    load_plain,
+    translate_override,
+)
 from samebits.status import METRICS, RESULT, STATUS
 
 log = logging.getLogger("samebits")
@@ -116,6 +125,25 @@ class Study:
     def objective(self) -> Objective:
         """Return the first objective."""
         return self.objectives[0]
+
+    @cached_property
+    def fold_keys(self) -> tuple[str, ...]:
+        """Return the swept keys that number the folds of a cross-validation: data.fold, data.fold_repeat."""
+        counts = {key: folds_of(key) for key in self.swept}
+        return tuple(key for key, n in counts.items() if n and any(job.config.get(n) for job in self.jobs))
+
+    def is_repeat(self, key: str) -> bool:
+        """Return True if jobs that differ only in this key repeat one configuration: a seed, or a fold."""
+        return is_seed(key) or key in self.fold_keys
+
+    @property
+    def repeats(self) -> str:
+        """Return over what scores are averaged: "seeds" or "folds"."""
+        return "folds" if self.fold_keys else "seeds"
+
+    def worded(self, text: str) -> str:
+        """Return a text about seeds, with folds instead if scores are averaged over folds."""
+        return text.replace("seeds", self.repeats)
 
     @property
     def typed(self) -> list[str]:

@@ -31,8 +31,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Score:
-    """A score over its seeds. error: the number after ±, None if n is too small. verdict: comparison with the best of
-    its column, as in Comparison.verdict; "" for the best itself. factor: 100 for a percentage."""
+    """A score over its seeds or folds. error: the number after ±, None if n is too small. verdict: comparison with the
+    best of its column, as in Comparison.verdict; "" for the best itself. factor: 100 for a percentage."""
 
     values: Sequence[float]
     error: float | None

@@ -1,19 +1,17 @@
 """The paper's table: one row per value of the given keys.
 
-Within a row, all other keys except seeds are selected by the study's objective (the mean over seeds on validation). The
-table shows other scores of the selected configuration.
+Within a row, all other keys except seeds and folds are selected by the study's objective (the mean over seeds or folds
+on validation). The table shows other scores of the selected configuration.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from samebits.errors import ConfigError
-from samebits.saved import is_seed
 from samebits.sweeps.report.analyse import (
     Group,
     best_of_most_seeds,
@@ -25,7 +23,7 @@ from samebits.sweeps.report.analyse import (
     value_text,
 )
 from samebits.sweeps.report.compare import comparisons
-from samebits.sweeps.report.inference import mean_interval
+from samebits.sweeps.report.inference import mean_interval, standard_error
 from samebits.sweeps.report.read import Job, Objective, Study
 from samebits.sweeps.report.sheet import TOO_FEW, Score
 
@@ -98,7 +96,8 @@ class Table:
 
 
 def table(study: Study, ask: Ask) -> Table:
-    """Return the table. Raise ConfigError for an unknown key, a seed as a row, or a score that no finished job has."""
+    """Return the table. Raise ConfigError for an unknown key, a seed or a fold as a row, or a score that no finished
+    job has."""
     asked = (("--rows", ask.per), ("--columns", ask.columns))
     per, across = ([key_of(study, flag, key) for key in keys] for flag, keys in asked)
     if twice := set(per) & set(across):
@@ -133,11 +132,12 @@ def key_of(study: Study, flag: str, text: str) -> str:
     short = {name: key for key, name in short_names(swept).items()}
     given = {o.partition("=")[0].lstrip("+") for job in study.jobs for o in job.overrides}
     key = short.get(text, text)
-    if is_seed(key):
-        raise ConfigError(f"{flag} {text}: scores are means over seeds; name another key, such as {', '.join(swept)}")
+    if study.is_repeat(key):
+        what = f"{flag} {text}: scores are means over {study.repeats}"
+        raise ConfigError(f"{what}; name another key, such as {', '.join(swept)}")
     if key not in swept and key not in given and not any(key in job.config for job in study.jobs):
         raise ConfigError(
-            f"{flag} {text}: no job was given this key; they differ in {', '.join(swept) or 'seeds alone'}"
+            f"{flag} {text}: no job was given this key; they differ in {', '.join(swept) or f'{study.repeats} alone'}"
         )
     return key
 
@@ -159,19 +159,19 @@ def shown_score(study: Study, text: str) -> Objective:
 
 
 def choose(study: Study, jobs: Sequence[Job]) -> Group | None:
-    """Return the configuration with the best mean of the objective among those with the most scored seeds."""
+    """Return the configuration with the best mean of the objective among those with the most scored runs."""
     objective = study.objective
     return best_of_most_seeds(groups(replace(study, jobs=tuple(jobs)), objective), objective)
 
 
-def spread_of(values: Sequence[float], spread: str) -> float | None:
-    """Return the error of a mean. spread: one of facts.SPREADS."""
+def spread_of(values: Sequence[float], spread: str, test_to_train: float = 0.0) -> float | None:
+    """Return the error of a mean. spread: one of facts.SPREADS. test_to_train: see inference.standard_error."""
     if spread == "interval":
-        interval = mean_interval(values)
+        interval = mean_interval(values, test_to_train=test_to_train)
         return None if interval is None else (interval[1] - interval[0]) / 2
     if len(values) < 2:
         return None
-    return statistics.stdev(values) / (math.sqrt(len(values)) if spread == "se" else 1)
+    return standard_error(values, test_to_train) if spread == "se" else statistics.stdev(values)
 
 
 def _cell(
@@ -185,7 +185,8 @@ def _cell(
     job, names = group.jobs[0], short_names(tuned)
     chosen = " ".join(f"{names[key]}={value_text(study, job, key)}" for key in tuned if not study.lacks(job, key))
     values = [group.scores(objective) for objective in shown]
-    return Cell(group, chosen, tuple(jobs), tuple(Score(each, spread_of(each, spread)) for each in values))
+    errors = [spread_of(each, spread, group.test_to_train) for each in values]
+    return Cell(group, chosen, tuple(jobs), tuple(map(Score, values, errors)))
 
 
 def _compared(study: Study, shown: Sequence[Objective], cells: Sequence[Cell | None]) -> list[Cell | None]:

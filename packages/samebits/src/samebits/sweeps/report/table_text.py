@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from samebits.sweeps.report.analyse import caution, counts
 from samebits.sweeps.report.escape import text
-from samebits.sweeps.report.facts import SPREADS, score_notes
+from samebits.sweeps.report.facts import score_notes, spread_text
 from samebits.sweeps.report.sheet import Cell, Score, Sheet, csv_text, markdown_table, plus_minus
 from samebits.sweeps.report.table import Row, Table
 
@@ -21,7 +21,7 @@ def paper_sheet(table: Table) -> Sheet:
 
 
 def _row(table: Table, row: Row) -> list[Cell | Score]:
-    """Return the cells of a row. A score of fewer seeds than others in its row is marked."""
+    """Return the cells of a row. A score of fewer seeds or folds than others in its row is marked."""
     none = tuple(Score((), None) for _ in table.shown)
     scores = [score for cell in row.cells for score in (cell.scores if cell else none)]
     most = max(len(score.values) for score in scores)
@@ -46,7 +46,7 @@ def paper_csv(table: Table) -> str:
     by = f"{by}; {said}" if (said := caution([table.objective])) else by
     rows = [
         [*row.names, column, objective.key, score.mean, score.error, len(score.values), score.best or "",
-         score.verdict, cell.chosen, by, SPREADS[table.spread]]
+         table.study.worded(score.verdict), cell.chosen, by, spread_text(table.study, table.spread)]
         for row, column, cell in table.cells()
         for objective, score in zip(table.shown, cell.scores)
     ]  # fmt: skip
@@ -71,11 +71,11 @@ def _notes(table: Table) -> list[str]:
     warning = caution([objective])
     lines = [warning] if warning else []
     if any(cell.chosen for _, _, cell in table.cells()):
-        lines.append(f"chosen in each row: what has the {better} {objective.key}, mean over seeds")
+        lines.append(f"chosen in each row: what has the {better} {objective.key}, mean over {table.study.repeats}")
         if objective.key in {o.key for o in table.shown}:
             lines.append(f"{objective.key} has chosen, too: what is shown of it is too good")
     scores = [score for _, _, cell in table.cells() for score in cell.scores]
-    lines += score_notes(table.spread, scores)
+    lines += score_notes(table.study, table.spread, scores)
     for row, column, cell in table.cells():
         without = [job for job in cell.jobs if job.score(objective) is None]
         if without:

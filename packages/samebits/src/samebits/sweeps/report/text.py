@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from samebits.sweeps.report.analyse import caution, config_keys, groups, is_failure, short_names, value_text
+from samebits.sweeps.report.analyse import Group, caution, config_keys, groups, is_failure, short_names, value_text
 from samebits.sweeps.report.escape import block, code, text
-from samebits.sweeps.report.facts import Best, Facts, Section
-from samebits.sweeps.report.read import Job, Study
+from samebits.sweeps.report.facts import Best, Facts, Section, fold_interval
+from samebits.sweeps.report.read import Job, Objective, Study
 from samebits.sweeps.report.review import scores_of_tests
 from samebits.sweeps.report.sheet import Cell, Sheet, csv_text, markdown_table
 
@@ -30,17 +30,26 @@ def job_rows(study: Study) -> tuple[list[str], list[list[Any]]]:
 
 
 def group_rows(study: Study) -> tuple[list[str], list[list[Any]]]:
-    """Return (head, rows) with one row per configuration, best first: mean, standard deviation and number of seeds."""
+    """Return (head, rows) with one row per configuration, best first: mean, standard deviation and number of seeds; of
+    folds, the interval of the mean, too."""
     keys, said = config_keys(study), caution(study.objectives)
     shown = [*study.objectives, *scores_of_tests(study)]
-    columns = [f"{o.key} {what}" for o in shown for what in ("mean", "std", "n")]
+    of_each = ("mean", "std", "n", *(("low", "high", "runs") if study.fold_keys else ()))
+    columns = [f"{o.key} {what}" for o in shown for what in of_each]
     rows = [
         [group.values.get(key) for key in keys]
-        + [cell for o in shown for cell in (group.mean(o), group.std(o), len(group.scores(o)))]
+        + [cell for o in shown for cell in _numbers(group, o)]
         + [len(group.failures(study.objective)), len(group.jobs), *([said] if said else [])]
         for group in groups(study)
     ]
     return [*keys, *columns, "failures", "jobs", *(["caution"] if said else [])], rows
+
+
+def _numbers(group: Group, objective: Objective) -> list[Any]:
+    found = [group.mean(objective), group.std(objective), len(group.scores(objective))]
+    if not group.folds:
+        return found
+    return [*found, *(fold_interval(group, objective) or (None, None)), group.runs(objective)]
 
 
 def jobs_csv(study: Study) -> str:
@@ -89,7 +98,7 @@ def _section(section: Section) -> str:
 
 
 def _best(best: Best) -> str:
-    seeds = f"{best.n} seeds" if best.n > 1 else "n = 1"
+    seeds = f"{best.n} {best.repeats}" if best.n > 1 else "n = 1"
     parts = [f"**Best: {text(best.label)}**, {text(best.key)} {best.score} ({seeds})", block(best.command, "bash")]
     return "\n\n".join([*parts, *([text(best.note)] if best.note else [])])
 

@@ -22,8 +22,8 @@ from samebits.errors import ConfigError, RunFailed
 from samebits.files import write_json
 from samebits.locks import Busy, Lock
 from samebits.project import Program
-from samebits.saved import NEVER_COMPARED
-from samebits.schema import plain, typed
+from samebits.saved import NEVER_COMPARED, folds_of
+from samebits.schema import at, plain, typed
 from samebits.status import shown
 from samebits.sweeps.code import record_code
 from samebits.sweeps.drive import Work, ahead, at_once, counted, opened, report, run_sweep, stop_here
@@ -80,6 +80,9 @@ def run_search(
         raise ConfigError(f"sweep={ledger.name}: is a sweep, not a search - give the search another name")
     corners = corners_of(space, composer, all_of_them=sweep_options.preflight or not ledger.jobs)
     base = plain(corners[0].cfg)
+    if folds := [key for key in space.keys if (count := folds_of(key)) and at(base, count.split("."))]:
+        what = f"{space.typed.get(folds[0], folds[0])}: a search would take the fold for a hyperparameter"
+        raise ConfigError(f"{what} - search with one fold, then sweep the folds of the best configurations")
     objectives = objective_values.choose(project, config.objectives, base)
     methods.check_pruning(objectives, base)
     if sweep_options.preflight:

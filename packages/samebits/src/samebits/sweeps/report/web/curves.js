@@ -60,7 +60,7 @@ function groupTraces(index, metric, log) {
   const few = band.steps.length <= 12 && strong;
   traces.push({ x, y: band.mean, mode: few ? "lines+markers" : "lines", line: { color, width: strong ? 2 : 1 },
     marker: { symbol: SHAPES[rankOf(index) % SHAPES.length], size: 7, color }, opacity: strong ? 1 : 0.6, customdata: band.std.map(round),
-    hovertemplate: band.count > 1 ? `%{y:.5g} ± %{customdata} (${band.count} seeds)<extra>${name}</extra>` : `%{y:.5g}<extra>${name}</extra>` });
+    hovertemplate: band.count > 1 ? `%{y:.5g} ± %{customdata} (${band.count} ${D.repeats})<extra>${name}</extra>` : `%{y:.5g}<extra>${name}</extra>` });
   return traces;
 }
 
@@ -103,7 +103,7 @@ function drawLegend() {
   }
   const failed = D.jobs.filter((job) => job.failed && shownJob(job)).length;
   if (failed) items.push(element("span", {}, swatch(failedColor(), "x", true), ` ${failed} failed`));
-  if (!$("each").checked && D.groups.some((g) => g.jobs.length > 1)) items.push(element("span", { class: "quiet" }, "band: mean ± standard deviation over seeds"));
+  if (!$("each").checked && D.groups.some((g) => g.jobs.length > 1)) items.push(element("span", { class: "quiet" }, `band: mean ± standard deviation over ${D.repeats}`));
   $("legend").replaceChildren(...items);
 }
 
