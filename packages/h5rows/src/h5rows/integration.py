@@ -9,7 +9,7 @@ Errors: ConfigError. It names an argument as the program's user writes it: set `
 arguments are keys of `data`.
 
     sample_shape, num_outputs, suggestion         of a file: shape of a sample, number of outputs, suggested x and y
-    shares_of, fold_splits, split_of, share       the rows of a split
+    shares_of, fold_splits, split_of, rows_in_share   the rows of a split
     files_of, open_h5, open_field, Fixed          files, and one field of them; ChunkCache: its decoded chunks
     fetch                                         download all remote files
     PackOptions, open_source, FileSource          a source of samples as `pack` reads it

@@ -102,8 +102,8 @@ def fold_splits(data: Mapping[str, Any]) -> dict[str, Any]:
     val = splits.get("val")
     if val is not None and not (isinstance(val, Mapping) and val.get("fold") == "val"):
         raise ConfigError(
-            f"{argument('splits.val', val)}: with {argument('folds', folds)} each fold is the validation split of a run; "
-            f"set {argument('splits.val', None)}, which leaves its rows unused"
+            f"{argument('splits.val', val)}: with {argument('folds', folds)} each fold is the validation split of a "
+            f"run; set {argument('splits.val', None)}, which leaves its rows unused"
         )
     pool = dict(split_of(splits, "train"))
     pool = pool if by == "random" else {**pool, "by": by}
@@ -151,7 +151,8 @@ def fold_rows(
         values, of_group = np.unique(_comparable(groups, size), return_inverse=True)
         if len(values) < folds:
             raise ConfigError(
-                f"{argument('folds', folds)}: {by} has only {len(values)} different values; set {argument('folds')} to at most that"
+                f"{argument('folds', folds)}: {by} has only {len(values)} different values; set {argument('folds')} to at "
+                "most that"
             )
         table = np.zeros((len(values), len(names)), dtype=np.int64)  # rows of each class in each group
         np.add.at(table, (of_group, of_class), 1)
