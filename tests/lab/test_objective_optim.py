@@ -11,16 +11,18 @@ from typing import Any
 import h5py
 import pytest
 import torch
-from common import ROOT
+from common import QUICK, ROOT, needs
+from shipped import Shipped
 
+import lab.tasks.supervised
 from lab.builders import make_task
 from lab.config import Config, check
 from lab.model_io import make_model
+from lab.tasks.supervised import Supervised
 from samebits.errors import ConfigError
 from samebits.steps import seed_everything
 from samebits.testing import (
     SMALL,
-    TaskTests,
     assert_equal,
     compose,
     last_checkpoint,
@@ -29,8 +31,8 @@ from samebits.testing import (
     start_run,
     values,
 )
-from samebits.testing.processes import slow
 
+pytestmark = needs("conf/task/gan.yaml", "conf/optim/schedule_free.yaml")
 GAN = (
     "task=gan", "model.input_shape=[4]", "model.num_outputs=64", "model.hidden=[16]", "task.critic.hidden=[16]",
     "task.critic_steps=2",
@@ -39,7 +41,7 @@ CRITIC = "optim.objectives.critic"
 RUN = (
     *GAN, "optim.lr=3e-3", "optim.betas=[0.0,0.9]", "+optim.eps=1e-5", f"+optim@{CRITIC}=sgd", f"{CRITIC}.lr=0.03",
     f"{CRITIC}.weight_decay=0", f"+{CRITIC}.clip_norm=0.5", f"optim/schedule@{CRITIC}.schedule=step",
-    f"{CRITIC}.schedule.milestones=[6st]", "+optim.objectives.generator.schedule.warmup=3st",
+    f"{CRITIC}.schedule.milestones=[6st]", "+optim.objectives.generator.schedule.warmup=4st",
     "+optim.objectives.generator.clip_norm=null",
 )  # fmt: skip
 
@@ -49,11 +51,12 @@ def run() -> tuple[str, ...]:
     return RUN
 
 
-class TestObjectives(TaskTests):
+class TestObjectives(Shipped):
+    """Killed and resumed, and with micro-batches and ranks."""
+
     loss_names = ("real", "fake")
     logged = ("critic/loss", "critic/grad_norm", "critic/lr", "generator/loss", "generator/grad_norm", "generator/lr")
     monitor = "critic/penalty"
-    ranks = (1, slow(2))
 
 
 BATCH, STEPS = 12, 8
@@ -84,7 +87,7 @@ def test_two_optimizers_are_those_of_a_loop_by_hand(tmp_path: Path) -> None:
     norms, rates = [], []
     for step, batch in enumerate(batches()):
         critic.param_groups[0]["lr"] = 0.03 * (1.0 if step < 6 else 0.1)
-        warm, progress = min(1.0, (step + 1) / 3), max(0.0, (step - 3) / (STEPS - 3))
+        warm, progress = min(1.0, (step + 1) / 4), max(0.0, (step - 4) / (STEPS - 4))
         generator.param_groups[0]["lr"] = 3e-3 * (warm * (0.5 * (1 + math.cos(math.pi * progress))))
         rates.append((critic.param_groups[0]["lr"], generator.param_groups[0]["lr"]))
         critic.zero_grad()
@@ -202,3 +205,42 @@ def test_an_average_by_one_optimizer_is_evaluated(tmp_path: Path) -> None:
     for name, y in last["model"].items():
         assert torch.equal(last["ema"][name], torch.lerp(y, states[name]["z"], 1 - 1 / 0.9))
     assert last_checkpoint(start_run(tmp_path / "critic", *base, f"+optim@{CRITIC}=schedule_free"))["ema"] is None
+
+
+class InTurns(Supervised):
+    """Trains the first and the last layer of a model in turns."""
+
+    __module__ = "lab.tasks.supervised"
+
+    def objectives(self, model: Any) -> dict[str, list[Any]]:
+        layers = [layer for layer in model if list(layer.parameters())]
+        return {"first": layers[:1], "last": layers[-1:]}
+
+    def train_step(self, step: int, batches: Any, optimizer_step: Any) -> Any:
+        return optimizer_step(("first", "last")[step % 2], batches)
+
+    def first_losses(self, model: Any, batch: Any) -> Any:
+        return self.losses(model, batch)
+
+    last_losses = first_losses
+
+
+@pytest.mark.parametrize("own", [(), ("optim=adamw", "+optim@optim.objectives.first=schedule_free")])
+def test_an_average_has_the_weights_that_a_step_does_not_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: tuple[str, ...]
+) -> None:
+    """Those of an optimizer that averages are its means; those of another one are the weights."""
+    monkeypatch.setattr(lab.tasks.supervised, "InTurns", InTurns, raising=False)
+    run = start_run(
+        tmp_path, *QUICK, "task._target_=lab.tasks.supervised.InTurns", "optim=schedule_free", *own,
+        "trainer.max_steps=6", "trainer.eval_every=null",
+    )  # fmt: skip
+    last = last_checkpoint(run)
+    states = {last["parameter_names"][number]: state for number, state in last["optimizer"]["state"].items()}
+    assert len([state for state in states.values() if "z" in state]) == (2 if own else 4)
+    layers = dict.fromkeys(name.split(".")[0] for name in last["model"])
+    for layer, objective in zip(layers, ("first", "last"), strict=True):
+        for part in ("weight", "bias"):
+            y, state = last["model"][f"{layer}.{part}"], states[f"{objective}.{part}"]
+            wanted = torch.lerp(y, state["z"], 1 - 1 / 0.9) if "z" in state else y
+            assert torch.equal(last["ema"][f"{layer}.{part}"], wanted), (layer, part)
