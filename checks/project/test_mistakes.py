@@ -46,6 +46,7 @@ TRAINER_HAS = f"(trainer has: {', '.join(f.name for f in fields(TrainerConfig))}
 SYNTAX = "not a valid override - write key=value, a list as key=[1,2], and text with special characters in two kinds of quotes, 'key=\"a,b\"'"
 CHOSEN = "choose an option of a group in the defaults list, `defaults: - override"
 OF_A_MULTIRUN = "only for a multirun, has no effect here - add -m, or remove it"
+GAN = needs("conf/task/gan.yaml")
 NEEDS_OPTUNA = needs("conf/hydra/sweeper/optuna.yaml")
 
 
@@ -156,6 +157,9 @@ VALUES = [
     row("optim/schedule=step optim.schedule.milestones=[true]", "optim.schedule.milestones: expected a list, each item a share of all steps (0.5), epochs (10ep) or steps (500st), got [true]"),
     row("optim/schedule=step_every optim.schedule.every=30", "optim.schedule.every: must be <= 1, got 30; a number is a share of all steps; write epochs as 10ep, steps as 500st"),
     row("optim/schedule=step_every optim.schedule.every=true", "optim.schedule.every: expected a share of all steps (0.5), epochs (10ep) or steps (500st) or null, got true"),
+    row("task=gan optim.objectives.critic.lr=1e-4", "optim.objectives.critic: no such key (optim.objectives has: ) - add a new key with a plus, +optim.objectives.critic.lr=1e-4", GAN),
+    row("task=gan +optim@optim.objectives.critic=sgd optim.objectives.critic.nesterof=true", "optim.objectives.critic.nesterof: no such key - did you mean optim.objectives.critic.nesterov? (optim.objectives.critic has: [...]", GAN),
+    row("task=gan +optim@optim.objectives.critic=sgdd", "optim=sgdd: no such option - did you mean optim=sgd? (optim has: [...]", GAN),
     row("optim/schedule=step optim.schedule.gamma=-1", "optim.schedule.gamma: must be > 0, got -1"),
     row("model.dropout=1.5", "model.dropout: must be <= 1, got 1.5"),
     row("model.hidden=[8,0]", "model.hidden[1]: must be >= 1, got 0"),
