@@ -103,9 +103,11 @@ class OptimizerStep:
         returns the loss. Such an optimizer waits for the device. Raise ConfigError for clip_norm with a closure."""
         optimizer, limit = self._optimizer(objective), self._clip_norm(objective)
         if closure is not None and limit is not None:
+            own = objective in self.state.optimizer.clip_norms
+            key = f"optim.objectives.{objective}.clip_norm" if own else "trainer.clip_norm"
             raise ConfigError(
-                f"trainer.clip_norm={limit}: {type(optimizer).__name__} needs the gradients of the loss, not "
-                "clipped ones - set trainer.clip_norm=null"
+                f"{key}={limit}: {type(optimizer).__name__} needs the gradients of the loss, not clipped ones - set "
+                f"{key}=null"
             )
         if overrides(self.state.task, "train_step"):  # only a task can set gradients with other strides
             match_strides(self.parameters(objective))
