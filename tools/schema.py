@@ -34,7 +34,7 @@ PACKAGE = next(path.parent.name for path in (ROOT / "src").glob("*/project.py") 
 from hydra.conf import HelpConf  # noqa: E402
 from schema_prune import less, targets_of, written  # noqa: E402
 
-from samebits.schema import DURATION, INTERVAL, Rule, describe, join, rule_of  # noqa: E402
+from samebits.schema import DURATION, INTERVAL, POINT, Rule, describe, join, rule_of  # noqa: E402
 from samebits.sweeps import PoolConfig, RayConfig, SearchConfig, SlurmConfig  # noqa: E402
 
 CONFIG = importlib.import_module(f"{PACKAGE}.config")
@@ -46,7 +46,7 @@ NO_GROUP = ("wandb_sweep.yaml",)  # W&B's
 MODELINE = re.compile(r"^# yaml-language-server: \$schema=.*\n", re.MULTILINE)
 HEADER = re.compile(r"(?:#\s*@.*\n)*")  # Hydra reads its own up to the first other line
 LATER = r"\$\{|^\?\?\?$"  # an interpolation, or a value that is still missing
-FORMS = {"ep$": INTERVAL, "d]$": DURATION}  # by the end of the pattern
+FORMS = {"ep$": INTERVAL, "d]$": DURATION, "t)$": POINT}  # by the end of the pattern
 # where a `_target_` stands: the modules whose classes are offered there. *: each entry
 PLACES = {
     "model": ("models",),
@@ -126,9 +126,10 @@ def alternatives(hint: Any, rule: Rule, exact: bool) -> list[Schema | None]:
         return [{"type": "integer" if hint is int else "number", **limits}]
     if hint is str and rule.words:
         return [{"enum": list(rule.words)}]
-    if hint is str and (rule.interval or rule.duration):
+    if hint is str and (rule.interval or rule.duration or rule.point):
         number = r"^\d*\.?\d+(e-?\d+)?"
-        return [{"type": "string", "pattern": f"{number}{'ep' if rule.interval else '[smhd]'}$"}]
+        unit = "ep" if rule.interval else "(ep|st)" if rule.point else "[smhd]"
+        return [{"type": "string", "pattern": f"{number}{unit}$"}]
     if hint is str:
         return [{"type": "string"}] if exact else [{"type": "string"}, {"type": "integer"}]
     if hint in (bool, type(None)):

@@ -46,6 +46,7 @@ TRAINER_HAS = f"(trainer has: {', '.join(f.name for f in fields(TrainerConfig))}
 SYNTAX = "not a valid override - write key=value, a list as key=[1,2], and text with special characters in two kinds of quotes, 'key=\"a,b\"'"
 CHOSEN = "choose an option of a group in the defaults list, `defaults: - override"
 OF_A_MULTIRUN = "only for a multirun, has no effect here - add -m, or remove it"
+GAN = needs("conf/task/gan.yaml")
 NEEDS_OPTUNA = needs("conf/hydra/sweeper/optuna.yaml")
 
 
@@ -72,7 +73,7 @@ def experiment(content: str, line: str, more: str = "") -> Any:
 # -- what composing finds ----------------------------------------------------------------------------------------------
 
 KEYS = [
-    row("optim.lrr=1", "optim.lrr: no such key - did you mean optim.lr? (optim has: decay_norms_and_biases, lr_factors, schedule, lr, betas, weight_decay)"),
+    row("optim.lrr=1", "optim.lrr: no such key - did you mean optim.lr? (optim has: decay_norms_and_biases, lr_factors, objectives, schedule, lr, betas, weight_decay)"),
     row("model.hiden.x=3", "model.hiden: no such key - did you mean model.hidden? (model has: input_shape, num_outputs, hidden, dropout)"),
     row("optim.lr.x=3", "optim.lr.x: optim.lr is a value, not a group"),
     row("hydra.run.dri=x", "hydra.run.dri: no such key - did you mean hydra.run.dir? (hydra.run has: dir)"),
@@ -85,7 +86,7 @@ KEYS = [
     row("+model.hiden=3", "model.hiden: lab.models.mlp.MLP does not accept 'hiden' - did you mean 'hidden'? (accepts: input_shape, num_outputs, hidden, dropout)"),
     row("trainer.fsdp.wrap=auto", "trainer.fsdp.wrap: trainer.fsdp is null - choose trainer=fsdp"),
     row("data=h5 data.transforms.flip.dim=1", "data.transforms.flip: no such key (data.transforms has: to_float) - add a new key with a plus, +data.transforms.flip.dim=1"),
-    row("optim.eps=1e-6", "optim.eps: no such key (optim has: decay_norms_and_biases, lr_factors, schedule, lr, betas, weight_decay) - add a new key with a plus, +optim.eps=1e-6, if torch.optim.AdamW accepts it"),
+    row("optim.eps=1e-6", "optim.eps: no such key (optim has: decay_norms_and_biases, lr_factors, objectives, schedule, lr, betas, weight_decay) - add a new key with a plus, +optim.eps=1e-6, if torch.optim.AdamW accepts it"),
     row("+optim.lr=3", "optim.lr: already exists, so + cannot add it - write optim.lr=..., without the +"),
     row("~trainer.max_steps", "~trainer.max_steps: this key cannot be deleted; its value is already null"),
     # words of other frameworks
@@ -157,11 +158,17 @@ VALUES = [
     row("optim.lr=inf", "optim.lr: must be finite, got inf"),
     row("optim.weight_decay=-1", "optim.weight_decay: must be >= 0, got -1"),
     row("optim.betas=[0.9,1.5]", "optim.betas[1]: must be < 1, got 1.5"),
-    row("optim.schedule.warmup=2", "optim.schedule.warmup: must be <= 1, got 2"),
-    row("optim.schedule.warmup=-0.1", "optim.schedule.warmup: must be >= 0, got -0.1"),
+    row("optim.schedule.warmup=2", "optim.schedule.warmup: must be <= 1, got 2; a number is a share of all steps; write epochs as 10ep, steps as 500st"),
+    row("optim.schedule.warmup=-0.1", "optim.schedule.warmup: must be >= 0, got -0.1; a number is a share of all steps; write epochs as 10ep, steps as 500st"),
     row("optim.schedule.final=-1", "optim.schedule.final: must be >= 0, got -1"),
-    row("optim/schedule=step optim.schedule.milestones=[0.5,3]", "optim.schedule.milestones[1]: must be <= 1, got 3; a share of all steps: epoch 10 of 20 is 0.5"),
-    row("optim/schedule=step optim.schedule.milestones=[10ep]", "optim.schedule.milestones: expected a list, each item a number >= 0 and <= 1; a share of all steps: epoch 10 of 20 is 0.5, got ['10ep']"),
+    row("optim/schedule=step optim.schedule.milestones=[0.5,3]", "optim.schedule.milestones[1]: must be <= 1, got 3; a number is a share of all steps; write epochs as 10ep, steps as 500st"),
+    row("optim/schedule=step optim.schedule.milestones=[10epochs]", "optim.schedule.milestones[0]: expected a share of all steps (0.5), epochs (10ep) or steps (500st), got '10epochs'"),
+    row("optim/schedule=step optim.schedule.milestones=[true]", "optim.schedule.milestones: expected a list, each item a share of all steps (0.5), epochs (10ep) or steps (500st), got [true]"),
+    row("optim/schedule=step_every optim.schedule.every=30", "optim.schedule.every: must be <= 1, got 30; a number is a share of all steps; write epochs as 10ep, steps as 500st"),
+    row("optim/schedule=step_every optim.schedule.every=true", "optim.schedule.every: expected a share of all steps (0.5), epochs (10ep) or steps (500st) or null, got true"),
+    row("task=gan optim.objectives.critic.lr=1e-4", "optim.objectives.critic: no such key (optim.objectives has: ) - add a new key with a plus, +optim.objectives.critic.lr=1e-4", GAN),
+    row("task=gan +optim@optim.objectives.critic=sgd optim.objectives.critic.nesterof=true", "optim.objectives.critic.nesterof: no such key - did you mean optim.objectives.critic.nesterov? (optim.objectives.critic has: [...]", GAN),
+    row("task=gan +optim@optim.objectives.critic=sgdd", "optim=sgdd: no such option - did you mean optim=sgd? (optim has: [...]", GAN),
     row("optim/schedule=step optim.schedule.gamma=-1", "optim.schedule.gamma: must be > 0, got -1"),
     row("model.dropout=1.5", "model.dropout: must be <= 1, got 1.5"),
     row("model.hidden=[8,0]", "model.hidden[1]: must be >= 1, got 0"),

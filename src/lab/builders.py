@@ -17,11 +17,21 @@ from lab.config import Config
 from lab.groups import mixed_parts
 from lab.loaders import task_class
 from lab.model_io import make_model
-from lab.optim import Named, Schedule, build_optimizer, check_closure, largest, parameter_groups, trainable
+from lab.objective_optim import OptimNode
+from lab.optim import (
+    Named,
+    Schedule,
+    build_optimizer,
+    check_closure,
+    constants_in,
+    largest,
+    parameter_groups,
+    trainable,
+)
 from lab.options import TrainerConfig
 from lab.project import PROJECT
 from lab.renamed import check_method, check_task_names
-from lab.schedules.constant import Constant
+from lab.schedules.constant import Epochs
 from lab.state import TrainState, may_skip
 from lab.tasks.base import Task, TaskRun, overrides
 from samebits.checkpoints import Optimizers
@@ -30,7 +40,7 @@ from samebits.device import Hardware
 from samebits.errors import ConfigError
 from samebits.loggers import Logger
 from samebits.process import model_of_rank, to_devices
-from samebits.schema import plain
+from samebits.schema import did_you_mean, plain
 from samebits.shards import is_sharded
 from samebits.steps import begin_momentum, seed_everything
 from samebits.targets import construct, constructing, locate, of_kind
@@ -60,13 +70,22 @@ def task_run(config: Config, world: World, dataset: Any = None) -> TaskRun:
     return TaskRun(world, steps, samples, config.cfg.seed, shape, config.cfg.data.get("num_outputs"), parts=parts)
 
 
-def averaging_rules(config: Config, task: Task) -> list[str]:
+def averaging_rules(config: Config, task: Task, model: nn.Module) -> list[str]:
     """Return the config values and classes that average the weights: trainer.ema_decay, an optimizer with eval_weight,
     a task with averaging_factor. A valid config has at most one; [] means that the weights themselves are evaluated."""
-    decay, optimizer = config.trainer.ema_decay, config.optimizer["_target_"]
+    decay, weights = config.trainer.ema_decay, {id(p) for p in model.parameters()}
     rules = [f"trainer.ema_decay={decay}"] if decay else []
-    rules += [f"optim._target_={optimizer}"] if hasattr(locate(PROJECT, optimizer, "optim"), "eval_weight") else []
+    objectives = task.objectives(model).items()
+    used = [name for name, modules in objectives if any(id(p) in weights for m in modules for p in m.parameters())]
+    for node in {node.key: node for node in (optim_of(config, name) for name in used)}.values():
+        averages = hasattr(locate(PROJECT, node.target, node.key), "eval_weight")
+        rules += [f"{node.key}._target_={node.target}"] * averages
     return rules + ([type(task).__name__] if overrides(task, "averaging_factor") else [])
+
+
+def optim_of(config: Config, objective: str) -> OptimNode:
+    """Return the config of an objective's optimizer: its entry in `optim.objectives`, or `optim`."""
+    return config.optimizers.get(objective, config.optimizers[""])
 
 
 def check_task(task: Task, model: nn.Module, config: Config, hardware: Hardware) -> None:
@@ -87,8 +106,6 @@ def check_task(task: Task, model: nn.Module, config: Config, hardware: Hardware)
         )
     if len(inspect.signature(task.initialize).parameters) != 2:
         raise ConfigError(f"task: {kind}.initialize must take (model, batches): see lab.tasks.base")
-    if len(rules := averaging_rules(config, task)) > 1:
-        raise ConfigError(f"{rules[0]}: {rules[1]} averages the weights too - remove one of them")
     if task.frozen and trainer.strategy == "dp":
         raise ConfigError(f"trainer=dp: {kind} has frozen networks, which DataParallel does not copy - use trainer=ddp")
     twice = [name for name in task.metrics if name in ("loss", *task.loss_names)]
@@ -102,6 +119,14 @@ def check_task(task: Task, model: nn.Module, config: Config, hardware: Hardware)
         raise ConfigError(
             f"task: {kind}.objectives must return a list of modules for each objective, {{'': [model, self]}}"
         )
+    if unknown := next((name for name in config.optimizers if name and name not in objectives), None):
+        named = [name for name in objectives if name]
+        remedy = f" (objectives: {', '.join(named)})" if named else ", but one optimizer, which `optim` configures"
+        raise ConfigError(
+            f"optim.objectives.{unknown}: {kind} has no objective {unknown!r}{did_you_mean(unknown, named)}{remedy}"
+        )
+    if len(rules := averaging_rules(config, task, model)) > 1:
+        raise ConfigError(f"{rules[0]}: {rules[1]} averages the weights too - remove one of them")
     for objective in objectives:
         if objective and not callable(getattr(task, f"{objective}_losses", None)):
             raise ConfigError(
@@ -159,12 +184,13 @@ def count_steps(trainer: TrainerConfig, num_samples: int, step: int = 0, samples
 
 
 def make_state(
-    config: Config, hardware: Hardware, model: nn.Module, task: Task, total_steps: int, world: World
-) -> TrainState:
+    config: Config, hardware: Hardware, model: nn.Module, task: Task, total_steps: int, world: World,
+    epochs: Epochs | None = None,
+) -> TrainState:  # fmt: skip
     """Return the training state of a new run. model, task: as Experiment.build_model_and_task returns them; they are
-    moved to the device in place, or the model is sharded over the ranks."""
-    trainer, optim = config.trainer, config.optim
-    ema = copy.deepcopy(model).requires_grad_(False) if averaging_rules(config, task) else None
+    moved to the device in place, or the model is sharded over the ranks. epochs: for schedules that count epochs."""
+    trainer = config.trainer
+    ema = copy.deepcopy(model).requires_grad_(False) if averaging_rules(config, task, model) else None
     to_devices(model, ema, task, config, hardware, world)
     if is_sharded(model) and (held := next((name for name, _ in task.named_parameters()), None)):
         raise ConfigError(
@@ -178,17 +204,15 @@ def make_state(
     }
     for objective, named in trained.items():
         others = [name for other in trained if other != objective for name, _ in trained[other]]
-        optimizers[objective] = make_optimizer(config, named, objective or type(model).__name__, others)
+        optimizers[objective] = make_optimizer(config, named, objective or type(model).__name__, others, objective)
         if not overrides(task, "train_step"):
-            check_closure(optimizers[objective], config.optimizer["_target_"])
-    factor = construct(PROJECT, "optim.schedule", optim.schedule)
-    check_method("optim.schedule", factor, "on_score")
-    if (rules := config.cfg.get("rules", 1)) < 2:
-        for one in (factor, *getattr(factor, "__dict__", {}).values()):
-            if isinstance(one, Constant):
-                object.__setattr__(one, "every_step_trains", False)
-    with constructing(PROJECT, "optim.schedule", optim.schedule):
-        schedule = Schedule(optimizers, factor, total_steps)
+            check_closure(optimizers[objective], optim_of(config, objective).target)
+    nodes = {name: node for name, node in config.optimizers.items() if name}
+    optimizers.clip_norms = {name: node.own.clip_norm for name, node in nodes.items()}  # type: ignore[union-attr]
+    rules = config.cfg.get("rules", 1)
+    factors = {name: make_factor(node, rules, epochs) for name, node in config.optimizers.items()}
+    with constructing(PROJECT, "optim.schedule", config.optim.schedule):
+        schedule = Schedule(optimizers, factors.pop(""), total_steps, factors)
     scaler = hardware.make_scaler()
     if may_skip(trainer, scaler):
         for optimizer in optimizers.values():
@@ -199,17 +223,37 @@ def make_state(
     return TrainState(model, task, ema, optimizers, schedule, scaler, order, monitor, rules=rules)
 
 
-def make_optimizer(config: Config, named: Named, whose: str, others: Sequence[str] = ()) -> Optimizer:
+def make_factor(node: OptimNode, rules: int, epochs: Epochs | None) -> Any:
+    """Build a schedule. rules: the run's version of lab.options.RULES."""
+    key = f"{node.key}.schedule"
+    factor = construct(PROJECT, key, node.own.schedule)
+    check_method(key, factor, "on_score")
+    for one in constants_in(factor):
+        object.__setattr__(one, "epochs", epochs)
+        if rules < 2:
+            object.__setattr__(one, "every_step_trains", False)
+    return factor
+
+
+def make_optimizer(
+    config: Config, named: Named, whose: str, others: Sequence[str] = (), objective: str = ""
+) -> Optimizer:
     """Build the optimizer of `named` parameters. whose: their owner's name, for messages. others: names of parameters
     of other optimizers. Raise ConfigError if `named` is empty."""
-    optim = config.optim
+    node = optim_of(config, objective)
+    key, optim = node.key, node.own
     if not named:
         raise ConfigError(f"model: {whose} has no parameters that require a gradient: nothing to train")
-    decay = largest(config.optimizer, "weight_decay")
-    make = construct(PROJECT, "optim", config.optimizer)
-    with constructing(PROJECT, "optim", config.optimizer):
+    decay = largest(node.optimizer, "weight_decay")
+    # expressions of `optim` may be for the parameters of other objectives, those of an entry are for its own
+    of_entry = {
+        pattern: one for pattern, one in optim.lr_factors.items() if config.optim.lr_factors.get(pattern) != one
+    }
+    parameter_groups(named, decay, optim.decay_norms_and_biases, of_entry, (), key)  # checks them
+    make = construct(PROJECT, key, node.optimizer)
+    with constructing(PROJECT, key, node.optimizer):
         optimizer = build_optimizer(
             make, lambda: parameter_groups(named, decay, optim.decay_norms_and_biases, optim.lr_factors, others)
         )
-        check_method("optim", optimizer, "eval_weight")
-        return of_kind("optim", config.optimizer, optimizer, Optimizer)
+        check_method(key, optimizer, "eval_weight")
+        return of_kind(key, node.optimizer, optimizer, Optimizer)

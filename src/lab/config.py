@@ -10,7 +10,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from lab.groups import DataConfig, OptimConfig, RootConfig
+from lab.groups import DataConfig, ObjectiveConfig, OptimConfig, RootConfig
+from lab.objective_optim import OptimNode, keys_of_objectives, nodes_of, with_objectives
 from lab.options import MonitorConfig, TrainerConfig
 from lab.project import PROJECT
 from lab.target_checks import check_fit
@@ -24,6 +25,7 @@ from samebits.targets import check_targets, complete, locate
 # nodes that are built; nodes whose entries are built; keys next to a _target_ that are not arguments of the target
 TARGETS = ("model", "data", "data.order", "optim", "optim.schedule", "task")
 COLLECTIONS = ("data.transforms", "task.metrics", "callback")
+OWN_OF_OBJECTIVE = tuple(f.name for f in fields(ObjectiveConfig))
 OWN_KEYS = {group: tuple(f.name for f in fields(PROJECT.own[group])) for group in ("data", "optim")}
 # arguments that the run adds when it builds a node
 GIVEN_BY_RUN = {
@@ -38,7 +40,8 @@ class Config(EngineGroups):
     """A resolved config as typed groups.
 
     given: the config as in config.yaml. cfg: the same, with the values that nodes take from the run (PROJECT.asked).
-    dataset, optimizer: the nodes `data` and `optim` without the keys of DataConfig and OptimConfig."""
+    dataset, optimizer: the nodes `data` and `optim` without the keys of DataConfig and OptimConfig. optimizers:
+    {objective: its node}; the node of all other objectives has the name ""."""
 
     given: DictConfig
     cfg: DictConfig
@@ -46,6 +49,7 @@ class Config(EngineGroups):
     dataset: dict[str, Any]
     optim: OptimConfig
     optimizer: dict[str, Any]
+    optimizers: dict[str, OptimNode]
     trainer: TrainerConfig
     monitor: MonitorConfig
 
@@ -60,8 +64,8 @@ def _config(given: DictConfig, root: RootConfig) -> Config:
     data, dataset = split_own(cfg.data, DataConfig, "data")
     optim, optimizer = split_own(cfg.optim, OptimConfig, "optim")
     return Config(
-        given=given, cfg=cfg, data=data, dataset=dataset, optim=optim, optimizer=optimizer, trainer=root.trainer,
-        monitor=root.monitor, **root.groups,
+        given=given, cfg=cfg, data=data, dataset=dataset, optim=optim, optimizer=optimizer,
+        optimizers=nodes_of(optim, optimizer), trainer=root.trainer, monitor=root.monitor, **root.groups,
     )  # fmt: skip
 
 
@@ -81,13 +85,11 @@ def check(cfg: DictConfig, trains: bool = True) -> Config:
             raise ConfigError(f"{recipe}: its yaml must begin with '# @package _global_'")
     root = typed(RootConfig, values, moved=PROJECT.moved_keys)
     data = split_own(root.data, DataConfig, "data")[0]
-    optim = split_own(root.optim, OptimConfig, "optim")[0]
-    for pattern, factor in optim.lr_factors.items():
-        regex(pattern, "optim.lr_factors")
-        if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 <= factor < math.inf:
-            raise ConfigError(
-                f"optim.lr_factors: {pattern}: expected a factor of the learning rate, got {show(factor)}"
-            )
+    split_own(root.optim, OptimConfig, "optim")  # checks the keys of `optim` before they are merged
+    values = with_objectives(values)
+    optimizers = nodes_of(*split_own(values["optim"], OptimConfig, "optim"))
+    for node in optimizers.values():
+        _check_factors(node)
     root.check_groups(root.trainer, trains)
     _check_combinations(root)
     if any(size < 1 for size in data.input_shape):
@@ -95,31 +97,35 @@ def check(cfg: DictConfig, trains: bool = True) -> Config:
     below_outputs(root.name)
     if trains and isinstance(splits := root.data.get("splits"), dict):
         _check_splits(splits)
-    check_fit(values, {key: GIVEN_BY_RUN[key] for key in ("data.order", "optim")})
+    check_fit(values, {key: GIVEN_BY_RUN[key] for key in ("data.order", "optim")}, keys_of_objectives(values))
     _check_parts(root.data)
-    parts = parts_of(values)
+    parts, objectives = parts_of(values), keys_of_objectives(values)
     check_targets(
         PROJECT,
         values,
-        (*TARGETS, *(f"{key}.order" for key in parts)),
+        (*TARGETS, *(f"{key}.order" for key in parts), *(key + end for key in objectives for end in ("", ".schedule"))),
         (*COLLECTIONS, *(f"{key}.transforms" for key in parts), *(["data.parts"] if parts else [])),
-        OWN_KEYS | dict.fromkeys(parts, OWN_KEYS["data"]),
-        given_by_run(parts),
+        OWN_KEYS | dict.fromkeys(parts, OWN_KEYS["data"]) | dict.fromkeys(objectives, OWN_OF_OBJECTIVE),
+        given_by_run(values),
         asked=asked_of_run(values),
     )
     _check_monitor(root.monitor, values)
-    schedule = locate(PROJECT, optim.schedule["_target_"], "optim.schedule")
-    if root.trainer.eval_every is None and hasattr(schedule, "on_score"):
-        raise ConfigError(
-            f"optim.schedule: {schedule.__name__} needs {root.monitor.key}, but trainer.eval_every is null - set "
-            "trainer.eval_every=20, for example, or use optim/schedule=constant"
-        )
+    for node in optimizers.values():
+        key = f"{node.key}.schedule"
+        schedule = locate(PROJECT, node.own.schedule["_target_"], key)
+        if root.trainer.eval_every is None and hasattr(schedule, "on_score"):
+            raise ConfigError(
+                f"{key}: {schedule.__name__} needs {root.monitor.key}, but trainer.eval_every is null - set "
+                "trainer.eval_every=20, for example, or use optim/schedule=constant"
+            )
     return _config(cfg, root)
 
 
 def with_run_values(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of the plain config with the values that nodes take from the run (PROJECT.asked)."""
-    return complete(PROJECT, values, asked_of_run(values), given_by_run(parts_of(values)))  # type: ignore[no-any-return]
+    """Return a copy of the plain config with complete `optim.objectives`, and with the values that nodes take from the
+    run (PROJECT.asked)."""
+    values = with_objectives(values)
+    return complete(PROJECT, values, asked_of_run(values), given_by_run(values))  # type: ignore[no-any-return]
 
 
 def asked_of_run(values: dict[str, Any]) -> dict[str, Any]:
@@ -127,9 +133,10 @@ def asked_of_run(values: dict[str, Any]) -> dict[str, Any]:
     return {name: reduce(getitem, key.split("."), values) for name, key in PROJECT.asked.items()}
 
 
-def given_by_run(parts: list[str]) -> dict[str, tuple[str, ...]]:
-    """Return GIVEN_BY_RUN with the parts of data=mixed added. parts: keys of their nodes."""
-    return GIVEN_BY_RUN | {key + end: GIVEN_BY_RUN[f"data{end}"] for key in parts for end in ("", ".order")}
+def given_by_run(values: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Return GIVEN_BY_RUN with the parts of data=mixed and the optimizers of objectives added."""
+    parts = {key + end: GIVEN_BY_RUN[f"data{end}"] for key in parts_of(values) for end in ("", ".order")}
+    return GIVEN_BY_RUN | parts | dict.fromkeys(keys_of_objectives(values), GIVEN_BY_RUN["optim"])
 
 
 def parts_of(values: dict[str, Any]) -> list[str]:
@@ -147,6 +154,15 @@ def set_processes(cfg: Any, num_procs: int) -> None:
     cfg.trainer.global_batch_size = -(-cfg.trainer.global_batch_size // num_procs) * num_procs
     for name, value in cfg.trainer.ddp.items():
         cfg.trainer.ddp[name] = False if isinstance(value, bool) else None
+
+
+def _check_factors(node: OptimNode) -> None:
+    for pattern, factor in node.own.lr_factors.items():
+        regex(pattern, f"{node.key}.lr_factors")
+        if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 <= factor < math.inf:
+            raise ConfigError(
+                f"{node.key}.lr_factors: {pattern}: expected a factor of the learning rate, got {show(factor)}"
+            )
 
 
 def _check_combinations(root: RootConfig) -> None:

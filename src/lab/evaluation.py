@@ -114,9 +114,9 @@ def validate(state: TrainState, vals: Mapping[str, Loader], run: RunContext) -> 
         state.best_score, state.evals_without_improvement = value, 0
     else:
         state.evals_without_improvement += 1
-    if (lr := state.schedule.on_score(sign * value, state.step)) is not None:
-        best = f"{monitor.key}={value:.4g}, best {state.best_score:.4g}"
-        run.logger.say(f"step {state.step}: the learning rate is now {lr:g} ({best})")
+    for objective, lr in state.schedule.on_score(sign * value, state.step).items():
+        best, whose = f"{monitor.key}={value:.4g}, best {state.best_score:.4g}", f" of {objective}" * bool(objective)
+        run.logger.say(f"step {state.step}: the learning rate{whose} is now {lr:g} ({best})")
     if run.world.any(asked):  # a callback may return True on one rank only
         state.stop_reason = state.stop_reason or "callback"
     elif out_of_patience(state, run):

@@ -22,6 +22,7 @@ from lab.model_io import make_model
 from lab.objective import LossModule
 from lab.optimizer_step import requires_grad_only
 from lab.project import PROJECT
+from lab.schedules.constant import Epochs
 from lab.state import TrainState
 from lab.statistics import with_statistics
 from lab.tasks.base import Batch, Task
@@ -157,12 +158,16 @@ class Experiment:
         with make_train_loader(config, whole, dataset, world_of_one(), 0, random=False) as loader:
             yield from loader
 
-    def start_training(self, model: nn.Module, task: Task, total_steps: int) -> tuple[TrainState, dict[str, nn.Module]]:
+    def begin(
+        self, model: nn.Module, task: Task, total_steps: int, epochs: Epochs | None = None
+    ) -> tuple[TrainState, dict[str, nn.Module]]:
         """Return the training state and {objective: LossModule, wrapped by DDP and torch.compile as configured}.
 
-        model, task: are moved to the device in place, or the model is sharded over the ranks."""
+        model, task: are moved to the device in place, or the model is sharded over the ranks. epochs: in steps; None:
+        those of a new run whose epochs have all samples of the training set."""
         config, hardware = self.config, self.hardware
-        state = make_state(config, hardware, model, task, total_steps, self.world)
+        epochs = epochs or Epochs(len(self.sets["train"]) / config.trainer.global_batch_size)
+        state = make_state(config, hardware, model, task, total_steps, self.world, epochs)
         loss_modules: dict[str, nn.Module] = {}
         for objective in task.objectives(model):
             net = LossModule(model, task, objective)

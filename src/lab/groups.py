@@ -48,6 +48,18 @@ class OptimConfig:
     schedule: dict[str, Any]
     decay_norms_and_biases: bool = False
     lr_factors: dict[str, float] = field(default_factory=dict)
+    objectives: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig:
+    """The keys of an entry of `optim.objectives` that the run reads; lab.objective_optim adds those that it lacks.
+    All other keys are arguments of its optimizer."""
+
+    schedule: dict[str, Any]
+    decay_norms_and_biases: bool = False
+    lr_factors: dict[str, float] = field(default_factory=dict)
+    clip_norm: Annotated[float | None, Rule(above=0)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,7 +76,7 @@ def log_train(state: TrainState, run: RunContext, clock: Clock) -> None:
     sums = to_host(run.world.all_reduce_sum(torch.cat([means, times])))
     counted = [run.world.size * (state.counts[name] - skipped.get(name.rpartition("/")[0], 0)) for name in names]
     logged = {f"train/{name}": value / count for name, value, count in zip(names, sums, counted) if count}
-    logged["train/lr"] = state.schedule.last_lr
+    logged |= {f"train/{name}": rate for name, rate in state.schedule.logged_rates().items()}
     if state.source is None:
         logged["train/epoch"] = state.samples / run.epoch_samples
     if count := sum(skipped.values()):

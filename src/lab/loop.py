@@ -70,7 +70,8 @@ def may_use_rng(state: TrainState) -> bool:
     """Return whether random numbers may be drawn between a backward pass and the end of the step. Torch's optimizers
     draw none, nor do optimizers, schedules and tasks with `uses_rng = False`. All others may."""
     acts = any(overrides(state.task, name) for name in ("on_step_end", "project", "train_step"))
-    return not uses_no_rng(state.schedule, state.optimizer.values(), [state.task] if acts else [])
+    others = [*state.schedule.own.values(), *([state.task] if acts else [])]
+    return not uses_no_rng(state.schedule, state.optimizer.values(), others)
 
 
 @no_garbage_collection()

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lab.schedules.constant import Constant
+from samebits.checkpoints import Optimizers
 from samebits.errors import ConfigError
 from samebits.schema import regex
 from samebits.shards import is_dtensor
@@ -46,13 +48,15 @@ def parameter_groups(
     decay_norms_and_biases: bool,
     lr_factors: Mapping[str, float] | None = None,
     others: Sequence[str] = (),
+    key: str = "optim",
 ) -> list[dict[str, Any]]:
     """Return parameter groups by weight decay and learning rate factor. Biases and norms (0-d, 1-d) have no weight
     decay, unless decay_norms_and_biases.
 
     lr_factors: {regular expression: factor}; the first expression found in a parameter's name applies. others: names of
-    other optimizers' parameters. Raise ConfigError if an expression matches no name."""
-    factors = {regex(pattern, "optim.lr_factors"): factor for pattern, factor in (lr_factors or {}).items()}
+    other optimizers' parameters. key: of the optimizer, for messages. Raise ConfigError if an expression matches no
+    name."""
+    factors = {regex(pattern, f"{key}.lr_factors"): factor for pattern, factor in (lr_factors or {}).items()}
     unused = set(factors)
     groups: dict[tuple[float, bool], dict[str, Any]] = {}
     for name, p in named:
@@ -71,7 +75,7 @@ def parameter_groups(
         text = min(one.pattern for one in unused)
         names = ", ".join(name for name, _ in named[:4])
         raise ConfigError(
-            f"optim.lr_factors: no trained parameter's name contains {text!r}; names are, for example, {names}"
+            f"{key}.lr_factors: no trained parameter's name contains {text!r}; names are, for example, {names}"
         )
     return [group for _, group in sorted(groups.items(), key=lambda entry: (entry[0][0] != 1.0, not entry[0][1]))]
 
@@ -137,11 +141,11 @@ def check_optimizer(saved: list[dict[str, Any]], optimizer: HasGroups, kind: str
             "to or from 0; start a new run to change them"
         )
     # this option turns Adam into AdamW, and torch would use the checkpoint's value whatever the class is
-    kinds = [{group.get("decoupled_weight_decay") for group in groups} for groups in (saved, present)]
-    if None not in kinds[0] | kinds[1] and kinds[0] != kinds[1]:
+    kinds = [tuple(group.get("decoupled_weight_decay") for group in pair) for pair in zip(saved, present)]
+    if (turned := next((was for was, now in kinds if None not in (was, now) and was != now), None)) is not None:
         raise ConfigError(
             f"optim: the checkpoint was written by another optimizer than {kind}, with "
-            f"decoupled_weight_decay={kinds[0].pop()}; keep the run's optim._target_, or start a new run"
+            f"decoupled_weight_decay={turned}; keep the run's optim._target_, or start a new run"
         )
 
 
@@ -160,13 +164,19 @@ class Schedule:
     """Set each group's learning rate to peak * factor(step, total_steps). step: from 0, including skipped steps.
 
     factor: function of the step; one that follows the monitored score (Plateau) has a state, which is saved in
-    checkpoints. rates: the groups' present rates, numbers on the host, so that nothing waits for the device.
+    checkpoints. own: {objective: factor} of objectives with a factor of their own. rates: the groups' present rates,
+    numbers on the host, so that nothing waits for the device.
     """
 
-    def __init__(self, optimizer: HasGroups, factor: Factor, total_steps: int) -> None:
+    def __init__(
+        self, optimizer: HasGroups, factor: Factor, total_steps: int, own: Mapping[str, Factor] | None = None
+    ) -> None:
         # at least 1, because factors divide by it; trainer.max_steps=0 scores the initial weights
         self.optimizer, self.factor, self.total_steps = optimizer, factor, max(1, total_steps)
-        self.peak = optimizer.param_groups[0]["lr"]  # of groups without an lr_factor
+        self.own = dict(own or {})
+        named: Mapping[str, HasGroups] = optimizer if isinstance(optimizer, Optimizers) else {"": optimizer}
+        self.objectives = [name for name, one in named.items() for _ in one.param_groups]  # of each group
+        self.peak = named.get("", optimizer).param_groups[0]["lr"]  # of groups without an lr_factor
         self.peaks = [group["lr"] * group.get("lr_factor", 1.0) for group in optimizer.param_groups]
         self.rates: list[float] = []
         self._held: list[Tensor] = []
@@ -174,9 +184,11 @@ class Schedule:
 
     def set_rates(self, step: int) -> None:
         """Set the groups' rates for step `step`, before it."""
-        factor = self.factor(step, self.total_steps)
-        self.last_lr = self.peak * factor
-        before, self.rates = self.rates, [peak * factor for peak in self.peaks]
+        shared = self.factor(step, self.total_steps)
+        named = {name: factor(step, self.total_steps) for name, factor in self.own.items()}
+        self.last_lr = self.peak * shared
+        before = self.rates
+        self.rates = [peak * named.get(name, shared) for peak, name in zip(self.peaks, self.objectives)]
         for held, rate, last in zip(self._held, self.rates, before):
             if rate != last:
                 held.fill_(rate)
@@ -187,21 +199,47 @@ class Schedule:
         """Keep the rates as 0-d tensors on the device from here on, which a CUDA graph reads."""
         self._held = [torch.tensor(rate, device=device) for rate in self.rates]
 
-    def on_score(self, score: float, step: int) -> float | None:
-        """Pass the monitored score of an evaluation to the factor. Return the learning rate of the next step, `step`,
-        if it has changed; otherwise None. score: its sign is such that less is better."""
-        changed = follows_scores(self.factor) and self.factor.on_score(score, step, self.total_steps)
-        return self.peak * self.factor(step, self.total_steps) if changed else None
+    @property
+    def factors(self) -> dict[str, Factor]:
+        """{key of the schedule in the config: factor}, of those that set a rate."""
+        shared = {} if self.own.keys() >= {*self.objectives} else {"": self.factor}
+        return {schedule_key(name): factor for name, factor in {**shared, **self.own}.items()}
+
+    def logged_rates(self) -> dict[str, float]:
+        """Return {"lr": rate} or, for named objectives, {"<objective>/lr": rate of the first group}."""
+        groups = self.optimizer.param_groups
+        named = {name: groups[self.objectives.index(name)]["lr"] for name in self.objectives if name}
+        shared = {"lr": self.last_lr} if "" in self.objectives else {}
+        return shared | {f"{name}/lr": float(rate) for name, rate in named.items()}
+
+    def on_score(self, score: float, step: int) -> dict[str, float]:
+        """Pass the monitored score of an evaluation to the factors. Return {objective: learning rate of the next step,
+        `step`} of those whose rate has changed. score: its sign is such that less is better."""
+        factors = {"": self.factor, **self.own}
+        changed = {
+            k for k, one in factors.items() if follows_scores(one) and one.on_score(score, step, self.total_steps)
+        }
+        rates = {}
+        for name in dict.fromkeys(self.objectives):
+            peak = self.peaks[self.objectives.index(name)] if name else self.peak
+            if (used := name if name in self.own else "") in changed:
+                rates[name] = peak * factors[used](step, self.total_steps)
+        return rates
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        held = {"factor": self.factor.state_dict()} if follows_scores(self.factor) else {}
+        held: dict[str, Any] = {"factor": self.factor.state_dict()} if follows_scores(self.factor) else {}
+        own = {name: factor.state_dict() for name, factor in self.own.items() if follows_scores(factor)}
+        held |= {"objectives": own} if own else {}
         return {"last_lr": self.last_lr, "total_steps": self.total_steps, **held}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the state from a checkpoint."""
         if follows_scores(self.factor) and "factor" in state:
             self.factor.load_state_dict(state["factor"])
+        for name, held in state.get("objectives", {}).items():
+            if follows_scores(factor := self.own.get(name)):
+                factor.load_state_dict(held)
         if "last_lr" in state:
             self.last_lr = state["last_lr"]
         else:  # an old checkpoint
@@ -237,16 +275,47 @@ def schedule_change(schedule: Schedule, saved: Mapping[str, Any], done: int) -> 
     """Return a warning if the schedule of a resumed run has another length and therefore other rates; otherwise "".
 
     saved: the schedule's state in the checkpoint. done: steps done."""
-    factor, now = schedule.factor, schedule.total_steps
+    now = schedule.total_steps
     before = saved.get("total_steps", now)  # older checkpoints lack it
-    last = max(before, now)
-    if before == now or all(factor(k, before) == factor(k, now) for k in range(done, last, max(1, last // 1000))):
-        return ""
-    rates = [f"{schedule.peak * factor(done, total):.3g}" for total in (before, now)]
-    return (
-        f"optim.schedule: {type(factor).__name__} now has {now:,} steps instead of {before:,}; the learning rate "
-        f"of step {done + 1:,} is {rates[1]} instead of {rates[0]}"
-    )
+    last, lines = max(before, now), []
+    for key, factor in schedule.factors.items() if before != now else ():
+        if all(factor(k, before) == factor(k, now) for k in range(done, last, max(1, last // 1000))):
+            continue
+        rates = [factor(done, total) for total in (before, now)]
+        if key == schedule_key(""):
+            what, values = "the learning rate", [f"{schedule.peak * rate:.3g}" for rate in rates]
+        else:
+            what, values = "the factor of the learning rate", [f"{rate:.3g}" for rate in rates]
+        lines.append(
+            f"{key}: {type(factor).__name__} now has {now:,} steps instead of {before:,}; {what} of step {done + 1:,} "
+            f"is {values[1]} instead of {values[0]}"
+        )
+    return "; ".join(lines)
+
+
+def schedule_key(objective: str) -> str:
+    """Return the key of an objective's schedule in the config."""
+    return f"optim.objectives.{objective}.schedule" if objective else "optim.schedule"
+
+
+def constants_in(factor: Any) -> list[Constant]:
+    """Return the schedules of this class, the given one or those that it contains (the warmup of Plateau)."""
+    return [one for one in (factor, *getattr(factor, "__dict__", {}).values()) if isinstance(one, Constant)]
+
+
+def after_the_end(schedule: Schedule) -> list[str]:
+    """Return a warning for each point of a schedule in epochs or steps (10ep) that the run does not reach."""
+    lines = []
+    for key, factor in schedule.factors.items():
+        for one in constants_in(factor):
+            for name, point in one.points():
+                step = one.step_of(name, point, schedule.total_steps)
+                if isinstance(point, str) and step >= schedule.total_steps + (name == "warmup"):
+                    lines.append(
+                        f"{key}.{name}: {point} is after step {step:,}, but the run has only {schedule.total_steps:,} "
+                        f"steps, so {'the peak rate is never reached' if name == 'warmup' else 'it has no effect'}"
+                    )
+    return lines
 
 
 def check_closure(optimizer: Optimizer, target: str) -> None:

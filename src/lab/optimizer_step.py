@@ -113,11 +113,13 @@ class OptimizerStep:
 
         closure: for an optimizer that needs one (torch.optim.LBFGS), a function that calls `gradients` again and
         returns the loss. Such an optimizer waits for the device. Raise ConfigError for clip_norm with a closure."""
-        optimizer, limit = self._optimizer(objective), self.trainer.clip_norm
+        optimizer, limit = self._optimizer(objective), self._clip_norm(objective)
         if closure is not None and limit is not None:
+            own = objective in self.state.optimizer.clip_norms
+            key = f"optim.objectives.{objective}.clip_norm" if own else "trainer.clip_norm"
             raise ConfigError(
-                f"trainer.clip_norm={limit}: {type(optimizer).__name__} needs the gradients of the loss, not "
-                "clipped ones - set trainer.clip_norm=null"
+                f"{key}={limit}: {type(optimizer).__name__} needs the gradients of the loss, not clipped ones - set "
+                f"{key}=null"
             )
         if overrides(self.state.task, "train_step"):  # only a task can set gradients with other strides
             match_strides(self.parameters(objective))
@@ -168,7 +170,7 @@ class OptimizerStep:
         state = self.state
         if state.ema is None or not (objectives := self._objectives_of(state.model)):
             return
-        factor, weights = self._average_inputs(objectives)
+        factor, weights = self._average_inputs()
         if factor is None:
             return
         skipped, means = self._skipped(objectives), list(state.ema.parameters())
@@ -256,7 +258,10 @@ class OptimizerStep:
 
     def _clipped(self, objective: str) -> Tensor:
         """Clip the gradients. Return their norm before clipping, 0-d."""
-        return clip([p.grad for p in self.parameters(objective) if p.grad is not None], self.trainer.clip_norm)
+        return clip([p.grad for p in self.parameters(objective) if p.grad is not None], self._clip_norm(objective))
+
+    def _clip_norm(self, objective: str) -> float | None:
+        return self.state.optimizer.clip_norms.get(objective, self.trainer.clip_norm)
 
     def _objective_of(self, name: str) -> str:
         """Return the objective of a logged value, by the prefix of its name."""
@@ -282,13 +287,14 @@ class OptimizerStep:
         """Return the objectives that were updated in this step and train weights of `model`."""
         return [one for one in self.norms if len(self.loss_modules) == 1 or trains(self.state.optimizer[one], model)]
 
-    def _average_inputs(self, objectives: Iterable[str]) -> tuple[float | None, Iterator[Tensor]]:
+    def _average_inputs(self) -> tuple[float | None, Iterator[Tensor]]:
         """Return (factor, weights) for `mean += factor * (weights - mean)`; factor None: the average stays unchanged.
         An optimizer with eval_weight computes its own average: its weights replace the mean (factor 1)."""
         state, decay, weights = self.state, self.trainer.ema_decay, self.state.model.parameters()
         averaging: dict[str, Any] = {
-            k: state.optimizer[k] for k in objectives if hasattr(state.optimizer[k], "eval_weight")
-        }
+            k: one for k, one in state.optimizer.items() if hasattr(one, "eval_weight")
+            if len(self.loss_modules) == 1 or trains(one, state.model)
+        }  # fmt: skip
         if averaging:
             scored = {p: one.eval_weight(p) for k, one in averaging.items() for p in self.parameters(k)}
             return 1.0, (scored.get(p, p) for p in weights)

@@ -28,11 +28,12 @@ from lab.loaders import (
 )
 from lab.loop import fit
 from lab.objective import LossModule
-from lab.optim import check_optimizer, check_trained, follows_scores, schedule_change
+from lab.optim import after_the_end, check_optimizer, check_trained, follows_scores, schedule_change
 from lab.options import TrainerConfig
 from lab.profiling import OUTSIDE_STEP, PARTS, losses_of
 from lab.project import PROJECT
 from lab.rehearsal import mistakes_before_training, rehearse
+from lab.schedules.constant import Epochs
 from lab.schedules.plateau import Plateau
 from lab.state import Every, RunContext, TrainState
 from lab.statistics import with_statistics
@@ -41,7 +42,7 @@ from samebits.checkpoints import BufferChecks, copy_from_mmap, error_line, eval_
 from samebits.data import StatefulOrder, Stream, check_same_data
 from samebits.errors import ConfigError, one_line
 from samebits.parallel import RankBalance, with_sync_batchnorm
-from samebits.process import RankProcess, log_header
+from samebits.process import RankProcess, log_header, node_text
 from samebits.profiling import cost_of_sample, explained, profiling
 from samebits.schema import leaves, parse_interval, plain
 from samebits.status import keep_class_names
@@ -92,13 +93,11 @@ def load_sets(process: RankProcess) -> Experiment:
     if world.is_main and (names := getattr(sets["train"], "class_names", None)):
         keep_class_names(process.directory, names)
     if not any(split.startswith("val") for split in sets):
-        schedule = config.optim.schedule["_target_"]
-        for key, asked in (
-            ("trainer.early_stop_patience", trainer.early_stop_patience is not None),
-            (f"optim.schedule._target_={schedule}", follows_scores(locate(PROJECT, schedule, "optim.schedule"))),
-        ):
-            if asked:
-                raise ConfigError(f"{key}: needs a validation split, but data.splits.val is null")
+        asking = ["trainer.early_stop_patience"] if trainer.early_stop_patience is not None else []
+        for key, target in ((f"{n.key}.schedule", n.own.schedule["_target_"]) for n in config.optimizers.values()):
+            asking += [f"{key}._target_={target}"] if follows_scores(locate(PROJECT, target, key)) else []
+        if asking:
+            raise ConfigError(f"{asking[0]}: needs a validation split, but data.splits.val is null")
     if trainer.global_batch_size > len(sets["train"]):
         logger.warn(
             f"trainer.global_batch_size={trainer.global_batch_size} is more than the {len(sets['train']):,} training "
@@ -126,7 +125,9 @@ def build(
     cost = cost_of_sample(config.profiler, hardware, [model, task], losses, dataset, data.train.first, logger)
     if trainer.sync_batchnorm:
         model = with_sync_batchnorm(model, world.device)
-    state, loss_modules = replace(experiment, hardware=hardware).start_training(model, task, total_steps)
+    batch = trainer.global_batch_size
+    epochs = Epochs(size / batch, done[0] - done[1] / batch)
+    state, loss_modules = replace(experiment, hardware=hardware).start_training(model, task, total_steps, epochs)
     order = data.train.plan.order  # type: ignore[attr-defined]
     state.epoch_samples = task.run.epoch_samples
     state.source, state.order = data.source, order if isinstance(order, StatefulOrder) else None
@@ -145,7 +146,7 @@ def build(
     pruning = Pruning.of(PROJECT, process.directory)
     callbacks = [*([] if pruning is None else [pruning]), *make_callbacks(config)]
     intervals = (trainer.log_every, trainer.eval_every, trainer.save_every)
-    steps = [parse_interval(interval, size / trainer.global_batch_size) for interval in intervals]
+    steps = [parse_interval(interval, epochs.steps) for interval in intervals]
     every = Every(*(one and round(one) if state.rules < 2 else one for one in steps))
     run = RunContext(
         world, trainer, config.monitor, hardware, every, logger, process.checkpoints, callbacks, process.stop,
@@ -179,6 +180,8 @@ def start(process: RankProcess, data: Data, state: TrainState, run: RunContext) 
         load_payload(state, payload, process.config, run)
         payload.clear()  # frees its memory: `process` keeps the dict to the end
         run.replica_checks.step = state.step
+    for line in after_the_end(state.schedule):
+        logger.warn(line)
     for callback in run.callbacks:
         object.__setattr__(callback, "run", run)  # works for frozen dataclasses too
     run.notify("on_start", state)
@@ -191,17 +194,24 @@ def start(process: RankProcess, data: Data, state: TrainState, run: RunContext) 
     if state.rules >= 2 and (still := modules_in_eval_mode(state.model)):
         names = ", ".join(name or "all of it" for name in still[:4]) + ", ..." * (len(still) > 4)
         changes.append(f"modules that the model keeps in evaluation mode: {names}")
-    log_header(process, run, state.model, data.sets, *what_is_trained(process.config), changes)
+    log_header(process, run, state.model, data.sets, *what_is_trained(process.config, state.optimizer), changes)
 
 
-def what_is_trained(config: Config) -> tuple[list[Any], list[Any]]:
+def what_is_trained(config: Config, objectives: Iterable[str]) -> tuple[list[Any], list[Any]]:
     """Return ([task, model], [optimizer, schedule, other values]) for the first lines of the log."""
     task, model = plain(config.cfg.task), plain(config.cfg.model)
     model = {key: value for key, value in model.items() if key not in ("input_shape", "num_outputs")}
     trainer = config.trainer
     limits = {"clip_norm": trainer.clip_norm, "ema_decay": trainer.ema_decay, "seed": config.cfg.seed}
-    values = [f"{key}={value}" for key, value in limits.items() if value is not None]
-    return [task, model], [config.optimizer, config.optim.schedule, *values]
+    values: list[Any] = [f"{key}={value}" for key, value in limits.items() if value is not None]
+    if not {*objectives} <= config.optimizers.keys() - {""}:
+        values = [config.optimizer, config.optim.schedule, *values]
+    for name, node in config.optimizers.items():
+        if name:
+            own: Any = node.own
+            clip = f"clip_norm={own.clip_norm or 'null'}"
+            values += [f"{name}: {node_text(node.optimizer)}", own.schedule, clip]
+    return [task, model], values
 
 
 def batch_norm(model: nn.Module) -> str | None:
@@ -251,14 +261,15 @@ def end_callbacks(callbacks: Iterable[Any], state: Any, scores: dict[str, float]
 
 def load_payload(state: TrainState, payload: dict[str, Any], config: Config, run: RunContext) -> None:
     """Load the checkpoint's payload into `state`. Raise ConfigError if it does not fit the config."""
-    kind = str(config.optimizer["_target_"]).rpartition(".")[2]
+    kind = " and ".join(dict.fromkeys(type(one).__name__ for one in state.optimizer.values()))
     check_optimizer(payload["optimizer"]["param_groups"], state.optimizer, kind)
     # checkpoints of older versions lack the names
     check_trained(payload.get("parameter_names", state.parameter_names), state.parameter_names)
     score = state.monitor
     payload = reshard_like(payload, state.model, state.optimizer)
     # without `lr`, which the schedule sets: a resume of a finished run must save the rate of the last step
-    options = {key.rpartition(".")[2] for key in leaves(config.optimizer, "optim")} - {"lr"} | {"fused"}
+    nodes = [node.optimizer for node in config.optimizers.values()]
+    options = {key.rpartition(".")[2] for one in nodes for key in leaves(one, "optim")} - {"lr"} | {"fused"}
     load_weights(state.model, payload["model"], "the checkpoint")
     if state.ema is not None:
         load_weights(state.ema, eval_state_dict(payload), "the checkpoint")
@@ -284,6 +295,7 @@ def load_payload(state: TrainState, payload: dict[str, Any], config: Config, run
         before, after = " ".join(state.monitor), " ".join(score)
         run.logger.warn(f"monitor: changed from {before} to {after}, so the best score is reset")
         state.monitor, state.best, state.best_score, state.evals_without_improvement = score, [], None, 0
-        if isinstance(schedule.factor, Plateau):
-            schedule.factor.best, schedule.factor.stale = None, 0
+        for factor in schedule.factors.values():
+            if isinstance(factor, Plateau):
+                factor.best, factor.stale = None, 0
     state.best = [entry for entry in state.best if run.checkpoints.best_path(entry).exists()]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from samebits.errors import ConfigError
-from samebits.schema import NotNegative, Rule, check_limits
+from samebits.schema import NotNegative, Rule, at, check_limits
 
 # limits of arguments that torch's optimizers share
 OPTIMIZER_LIMITS = {
@@ -36,14 +36,17 @@ MISFITS = {
 }
 
 
-def check_fit(values: Mapping[str, Any], partial: Mapping[str, Sequence[str]]) -> None:
+def check_fit(values: Mapping[str, Any], partial: Mapping[str, Sequence[str]], objectives: Sequence[str] = ()) -> None:
     """Raise ConfigError for a target that does not fit its key, or lacks _partial_.
 
-    values: the whole config. partial: {key of a node that needs _partial_: true: arguments that the run adds later}."""
-    optim, task = values["optim"], values["task"]
-    for name, limits in OPTIMIZER_LIMITS.items():
-        check_limits(optim.get(name), limits, f"optim.{name}")
-    nodes = {"data.order": values["data"]["order"], "optim": optim, "optim.schedule": optim["schedule"]}
+    values: the whole config. partial: {key of a node that needs _partial_: true: arguments that the run adds later}.
+    objectives: keys of further optimizers."""
+    task, nodes = values["task"], {"data.order": values["data"]["order"]}
+    for key in ("optim", *objectives):
+        optim = at(values, key.split("."))
+        for name, limits in OPTIMIZER_LIMITS.items():
+            check_limits(optim.get(name), limits, f"{key}.{name}")
+        nodes |= {key: optim, f"{key}.schedule": optim["schedule"]}
     nodes |= {"task.criterion": task.get("criterion")}
     if isinstance(metrics := task.get("metrics"), Mapping):  # check_targets reports others
         nodes |= {f"task.metrics.{name}": node for name, node in metrics.items()}
@@ -51,8 +54,11 @@ def check_fit(values: Mapping[str, Any], partial: Mapping[str, Sequence[str]]) -
         target = node.get("_target_") if isinstance(node, Mapping) else None
         if not isinstance(target, str):
             continue  # check_targets reports it
-        beginnings, why = MISFITS.get(".".join(key.split(".")[:2]), ((), ""))
+        is_schedule = key.startswith("optim.") and key.endswith(".schedule")
+        place = "optim.schedule" if is_schedule else ".".join(key.split(".")[:2])
+        beginnings, why = MISFITS.get(place, ((), ""))
         if target.startswith(beginnings):
             raise ConfigError(f"{key}._target_: {target} {why}")
-        if key in partial and node.get("_partial_") is not True:
-            raise ConfigError(f"{key}._partial_: must be true - the run adds {' and '.join(partial[key])} itself")
+        added = partial.get("optim" if key in objectives else key)
+        if added and node.get("_partial_") is not True:
+            raise ConfigError(f"{key}._partial_: must be true - the run adds {' and '.join(added)} itself")

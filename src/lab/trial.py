@@ -21,6 +21,7 @@ from lab.evaluation import evaluate
 from lab.experiment import Experiment, flop_of_sample
 from lab.loaders import samples_of_epoch
 from lab.loop import train_step
+from lab.schedules.constant import Epochs
 from lab.state import TrainState
 from lab.statistics import SOME_ROWS
 from samebits.data import Loader
@@ -36,7 +37,7 @@ from samebits.world import World
 # monitored score, and the numbers of steps, evaluations and saves, which are multiplied later.
 LEFT_OUT = re.compile(
     r"""name | seed | .*\.seed | resume | (sweep|logger|monitor|process)\..*
-    | optim\.(lr|weight_decay) | optim\.lr_factors\..* | optim\.schedule\.(?!_).*
+    | optim\.(objectives\.\w+\.)?(lr | weight_decay | lr_factors\..* | schedule\.(?!_).*)
     | trainer\.(max_steps|max_epochs|log_every|eval_every|save_every|keep_best|early_stop_patience)""",
     re.VERBOSE,
 )
@@ -58,7 +59,8 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
         model, task = whole.build_model_and_task()
         hardware, one = resolve_auto(whole.hardware, flop_of_sample(model, task)), whole.world
         hardware.set_arithmetic()
-        state, loss_modules = replace(whole, hardware=hardware).start_training(model, task, steps)
+        per_epoch = epoch_samples / config.trainer.global_batch_size
+        state, loss_modules = replace(whole, hardware=hardware).start_training(model, task, steps, Epochs(per_epoch))
         make_callbacks(config)
         batches = iter(data.train)
         first = next(batches)
@@ -82,7 +84,6 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
             eval_s = sum(seconds for name, seconds in took.items() if name.startswith("val"))
             end_s = sum(took.values())
         memory = int(peak_memory(one.device))
-        per_epoch = epoch_samples / config.trainer.global_batch_size
         every = parse_interval(config.trainer.eval_every, per_epoch)
         evaluations = math.ceil(steps / every) if every else 0  # including the one after the last step
         trial = Trial(shape, batch, steps, evaluations, took_s, eval_s, end_s, memory)

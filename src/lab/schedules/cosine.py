@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from lab.schedules.constant import Constant
-from samebits.schema import Share
+from samebits.schema import Point, Share  # noqa: F401 - Point: type of a field of Constant
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 from typing import Annotated, Any
 
 from lab.schedules.constant import Constant
-from samebits.schema import Count, NotNegative, Rule, Share
+from samebits.schema import Count, NotNegative, Point, Rule, Share
 
 
 class Plateau:
@@ -21,7 +21,7 @@ class Plateau:
 
     def __init__(
         self,
-        warmup: Share,
+        warmup: Point,
         gamma: Annotated[float, Rule(above=0, below=1)],
         patience: Count,
         threshold: NotNegative,
@@ -38,7 +38,7 @@ class Plateau:
 
     def on_score(self, score: float, step: int, total_steps: int) -> bool:
         """Process the score of an evaluation (smaller is better). Return True if the factor was reduced."""
-        if step < round(self.warm.warmup * total_steps):
+        if step < self.warm.step_of("warmup", self.warm.warmup, total_steps):
             return False
         if math.isfinite(score) and (self.best is None or score < self.best - self.threshold * abs(self.best)):
             self.best, self.stale = score, 0

@@ -2,27 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 from lab.schedules.constant import Constant
-from samebits.schema import Positive, Rule, Share  # noqa: F401 - Share: type of a field of Constant
-
-# a fraction, because the number of steps may only be known after the data is read
-Milestone = Annotated[float, Rule(at_least=0, at_most=1, hint="a share of all steps: epoch 10 of 20 is 0.5")]
+from samebits.errors import ConfigError
+from samebits.schema import Point, Positive
 
 
 @dataclass(frozen=True)
 class Step(Constant):
-    """Linear warmup; the factor is multiplied by gamma at each milestone. milestones: fractions of all steps, in [0,
-    1]."""
+    """Linear warmup; the factor is multiplied by gamma at each of the milestones, or at each multiple of `every`. Both
+    are fractions of all steps, epochs (10ep) or steps (500st)."""
 
     uses_rng = False
 
-    milestones: Sequence[Milestone]
+    milestones: Sequence[Point] | None
     gamma: Positive
+    every: Point | None = None
 
-    def after(self, progress: float, done: float) -> float:
-        """Return the factor after the warmup."""
-        return self.gamma ** sum(done >= milestone for milestone in self.milestones)
+    def __post_init__(self) -> None:
+        """Raise ConfigError unless exactly one of milestones and every is given."""
+        if (self.milestones is None) == (self.every is None):
+            raise ConfigError(
+                f"optim.schedule.milestones={self.milestones}, optim.schedule.every={self.every}: give one of them, "
+                "and set the other to null"
+            )
+        if self.every == 0:
+            raise ConfigError("optim.schedule.every=0: must be > 0")
+
+    def __call__(self, step: int, total_steps: int) -> float:
+        """Return the factor of the learning rate in this step (from 0)."""
+        return super().__call__(step, total_steps) * self.gamma ** self.drops(step, total_steps)
+
+    def drops(self, step: int, total_steps: int) -> int:
+        """Return how many times the rate has dropped by this step."""
+        if self.every is not None:
+            every = self.every
+            ends = lambda count: self.step_of("every", every, total_steps, count)  # noqa: E731
+            return bisect_right(range(1, step + 2), step, key=ends)
+        return sum(self.is_past(milestone, step, total_steps) for milestone in self.milestones or ())
+
+    def is_past(self, milestone: float | str, step: int, total_steps: int) -> bool:
+        """Return whether this step is at a milestone or after it."""
+        if not isinstance(milestone, str):
+            return step / total_steps >= milestone
+        return step >= self.step_of("milestones", milestone, total_steps)
+
+    def points(self) -> Iterator[tuple[str, float | str]]:
+        """Yield (argument, value) of the points at which the schedule changes the rate."""
+        yield from super().points()
+        yield from (("milestones", milestone) for milestone in self.milestones or ())
+        yield from (("every", every) for every in [self.every] if every is not None)

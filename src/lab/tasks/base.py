@@ -148,8 +148,8 @@ class Task(nn.Module):
     def objectives(self, model: nn.Module) -> dict[str, list[nn.Module]]:
         """Return {objective: modules that it trains}. The default is one objective, "", for the model and the task.
 
-        Each objective has its own optimizer with its own state; all are built from conf/optim with the same arguments
-        (optim.lr_factors changes the rates of single objectives). An objective with a name minimizes
+        Each objective has its own optimizer with its own state, built from `optim` with the changes in
+        optim.objectives.<objective> (docs/rates_optimizers.md). An objective with a name minimizes
         <objective>_losses(model, batch); `losses` is then used only in evaluations."""
         return {"": [model, self]}
 

@@ -25,6 +25,7 @@ T = TypeVar("T")
 MISSING = "???"
 DURATION = "seconds (90) or a time with its unit (90s, 30m, 12h, 1.5d) or null"
 INTERVAL = "steps (50) or epochs (1ep, 0.5ep) or null"
+POINT = "a share of all steps (0.5), epochs (10ep) or steps (500st)"
 # last part of a key in other frameworks -> the remedy
 WHICH_GPUS = "CUDA_VISIBLE_DEVICES=0,1 ./run ... selects GPUs, trainer=ddp hardware.num_procs=2 their number"
 TYPED = {
@@ -44,8 +45,8 @@ class Rule:
     """Restrict a field beyond its type.
 
     words: allowed texts. at_least, at_most, above, below: limits of numbers. interval: epochs are allowed (1ep).
-    duration: times with a unit are allowed (30m). hint: text at the end of a message: what a number means, or an
-    alternative.
+    duration: times with a unit are allowed (30m). point: epochs and steps with a unit are allowed (10ep, 500st). says:
+    text at the end of a message: what a number means, or an alternative.
     """
 
     words: tuple[str, ...] = ()
@@ -55,6 +56,7 @@ class Rule:
     below: float | None = None
     interval: bool = False
     duration: bool = False
+    point: bool = False
     hint: str = ""  # text at the end of a message
 
     def limits(self) -> list[tuple[str, float, Callable[[float, float], bool]]]:
@@ -71,6 +73,12 @@ class Rule:
 # for arguments of classes that a config builds: `def __init__(self, width: Count, dropout: Share)`
 Count = Annotated[int, Rule(at_least=1)]
 Share = Annotated[float, Rule(at_least=0, at_most=1)]
+Point = Annotated[
+    float | str,
+    Rule(
+        at_least=0, at_most=1, point=True, says="a number is a share of all steps; write epochs as 10ep, steps as 500st"
+    ),
+]  # a point in training, see parse_point
 Positive = Annotated[float, Rule(above=0)]
 NotNegative = Annotated[float, Rule(at_least=0)]
 NotNegativeInt = Annotated[int, Rule(at_least=0)]
@@ -326,6 +334,8 @@ def describe(hint: Any, words: Sequence[str] = ()) -> str:
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         rules = [rule for mark in args[1:] if (rule := rule_of(mark)) is not None]
+        if any(rule.point for rule in rules):
+            return POINT + (" or null" if type(None) in get_args(args[0]) else "")
         limits = " and".join(f" {sign} {limit:g}" for rule in rules for sign, limit, _ in rule.limits())
         return describe(args[0], words) + limits + "".join(_says(rule) for rule in rules)
     if origin in (Union, types.UnionType):
@@ -388,6 +398,8 @@ def check_limits(value: Any, hint: Any, key: str) -> None:
 
 
 def _check_number(value: Any, rule: Rule, key: str) -> None:
+    if rule.point and isinstance(value, str):
+        parse_point(value, key)
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return
     for sign, limit, holds in rule.limits():
@@ -411,6 +423,20 @@ def check_interval(text: str, key: str) -> float:
     if not (math.isfinite(epochs) and epochs > 0):
         raise ConfigError(f"{key}: expected {INTERVAL}, got {show(text)}")
     return epochs
+
+
+def parse_point(value: float | str, key: str = "point") -> tuple[float, str]:
+    """Return (number, unit) of a point in training: 0.5 -> (0.5, ""), a share of all steps; '10ep' -> (10.0, "ep");
+    '500st' -> (500.0, "st"). Raise ConfigError if a text is invalid."""
+    if not isinstance(value, str):
+        return value, ""
+    try:
+        number, unit = float(value[:-2]), value[-2:]
+    except ValueError:
+        number, unit = math.nan, ""
+    if not (math.isfinite(number) and number > 0) or unit not in ("ep", "st") or (unit == "st" and number % 1):
+        raise ConfigError(f"{key}: expected {POINT}, got {show(value)}")
+    return number, unit
 
 
 def seconds(value: float | str | None, key: str = "duration") -> float | None:

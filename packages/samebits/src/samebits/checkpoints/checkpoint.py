@@ -51,7 +51,13 @@ RENAMED = {  # keys of version 0.2 and before -> present keys
 }  # fmt: skip
 INNER: dict[str, dict[str, Any]] = {  # types within some of these values
     "optimizer": {"state": dict[Any, dict[Any, Any]], "param_groups": list[dict[str, Any]]},
-    "schedule": {"last_lr": float, "total_steps": int, "updates": int, "factor": dict[str, Any]},
+    "schedule": {
+        "last_lr": float,
+        "total_steps": int,
+        "updates": int,
+        "factor": dict[str, Any],
+        "objectives": dict[str, dict[str, Any]],
+    },
     "source": {"next": int},
 }
 

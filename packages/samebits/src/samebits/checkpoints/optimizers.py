@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch.optim import Optimizer
@@ -10,8 +12,11 @@ from torch.optim import Optimizer
 class Optimizers(dict[str, Optimizer]):
     """A dict {objective: optimizer} with one state dict.
 
-    With one optimizer it is the state dict of this optimizer; with several, all parameters are numbered consecutively.
+    clip_norms: {objective: limit of its gradient norm, None: no limit}, of objectives with a limit of their own. With
+    one optimizer it is the state dict of this optimizer; with several, all parameters are numbered consecutively.
     """
+
+    clip_norms: Mapping[str, float | None] = MappingProxyType({})
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:

@@ -247,7 +247,8 @@ def added(project: Project, key: str, node: dict[str, Any], argv: Sequence[str])
 
 def _composed(project: Project, argv: Sequence[str], compose: Compose) -> dict[str, Any]:
     """Return the config with only the group choices of argv; the default config if these do not compose."""
-    chosen = [a for a in argv if "," not in a and (project.conf / a.partition("=")[0]).is_dir()]
+    groups = {a: a.lstrip("+").partition("=")[0].partition("@")[0] for a in argv if "," not in a}  # +group@place=option
+    chosen = [a for a, group in groups.items() if (project.conf / group).is_dir()]
     try:
         return compose(project, chosen)
     except Exception:  # these choices contain another mistake

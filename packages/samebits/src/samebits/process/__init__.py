@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
-    from samebits.process.header import log_header, options_without_effect
+    from samebits.process.header import log_header, node_text, options_without_effect
     from samebits.process.models import model_of_rank, ready_net, to_devices
     from samebits.process.options import EngineGroups
     from samebits.process.parent import join, start
