@@ -19,7 +19,7 @@ from samebits.schema import plain, typed
 from samebits.status import shown
 from samebits.sweeps import plan
 from samebits.sweeps.code import record_code
-from samebits.sweeps.ledger import Job, Ledger, NewJob, differing
+from samebits.sweeps.ledger import ENDED, Job, Ledger, NewJob, differing
 from samebits.sweeps.options import SweepConfig
 from samebits.sweeps.progress import say
 from samebits.sweeps.screen import label, table
@@ -64,7 +64,7 @@ def sweep(
     if due and (difference := record_code(ledger)):
         say(difference)
     stopped = run_sweep(launcher, Work(ledger, due, jobs, options)) if due else None
-    conclude(ledger, jobs, stopped, changed=bool(due))
+    conclude(ledger, jobs, stopped, changed=bool(due), left=getattr(launcher, "left", None))
 
 
 def opened(project: Program, master: DictConfig) -> tuple[SweepConfig, Ledger]:
@@ -152,17 +152,30 @@ def run_sweep(launcher: Launcher, work: Work) -> signal.Signals | None:
     return None
 
 
-def conclude(ledger: Ledger, jobs: Sequence[Job], stopped: signal.Signals | None, changed: bool = True) -> None:
+def conclude(
+    ledger: Ledger,
+    jobs: Sequence[Job],
+    stopped: signal.Signals | None,
+    changed: bool = True,
+    left: int | None = None,
+) -> None:
     """Print the table and write the report. Raise KeyboardInterrupt after Ctrl-C, RunFailed if jobs failed,
-    SystemExit(75) if the sweep was stopped early. changed: True if a job has run since the last report."""
+    SystemExit(75) if the sweep was stopped early. changed: True if a job has run since the last report. left: None, or
+    the jobs run without this process, except for this number, which must be started later."""
     states = [job.state() for job in jobs]
     say(f"\n{table(ledger, jobs)}\n\nsweep {ledger.name}: {counted(states)}")
-    report(ledger, changed)
+    if left is None or {"failed", *ENDED} & {job.state() for job in ledger.jobs}:
+        report(ledger, changed)
     stop_here(ledger, stopped, unfinished=stopped is not None)
     if failed := states.count("failed"):
         retry = f"add sweep={ledger.name} sweep.retry_failed=true to run them again"
         raise RunFailed(f"{failed} of {len(states)} jobs failed; {retry}")
-    stop_here(ledger, None, bool({"preempted", "interrupted", "queued", "running"} & set(states)))
+    if left is None:
+        stop_here(ledger, None, bool({"preempted", "interrupted", "queued", "running"} & set(states)))
+    elif unfinished := sum(state not in ENDED for state in states):
+        say(f"{unfinished} jobs have not ended; to look again, repeat the command with sweep={ledger.name}")
+        if left:
+            raise SystemExit(PREEMPTED)
 
 
 def stop_here(ledger: Ledger, stopped: signal.Signals | None, unfinished: bool) -> None:
