@@ -60,7 +60,8 @@ def sweep(
     due = ledger.due(jobs, options.retry_failed)
     chosen = {job.key for job in due}
     plan.adapt(ledger, [c for c, job in zip(combinations, jobs) if job.key in chosen], due, composer)
-    say(f"sweep {ledger.name}: {outlook(ledger, jobs, due)}\n  {shown(ledger.directory)}")
+    watches = not getattr(launcher, "detached", False)
+    say(f"sweep {ledger.name}: {outlook(ledger, jobs, due, watches)}\n  {shown(ledger.directory)}")
     if due and (difference := record_code(ledger)):
         say(difference)
     stopped = run_sweep(launcher, Work(ledger, due, jobs, options)) if due else None
@@ -118,11 +119,14 @@ def at_once(launcher: Launcher, num_jobs: int) -> int:
     return int(launcher.at_once(num_jobs)) if hasattr(launcher, "at_once") else 1
 
 
-def outlook(ledger: Ledger, jobs: Sequence[Job], due: Sequence[Job]) -> str:
-    """Return the line that is printed before the start: numbers of jobs, jobs to run, and ended jobs."""
+def outlook(ledger: Ledger, jobs: Sequence[Job], due: Sequence[Job], watches: bool = True) -> str:
+    """Return the line that is printed before the start: numbers of jobs, jobs to run, and ended jobs. watches: False if
+    jobs may run already, started by an earlier command that did not wait for them."""
     chosen = {job.key for job in due}
     others = [job.state() for job in jobs if job.key not in chosen]
     parts = ahead(f"{len(jobs)} jobs", len(due), sum(job.state() != "queued" for job in due), others)
+    if not watches:
+        parts[1] = f"{len(due)} not ended"
     if more := len(ledger.jobs) - len(jobs):
         parts.append(f"{more} more from other commands")
     return ", ".join(parts)

@@ -143,10 +143,9 @@ class Batch(Launch):
             while self._stopped is None:  # a SIGTERM cancels them meanwhile
                 if select.select([0], [], [], POLL_S)[0]:
                     answer = os.read(0, 1024).strip().lower()[:1]
-                    if answer == b"c":
-                        return False
-                    if answer != b"w":
+                    if answer == b"l" or not answer:  # also the end of the input, and Enter
                         self._kill()
+                    return answer != b"c"
             return True
         finally:
             self._asking = False

@@ -294,4 +294,4 @@ def slurm(command: list[str]) -> str:
     """Return the output of a SLURM command, run without the user's settings (SQUEUE_STATES, SCANCEL_INTERACTIVE)."""
     own = ("SQUEUE_", "SCANCEL_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(own)}
-    return answer_of(command, env=env).decode(errors="replace")
+    return answer_of(command, env=env, new_session=True).decode(errors="replace")

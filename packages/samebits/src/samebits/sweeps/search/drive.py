@@ -61,16 +61,16 @@ def run_search(
     master: the config of the command. options: hydra.sweeper. Raise ConfigError before anything is written; afterwards
     the exceptions of `conclude`.
     """
-    quiet()
-    from optuna.exceptions import StorageInternalError
-    from sqlalchemy.exc import SQLAlchemyError
-
-    sweep_options, ledger = opened(project, master)
     if getattr(launcher, "detached", False):
         raise ConfigError(
             "hydra.launcher.detach=true: a search chooses trials by the results of earlier ones, so its command must "
             "keep running - remove it"
         )
+    quiet()
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    sweep_options, ledger = opened(project, master)
     config = typed(SearchConfig, {k: plain(v) for k, v in options.items()}, "hydra.sweeper")
     own = [text for text in arguments if text.lstrip("+~").partition("=")[0].partition(".")[0] not in NEVER_COMPARED]
     space = parse([*(f"{k}={v}" for k, v in (config.params or {}).items()), *own], loader)
