@@ -15,8 +15,7 @@ from fake_slurm import FakeSlurm, options
 from samebits.errors import ConfigError, RunFailed
 from samebits.programs import NoAnswer
 from samebits.status import write_status
-from samebits.sweeps import run_search
-from samebits.sweeps.slurm_arrays import check_parameters
+from samebits.sweeps import check_sbatch_options, run_search
 from samebits.testing.processes import limit, wait_for
 
 
@@ -193,8 +192,8 @@ def test_the_script_has_the_job_and_the_options(slurm: FakeSlurm) -> None:
 def test_options_of_sbatch_that_the_launcher_sets_are_refused(given: dict[str, Any]) -> None:
     (key,) = given
     with pytest.raises(ConfigError, match=rf"^hydra.launcher.additional_parameters: {key}=.* - remove it, because the"):
-        check_parameters(given)
-    check_parameters(options(additional_parameters={"exclude": "node7"}).additional_parameters)
+        check_sbatch_options(given)
+    check_sbatch_options(options(additional_parameters={"exclude": "node7"}).additional_parameters)
 
 
 def test_a_search_is_not_left() -> None:

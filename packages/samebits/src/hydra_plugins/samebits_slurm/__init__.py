@@ -18,11 +18,10 @@ class SlurmLauncher(EngineLauncher):
 
         from samebits.errors import ConfigError
         from samebits.schema import typed
-        from samebits.sweeps import SlurmConfig
-        from samebits.sweeps.slurm_arrays import check_parameters
+        from samebits.sweeps import SlurmConfig, check_sbatch_options
 
         self.config = typed(SlurmConfig, self.options, "hydra.launcher")
-        check_parameters(self.config.additional_parameters)
+        check_sbatch_options(self.config.additional_parameters)
         if which("sbatch") is None:
             raise ConfigError("hydra/launcher=slurm: sbatch is not installed - start the sweep on a SLURM login node")
 

@@ -46,5 +46,6 @@ if TYPE_CHECKING:
     from samebits.sweeps.search.drive import run_search
     from samebits.sweeps.search.pruning import Pruning
     from samebits.sweeps.slurm import run_on_slurm, submit_to_slurm
+    from samebits.sweeps.slurm_arrays import check_sbatch_options
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

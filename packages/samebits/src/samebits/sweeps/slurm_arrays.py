@@ -25,7 +25,7 @@ from typing import Any
 from samebits.code import python_path
 from samebits.config import quote_value
 from samebits.errors import PREEMPTED, ConfigError, RunFailed
-from samebits.files import no_links, read_text, replace_text
+from samebits.files import make_folder, no_links, read_text, replace_text
 from samebits.locks import Lock
 from samebits.programs import NoAnswer, answer_of
 from samebits.signals import held_signals
@@ -191,7 +191,7 @@ class Arrays:
             try:
                 done = subprocess.run(
                     command, capture_output=True, timeout=SBATCH_S, pass_fds=[lock.fileno()], start_new_session=True,
-                    env={**os.environ, "LC_ALL": "C"}, text=True, errors="replace", check=False,
+                    text=True, errors="replace", check=False,
                 )  # fmt: skip
             except subprocess.TimeoutExpired:
                 raise RunFailed(uncertain(f"sbatch did not answer within {SBATCH_S:.0f} s")) from None
@@ -243,7 +243,7 @@ class Arrays:
 
     @contextmanager
     def _exclusive(self) -> Iterator[Lock]:
-        self.folder.mkdir(exist_ok=True)
+        make_folder(self.folder)
         with Lock(self.folder / ".lock", wait=True) as lock:
             yield lock
 
@@ -265,7 +265,7 @@ def uncertain(said: str) -> str:
     return f"hydra/launcher=slurm: {said}; repeat the command: it submits only jobs that are not in SLURM's queue"
 
 
-def check_parameters(parameters: Mapping[str, Any]) -> None:
+def check_sbatch_options(parameters: Mapping[str, Any]) -> None:
     """Raise ConfigError for options of sbatch that the launcher sets itself."""
     for key, value in parameters.items():
         if key.replace("-", "_") in RESERVED:
