@@ -74,7 +74,7 @@ class FakeSlurm:
 
     def ledger(self) -> Any:
         return SimpleNamespace(
-            directory=self.sweep, name="s", project=SimpleNamespace(root=self.root), swept=[], objectives=[]
+            directory=self.sweep, name="s", project=SimpleNamespace(root=self.root), swept=[], objectives=[], jobs=[]
         )
 
 

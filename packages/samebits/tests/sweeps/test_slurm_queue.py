@@ -15,7 +15,7 @@ from fake_slurm import FakeSlurm, options
 
 from samebits.errors import RunFailed
 from samebits.status import write_status
-from samebits.sweeps import slurm, submit_to_slurm
+from samebits.sweeps import drive, slurm, submit_to_slurm
 from samebits.sweeps.slurm_arrays import BatchJob
 from samebits.testing.processes import in_a_terminal, limit, wait_for
 
@@ -89,6 +89,25 @@ def test_detached_it_submits_all_and_tells_what_is_there(fake: FakeSlurm, capsys
     assert said[2] == "in SLURM's queue: 2 pending"
     assert submit_to_slurm(work(fake, 2), options()) == 0
     assert capsys.readouterr().err == "in SLURM's queue: 2 pending\n"
+
+
+def test_the_exit_status_of_a_sweep_that_was_left(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0 if all jobs are in good hands, 75 if some must be submitted later, 1 if some have failed."""
+    reports: list[bool] = []
+    monkeypatch.setattr(drive, "report", lambda ledger, changed: reports.append(changed))
+    jobs, ledger = fake.jobs(2), fake.ledger()
+    ledger.jobs = jobs
+    drive.conclude(ledger, jobs, None, left=0)
+    with pytest.raises(SystemExit) as end:
+        drive.conclude(ledger, jobs, None, left=1)
+    assert (end.value.code, reports) == (75, [])
+    with pytest.raises(SystemExit):  # watched
+        drive.conclude(ledger, jobs, None)
+    jobs[0].directory.mkdir()
+    write_status(jobs[0].directory, "failed", error="RunFailed: x")
+    with pytest.raises(RunFailed, match=r"^1 of 2 jobs failed; add sweep=s sweep.retry_failed=true to run them again$"):
+        drive.conclude(ledger, jobs, None, left=0)
+    assert reports == [True, True]
 
 
 def test_jobs_that_a_limit_refuses_are_submitted_when_others_have_ended(

@@ -100,6 +100,7 @@ class Arrays:
     def __init__(self, ledger: Ledger, config: SlurmConfig) -> None:
         self._ledger, self._config = ledger, config
         self.folder = ledger.directory / FOLDER
+        self._read: dict[str, list[str]] = {}  # files that do not change
 
     def submit(self, jobs: Sequence[Job], retry_failed: bool) -> Outcome:
         """Submit the jobs that are due and not in SLURM's queue, in arrays.
@@ -160,7 +161,7 @@ class Arrays:
         return found
 
     def _submit(self, due: list[Job], queue: list[BatchJob], found: Outcome, lock: Lock) -> None:
-        size = max(1, min(max_array_size(), len(due))) if due else 1
+        size = max(1, min(max_array_size(), len(due))) if len(due) > 1 else 1
         while due:
             chunk = due[:size]
             try:
@@ -239,7 +240,10 @@ class Arrays:
 
     def _lines(self, name: str) -> list[str]:
         path = self.folder / name
-        return read_text(path).splitlines() if path.exists() else []
+        lines = self._read.get(name) or (read_text(path).splitlines() if path.exists() else [])
+        if name != CANCELLED:
+            self._read[name] = lines
+        return lines
 
     @contextmanager
     def _exclusive(self) -> Iterator[Lock]:
