@@ -115,7 +115,7 @@ def test_a_sweep_of_batch_jobs_one_of_which_is_signalled(slurm: Cluster, tmp_pat
         slurm.command("scancel", "--signal=USR2", first)  # as before its time limit
         slurm.wait(first, lambda: slurm.facts(first).get("Restarts") == "1", 60)
         slurm.wait(first, lambda: slurm.facts(first)["JobState"] == "PENDING", 60)
-        slurm.command("scontrol", "update", f"JobId={first}", "StartTime=now")
+        slurm.command("scontrol", "update", f"JobId={first}", "StartTime=now+6")  # as in the test above
         said, _ = process.communicate(timeout=limit(60))
     finally:
         process.kill()
@@ -129,7 +129,7 @@ def test_a_sweep_of_batch_jobs_one_of_which_is_signalled(slurm: Cluster, tmp_pat
 
 def test_a_sweep_that_is_submitted_and_left(slurm: Cluster, tmp_path: Path) -> None:
     """The same command again tells the states and submits only what is new; what ran is what runs here."""
-    folder, steps = tmp_path / "sweep", ("trainer.max_steps=300", "trainer.save_every=null", "trainer.log_every=100")
+    folder, steps = tmp_path / "left", ("trainer.max_steps=300", "trainer.save_every=null", "trainer.log_every=100")
 
     def submitted(*overrides: str, code: int = 0) -> str:
         process = sweep(
@@ -140,14 +140,14 @@ def test_a_sweep_that_is_submitted_and_left(slurm: Cluster, tmp_path: Path) -> N
         return said
 
     def listed() -> list[str]:
-        return slurm.command("squeue", "-h", "-r", "-t", "all", "-n", "sweep", "-o", "%i %T").splitlines()
+        return slurm.command("squeue", "-h", "-r", "-t", "all", "-n", "left", "-o", "%i %T").splitlines()
 
     slurm.command("scontrol", "update", "NodeName=n1,n2", "State=DRAIN", "Reason=test")
     try:
         said = submitted("seed=0,1")
         assert "2 batch jobs submitted as job array" in said, said
         assert "in SLURM's queue: 2 pending" in said
-        assert "2 jobs have not ended; to look again, repeat the command with sweep=sweep" in said
+        assert "2 jobs have not ended; to look again, repeat the command with sweep=left" in said
         assert not (folder / "report.md").exists()
         again = submitted("seed=0,1,2")
         assert "1 batch jobs submitted as job array" in again, again
@@ -157,7 +157,7 @@ def test_a_sweep_that_is_submitted_and_left(slurm: Cluster, tmp_path: Path) -> N
     finally:
         slurm.command("scontrol", "update", "NodeName=n1,n2", "State=RESUME")
     wait_for(lambda: all("COMPLETED" in line for line in listed()), seconds=120)
-    assert "sweep sweep: 3 finished" in submitted("seed=0,1,2")
+    assert "sweep left: 3 finished" in submitted("seed=0,1,2")
     assert len(listed()) == 3
     straight = trained_here(tmp_path / "straight", *steps, "seed=2")
     (run,) = folder.glob("seed-2_*")
