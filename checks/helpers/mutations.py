@@ -191,6 +191,9 @@ CONTRACT: list[tuple[str, str, str, str]] = [
      "test_killed_at_any_write_the_same_command_makes_the_same_file[blocks]"),
     ("samebits/sweeps/ledger.py", "remove_leftovers(job.directory)", "pass",
      "checks/sweeps/test_ledger.py::test_killed_at_any_write_the_same_commands_leave_the_same_ledger"),
+    ("samebits/sweeps/slurm_arrays.py", "pass_fds=[lock.fileno()]", "pass_fds=[]",
+     "packages/samebits/tests/sweeps/test_slurm_arrays.py::"
+     "test_killed_while_sbatch_runs_the_next_command_submits_nothing_twice[hold_before]"),
     ("h5rows/reading/remote.py", 'with open(part, "ab") as file:',
      'with open(part, "r+b" if part.exists() else "wb") as file:',
      "packages/h5rows/tests/test_h5_remote.py::test_killed_at_any_write_the_next_one_has_the_whole_file"),

@@ -29,6 +29,10 @@ NOT_RUN = (
         "checks/sweeps/test_slurm.py::test_a_sweep_of_batch_jobs_one_of_which_is_signalled",
     ),
     (
+        r"#!/bin/bash\nuntil ", "a cluster",
+        "checks/sweeps/test_slurm.py::test_a_sweep_that_is_submitted_and_left",
+    ),
+    (
         r".* hydra/launcher=ray ", "a cluster",
         "checks/sweeps/test_ray.py::test_a_job_goes_on_where_its_node_was_lost_and_one_that_fails_ends_no_other",
     ),

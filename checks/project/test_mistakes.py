@@ -110,6 +110,9 @@ OPTIONS = [
     row("hardware.precision=fp8", "hardware.precision: no option 'fp8' (options: auto, fp32, tf32, bf16, bf16-weights, fp16)"),
     *([] if find_spec("ray") else [row("-m hydra/launcher=ray seed=1,2", missing("hydra/launcher=ray", "ray", "ray"))]),
     row("-m hydra.sweeper._target_=hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper seed=1,2", "hydra.sweeper._target_: hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper: no such Hydra plugin is installed - this project has hydra/sweeper=optuna, hydra/launcher=pool and others"),
+    row("-m hydra/launcher=slurm +hydra.launcher.additional_parameters.array=0-3 seed=1,2", "hydra.launcher.additional_parameters: array=0-3 - remove it, because the launcher sets this option of sbatch"),
+    row("-m hydra/launcher=slurm hydra.launcher.detach=yes seed=1,2", "hydra.launcher.detach: expected true or false, got 'yes'"),
+    row("-m hydra/launcher=pool hydra.launcher.detach=true seed=1,2", "hydra.launcher.detach: no such key (hydra.launcher has: jobs_at_once, gpus_per_job)"),
     row("-cn wandb_sweep", f"--config-name wandb_sweep: {PROGRAM.root}/conf/wandb_sweep.yaml is not the config of a run - start it with `defaults: [train, _self_]`"),
 ]  # fmt: skip
 SYNTAXES = [

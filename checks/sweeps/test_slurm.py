@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from samebits.testing.processes import called, limit, processes_with, wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
 TRAIN_LINE = " ".join([sys.executable, str(ROOT / "src/train.py"), *QUICK])
+REPORT = [sys.executable, ROOT / "src/report.py"]
 SHORT = "trainer.max_steps=6 trainer=ddp"
 
 
@@ -97,7 +99,6 @@ def sweep(slurm: Cluster, sweep_dir: Path, *overrides: str) -> subprocess.Popen[
 
 def test_a_sweep_of_batch_jobs_one_of_which_is_signalled(slurm: Cluster, tmp_path: Path) -> None:
     """A job of two ranks, too: started by its task, or by srun; the signalled one is queued again and goes on."""
-    pytest.importorskip("submitit")
     lr, steps = "optim.lr=1e-3,3e-3", ("trainer.max_steps=1500", "trainer.save_every=null", "trainer.log_every=20")
     ledger = tmp_path / "sweep/sweep.json"
 
@@ -114,7 +115,7 @@ def test_a_sweep_of_batch_jobs_one_of_which_is_signalled(slurm: Cluster, tmp_pat
         slurm.command("scancel", "--signal=USR2", first)  # as before its time limit
         slurm.wait(first, lambda: slurm.facts(first).get("Restarts") == "1", 60)
         slurm.wait(first, lambda: slurm.facts(first)["JobState"] == "PENDING", 60)
-        slurm.command("scontrol", "update", f"JobId={first}", "StartTime=now")
+        slurm.command("scontrol", "update", f"JobId={first}", "StartTime=now+6")  # as in the test above
         said, _ = process.communicate(timeout=limit(60))
     finally:
         process.kill()
@@ -124,3 +125,68 @@ def test_a_sweep_of_batch_jobs_one_of_which_is_signalled(slurm: Cluster, tmp_pat
     text = "".join((job / "output.log").read_text() for job in jobs())
     assert text.count("stopped by SIGUSR2") == text.count("resumed from last_") == 1
     assert not processes_with(str(tmp_path))
+
+
+def test_a_sweep_that_is_submitted_and_left(slurm: Cluster, tmp_path: Path) -> None:
+    """The same command again tells the states and submits only what is new; what ran is what runs here."""
+    folder, steps = tmp_path / "left", ("trainer.max_steps=300", "trainer.save_every=null", "trainer.log_every=100")
+
+    def submitted(*overrides: str, code: int = 0) -> str:
+        process = sweep(
+            slurm, folder, *overrides, *steps, "hydra.launcher.detach=true", "hydra.launcher.jobs_at_once=1"
+        )
+        said, _ = process.communicate(timeout=limit(60))
+        assert process.returncode == code, said
+        return said
+
+    def listed() -> list[str]:
+        return slurm.command("squeue", "-h", "-r", "-t", "all", "-n", "left", "-o", "%i %T").splitlines()
+
+    slurm.command("scontrol", "update", "NodeName=n1,n2", "State=DRAIN", "Reason=test")
+    try:
+        said = submitted("seed=0,1")
+        assert "2 batch jobs submitted as job array" in said, said
+        assert "in SLURM's queue: 2 pending" in said
+        assert "2 jobs have not ended; to look again, repeat the command with sweep=left" in said
+        assert not (folder / "report.md").exists()
+        again = submitted("seed=0,1,2")
+        assert "1 batch jobs submitted as job array" in again, again
+        assert "3 jobs, 3 not ended" in again
+        called([*REPORT, folder])
+        assert len(listed()) == 3
+    finally:
+        slurm.command("scontrol", "update", "NodeName=n1,n2", "State=RESUME")
+    wait_for(lambda: all("COMPLETED" in line for line in listed()), seconds=120)
+    assert "sweep left: 3 finished" in submitted("seed=0,1,2")
+    assert len(listed()) == 3
+    straight = trained_here(tmp_path / "straight", *steps, "seed=2")
+    (run,) = folder.glob("seed-2_*")
+    assert_equal(metrics(run), metrics(straight))
+    assert (folder / "report.md").exists()
+
+
+def test_jobs_that_are_cancelled_run_with_the_next_command(slurm: Cluster, tmp_path: Path) -> None:
+    """A job that computes saves; one that waited is as it was. None has failed."""
+    folder, steps = tmp_path / "sweep", ("trainer.max_steps=3000", "trainer.save_every=null", "trainer.log_every=20")
+    more = (
+        "seed=0,1",
+        *steps,
+        *(f"+hydra.launcher.additional_parameters.{text}" for text in ("exclusive=true", "nodelist=n1")),
+    )
+    process = sweep(slurm, folder, *more)
+    try:
+        wait_for(lambda: any(path.stat().st_size for path in folder.glob("*/metrics.jsonl")), process)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=limit(60))
+    finally:
+        process.kill()
+    assert process.returncode == 130, said
+    assert sorted(status(path.parent)["status"] for path in folder.glob("seed*/config.yaml")) == [
+        "interrupted",
+        "preempted",
+    ], said
+    process = sweep(slurm, folder, *more)
+    said, _ = process.communicate(timeout=limit(120))
+    assert process.returncode == 0, said
+    assert "2 finished" in said
+    assert "resumed from last_" in "".join(path.read_text() for path in folder.glob("*/output.log"))

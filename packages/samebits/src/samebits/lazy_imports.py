@@ -36,7 +36,7 @@ RENAMED = {  # {package: {public name before 0.3.0: name now}}; to be removed in
     "samebits.process": {"unheeded": "options_without_effect", "Rank": "RankProcess"},
     "samebits.profiling": {
         "allowed": "allow_waits", "waits_noticed": "observe_waits", "writes_noticed": "observe_writes",
-        "Work": "SampleCost", "cost_of_sample": "cost_of_sample",
+        "Work": "SampleCost", "work_of": "cost_of_sample",
     },
     "samebits.saved": {
         "enter": "check_run_dir", "override_of_now": "translate_override", "typed_of_now": "translate_typed_override",

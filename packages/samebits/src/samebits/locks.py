@@ -51,6 +51,10 @@ class Lock:
             self._marker.release()  # has no effect in a child that was forked in the meantime
         os.close(self._fd)
 
+    def fileno(self) -> int:
+        """Return the file descriptor. A child process that inherits it holds the lock, too, until it ends."""
+        return self._fd
+
     def __enter__(self) -> Lock:
         return self
 

@@ -39,15 +39,20 @@ class NoAnswer(Exception):
 
 
 def answer_of(
-    command: list[str], stdin: bytes = b"", limit_s: float | None = None, env: Mapping[str, str] = os.environ
+    command: list[str],
+    stdin: bytes = b"",
+    limit_s: float | None = None,
+    env: Mapping[str, str] = os.environ,
+    new_session: bool = False,
 ) -> bytes:
-    """Return the output of a program, in English. limit_s: timeout in seconds; None: LIMIT_S. Raise NoAnswer if it
-    fails."""
+    """Return the output of a program, in English. limit_s: timeout in seconds; None: LIMIT_S. new_session: Ctrl-C in
+    the terminal does not reach the program. Raise NoAnswer if it fails."""
     limit_s = limit_s or LIMIT_S
     try:
         done = subprocess.run(
-            command, input=stdin, capture_output=True, timeout=limit_s, env={**env, "LC_ALL": "C"}, check=False
-        )
+            command, input=stdin, capture_output=True, timeout=limit_s, env={**env, "LC_ALL": "C"}, check=False,
+            start_new_session=new_session,
+        )  # fmt: skip
     except FileNotFoundError:
         raise NoAnswer(f"{command[0]} is not installed") from None
     except OSError as error:

@@ -10,22 +10,31 @@ from omegaconf import DictConfig
 class SlurmLauncher(EngineLauncher):
     """The launcher hydra/launcher=slurm, see conf/hydra/launcher/slurm.yaml."""
 
+    left: int | None = None  # with detach: the number of jobs that SLURM does not accept yet
+
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Check the options, and that submitit and sbatch are installed."""
+        """Check the options, and that sbatch is installed."""
         from shutil import which
 
         from samebits.errors import ConfigError
-        from samebits.extras import check_installed
         from samebits.schema import typed
-        from samebits.sweeps import SlurmConfig
+        from samebits.sweeps import SlurmConfig, check_sbatch_options
 
         self.config = typed(SlurmConfig, self.options, "hydra.launcher")
-        check_installed("submitit", "hydra/launcher=slurm", "slurm")
+        check_sbatch_options(self.config.additional_parameters)
         if which("sbatch") is None:
             raise ConfigError("hydra/launcher=slurm: sbatch is not installed - start the sweep on a SLURM login node")
 
-    def run_jobs(self, work: Any) -> Any:
-        """Run the jobs as batch jobs."""
-        from samebits.sweeps import run_on_slurm
+    @property
+    def detached(self) -> bool:
+        """Return True if the command ends while jobs run."""
+        return self.config.detach
 
-        return run_on_slurm(work, self.config)
+    def run_jobs(self, work: Any) -> Any:
+        """Run the jobs as batch jobs, or only submit them."""
+        from samebits.sweeps import run_on_slurm, submit_to_slurm
+
+        if not self.detached:
+            return run_on_slurm(work, self.config)
+        self.left = submit_to_slurm(work, self.config)
+        return None

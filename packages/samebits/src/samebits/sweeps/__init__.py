@@ -20,7 +20,8 @@ Errors: ConfigError for the sweep before it starts; RunFailed with the number of
     drive, screen                 due jobs -> launcher -> table -> exit status
     launching                     shared code of the launchers: ends of jobs, signals
     pool, lease                   launcher: several jobs at once on this machine
-    slurm, ray_cluster            launchers: each job as a batch job of SLURM, as a task of Ray
+    slurm, slurm_arrays           launcher: each job as a batch job of SLURM; their submission
+    ray_cluster                   launcher: each job as a task of Ray
     job, job_process, preflight   one job; its process; a check that builds and times every job before the sweep
     search/                       hyperparameter search with Optuna, pruning
     report/                       a package of its own: reports of any runs
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from samebits.sweeps.ray_cluster import run_on_ray
     from samebits.sweeps.search.drive import run_search
     from samebits.sweeps.search.pruning import Pruning
-    from samebits.sweeps.slurm import run_on_slurm
+    from samebits.sweeps.slurm import run_on_slurm, submit_to_slurm
+    from samebits.sweeps.slurm_arrays import check_sbatch_options
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

@@ -19,7 +19,7 @@ from samebits.schema import plain, typed
 from samebits.status import shown
 from samebits.sweeps import plan
 from samebits.sweeps.code import record_code
-from samebits.sweeps.ledger import Job, Ledger, NewJob, differing
+from samebits.sweeps.ledger import ENDED, Job, Ledger, NewJob, differing
 from samebits.sweeps.options import SweepConfig
 from samebits.sweeps.progress import say
 from samebits.sweeps.screen import label, table
@@ -61,11 +61,12 @@ def sweep(
     due = ledger.due(jobs, options.retry_failed)
     chosen = {job.key for job in due}
     plan.adapt(ledger, [c for c, job in zip(combinations, jobs) if job.key in chosen], due, composer)
-    say(f"sweep {ledger.name}: {outlook(ledger, jobs, due)}\n  {shown(ledger.directory)}")
+    watches = not getattr(launcher, "detached", False)
+    say(f"sweep {ledger.name}: {outlook(ledger, jobs, due, watches)}\n  {shown(ledger.directory)}")
     if due and (difference := record_code(ledger)):
         say(difference)
     stopped = run_sweep(launcher, Work(ledger, due, jobs, options)) if due else None
-    conclude(ledger, jobs, stopped, changed=bool(due))
+    conclude(ledger, jobs, stopped, changed=bool(due), left=getattr(launcher, "left", None))
 
 
 def opened(project: Program, master: DictConfig) -> tuple[SweepConfig, Ledger]:
@@ -119,11 +120,14 @@ def at_once(launcher: Launcher, num_jobs: int) -> int:
     return int(launcher.at_once(num_jobs)) if hasattr(launcher, "at_once") else 1
 
 
-def outlook(ledger: Ledger, jobs: Sequence[Job], due: Sequence[Job]) -> str:
-    """Return the line that is printed before the start: numbers of jobs, jobs to run, and ended jobs."""
+def outlook(ledger: Ledger, jobs: Sequence[Job], due: Sequence[Job], watches: bool = True) -> str:
+    """Return the line that is printed before the start: numbers of jobs, jobs to run, and ended jobs. watches: False if
+    jobs may run already, started by an earlier command that did not wait for them."""
     chosen = {job.key for job in due}
     others = [job.state() for job in jobs if job.key not in chosen]
     parts = ahead(f"{len(jobs)} jobs", len(due), sum(job.state() != "queued" for job in due), others)
+    if not watches:
+        parts[1] = f"{len(due)} not ended"
     if more := len(ledger.jobs) - len(jobs):
         parts.append(f"{more} more from other commands")
     return ", ".join(parts)
@@ -153,17 +157,30 @@ def run_sweep(launcher: Launcher, work: Work) -> signal.Signals | None:
     return None
 
 
-def conclude(ledger: Ledger, jobs: Sequence[Job], stopped: signal.Signals | None, changed: bool = True) -> None:
+def conclude(
+    ledger: Ledger,
+    jobs: Sequence[Job],
+    stopped: signal.Signals | None,
+    changed: bool = True,
+    left: int | None = None,
+) -> None:
     """Print the table and write the report. Raise KeyboardInterrupt after Ctrl-C, RunFailed if jobs failed,
-    SystemExit(75) if the sweep was stopped early. changed: True if a job has run since the last report."""
+    SystemExit(75) if the sweep was stopped early. changed: True if a job has run since the last report. left: None, or
+    the jobs run without this process, except for this number, which must be started later."""
     states = [job.state() for job in jobs]
     say(f"\n{table(ledger, jobs)}\n\nsweep {ledger.name}: {counted(states)}")
-    report(ledger, changed)
+    if left is None or {"failed", *ENDED} & {job.state() for job in ledger.jobs}:
+        report(ledger, changed)
     stop_here(ledger, stopped, unfinished=stopped is not None)
     if failed := states.count("failed"):
         retry = f"add sweep={ledger.name} sweep.retry_failed=true to run them again"
         raise RunFailed(f"{failed} of {len(states)} jobs failed; {retry}")
-    stop_here(ledger, None, bool({"preempted", "interrupted", "queued", "running"} & set(states)))
+    if left is None:
+        stop_here(ledger, None, bool({"preempted", "interrupted", "queued", "running"} & set(states)))
+    elif unfinished := sum(state not in ENDED for state in states):
+        say(f"{unfinished} jobs have not ended; to look again, repeat the command with sweep={ledger.name}")
+        if left:
+            raise SystemExit(PREEMPTED)
 
 
 def stop_here(ledger: Ledger, stopped: signal.Signals | None, unfinished: bool) -> None:

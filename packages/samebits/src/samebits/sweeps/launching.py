@@ -48,6 +48,10 @@ class Launch(ABC):
     def _kill(self) -> None:
         """Handle a second Ctrl-C: kill the running jobs."""
 
+    def _goes_on(self, number: signal.Signals) -> bool:
+        """Return True if the first signal changes nothing. A launcher may offer the choice."""
+        return False
+
     def _tell(self, job: Job, seconds: float | None, shown: str | None = None) -> None:
         """Report the end of a job; with sweep.fail_fast stop the others. seconds: duration, None if another process ran
         it. shown: the state to print instead of the one in status.json."""
@@ -64,6 +68,8 @@ class Launch(ABC):
         """Handle signals: the first one makes the jobs save and stop, a second Ctrl-C calls `_kill`."""
 
         def handle(number: int, frame: Any) -> None:
+            if self._stopped is None and self._goes_on(signal.Signals(number)):
+                return
             if self._stopped is None:
                 self._stopped, self._ending = signal.Signals(number), True
                 self._screen.say(f"{self._stopped.name}: running jobs save and stop; Ctrl-C again: {self.AGAIN}")

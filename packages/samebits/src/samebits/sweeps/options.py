@@ -47,6 +47,7 @@ class SearchConfig:
 class SlurmConfig:
     """The config hydra.launcher of hydra/launcher=slurm."""
 
+    detach: bool
     jobs_at_once: Annotated[int, Rule(at_least=1)]
     timeout_min: Annotated[int, Rule(at_least=1)]
     signal_delay_s: Annotated[int, Rule(at_least=1)]

@@ -68,12 +68,12 @@ class Screen:
 
 def table(ledger: Ledger, jobs: Sequence[Job]) -> str:
     """Return a table of the jobs: state, score, reason of a failure. With more than ROWS_AT_MOST jobs it contains only
-    the ten best and those that have not ended."""
+    the ten best, and those that failed or were stopped."""
     scored = [(score_of(job, ledger), job) for job in sorted(jobs, key=lambda job: job.number)]
     if len(jobs) > ROWS_AT_MOST:
         ranked = sorted((s, j.number) for s, j in ((_sign(ledger) * v, j) for v, j in scored if v is not None))
         kept = {number for _, number in ranked[:10]}
-        scored = [(v, j) for v, j in scored if j.number in kept or j.state() not in ENDED]
+        scored = [(v, j) for v, j in scored if j.number in kept or j.state() not in (*ENDED, "queued", "running")]
     key = ledger.objectives[0]["key"] if ledger.objectives else ""
     rows = [["job", "status", *([key] if key else []), "s", "overrides", ""]]
     for value, job in scored:

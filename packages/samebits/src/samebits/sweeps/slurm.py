@@ -1,6 +1,6 @@
-"""SLURM launcher: submit the jobs of a sweep through submitit as arrays of batch jobs, one run directory per batch job.
+"""SLURM launcher: run each job of a sweep as a SLURM batch job, and watch them or leave.
 
-    jobs -> sbatch --array -> srun: RunDirectory(directory), in each task of a job -> status.json -> the next
+    jobs -> sbatch --array -> srun: train.py sweep.job=DIRECTORY, in each task of a job -> status.json -> the next
 
 Before the time limit SLURM sends a signal; the run saves, and its batch job is requeued and resumes it. This process
 only monitors: if it ends, the batch jobs continue, and a repeated command finds their results.
@@ -9,81 +9,41 @@ only monitors: if it ends, the batch jobs continue, and a repeated command finds
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from samebits.code import python_path
-from samebits.errors import PREEMPTED, ConfigError, RunFailed
-from samebits.files import read_json, read_text, replace_text
-from samebits.programs import NoAnswer, answer_of
-from samebits.project import Program
+from samebits.errors import RunFailed
+from samebits.programs import NoAnswer
 from samebits.signals import heeded_signals
-from samebits.status import STATUS
-from samebits.sweeps.job import run_job
-from samebits.sweeps.job_process import OUTPUT, print_to, record_unexplained
+from samebits.sweeps.job_process import record_unexplained
 from samebits.sweeps.launching import Launch
 from samebits.sweeps.ledger import Job
 from samebits.sweeps.options import SlurmConfig
-from samebits.world import become_rank, run_rendezvous
+from samebits.sweeps.progress import say
+from samebits.sweeps.slurm_arrays import OVER, Arrays, BatchJob, Outcome, unexplained
 
 if TYPE_CHECKING:
     from samebits.sweeps.drive import Work
 
-FOLDER = ".slurm"  # folder of submitit's files in the sweep's directory
-NUMBER = "slurm_job"  # file in a job's directory with the number of its batch job
 POLL_S = 2.0
+FULL_S = 30.0  # seconds until jobs that a limit of SLURM has refused are submitted again
 UNENDED = ("queued", "running", "preempted")  # states after which SLURM may run a job again
 SAY_S = 5.0
 REQUEUE_S = 60.0  # seconds for which squeue may not list a job that is being requeued
 
 
-class RunDirectory:
-    """The callable that submitit runs in each task of a batch job, also after a requeue."""
-
-    def __init__(self, project: Program) -> None:
-        self._project = project  # unpickling it imports the project in the batch job
-
-    def __call__(self, directory: str) -> None:
-        """Run or resume the job in `directory`; exit with its status, or let submitit requeue it."""
-        become_rank()
-        print_to(Path(directory) / OUTPUT)
-        if run_rendezvous.follows():
-            from samebits.process import join
-
-            status = join(self._project)
-            status = 0 if status == PREEMPTED else status  # a failed task could end rank 0 before it requeues the job
-        else:
-            try:
-                status = run_job(self._project, Path(directory))
-            finally:
-                run_rendezvous.release()
-            # after SIGTERM SLURM requeues the job itself (preemption), or the user has cancelled it (scancel)
-            if status == PREEMPTED and read_json(Path(directory) / STATUS).get("signal") != "SIGTERM":
-                from submitit.core.job_environment import JobEnvironment
-
-                signal.raise_signal(JobEnvironment._usr_sig())  # submitit requeues the job and ends this process
-        if status:
-            raise SystemExit(status)  # shown by sacct
-
-    def checkpoint(self, directory: str) -> Any:
-        """Return the submission that resumes the job, for submitit's requeue."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self, directory)
-
-
 @dataclass
 class Submitted:
-    """A submitted batch job."""
+    """A batch job that is watched."""
 
     job: Job
-    number: str  # in SLURM, e.g. 17_3
+    batch: BatchJob
     began: float = field(default_factory=time.monotonic)
     seen: float = field(default_factory=time.monotonic)  # monotonic time at which it was last in the queue
     said: bool = False  # a line that it has left the queue was printed
@@ -96,111 +56,115 @@ class Batch(Launch):
 
     def __init__(self, work: Work, config: SlurmConfig) -> None:
         super().__init__(work, config.jobs_at_once)
-        self._config = config
+        self._config, self._arrays = config, Arrays(work.ledger, config)
         self._running: list[Submitted] = []
+        self._waiting: list[Job] = []  # not submitted yet
+        self._full_at = -FULL_S  # monotonic time at which a limit has refused jobs
         self._told = ""  # why squeue failed
+        self._asking = False
 
     def _run(self) -> None:
-        source = iter(self._adopt(self._work.jobs))
+        source = iter(self._work.jobs)
         while True:
             if not self._ending:
-                self._submit(list(islice(source, self._config.jobs_at_once - len(self._running))))
-            if not self._running:
+                room = self._config.jobs_at_once - len(self._running) - len(self._waiting)
+                self._waiting += islice(source, max(0, room))
+                self._submit()
+            if not self._running and (self._ending or not self._waiting):
                 return
             time.sleep(POLL_S)
-            for one in self._gone(self._queue(), time.monotonic()):
+            queued = self._queue()
+            for one in self._gone(queued, time.monotonic()):
                 self._running.remove(one)
-                told = f"sacct -j {one.number} may tell, or {FOLDER}/ and {OUTPUT}"
-                record_unexplained(one.job, RunFailed(f"batch job {one.number} ended without an error record; {told}"))
+                asked = self._stopped or (signal.SIGTERM if self._ending else None)
+                record_unexplained(one.job, unexplained((queued or {}).get(one.job.key, one.batch)), asked)
                 self._tell(one.job, time.monotonic() - one.began)
 
-    def _adopt(self, jobs: Iterable[Job]) -> Iterator[Job]:
-        """Yield the jobs to submit. Jobs that an earlier command left in SLURM's queue are only monitored."""
-        queued: set[str] | None = None
-        for job in jobs:
-            known = job.directory / NUMBER
-            number = read_text(known) if known.exists() else ""
-            if number and queued is None and (queued := self._queue()) is None:
-                raise RunFailed(
-                    f"job {job.number} may still be in SLURM's queue ({number}), {self._told}; try again later"
-                )
-            if number in (queued or ()):
-                self._running.append(Submitted(job, number))
-            else:
-                yield job
-
-    def _submit(self, jobs: list[Job]) -> None:
-        if not jobs:
+    def _submit(self) -> None:
+        """Submit the waiting jobs. Jobs that an earlier command left in SLURM's queue are only watched."""
+        if not self._waiting or time.monotonic() < self._full_at + FULL_S:
             return
-        from submitit.core.utils import FailedJobError
-
         try:
-            task = RunDirectory(self._work.ledger.project)
-            batch = self._executor().map_array(task, [str(job.directory) for job in jobs])
-        except FailedJobError as error:
-            raise RunFailed(f"hydra/launcher=slurm: {str(error).strip().splitlines()[-1]}") from None
-        numbers = [one.job_id for one in batch]
-        for job, number in zip(jobs, numbers):
-            replace_text(job.directory / NUMBER, number)
-            self._running.append(Submitted(job, number))
-        self._screen.say(f"{len(jobs)} batch jobs submitted, {numbers[0]} to {numbers[-1]}; squeue --me lists them")
+            found = self._arrays.submit(self._waiting, self._work.options.retry_failed)
+        except NoAnswer as error:
+            if not self._running:
+                raise RunFailed(unknown(error)) from None
+            return  # the next look at the queue prints why
+        jobs = {job.key: job for job in self._waiting}
+        self._waiting = found.left
+        self._running += [Submitted(jobs[key], batch) for key, batch in found.queued.items()]
+        for job in found.ended:
+            self._tell(job, None)
+        if found.new:
+            self._screen.say(submitted(found))
+        if found.left:
+            self._full_at = time.monotonic()
+            self._screen.say(f"{len(found.left)} jobs wait for room in SLURM's queue: {found.why}")
 
-    def _executor(self) -> Any:
-        import submitit
-
-        config = self._config
-        folder = self._work.ledger.directory / FOLDER / "%j"
+    def _queue(self) -> dict[str, BatchJob] | None:
+        """Return the batch jobs that squeue lists, by the key of their job. None: squeue failed; the first failure in a
+        row is printed."""
         try:
-            executor = submitit.SlurmExecutor(folder, max_num_timeout=config.max_num_timeout)
-        except RuntimeError as error:  # sbatch is missing
-            raise ConfigError(f"hydra/launcher=slurm: {error}") from None
-        plain = ("partition", "account", "qos", "constraint", "cpus_per_task", "gpus_per_node", "mem", "setup")
-        given = {key: value for key in plain if (value := getattr(config, key)) is not None}
-        executor.update_parameters(
-            job_name=self._work.ledger.name, nodes=config.nodes, ntasks_per_node=config.tasks_per_node,
-            time=config.timeout_min, signal_delay_s=config.signal_delay_s, array_parallelism=config.jobs_at_once,
-            additional_parameters={"requeue": True, "open_mode": "append", **config.additional_parameters}, **given,
-        )  # fmt: skip
-        return executor
-
-    def _queue(self) -> set[str] | None:
-        """Return the numbers of this user's jobs in SLURM's queue (pending, running, completing). None: squeue failed;
-        the first failure in a row is printed."""
-        command = ["squeue", "--noheader", "--array", "--format=%i", "--user", str(os.getuid())]
-        try:
-            queued = set(_slurm(command).split())
+            queued = self._arrays.listed()
         except NoAnswer as error:
             if not self._told:
                 self._screen.say(f"squeue: {error}; all jobs are assumed to be in the queue until it works again")
-            self._told = f"but squeue fails: {error}"
+            self._told = str(error)
             return None
         self._told = ""
         return queued
 
-    def _gone(self, queued: set[str] | None, now: float) -> list[Submitted]:
+    def _gone(self, queued: dict[str, BatchJob] | None, now: float) -> list[Submitted]:
         for one in self._running:
-            if queued is None or one.number in queued:
+            if queued is None or ((found := queued.get(one.job.key)) and found.state not in OVER):
                 one.seen = now
-        again = {one.number for one in self._running if one.job.state() in UNENDED and not self._ending}
+        again = {one.job.key for one in self._running if one.job.state() in UNENDED and not self._ending}
         for one in self._running:
-            if one.number in again and not one.said and now > one.seen + SAY_S:
+            if one.job.key in again and not one.said and now > one.seen + SAY_S:
                 one.said = True
                 self._screen.say(
-                    f"batch job {one.number} has left SLURM's queue unfinished; waiting {REQUEUE_S:.0f} s for it to be "
-                    "requeued"
+                    f"batch job {one.batch.number} has left SLURM's queue unfinished; waiting {REQUEUE_S:.0f} s for it "
+                    "to be requeued"
                 )
-        return [one for one in self._running if now > one.seen + (REQUEUE_S if one.number in again else 0.0)]
+        return [one for one in self._running if now > one.seen + (REQUEUE_S if one.job.key in again else 0.0)]
+
+    def _goes_on(self, number: signal.Signals) -> bool:
+        """Offer the choice after Ctrl-C in a terminal: cancel the batch jobs, leave them, or continue to watch."""
+        if number != signal.SIGINT or not self._running or not in_terminal():
+            return False
+        if self._asking:  # Ctrl-C again
+            self._kill()
+        self._asking = True
+        try:
+            self._screen.say(
+                f"{len(self._running)} batch jobs are in SLURM's queue. Type c and Enter to cancel them (running jobs "
+                "save), l to leave them and end this command, w to watch on; Ctrl-C again: leave them"
+            )
+            while self._stopped is None:  # a SIGTERM cancels them meanwhile
+                if select.select([0], [], [], POLL_S)[0]:
+                    answer = os.read(0, 1024).strip().lower()[:1]
+                    if answer == b"l" or not answer:  # also the end of the input, and Enter
+                        self._kill()
+                    return answer != b"c"
+            return True
+        finally:
+            self._asking = False
 
     def _end(self, number: signal.Signals) -> None:
         """Cancel the batch jobs: SLURM sends SIGTERM, the runs save; after KillWait it kills those that have not
         ended."""
         if self._running:
             try:
-                _slurm(["scancel", *(one.number for one in self._running)])
+                self._arrays.cancel([one.batch for one in self._running])
             except NoAnswer as error:
                 self._screen.say(f"scancel: {error}; jobs may still be running: squeue --me lists them")
 
     def _kill(self) -> None:
+        more = f"; {len(self._waiting)} jobs are not submitted" if self._waiting else ""
+        self._screen.say(
+            f"{len(self._running)} batch jobs stay in SLURM's queue{more}; repeat the command with "
+            f"sweep={self._work.ledger.name} to watch them"
+        )
         raise KeyboardInterrupt
 
     @contextmanager
@@ -211,15 +175,44 @@ class Batch(Launch):
             yield
 
 
-def _slurm(command: list[str]) -> str:
-    """Return the output of a SLURM command, run without the user's settings (SQUEUE_STATES, SCANCEL_INTERACTIVE)."""
-    own = ("SQUEUE_", "SCANCEL_")
-    env = {name: value for name, value in os.environ.items() if not name.startswith(own)}
-    return answer_of(command, env=env).decode(errors="replace")
+def in_terminal() -> bool:
+    """Return True if this process may read from the terminal."""
+    try:
+        return os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
 
 
 def run_on_slurm(work: Work, config: SlurmConfig) -> signal.Signals | None:
     """Run the jobs as SLURM batch jobs. Return the signal that stopped them early, or None."""
-    # sbatch passes environment variables to the jobs, but not this script's entry in sys.path
-    os.environ["PYTHONPATH"] = python_path(work.ledger.project.root)
     return Batch(work, config).run()
+
+
+def submit_to_slurm(work: Work, config: SlurmConfig) -> int:
+    """Submit the jobs and return, without waiting for them. Return the number of jobs that a limit of SLURM has
+    refused."""
+    arrays = Arrays(work.ledger, config)
+    try:
+        found = arrays.submit(list(work.jobs), work.options.retry_failed)
+        states = [one.state for one in arrays.listed().values() if one.state not in OVER]
+    except NoAnswer as error:
+        raise RunFailed(unknown(error)) from None
+    if found.new:
+        say(submitted(found))
+    if found.left:
+        say(f"{len(found.left)} jobs are not submitted; repeat the command when others have ended: {found.why}")
+    counts = ", ".join(f"{states.count(state)} {state.lower()}" for state in sorted(set(states)))
+    say(f"in SLURM's queue: {counts or 'no job of this sweep'}")
+    return len(found.left)
+
+
+def submitted(found: Outcome) -> str:
+    """Return the line for new batch jobs."""
+    arrays = list(dict.fromkeys(found.queued[key].number.partition("_")[0] for key in found.new))
+    shown = ", ".join(arrays if len(arrays) < 5 else [*arrays[:2], "...", arrays[-1]])
+    return f"{len(found.new)} batch jobs submitted as job array {shown}; squeue --me lists them"
+
+
+def unknown(error: NoAnswer) -> str:
+    """Return the message for an squeue that fails."""
+    return f"squeue: {error}; nothing was submitted, because jobs may be in SLURM's queue already - try again later"

@@ -61,6 +61,11 @@ def run_search(
     master: the config of the command. options: hydra.sweeper. Raise ConfigError before anything is written. When the
     jobs have ended, raise RunFailed if some failed, SystemExit(75) if the sweep was stopped early.
     """
+    if getattr(launcher, "detached", False):
+        raise ConfigError(
+            "hydra.launcher.detach=true: a search chooses trials by the results of earlier ones, so its command must "
+            "keep running - remove it"
+        )
     quiet()
     from optuna.exceptions import StorageInternalError
     from sqlalchemy.exc import SQLAlchemyError
