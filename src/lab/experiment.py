@@ -158,7 +158,7 @@ class Experiment:
         with make_train_loader(config, whole, dataset, world_of_one(), 0, random=False) as loader:
             yield from loader
 
-    def begin(
+    def start_training(
         self, model: nn.Module, task: Task, total_steps: int, epochs: Epochs | None = None
     ) -> tuple[TrainState, dict[str, nn.Module]]:
         """Return the training state and {objective: LossModule, wrapped by DDP and torch.compile as configured}.

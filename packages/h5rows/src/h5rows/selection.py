@@ -151,8 +151,8 @@ def fold_rows(
         values, of_group = np.unique(_comparable(groups, size), return_inverse=True)
         if len(values) < folds:
             raise ConfigError(
-                f"{argument('folds', folds)}: {by} has only {len(values)} different values; set {argument('folds')} to at "
-                "most that"
+                f"{argument('folds', folds)}: {by} has only {len(values)} different values; set {argument('folds')} to "
+                "at most that"
             )
         table = np.zeros((len(values), len(names)), dtype=np.int64)  # rows of each class in each group
         np.add.at(table, (of_group, of_class), 1)
@@ -161,8 +161,8 @@ def fold_rows(
     if classes is not None and counts.min() < folds:
         rare = counts.argmin()
         raise ConfigError(
-            f"{argument('stratify_by', classes_name)}: the class {names[rare]} has only {counts[rare]} {unit}, fewer than "
-            f"{argument('folds', folds)}; set fewer folds, or remove {argument('stratify_by')}"
+            f"{argument('stratify_by', classes_name)}: the class {names[rare]} has only {counts[rare]} {unit}, fewer "
+            f"than {argument('folds', folds)}; set fewer folds, or remove {argument('stratify_by')}"
         )
     return fold
 

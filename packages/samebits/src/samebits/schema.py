@@ -76,7 +76,7 @@ Share = Annotated[float, Rule(at_least=0, at_most=1)]
 Point = Annotated[
     float | str,
     Rule(
-        at_least=0, at_most=1, point=True, says="a number is a share of all steps; write epochs as 10ep, steps as 500st"
+        at_least=0, at_most=1, point=True, hint="a number is a share of all steps; write epochs as 10ep, steps as 500st"
     ),
 ]  # a point in training, see parse_point
 Positive = Annotated[float, Rule(above=0)]
