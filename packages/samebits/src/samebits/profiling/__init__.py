@@ -12,6 +12,7 @@ Errors: OutOfMemory, which names the key to change.
     timeline    spans on the device's clock, added up by part
     report      the table of a profile, and what limits the run
     trace       torch.profiler: a Chrome trace and a table of kernels
+    functions   Python functions: a table by cProfile and a flame graph
     memory      which key to change when memory is full
     work        tokens and FLOP per sample, peak FLOP/s
     options     the schema of the config group `profiler`
