@@ -17,6 +17,8 @@ Errors: OutOfMemory, which names the key to change.
     work        tokens and FLOP per sample, peak FLOP/s
     options     the schema of the config group `profiler`
     summary     a table of modules: shapes, parameters, FLOP
+    graph       the graph of a forward pass: modules, and autograd's operations
+    diagram     a directed graph as an SVG
     waits       operations that synchronize the host with the device
     writes      operations that write to given tensors
 """
@@ -28,6 +30,7 @@ from typing import TYPE_CHECKING
 from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
+    from samebits.profiling.graph import autograd_svg, forward_graph, module_svg
     from samebits.profiling.memory import explained, is_out_of_memory, limit_memory
     from samebits.profiling.options import ProfilerConfig
     from samebits.profiling.running import profiling, work_of
