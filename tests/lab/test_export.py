@@ -14,6 +14,7 @@ from common import QUICK, ROOT, needs
 import lab
 import lab.onnx
 from lab.tasks.supervised import Supervised
+from samebits.checkpoints import export as write_weights
 from samebits.errors import ConfigError, RunFailed
 from samebits.testing import assert_equal, start_run
 from samebits.testing.processes import called
@@ -61,12 +62,12 @@ def test_safetensors_of_tied_weights_load(tmp_path: Path, monkeypatch: pytest.Mo
     """The format itself refuses tensors that share memory."""
     import safetensors.torch
 
-    from samebits.checkpoints import trained
-
     weight = torch.randn(4, 3)
     state = {"a": weight, "b": weight, "c": weight.t()}
-    monkeypatch.setattr(trained, "find_checkpoint", lambda path: (path, {"model": state, "ema": None}))
-    trained.export(tmp_path, tmp_path / "w.safetensors", False, "safetensors")
+    monkeypatch.setattr(
+        "samebits.checkpoints.trained.find_checkpoint", lambda path: (path, {"model": state, "ema": None})
+    )
+    write_weights(tmp_path, tmp_path / "w.safetensors", False, "safetensors")
     assert_equal(safetensors.torch.load_file(tmp_path / "w.safetensors"), state)
 
 

@@ -37,13 +37,26 @@ def layers_of(count: int, edges: Edges) -> list[int]:
     return layer
 
 
-def draw(nodes: Sequence[Node], edges: Edges, title: str = "") -> str:
-    """Return the SVG. edges: (from, to), indices of nodes, from smaller to larger indices."""
-    edges = sorted(set(edges))
+@dataclass(frozen=True)
+class Layout:
+    """Places in pixels. x: centers of nodes, and of the points at which edges cross a layer. y, tall: top and height of
+    each layer. paths: the items of each edge, from its start to its end."""
+
+    layer: list[int]
+    width: list[float]
+    height: list[float]
+    paths: list[list[int]]
+    x: dict[int, float]
+    y: list[float]
+    tall: list[float]
+
+
+def laid_out(nodes: Sequence[Node], edges: Edges) -> Layout:
+    """Return the places of the nodes, and the ways of the edges."""
     layer = layers_of(len(nodes), edges)
     width = [max([len(line) for line in node.text] + [2]) * LETTER + 12 for node in nodes]
     height = [len(node.text) * LINE + 8.0 for node in nodes]
-    paths = []  # of each edge: its nodes, with a placeholder in each layer between them
+    paths = []
     for start, end in edges:
         path = [start]
         for between in range(layer[start] + 1, layer[end]):
@@ -62,41 +75,52 @@ def draw(nodes: Sequence[Node], edges: Edges, title: str = "") -> str:
             below[start].append(end)
             above[end].append(start)
     x = placed(rows, width, above, below)
-    tall = [max(height[item] for item in row) for row in rows]
-    y = [sum(tall[:level]) + BETWEEN * level + 40 for level in range(len(rows))]  # of the top of a layer
     left = min((x[item] - width[item] / 2 for item in x), default=0) - 10
-    right = max((x[item] + width[item] / 2 for item in x), default=100) + 10
-    right = max(right, left + len(title) * LETTER * 1.2 + 20)  # its font is larger
-    shapes = []
-    for path in paths:
-        points = [(x[item] - left, y[layer[item]], tall[layer[item]]) for item in path]
-        points[0] = (points[0][0], points[0][1], height[path[0]])
-        line = f"M {points[0][0]:.1f} {points[0][1] + points[0][2]:.1f}"
-        for (from_x, from_y, from_h), (to_x, to_y, to_h) in pairwise(points):
-            middle = (from_y + from_h + to_y) / 2
-            line += f" C {from_x:.1f} {middle:.1f} {to_x:.1f} {middle:.1f} {to_x:.1f} {to_y:.1f}"
-            line += f" L {to_x:.1f} {to_y + to_h:.1f}" if (to_x, to_y, to_h) != points[-1] else ""
-        shapes.append(f'<path d="{line}" fill="none" stroke="#888888" marker-end="url(#arrow)"/>')
+    tall = [max(height[item] for item in row) for row in rows]
+    y = [sum(tall[:level]) + BETWEEN * level + 40 for level in range(len(rows))]
+    return Layout(layer, width, height, paths, {item: center - left for item, center in x.items()}, y, tall)
+
+
+def draw(nodes: Sequence[Node], edges: Edges, title: str = "") -> str:
+    """Return the SVG. edges: (from, to), indices of nodes, from smaller to larger indices."""
+    at = laid_out(nodes, sorted(set(edges)))
+    right = max((at.x[item] + at.width[item] / 2 for item in at.x), default=100) + 10
+    right = max(right, len(title) * LETTER * 1.2 + 20)  # its font is larger
+    bottom = (at.y[-1] + at.tall[-1] if at.y else 40) + 10
+    shapes = [line_of(at, path) for path in at.paths]
     for item, node in enumerate(nodes):
-        start_x, start_y = x[item] - left - width[item] / 2, y[layer[item]]
+        x, y, width, height = at.x[item], at.y[at.layer[item]], at.width[item], at.height[item]
         lines = "".join(
-            f'<text x="{x[item] - left:.1f}" y="{start_y + 14 + LINE * i:.1f}">{escape(text)}</text>'
-            for i, text in enumerate(node.text)
+            f'<text x="{x:.1f}" y="{y + 14 + LINE * i:.1f}">{escape(text)}</text>' for i, text in enumerate(node.text)
         )
         shapes.append(
             f"<g><title>{escape(node.tip or ' '.join(node.text))}</title>"
-            f'<rect x="{start_x:.1f}" y="{start_y:.1f}" width="{width[item]:.1f}" height="{height[item]:.1f}" rx="3" '
+            f'<rect x="{x - width / 2:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="3" '
             f'fill="{node.color}" stroke="#777777"/>{lines}</g>'
         )
-    bottom = (y[-1] + tall[-1] if rows else 40) + 10
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{right - left:.0f}" height="{bottom:.0f}" '
-        f'viewBox="0 0 {right - left:.0f} {bottom:.0f}" font-family="monospace" font-size="10" text-anchor="middle">\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{right:.0f}" height="{bottom:.0f}" '
+        f'viewBox="0 0 {right:.0f} {bottom:.0f}" font-family="monospace" font-size="10" text-anchor="middle">\n'
         '<defs><marker id="arrow" viewBox="0 0 6 6" refX="6" refY="3" markerWidth="6" markerHeight="6" orient="auto">'
         '<path d="M 0 0 L 6 3 L 0 6 z" fill="#888888"/></marker></defs>\n'
         f'<rect width="100%" height="100%" fill="#ffffff"/><text x="10" y="18" text-anchor="start" font-size="12">'
         f"{escape(title)}</text>\n" + "\n".join(shapes) + "\n</svg>\n"
     )
+
+
+def line_of(at: Layout, path: list[int]) -> str:
+    """Return the arrow of an edge: a curve between layers, straight within a layer that it crosses."""
+    x, y = at.x[path[0]], at.y[at.layer[path[0]]] + at.height[path[0]]
+    line = f"M {x:.1f} {y:.1f}"
+    for item in path[1:]:
+        to_x, to_y = at.x[item], at.y[at.layer[item]]
+        middle = (y + to_y) / 2
+        line += f" C {x:.1f} {middle:.1f} {to_x:.1f} {middle:.1f} {to_x:.1f} {to_y:.1f}"
+        x, y = to_x, to_y
+        if item != path[-1]:
+            y += at.tall[at.layer[item]]
+            line += f" L {x:.1f} {y:.1f}"
+    return f'<path d="{line}" fill="none" stroke="#888888" marker-end="url(#arrow)"/>'
 
 
 def placed(

@@ -80,12 +80,19 @@ class Functions:
 
     def __init__(self, options: ProfilerConfig, folder: Path, run: Any) -> None:
         self.wait, self.active, self.folder = options.wait, options.active, folder
-        self.logger, self.on = run.logger, run.world.is_main
+        self.logger, self.on, self.callbacks = run.logger, run.world.is_main, run.callbacks
         self.done = 0
         self.sampler: Sampler | None = None
         self.profile: cProfile.Profile | None = None
         self.counted = False  # True while cProfile is on
         self.sampled_steps = self.profiled_steps = 0
+
+    def __enter__(self) -> Functions:
+        self.callbacks.append(self)
+        return self
+
+    def __exit__(self, kind: Any, *error: object) -> None:
+        self.end() if kind is None else self.abandon()
 
     def before_step(self, state: Any) -> None:
         """Start the next recording."""

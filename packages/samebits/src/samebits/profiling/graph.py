@@ -1,7 +1,7 @@
 """Find the graph of a forward pass: which module's output goes into which module, and autograd's operations.
 
 A module that calls no other module, or that is at the deepest level, is a node of its own; so each call is one node.
-The source of a tensor is the nodes whose outputs it was computed from. It is kept for the storage, so that views and
+The source of a tensor is the node whose output it was computed from. It is kept for the storage, so that views and
 operations in place need no rules of their own.
 """
 
@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,25 +27,38 @@ INPUT, MODULE, PARAMETER, OPERATION, LOSS = "#d5e8d4", "#f5f5f5", "#dae8fc", "#e
 MOST_NODES = 2000  # a larger picture helps nobody, and viewers fail
 
 
+@dataclass
+class Call:
+    """An open call of a module. first: number of the next node when it began."""
+
+    sources: frozenset[int]
+    storages: set[int]
+    first: int
+    is_node: bool  # none of the modules below it is drawn
+    has_called: bool = False
+
+
 class ModuleGraph(TorchDispatchMode):
     """Record the nodes and edges of the calls within this block. whole: the module whose calls are recorded. depth:
-    number of levels below it."""
+    number of levels below it. An operation between modules is a node if it combines several of them, such as the sum
+    of a residual block."""
 
     def __init__(self, whole: nn.Module, depth: int) -> None:
         super().__init__()
-        self.nodes: list[Node] = []
+        self.nodes: dict[int, Node] = {}
         self.edges: set[tuple[int, int]] = set()
-        self._sources: dict[
-            int, tuple[Any, frozenset[int]]
-        ] = {}  # {id of its storage: (a tensor that keeps it alive, nodes)}
+        self._next = 0
+        # {id of a storage: (a tensor that keeps it alive, nodes)}
+        self._sources: dict[int, tuple[Tensor, frozenset[int]]] = {}
         self._views: dict[int, tuple[Tensor, frozenset[int]]] = {}  # of outputs that share storage with inputs
-        self._calls: list[list[Any]] = []  # of each open call: [has called another one, its sources, input storages]
+        self._calls: list[Call] = []
         self._whole, self._depth, self._hooks = whole, depth, list[Any]()
 
     def __enter__(self) -> ModuleGraph:
         for name, module in self._whole.named_modules():
             if name and name.count(".") < self._depth:
-                self._hooks.append(module.register_forward_pre_hook(self._before, with_kwargs=True))
+                is_node = name.count(".") + 1 == self._depth or not list(module.children())
+                self._hooks.append(module.register_forward_pre_hook(self._before(is_node), with_kwargs=True))
                 self._hooks.append(module.register_forward_hook(self._after(name), with_kwargs=True))
         return super().__enter__()
 
@@ -55,33 +69,36 @@ class ModuleGraph(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation; the sources of its results are those of its arguments."""
-        found = func(*args, **(kwargs or {}))
         sources = self.sources_of([args, kwargs])
+        taken = {id_of(value) for value in tensors([args, kwargs])}
+        found = func(*args, **(kwargs or {}))
         named = {argument.name: value for argument, value in zip(func._schema.arguments, args)} | (kwargs or {})
         written = [
             named.get(argument.name)
             for argument in func._schema.arguments
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
-        taken = {id_of(value) for value in tensors([args, kwargs])}
-        for value in tensors(written):
-            self._note(value, sources | self.sources_of(value))
-        for value in tensors(found):
-            if id_of(value) not in taken:
-                self._note(value, sources)
+        results = tensors(written) + [value for value in tensors(found) if id_of(value) not in taken]
+        if results and len(sources) > 1 and not (self._calls and self._calls[-1].is_node):
+            name = func._schema.name.rpartition(":")[2].strip("_")
+            sources = self.add(Node((name, str(list(results[0].shape))), OPERATION), sources)
+        for value in results:
+            self._note(value, sources)
         return found
 
-    def add(self, node: Node, sources: Iterable[int], outputs: Any = ()) -> None:
-        """Add a node with edges from `sources`; it is the source of the tensors in `outputs` from now on."""
+    def add(self, node: Node, sources: Iterable[int], outputs: Any = ()) -> frozenset[int]:
+        """Add a node with edges from `sources`; it is the source of the tensors in `outputs` from now on. Return it as
+        a set."""
         if len(self.nodes) >= MOST_NODES:
             raise ConfigError(
                 f"callback=graph: more than {MOST_NODES} calls of modules - set a smaller callback.graph.depth"
             )
-        self.nodes.append(node)
-        number = len(self.nodes) - 1
+        number, self._next = self._next, self._next + 1
+        self.nodes[number] = node
         self.edges |= {(source, number) for source in sources}
         for value in tensors(outputs):
             self._note(value, frozenset([number]))
+        return frozenset([number])
 
     def sources_of(self, values: Any) -> frozenset[int]:
         """Return the nodes from whose outputs the tensors in `values` were computed."""
@@ -94,28 +111,33 @@ class ModuleGraph(TorchDispatchMode):
     def _note(self, value: Tensor, sources: frozenset[int]) -> None:
         self._sources[id_of(value)] = (value, sources)
 
-    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._calls:
-            self._calls[-1][0] = True
-        given = [args, kwargs]
-        self._calls.append([False, self.sources_of(given), {id_of(value) for value in tensors(given)}])
+    def _before(self, is_node: bool) -> Callable[..., None]:
+        def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if self._calls:
+                self._calls[-1].has_called = True
+            given = [args, kwargs]
+            taken = {id_of(value) for value in tensors(given)}
+            self._calls.append(Call(self.sources_of(given), taken, self._next, is_node))
+
+        return note
 
     def _after(self, name: str) -> Callable[..., None]:
         def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            called, sources, taken = self._calls.pop()
-            if called:
+            call = self._calls.pop()
+            if call.has_called:
                 return
+            for number in range(call.first, self._next):  # operations inside of it
+                self.nodes.pop(number, None)
             shapes = [str(list(value.shape)) for value in tensors(output)]
             sizes = sum(p.numel() for p in module.parameters())
             text = (type(module).__name__, name, ", ".join(shapes[:3]) + ", ..." * (len(shapes) > 3))
             tip = f"{name}: {repr(module) if not list(module.children()) else type(module).__name__}"
-            self.add(Node((*text, f"{sizes:,} parameters") if sizes else text, MODULE, tip), sources)
-            number = frozenset([len(self.nodes) - 1])
+            source = self.add(Node((*text, f"{sizes:,} parameters") if sizes else text, MODULE, tip), call.sources)
             for value in tensors(output):
-                if id_of(value) in taken:  # a view of an input, which others may use as it was
-                    self._views[id(value)] = (value, number)
+                if id_of(value) in call.storages:  # a view of an input, which others may use as it was
+                    self._views[id(value)] = (value, source)
                 else:
-                    self._note(value, number)
+                    self._note(value, source)
 
         return note
 
@@ -162,11 +184,11 @@ def forward_graph(
 
 def module_svg(graph: ModuleGraph, title: str) -> str:
     """Return the picture of the modules, without fields of the batch that nothing uses."""
-    used = {start for start, _ in graph.edges} | {end for _, end in graph.edges}
-    kept = [number for number, node in enumerate(graph.nodes) if node.color != INPUT or number in used]
+    edges = [(start, end) for start, end in graph.edges if start in graph.nodes and end in graph.nodes]
+    used = {start for start, _ in edges}
+    kept = [number for number, node in graph.nodes.items() if node.color != INPUT or number in used]
     place = {number: index for index, number in enumerate(kept)}
-    edges = [(place[start], place[end]) for start, end in graph.edges]
-    return draw([graph.nodes[number] for number in kept], edges, title)
+    return draw([graph.nodes[one] for one in kept], [(place[start], place[end]) for start, end in edges], title)
 
 
 def autograd_svg(loss: Tensor, names: dict[int, str], title: str) -> str | None:

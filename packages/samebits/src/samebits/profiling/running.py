@@ -56,14 +56,8 @@ def profiling(
             yield train
             return
         if options.kind == "python":
-            functions = Functions(options, folder, run)
-            run.callbacks.append(functions)
-            try:
+            with Functions(options, folder, run):
                 yield train
-            except BaseException:
-                functions.abandon()
-                raise
-            functions.end()
             return
         simple = options.kind == "simple"
         profiler: Simple | Traced = (
