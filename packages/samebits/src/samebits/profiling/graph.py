@@ -1,8 +1,8 @@
 """Find the graph of a forward pass: which module's output goes into which module, and autograd's operations.
 
-A module that calls no other module, or that is at the deepest level, is a node of its own; so each call is one node.
-The source of a tensor is the node whose output it was computed from. It is kept for the storage, so that views and
-operations in place need no rules of their own.
+Each call of a module is a node if the module calls no other module, or if it is at the deepest level. A tensor's source
+is the node whose output it was computed from. Sources are stored by storage, so views and operations in place need no
+special rules.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Call:
     sources: frozenset[int]
     storages: set[int]
     first: int
-    is_node: bool  # none of the modules below it is drawn
+    is_node: bool  # modules below it are not drawn
     has_called: bool = False
 
 
 class ModuleGraph(TorchDispatchMode):
     """Record the nodes and edges of the calls within this block. whole: the module whose calls are recorded. depth:
-    number of levels below it. An operation between modules is a node if it combines several of them, such as the sum
-    of a residual block."""
+    number of levels below it. An operation between modules is a node if its arguments have different sources; an
+    example is the sum in a residual block."""
 
     def __init__(self, whole: nn.Module, depth: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class ModuleGraph(TorchDispatchMode):
             hook.remove()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation; the sources of its results are those of its arguments."""
+        """Run the operation. Its results get the sources of the arguments."""
         sources = self.sources_of([args, kwargs])
         taken = {id_of(value) for value in tensors([args, kwargs])}
         found = func(*args, **(kwargs or {}))
@@ -101,7 +101,7 @@ class ModuleGraph(TorchDispatchMode):
         return frozenset([number])
 
     def sources_of(self, values: Any) -> frozenset[int]:
-        """Return the nodes from whose outputs the tensors in `values` were computed."""
+        """Return the sources of the tensors in `values`."""
         found = frozenset[int]()
         for value in tensors(values):
             own = self._views.get(id(value))
