@@ -13,7 +13,7 @@ _complete_run() {
   else
     case $command:$cur in
     train:-*) found="-m --cfg --help" ;;
-    train:* | tune:[!-]* | tune:) # Hydra's own; it does not know our sweep=NAME
+    train:* | tune:[!-]* | tune: | env:[!-]* | env:) # Hydra's own; it does not know our sweep=NAME
       arguments=$(printf '%s' "$arguments" | sed 's/ sweep=[^ ]* / /g')
       found=$(COMP_LINE="train.py $arguments" "$root/.ci/python" "$root/src/train.py" --shell-completion query=bash)
       ;;

@@ -55,6 +55,8 @@ def offered(line: str, environment: dict[str, str], cwd: Path = ROOT) -> list[st
         ("./run train +experiment=dig", ["digits"]),
         ("./run tune optim/schedule=co", ["constant", "cosine"]),
         ("./run train --c", ["--cfg"]),
+        ("./run env trainer=", ["ddp", "fsdp"]),
+        ("./run env --", ["--json"]),
         ("./run evaluate --", ["--split", "--json"]),
         ("./run fork --w", ["--without"]),
     ],

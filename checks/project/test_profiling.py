@@ -1,13 +1,16 @@
-"""profiler=simple and torch, speeds that are logged, and what is said where memory is full."""
+"""profiler=simple, torch and python, speeds that are logged, and what is said where memory is full."""
 
 from __future__ import annotations
 
 import json
+import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -29,8 +32,10 @@ from samebits.device import Hardware, HardwareConfig, resolve_hardware
 from samebits.errors import RunFailed
 from samebits.loggers import Logger
 from samebits.profiling import SampleCost, cost_of_sample, count_flop
+from samebits.profiling.functions import flame_graph
 from samebits.profiling.running import PROFILE
 from samebits.testing import assert_equal, compose, last_checkpoint, metrics, start_run, without_code_generator
+from samebits.testing.processes import slow
 
 SHORT = (*QUICK, "trainer.max_steps=24", "trainer.eval_every=12", "trainer.log_every=4", "trainer.save_every=12")
 
@@ -375,3 +380,79 @@ def test_flop_that_cannot_be_counted_are_left_out_with_a_line() -> None:
     work = work_of_task(config, hardware(), Asks(), task, lambda: batch, Told())
     assert work.flop is None
     assert said[0].startswith("perf/tflop_per_s is not logged")
+
+
+# ---- Python functions
+
+
+def nap(self: Any, output: Any, batch: Any) -> None:
+    time.sleep(0.02)
+
+
+@pytest.mark.parametrize("ranks", [1, slow(2)])
+def test_python_functions_have_a_table_and_a_flame_graph(tmp_path: Path, use: Callable[..., None], ranks: int) -> None:
+    """Of the steps after the warm-up, on rank 0; the bits are those of a run without."""
+
+    class Napping(Callback):
+        def on_step(self, state: Any) -> None:
+            nap(self, None, None)
+
+    short = (*QUICK, "trainer.max_steps=20", "trainer.eval_every=null", "trainer.save_every=null")
+    ways = () if ranks == 1 else ("trainer=ddp", "hardware.num_procs=2")
+    plain = start_run(tmp_path / "plain", *short, *ways)
+    use(Napping())
+    run = start_run(tmp_path / "run", *short, *ways, "profiler=python", "profiler.wait=2", "profiler.active=6")
+    assert_equal(last_checkpoint(run), last_checkpoint(plain))
+    assert metrics(run) == metrics(plain)
+    folder = run / "profile"
+    assert {path.name for path in folder.iterdir()} == {"functions.txt", "functions.prof", "flame.svg", "stacks.txt"}
+    text = (folder / "functions.txt").read_text()
+    assert text.startswith("6 steps, ")
+    (row,) = [line.split() for line in text.partition("by total")[0].splitlines() if "time.sleep" in line]
+    assert float(row[0]) == 1
+    assert 16 < float(row[1]) < 100
+    sampled = [line.rpartition(" ") for line in (folder / "stacks.txt").read_text().splitlines()]
+    asleep, whole = (sum(int(us) for stack, _, us in sampled if name in stack) / 1e6 for name in ("nap (", ""))
+    assert 0.1 <= asleep <= whole < 20
+    assert "nap (" in (folder / "flame.svg").read_text()
+    assert "functions: " in (run / "train.log").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_too_short_for_the_table_says_so(tmp_path: Path) -> None:
+    run = start_run(tmp_path / "run", *SHORT, "profiler=python")
+    log = (run / "train.log").read_text()
+    assert "the run ended after 24 steps, before profiler.wait + 2 * profiler.active = 105" in log
+    assert {path.name for path in (run / "profile").iterdir()} == {"flame.svg", "stacks.txt"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [4, 9])
+def test_a_run_that_fails_stops_recording(tmp_path: Path, use: Callable[..., None], at: int) -> None:
+    class Failing(Callback):
+        def on_step(self, state: Any) -> None:
+            if state.step == at:
+                raise RuntimeError("of the test")
+
+    use(Failing())
+    interval, threads = sys.getswitchinterval(), threading.active_count()
+    with pytest.raises(RuntimeError, match="of the test"):
+        start_run(tmp_path / "run", *SHORT, "profiler=python", "profiler.wait=2", "profiler.active=6")
+    assert sys.getswitchinterval() == interval
+    assert threading.active_count() <= threads
+    assert sys.getprofile() is None
+
+
+def test_a_flame_graph_shows_shares_of_the_time() -> None:
+    stacks = {("fit", "step", "a<b>"): 3.0, ("fit", "step"): 1.0, ("fit", "save"): 4.0, ("fit", "tiny"): 1e-6}
+    svg = ElementTree.fromstring(flame_graph(stacks, "1 step"))
+    name = "{http://www.w3.org/2000/svg}"
+    drawn = {
+        one.find(f"{name}title").text.partition(":")[0]: one.find(f"{name}rect").attrib  # type: ignore[union-attr]
+        for one in svg.findall(f"{name}g")
+    }
+    assert {key: float(value["width"]) for key, value in drawn.items()} == {
+        "fit": 1200, "save": 600, "step": 600, "a<b>": 450,
+    }  # fmt: skip
+    assert float(drawn["a<b>"]["x"]) == float(drawn["step"]["x"])
+    assert len({value["y"] for value in drawn.values()}) == 3

@@ -22,7 +22,7 @@ from common import QUICK, TRAIN
 from lab.program import PROGRAM
 from samebits.errors import ConfigError
 from samebits.extras import missing
-from samebits.loggers import Audio, Histogram, LoggerConfig, RunLogger, Table, sync_mlflow
+from samebits.loggers import Audio, Histogram, LoggerConfig, RunLogger, Svg, Table, sync_mlflow
 from samebits.loggers.mlflow_log import MLflowThread, name_there
 from samebits.loggers.options import MLflowConfig
 from samebits.runs import write_config
@@ -116,6 +116,7 @@ def test_each_kind_of_media_is_a_file_and_reaches_tensorboard(tmp_path: Path) ->
         logger.show(3, "weights", Histogram(torch.tensor([0.0, 1.0, 1.0, float("nan")], dtype=torch.bfloat16), bins=2))
         logger.show(3, "voice", Audio(torch.tensor([0.0, 1.0, -1.0, 2.0]), 8000))
         logger.show(3, "text", "said")
+        logger.show(3, "drawing", Svg("<svg/>"))
         logger.show(3, "errors", Table(["image", "label"], [[7, "cat"]]))
     plt.close(figure)
     media = tmp_path / "media"
@@ -126,6 +127,7 @@ def test_each_kind_of_media_is_a_file_and_reaches_tensorboard(tmp_path: Path) ->
     assert Image.open(media / "val/colour/00000003.png").size == (9, 8)
     assert Image.open(media / "val/figure/00000003.png").size[0] > 100
     assert (media / "text/00000003.txt").read_text() == "said"
+    assert (media / "drawing/00000003.svg").read_text() == "<svg/>"
     assert list(csv.reader((media / "errors/00000003.csv").open())) == [["image", "label"], ["7", "cat"]]
     assert list(csv.reader((media / "weights/00000003.csv").open()))[1:] == [["0.0", "0.5", "1"], ["0.5", "1.0", "2"]]
     with wave.open(str(media / "voice/00000003.wav")) as file:
@@ -139,7 +141,9 @@ def test_each_kind_of_media_is_a_file_and_reaches_tensorboard(tmp_path: Path) ->
     assert sorted(tags["images"]) == ["val/colour", "val/figure", "val/image"]
     assert tags["histograms"] == ["weights"]
     assert tags["audio"] == ["voice"]
-    assert {"text/text_summary", "errors/text_summary", "config/text_summary"} <= set(tags["tensors"])
+    assert {"text/text_summary", "drawing/text_summary", "errors/text_summary", "config/text_summary"} <= set(
+        tags["tensors"]
+    )
 
 
 def test_a_resume_drops_what_was_logged_after_its_checkpoint(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from wandb_server import KEY, Server, serving
 
 from lab.program import PROGRAM
 from samebits.errors import ConfigError
-from samebits.loggers import Audio, Histogram, LoggerConfig, RunLogger, Table, wandb_upload
+from samebits.loggers import Audio, Histogram, LoggerConfig, RunLogger, Svg, Table, wandb_upload
 from samebits.loggers.wandb_log import wandb_arguments
 from samebits.runs import fill_directory, write_config
 from samebits.status import write_status
@@ -127,6 +127,7 @@ def test_each_kind_of_media_reaches_wandb(tmp_path: Path, server: Server, monkey
         logger.show(3, "weights", Histogram([0.0, 1.0, 1.0], bins=2))
         logger.show(3, "voice", Audio([0.0, 0.5], 8000))
         logger.show(3, "text", "said")
+        logger.show(3, "drawing", Svg(f"<svg xmlns={'x'!r}><script>alert(1)</script></svg>"))
         logger.show(3, "errors", Table(["image", "label"], [[7, "cat"], [0.5, "dog"]]))
         logger.summary({"balance/x": 2.0})
         write_status(run, "finished")
@@ -136,7 +137,7 @@ def test_each_kind_of_media_reaches_wandb(tmp_path: Path, server: Server, monkey
     made = {key: row[key] for row in server.rows(name)[1:] for key in row if not key.startswith("_") and key != "step"}
     kinds = {key: value["_type"] for key, value in made.items()}
     assert kinds == {"val/image": "image-file", "weights": "histogram", "voice": "audio-file", "text": "html-file",
-                     "errors": "table-file"}  # fmt: skip
+                     "drawing": "html-file", "errors": "table-file"}  # fmt: skip
     assert (made["weights"]["values"], made["weights"]["bins"]) == ([1, 2], [0.0, 0.5, 1.0])
     table = json.loads(server.files[name][made["errors"]["path"]])
     assert (table["columns"], table["data"]) == (["image", "label"], [[7, "cat"], [0.5, "dog"]])

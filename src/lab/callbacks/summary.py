@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
 from lab.callbacks.base import Callback
-from lab.objective import LossModule
-from lab.rehearsal import as_before
-from samebits.errors import ConfigError
+from lab.callbacks.first_batch import call, with_first_batch
 from samebits.files import replace_text
 from samebits.profiling import summarize, summary_table
 from samebits.schema import Count
-from samebits.shards import is_sharded
-from samebits.steps import rng_bytes, set_rng_bytes
 
 
 class Summary(Callback):
@@ -30,28 +24,15 @@ class Summary(Callback):
 
     def on_start(self, state: Any) -> None:
         """Make the table. Raise ConfigError if the model is sharded."""
-        run = self.run
-        if is_sharded(state.model):
-            raise ConfigError(
-                "callback=summary: does not support trainer=fsdp, which shards the model - use trainer=single"
-            )
-        whole, batch = LossModule(state.model, state.task), run.first_batch()
-        samples = len(next(iter(batch.values())))
-        rows, failed = [], False
-        if run.world.is_main:
-            before = rng_bytes(run.world.device)
-            try:
-                rows = summarize(whole, batch, call)
-            except ConfigError:  # the first step would raise it too
-                raise
-            except Exception:  # the model or the loss reads values, which meta tensors do not have
-                failed = True
-            finally:
-                set_rng_bytes(before, run.world.device)
-        if run.world.any(failed):  # on all ranks, because losses may use collectives
-            with as_before(state, run), run.hardware.autocast():
-                rows = summarize(whole, batch, call, meta=False)
-        if not run.world.is_main:
+        run, samples = self.run, 0
+
+        def look(whole: Any, batch: Any, meta: bool) -> Any:
+            nonlocal samples
+            samples = len(next(iter(batch.values())))
+            return summarize(whole, batch, call, meta)
+
+        rows = with_first_batch(state, run, "callback=summary", look)
+        if rows is None:
             return
         listed = [r for r in rows if r.name.startswith("model") or (r.parameters and r.name.startswith("task"))]
         total = rows[0]
@@ -61,11 +42,3 @@ class Summary(Callback):
         )
         replace_text(run.directory / "summary.txt", f"{text}\n")
         run.logger.say(text)
-
-
-def call(whole: nn.Module, batch: Any) -> None:
-    """Run the forward pass of all objectives."""
-    assert isinstance(whole, LossModule)
-    for name in whole.task.objectives(whole.model):
-        whole.name = name
-        whole(batch)

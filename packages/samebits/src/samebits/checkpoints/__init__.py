@@ -49,6 +49,6 @@ if TYPE_CHECKING:
     from samebits.checkpoints.integrity import error_line, load_verified
     from samebits.checkpoints.optimizers import Optimizers
     from samebits.checkpoints.sharded import reshard_like
-    from samebits.checkpoints.trained import export, read_run
+    from samebits.checkpoints.trained import check_target, export, read_run, run_directory
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

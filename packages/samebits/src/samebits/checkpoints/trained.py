@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 
 from samebits.checkpoints.checkpoint import eval_state_dict, find_checkpoint, save_checkpoint
+from samebits.checkpoints.sharded import SUFFIX
 from samebits.errors import ConfigError
+from samebits.extras import need
+from samebits.files import replace_text
 from samebits.project import Project
 from samebits.runs import has_key
 from samebits.saved import CONFIG, read_config, translate_typed_override
@@ -59,18 +63,38 @@ def change_value(cfg: DictConfig, override: str) -> None:
     OmegaConf.update(cfg, key, value)
 
 
-def export(path: Path, target: Path, overwrite: bool) -> tuple[Path, int]:
+def export(path: Path, target: Path, overwrite: bool, to: str = "pt") -> tuple[Path, int]:
     """Write the weights of a run or checkpoint as a state dict. Return (checkpoint path, number of values).
 
-    Raise ConfigError if there is no run, or if `target` exists and overwrite is false.
+    to: pt, the format of torch.save, or safetensors. Raise ConfigError as `check_target` does, or if the library
+    safetensors is missing.
     """
+    check_target(path, target, overwrite)
+    library: Any = None
+    if to == "safetensors":
+        library = need("safetensors.torch", "--to safetensors", "safetensors", "export")
+    source, payload = find_checkpoint(path)
+    state = eval_state_dict(payload)
+    if library is None:
+        save_checkpoint(state, target)
+    else:
+        # a copy of each: the format refuses tensors that share memory, such as tied weights
+        whole = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in state.items()}
+        replace_text(target, library.save(whole, {"format": "pt"}))
+    return source, sum(value.numel() for value in state.values())
+
+
+def run_directory(path: Path) -> Path:
+    """Return the run directory of a path, which is it or one of its checkpoints. A sharded checkpoint is a folder."""
+    return path if path.is_dir() and path.suffix != SUFFIX else path.absolute().parents[1]
+
+
+def check_target(path: Path, target: Path, overwrite: bool) -> None:
+    """Raise ConfigError if there is no run at `path`, or if `target` cannot be written, or exists and overwrite is
+    false."""
     if not path.exists():
         raise ConfigError(f"{path}: no such run directory or checkpoint")
     if target.is_dir() or not target.parent.is_dir():
         raise ConfigError(f"{target}: must be a file in a folder that exists")
     if target.exists() and not overwrite:
         raise ConfigError(f"{target} exists; add --overwrite to replace it")
-    source, payload = find_checkpoint(path)
-    state = eval_state_dict(payload)
-    save_checkpoint(state, target)
-    return source, sum(value.numel() for value in state.values())

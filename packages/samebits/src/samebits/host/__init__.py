@@ -26,12 +26,20 @@ from typing import TYPE_CHECKING
 from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
-    from samebits.host.cpu import cores, cores_each, limited_to, omp_num_threads, threads_each
+    from samebits.host.cpu import cgroup_cores, cores, cores_each, limited_to, omp_num_threads, threads_each
     from samebits.host.energy import EnergyCounter
     from samebits.host.garbage import collect_garbage, no_garbage_collection
     from samebits.host.gpu import count_gpus, hide_gpus, memory_of_process, pci_address, start_method
-    from samebits.host.machine import gpu_facts, machine_changes, machine_facts, machine_line
-    from samebits.host.memory import available_memory, private_memory
+    from samebits.host.machine import (
+        driver,
+        gpu_facts,
+        held_by_others,
+        library_versions,
+        machine_changes,
+        machine_facts,
+        machine_line,
+    )
+    from samebits.host.memory import available_memory, memory_limit, private_memory
     from samebits.host.numa import bind_to_gpus
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

@@ -130,10 +130,15 @@ def machine_line(found: dict[str, Any]) -> str:
             if gpu["held_beside"] > MUCH
         ]
         hardware.insert(0, f"{text} ({'; '.join(held)})" if held else text)
-        libraries = {"driver": found["driver"], "CUDA": found["cuda"], "cuDNN": cudnn(found), "NCCL": found["nccl"]}
-        versions.append(", ".join(f"{name} {version}" for name, version in libraries.items() if version))
+        versions.append(library_versions(found))
     line = "; ".join([*hardware, *versions])
     return line if len(line) <= ONE_LINE else f"{'; '.join(hardware)}\n{'; '.join(versions)}"
+
+
+def library_versions(found: dict[str, Any]) -> str:
+    """Return the versions of the driver and of the libraries for GPUs, as text."""
+    libraries = {"driver": found["driver"], "CUDA": found["cuda"], "cuDNN": cudnn(found), "NCCL": found["nccl"]}
+    return ", ".join(f"{name} {version}" for name, version in libraries.items() if version)
 
 
 def held_by_others(gpu: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from samebits.host.cgroups import levels_of
@@ -41,6 +42,16 @@ def available_memory(proc: Path = PROC) -> int:
             continue
         left.append(most - used + sum(int(pages.get(name, 0)) for name in of_files))
     return max(0, min(left))
+
+
+def memory_limit(proc: Path = PROC) -> int | None:
+    """Return the memory limit of the container or scheduler in bytes, the smallest of all levels; None if there is
+    none below the memory of the host."""
+    limits, whole = [], memory()
+    for version, folder in levels_of("memory", proc / "self"):
+        with suppress(OSError, ValueError):  # the root has no such file, and "max" means no limit
+            limits.append(int((folder / _FILES[version][0]).read_text()))
+    return min((limit for limit in limits if whole is None or limit < whole), default=None)
 
 
 def private_memory(proc: Path = PROC) -> int:

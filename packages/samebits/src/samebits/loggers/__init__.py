@@ -28,7 +28,7 @@ from samebits.lazy_imports import lazy_getattr
 if TYPE_CHECKING:
     from samebits.loggers.installed import check_installed
     from samebits.loggers.logger import Logger, RunLogger, check_numbers, log_to
-    from samebits.loggers.media import Audio, Histogram, Table, grid
+    from samebits.loggers.media import Audio, Histogram, Svg, Table, grid
     from samebits.loggers.mlflow_log import sync_mlflow
     from samebits.loggers.options import LoggerConfig
     from samebits.loggers.wandb_log import sync_command

@@ -1,6 +1,7 @@
 """Save images, figures, histograms, audio, text and tables that a run logs as files of the run.
 
-Files: media/<name>/<step>.png .csv .wav .txt. Each adds a line to metrics.jsonl: {"step": ..., "media": {name: kind}}
+Files: media/<name>/<step>.png .svg .csv .wav .txt. Each adds a line to metrics.jsonl: {"step": ..., "media": {name:
+kind}}
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from samebits.extras import need
 from samebits.files import read_text, replacing
 
 FOLDER = "media"
-SUFFIXES = {"image": ".png", "histogram": ".csv", "table": ".csv", "audio": ".wav", "text": ".txt"}  # by kind
+# by kind
+SUFFIXES = {"image": ".png", "svg": ".svg", "histogram": ".csv", "table": ".csv", "audio": ".wav", "text": ".txt"}
 NAME = re.compile(r"[\w.-]+(/[\w.-]+)*")
 
 
@@ -51,9 +53,16 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Svg:
+    """A drawing. text: the content of an SVG file."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Media:
-    """A saved object for the logging libraries. kind: image, histogram, audio, text or table. path: its file in the run
-    directory."""
+    """A saved object for the logging libraries. kind: image, svg, histogram, audio, text or table. path: its file in
+    the run directory."""
 
     kind: str
     path: Path
@@ -79,7 +88,7 @@ def save(run_dir: Path, step: int, name: str, value: Any) -> Media:
     """Write `value` into the run directory.
 
     value: a matplotlib figure; an image (H, W), (H, W, 3) or (3, H, W), uint8 or floats in [0, 1], array or tensor; a
-    text; a Histogram, Audio or Table. Raise ConfigError for another type or shape, or an invalid name.
+    text; an Svg, Histogram, Audio or Table. Raise ConfigError for another type or shape, or an invalid name.
     """
     if not NAME.fullmatch(name) or ".." in name:
         raise ConfigError(f"show({name!r}): the name must consist of letters, digits, - _ . and /, e.g. val/samples")
@@ -87,6 +96,8 @@ def save(run_dir: Path, step: int, name: str, value: Any) -> Media:
     content: Any = None
     if isinstance(value, str):
         kind, text, content = "text", value, value
+    elif isinstance(value, Svg):
+        kind, text, content = "svg", value.text, value
     elif isinstance(value, Table):
         kind, text, content = "table", _csv([list(value.columns), *value.rows]), value
     elif isinstance(value, Histogram):
@@ -156,7 +167,8 @@ def _write_png(file: BinaryIO, image: np.ndarray, name: str) -> None:
     if image.dtype != np.uint8 or not (image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)):
         raise ConfigError(
             f"show({name!r}): {given} is not an image: give (H, W), (H, W, 3) or (3, H, W), uint8 or floats in [0, 1], "
-            "a matplotlib figure, a text, or a Histogram, Audio or Table of samebits.loggers"
+            "a matplotlib figure, a text, or an Svg, Histogram, Audio or Table of "
+            "samebits.loggers"
         )
     Image.fromarray(image).save(file, "PNG")
 

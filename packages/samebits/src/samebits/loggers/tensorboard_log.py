@@ -97,6 +97,8 @@ class TensorBoardThread(Background):
             head = "| " + " | ".join(map(str, media.content.columns)) + " |\n" + "|---" * len(media.content.columns)
             rows = ["| " + " | ".join(map(str, row)) + " |" for row in media.content.rows]
             self._writer.add_text(name, "\n".join([head + "|", *rows]), step)
+        elif media.kind == "svg":  # TensorBoard shows none
+            self._writer.add_text(name, f"an SVG, which TensorBoard cannot show: `{media.path}`", step)
         else:
             self._writer.add_text(name, media.content, step)
 

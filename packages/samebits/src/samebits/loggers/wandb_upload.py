@@ -14,6 +14,7 @@ Exit status 0: the server has everything. `command` prints one line for the user
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import html
 import json
@@ -212,6 +213,9 @@ def shown(run_dir: Path, record: dict[str, Any]) -> dict[str, Any]:
             made[name] = wandb.Image(str(path))
         elif kind == "audio":
             made[name] = wandb.Audio(str(path))
+        elif kind == "svg":  # as an image: scripts in it, perhaps of an untrusted run, do not run
+            data = base64.b64encode(read_file(path)).decode()
+            made[name] = wandb.Html(f'<img src="data:image/svg+xml;base64,{data}">')
         elif kind == "text":
             made[name] = wandb.Html(f"<pre>{html.escape(read_text(path))}</pre>")
         else:

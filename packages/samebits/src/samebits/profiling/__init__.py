@@ -12,10 +12,13 @@ Errors: OutOfMemory, which names the key to change.
     timeline     spans on the device's clock, added up by part
     report       the table of a profile, and what limits the run
     trace        torch.profiler: a Chrome trace and a table of kernels
+    functions    Python functions: a table by cProfile and a flame graph
     memory       which key to change when memory is full
     sample_cost  tokens and FLOP per sample, peak FLOP/s
     options      the schema of the config group `profiler`
     summary      a table of modules: shapes, parameters, FLOP
+    graph        the graph of a forward pass: modules, and autograd's operations
+    diagram      a directed graph as an SVG
     waits        operations that synchronize the host with the device
     writes       operations that write to given tensors
 """
@@ -27,6 +30,7 @@ from typing import TYPE_CHECKING
 from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
+    from samebits.profiling.graph import autograd_svg, forward_graph, module_svg
     from samebits.profiling.memory import explained, is_out_of_memory, limit_memory
     from samebits.profiling.options import ProfilerConfig
     from samebits.profiling.running import cost_of_sample, profiling

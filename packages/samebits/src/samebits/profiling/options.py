@@ -13,7 +13,7 @@ class ProfilerConfig:
     """wait, warmup, active: numbers of steps. peak_tflops: peak of one device in TFLOP/s; None: looked up by its
     name."""
 
-    kind: Annotated[str, option("none", "simple", "torch")] = "none"
+    kind: Annotated[str, option("none", "simple", "torch", "python")] = "none"
     wait: Annotated[int, Rule(at_least=0)] = 5
     warmup: Annotated[int, Rule(at_least=0)] = 2
     active: Annotated[int, Rule(at_least=1)] = 5

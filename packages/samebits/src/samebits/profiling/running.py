@@ -1,4 +1,4 @@
-"""Profile a run with profiler=simple or profiler=torch, and measure the amount of work per sample."""
+"""Profile a run with profiler=simple, torch or python, and measure the amount of work per sample."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from samebits.device import Hardware
 from samebits.errors import first_line
 from samebits.files import write_json
 from samebits.loggers import Logger
+from samebits.profiling.functions import Functions
 from samebits.profiling.memory import explained
 from samebits.profiling.options import ProfilerConfig
 from samebits.profiling.report import as_dict, bound, table
@@ -53,6 +54,10 @@ def profiling(
     with explained(run.hardware, where, snapshot):
         if options.kind == "none":
             yield train
+            return
+        if options.kind == "python":
+            with Functions(options, folder, run):
+                yield train
             return
         simple = options.kind == "simple"
         profiler: Simple | Traced = (

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from samebits.world.collectives import World, gather_rows, to_cpu, to_host
     from samebits.world.environment import dist_env
     from samebits.world.failures import recording_failures
-    from samebits.world.group import group_of_one, process_group, world_of_one
+    from samebits.world.group import backend, group_of_one, process_group, world_of_one
     from samebits.world.launch import RankLauncher
     from samebits.world.options import ProcessConfig
     from samebits.world.rendezvous import run_rendezvous

@@ -1,0 +1,55 @@
+"""Run the forward pass of the first micro-batch before the first step, without changing the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from lab.objective import LossModule
+from lab.rehearsal import as_before
+from samebits.errors import ConfigError
+from samebits.shards import is_sharded
+from samebits.steps import rng_bytes, set_rng_bytes
+
+T = TypeVar("T")
+Call = Callable[[nn.Module, Any], dict[str, Tensor]]
+
+
+def with_first_batch(
+    state: Any, run: Any, asked: str, look: Callable[[nn.Module, dict[str, Any], bool], T]
+) -> T | None:
+    """Return look(whole, batch, meta) on the main rank, None on others. All ranks call this.
+
+    whole: the lab.objective.LossModule of model and task. meta: True to compute on the device `meta`, with a copy; if
+    that fails, because the model or a loss reads values of tensors, `look` is called with False on all ranks, and the
+    run is restored afterwards. asked: key=value, for errors. Raise ConfigError if the model is sharded."""
+    if is_sharded(state.model):
+        raise ConfigError(f"{asked}: does not support trainer=fsdp, which shards the model - use trainer=single")
+    whole, batch = LossModule(state.model, state.task), run.first_batch()
+    found, failed = None, False
+    if run.world.is_main:
+        before = rng_bytes(run.world.device)
+        try:
+            found = look(whole, batch, True)
+        except ConfigError:  # the first step would raise it too
+            raise
+        except Exception:  # the model or the loss reads values, which meta tensors do not have
+            failed = True
+        finally:
+            set_rng_bytes(before, run.world.device)
+    if run.world.any(failed):  # on all ranks, because losses may use collectives
+        with as_before(state, run), run.hardware.autocast():
+            found = look(whole, batch, False)
+    return found if run.world.is_main else None
+
+
+def call(whole: nn.Module, batch: Any) -> dict[str, Tensor]:
+    """Run the forward pass of all objectives. Return {"loss" or "<objective> loss": loss (B,)}."""
+    assert isinstance(whole, LossModule)
+    found = {}
+    for name in whole.task.objectives(whole.model):
+        whole.name = name
+        found[f"{name} loss".strip()] = whole(batch)[0]["loss"]
+    return found

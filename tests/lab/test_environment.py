@@ -1,0 +1,129 @@
+"""./run env: what it says is what a run records and chooses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from common import QUICK, ROOT
+
+import lab.environment
+from samebits.host import memory_limit
+from samebits.testing import start_run
+from samebits.testing.processes import called
+
+UUID, GB = "11111111-2222-3333-4444-555555555555", 10**9
+
+
+def env(*given: str, code: int = 0) -> Any:
+    return called([sys.executable, str(ROOT / "src/env.py"), *given], code)
+
+
+def test_it_says_what_a_run_records_and_chooses(tmp_path: Path) -> None:
+    given = (*QUICK, "trainer.max_steps=1", "hardware.num_threads=auto", "trainer.global_batch_size=24")
+    found = json.loads(env("--json", *given, "hardware.micro_batch_size=7").stdout)
+    run = start_run(tmp_path / "run", *given, "hardware.micro_batch_size=7")
+    known = json.loads((run / "environment.json").read_text())
+    assert found["code"]["commit"] == known["git_commit"]
+    assert found["code"]["dirty"] == known["git_dirty"]
+    assert found["code"]["source"] == known["source"]
+    assert found["packages"].items() <= {**known["packages"], "h5rows": found["packages"]["h5rows"]}.items()
+    for name in ("cpu", "capability", "cores", "memory", "python", "torch"):
+        assert found["machine"][name] == known["machine"][name], name
+    chosen, log = found["run"], (run / "train.log").read_text()
+    assert chosen["threads"] == known["threads"]["count"]
+    threads = f"threads: {chosen['threads']} ({chosen['threads_why']})"
+    assert f"{chosen['device']}, {chosen['precision']}, {threads}; 24 samples a step = 1 x 24 in 4" in log
+    assert chosen["micro_batch_sizes"] == [6] * 4
+    assert f"loader {chosen['loader']}\n" in log
+    assert chosen["backend"] is None
+
+
+def test_ranks_have_a_backend() -> None:
+    text = env("hardware=cpu", "trainer=ddp", "hardware.num_procs=2").stdout
+    for line in ("strategy   ddp", "processes  2 (trainer=single: 1; trainer=fsdp: 2)", "backend    gloo"):
+        assert f"  {line}\n" in text
+    assert f"torch {torch.__version__}, " in text
+
+
+def test_a_mistake_ends_with_an_error_after_the_facts() -> None:
+    for given, said in (
+        (["optim.lrr=1"], "error: optim.lrr: no such key - did you mean optim.lr?"),
+        (["data.path=no.h5"], "error: data.path="),
+    ):
+        done = env(*given, code=2)
+        assert done.stderr.startswith(said)
+        assert done.stdout.startswith("code ")
+        assert done.stdout.endswith(" would choose:\n")
+        found = json.loads(env("--json", *given, code=2).stdout)
+        assert found["machine"]["cores"] >= 1
+        assert "run" not in found
+        assert found["run_error"].startswith(said.removeprefix("error: "))
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs that are made up."""
+    properties = SimpleNamespace(
+        name="NVIDIA H200", uuid=UUID, total_memory=140 * GB, pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0
+    )
+    for name, value in {
+        "get_device_properties": lambda device: properties,
+        "get_device_name": lambda index: "NVIDIA H200",
+        "mem_get_info": lambda device: (100 * GB, 140 * GB),
+        "memory_reserved": lambda device: 0,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
+    monkeypatch.setattr("samebits.host.machine.count_gpus", lambda: 2)
+    monkeypatch.setattr(lab.environment, "count_gpus", lambda: 2)
+    for module in ("lab.environment", "samebits.host.machine"):
+        monkeypatch.setattr(f"{module}.driver", lambda: "570.86")
+
+
+def test_each_gpu_is_listed(two_gpus: None) -> None:
+    found = lab.environment.facts()
+    json.dumps(found)
+    assert [gpu["uuid"] for gpu in found["machine"]["gpus"]] == [UUID] * 2
+    lines = lab.environment.facts_text(found).splitlines()
+    gpu = f"NVIDIA H200, GPU-{UUID}, 0000:3b:00.0, 140 GB, 100 GB free"
+    assert lines[-3:] == [
+        f"gpu 0      {gpu}",
+        f"gpu 1      {gpu}",
+        "libraries  driver 570.86, CUDA 12.8, cuDNN 9.10.2, NCCL 2.27.5",
+    ]
+
+
+def test_a_gpu_that_torch_cannot_use_is_explained(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(device: Any) -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old\nmore")
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", fails)
+    text = lab.environment.facts_text(lab.environment.facts())
+    assert text.endswith("gpu        CUDA does not start: The NVIDIA driver on your system is too old (driver 570.86)")
+    monkeypatch.setattr(lab.environment, "count_gpus", lambda: 0)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    text = lab.environment.facts_text(lab.environment.facts())
+    assert text.endswith("gpu        none, although driver 570.86 is loaded: this build of torch is without CUDA")
+
+
+@pytest.mark.parametrize(("limits", "expected"), [(("max", "4096"), 4096), (("8192", "4096"), 4096), (("max",), None)])
+def test_the_memory_limit_is_the_smallest_of_all_levels(
+    tmp_path: Path, limits: tuple[str, ...], expected: int | None
+) -> None:
+    folder = tmp_path / "cgroup"
+    for name, limit in zip(("job", "."), limits):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text("0::/job\n")
+    (tmp_path / "self/mountinfo").write_text(f"1 0 0:1 / {folder} rw - cgroup2 cgroup2 rw\n")
+    assert memory_limit(tmp_path) == expected

@@ -1,0 +1,199 @@
+"""callback=graph: pictures of the modules and of autograd's operations, made without changing the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from common import QUICK, needs
+from torch import Tensor, nn
+
+from samebits.errors import ConfigError
+from samebits.profiling import autograd_svg, forward_graph, module_svg
+from samebits.testing import assert_equal, last_checkpoint, metrics, start_run
+from samebits.testing.processes import slow
+
+pytestmark = needs("conf/callback/graph.yaml")
+SHORT = (*QUICK[:3], "trainer.max_epochs=null", "trainer.max_steps=4", "trainer.log_every=1")
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def texts(svg: str) -> list[list[str]]:
+    """The lines of each node."""
+    return [
+        [line.text or "" for line in box.findall(f"{SVG}text")] for box in ElementTree.fromstring(svg).iter(f"{SVG}g")
+    ]
+
+
+def without_lines(run: Path) -> dict[str, Any]:
+    """The last checkpoint without the number of lines in metrics.jsonl, two of which name the pictures."""
+    return {key: value for key, value in last_checkpoint(run).items() if key != "logged_lines"}
+
+
+class Odd(nn.Module):
+    """A residual, an operation in place, a view, a layer used twice, one without gradients, and outputs in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.flat, self.inplace = nn.Flatten(), nn.ReLU(inplace=True)
+        self.block = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+        self.teacher, self.unused = nn.Linear(6, 6), nn.Linear(7, 7)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        first = self.one(x)
+        again = self.one(self.inplace(self.two(first)) + first)
+        with torch.no_grad():
+            target = self.teacher(self.flat(first))
+        return {"loss": (self.block(again) - target).square().sum(1)}
+
+
+def graph_of(depth: int) -> tuple[Any, set[tuple[str, str]], dict[str, Tensor], dict[int, str]]:
+    batch = {"x": torch.ones(5, 6), "y": torch.ones(5)}
+    whole = nn.ModuleDict({"model": Odd()})
+    graph, losses, names = forward_graph(whole, batch, lambda own, given: own["model"](given["x"]), depth)  # type: ignore[index]
+    label = {k: node.text[1 if node.text[0][0].isupper() else 0] for k, node in graph.nodes.items()}
+    return graph, {(label[start], label[end]) for start, end in graph.edges}, losses, names
+
+
+def test_edges_follow_the_tensors() -> None:
+    graph, edges, _, _ = graph_of(depth=3)
+    assert edges == {
+        ("batch['x']", "model.one"),
+        ("model.one", "model.two"),
+        ("model.two", "model.inplace"),
+        ("model.inplace", "add"),
+        ("model.one", "add"),  # the residual
+        ("add", "model.one"),  # the second call
+        ("model.one", "model.flat"),
+        ("model.flat", "model.teacher"),
+        ("model.one", "model.block.0"),
+        ("model.block.0", "model.block.1"),
+        ("model.block.1", "sub"),
+        ("model.teacher", "sub"),
+        ("sub", "loss"),
+    }
+    shown = texts(module_svg(graph, "title"))
+    assert ["Linear", "model.two", "[5, 6]", "42 parameters"] in shown
+    assert not any("model.unused" in lines or "batch['y']" in lines for lines in shown)
+    assert sum("model.one" in lines for lines in shown) == 2
+
+
+def test_deeper_modules_are_part_of_their_parent() -> None:
+    _, edges, _, _ = graph_of(depth=2)
+    assert ("model.one", "model.block") in edges
+    assert ("model.block", "sub") in edges
+    assert not any("block.0" in end for _, end in edges)
+
+
+def test_operations_of_a_module_that_calls_none_are_part_of_it() -> None:
+    """nn.MultiheadAttention does not call its child."""
+    whole = nn.ModuleDict({"model": nn.MultiheadAttention(8, 2, batch_first=True)})
+    batch = {name: torch.ones(3, 5, 8) for name in "qkv"}
+    call = lambda own, given: {"loss": own["model"](given["q"], given["k"], given["v"])[0].sum((1, 2))}  # noqa: E731
+    graph, _, _ = forward_graph(whole, batch, call, 3)
+    assert [lines[0] for lines in texts(module_svg(graph, ""))] == [
+        "batch['q']", "batch['k']", "batch['v']", "MultiheadAttention", "loss",
+    ]  # fmt: skip
+
+
+def test_a_deep_residual_network_has_as_many_edges_as_nodes() -> None:
+    """And not the square of them: the sum of each block is a node."""
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(50))
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            for layer in self.layers:
+                x = x + layer(x)
+            return {"loss": x.sum(1)}
+
+    graph, _, _ = forward_graph(Residual(), {"x": torch.ones(2, 4)}, lambda own, given: own(given["x"]), 3)
+    assert len(graph.nodes) == 1 + 2 * 50 + 1
+    assert len(graph.edges) == 3 * 50 + 1
+
+
+def test_autograd_has_the_parameters_with_gradients() -> None:
+    _, _, losses, names = graph_of(depth=3)
+    svg = autograd_svg(losses["loss"], names, "title")
+    assert svg is not None
+    parameters = {lines[0] for lines in texts(svg) if len(lines) == 2}
+    assert parameters == {f"model.{layer}.{kind}" for layer in ("one", "two", "block.0") for kind in ("weight", "bias")}
+    assert {("Addmm",), ("Tanh",), ("Pow",), ("loss",)} <= {tuple(lines) for lines in texts(svg)}
+    assert autograd_svg(torch.zeros(()), {}, "") is None
+
+
+@needs("conf/model/resnet.yaml")
+@pytest.mark.parametrize("ranks", [1, slow(2)])
+def test_the_run_is_the_same(tmp_path: Path, ranks: int) -> None:
+    """Bit for bit, with BatchNorm and dropout; a resumed run has the pictures already."""
+    ways = () if ranks == 1 else ("trainer=ddp", "hardware.num_procs=2")
+    small = ("model=resnet", "model.dropout=0.3", "trainer.global_batch_size=16", "trainer.max_eval_batches=1")
+    plain = start_run(tmp_path / "plain", *SHORT, *small, *ways)
+    run = tmp_path / "run"
+    with pytest.raises(SystemExit, match="75"):
+        start_run(run, *SHORT, *small, *ways, "callback=graph", "process.stop_at_step=2")
+    start_run(run, *SHORT, *small, *ways, "callback=graph")
+    assert_equal(without_lines(run), without_lines(plain))
+    assert {str(path.relative_to(run / "media/graph")) for path in (run / "media").rglob("*.svg")} == {
+        "modules/00000000.svg", "autograd/00000000.svg",
+    }  # fmt: skip
+    lines = metrics(run)
+    assert [line["media"] for line in lines if "media" in line] == [
+        {"graph/modules": "svg"}, {"graph/autograd": "svg"},
+    ]  # fmt: skip
+    assert [line for line in lines if "media" not in line] == metrics(plain)
+    shown = texts((run / "media/graph/modules/00000000.svg").read_text())
+    assert ["Linear", "model.head", f"[{16 // ranks}, 10]", "1,290 parameters"] in shown
+    assert "media/graph/autograd/00000000.svg" in (run / "train.log").read_text()
+
+
+@pytest.mark.parametrize("ranks", [1, slow(2)])
+def test_a_model_that_asks_for_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+    """It has the same pictures, by a real batch, and no bit of the run changes."""
+    ways = () if ranks == 1 else ("trainer=ddp", "hardware.num_procs=2")
+    small = ("model.hidden=[16]", "model.dropout=0.3", "trainer.max_eval_batches=1")
+    wanted = start_run(tmp_path / "meta", *SHORT, *small, *ways, "callback=graph")
+    import lab.losses.cross_entropy as module
+
+    original = module.CrossEntropy.__call__
+
+    def asking(self: Any, output: Any, batch: Any) -> Any:
+        assert output.sum().item() < 1e9
+        return original(self, output, batch)
+
+    monkeypatch.setattr(module.CrossEntropy, "__call__", asking)
+    run = start_run(tmp_path / "run", *SHORT, *small, *ways, "callback=graph")
+    plain = start_run(tmp_path / "plain", *SHORT, *small, *ways)
+    for name in ("modules", "autograd"):
+        file = f"media/graph/{name}/00000000.svg"
+        assert (run / file).read_text() == (wanted / file).read_text()
+    assert_equal(without_lines(run), without_lines(plain))
+
+
+@needs("conf/task/gan.yaml")
+@pytest.mark.slow
+def test_each_objective_has_a_picture(tmp_path: Path) -> None:
+    small = ("model.input_shape=[4]", "model.num_outputs=64", "model.hidden=[16]", "task.critic.hidden=[16]")
+    run = start_run(tmp_path, *SHORT, "task=gan", *small, "callback=graph", "trainer.max_eval_batches=1")
+    found = {path.parent.name for path in (run / "media").rglob("*.svg")}
+    assert found == {"modules", "autograd_generator", "autograd_critic"}
+
+
+def test_only_the_modules(tmp_path: Path) -> None:
+    run = start_run(tmp_path, *SHORT, "callback=graph", "callback.graph.autograd=false", "trainer.max_steps=1")
+    assert [path.parent.name for path in (run / "media").rglob("*.svg")] == ["modules"]
+
+
+def test_too_large_for_a_picture_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("samebits.profiling.graph.MOST_NODES", 12)
+    with pytest.raises(ConfigError, match=r"^callback=graph: autograd's graph has \d+ operations, more than 12 - set "):
+        start_run(tmp_path / "a", *SHORT, "callback=graph")
+    monkeypatch.setattr("samebits.profiling.graph.MOST_NODES", 2)
+    with pytest.raises(ConfigError, match=r"^callback=graph: more than 2 calls of modules - set a smaller callback"):
+        start_run(tmp_path / "b", *SHORT, "callback=graph")
