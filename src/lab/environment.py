@@ -46,9 +46,9 @@ def facts() -> dict[str, Any]:
         gpus = [gpu for index in range(count_gpus()) if (gpu := gpu_facts(torch.device("cuda", index)))]
     except RuntimeError as error:  # a driver that is too old, or a GPU that has failed
         failure = first_line(error)
-    hardware = machine_facts(torch.device("cuda", 0) if gpus else torch.device("cpu"), gpus)
+    machine = machine_facts(torch.device("cuda", 0) if gpus else torch.device("cpu"), gpus)
     for name in ("gpu", "gpus_of_ranks", "threads"):  # of the ranks of a run
-        hardware.pop(name, None)
+        machine.pop(name, None)
     return {
         "code": {
             "project": str(PROJECT.root),
@@ -62,7 +62,7 @@ def facts() -> dict[str, Any]:
         "machine": {
             "host": found["host"],
             "platform": found["platform"],
-            **hardware,
+            **machine,
             "cores_of_host": found["cpus"],
             "cores_of_container": cgroup_cores(),
             "memory_of_container": memory_limit(),
@@ -111,33 +111,33 @@ def choices(overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 def facts_text(found: dict[str, Any]) -> str:
     """Return the facts as text, a line for each topic."""
-    code, hardware = found["code"], found["machine"]
+    code, machine = found["code"], found["machine"]
     changed = f", {len(code['changed'])} uncommitted files" if code["changed"] else ""
     limits = [f"{machine['cores_of_host']} of the host"]
-    if hardware["cores_of_container"] is not None:
+    if machine["cores_of_container"] is not None:
         limits.append(f"{machine['cores_of_container']:g} of the container")
-    memory = [f"{in_words(machine['memory'])} of the host"] if hardware["memory"] else []
-    if hardware["memory_of_container"] is not None:
+    memory = [f"{in_words(machine['memory'])} of the host"] if machine["memory"] else []
+    if machine["memory_of_container"] is not None:
         memory.append(f"{in_words(machine['memory_of_container'])} of the container")
     rows = [
         ("code", f"{code['name']}{changed}; {code['project']}"),
-        ("python", hardware["python"]),
+        ("python", machine["python"]),
         ("packages", ", ".join(f"{name} {version}" for name, version in found["packages"].items())),
         ("host", f"{machine['host']}, {machine['platform']}"),
         ("cpu", f"{machine['cpu']}, {machine['capability']}"),
         ("cores", f"{machine['cores']} for this process ({', '.join(limits)})"),
         ("memory", f"{in_words(machine['memory_available'])} available ({', '.join(memory)})"),
     ]
-    for index, gpu in enumerate(hardware["gpus"]):
+    for index, gpu in enumerate(machine["gpus"]):
         parts = [gpu["name"], f"GPU-{gpu['uuid'].removeprefix('GPU-')}" if gpu["uuid"] else "", gpu["pci"] or ""]
         parts.append(f"{in_words(gpu['memory'])}, {in_words(gpu['memory'] - gpu['held_beside'])} free")
         parts += [held_by_others(gpu)] if gpu["holders"] else []
         rows.append((f"gpu {index}", ", ".join(filter(None, parts))))
-    if hardware["gpus"]:
-        rows.append(("libraries", library_versions(hardware)))
-    elif hardware["gpu_error"]:
+    if machine["gpus"]:
+        rows.append(("libraries", library_versions(machine)))
+    elif machine["gpu_error"]:
         rows.append(("gpu", f"CUDA does not start: {machine['gpu_error']} (driver {machine['driver']})"))
-    elif hardware["driver"]:
+    elif machine["driver"]:
         built = torch.version.cuda or torch.version.hip
         why = f"torch for CUDA {built} finds none" if built else "this build of torch is without CUDA"
         rows.append(("gpu", f"none, although driver {machine['driver']} is loaded: {why}"))

@@ -86,7 +86,7 @@ def explained_cast(process: RankProcess, data: Data) -> Iterator[None]:
 
 
 def load_sets(process: RankProcess) -> Experiment:
-    """Build the data sets. A stream is_new at the read position in the checkpoint. Raise ConfigError without a
+    """Build the data sets. A stream begins at the read position in the checkpoint. Raise ConfigError without a
     validation split if early stopping or the schedule needs one."""
     config, world, logger, payload = process.config, process.world, process.logger, process.payload
     trainer, sets = config.trainer, make_datasets(config)
