@@ -85,7 +85,7 @@ def main() -> None:
         def ours(checkpoints: Checkpoints, step: int) -> Callable[[], bool]:
             durable.clear()
             checkpoints.save_last(payload | {"step": step})
-            return lambda: checkpoints.check() or durable.is_set()  # check raises what a save failed of
+            return lambda: checkpoints.raise_if_failed() or durable.is_set()  # check raises what a save failed of
 
         for number in range(args.rounds + 1):  # the first one allocates the copy's memory
             ways = {

@@ -47,7 +47,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
      "tests/lab/test_skipping.py::test_the_device_leaves_out_what_the_host_would[sgd]"),
     ("src/lab/optimizer_step.py", "with restore_if(skipped, [*state.task.parameters(), *state.model.parameters()]):",
      "with nullcontext():", "tests/lab/test_skipping.py::test_what_a_task_updates_is_put_back"),
-    ("src/lab/optimizer_step.py", "restore_buffers_if(self.before, self._buffers(), skipped)", "pass",
+    ("src/lab/optimizer_step.py", "restore_buffers_if(self.buffers_before, self._buffers(), skipped)", "pass",
      "tests/lab/test_skipping.py::test_what_a_task_updates_is_put_back"),
     ("src/lab/loop.py", "state.schedule.set_rates(state.step)",
      "state.schedule.set_rates(state.step - (state.step > 4))",

@@ -94,7 +94,7 @@ class Training:
     def log(self) -> None:
         around = SimpleNamespace(say=print, log=lambda step, values: self.logged.append(values))
         run = SimpleNamespace(
-            rank_balance=None, world=ONE, logger=around, trainer=self.config.trainer, epoch_samples=8,
+            rank_timing=None, world=ONE, logger=around, trainer=self.config.trainer, epoch_samples=8,
             notify=lambda *args: None,
         )  # fmt: skip
         log_train(self.state, run, SimpleNamespace(read=lambda samples: {}))  # type: ignore[arg-type]

@@ -52,14 +52,14 @@ def modules_in_eval_mode(model: nn.Module) -> list[str]:
     return found
 
 
-def evaluation_model(state: TrainState, run: RunContext) -> nn.Module:
+def prepare_evaluation_model(state: TrainState, run: RunContext) -> nn.Module:
     """Return the model that is evaluated: the weight average, or the model if there is no average. All ranks call this.
 
     With Task.bn_update_batches, BatchNorm's statistics of the average are computed first, once per step."""
     model = model_or_average(state)
-    if run.statistics is not None and state.ema is not None and run.bn_updated_at != [state.step]:
+    if run.bn_batches is not None and state.ema is not None and run.bn_updated_at != [state.step]:
         before = rng_bytes(run.world.device)
-        recompute_batchnorm(model, state.task, run.statistics, run.world, run.hardware)
+        recompute_batchnorm(model, state.task, run.bn_batches, run.world, run.hardware)
         set_rng_bytes(before, run.world.device)
         run.bn_updated_at[:] = [state.step]
     return model

@@ -106,7 +106,7 @@ def check_task(task: Task, model: nn.Module, config: Config, hardware: Hardware)
         )
     if len(inspect.signature(task.initialize).parameters) != 2:
         raise ConfigError(f"task: {kind}.initialize must take (model, batches): see lab.tasks.base")
-    if task.frozen and trainer.strategy == "dp":
+    if task.frozen_networks and trainer.strategy == "dp":
         raise ConfigError(f"trainer=dp: {kind} has frozen networks, which DataParallel does not copy - use trainer=ddp")
     twice = [name for name in task.metrics if name in ("loss", *task.loss_names)]
     if twice:

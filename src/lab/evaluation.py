@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.average import evaluation_mode, evaluation_model
+from lab.average import evaluation_mode, prepare_evaluation_model
 from lab.callbacks.base import overriding
 from lab.checks import call_with_hints
 from lab.metrics.base import as_metric
@@ -36,13 +36,13 @@ def evaluate(
     batches: Iterable[Batch],
     world: World,
     hardware: Hardware,
-    size_and_count: Callable[[int], tuple[int, int]],
+    rows_and_real: Callable[[int], tuple[int, int]],
     observers: Iterable[Callable[[Any, Batch], None]] = (),
     compute: Callable[[Any, World], Any] = lambda metric, world: metric.compute(world),
 ) -> dict[str, float]:
     """Return {loss, <loss name>, <metric>, ...}: means over the samples of all ranks, each counted once.
 
-    model: without wrappers. size_and_count(k) -> (rows of the k-th batch, number of real samples): the other rows are
+    model: without wrappers. rows_and_real(k) -> (rows of the k-th batch, number of real samples): the other rows are
     padding (trainer.pad_eval_batches). observers: called with (output, batch), without the padding. compute: called as
     compute(metric, world) for the result of a metric with state.
     """
@@ -59,7 +59,7 @@ def evaluate(
         metric.reset()
     with evaluation_mode(model, task):
         for k, batch in enumerate(batches):
-            size, real = size_and_count(k)  # the rows after the first `real` are padding
+            size, real = rows_and_real(k)  # the rows after the first `real` are padding
             with autocast():
                 losses, output = net(batch)
                 weights = task.sample_weights(batch)
@@ -70,11 +70,11 @@ def evaluate(
                 check_per_sample(values[-1], size, f"task.metrics.{name}")
             sums += _sums([value[:real].to(precise) for value in values], weights, real)
             if real:
-                shown = first_samples(output, size, real), first_samples(batch, size, real)
+                unpadded = first_samples(output, size, real), first_samples(batch, size, real)
                 for name, metric in stateful.items():
-                    call_with_hints(metric.update, f"task.metrics.{name}", *shown)
+                    call_with_hints(metric.update, f"task.metrics.{name}", *unpadded)
                 for observe in observers:
-                    observe(*shown)
+                    observe(*unpadded)
     world.all_reduce_sum(sums)
     *totals, samples = to_host(sums)
     scores = {name: total / samples if samples else math.nan for name, total in zip(names, totals)}
@@ -99,7 +99,7 @@ def validate(state: TrainState, vals: Mapping[str, Loader], run: RunContext) -> 
     before = rng_bytes(run.world.device)
     scores: dict[str, float] = {}
     try:
-        model = evaluation_model(state, run)
+        model = prepare_evaluation_model(state, run)
         for split, val in vals.items():
             scores |= score_split(model, state, split, val, run)
     except Stopped:
@@ -141,7 +141,7 @@ def score_split(model: nn.Module, state: TrainState, split: str, loader: Loader,
     """Return {<split>/loss, <split>/<metric>, ...} of the model, which is without wrappers."""
     batches = until_stopped(loader, state.step, run)
     observers = overriding(run.callbacks, "on_eval_batch")
-    scores = evaluate(model, state.task, batches, run.world, run.hardware, loader.size_and_count, observers)
+    scores = evaluate(model, state.task, batches, run.world, run.hardware, loader.rows_and_real, observers)
     for name, metric in state.task.metrics.items():
         if run.world.is_main and hasattr(metric, "write"):
             metric.write(run.directory / f"{split}_{name}")
@@ -153,7 +153,7 @@ def score_split(model: nn.Module, state: TrainState, split: str, loader: Loader,
 def samples_of(state: TrainState, run: RunContext, count: int) -> Mapping[str, Any]:
     """Return {name: value} from Task.sample with the weight average. All ranks call this. Each call uses the same
     random numbers, and the RNG states of training do not change."""
-    model, task, device = evaluation_model(state, run), state.task, run.world.device
+    model, task, device = prepare_evaluation_model(state, run), state.task, run.world.device
     before = rng_bytes(device)
     torch.manual_seed(task.run.seed)
     with evaluation_mode(model, task), run.hardware.autocast():
@@ -164,7 +164,7 @@ def samples_of(state: TrainState, run: RunContext, count: int) -> Mapping[str, A
 
 def until_stopped(loader: Loader, step: int, run: RunContext) -> Iterator[Batch]:
     """Yield the batches of an evaluation. Raise Stopped on all ranks, after the same batch, if a stop is requested."""
-    run.stop.finish_broadcast()
+    run.stop.receive_pending()
     run.watchdog.beat("evaluating", step)
     run.evaluations.append(step)
     try:
@@ -177,14 +177,14 @@ def until_stopped(loader: Loader, step: int, run: RunContext) -> Iterator[Batch]
                 raise Stopped
     finally:
         run.evaluations.pop()
-    run.stop.finish_broadcast()
+    run.stop.receive_pending()
     if run.stop.cause:
         raise Stopped
 
 
 def final_scores(state: TrainState, loaders: dict[str, Loader], run: RunContext) -> dict[str, Any]:
     """Return the scores of the best checkpoint's weights, or of the last weights if there is no best checkpoint."""
-    model = evaluation_model(state, run)
+    model = prepare_evaluation_model(state, run)
     losses = {key: value for key, value in run.logger.latest("train/").items() if key.endswith("/loss")}
     result: dict[str, Any] = {"step": state.step, **losses}
     run.watchdog.beat("loading the best checkpoint", state.step, slow=True)

@@ -130,9 +130,10 @@ class Experiment:
         task = make_task(config)
         check_task(task, model, config, self.hardware)
         task.run = task_run(config, world, self.sets["train"])
-        if sharded and (copied := [name for name, source in task.frozen.items() if source is None]):
+        if sharded and (copied := [name for name, source in task.frozen_networks.items() if source is None]):
             raise ConfigError(
-                f"trainer=fsdp: task.frozen: {copied[0]} is a copy of the model, but each process has only a shard"
+                f"trainer=fsdp: task.frozen_networks: {copied[0]} is a copy of the model, but each process has only a "
+                "shard"
             )
         with constructing(PROJECT, "task", config.cfg.task):
             for part in model.modules() if begins and not any(p.is_meta for p in model.parameters()) else ():

@@ -1,4 +1,4 @@
-"""Networks that a task uses and never trains: a teacher, a reference, a perceptual loss (Task.frozen).
+"""Networks that a task uses and never trains: a teacher, a reference, a perceptual loss (Task.frozen_networks).
 
 They are saved in the run directory, as frozen/NAME.pt with the config node that builds the network, so that the run can
 be moved and the teacher's run deleted.
@@ -24,13 +24,13 @@ FOLDER = "frozen"
 
 
 def provide_frozen(task: Task, model: nn.Module, node: Any, directory: Path | None, begins: bool, writes: bool) -> None:
-    """Replace the entries of task.frozen by the networks, in eval mode and without gradients.
+    """Replace the entries of task.frozen_networks by the networks, in eval mode and without gradients.
 
     model: the run's initial model, on the CPU; node: the config node that builds it. directory: the run directory;
     None: there is no run. begins: True to load the networks from their sources and, if `writes`, to save them; False to
     load the saved ones."""
     networks: dict[str, nn.Module] = {}
-    for name, source in task.frozen.items():
+    for name, source in task.frozen_networks.items():
         file = None if directory is None else directory / FOLDER / f"{name}.pt"
         if begins or file is None:
             builds, network = _named(name, source, model, plain(node))
@@ -40,7 +40,7 @@ def provide_frozen(task: Task, model: nn.Module, node: Any, directory: Path | No
         else:
             network = _saved(name, source, file)
         networks[name] = network.requires_grad_(False).eval()
-    task.frozen = networks
+    task.frozen_networks = networks
 
 
 def _named(name: str, source: Any, model: nn.Module, node: Any) -> tuple[Any, nn.Module]:

@@ -235,7 +235,7 @@ def eval_lanes(config: Config, rows: np.ndarray | None) -> int:
     return count
 
 
-def make_statistics_loader(
+def make_bn_loader(
     config: Config, hardware: Hardware, dataset: Any, world: World, task: Task, train: Loader
 ) -> Loader | None:
     """Return a loader of Task.bn_update_batches training batches, spread evenly over the set, without random
@@ -283,7 +283,7 @@ def make_transform(
     if task_class(config).stateful and mark is not None:
         transforms.append(mark)
     if padded:
-        transforms.append(add_counted)
+        transforms.append(add_is_real)
     if config.hardware.channels_last:
         transforms.append(channels_last)
 
@@ -322,7 +322,7 @@ def add_numbers(batch: Batch, numbers: Tensor) -> Batch:
     return {**batch, "sample_id": numbers}
 
 
-def add_counted(batch: Batch, numbers: Tensor) -> Batch:
+def add_is_real(batch: Batch, numbers: Tensor) -> Batch:
     """Add the field "is_real", (B,) bool: False for padding. Raise ConfigError if the data have such a field."""
     if "is_real" in batch:
         raise ConfigError(

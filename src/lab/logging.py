@@ -72,7 +72,7 @@ def log_train(state: TrainState, run: RunContext, clock: Clock) -> None:
     skipped = check_finite(state, run)
     names = [name for name in state.running_sums if name.rpartition("/")[2] != "non_finite"]
     means = torch.stack([state.running_sums[name].float() for name in names])
-    times = means.new_empty(0) if run.rank_balance is None else run.rank_balance.table()
+    times = means.new_empty(0) if run.rank_timing is None else run.rank_timing.table()
     sums = to_host(run.world.all_reduce_sum(torch.cat([means, times])))
     counted = [run.world.size * (state.counts[name] - skipped.get(name.rpartition("/")[0], 0)) for name in names]
     logged = {f"train/{name}": value / count for name, value, count in zip(names, sums, counted) if count}
@@ -93,7 +93,7 @@ def log_train(state: TrainState, run: RunContext, clock: Clock) -> None:
         logged["perf/compile_s"] = compile_s
     samples = (state.step - state.logged_step) * run.trainer.global_batch_size
     state.running_sums, state.counts, state.logged_step = {}, {}, state.step
-    if run.rank_balance is not None:
-        logged |= run.rank_balance.read(sums[len(names) :], state.step)
+    if run.rank_timing is not None:
+        logged |= run.rank_timing.read(sums[len(names) :], state.step)
     run.notify("on_log", state, logged)
     run.logger.log(state.step, logged | clock.read(samples))

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from lab.average import evaluation_model, training_mode
+from lab.average import prepare_evaluation_model, training_mode
 from lab.callbacks.base import overriding
 from lab.logging import check_finite, check_has_trained, log_train
 from lab.optimizer_step import OptimizerStep
@@ -67,8 +67,8 @@ def train_step(
 
 
 def may_use_rng(state: TrainState) -> bool:
-    """Return whether random numbers may be drawn between a backward pass and the end of the step. Torch's optimizers
-    draw none, nor do optimizers, schedules and tasks with `uses_rng = False`. All others may."""
+    """Return whether code outside the losses may draw random numbers in a step: the schedule, the optimizers, or the
+    task's train_step, on_step_end or project. Torch's optimizers draw none, nor do classes with `uses_rng = False`."""
     acts = any(overrides(state.task, name) for name in ("on_step_end", "project", "train_step"))
     others = [*state.schedule.own.values(), *([state.task] if acts else [])]
     return not uses_no_rng(state.schedule, state.optimizer.values(), others)
@@ -89,7 +89,7 @@ def fit(
     restore_pending(state, validate is not None, run)
     run_pending(state, validate, run, clock)
     before_step, on_step = (overriding(run.callbacks, event) for event in ("before_step", "on_step"))
-    step = train_step if run.rank_balance is None else run.rank_balance.timed(train_step)  # finds slow ranks
+    step = train_step if run.rank_timing is None else run.rank_timing.timed(train_step)  # finds slow ranks
     if run.hardware.cuda_graph:
         step = as_graph(step, state, run, may_use_rng(state), called=bool(before_step or on_step))
     for net in loss_modules.values():
@@ -102,7 +102,8 @@ def fit(
         state.step += 1
         state.samples += trainer.global_batch_size
         run.watchdog.beat("training", state.step)
-        run.checkpoints.check(state.payload)  # raises if a background write has failed; first: allocates its copy
+        # raises if a background write has failed; the first call allocates the copy of the state in host memory
+        run.checkpoints.raise_if_failed(state.payload)
         state.add_to_sums(values)
         run.logger.progress(state.step)
         if on_step:
@@ -133,7 +134,7 @@ def run_pending(state: TrainState, validate: Validate | None, run: RunContext, c
     with clock.paused():
         if "score" in state.pending and not run.stop.cause:
             assert validate is not None  # otherwise "score" is never pending
-            score(state, validate, run)
+            score(state, validate, run)  # removes "score", unless a stop has interrupted it
         if "save" in state.pending and state.step == run.stop_at_step and not is_finished(state, run):
             run.stop.request_at_step()
         if "save" in state.pending or run.stop.cause:
@@ -159,7 +160,7 @@ def save(state: TrainState, run: RunContext, best: bool) -> None:
     sync_and_check_replicas(state, run)  # before the broadcast, which hides differences
     held = nn.ModuleDict({"model": state.model, "task": state.task})
     run.world.broadcast_buffers(held)  # BatchNorm's statistics differ by rank
-    evaluation_model(state, run)  # called to copy the model's buffers into the weight average
+    prepare_evaluation_model(state, run)  # called to copy the model's buffers into the weight average
     state.logged_lines = run.logger.lines
     run.buffer_checks.check_finite(held, state.step)
     if warning := run.buffer_checks.unsaved():

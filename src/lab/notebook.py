@@ -149,7 +149,7 @@ class TrainedRun:
         """Return `count` new samples from Task.sample, with torch's present random numbers."""
         return self._task.sample(self.model, count)
 
-    def name(self, x: Any) -> list[str]:
+    def predict_names(self, x: Any) -> list[str]:
         """Return the name of the most likely class of each sample, or its number if the data have no names."""
         output = self.predict(x)
         if not isinstance(output, Tensor) or output.ndim != 2:

@@ -67,8 +67,8 @@ class OptimizerStep:
         self.world, self.step_rng, self.after_all_reduce = world, step_rng, after_all_reduce
         self.norms: dict[str, Tensor] = {}  # {objective: gradient norm of its last update, before clipping}
         self.non_finite: dict[str, list[Tensor]] = {}  # {objective: for each update, 0-d, 1.0 if skipped}
-        self.skips = may_skip(trainer, state.scaler)
-        self.before = copy_buffers(self._buffers()) if self.skips else {}
+        self.may_skip = may_skip(trainer, state.scaler)
+        self.buffers_before = copy_buffers(self._buffers()) if self.may_skip else {}
 
     def __call__(self, objective: str, batches: Iterable[Batch]) -> dict[str, Tensor]:
         """Run forward, backward, clip and update for one objective. Return its losses."""
@@ -76,12 +76,12 @@ class OptimizerStep:
         self.update(objective)
         return values
 
-    def gradients(self, objective: str, batches: Iterable[Batch], term: str = "loss") -> dict[str, Tensor]:
+    def gradients(self, objective: str, batches: Iterable[Batch], loss_name: str = "loss") -> dict[str, Tensor]:
         """Run forward and backward on the step's micro-batches. Return the objective's losses.
 
-        p.grad of `parameters` becomes the gradient of the mean of the loss `term` over all ranks' samples, or None if
-        the loss does not depend on p. Each call replaces the gradients; they are not accumulated over calls."""
-        values = self._backward(objective, batches, term)
+        p.grad of `parameters` becomes the gradient of the mean of the loss `loss_name` over all ranks' samples, or None
+        if the loss does not depend on p. Each call replaces the gradients; they are not accumulated over calls."""
+        values = self._backward(objective, batches, loss_name)
         if self.world.size > 1:  # copy: the next backward pass of DDP reuses this memory
             for p in self.parameters(objective):
                 p.grad = None if p.grad is None else p.grad.clone()
@@ -91,9 +91,9 @@ class OptimizerStep:
     def outputs(self, function: Callable[[Batch], Any], batches: Iterable[Batch]) -> list[Any]:
         """Return [function(batch), ...] for the step's micro-batches, computed without gradients under autocast.
 
-        The function draws the same random numbers as the next backward pass, so dropout masks are equal if `losses`
-        draws in the same order. Buffers do not change. With the outputs of all micro-batches a task can compute a loss
-        that compares all samples of the step (GradCache, Gao et al. 2021: lab/tasks/clip.py)."""
+        The function begins with the random state of the forward pass in the next call of `gradients` or
+        optimizer_step(...), so dropout masks are equal if `losses` draws in the same order. Buffers do not change. From
+        these outputs a task can compute a loss across all samples of the step (GradCache: lab/tasks/clip.py)."""
         sizes, task = self.hardware.micro_batch_sizes, self.state.task
         with self.step_rng.repeatable([self.state.model, task]), self.hardware.autocast():
             return [function(batch) for _, batch in with_sizes(batches, sizes, task)]
@@ -126,7 +126,7 @@ class OptimizerStep:
         closure_call = None if closure is None else Closure(self, objective, closure)
         norm = self._clipped(objective) if closure_call is None else closure_call.norm
         self.norms[objective], non_finite = norm, None
-        if self.skips:
+        if self.may_skip:
             # the gradients are averaged over ranks, so all ranks have the same norm and skip the same steps
             non_finite = norm.mul(0).ne_(0).to(torch.float32)  # 1.0 if inf or NaN (0 * inf is NaN), else 0.0
             self.non_finite.setdefault(objective, []).append(non_finite)
@@ -137,18 +137,20 @@ class OptimizerStep:
     @torch.no_grad()
     def end_step(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Finish the step after the task's train_step: on_step_end, project, weight average, loss scale. Return
-        `values` with grad_norm (before clipping) and non_finite per objective; 0 if its update was skipped."""
+        `values` with grad_norm (before clipping) and non_finite for each objective. If an update was skipped, the
+        objective's losses and grad_norm are 0 and non_finite is 1."""
         state, device = self.state, self.world.device
         for objective, norm in self.norms.items():
             prefix = f"{objective}/" if objective else ""
             values[f"{prefix}grad_norm"] = norm.to(device)  # with FSDP's CPU offload gradients are on the host
-            if self.skips:
+            if self.may_skip:
+                # with several updates in a step: logged as skipped if one was, undone only if all were
                 was_skipped = any_of(self.non_finite[objective]).to(device)
                 names = [name for name in values if self._objective_of(name) == objective]
                 values |= {name: torch.where(was_skipped > 0, 0.0, values[name]) for name in names}
                 values[f"{prefix}non_finite"] = was_skipped
         skipped = self._skipped(self.norms)
-        if state.rules < 2:  # runs of 0.2 average before on_step_end: lab.options.RULES
+        if state.rules < 2:  # runs that began with version 0.2 average before on_step_end: lab.options.RULES
             self._average()
         if acts := [name for name in ("on_step_end", "project") if overrides(state.task, name)]:
             # called in each step, as the host does not know if it was skipped; if so, restore_if undoes the changes
@@ -159,7 +161,7 @@ class OptimizerStep:
         if state.rules >= 2:  # after the task's changes to the weights
             self._average()
         if skipped is not None:
-            restore_buffers_if(self.before, self._buffers(), skipped)
+            restore_buffers_if(self.buffers_before, self._buffers(), skipped)
         if state.scaler:
             flags = [flag for flags in self.non_finite.values() for flag in flags]
             update_scale(state.scaler, any_of(flags).to(device))
@@ -203,12 +205,12 @@ class OptimizerStep:
                 "`project`, which is called with the model and with the average (docs/my_method.md)"
             )
 
-    def _backward(self, objective: str, batches: Iterable[Batch], term: str) -> dict[str, Tensor]:
-        """Compute the gradients of the mean of the loss `term` over this rank's samples in the step.
+    def _backward(self, objective: str, batches: Iterable[Batch], loss_name: str) -> dict[str, Tensor]:
+        """Compute the gradients of the mean of the loss `loss_name` over this rank's samples in the step.
         Micro-batches of unequal size thus get the right weights, and DDP's mean is the mean over the global batch."""
         state, task, scaler = self.state, self.state.task, self.state.scaler
         trained, net, sizes = self.parameters(objective), self.loss_modules[objective], self.hardware.micro_batch_sizes
-        terms = None if objective else task.loss_names
+        names_of_losses = None if objective else task.loss_names
         num_samples, autocast = sum(sizes), self.hardware.autocast
         totals: dict[str, Tensor] = {}
         weight = None  # sum of this rank's sample weights, if the task has weights
@@ -221,27 +223,27 @@ class OptimizerStep:
                     with autocast():
                         losses = net(batch)[0]  # keep no output: a language model's logits are large
                         weights = weights_without_padding(task, batch)
-                    check_losses(losses_key(task), losses, size, terms, term)
+                    check_losses(losses_key(task), losses, size, names_of_losses, loss_name)
                     if weights is not None:
                         losses = {name: value * weights for name, value in losses.items()}
                         weight = weights.sum() if weight is None else weight + weights.sum()
                     means = {name: value.sum() / num_samples for name, value in losses.items()}
-                    loss = means[term]
-                    if term != "loss" and self.world.size > 1:
+                    loss = means[loss_name]
+                    if loss_name != "loss" and self.world.size > 1:
                         loss = loss + 0 * means["loss"]  # because DDP waits for gradients of all parameters
                     (scaler.scale(loss) if scaler else loss).backward()
                 for name, value in means.items():
                     totals[name] = totals[name] + value.detach() if name in totals else value.detach()
         self.after_all_reduce()
         self.step_rng.use_shared()  # the same random numbers on all ranks, so that updates are equal
-        if term == "loss" and (unused := [p for p in trained if p.grad is None]):
+        if loss_name == "loss" and (unused := [p for p in trained if p.grad is None]):
             name_unused(net, unused, state.step)
         gradients = [p.grad for p in trained if p.grad is not None]
         totals = self._rescaled(gradients, totals, weight)
         return totals if not objective else {f"{objective}/{name}": value for name, value in totals.items()}
 
     def _rescaled(self, gradients: list[Tensor], totals: dict[str, Tensor], weight: Tensor | None) -> dict[str, Tensor]:
-        """Divide the gradients by the loss scale, and turn means over samples into means weighted by task.weights.
+        """Divide the gradients by the loss scale, and weight the means over samples by Task.sample_weights.
 
         weight: 0-d, the sum of this rank's sample weights; None: the task has no weights."""
         if self.state.scaler and gradients:  # before clipping, because clip_norm is for the true gradients
@@ -279,7 +281,7 @@ class OptimizerStep:
         """Yield (name, buffer) for the buffers of model and task that a skipped step must not change."""
         state = self.state
         for name, buffer in state.task.named_buffers():
-            if not name.startswith(tuple(f"{kept}." for kept in state.task.buffers_kept_on_skip)):
+            if not name.startswith(tuple(f"{kept}." for kept in state.task.not_restored_on_skip)):
                 yield f"task.{name}", buffer
         yield from ((f"model.{name}", buffer) for name, buffer in state.model.named_buffers())
 
@@ -302,7 +304,7 @@ class OptimizerStep:
 
     def _skipped(self, objectives: Iterable[str]) -> Tensor | None:
         """Return 1.0 if all updates of these objectives were skipped, 0-d; None if steps are never skipped."""
-        return all_of([flag for one in objectives for flag in self.non_finite[one]]) if self.skips else None
+        return all_of([flag for one in objectives for flag in self.non_finite[one]]) if self.may_skip else None
 
 
 class Closure:

@@ -20,9 +20,9 @@ from lab.evaluation import final_scores, validate
 from lab.experiment import Data, Experiment, flop_of_sample
 from lab.loaders import (
     describe_transforms,
+    make_bn_loader,
     make_datasets,
     make_eval_loader,
-    make_statistics_loader,
     samples_of_epoch,
     unlike_splits,
 )
@@ -41,7 +41,7 @@ from lab.transforms.fields import KEPT
 from samebits.checkpoints import BufferChecks, copy_from_mmap, error_line, eval_state_dict, load_weights, reshard_like
 from samebits.data import StatefulOrder, Stream, check_same_data
 from samebits.errors import ConfigError, one_line
-from samebits.parallel import RankBalance, with_sync_batchnorm
+from samebits.parallel import RankTiming, with_sync_batchnorm
 from samebits.process import RankProcess, log_header, node_text
 from samebits.profiling import cost_of_sample, explained, profiling
 from samebits.schema import leaves, parse_interval, plain
@@ -116,8 +116,8 @@ def build(
     config, world, logger, payload = process.config, process.world, process.logger, process.payload
     trainer, dataset = config.trainer, data.sets["train"]
     done = (payload["step"], payload["samples"]) if payload else (0, 0)
-    size = samples_of_epoch(data.train, dataset, trainer, *done)
-    total_steps = steps_of_run(trainer, size, *done)
+    epoch_samples = samples_of_epoch(data.train, dataset, trainer, *done)
+    total_steps = steps_of_run(trainer, epoch_samples, *done)
     model, task = experiment.build_model_and_task(logger, payload is None, process.directory)
     hardware = process.hardware_for(flop_of_sample(model, task))
     # on all ranks, because losses may use collectives
@@ -126,7 +126,7 @@ def build(
     if trainer.sync_batchnorm:
         model = with_sync_batchnorm(model, world.device)
     batch = trainer.global_batch_size
-    epochs = Epochs(size / batch, done[0] - done[1] / batch)
+    epochs = Epochs(epoch_samples / batch, done[0] - done[1] / batch)
     state, loss_modules = replace(experiment, hardware=hardware).start_training(model, task, total_steps, epochs)
     order = data.train.plan.order  # type: ignore[attr-defined]
     state.epoch_samples = task.run.epoch_samples
@@ -136,22 +136,23 @@ def build(
         logger.warn(
             f"trainer.ema_decay averages the model only; the task's parameters ({name}) are evaluated without averaging"
         )
-    rank_balance = None
+    rank_timing = None
     if world.size > 1:
-        rank_balance = RankBalance(
+        rank_timing = RankTiming(
             next(iter(loss_modules.values())), world, data.train, logger, config.process.straggler_threshold
         )
-    statistics = make_statistics_loader(config, hardware, dataset, world, task, data.train)
-    data.opened.extend([statistics] if statistics else [])
+    bn_batches = make_bn_loader(config, hardware, dataset, world, task, data.train)
+    data.opened.extend([bn_batches] if bn_batches else [])
     pruning = Pruning.of(PROJECT, process.directory)
     callbacks = [*([] if pruning is None else [pruning]), *make_callbacks(config)]
     intervals = (trainer.log_every, trainer.eval_every, trainer.save_every)
     steps = [parse_interval(interval, epochs.steps) for interval in intervals]
+    # runs that began with version 0.2 rounded intervals to whole steps
     every = Every(*(one and round(one) if state.rules < 2 else one for one in steps))
     run = RunContext(
         world, trainer, config.monitor, hardware, every, logger, process.checkpoints, callbacks, process.stop,
-        process.watchdog, buffer_checks, epoch_samples=size, total_steps=total_steps, rank_balance=rank_balance,
-        cost_per_sample=cost, first_batch=data.train.first, statistics=statistics, train=data.train, train_set=dataset,
+        process.watchdog, buffer_checks, epoch_samples=epoch_samples, total_steps=total_steps, rank_timing=rank_timing,
+        cost_per_sample=cost, peek_batch=data.train.first, bn_batches=bn_batches, train=data.train, train_set=dataset,
         stop_at_step=config.process.stop_at_step,
         iterate_rows=partial(make_eval_loader, config, hardware, dataset, "train", world, data.train, True),
     )  # fmt: skip
@@ -237,12 +238,12 @@ def fit_and_score(
             scores = partial(validate, vals=data.vals, run=run) if data.vals else None
             fit(loss_modules, state, batches, scores, run)
         logger.end_bar()
-        stop.finish_broadcast()
+        stop.receive_pending()
         if state.stop_reason == "pruned":
             return {"step": state.step, "pruned": True}
         if stop.cause:
             return {"step": state.step}
-        balanced = {} if run.rank_balance is None else run.rank_balance.report()
+        balanced = {} if run.rank_timing is None else run.rank_timing.report()
         data.train.close()
         final = final_scores(state, data.others, run)
         with process.watchdog.user_code("a callback's on_end", state.step):
@@ -265,9 +266,9 @@ def load_payload(state: TrainState, payload: dict[str, Any], config: Config, run
     check_optimizer(payload["optimizer"]["param_groups"], state.optimizer, kind)
     # checkpoints of older versions lack the names
     check_trained(payload.get("parameter_names", state.parameter_names), state.parameter_names)
-    score = state.monitor
+    monitor = state.monitor
     payload = reshard_like(payload, state.model, state.optimizer)
-    # without `lr`, which the schedule sets: a resume of a finished run must save the rate of the last step
+    # `lr` stays that of the checkpoint: the schedule sets it in each step, and a resume without steps saves it as it is
     nodes = [node.optimizer for node in config.optimizers.values()]
     options = {key.rpartition(".")[2] for one in nodes for key in leaves(one, "optim")} - {"lr"} | {"fused"}
     load_weights(state.model, payload["model"], "the checkpoint")
@@ -288,13 +289,14 @@ def load_payload(state: TrainState, payload: dict[str, Any], config: Config, run
         run.logger.warn(line)
     if skipped := step - payload["schedule"].get("updates", step):  # older versions did not count skipped steps
         run.logger.warn(
-            f"optim.schedule: skipped steps ({skipped:,} until now) count from here on: the learning rate continues as "
-            f"in step {step + 1:,}, not {step + 1 - skipped:,}"
+            f"optim.schedule: the checkpoint is from a version that did not count skipped steps; this one does, so the "
+            f"learning rate continues at step {step + 1:,} of the schedule, not {step + 1 - skipped:,} ({skipped:,} "
+            "skipped)"
         )
-    if state.monitor != score:
-        before, after = " ".join(state.monitor), " ".join(score)
+    if state.monitor != monitor:
+        before, after = " ".join(state.monitor), " ".join(monitor)
         run.logger.warn(f"monitor: changed from {before} to {after}, so the best score is reset")
-        state.monitor, state.best, state.best_score, state.evals_without_improvement = score, [], None, 0
+        state.monitor, state.best, state.best_score, state.evals_without_improvement = monitor, [], None, 0
         for factor in schedule.factors.values():
             if isinstance(factor, Plateau):
                 factor.best, factor.stale = None, 0

@@ -19,7 +19,7 @@ from samebits.data import Loader, StatefulOrder, Stream
 from samebits.device import Hardware, match_memory_format
 from samebits.errors import ConfigError
 from samebits.loggers import Logger
-from samebits.parallel import RankBalance
+from samebits.parallel import RankTiming
 from samebits.profiling import SampleCost
 from samebits.shards import ReplicaChecks, numbers_in
 from samebits.steps import rng_bytes, set_rng_bytes, set_rng_state
@@ -51,7 +51,7 @@ class TrainState:
     running_sums: dict[str, Tensor] = field(default_factory=dict)  # of logged values since the last log, on the device
     counts: dict[str, int] = field(default_factory=dict)  # {name: number of steps summed in `running_sums`}
     logged_step: int = 0  # the step of the last log
-    skipped_steps: int = 0  # before logged_step, counting only log intervals in which all were skipped
+    skipped_steps: int = 0  # steps up to logged_step in log intervals without any update; if all: nothing was trained
     logged_lines: int = 0  # lines of metrics.jsonl; only rank 0 knows it
     scored_step: int = 0  # the step of the last evaluation
     pending: list[str] = field(default_factory=list)  # actions still to be done after `step`: lab.pending
@@ -157,18 +157,20 @@ class RunContext:
     epoch_samples: int
     total_steps: int  # of the whole run, also if epochs are given
     stop_at_step: int | None = None  # process.stop_at_step
-    rank_balance: RankBalance | None = None  # with several ranks: finds the rank that the others wait for
+    rank_timing: RankTiming | None = None  # with several ranks: finds the rank that the others wait for
     replica_checks: ReplicaChecks = field(default_factory=ReplicaChecks)  # compares the weights of the ranks
     cost_per_sample: SampleCost = field(default_factory=SampleCost)  # tokens and FLOP per sample, for the logged speeds
-    first_batch: Callable[[], Batch] = dict  # returns this rank's next training batch; do not change it in place
-    statistics: Loader | None = None  # batches for Task.bn_update_batches
+    peek_batch: Callable[[], Batch] = dict  # returns this rank's next training batch; do not change it in place
+    bn_batches: Loader | None = None  # batches for Task.bn_update_batches
     train: Loader | None = None  # training batches, as in `fit`
     train_set: Any = None  # may have a method `find_non_finite`, which names fields with inf or NaN
     # `with run.iterate_rows(rows) as batches`: these rows of the training set, (N,) int64, without random transforms,
     # each on one rank; batches have the field "row"
     iterate_rows: Callable[..., Loader] = Loader
     evaluations: list[int] = field(default_factory=list)  # steps of the evaluations in progress
-    bn_updated_at: list[int] = field(default_factory=list)  # [step] of lab.average.evaluation_model's last update
+    bn_updated_at: list[int] = field(
+        default_factory=list
+    )  # [step] of lab.average.prepare_evaluation_model's last update
     printed_once: set[str] = field(default_factory=set)  # keys of warnings that are printed once
 
     @property

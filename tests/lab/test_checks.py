@@ -163,7 +163,7 @@ class Terms(Supervised):
     loss_names = ("consistency",)
 
 
-@pytest.mark.parametrize("name", ["sample", "averaging_factor", "losses", "run", "frozen"])
+@pytest.mark.parametrize("name", ["sample", "averaging_factor", "losses", "run", "frozen_networks"])
 def test_a_part_of_a_task_hides_no_method(name: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"^task: Supervised\.{name} is an attribute of Task itself - choose another name$"

@@ -32,7 +32,7 @@ def rows_of(loader: Loader) -> list[int]:
     """Those that count."""
     rows, k = [], 0
     while (part := loader.plan(k)) is not None:
-        rows += part[1][: loader.size_and_count(k)[1]].tolist()
+        rows += part[1][: loader.rows_and_real(k)[1]].tolist()
         k += 1
     loader.close()
     return rows
@@ -72,7 +72,7 @@ def test_ranks_are_in_step_where_they_talk(monkeypatch: pytest.MonkeyPatch, way:
     sizes, rows = [], []
     for rank in range(3):
         loader, _ = loader_of(rank, 3, 10, *more)
-        sizes.append([loader.size_and_count(k)[0] for k in range(9)])
+        sizes.append([loader.rows_and_real(k)[0] for k in range(9)])
         rows += rows_of(loader)
     assert sizes == [[10] * 8 + [4]] * 3
     assert sorted(rows) == list(range(250))

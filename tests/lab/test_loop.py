@@ -57,7 +57,7 @@ class Surroundings(Callback):
         self.asks = False
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        """progress, warn, begin, end, beat, finish_broadcast, on_step, ...: noted with what they are called with."""
+        """progress, warn, begin, end, beat, receive_pending, on_step, ...: noted with what they are called with."""
 
         def note(*args: Any, **named: Any) -> None:
             told = [a.step if isinstance(a, TrainState) else a for a in args if not isinstance(a, (nn.Module, World))]
@@ -99,7 +99,7 @@ class Surroundings(Callback):
     def save_best(self, payload: dict[str, Any]) -> None:
         self.events.append(("best", payload["step"], copy.deepcopy(payload["best"])))
 
-    def check(self, payload: Any) -> None:
+    def raise_if_failed(self, payload: Any) -> None:
         self.events.append("checked")
 
     def wait(self, best: Any) -> None:
@@ -171,7 +171,7 @@ class Data:
         for k, size in enumerate(self.sizes):
             yield {"x": torch.arange(size * 3.0).view(size, 3) / 7 - k, "y": torch.full((size,), float(k))}
 
-    def size_and_count(self, k: int) -> tuple[int, int]:
+    def rows_and_real(self, k: int) -> tuple[int, int]:
         return self.sizes[k], self.sizes[k]
 
 
@@ -310,7 +310,7 @@ def test_what_a_run_does_when(noted: Surroundings) -> None:
     assert noted.calls == 7, "the ranks agree after each step"
     assert (state.step, state.samples, state.logged_step, state.scored_step) == (7, 28, 7, 7)
     assert (state.best_score, state.evals_without_improvement, state.running_sums) == (3.0, 0, {})
-    assert noted.named("finish_broadcast") == []
+    assert noted.named("receive_pending") == []
 
 
 def test_without_a_split_to_score_nothing_is_scored(noted: Surroundings) -> None:
@@ -917,7 +917,7 @@ def test_the_batches_of_an_evaluation(at: int | None, cause: str, seen: int) -> 
             got.append(batch["y"][0].item())
     assert got == [0.0, 1.0, 2.0][:seen]
     beat = ("beat", "evaluating", 6)
-    asked = [("finish_broadcast",), beat, beat, "agree", beat, "agree", beat, ("finish_broadcast",)]
+    asked = [("receive_pending",), beat, beat, "agree", beat, "agree", beat, ("receive_pending",)]
     assert around.events == (asked[: 2 * at + 2] if at else asked)
 
 

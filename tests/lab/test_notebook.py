@@ -162,7 +162,7 @@ def test_predict_does_the_preprocessing(run_dir: Path) -> None:
     assert scores.shape == (200, 10)
     torch.testing.assert_close(scores, model(torch.from_numpy(images).float() / 255))
     torch.testing.assert_close(run.predict(images[7]), scores[7:8])
-    names = run.name(images)
+    names = run.predict_names(images)
     assert names == [str(k) for k in scores.argmax(1).tolist()]
     assert run.classes == [str(k) for k in range(10)]
     assert np.mean([name == str(label) for name, label in zip(names, labels)]) > 0.3

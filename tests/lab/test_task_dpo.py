@@ -90,7 +90,7 @@ def test_it_is_the_paper_s_loss(tmp_path: Path, files: tuple[Path, Path]) -> Non
     assert torch.load(newest, weights_only=True)["model"].keys() == adapters.keys()
     assert all(torch.equal(trained[name], value) for name, value in begun.items())
     assert scores(folder)["val/accuracy"] > 0.5
-    assert_equal(restore(folder, "val", []).task.frozen["reference"].state_dict(), reference.state_dict())
+    assert_equal(restore(folder, "val", []).task.frozen_networks["reference"].state_dict(), reference.state_dict())
 
 
 @pytest.mark.slow

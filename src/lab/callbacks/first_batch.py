@@ -27,7 +27,7 @@ def with_first_batch(
     run is restored afterwards. asked: key=value, for errors. Raise ConfigError if the model is sharded."""
     if is_sharded(state.model):
         raise ConfigError(f"{asked}: does not support trainer=fsdp, which shards the model - use trainer=single")
-    whole, batch = LossModule(state.model, state.task), run.first_batch()
+    whole, batch = LossModule(state.model, state.task), run.peek_batch()
     found, failed = None, False
     if run.world.is_main:
         before = rng_bytes(run.world.device)

@@ -89,16 +89,16 @@ class Task(nn.Module):
     # True: the task keeps a state (e.g. a hidden state) from step to step. Batches then have "lane", the number of the
     # parallel sequence, and "position" in it, both (B,) int64. Its yaml must set `eval_lanes`: docs/data_orders.md.
     stateful = False
-    waits = False  # True: the method must read values from the device in a step; TaskTests then allows it
-    buffers_kept_on_skip: tuple[str, ...] = ()  # submodules whose buffers are not restored after a skipped step
+    reads_device = False  # True: the method must read values from the device in a step; TaskTests then allows it
+    not_restored_on_skip: tuple[str, ...] = ()  # submodules whose buffers are not restored after a skipped step
     not_compiled: tuple[str, ...] = ()  # names of methods that hardware.compile must not compile
     metrics: Mapping[str, Metric] = {}  # {name: metric}; logged as val/<name>
     run: TaskRun = TaskRun()
     # Networks that the task uses but does not train: {name: path of a run or checkpoint, a module, or None for a copy
-    # of the model at the start of the run}. Set it in __init__. After `setup`, self.frozen[name] is the network, on the
-    # device, in eval mode and without gradients. It is saved once, in the run's folder `frozen`, not in every
-    # checkpoint.
-    frozen: Mapping[str, Any] = {}
+    # of the model at the start of the run}. Set it in __init__. After `setup`, self.frozen_networks[name] is the
+    # network, on the device, in eval mode and without gradients. It is saved once, in the run's folder `frozen`, not in
+    # every checkpoint.
+    frozen_networks: Mapping[str, Any] = {}
     # Number of training batches for recomputing the BatchNorm statistics of the weight average; 0: do not recompute
     # them
     bn_update_batches = 0
@@ -196,7 +196,7 @@ class Task(nn.Module):
         raise NotImplementedError
 
     def __setattr__(self, name: str, value: Any) -> None:
-        own = name in ("run", "frozen") or callable(vars(Task).get(name))
+        own = name in ("run", "frozen_networks") or callable(vars(Task).get(name))
         if own and isinstance(value, (Tensor, nn.Module)):
             raise ConfigError(
                 f"task: {type(self).__name__}.{name} is an attribute of Task itself - choose another name"
@@ -205,7 +205,7 @@ class Task(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Move the frozen networks with the task. They are not submodules, because checkpoints do not contain them."""
-        for network in self.frozen.values():
+        for network in self.frozen_networks.values():
             if isinstance(network, nn.Module):
                 network._apply(fn, recurse)
         return super()._apply(fn, recurse)
@@ -239,12 +239,12 @@ class OptimizerStep(Protocol):
         """Run forward, backward, clipping and update. Return the losses."""
         ...
 
-    def gradients(self, objective: str, batches: Iterable[Batch], term: str = "loss") -> dict[str, Tensor]:
-        """Leave in p.grad the gradients of the loss named `term`. Return the losses."""
+    def gradients(self, objective: str, batches: Iterable[Batch], loss_name: str = "loss") -> dict[str, Tensor]:
+        """Leave in p.grad the gradients of the loss named `loss_name`. Return the losses."""
         ...
 
     def outputs(self, function: Callable[[Batch], Any], batches: Iterable[Batch]) -> list[Any]:
-        """Return [function(batch), ...] without gradients, with the random numbers of the next backward pass."""
+        """Return [function(batch), ...] without gradients, with the random numbers of the next forward pass."""
         ...
 
     def parameters(self, objective: str) -> list[nn.Parameter]:

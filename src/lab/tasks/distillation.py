@@ -26,13 +26,13 @@ class Distillation(Task):
     def __init__(self, teacher: str, temperature: Positive, share: Share, metrics: Mapping[str, Metric]) -> None:
         super().__init__()
         self.temperature, self.share, self.metrics = temperature, share, metrics
-        self.criterion, self.frozen = CrossEntropy(0.0), {"teacher": teacher}
+        self.criterion, self.frozen_networks = CrossEntropy(0.0), {"teacher": teacher}
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
         """Return the loss, and its parts: cross_entropy and distance, the scaled KL divergence."""
         output = self.predict(model, batch)
         with torch.no_grad():
-            wanted = (self.frozen["teacher"](batch["x"]).float() / self.temperature).log_softmax(1)
+            wanted = (self.frozen_networks["teacher"](batch["x"]).float() / self.temperature).log_softmax(1)
         student = (output.float() / self.temperature).log_softmax(1)
         distance = self.temperature**2 * F.kl_div(student, wanted, log_target=True, reduction="none").sum(1)
         cross_entropy = self.criterion(output, batch)

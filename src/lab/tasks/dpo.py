@@ -32,7 +32,7 @@ class DPO(Task):
     def __init__(self, weights: str | None, beta: Positive, metrics: Mapping[str, Metric]) -> None:
         super().__init__()
         self.source, self.beta, self.metrics = weights, beta, metrics
-        self.frozen = {"reference": None}
+        self.frozen_networks = {"reference": None}
 
     def initialize(self, model: nn.Module, batches: Iterator[Batch]) -> str | None:
         """Load `weights` into the model. Raise ConfigError if a weight does not fit."""
@@ -55,7 +55,7 @@ class DPO(Task):
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the margins, (B,)."""
         with torch.no_grad():
-            before = preferred(self.frozen["reference"], batch)
+            before = preferred(self.frozen_networks["reference"], batch)
         return self.beta * (preferred(model, batch) - before)
 
 

@@ -86,7 +86,7 @@ class Streaming(Supervised):
     """
 
     stateful = True
-    buffers_kept_on_skip = ("states",)  # the next rows continue from the skipped step's rows
+    not_restored_on_skip = ("states",)  # the next rows continue from the skipped step's rows
 
     def __init__(
         self, criterion: Callable[[Any, Batch], Any], metrics: Mapping[str, Metric], lanes: Count, eval_lanes: Count

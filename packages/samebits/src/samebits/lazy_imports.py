@@ -32,7 +32,7 @@ RENAMED = {  # {package: {public name before 0.3.0: name now}}; to be removed in
         "Damaged": "CorruptFileError", "Claimed": "DirectoryLockedError", "arguments_of_now": "translate_arguments",
     },
     "samebits.loggers": {"begin_beside": "start_run_in_group"},
-    "samebits.parallel": {"build_weightless": "build_on_meta", "Balance": "RankBalance"},
+    "samebits.parallel": {"build_weightless": "build_on_meta", "Balance": "RankTiming"},
     "samebits.process": {"unheeded": "options_without_effect", "Rank": "RankProcess"},
     "samebits.profiling": {
         "allowed": "allow_waits", "waits_noticed": "observe_waits", "writes_noticed": "observe_writes",

@@ -31,7 +31,7 @@ def test_ranks_that_are_alike_are_no_lines() -> None:
 def test_figures_are_those_since_the_last_log() -> None:
     """Whatever the loader has waited before; and the wait for other ranks is not a rank's own work."""
     loader = SimpleNamespace(wait_s=7.0)
-    balance = samebits.parallel.balance.RankBalance(
+    balance = samebits.parallel.balance.RankTiming(
         nn.Linear(1, 1), World(0, 1, 0, torch.device("cpu")), loader, Logger(), None
     )
     step = balance.timed(dict)

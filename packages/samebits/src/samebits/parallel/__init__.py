@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
-    from samebits.parallel.balance import RankBalance, peak_memory
+    from samebits.parallel.balance import RankTiming, peak_memory
     from samebits.parallel.blocks import checkpoint_activations, find_blocks
     from samebits.parallel.data_parallel import gpus
     from samebits.parallel.ddp import name_unused, with_sync_batchnorm, without_sync, wrap_net

@@ -51,7 +51,7 @@ class WaitsForData(Protocol):
         ...
 
 
-class RankBalance:
+class RankTiming:
     """Measure the steps of a run with several ranks (`timed`), and exchange the figures at each log (`table`, `read`).
 
     straggler_threshold: warn about a rank that is slower than the mean of the others by more than this share (0.2:

@@ -142,8 +142,8 @@ class TaskTests:
     ) -> None:
         """Test runs in half precision that may skip steps, with a moving average and micro-batches; they must learn as
         in fp32. Model, task and losses must not wait. Code of a data set, optimizers without a fused kernel, and tasks
-        with `waits = True` may wait."""
-        waits_by_nature = task_class(straight).waits
+        with `reads_device = True` may wait."""
+        waits_by_nature = task_class(straight).reads_device
         steps = [*range(self.steps)] if waits_by_nature else refused_in_steps(monkeypatch, of_optimizers=False)
         ways = (f"hardware.precision={precision}", "trainer.non_finite=skip")
         folder = start_run(tmp_path, *small, *ways, *(() if self.needs_global_batch else WAYS["micro-batches"]))
@@ -158,8 +158,8 @@ class TaskTests:
     def test_no_step_waits_for_a_gpu(self, tmp_path: Path, small: tuple[str, ...]) -> None:
         """Test the same on a GPU, with torch's sync debug mode, which raises when the host waits."""
         task: Any = get_class(compose(*small).task._target_)
-        if task.waits:
-            pytest.skip("the method sets `waits = True`")
+        if task.reads_device:
+            pytest.skip("the method sets `reads_device = True`")
         on_gpu = [one for one in small if not one.startswith("hardware.") and one != "hardware=cpu"]
         done = subprocess.run(
             [sys.executable, "-c", ON_A_GPU.format(package=program().package), *on_gpu, "hardware=gpu",
@@ -173,7 +173,7 @@ class TaskTests:
     ) -> None:
         """Test a step whose data and losses are NaN on the last rank, after a normal step. Weights, average, optimizer
         and the state of model and task are the same as after the first step, except for the learning rate; buffers in
-        `buffers_kept_on_skip` are finite. No evaluation is between the steps, as callbacks may change state there."""
+        `not_restored_on_skip` are finite. No evaluation is between the steps, as callbacks may change state there."""
         steps = ("trainer.non_finite=skip", "trainer.save_every=1", "trainer.log_every=1", "trainer.eval_every=9")
         poison(monkeypatch, step=1, rank=ranks - 1, data=self.reads_nan)
         folder = tmp_path / "run"
@@ -182,7 +182,7 @@ class TaskTests:
         before, after = map(load_checkpoint, sorted((folder / "checkpoints").glob("last_*.pt")))
         assert (before["step"], after["step"]) == (1, 2)
         assert any(line.get("train/skipped_steps") for line in metrics(folder))
-        keeps = task_class(folder).buffers_kept_on_skip
+        keeps = task_class(folder).not_restored_on_skip
         for part in ("model", "task", "ema", "optimizer"):
             mine, theirs = after[part], before[part]
             if part == "task":
