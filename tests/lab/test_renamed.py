@@ -60,7 +60,7 @@ class Old(Task):
 def test_an_old_name_in_a_task_is_an_error(name: str) -> None:
     new, kinds = OF_TASK[name]
     kind: Any = kinds[0] if isinstance(kinds, tuple) else kinds
-    value: Any = (lambda self, *rest: None) if kind not in (bool, int, tuple) else kind()
+    value: Any = (lambda self, *rest: None) if kind not in (bool, int, tuple, dict) else kind()
     with pytest.raises(ConfigError, match=rf"^task: Mine\.{name} is called {new} since 0\.3 - rename it$"):
         check_task_names(type("Mine", (Task,), {name: value})())
     assert hasattr(Task, new)
