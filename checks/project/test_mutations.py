@@ -49,7 +49,7 @@ def test_each_mutation_changes_one_place(mutate: ModuleType, table: str) -> None
 
 
 def test_each_test_that_holds_the_contract_has_a_mutation() -> None:
-    named = set(re.findall(r"`(tests/[\w/]+\.py::\w+)`", (ROOT / "docs/guarantees.md").read_text()))
+    named = set(re.findall(r"`((?:tests|checks|packages)/[\w/]+\.py::\w+)`", (ROOT / "docs/guarantees.md").read_text()))
     assert len(named) > 25
     assert named - {test.partition("[")[0] for _, _, _, test, *_ in mutations.CONTRACT} == set()
 

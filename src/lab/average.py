@@ -57,11 +57,11 @@ def prepare_evaluation_model(state: TrainState, run: RunContext) -> nn.Module:
 
     With Task.bn_update_batches, BatchNorm's statistics of the average are computed first, once per step."""
     model = model_or_average(state)
-    if run.bn_batches is not None and state.ema is not None and run.bn_updated_at != [state.step]:
+    if run.bn_batches is not None and state.ema is not None and run.last_bn_update != [state.step]:
         before = rng_bytes(run.world.device)
         recompute_batchnorm(model, state.task, run.bn_batches, run.world, run.hardware)
         set_rng_bytes(before, run.world.device)
-        run.bn_updated_at[:] = [state.step]
+        run.last_bn_update[:] = [state.step]
     return model
 
 

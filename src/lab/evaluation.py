@@ -84,14 +84,16 @@ def evaluate(
     return scores
 
 
-def _sums(rows: list[Tensor], weights: Tensor | None, real: int) -> Tensor:
-    """Return the sum of each vector of values (N,), then the number of samples, both weighted by `weights`."""
+def _sums(values: list[Tensor], weights: Tensor | None, real: int) -> Tensor:
+    """Return the weighted sum of each vector (N,), then the sum of the weights; None: all weights are 1."""
     if weights is None:
-        return torch.stack([*(row.sum() for row in rows), rows[0].new_full((), real)])
-    return torch.stack([*((row * weights[:real]).sum() for row in rows), weights[:real].sum().to(rows[0].dtype)])
+        return torch.stack([*(value.sum() for value in values), values[0].new_full((), real)])
+    return torch.stack(
+        [*((value * weights[:real]).sum() for value in values), weights[:real].sum().to(values[0].dtype)]
+    )
 
 
-def validate(state: TrainState, vals: Mapping[str, Loader], run: RunContext) -> bool:
+def validate(state: TrainState, val_loaders: Mapping[str, Loader], run: RunContext) -> bool:
     """Evaluate the validation sets. Return whether the state is among the best by monitor.key.
 
     The monitored score may also end training (early_stop_patience) or lower the learning rate (Plateau). If a stop is
@@ -100,7 +102,7 @@ def validate(state: TrainState, vals: Mapping[str, Loader], run: RunContext) -> 
     scores: dict[str, float] = {}
     try:
         model = prepare_evaluation_model(state, run)
-        for split, val in vals.items():
+        for split, val in val_loaders.items():
             scores |= score_split(model, state, split, val, run)
     except Stopped:
         set_rng_bytes(before, run.world.device)  # the resumed run repeats this evaluation
@@ -164,9 +166,9 @@ def samples_of(state: TrainState, run: RunContext, count: int) -> Mapping[str, A
 
 def until_stopped(loader: Loader, step: int, run: RunContext) -> Iterator[Batch]:
     """Yield the batches of an evaluation. Raise Stopped on all ranks, after the same batch, if a stop is requested."""
-    run.stop.receive_pending()
+    run.stop.receive_broadcast()
     run.watchdog.beat("evaluating", step)
-    run.evaluations.append(step)
+    run.evaluations_in_progress.append(step)
     try:
         for number, batch in enumerate(loader):
             yield batch
@@ -176,8 +178,8 @@ def until_stopped(loader: Loader, step: int, run: RunContext) -> Iterator[Batch]
             if number < loader.plan.common and run.stop.agree(run.world):  # type: ignore[attr-defined]
                 raise Stopped
     finally:
-        run.evaluations.pop()
-    run.stop.receive_pending()
+        run.evaluations_in_progress.pop()
+    run.stop.receive_broadcast()
     if run.stop.cause:
         raise Stopped
 

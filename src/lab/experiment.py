@@ -38,17 +38,17 @@ from samebits.world import World, dist_env, world_of_one
 
 @dataclass(frozen=True)
 class Data:
-    """Data sets and loaders. sets: {split: data set}. train: the training loader. others: {split: loader}."""
+    """Data sets and loaders. sets: {split: data set}. train: the training loader. eval_loaders: {split: loader}."""
 
     sets: dict[str, Any]
     train: Loader
-    others: dict[str, Loader]
+    eval_loaders: dict[str, Loader]
     opened: list[Loader] = field(default_factory=list)  # further loaders that `close` closes
 
     @property
-    def vals(self) -> dict[str, Loader]:
+    def val_loaders(self) -> dict[str, Loader]:
         """The splits val*, which are evaluated during training. At the end, all splits except train are evaluated."""
-        return {split: loader for split, loader in self.others.items() if split.startswith("val")}
+        return {split: loader for split, loader in self.eval_loaders.items() if split.startswith("val")}
 
     @property
     def source(self) -> Stream | None:
@@ -63,7 +63,7 @@ class Data:
 
     def close(self) -> None:
         """Close all loaders."""
-        for loader in (self.train, *self.others.values(), *self.opened):
+        for loader in (self.train, *self.eval_loaders.values(), *self.opened):
             loader.close()
 
 
@@ -103,8 +103,8 @@ class Experiment:
     def open(self, samples: int = 0, order: dict[str, Any] | None = None) -> Data:
         """Return a loader for each of `sets`. samples, order: see `train_loader`."""
         train = self.train_loader(samples, order)
-        others = {split: self.eval_loader(split, train) for split in self.sets if split != "train"}
-        return Data(self.sets, train, others)
+        eval_loaders = {split: self.eval_loader(split, train) for split in self.sets if split != "train"}
+        return Data(self.sets, train, eval_loaders)
 
     def train_loader(self, samples: int = 0, order: dict[str, Any] | None = None) -> Loader:
         """Return the training loader. samples: first sample id. order: the state of data.order, if it has one."""

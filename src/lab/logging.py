@@ -9,7 +9,7 @@ import torch
 
 from lab.state import RunContext, TrainState, may_skip
 from samebits.compiling import compile_report
-from samebits.data import Clock
+from samebits.data import SpeedMeter
 from samebits.errors import RunFailed
 from samebits.shards import local_parts
 from samebits.world import to_host
@@ -60,14 +60,14 @@ def all_skipped(state: TrainState, skipped: Mapping[str, int]) -> bool:
 def check_has_trained(state: TrainState, run: RunContext) -> None:
     """Raise RunFailed if all steps of the run were skipped, so that the weights are still the initial ones."""
     since = (state.step - state.logged_step) * all_skipped(state, check_finite(state, run))
-    if state.step and state.skipped_steps + since == state.step:
+    if state.step and state.steps_without_update + since == state.step:
         raise RunFailed(
             f"all {state.step:,} steps were skipped, so nothing was trained: {WHY_SKIPPED} - trainer.non_finite=stop "
             "ends at the first one, debug=nan names the module"
         )
 
 
-def log_train(state: TrainState, run: RunContext, clock: Clock) -> None:
+def log_train(state: TrainState, run: RunContext, clock: SpeedMeter) -> None:
     """Log the means since the last log, over all ranks: one all-reduce and one copy to the host for all values."""
     skipped = check_finite(state, run)
     names = [name for name in state.running_sums if name.rpartition("/")[2] != "non_finite"]
@@ -87,7 +87,7 @@ def log_train(state: TrainState, run: RunContext, clock: Clock) -> None:
                 f"all steps from {state.logged_step + 1} to {state.step} were skipped (trainer.non_finite=skip): "
                 f"{WHY_SKIPPED}"
             )
-        state.skipped_steps += state.step - state.logged_step
+        state.steps_without_update += state.step - state.logged_step
     if compile_s := compile_report(run.logger.say):
         clock.pause_s += compile_s
         logged["perf/compile_s"] = compile_s

@@ -26,7 +26,7 @@ from lab.pending import actions_after_step, is_finished, restore_pending
 from lab.state import RunContext, TrainState, on_all_ranks
 from lab.step_graph import as_graph
 from lab.tasks.base import Batch, overrides
-from samebits.data import Clock, Loader
+from samebits.data import Loader, SpeedMeter
 from samebits.device import Hardware
 from samebits.errors import ConfigError
 from samebits.host import collect_garbage, no_garbage_collection
@@ -84,7 +84,7 @@ def fit(
     a resumed run first runs the actions that are left.
     validate: scores the validation sets and returns whether the state is among the best; None: no such sets."""
     batches = iter(train)
-    clock = Clock(train, run.logger, run.cost_per_sample.speeds)
+    clock = SpeedMeter(train, run.logger, run.cost_per_sample.speeds)
     trainer = run.trainer
     restore_pending(state, validate is not None, run)
     run_pending(state, validate, run, clock)
@@ -123,7 +123,7 @@ def fit(
     run.checkpoints.wait(state.best)  # the final scores read the best checkpoint
 
 
-def run_pending(state: TrainState, validate: Validate | None, run: RunContext, clock: Clock) -> None:
+def run_pending(state: TrainState, validate: Validate | None, run: RunContext, clock: SpeedMeter) -> None:
     """Run the pending actions, before the next step. If a stop is requested, save at once; the evaluation stays
     pending, and the resumed run begins with it."""
     if "log" in state.pending:

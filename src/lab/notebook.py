@@ -66,7 +66,9 @@ def build(cfg: DictConfig) -> Parts:
     hardware, world = resolve_auto(experiment.hardware, flop_of_sample(model, task)), experiment.world
     data = replace(experiment, hardware=hardware).open()
     seed_rank(experiment.config, 0)
-    return Parts(model.to(world.device), task.to(world.device), {"train": data.train, **data.others}, hardware, world)
+    return Parts(
+        model.to(world.device), task.to(world.device), {"train": data.train, **data.eval_loaders}, hardware, world
+    )
 
 
 def checked(cfg: DictConfig) -> Config:

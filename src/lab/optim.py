@@ -303,7 +303,7 @@ def constants_in(factor: Any) -> list[Constant]:
     return [one for one in (factor, *getattr(factor, "__dict__", {}).values()) if isinstance(one, Constant)]
 
 
-def after_the_end(schedule: Schedule) -> list[str]:
+def unreached_points(schedule: Schedule) -> list[str]:
     """Return a warning for each point of a schedule in epochs or steps (10ep) that the run does not reach."""
     lines = []
     for key, factor in schedule.factors.items():

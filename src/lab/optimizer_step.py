@@ -51,7 +51,8 @@ from samebits.world import World, to_host
 class OptimizerStep:
     """One optimizer step, which the task's train_step controls. loss_modules: {objective: LossModule, wrapped by DDP}.
 
-    Methods return losses as 0-d tensors on the device, means over this rank's samples; the log averages over ranks."""
+    Methods return losses as 0-d tensors on the device. Their mean over ranks, which is logged, is the (weighted) mean
+    over the samples of the global batch."""
 
     def __init__(
         self,
@@ -79,8 +80,8 @@ class OptimizerStep:
     def gradients(self, objective: str, batches: Iterable[Batch], loss_name: str = "loss") -> dict[str, Tensor]:
         """Run forward and backward on the step's micro-batches. Return the objective's losses.
 
-        p.grad of `parameters` becomes the gradient of the mean of the loss `loss_name` over all ranks' samples, or None
-        if the loss does not depend on p. Each call replaces the gradients; they are not accumulated over calls."""
+        p.grad of `parameters` becomes the gradient of the mean of the loss `loss_name` over all ranks' samples, or 0 if
+        only other losses depend on p. Each call replaces the gradients; they are not accumulated over calls."""
         values = self._backward(objective, batches, loss_name)
         if self.world.size > 1:  # copy: the next backward pass of DDP reuses this memory
             for p in self.parameters(objective):
@@ -91,9 +92,9 @@ class OptimizerStep:
     def outputs(self, function: Callable[[Batch], Any], batches: Iterable[Batch]) -> list[Any]:
         """Return [function(batch), ...] for the step's micro-batches, computed without gradients under autocast.
 
-        The function begins with the random state of the forward pass in the next call of `gradients` or
-        optimizer_step(...), so dropout masks are equal if `losses` draws in the same order. Buffers do not change. From
-        these outputs a task can compute a loss across all samples of the step (GradCache: lab/tasks/clip.py)."""
+        The next call of `gradients` or optimizer_step(...) starts from the same random state, so its dropout masks are
+        equal if `losses` draws in the same order. Buffers do not change. From these outputs a task can compute a loss
+        across all samples of the step (GradCache: lab/tasks/clip.py)."""
         sizes, task = self.hardware.micro_batch_sizes, self.state.task
         with self.step_rng.repeatable([self.state.model, task]), self.hardware.autocast():
             return [function(batch) for _, batch in with_sizes(batches, sizes, task)]
@@ -144,7 +145,8 @@ class OptimizerStep:
             prefix = f"{objective}/" if objective else ""
             values[f"{prefix}grad_norm"] = norm.to(device)  # with FSDP's CPU offload gradients are on the host
             if self.may_skip:
-                # with several updates in a step: logged as skipped if one was, undone only if all were
+                # one skipped update marks the step as skipped in the log; only if all were skipped, the buffers and the
+                # task's changes are undone
                 was_skipped = any_of(self.non_finite[objective]).to(device)
                 names = [name for name in values if self._objective_of(name) == objective]
                 values |= {name: torch.where(was_skipped > 0, 0.0, values[name]) for name in names}
@@ -229,7 +231,7 @@ class OptimizerStep:
                         weight = weights.sum() if weight is None else weight + weights.sum()
                     means = {name: value.sum() / num_samples for name, value in losses.items()}
                     loss = means[loss_name]
-                    if loss_name != "loss" and self.world.size > 1:
+                    if loss_name != "loss":
                         loss = loss + 0 * means["loss"]  # because DDP waits for gradients of all parameters
                     (scaler.scale(loss) if scaler else loss).backward()
                 for name, value in means.items():
@@ -298,8 +300,8 @@ class OptimizerStep:
             if len(self.loss_modules) == 1 or trains(one, state.model)
         }  # fmt: skip
         if averaging:
-            scored = {p: one.eval_weight(p) for k, one in averaging.items() for p in self.parameters(k)}
-            return 1.0, (scored.get(p, p) for p in weights)
+            eval_weights = {p: one.eval_weight(p) for k, one in averaging.items() for p in self.parameters(k)}
+            return 1.0, (eval_weights.get(p, p) for p in weights)
         return state.task.averaging_factor(state.step) if decay is None else 1 - decay, weights
 
     def _skipped(self, objectives: Iterable[str]) -> Tensor | None:

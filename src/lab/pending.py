@@ -41,10 +41,10 @@ def restore_pending(state: TrainState, validates: bool, run: RunContext) -> None
     """Update state.pending and state.stop_reason before the first step, because a resume may have changed the config.
 
     The present config decides about max_steps, max_epochs and early_stop_patience. If a callback ended training, it
-    stays ended. Every stop_reason is cleared if the config now has more steps than before. validates: whether there are
-    validation sets."""
-    moved = state.total_steps != run.total_steps
-    if state.step and moved and (state.step == run.total_steps or not state.total_steps):
+    stays ended, unless the config now has more steps than before: then each stop_reason is cleared. validates:
+    whether there are validation sets."""
+    length_changed = state.total_steps != run.total_steps
+    if state.step and length_changed and (state.step == run.total_steps or not state.total_steps):
         # this step is the last one now, or an old checkpoint has no state.pending
         done = {"log": state.logged_step, "score": state.scored_step}
         state.pending = [what for what in actions_after_step(state, validates, run) if done.get(what) != state.step]

@@ -28,7 +28,7 @@ from samebits.steps import rng_bytes, set_rng_bytes
 from samebits.world import World
 
 
-def rehearse(state: TrainState, vals: Mapping[str, Loader], run: RunContext) -> None:
+def rehearse(state: TrainState, val_loaders: Mapping[str, Loader], run: RunContext) -> None:
     """Evaluate the first batch of each validation set, and call Task.predict and the callbacks' on_rehearsal.
 
     All ranks call this. Random numbers, buffers and attributes of modules, metrics and transforms are restored."""
@@ -44,10 +44,10 @@ def rehearse(state: TrainState, vals: Mapping[str, Loader], run: RunContext) -> 
             return {}
 
     scores: dict[str, float] = {}
-    transforms = [loader.transform for loader in vals.values()]
+    transforms = [loader.transform for loader in val_loaders.values()]
     parts = [part for transform in transforms for part in getattr(transform, "__dict__", {}).values()]  # of a Chain
     with as_before(state, run, [*transforms, *parts]):
-        for split, loader in vals.items():
+        for split, loader in val_loaders.items():
             run.watchdog.beat("trying an evaluation", state.step, slow=True)
             first: list[Batch] = []
             with closing(noted(loader, first)) as batches:

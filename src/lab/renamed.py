@@ -38,7 +38,7 @@ OF_STATE = {
 }
 OF_RUN = {
     "machine": "hardware",
-    "renewed": "bn_updated_at",
+    "renewed": "last_bn_update",
     "scan": "iterate_rows",
     "told": "printed_once",
     "balance": "rank_timing",

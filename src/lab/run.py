@@ -28,7 +28,7 @@ from lab.loaders import (
 )
 from lab.loop import fit
 from lab.objective import LossModule
-from lab.optim import after_the_end, check_optimizer, check_trained, follows_scores, schedule_change
+from lab.optim import check_optimizer, check_trained, follows_scores, schedule_change, unreached_points
 from lab.options import TrainerConfig
 from lab.profiling import OUTSIDE_STEP, PARTS, losses_of
 from lab.project import PROJECT
@@ -45,7 +45,7 @@ from samebits.parallel import RankTiming, with_sync_batchnorm
 from samebits.process import RankProcess, log_header, node_text
 from samebits.profiling import cost_of_sample, explained, profiling
 from samebits.schema import leaves, parse_interval, plain
-from samebits.status import keep_class_names
+from samebits.status import write_class_names
 from samebits.sweeps import Pruning
 from samebits.targets import locate
 from samebits.world import Stopped
@@ -55,26 +55,27 @@ def train(process: RankProcess) -> dict[str, Any]:
     """Open the data, build model and task, load the checkpoint if there is one, train and score.
 
     Return the content of result.json."""
-    experiment, payload = load_sets(process), process.payload
+    experiment, payload = make_experiment(process), process.payload
     process = replace(process, config=experiment.config)
     position = payload or {"samples": 0}
     with experiment.open(position["samples"], position.get("order")) as data:
-        for line in check_same_data(process.world, {"train": data.train, **data.others}):
+        for line in check_same_data(process.world, {"train": data.train, **data.eval_loaders}):
             process.logger.warn(line)
         with explained_cast(process, data):
             state, loss_modules, run = build(process, experiment, data)
         is_new = payload is None
-        start(process, data, state, run)
+        load_and_announce(process, data, state, run)
         with mistakes_before_training(state, is_new), explained_cast(process, data):
             if is_new and run.every.eval and run.total_steps:
                 with explained(run.hardware, lambda: "evaluating, before the first step"):
-                    rehearse(state, data.vals, run)
+                    rehearse(state, data.val_loaders, run)
             return fit_and_score(process, data, state, loss_modules, run)
 
 
 @contextmanager
 def explained_cast(process: RankProcess, data: Data) -> Iterator[None]:
-    """In this block, an error about a non-integer index names the transform that converted the index to float."""
+    """In this block, raise ConfigError that names the transform if it has converted to float a field that is used as an
+    index (of an embedding, as a label)."""
     try:
         yield
     except (RuntimeError, IndexError) as error:
@@ -85,13 +86,13 @@ def explained_cast(process: RankProcess, data: Data) -> Iterator[None]:
         raise ConfigError(f"{one_line(error)} - {cast}: ~data.transforms.to_float does not convert an index") from error
 
 
-def load_sets(process: RankProcess) -> Experiment:
+def make_experiment(process: RankProcess) -> Experiment:
     """Build the data sets. A stream begins at the read position in the checkpoint. Raise ConfigError without a
     validation split if early stopping or the schedule needs one."""
     config, world, logger, payload = process.config, process.world, process.logger, process.payload
     trainer, sets = config.trainer, make_datasets(config)
     if world.is_main and (names := getattr(sets["train"], "class_names", None)):
-        keep_class_names(process.directory, names)
+        write_class_names(process.directory, names)
     if not any(split.startswith("val") for split in sets):
         asking = ["trainer.early_stop_patience"] if trainer.early_stop_patience is not None else []
         for key, target in ((f"{n.key}.schedule", n.own.schedule["_target_"]) for n in config.optimizers.values()):
@@ -173,7 +174,7 @@ def steps_of_run(trainer: TrainerConfig, epoch_samples: int, step: int, samples:
     return total_steps
 
 
-def start(process: RankProcess, data: Data, state: TrainState, run: RunContext) -> None:
+def load_and_announce(process: RankProcess, data: Data, state: TrainState, run: RunContext) -> None:
     """Seed each rank's own random numbers, load the checkpoint if there is one, and log the first lines."""
     world, logger, payload = process.world, process.logger, process.payload
     seed_rank(process.config, world.rank)
@@ -181,7 +182,7 @@ def start(process: RankProcess, data: Data, state: TrainState, run: RunContext) 
         load_payload(state, payload, process.config, run)
         payload.clear()  # frees its memory: `process` keeps the dict to the end
         run.replica_checks.step = state.step
-    for line in after_the_end(state.schedule):
+    for line in unreached_points(state.schedule):
         logger.warn(line)
     for callback in run.callbacks:
         object.__setattr__(callback, "run", run)  # works for frozen dataclasses too
@@ -195,10 +196,10 @@ def start(process: RankProcess, data: Data, state: TrainState, run: RunContext) 
     if state.rules >= 2 and (still := modules_in_eval_mode(state.model)):
         names = ", ".join(name or "all of it" for name in still[:4]) + ", ..." * (len(still) > 4)
         changes.append(f"modules that the model keeps in evaluation mode: {names}")
-    log_header(process, run, state.model, data.sets, *what_is_trained(process.config, state.optimizer), changes)
+    log_header(process, run, state.model, data.sets, *header_values(process.config, state.optimizer), changes)
 
 
-def what_is_trained(config: Config, objectives: Iterable[str]) -> tuple[list[Any], list[Any]]:
+def header_values(config: Config, objectives: Iterable[str]) -> tuple[list[Any], list[Any]]:
     """Return ([task, model], [optimizer, schedule, other values]) for the first lines of the log."""
     task, model = plain(config.cfg.task), plain(config.cfg.model)
     model = {key: value for key, value in model.items() if key not in ("input_shape", "num_outputs")}
@@ -235,17 +236,17 @@ def fit_and_score(
         with profiling(
             config.profiler, run, loss_modules.values(), data.train, compiles, PARTS, OUTSIDE_STEP
         ) as batches:
-            scores = partial(validate, vals=data.vals, run=run) if data.vals else None
+            scores = partial(validate, val_loaders=data.val_loaders, run=run) if data.val_loaders else None
             fit(loss_modules, state, batches, scores, run)
         logger.end_bar()
-        stop.receive_pending()
+        stop.receive_broadcast()
         if state.stop_reason == "pruned":
             return {"step": state.step, "pruned": True}
         if stop.cause:
             return {"step": state.step}
         balanced = {} if run.rank_timing is None else run.rank_timing.report()
         data.train.close()
-        final = final_scores(state, data.others, run)
+        final = final_scores(state, data.eval_loaders, run)
         with process.watchdog.user_code("a callback's on_end", state.step):
             end_callbacks(run.callbacks, state, {key: value for key, value in final.items() if "/" in key})
         return final | balanced
@@ -268,7 +269,7 @@ def load_payload(state: TrainState, payload: dict[str, Any], config: Config, run
     check_trained(payload.get("parameter_names", state.parameter_names), state.parameter_names)
     monitor = state.monitor
     payload = reshard_like(payload, state.model, state.optimizer)
-    # `lr` stays that of the checkpoint: the schedule sets it in each step, and a resume without steps saves it as it is
+    # not `lr`: the schedule sets it before each step, and a resume that takes no step must save the checkpoint's value
     nodes = [node.optimizer for node in config.optimizers.values()]
     options = {key.rpartition(".")[2] for one in nodes for key in leaves(one, "optim")} - {"lr"} | {"fused"}
     load_weights(state.model, payload["model"], "the checkpoint")

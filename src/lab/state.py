@@ -51,17 +51,19 @@ class TrainState:
     running_sums: dict[str, Tensor] = field(default_factory=dict)  # of logged values since the last log, on the device
     counts: dict[str, int] = field(default_factory=dict)  # {name: number of steps summed in `running_sums`}
     logged_step: int = 0  # the step of the last log
-    skipped_steps: int = 0  # steps up to logged_step in log intervals without any update; if all: nothing was trained
+    steps_without_update: int = 0  # in log intervals with skipped steps only, until logged_step
     logged_lines: int = 0  # lines of metrics.jsonl; only rank 0 knows it
     scored_step: int = 0  # the step of the last evaluation
     pending: list[str] = field(default_factory=list)  # actions still to be done after `step`: lab.pending
-    stop_reason: str = ""  # why training ended before total_steps: "patience", "callback", "pruned"
+    stop_reason: str = ""  # why training ended before total_steps: "patience", "callback", "pruned" (a search ended it)
     total_steps: int = 0  # the run's length when `pending` was written; 0: a new run, or an old checkpoint
     epoch_samples: int = 0  # rows of the training set; TaskRun gets it when a checkpoint is loaded
     rules: int = RULES  # the run's version of lab.options.RULES
 
     def payload(self, ranks: Tensor | None = None) -> dict[str, Any]:
-        """Return all fields for the checkpoint. ranks: (N, K) uint8, the rank_row of each rank; None: save none."""
+        """Return the fields for the checkpoint; `running_sums` are in `ranks`.
+
+        ranks: (N, K) uint8, the rank_row of each rank; None: save none."""
         held = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "running_sums"}
         saved = {k: v.state_dict() if hasattr(v, "state_dict") else v for k, v in held.items()}
         for group, rate in zip(saved["optimizer"]["param_groups"], self.schedule.rates):
@@ -167,8 +169,8 @@ class RunContext:
     # `with run.iterate_rows(rows) as batches`: these rows of the training set, (N,) int64, without random transforms,
     # each on one rank; batches have the field "row"
     iterate_rows: Callable[..., Loader] = Loader
-    evaluations: list[int] = field(default_factory=list)  # steps of the evaluations in progress
-    bn_updated_at: list[int] = field(
+    evaluations_in_progress: list[int] = field(default_factory=list)  # steps of the evaluations in progress
+    last_bn_update: list[int] = field(
         default_factory=list
     )  # [step] of lab.average.prepare_evaluation_model's last update
     printed_once: set[str] = field(default_factory=set)  # keys of warnings that are printed once
@@ -196,7 +198,7 @@ class RunContext:
         """Use the present state of `order` from the next step on; sample ids continue. All ranks call this after the
         same step. Raise ConfigError during an evaluation, RunFailed if the ranks' orders differ."""
         order = StatefulOrder.of(self.train)
-        if self.evaluations:
+        if self.evaluations_in_progress:
             raise ConfigError(
                 "run.reorder(): not allowed during an evaluation, because a stopped evaluation is repeated and would "
                 "change the order twice - call it in on_eval, or between steps"
@@ -216,7 +218,7 @@ def may_skip(trainer: TrainerConfig, scaler: torch.amp.GradScaler | None) -> boo
 
 def on_all_ranks(state: TrainState) -> Iterator[tuple[str, Any]]:
     """Yield (name, value) for all that must be equal on all ranks: weights, weight average, the task's saved buffers,
-    optimizer states. Not compared: the model's buffers, the task's running_* buffers (local statistics)."""
+    optimizer states. Not compared: the model's buffers, the task's running_* buffers (each rank's own statistics)."""
     yield from state.model.named_parameters()
     yield from ((f"task.{name}", p) for name, p in state.task.named_parameters())
     saved = state.task.state_dict(keep_vars=True)
@@ -241,8 +243,8 @@ def model_or_average(state: TrainState) -> nn.Module:
     if state.ema is None:
         return state.model
     norms = [module for module in state.ema.modules() if isinstance(module, _BatchNorm)]
-    fresh = {id(buffer) for norm in norms for buffer in norm.buffers() if state.task.bn_update_batches}
+    kept = {id(buffer) for norm in norms for buffer in norm.buffers() if state.task.bn_update_batches}
     for mean, buffer in zip(state.ema.buffers(), state.model.buffers()):
-        if id(mean) not in fresh:
+        if id(mean) not in kept:
             mean.copy_(buffer)
     return state.ema

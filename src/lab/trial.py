@@ -78,7 +78,7 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
             limit = (config.trainer.max_eval_batches or sys.maxsize) * config.trainer.global_batch_size
             per_rank = hardware.eval_batch_size * hardware.num_procs
             took = {}
-            for name, loader in data.others.items():
+            for name, loader in data.eval_loaders.items():
                 count = -(-min(len(sets[name]), limit) // per_rank)
                 took[name] = count * _eval_s(state, loader, hardware, one, min(count, 2))
             eval_s = sum(seconds for name, seconds in took.items() if name.startswith("val"))

@@ -77,7 +77,7 @@ class Trial(Experiment):
             step, batches = steps_of(state, loss_modules, trial, hardware), iter(data.train)
             for _ in range(2):
                 step(batches)
-            for scored in data.others.values():
+            for scored in data.eval_loaders.values():
                 first = itertools.islice(scored, 1)
                 evaluate(state.model, state.task, first, self.this_process, hardware, scored.rows_and_real)
 

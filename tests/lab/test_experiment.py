@@ -27,7 +27,7 @@ def experiment_of(*overrides: str) -> Experiment:
 
 def batches(experiment: Experiment, split: str) -> list[Batch]:
     with experiment.open() as data:
-        return list(islice(data.train if split == "train" else data.others[split], 2))
+        return list(islice(data.train if split == "train" else data.eval_loaders[split], 2))
 
 
 @pytest.mark.parametrize("strategy", SHARED)
@@ -72,5 +72,5 @@ def test_data_closes_all_loaders_where_its_block_fails() -> None:
     data.opened.append(experiment_of().train_loader())
     with pytest.raises(RuntimeError, match="of the block"):
         fail(data)
-    for loader in (data.train, *data.others.values(), *data.opened):
+    for loader in (data.train, *data.eval_loaders.values(), *data.opened):
         assert loader._closed

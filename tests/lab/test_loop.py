@@ -57,7 +57,7 @@ class Surroundings(Callback):
         self.asks = False
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        """progress, warn, begin, end, beat, receive_pending, on_step, ...: noted with what they are called with."""
+        """progress, warn, begin, end, beat, receive_broadcast, on_step, ...: noted with what they are called with."""
 
         def note(*args: Any, **named: Any) -> None:
             told = [a.step if isinstance(a, TrainState) else a for a in args if not isinstance(a, (nn.Module, World))]
@@ -249,7 +249,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Surroundings:
 
     monkeypatch.setattr(loop, "train_step", train_step)
     monkeypatch.setattr(evaluation, "evaluate", evaluate)
-    monkeypatch.setattr(loop, "Clock", lambda train, logger, speeds: around)
+    monkeypatch.setattr(loop, "SpeedMeter", lambda train, logger, speeds: around)
     return around
 
 
@@ -260,7 +260,7 @@ def fit(around: Surroundings, state: TrainState, val: Any = "data", **changed: A
 
 
 def validating(run: RunContext) -> Callable[[TrainState], bool]:
-    return partial(evaluation.validate, vals={"val": Data([1])}, run=run)  # type: ignore[dict-item]
+    return partial(evaluation.validate, val_loaders={"val": Data([1])}, run=run)  # type: ignore[dict-item]
 
 
 def test_what_a_run_does_when(noted: Surroundings) -> None:
@@ -310,7 +310,7 @@ def test_what_a_run_does_when(noted: Surroundings) -> None:
     assert noted.calls == 7, "the ranks agree after each step"
     assert (state.step, state.samples, state.logged_step, state.scored_step) == (7, 28, 7, 7)
     assert (state.best_score, state.evals_without_improvement, state.running_sums) == (3.0, 0, {})
-    assert noted.named("receive_pending") == []
+    assert noted.named("receive_broadcast") == []
 
 
 def test_without_a_split_to_score_nothing_is_scored(noted: Surroundings) -> None:
@@ -917,7 +917,7 @@ def test_the_batches_of_an_evaluation(at: int | None, cause: str, seen: int) -> 
             got.append(batch["y"][0].item())
     assert got == [0.0, 1.0, 2.0][:seen]
     beat = ("beat", "evaluating", 6)
-    asked = [("receive_pending",), beat, beat, "agree", beat, "agree", beat, ("receive_pending",)]
+    asked = [("receive_broadcast",), beat, beat, "agree", beat, "agree", beat, ("receive_broadcast",)]
     assert around.events == (asked[: 2 * at + 2] if at else asked)
 
 

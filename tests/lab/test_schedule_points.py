@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, MultiStepLR, StepLR
 
-from lab.optim import Schedule, after_the_end, constants_in, schedule_change
+from lab.optim import Schedule, constants_in, schedule_change, unreached_points
 from lab.schedules.constant import Constant, Epochs
 from lab.schedules.plateau import Plateau
 from lab.schedules.step import Step
@@ -159,7 +159,7 @@ def test_points_after_the_end_are_named() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
 
     def lines(factor: Any, total: int) -> list[str]:
-        return after_the_end(Schedule(optimizer, with_epochs(factor, 10), total))
+        return unreached_points(Schedule(optimizer, with_epochs(factor, 10), total))
 
     assert lines(Step("1ep", ["2ep", "39st", 1.0], 0.5), 40) == []
     assert lines(Step("4ep", [0.5], 0.5), 40) == []

@@ -31,7 +31,7 @@ RUN = (
 )  # fmt: skip
 
 
-class Clock:
+class SpeedMeter:
     """Of each rank: only what a test says takes time, so that the machine cannot make a rank slow."""
 
     now_s = 0.0
@@ -42,13 +42,13 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> SpeedMeter:
+    made = SpeedMeter()
     monkeypatch.setattr(samebits.parallel.balance.HostClock, "now", staticmethod(made.perf_counter))
     return made
 
 
-def slow_model(monkeypatch: pytest.MonkeyPatch, clock: Clock, ranks: str = "1") -> None:
+def slow_model(monkeypatch: pytest.MonkeyPatch, clock: SpeedMeter, ranks: str = "1") -> None:
     original = lab.objective.forward_loss
 
     def forward_loss(*args: Any) -> Any:
@@ -58,7 +58,7 @@ def slow_model(monkeypatch: pytest.MonkeyPatch, clock: Clock, ranks: str = "1") 
     monkeypatch.setattr(lab.objective, "forward_loss", forward_loss)
 
 
-def slow_dataset(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+def slow_dataset(monkeypatch: pytest.MonkeyPatch, clock: SpeedMeter) -> None:
     original = Synthetic.gather
 
     def gather(self: Synthetic, rows: np.ndarray, out: Any = None) -> Any:
@@ -68,7 +68,7 @@ def slow_dataset(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     monkeypatch.setattr(Synthetic, "gather", gather)
 
 
-def slow_optimizer(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+def slow_optimizer(monkeypatch: pytest.MonkeyPatch, clock: SpeedMeter) -> None:
     """After the all-reduce: the time that the other rank then waits is at the next step's."""
     original = lab.optimizer_step.update
 
@@ -79,7 +79,7 @@ def slow_optimizer(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     monkeypatch.setattr(lab.optimizer_step, "update", update)
 
 
-CAUSES: dict[str, Callable[[pytest.MonkeyPatch, Clock], None]] = {
+CAUSES: dict[str, Callable[[pytest.MonkeyPatch, SpeedMeter], None]] = {
     "check its transforms": slow_model,
     "it waits for its data": slow_dataset,
     "": slow_optimizer,
@@ -89,7 +89,7 @@ CAUSES: dict[str, Callable[[pytest.MonkeyPatch, Clock], None]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("cause", CAUSES)
 def test_a_slow_rank_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], clock: Clock, cause: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], clock: SpeedMeter, cause: str
 ) -> None:
     CAUSES[cause](monkeypatch, clock)
     monkeypatch.setattr(samebits.parallel.balance, "NAME_AFTER_S", 0.3)
@@ -109,7 +109,7 @@ def test_a_slow_rank_is_named(
 
 @pytest.mark.slow
 def test_equal_ranks_are_not_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], clock: Clock
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], clock: SpeedMeter
 ) -> None:
     slow_model(monkeypatch, clock, ranks="012")
     monkeypatch.setattr(samebits.parallel.balance, "NAME_AFTER_S", 0.1)

@@ -14,7 +14,7 @@ from samebits.files import replacing
 from samebits.status import read_metrics
 
 POINTS = 40  # longer curves are drawn faintly, with their running median over about 1/20 of the points
-OUTSIDE_STEP = ("epoch", "skipped_steps")  # training values that are not drawn
+NOT_DRAWN = ("epoch", "skipped_steps")  # training values that are not drawn
 
 
 class Curves(Callback):
@@ -47,7 +47,7 @@ def panels_of(lines: list[dict[str, Any]]) -> Panels:
         for key, value in line.items():
             split, _, name = key.partition("/")
             if (
-                split.startswith(("train", "val", "test")) and name not in OUTSIDE_STEP and value is not None
+                split.startswith(("train", "val", "test")) and name not in NOT_DRAWN and value is not None
             ):  # null is inf or NaN
                 panels[name][split].append((line["step"], value))
     order = sorted(panels, key=lambda name: (list(panels[name]) == ["train"], name != "loss"))

@@ -72,7 +72,7 @@ class Task(nn.Module):
     Random numbers: in `losses` torch's generators give different numbers on each rank. In `on_step_end`, and in
     `train_step` after the call of `optimizer_step(...)`, they give the same numbers on all ranks. A resumed run
     continues with the same numbers. If random numbers must not depend on the number of ranks and micro-batches, use
-    samebits.data.SampleRNG(seed, stream) with batch["sample_id"], and set `needs_sample_ids`."""
+    samebits.data.SampleRNG(seed, name) with batch["sample_id"], and set `needs_sample_ids`."""
 
     # Keys that `losses` returns in addition to "loss". They are logged, and evaluations compute their means.
     loss_names: tuple[str, ...] = ()
@@ -83,8 +83,8 @@ class Task(nn.Module):
     # True: the loss compares samples of all ranks (a contrastive loss). A step is then one micro-batch, and all ranks
     # evaluate the same number of batches.
     needs_global_batch = False
-    # True: with needs_global_batch a step may have several micro-batches, because train_step computes the loss from
-    # optimizer_step.outputs
+    # Set it to True only if train_step computes a loss across samples from optimizer_step.outputs: a step may then have
+    # several micro-batches in spite of needs_global_batch
     allows_micro_batches = False
     # True: the task keeps a state (e.g. a hidden state) from step to step. Batches then have "lane", the number of the
     # parallel sequence, and "position" in it, both (B,) int64. Its yaml must set `eval_lanes`: docs/data_orders.md.
@@ -222,8 +222,8 @@ def losses_key(task: Task) -> str:
 
 
 class OptimizerStep(Protocol):
-    """The third argument of `Task.train_step`, implemented in lab.optimizer_step. Losses are means over this rank's
-    samples, as 0-d tensors on the device."""
+    """The third argument of `Task.train_step`, implemented in lab.optimizer_step. Losses are 0-d tensors on the
+    device; their mean over ranks is the (weighted) mean over the samples of the global batch."""
 
     @property
     def model(self) -> nn.Module:

@@ -43,11 +43,13 @@ LATER = {
     "task": Weights, "scaler": dict[str, Any] | None, "parameter_names": list[str], "monitor": list[str],
     "source": dict[str, Any] | None, "best_score": Real | None, "counts": dict[str, int],
     "running_sum_types": dict[str, str], "logged_lines": int, "pending": list[str], "stop_reason": str,
-    "total_steps": int, "epoch_samples": int, "skipped_steps": int, "rules": int, "shared": dict[str, dict[str, Real]],
+    "total_steps": int, "epoch_samples": int, "steps_without_update": int, "rules": int,
+    "shared": dict[str, dict[str, Real]],
 }  # fmt: skip
 RENAMED = {  # keys of version 0.2 and before -> present keys
     "stale": "evals_without_improvement", "owes": "pending", "ended": "stop_reason", "trained": "parameter_names",
     "total_types": "running_sum_types", "frozen": "shared",
+    "skipped_steps": "steps_without_update",
 }  # fmt: skip
 INNER: dict[str, dict[str, Any]] = {  # types within some of these values
     "optimizer": {"state": dict[Any, dict[Any, Any]], "param_groups": list[dict[str, Any]]},

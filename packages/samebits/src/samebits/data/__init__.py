@@ -1,7 +1,7 @@
 """Sample orders, and the loaders that deliver batches to the training loop.
 
 Input: a data set (`__len__` and `__getitem__`, or `gather`, or a `Stream`), the seed and the device. Output: a `Loader`
-of micro-batches, dict[str, Tensor], on the device. `Clock` measures how long the loop waited for them.
+of micro-batches, dict[str, Tensor], on the device. `SpeedMeter` measures how long the loop waited for them.
 
 Guarantees: the global batch of a step depends only on the seed and the step, for any number of ranks, workers and
 micro-batches. An evaluation counts each sample once. Random numbers of a sample (`SampleRNG`) depend only on the seed,
@@ -32,7 +32,7 @@ from samebits.lazy_imports import lazy_getattr
 if TYPE_CHECKING:
     from samebits.data.counter import SampleRNG
     from samebits.data.loading.choose import loader_speeds
-    from samebits.data.loading.clock import Clock
+    from samebits.data.loading.clock import SpeedMeter
     from samebits.data.loading.loader import Loader, Transform, remedy
     from samebits.data.loading.same_data import check_same_data
     from samebits.data.loading.samples import check_indexed, drawing, seed_of_split

@@ -44,12 +44,12 @@ def log_header(
         logger.say(machine_line(facts))
         if unlike := record_machine(rank.directory, facts):
             logger.warn(f"the run started on other hardware, so results may differ by rounding: {unlike}")
-        for line in what_is_trained(rank.project, rank.directory, method, update):
+        for line in header_values(rank.project, rank.directory, method, update):
             logger.say(line)
     describe(logger, run.hardware, model, run, sets, run.train, changes, rank.config.hardware)
 
 
-def what_is_trained(project: Project, directory: Path, method: Sequence[Any], update: Sequence[Any]) -> list[str]:
+def header_values(project: Project, directory: Path, method: Sequence[Any], update: Sequence[Any]) -> list[str]:
     """Return lines with the method and the model, the optimizer etc., the overrides, and the changes of a resume."""
     moves = (one if isinstance(one, str) else node_text(one) for one in update)
     lines = [" of ".join(map(node_text, method)), ", ".join(moves)]

@@ -39,13 +39,13 @@ if TYPE_CHECKING:
         checkpoint_files,
         class_names,
         end_status,
-        keep_class_names,
         new_wandb_id,
         newest_checkpoint,
         read_metrics,
         read_status,
         shown,
         step_of,
+        write_class_names,
         write_status,
     )
 else:

@@ -80,7 +80,7 @@ def read_metrics(directory: Path) -> list[dict[str, Any]]:
     return [record for _, record in records(directory / METRICS)]
 
 
-def keep_class_names(directory: Path, names: dict[str, list[str]]) -> None:
+def write_class_names(directory: Path, names: dict[str, list[str]]) -> None:
     """Write the names of classes. names: {field: names}."""
     write_json(directory / CLASSES, names)
 

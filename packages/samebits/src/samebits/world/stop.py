@@ -153,7 +153,7 @@ class StopRequest:
             (cause, self._calls_between), self._announced = self._announced(), None
             self.cause = CAUSES[cause] or self.cause
 
-    def receive_pending(self) -> None:
+    def receive_broadcast(self) -> None:
         """Finish a pending broadcast, before the rate of calls changes (evaluation) and before the ranks end."""
         self._receive()
         self._calls_between, self._calls, self._last_call, self._announced_at = 1, 0, None, time.monotonic()

@@ -13,7 +13,7 @@ SHORT_S = 1.0  # shorter epochs are too short to measure waiting
 Speeds = Callable[[float], dict[str, float]]  # samples/s -> more speeds to log, {perf/name: value}
 
 
-class Clock:
+class SpeedMeter:
     """Measure training speed and the share of time spent waiting for data, without pauses (evaluations, saves)."""
 
     def __init__(self, train: Loader, logger: Logger, speeds: Speeds) -> None:
