@@ -683,4 +683,5 @@ NAMES: list[tuple[Any, ...]] = [
     ("samebits/steps/seed.py", "            buffer.copy_(value)", "            pass", "tests/lab/test_outputs.py"),
     ("samebits/steps/seed.py", "        _set_states(states, self._device)", "        pass",
      "tests/lab/test_outputs.py"),
+    ("src/lab/optimizer_step.py", 'loss = loss + 0 * means["loss"]', "loss = loss + 0", "tests/lab/test_outputs.py"),
 ]

@@ -101,3 +101,37 @@ def test_both_passes_have_the_same_dropout_and_leave_the_buffers() -> None:
     assert all(torch.equal(a, b) for a, b in zip(task.seen, plain.seen, strict=True))
     for (name, a), b in zip(model.named_buffers(), other.buffers(), strict=True):
         assert torch.equal(a, b), name
+
+
+class Heads(Task):
+    """Two outputs with a loss each."""
+
+    loss_names = ("first",)
+
+    def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
+        output = model(batch["x"])
+        return {"loss": output.sum(1), "first": output[:, 0]}, output
+
+    def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
+        values = optimizer_step.gradients("", batches, "first")
+        self.bias = [p.grad for p in optimizer_step.parameters("")][-1]
+        optimizer_step.update("")
+        return values
+
+
+def test_weights_of_other_losses_have_the_gradient_zero() -> None:
+    """As on several ranks, where DDP needs a gradient of each parameter: else weight decay would differ."""
+    task = Heads()
+    step_of(task, 6)
+    assert task.bias is not None
+    assert task.bias.tolist() == [1.0, 0.0]
+
+    class Other(Heads):
+        def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
+            output = model(batch["x"])
+            return {"loss": output.sum(1), "first": model[0](batch["x"])[:, 0]}, output  # type: ignore[index]
+
+    other = Other()
+    step_of(other, 6)
+    assert other.bias is not None
+    assert other.bias.tolist() == [0.0, 0.0]
