@@ -80,9 +80,7 @@ def test_ranks_are_in_step_where_they_talk(monkeypatch: pytest.MonkeyPatch, way:
 
 
 @pytest.mark.parametrize("micro", ["null", "5", "1"])
-def test_samples_that_are_compared_are_not_those_of_a_micro_batch(
-    monkeypatch: pytest.MonkeyPatch, micro: str
-) -> None:
+def test_samples_that_are_compared_are_not_those_of_a_micro_batch(monkeypatch: pytest.MonkeyPatch, micro: str) -> None:
     """Without hardware.eval_batch_size a loss across samples is evaluated on the samples of a step."""
     options = (*QUICK, "trainer.max_steps=1", "trainer.global_batch_size=12", f"hardware.micro_batch_size={micro}")
     config = Config.of(compose(*options))
