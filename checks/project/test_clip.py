@@ -22,7 +22,7 @@ WORDS = ["?", "a", "photo", "of", "red", "green", "blue", "things"]
 
 @pytest.mark.slow
 def test_the_page_works_as_typed(tmp_path: Path) -> None:
-    """Each image has the color that its caption names; a text finds one of its color, not always its own."""
+    """With micro-batches; the recall has a value."""
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: k for k, word in enumerate(WORDS)}, unk_token="?"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     made.save(str(tmp_path / "tokenizer.json"))
@@ -37,7 +37,7 @@ def test_the_page_works_as_typed(tmp_path: Path) -> None:
     pack, train = map(shlex.split, commands(DOCS["clip.md"]))
     assert (pack[:3], train[:2]) == (["./run", "h5", "pack"], ["./run", "train"])
     called([sys.executable, "-m", "h5rows", *pack[2:]], 0, 120, cwd=tmp_path)
-    small = ("model.width=4", "task.text_encoder.layers=1", "trainer.global_batch_size=48", "hardware.micro_batch_size=20",
-             "trainer.max_epochs=20", "logger=none", "hardware=cpu", f"hydra.run.dir={tmp_path}/run")  # fmt: skip
+    small = ("model.width=4", "task.text_encoder.layers=1", "trainer.global_batch_size=48",
+             "hardware.micro_batch_size=20", "trainer.max_epochs=2", "logger=none", "hardware=cpu", f"hydra.run.dir={tmp_path}/run")  # fmt: skip
     called([sys.executable, str(ROOT / "src/train.py"), *train[2:], *small], 0, 120, cwd=tmp_path)
-    assert result(tmp_path / "run")["test/recall/text_to_image"] >= 0
+    assert result(tmp_path / "run")["test/recall/text_to_image"] > 0

@@ -221,12 +221,12 @@ def test_recall_is_that_of_a_sort(tmp_path: Path) -> None:
         asked = (texts @ images.T).argsort(1, descending=True)[:, :k] == torch.arange(30)[:, None]
         wanted = {"image_to_text": found.sum().item() / 30, "text_to_image": asked.sum().item() / 30}
         assert score(world_of_one(), k) == pytest.approx(wanted)
-        on_ranks(lambda world, folder: _same(score(world, k), wanted), tmp_path / f"{k}")
+
+        def work(world: World, folder: Path, k: int = k, wanted: dict[str, float] = wanted) -> None:
+            assert score(world, k) == pytest.approx(wanted)
+
+        on_ranks(work, tmp_path / f"{k}")
     same = torch.ones(10, 2)
     assert Recall(1).recall(same, same) == pytest.approx(0.1)
     assert Recall(1).recall(same * torch.nan, same) == 0
     assert all(value != value for value in Recall(1).compute(world_of_one()).values())
-
-
-def _same(score: dict[str, float], wanted: dict[str, float]) -> None:
-    assert score == pytest.approx(wanted)

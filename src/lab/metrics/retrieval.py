@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from samebits.schema import Count
-from samebits.world import World, to_host
+from samebits.world import World, to_cpu
 
 
 class Recall:
@@ -38,8 +38,8 @@ class Recall:
         if not parts:
             return dict.fromkeys(("image_to_text", "text_to_image"), float("nan"))
         images, texts = torch.cat(parts).unbind(1)
-        directions = {"image_to_text": (images, texts), "text_to_image": (texts, images)}
-        return {name: to_host(self.recall(*pair)) for name, pair in directions.items()}
+        both = to_cpu(torch.stack([self.recall(images, texts), self.recall(texts, images)]))  # waits once
+        return dict(zip(("image_to_text", "text_to_image"), both.tolist()))
 
     def recall(self, asked: Tensor, found: Tensor) -> Tensor:
         """Return the recall of row i of `found`, given row i of `asked`, 0-d. Both (N, E)."""

@@ -20,6 +20,8 @@ class ViT(nn.Module):
     Positions are fixed (sines and cosines), so weights fit images of any size.
     """
 
+    position: Tensor
+
     def __init__(
         self, input_shape: Sequence[Count], num_outputs: Count, patch: Count, width: Count, heads: Count, layers: Count,
         dropout: Share,
@@ -59,6 +61,8 @@ class ViT(nn.Module):
 class PatchDecoder(nn.Module):
     """(B, K, num_inputs) vectors of some patches, (B, K) int64 their numbers -> (B, L, C * patch * patch) pixels of all
     patches. A learned vector takes the place of the missing patches."""
+
+    position: Tensor
 
     def __init__(
         self, input_shape: Sequence[Count], num_inputs: Count, patch: Count, width: Count, heads: Count, layers: Count

@@ -1,4 +1,4 @@
-"""CLIP (Radford et al. 2021): an image encoder and a text encoder that give an image and its text similar embeddings."""
+"""CLIP (Radford et al. 2021): image and text encoders that give an image and its text similar embeddings."""
 
 from __future__ import annotations
 
