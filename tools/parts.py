@@ -58,7 +58,10 @@ PARTS = {
     **_parts(
         "method",
         byol=("BYOL: self-supervised learning with a student and a teacher",),
-        contrastive=("contrastive learning (InfoNCE) with two views of each sample",),
+        contrastive=(
+            "contrastive learning (InfoNCE): two views of a sample, or images and texts (CLIP)",
+            "clip", "infonce", "text_encoder", "captions", "retrieval",
+        ),
         ddpm=("DDPM: image generation by denoising diffusion",),
         dino=("DINO: self-distillation with a moving average as teacher",),
         distillation=("knowledge distillation: train a small model with a trained one",),
@@ -67,6 +70,7 @@ PARTS = {
         fixmatch=("FixMatch: semi-supervised learning from few labels",),
         gan=("a Wasserstein GAN, with two optimizers",),
         lbfgs=("L-BFGS, an optimizer with a closure",),
+        mae=("a masked autoencoder with a vision transformer", "vit"),
         pcgrad=("PCGrad: several losses without conflicting gradients",),
         pose=("pose lifting: 3-D joints from 2-D joints",),
         sam=("SAM: sharpness-aware minimization",),

@@ -117,7 +117,7 @@ def each_alone(words: list[str]) -> Iterator[list[str]]:
 @pytest.fixture(scope="module")
 def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tokens, for the commands whose data.path is a text of the reader's. Beside it photos/, a folder of images, and
-    other.h5, with sequences, poses and pairs."""
+    other.h5, with sequences, poses, captions and pairs."""
     path = tmp_path_factory.mktemp("text") / "text.h5"
     for kind in ("cat", "dog"):
         (path.parent / "photos" / kind).mkdir(parents=True)
@@ -133,6 +133,8 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
             file[f"{split}/images"], file[f"{split}/part"], file[f"{split}/S"] = (
                 ["1.jpg"], np.zeros((1, 17, 2)), np.zeros((1, 17, 3))
             )  # fmt: skip
+            file[f"{split}/image"] = np.zeros((2, 1, 8, 8), dtype=np.uint8)
+            file[f"{split}/caption/values"], file[f"{split}/caption/offsets"] = np.arange(30) % 7, np.array([0, 9, 30])
             for name in ("chosen", "chosen_mask", "rejected", "rejected_mask"):
                 file[f"{split}/{name}"] = np.ones((3, 5), dtype=np.uint8)
     return path
@@ -149,7 +151,7 @@ def check_overrides(words: list[str], text: Path) -> None:
         kept.append(f"data.path={text}")
     if {"data=image_folder", "experiment=image_folder"} & set(words):
         kept.append(f"data.path={text.parent / 'photos'}")
-    if {"task=pose", "experiment=sequences", "experiment=preferences"} & set(words):
+    if {"task=pose", "task=clip", "experiment=sequences", "experiment=preferences"} & set(words):
         kept.append(f"data.path={text.with_name('other.h5')}")
     if {"task=finetune", "experiment=preferences"} & set(words):
         kept.append(f"task.weights={text}")

@@ -205,6 +205,9 @@ TASKS = {
     "gan": ("task=gan", "model.input_shape=[32]", "model.num_outputs=64", "task.critic_steps=2"),
     "byol": ("task=byol", *RESNET),
     "contrastive": ("task=contrastive", *RESNET),
+    "clip": ("task=clip", "data=captions", "data.path=captions.h5", *RESNET, "model.num_outputs=8",
+             "task.text_encoder.width=8", "task.text_encoder.heads=2", "task.text_encoder.layers=1"),
+    "mae": ("task=mae", "model=vit", "model.width=8", "model.heads=2", "model.layers=1"),
     "dino": ("task=dino", *RESNET, "task.views=3"),
     "ddpm": ("task=ddpm", "model.input_shape=[9,8,8]", "model.num_outputs=64"),
     "vae": ("model=autoencoder", "task=vae"),
@@ -224,6 +227,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         h5py.File("cifar.h5", "w") as images,
         h5py.File("tokens.h5", "w") as tokens,
         h5py.File("s.h5", "w") as sequences,
+        h5py.File("captions.h5", "w") as captions,
     ):
         for split in ("train", "val", "test"):
             images[f"{split}/image"] = draw.integers(0, 256, (40, 3, 8, 8), dtype=np.uint8)
@@ -231,6 +235,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             tokens[f"{split}/tokens"] = draw.integers(0, 11, 200)
             sequences[f"{split}/tokens/values"] = draw.integers(0, 11, 200).astype(np.uint8)
             sequences[f"{split}/tokens/offsets"] = np.arange(0, 201, 5)
+            captions[f"{split}/image"] = draw.integers(0, 256, (40, 1, 8, 8), dtype=np.uint8)
+            captions[f"{split}/caption/values"] = draw.integers(0, 11, 200).astype(np.uint8)
+            captions[f"{split}/caption/offsets"] = np.arange(0, 201, 5)
 
 
 @pytest.mark.slow
@@ -238,10 +245,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_a_task_waits_for_nothing(task: str) -> None:
     """Nor does an evaluation, but for its scores."""
-    micro = [8] if task == "contrastive" else [6, 2]
     # the scaler's part: of several optimizers, of one beside a teacher, of one in two parts
     precision = "fp16" if task in ("gan", "byol", "cifar10_fast") else "bf16"
-    with training(*TASKS[task], f"hardware.precision={precision}", micro=micro) as run:
+    with training(*TASKS[task], f"hardware.precision={precision}", micro=[6, 2]) as run:
         run.check_steps({})
         whole = sum(hasattr(metric, "compute") for metric in run.state.task.metrics.values())
         run.evaluate()

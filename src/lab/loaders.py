@@ -218,8 +218,11 @@ def make_eval_loader(
     # a batch of another shape would be compiled again
     full = hardware.compile is not None and not isinstance(dataset, Stream) and not packs
     lanes = eval_lanes(config, rows) if task_class(config).stateful else None
+    size = hardware.eval_batch_size
+    if task_class(config).needs_global_batch and config.hardware.eval_batch_size is None:
+        size = sum(hardware.micro_batch_sizes)  # scores across samples must not depend on the micro-batch
     plan, mark = evaluation_plan(
-        len(dataset), hardware.eval_batch_size, world.rank, world.size, in_step, count, full, rows,
+        len(dataset), size, world.rank, world.size, in_step, count, full, rows,
         whole=packs and not task_class(config).needs_global_batch, lanes=lanes,
     )  # fmt: skip
     return _loader(config, dataset, split, plan, world, random=False, like=train, with_rows=rows is not None, mark=mark)

@@ -22,8 +22,9 @@ from samebits.world import World
 
 def loader_of(rank: int, ranks: int, eval_batch_size: int, *overrides: str) -> tuple[Loader, Config]:
     """The loader of `val` for one of so many ranks."""
-    config = Config.of(compose(*QUICK, "trainer.max_steps=1", "trainer.global_batch_size=12", *overrides))
-    hardware = replace(resolve_hardware(config.hardware, config.trainer), eval_batch_size=eval_batch_size)
+    config = Config.of(compose(*QUICK, "trainer.max_steps=1", "trainer.global_batch_size=12",
+                               f"hardware.eval_batch_size={eval_batch_size}", *overrides))  # fmt: skip
+    hardware = resolve_hardware(config.hardware, config.trainer)
     world = World(rank, ranks, rank, torch.device("cpu"))
     return make_eval_loader(config, hardware, make_dataset(config, "val"), "val", world), config
 
@@ -76,6 +77,17 @@ def test_ranks_are_in_step_where_they_talk(monkeypatch: pytest.MonkeyPatch, way:
         rows += rows_of(loader)
     assert sizes == [[10] * 8 + [4]] * 3
     assert sorted(rows) == list(range(250))
+
+
+@pytest.mark.parametrize("micro", ["null", "5", "1"])
+def test_samples_that_are_compared_are_not_those_of_a_micro_batch(monkeypatch: pytest.MonkeyPatch, micro: str) -> None:
+    """Without hardware.eval_batch_size a loss across samples is evaluated on the samples of a step."""
+    options = (*QUICK, "trainer.max_steps=1", "trainer.global_batch_size=12", f"hardware.micro_batch_size={micro}")
+    config = Config.of(compose(*options))
+    hardware, world = resolve_hardware(config.hardware, config.trainer), World(0, 1, 0, torch.device("cpu"))
+    monkeypatch.setattr(Supervised, "needs_global_batch", True)
+    with make_eval_loader(config, hardware, make_dataset(config, "val"), "val", world) as loader:
+        assert loader.rows_and_real(0) == (12, 12)
 
 
 def test_what_a_rank_takes_does_not_depend_on_its_host() -> None:

@@ -15,14 +15,15 @@ from samebits.schema import Count, NotNegativeInt, Share
 
 
 class Block(nn.Module):
-    """(B, T, D) -> (B, T, D): causal self-attention, then a two-layer MLP, each with a residual connection.
+    """(B, T, D) -> (B, T, D): self-attention, then a two-layer MLP, each with a residual connection.
 
-    seen: (B, 1, T, T) bool attention mask; None: each token attends to itself and all tokens before it.
+    seen: (B, 1, T, T) bool attention mask; None: each token attends to itself and all tokens before it, or to all
+    tokens if `causal` is False.
     """
 
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    def __init__(self, width: int, heads: int, dropout: float, causal: bool = True) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        self.heads, self.dropout, self.causal = heads, dropout, causal
         self.norm_attention, self.norm_mlp = nn.LayerNorm(width, bias=False), nn.LayerNorm(width, bias=False)
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
@@ -36,7 +37,8 @@ class Block(nn.Module):
         parts = self.qkv(self.norm_attention(x)).split(width, 2)  # split, because its backward is a single copy
         query, key, value = (one.view(size, length, self.heads, -1).transpose(1, 2) for one in parts)
         dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, seen, dropout, is_causal=seen is None)
+        causal = self.causal and seen is None
+        mixed = F.scaled_dot_product_attention(query, key, value, seen, dropout, is_causal=causal)
         mixed = self.out(mixed.transpose(1, 2).reshape(size, length, width))
         x = x + F.dropout(mixed, self.dropout, self.training)
         return x + F.dropout(self.mlp(self.norm_mlp(x)), self.dropout, self.training)
