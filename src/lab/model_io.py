@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from lab.config import Config
 from lab.project import PROJECT
+from lab.quantization import quantize
 from lab.statistics import with_stored
 from samebits.checkpoints import eval_state_dict, load_weights, read_run
 from samebits.errors import ConfigError
@@ -19,7 +20,7 @@ from samebits.targets import construct
 
 
 def make_model(config: Config) -> nn.Module:
-    """Build the model. Raise ConfigError if it contains lazy parameters."""
+    """Build the model, with quantized layers if `quantization` is set. Raise ConfigError if it has lazy parameters."""
     model = construct(PROJECT, "model", config.cfg.model, nn.Module)
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
@@ -27,7 +28,7 @@ def make_model(config: Config) -> nn.Module:
                 f"model: {name} belongs to a lazy module, which has no size before the first batch: give the "
                 "size, from data.input_shape and data.num_outputs"
             )
-    return model
+    return model if config.quantization.weight_bits is None else quantize(model, config.quantization)
 
 
 def restore_model(path: Path, overrides: Sequence[str] = ()) -> tuple[nn.Module, DictConfig, Path, dict[str, Any]]:
