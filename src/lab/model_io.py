@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lab.config import Config
 from lab.project import PROJECT
-from lab.quantization import quantize
+from lab.quantization import quantize, round_weights
 from lab.statistics import with_stored
-from samebits.checkpoints import eval_state_dict, load_weights, read_run
+from samebits.checkpoints import eval_state_dict, load_weights, read_run, run_directory
 from samebits.errors import ConfigError
 from samebits.targets import construct
 
@@ -41,3 +41,12 @@ def restore_model(path: Path, overrides: Sequence[str] = ()) -> tuple[nn.Module,
     model = make_model(Config.of(cfg))
     load_weights(model, eval_state_dict(payload), str(file))
     return model.eval(), cfg, file, payload
+
+
+def exported(state: dict[str, Any], source: Path) -> dict[str, Any]:
+    """Return the state dict that ./run export writes: with `quantization` in the run's config, rounded weights as
+    floating-point numbers. source: the checkpoint."""
+    file = run_directory(source) / "config.yaml"
+    if not file.is_file() or OmegaConf.select(OmegaConf.load(file), "quantization.weight_bits") is None:
+        return state
+    return round_weights(restore_model(source)[0]).state_dict()
