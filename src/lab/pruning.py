@@ -24,28 +24,28 @@ class Pruned(Task):
     """What `pruned` adds to the class of a task."""
 
     pruning: PruningConfig
-    masks: nn.Module  # its buffers are the masks: False where a weight is zero
+    pruning_masks: nn.Module  # its buffers are the masks: False where a weight is zero
 
     def setup(self, model: nn.Module) -> None:
         """Make a mask for each pruned weight, after the task has frozen parts of the model."""
         super().setup(model)
         layers = layers_of(model, "pruning", self.pruning.exclude)
-        self.masks = nn.Module()
+        self.pruning_masks = nn.Module()
         for name, p in model.named_parameters():  # each tied weight once
             if p.requires_grad and any(p is layer.weight for layer in layers.values()):
-                self.masks.register_buffer(name.replace(".", "/"), torch.ones(p.shape, dtype=torch.bool))
-        if not list(self.masks.buffers()):
+                self.pruning_masks.register_buffer(name.replace(".", "/"), torch.ones(p.shape, dtype=torch.bool))
+        if not list(self.pruning_masks.buffers()):
             raise ConfigError("pruning: all linear and convolutional layers are frozen - set pruning.sparsity=null")
 
     def project(self, model: nn.Module) -> None:
         """Set the pruned weights to zero."""
         super().project(model)
-        for p, mask in self.masked(model):
+        for p, mask in self.pruned_weights(model):
             p.mul_(mask)
 
-    def masked(self, model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
+    def pruned_weights(self, model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
         """Return (weight, mask) of all pruned weights of the model or of its average."""
-        masks = self.masks.named_buffers()
+        masks = self.pruning_masks.named_buffers()
         return [(model.get_parameter(name.replace("/", ".")), mask) for name, mask in masks]
 
 
@@ -73,16 +73,16 @@ class Pruner(Callback):
     def before_step(self, state: Any) -> None:
         """Prune if it is due."""
         share = sparsity_at(self.pruning, state.step, self.run.total_steps)
-        if share is None or not extend([*state.task.masked(state.model)], share, self.pruning.scope == "model"):
+        if share is None or not extend([*state.task.pruned_weights(state.model)], share, self.pruning.scope == "model"):
             return
         for model in (state.model, state.ema):
-            for p, mask in state.task.masked(model) if model is not None else ():
+            for p, mask in state.task.pruned_weights(model) if model is not None else ():
                 p.mul_(mask)
         state.best, state.best_score, state.evals_without_improvement = [], None, 0
 
     def on_log(self, state: Any, values: dict[str, float]) -> None:
         """Add the sparsity of the model's pruned weights."""
-        weights = [p for p, _ in state.task.masked(state.model)]
+        weights = [p for p, _ in state.task.pruned_weights(state.model)]
         zeros = torch.stack([(p == 0).sum() for p in weights]).sum()
         values["train/sparsity"] = zeros.item() / sum(p.numel() for p in weights)
 
