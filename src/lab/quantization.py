@@ -2,8 +2,8 @@
 
 The rounding is simulated in floating point, and its gradient is that of the identity (straight-through estimator). The
 weights keep their names and their full precision, so that a run can start from the weights of an ordinary run. Nothing
-is stored in addition: scales are computed from the tensor that is rounded. The result therefore does not depend on
-ranks, micro-batches or the size of evaluation batches.
+is stored in addition: scales are computed from the tensor that is rounded, and a sample's output does not depend on the
+other samples. Ranks, micro-batches and the size of evaluation batches change results only by floating-point rounding.
 """
 
 from __future__ import annotations
