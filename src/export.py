@@ -5,7 +5,8 @@
     ./run export RUN_DIR_OR_CHECKPOINT model.onnx --overwrite
     ./run export RUN_DIR_OR_CHECKPOINT --to onnx --split val data.path=other.h5
 
-The weights are those that were evaluated: the weight average if the run has one. To load the first file:
+The weights are those that were evaluated: the weight average if the run has one, and rounded if the run has
+`quantization`. To load the first file:
 model.load_state_dict(torch.load("model.pt", weights_only=True)). An ONNX model computes what `./run predict` writes,
 for batches of any size; it is compared with the model on a batch of the run's data. Exit status: 0 done, 1 the outputs
 of the ONNX model differ, 2 a mistake in the arguments, or a model that cannot be exported.
@@ -53,9 +54,10 @@ def main() -> int:
             about = f"inputs {inputs}; outputs {', '.join(made.outputs)}; largest difference to the model's outputs "
             about += f"{made.difference:.2g} (batches of {', '.join(map(str, made.batches))})"
         else:
+            from lab.model_io import exported
             from samebits.checkpoints import export
 
-            source, count = export(args.run, target, args.overwrite, to)
+            source, count = export(args.run, target, args.overwrite, to, exported)
             about = f"{count:,} values"
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)

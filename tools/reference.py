@@ -43,12 +43,15 @@ from schema import (
 
 PAGE = "configuration.md"
 OWN = "Keys of no group"
+OF_TRAIN = ("process", "sweep", "monitor", "pruning", "quantization")  # sections of train.yaml
 # The sections in their order, and the page that explains a group. A page that does not exist is not linked.
 GROUPS = {
     OWN: "configure.md",
     "process": "fault_tolerance.md",
     "sweep": "sweeps.md",
     "monitor": "checkpoints.md",
+    "pruning": "compression.md",
+    "quantization": "compression.md",
     "data": "my_data.md",
     "data.order": "data_orders.md",
     "data.transforms": "my_data.md",
@@ -324,7 +327,7 @@ def section(conf: Conf, group: str) -> Iterator[str]:
             key for key in conf.keys(train) if "." not in key and key in definitions and key not in (*GROUPS, "hydra")
         ]
         yield from table(row for key in own for row in typed_rows(conf, train, key, definitions[key]))
-    elif group in ("process", "sweep", "monitor"):
+    elif group in OF_TRAIN:
         yield from table(typed_rows(conf, train, group, definitions[group]))
     elif group in ("trainer", "hardware", "logger", "profiler"):
         yield from typed_group(conf, group)
@@ -419,10 +422,7 @@ def configuration() -> tuple[str, list[str]]:
     """Return the page, and the keys and options that no comment describes."""
     conf = Conf()
     body = [
-        line
-        for group in GROUPS
-        if group in (OWN, "process", "sweep", "monitor") or group in options()
-        for line in section(conf, group)
+        line for group in GROUPS if group in (OWN, *OF_TRAIN) or group in options() for line in section(conf, group)
     ]
     intro = f"""\
 # Configuration reference

@@ -30,6 +30,7 @@ from lab.optim import (
 )
 from lab.options import TrainerConfig
 from lab.project import PROJECT
+from lab.pruning import Pruner, pruned
 from lab.renamed import check_method, check_task_names
 from lab.schedules.constant import Epochs
 from lab.state import TrainState, may_skip
@@ -48,8 +49,8 @@ from samebits.world import World
 
 
 def make_callbacks(config: Config) -> list[Callback]:
-    """Build the config's callbacks. Raise ConfigError if one has a method that is not a callback event."""
-    callbacks = []
+    """Build the callbacks, and the one that prunes. Raise ConfigError if one has a method that is no callback event."""
+    callbacks: list[Callback] = [] if config.pruning.sparsity is None else [Pruner(config.pruning)]
     for name, node in config.cfg.callback.items():
         callbacks.append(construct(PROJECT, f"callback.{name}", node, Callback))
         check_hooks(f"callback.{name}", type(callbacks[-1]))
@@ -149,7 +150,7 @@ def make_task(config: Config) -> Task:
         task: Task = of_kind("task", node, make(**inner), Task)
     if "_modules" not in vars(task):
         raise ConfigError(f"task: the __init__ of {type(task).__name__} must begin with super().__init__()")
-    return task
+    return task if config.pruning.sparsity is None else pruned(task, config.pruning)
 
 
 def _built(key: str, node: Any) -> Any:

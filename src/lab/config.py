@@ -10,7 +10,14 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from lab.groups import DataConfig, ObjectiveConfig, OptimConfig, RootConfig
+from lab.groups import (
+    DataConfig,
+    ObjectiveConfig,
+    OptimConfig,
+    PruningConfig,
+    QuantizationConfig,
+    RootConfig,
+)
 from lab.objective_optim import OptimNode, keys_of_objectives, nodes_of, with_objectives
 from lab.options import MonitorConfig, TrainerConfig
 from lab.project import PROJECT
@@ -52,6 +59,8 @@ class Config(EngineGroups):
     optimizers: dict[str, OptimNode]
     trainer: TrainerConfig
     monitor: MonitorConfig
+    pruning: PruningConfig
+    quantization: QuantizationConfig
 
     @staticmethod
     def of(cfg: DictConfig) -> Config:
@@ -65,7 +74,8 @@ def _config(given: DictConfig, root: RootConfig) -> Config:
     optim, optimizer = split_own(cfg.optim, OptimConfig, "optim")
     return Config(
         given=given, cfg=cfg, data=data, dataset=dataset, optim=optim, optimizer=optimizer,
-        optimizers=nodes_of(optim, optimizer), trainer=root.trainer, monitor=root.monitor, **root.groups,
+        optimizers=nodes_of(optim, optimizer), trainer=root.trainer, monitor=root.monitor,
+        pruning=root.pruning, quantization=root.quantization, **root.groups,
     )  # fmt: skip
 
 
@@ -92,6 +102,7 @@ def check(cfg: DictConfig, trains: bool = True) -> Config:
         _check_factors(node)
     root.check_groups(root.trainer, trains)
     _check_combinations(root)
+    _check_compression(root)
     if any(size < 1 for size in data.input_shape):
         raise ConfigError(f"data.input_shape: every size must be >= 1, got {data.input_shape}")
     below_outputs(root.name)
@@ -175,6 +186,24 @@ def _check_combinations(root: RootConfig) -> None:
         raise ConfigError("trainer.max_steps, trainer.max_epochs: both are null - give one of them")
     if trainer.early_stop_patience is not None and trainer.eval_every is None:
         raise ConfigError("trainer.early_stop_patience: needs evaluations, but trainer.eval_every is null - give both")
+
+
+def _check_compression(root: RootConfig) -> None:
+    pruning = root.pruning
+    for key, switch in (("pruning", "sparsity"), ("quantization", "weight_bits")):
+        given = getattr(root, key)
+        changed = [f.name for f in fields(given) if getattr(given, f.name) != getattr(type(given)(), f.name)]
+        if changed and getattr(given, switch) is None:
+            raise ConfigError(
+                f"{key}.{changed[0]}={getattr(given, changed[0])}: has no effect, because {key}.{switch} is null"
+            )
+    if pruning.end < pruning.start:
+        raise ConfigError(f"pruning.end={pruning.end}: must be at least pruning.start={pruning.start}")
+    if root.trainer.strategy == "fsdp" and pruning.sparsity is not None:
+        raise ConfigError(
+            f"trainer=fsdp: pruning.sparsity={pruning.sparsity} compares all weights of a layer, but each process has "
+            "only a shard - use trainer=ddp"
+        )
 
 
 def _check_parts(data: dict[str, Any]) -> None:

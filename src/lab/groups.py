@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from lab.options import RULES, MonitorConfig, TrainerConfig
 from samebits.process import EngineGroups
-from samebits.schema import Rule, option
+from samebits.schema import Count, Rule, Share, option
 from samebits.sweeps import SweepConfig
 
 
@@ -70,6 +70,27 @@ class TaskConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PruningConfig:
+    """Magnitude pruning with a schedule: lab.pruning."""
+
+    sparsity: Annotated[float | None, Rule(at_least=0, below=1)] = None
+    start: Share = 0.0
+    end: Share = 0.75
+    every: Count = 100
+    scope: Annotated[str, option("layer", "model")] = "layer"
+    exclude: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizationConfig:
+    """Quantization-aware training: lab.quantization."""
+
+    weight_bits: Annotated[int | None, Rule(at_least=2, at_most=8)] = None
+    activation_bits: Annotated[int | None, Rule(at_least=2, at_most=8)] = None
+    exclude: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RootConfig(EngineGroups):
     """The whole config: the groups of samebits and these."""
 
@@ -79,6 +100,8 @@ class RootConfig(EngineGroups):
     resume: str | None = None
     sweep: SweepConfig = field(default_factory=SweepConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    pruning: PruningConfig = field(default_factory=PruningConfig)
+    quantization: QuantizationConfig = field(default_factory=QuantizationConfig)
     data: dict[str, Any]
     model: dict[str, Any]
     task: dict[str, Any]

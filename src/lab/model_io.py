@@ -6,20 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lab.config import Config
 from lab.project import PROJECT
+from lab.quantization import quantize, round_weights
 from lab.statistics import with_stored
-from samebits.checkpoints import eval_state_dict, load_weights, read_run
+from samebits.checkpoints import eval_state_dict, load_weights, read_run, run_directory
 from samebits.errors import ConfigError
 from samebits.targets import construct
 
 
 def make_model(config: Config) -> nn.Module:
-    """Build the model. Raise ConfigError if it contains lazy parameters."""
+    """Build the model, with quantized layers if `quantization` is set. Raise ConfigError if it has lazy parameters."""
     model = construct(PROJECT, "model", config.cfg.model, nn.Module)
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
@@ -27,7 +28,7 @@ def make_model(config: Config) -> nn.Module:
                 f"model: {name} belongs to a lazy module, which has no size before the first batch: give the "
                 "size, from data.input_shape and data.num_outputs"
             )
-    return model
+    return model if config.quantization.weight_bits is None else quantize(model, config.quantization)
 
 
 def restore_model(path: Path, overrides: Sequence[str] = ()) -> tuple[nn.Module, DictConfig, Path, dict[str, Any]]:
@@ -40,3 +41,12 @@ def restore_model(path: Path, overrides: Sequence[str] = ()) -> tuple[nn.Module,
     model = make_model(Config.of(cfg))
     load_weights(model, eval_state_dict(payload), str(file))
     return model.eval(), cfg, file, payload
+
+
+def exported(state: dict[str, Any], source: Path) -> dict[str, Any]:
+    """Return the state dict that ./run export writes: with `quantization` in the run's config, rounded weights as
+    floating-point numbers. source: the checkpoint."""
+    file = run_directory(source) / "config.yaml"
+    if not file.is_file() or OmegaConf.select(OmegaConf.load(file), "quantization.weight_bits") is None:
+        return state
+    return round_weights(restore_model(source)[0]).state_dict()

@@ -205,6 +205,8 @@ def header_values(config: Config, objectives: Iterable[str]) -> tuple[list[Any],
     model = {key: value for key, value in model.items() if key not in ("input_shape", "num_outputs")}
     trainer = config.trainer
     limits = {"clip_norm": trainer.clip_norm, "ema_decay": trainer.ema_decay, "seed": config.cfg.seed}
+    bits = {name: getattr(config.quantization, name) for name in ("weight_bits", "activation_bits")}
+    limits |= {"sparsity": config.pruning.sparsity, **bits}
     values: list[Any] = [f"{key}={value}" for key, value in limits.items() if value is not None]
     if not {*objectives} <= config.optimizers.keys() - {""}:
         values = [config.optimizer, config.optim.schedule, *values]

@@ -43,6 +43,10 @@ WAYS = [
     pytest.param((), marks=pytest.mark.slow),
     ("optim=sgd", "hardware.micro_batch_size=10", "trainer.ema_decay=0.9", "trainer.non_finite=skip"),
     pytest.param(("hardware.precision=bf16", "optim/schedule=plateau", "trainer.eval_every=2"), marks=pytest.mark.slow),
+    pytest.param(
+        ("pruning.sparsity=0.8", "pruning.every=2", "quantization.weight_bits=8", "trainer.ema_decay=0.9"),
+        marks=pytest.mark.slow,
+    ),
     pytest.param(("optim=muon",), marks=(needs("conf/optim/muon.yaml"), pytest.mark.slow)),
 ]
 

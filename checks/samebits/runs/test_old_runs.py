@@ -106,7 +106,7 @@ def all_keys(cls: Any, values: dict[str, Any], prefix: str = "") -> dict[str, An
 SCHEMAS: dict[str, Any] = {
     "trainer": options.TrainerConfig, "hardware": HardwareConfig, "logger": LoggerConfig,
     "process": ProcessConfig, "monitor": options.MonitorConfig, "sweep": groups.SweepConfig,
-    "task": groups.TaskConfig,
+    "task": groups.TaskConfig, "pruning": groups.PruningConfig, "quantization": groups.QuantizationConfig,
     "ddp": options.DDPConfig, "fsdp": options.FsdpConfig,
 }  # fmt: skip
 

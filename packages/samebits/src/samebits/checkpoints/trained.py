@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from samebits.project import Project
 from samebits.runs import has_key
 from samebits.saved import CONFIG, read_config, translate_typed_override
 from samebits.schema import check_resolved, no_such_key
+
+Change = Callable[[dict[str, Any], Path], dict[str, Any]]
 
 
 def read_run(project: Project, path: Path, overrides: Sequence[str] = ()) -> tuple[DictConfig, Path, dict[str, Any]]:
@@ -63,18 +65,21 @@ def change_value(cfg: DictConfig, override: str) -> None:
     OmegaConf.update(cfg, key, value)
 
 
-def export(path: Path, target: Path, overwrite: bool, to: str = "pt") -> tuple[Path, int]:
+def export(
+    path: Path, target: Path, overwrite: bool, to: str = "pt", change: Change = lambda state, source: state
+) -> tuple[Path, int]:
     """Write the weights of a run or checkpoint as a state dict. Return (checkpoint path, number of values).
 
     to: pt, the format of torch.save, or safetensors. Raise ConfigError as `check_target` does, or if the library
     safetensors is missing.
+    change: called with the state dict and the checkpoint's path; returns the state dict to write.
     """
     check_target(path, target, overwrite)
     library: Any = None
     if to == "safetensors":
         library = need("safetensors.torch", "--to safetensors", "safetensors", "export")
     source, payload = find_checkpoint(path)
-    state = eval_state_dict(payload)
+    state = change(eval_state_dict(payload), source)
     if library is None:
         save_checkpoint(state, target)
     else:
