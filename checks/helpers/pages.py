@@ -18,6 +18,7 @@ WALKED = (
 OTHERS = {
     "tasks.md": "test_task_docs.py", "paper.md": "test_paper.py", "hugging_face.md": "test_task_transformers.py",
     "reinforcement_learning.md": "test_reinforcement_docs.py", "README.md": "test_readme.py",
+    "video_audio.md": "test_video_audio_docs.py",
     "pretrained_weights.md": "test_pretrained_weights.py",
 }  # fmt: skip
 # what cannot run on any machine: (how its command begins, what it needs, the test that tries as much of it as can be)
