@@ -10,10 +10,12 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from common import TRAIN
+from common import ROOT, TRAIN
+from pages import FENCE
 from test_meaning import (
     FILES,
     ROWS,
+    cell_ranger,
     climate,
     made,
 )
@@ -78,6 +80,26 @@ def test_no_command_is_printed_that_cannot_train(tmp_path: Path) -> None:
     assert "y: could be x, but not y: only 0 of its rows have no missing values" in gaps
     assert "x could be matrix: 10 samples of (30,)" in cells
     assert "./run train" not in gaps + cells
+
+
+@pytest.mark.slow
+def test_labels_of_barcodes_are_written_as_the_page_shows(tmp_path: Path) -> None:
+    """Another order of the table; then the command that inspect prints trains."""
+    page = (ROOT / "docs/existing_hdf5.md").read_text()
+    (script,) = [body for _, kind, body in FENCE.findall(page) if kind == "python" and "clusters.csv" in body]
+    path = tmp_path / "filtered_feature_bc_matrix.h5"
+    cell_ranger(path, labels=False)
+    assert "no command: the file has no labels" in inspected(path)
+    rows = [f"ACGT{k:04}-1,{k % 4 + 1}" for k in reversed(range(ROWS))]
+    (tmp_path / "clusters.csv").write_text("\n".join(["Barcode,Cluster", *rows]))
+    warm.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+    with h5py.File(path) as file:
+        assert file["label"].asstr()[:].tolist() == [f"{k % 4 + 1}" for k in range(ROWS)]
+    found = re.search(r"y could be label@classes: .* 4 classes\ntrain on it:\n  \./run train (.*)", inspected(path))
+    assert found is not None
+    options = ["logger=none", "trainer.max_steps=3", "trainer.max_epochs=null", "trainer.global_batch_size=4"]
+    done = warm.run([*TRAIN, *shlex.split(found[1]), *options], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_inspect_prints_the_same(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ WALKED = (
 OTHERS = {
     "tasks.md": "test_task_docs.py", "paper.md": "test_paper.py", "hugging_face.md": "test_task_transformers.py",
     "README.md": "test_readme.py", "pretrained_weights.md": "test_pretrained_weights.py",
-    "clip.md": "test_clip.py",
+    "clip.md": "test_clip.py", "reinforcement_learning.md": "test_reinforcement_docs.py",
+    "video_audio.md": "test_video_audio_docs.py",
 }  # fmt: skip
 # what cannot run on any machine: (how its command begins, what it needs, the test that tries as much of it as can be)
 NOT_RUN = (

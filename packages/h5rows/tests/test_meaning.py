@@ -89,6 +89,54 @@ def scattering(path: Path) -> None:
         entry["angle"] = np.linspace(0, 1, ROWS)
 
 
+def references(file: h5py.File, name: str, values: list[Any], kind: str = "double") -> None:
+    """As MATLAB writes a cell array N x 1."""
+    for k, value in enumerate(values):
+        matlab(file, f"#refs#/{name}{k}", value, kind)
+    held = np.array([[file[f"#refs#/{name}{k}"].ref for k in range(len(values))]], h5py.ref_dtype)
+    file.create_dataset(name, data=held, dtype=h5py.ref_dtype).attrs["MATLAB_class"] = np.bytes_("cell")
+
+
+def cell_ranger(path: Path, labels: bool = True) -> np.ndarray:
+    """filtered_feature_bc_matrix.h5: features x barcodes by columns -> (barcodes, features)."""
+    dense = np.random.default_rng(0).poisson(0.3, (ROWS, 9)).astype(np.int32)
+    with h5py.File(path, "w") as file:
+        file.attrs.update({"filetype": "matrix", "version": np.int64(2), "library_ids": np.array([b"s1"])})
+        group = file.create_group("matrix")
+        group["barcodes"] = np.array([f"ACGT{k:04}-1" for k in range(ROWS)], "S18")
+        for name, values in (
+            ("data", dense[dense != 0]), ("indices", np.nonzero(dense)[1].astype(np.int64)),
+            ("indptr", np.concatenate([[0], np.cumsum((dense != 0).sum(1))]).astype(np.int64)),
+        ):  # fmt: skip
+            group.create_dataset(name, data=values, chunks=(16,), compression="gzip")
+        group["shape"] = np.array(dense.T.shape, np.int32)
+        for name, values in (("id", "ENSG"), ("name", "gene"), ("feature_type", "Gene Expression"), ("genome", "hg")):
+            group[f"features/{name}"] = np.array([f"{values}{k}" for k in range(9)], "S20")
+        group["features/_all_tag_keys"] = np.array([b"genome"])
+        if labels:
+            file["label"] = [f"cluster {k % 3}" for k in range(ROWS)]
+    return dense
+
+
+def neurons(path: Path) -> None:
+    """As pynwb writes a session: two time series, a table of units with spike times of different number."""
+    rng = np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        file.attrs.update({"nwb_version": "2.7.0", "neurodata_type": "NWBFile", "namespace": "core"})
+        file["session_description"], file["file_create_date"] = "a test", ["2026-01-01T00:00:00+00:00"]
+        file["general/extracellular_ephys/electrodes/id"] = np.arange(4)
+        for name, width in (("acquisition/ephys", 4), ("processing/behavior/Position/SpatialSeries", 2)):
+            group = file.create_group(name)
+            group["data"], group["timestamps"] = rng.normal(size=(ROWS, width)), np.arange(ROWS) / 10
+            group["data"].attrs.update({"conversion": 1e-6, "resolution": -1.0, "unit": "volts"})
+            group["timestamps"].attrs.update({"interval": np.int32(1), "unit": "seconds"})
+        units = file.create_group("units")
+        units.attrs.update({"neurodata_type": "Units", "colnames": ["spike_times"]})
+        units["spike_times"], units["spike_times_index"] = np.arange(20) / 7, np.array([0, 3, 3, 12, 20], np.uint8)
+        units["spike_times_index"].attrs.update({"neurodata_type": "VectorIndex", "target": units["spike_times"].ref})
+        units["id"] = np.arange(5)
+
+
 def table(path: Path) -> None:
     rows = np.zeros(ROWS, [("energy", "f4"), ("name", "S5"), ("hits", "f4", (3,)), ("label", "i4")])
     rows["energy"], rows["label"] = np.random.default_rng(0).normal(size=ROWS), np.arange(ROWS) % 2
@@ -99,7 +147,7 @@ def table(path: Path) -> None:
 
 FILES: dict[str, tuple[str, Callable[[Path], None]]] = {
     "netcdf": (".nc", climate), "matlab": (".mat", arrays), "anndata": (".h5ad", cells), "nexus": (".nxs", scattering),
-    "pytables": (".h5", table),
+    "pytables": (".h5", table), "10x": (".h5", cell_ranger), "nwb": (".nwb", neurons),
 }  # fmt: skip
 
 
@@ -292,7 +340,86 @@ def test_matlab_s_sparse_matrix(tmp_path: Path) -> None:
     assert (h5rows.Dataset(path, {"x": "X", "y": "y"}, decode=True, cache_mb=1).column("x") == dense).all()
 
 
-# -- AnnData, NeXus
+def test_cells_of_arrays(tmp_path: Path) -> None:
+    """Of one size: rows. Vectors, and matrices that differ in one side: rows of different length."""
+    rng, path = np.random.default_rng(0), str(tmp_path / "a.mat")
+    images = [rng.normal(size=(3, 4)) for _ in range(ROWS)]
+    spikes = [rng.normal(size=(1, k % 5)) for k in range(1, ROWS + 1)]
+    tracks = [rng.normal(size=(2, 1 + k % 5)) for k in range(ROWS)]
+    labels = rng.integers(1, 4, ROWS).astype(float)
+    with h5py.File(path, "w", userblock_size=512) as file:
+        for name, cells in (("images", images), ("tracks", tracks), ("y", [[[label]] for label in labels])):
+            references(file, name, cells)
+        references(file, "spikes", spikes)
+        for k in range(4, ROWS, 5):  # as MATLAB writes an empty array: its size
+            del file[f"#refs#/spikes{k}"]
+            mark(file, f"#refs#/spikes{k}", np.uint64([1, 0]), MATLAB_class=b"double", MATLAB_empty=np.uint8(1))
+        del file["spikes"]
+        held = np.array([[file[f"#refs#/spikes{k}"].ref for k in range(ROWS)]], h5py.ref_dtype)
+        mark(file, "spikes", held, MATLAB_class=np.bytes_("cell"))
+        choice = choose(file)
+    assert choice is not None
+    assert choice.y is not None
+    assert (choice.x.name, choice.x.shape, choice.y.name) == ("images", (ROWS, 3, 4), "y@classes")
+    data = h5rows.Dataset(path, {"i": "images", "s": "spikes", "t": "tracks", "y": "y"}, decode=True, cache_mb=16)
+    rows = rng.permutation(ROWS)
+    batch = data.gather(rows)
+    assert batch["i"].equal(torch.from_numpy(np.stack(images)[rows]))
+    assert batch["y"].equal(torch.from_numpy(labels[rows]))
+    for k, row in enumerate(rows):
+        assert batch["s"][k, : batch["s_length"][k]].equal(torch.from_numpy(spikes[row].reshape(-1)))
+        assert batch["t"][k, : batch["t_length"][k]].equal(torch.from_numpy(tracks[row].T.copy()))
+    with pytest.raises(ConfigError, match=r"its cells take 0 MB of memory - set data.cache_mb=1"):
+        h5rows.Dataset(path, {"i": "images"}, decode=True, cache_mb=0)
+
+
+# -- AnnData, NeXus, 10x Genomics, NWB
+
+
+def test_a_matrix_of_cell_ranger(tmp_path: Path) -> None:
+    """A row is a barcode. Without labels there is no command, and one line says what to write."""
+    dense = cell_ranger(tmp_path / "a.h5", labels=False)
+    with h5py.File(tmp_path / "a.h5") as file:
+        kind, x, *others = meaning_of(file, "a.h5")
+    assert (kind, x) == ("kind: 10x Genomics", f"x could be matrix: {ROWS} samples of (9,) int32")
+    assert others == [
+        f"no command: the file has no labels; write one for each of the {ROWS} barcodes, in their order, to a dataset "
+        "`label`, then inspect it again"
+    ]
+    rows = np.random.default_rng(0).permutation(ROWS)
+    data = h5rows.Dataset(str(tmp_path / "a.h5"), {"x": "matrix"}, decode=True, cache_mb=1)
+    assert data.gather(rows)["x"].equal(torch.from_numpy(dense[rows]))
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        file["label"] = [f"cluster {k % 3}" for k in range(ROWS)]
+        choice = choose(file)
+    assert choice is not None
+    assert choice.y is not None
+    assert (choice.x.name, choice.y.name, choice.y.classes) == ("matrix", "label@classes", 3)
+
+
+def test_time_series_and_spikes_of_nwb(tmp_path: Path) -> None:
+    neurons(tmp_path / "a.nwb")
+    with h5py.File(tmp_path / "a.nwb", "a") as file:
+        choice = choose(file)
+        assert choice is not None
+        assert choice.y is not None
+        assert choice.x.name == "acquisition/ephys/data"
+        assert choice.y.name == "processing/behavior/Position/SpatialSeries/data"
+        assert choice.settings["split_by"] == "blocks"
+        times = file["units/spike_times"][:]
+        del file["acquisition"], file["processing"]
+        lines = meaning_of(file, "a.nwb")
+        assert lines[1:] == ["cannot be used for training:", "  units/spike_times: has rows of different length"]
+    data = h5rows.Dataset(str(tmp_path / "a.nwb"), {"s": "units/spike_times"}, decode=True)
+    batch = data.gather(np.arange(5))
+    assert batch["s_length"].tolist() == [0, 3, 0, 9, 8]
+    assert [row[:n].tolist() for row, n in zip(batch["s"], batch["s_length"], strict=True)] == [
+        times[a:b].tolist() for a, b in itertools.pairwise([0, 0, 3, 3, 12, 20])
+    ]
+    with h5py.File(tmp_path / "a.nwb", "a") as file:
+        file["units/spike_times_index"][:] = [0, 3, 2, 12, 20]
+    with pytest.raises(ConfigError, match="its index must not decrease"):
+        h5rows.Dataset(str(tmp_path / "a.nwb"), {"s": "units/spike_times"}, decode=True)
 
 
 @pytest.mark.parametrize("kind", ["csr", "csc"])
@@ -471,6 +598,17 @@ def weights(file: h5py.File) -> None:
     file["dense/kernel"], file["dense/bias"] = np.ones((8, 3)), np.ones(8)
 
 
+def molecules(file: h5py.File) -> None:
+    file["barcodes"], file["barcode_idx"] = np.array([b"ACGT"] * 8), np.arange(8)
+    file["umi"], file["count"], file["feature_idx"] = np.arange(8), np.arange(8), np.arange(8)
+
+
+def mixed_cells(file: h5py.File) -> None:
+    references(file, "both", [[[1.0]]] * 8)
+    file["#refs#/both3"].attrs["MATLAB_class"] = np.bytes_("char")
+    references(file, "sizes", [np.ones((2 + k, 3 + k)) for k in range(8)])
+
+
 def few(file: h5py.File) -> None:
     file["gone"] = np.full((8, 2), math.nan)
     file["x"], file["z"], file["name"] = np.ones(3), np.ones(8, np.complex64), [f"n{k}" for k in range(8)]
@@ -485,6 +623,11 @@ def few(file: h5py.File) -> None:
         (times, ["when: has a type that NumPy does not support"]),
         (few, ["gone: has no values", "x: has 3 rows", "z: contains complex numbers", "name: has too many"]),
         (weights, ["it contains weights, not samples"]),
+        (molecules, ["it lists molecules, not cells"]),
+        (
+            mixed_cells,
+            ["both: its cells contain char and double; cells can", "sizes: its cells are arrays of different sizes"],
+        ),
         (lambda file: file.__setitem__("one", 1), ["cannot be used for training: no rows of numbers"]),
     ],
 )

@@ -34,6 +34,16 @@ WHOLE = ("csr_matrix", "csc_matrix", "categorical", "nullable-integer", "nullabl
 MADE_OF: tuple[set[str], ...] = ({"values", "offsets"}, {"data", "indices", "indptr", "shape"})
 # AnnData: fields that describe samples, fields with one row per sample
 LABELLING, SAMPLES = re.compile(r"obs/"), re.compile(r"(X$|layers/|obsm/|obs/)")
+# files whose datasets are no samples
+NO_SAMPLES = {
+    "keras": "it contains weights, not samples",
+    "molecules": "it lists molecules, not cells; use filtered_feature_bc_matrix.h5 of the same folder",
+}
+# NWB: what describes the other fields, and their times
+ABOUT = re.compile(
+    r"^(general|specifications|file_create_date)(/|$)|(^|/)(timestamps|control|id|electrodes)$|/timeseries$|_index$"
+)
+LATER = re.compile(r"^(processing/behavior|stimulus)/")  # NWB: what is predicted from the other fields
 # internal objects of the programs, in addition to the data
 INNER = re.compile(
     r"(^|/)(#refs#|#subsystem#|__categories|_i_[^/]*|_index|axis\d+|indptr|indices|categories|codes)(/|$)"
@@ -161,8 +171,9 @@ def choose(file: h5py.File, refused: dict[str, str] | None = None) -> Choice | N
     splits = [split for split in SPLITS if isinstance(file.get(split), h5py.Group)]
     group = splits[0] if "train" in splits else "/"
     kind = kind_of(file)
-    if kind == "keras":  # weights are not samples
+    if kind in NO_SAMPLES:
         return None
+    refused = {} if refused is None else refused
     found = candidates(file, kind, group, refused=refused)
     if kind == "pandas":  # the index contains the names of the rows
         found = [each for each in found if not each.name.endswith("/table/index")]
@@ -170,13 +181,19 @@ def choose(file: h5py.File, refused: dict[str, str] | None = None) -> Choice | N
         found = _with_the_same_rows(file, found)
     if kind == "anndata":
         found = [each for each in found if SAMPLES.match(each.name)]
-    best = max((pair for pair in _pairs(found)), key=lambda pair: pair[0], default=None)
+    if kind == "nwb":
+        found = [each for each in found if not ABOUT.search(each.name)]
+        for name in [name for name in refused if ABOUT.search(name)]:
+            del refused[name]
+    best = max(_pairs(found, LATER if kind == "nwb" else LABELLING), key=lambda pair: pair[0], default=None)
     if best is None:
         return None
     _, x, y = best
     settings: dict[str, Any] = {"fields.x": x.name, "fields.y": None if y is None else y.name}
     if group == "/":
         settings["split"] = "80/10/10" if (x if y is None else y).whole >= 10 else "80/20"
+        if kind == "nwb" and x.name.endswith("/data"):  # neighbouring times are alike
+            settings["split_by"] = "blocks"
     else:
         settings |= {f"splits.{split}": None for split in SPLITS if split not in splits}
     lost = {"x": 0 if x.lost else None, "y": "drop" if y is not None and y.lost else None}
@@ -197,8 +214,10 @@ def _with_the_same_rows(file: h5py.File, found: list[Candidate]) -> list[Candida
     return [label, *(each for each in candidates(file, "matlab", "/", (label.name,)) if each.name != label.name)]
 
 
-def _pairs(found: list[Candidate]) -> Iterator[tuple[tuple[Any, ...], Candidate, Candidate | None]]:
-    """Yield (score, x, y) for all pairs with equal numbers of rows."""
+def _pairs(
+    found: list[Candidate], labelling: re.Pattern[str]
+) -> Iterator[tuple[tuple[Any, ...], Candidate, Candidate | None]]:
+    """Yield (score, x, y) for all pairs with equal numbers of rows. labelling: names of fields that are y, not x."""
     for x in found:
         rows = x.shape[0]
         for y in [*(each for each in found if each is not x and each.shape[0] == rows and each.whole >= FEWEST), None]:
@@ -206,7 +225,7 @@ def _pairs(found: list[Candidate]) -> Iterator[tuple[tuple[Any, ...], Candidate,
             single = y is not None and len(y.shape) == 1
             # AnnData: y describes samples, x does not
             labels = y is None or bool(LABELLING.match(y.name)) == bool(SAMPLES.match(y.name))
-            apart = labels and not LABELLING.match(x.name)
+            apart = labels and not labelling.match(x.name)
             good = (
                 apart, named, bool(INPUTS.search(x.name)) and x.size > 1,
                 single, y is not None and (y.classes or 0) > 1,

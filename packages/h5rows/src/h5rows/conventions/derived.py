@@ -9,7 +9,7 @@ import numpy as np
 
 from h5rows.conventions.cf import Packing
 from h5rows.errors import ConfigError, argument
-from h5rows.reading.fields import Field, Fixed, for_torch, torch_dtype
+from h5rows.reading.fields import Field, Fixed, FlatOffsets, for_torch, torch_dtype
 
 Masked = float | str  # replaces missing values: a number (NaN), or "drop", which removes such rows
 
@@ -157,6 +157,41 @@ class Numbers(Field):
         """Return the numbers (B,)."""
         read: np.ndarray = self.values[rows]
         return read
+
+
+class Indexed(FlatOffsets):
+    """Rows of different length of NWB: row i ends before ends[i], and begins where the row before it ends."""
+
+    def __init__(self, values: Fixed, ends: np.ndarray, where: str) -> None:
+        self._where, self.values, self.text = where, values, False
+        self.way, self.reason, self.dtype = values.way, f"index of ends, values {values.reason}", values.dtype
+        self.shape, self.offsets = (-1, *values.shape[1:]), np.concatenate([[0], ends]).astype(np.int64)
+        if (np.diff(self.offsets) < 0).any() or self.offsets[-1] > len(values):
+            raise ConfigError(f"{where}: its index must not decrease, and must be in 0 to {len(values)}")
+
+
+class Arrays(Field):
+    """Arrays (length, *sample) of different length that were read when the file was opened."""
+
+    def __init__(self, arrays: list[np.ndarray], reason: str) -> None:
+        self.arrays, self.reason = arrays, f"{reason}, held in memory"
+        self.shape, self.dtype = (-1, *arrays[0].shape[1:]), arrays[0].dtype
+
+    def __len__(self) -> int:
+        """Return the number of arrays."""
+        return len(self.arrays)
+
+    def nbytes(self, rows: np.ndarray | None) -> int:
+        """Return the bytes of these rows, or of all."""
+        return sum(self.arrays[k].nbytes for k in (range(len(self)) if rows is None else rows.tolist()))
+
+    def read(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Return the arrays."""
+        return [self.arrays[k] for k in rows.tolist()]
+
+    def column(self) -> np.ndarray:
+        """Return the lengths (N,)."""
+        return np.array([len(array) for array in self.arrays], np.int64)
 
 
 class Strings(Field):

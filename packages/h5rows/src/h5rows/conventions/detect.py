@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 
 LOOKED_AT = 50  # objects of a group that are read
+MATRIX = {"barcodes", "data", "indices", "indptr", "shape"}  # members of a matrix of 10x Genomics
 
 NAMES = {
     "matlab": "MATLAB v7.3",
@@ -17,6 +18,9 @@ NAMES = {
     "pytables": "PyTables",
     "pandas": "pandas (PyTables)",
     "keras": "Keras, a model's weights",
+    "10x": "10x Genomics",
+    "molecules": "10x Genomics, a list of molecules",
+    "nwb": "NWB",
     "plain": "HDF5",
 }
 
@@ -31,6 +35,12 @@ def kind_of(file: h5py.File) -> str:
         return "netcdf"
     if attribute(root, "NX_class") == "NXroot" or attribute(root, "NeXus_version") is not None:
         return "nexus"
+    if attribute(root, "nwb_version") is not None:
+        return "nwb"
+    if {"barcode_idx", "barcodes", "umi"} <= set(root):
+        return "molecules"
+    if any(isinstance(item, h5py.Group) and set(item) >= MATRIX for item in children(root)):  # before PyTables, which
+        return "10x"  # wrote the files of Cell Ranger 2
     if attribute(root, "PYTABLES_FORMAT_VERSION") is not None:
         return "pandas" if any(attribute(item, "pandas_type") for item in children(root)) else "pytables"
     if "model_weights" in root or "layer_names" in root.attrs or attribute(root, "keras_version") is not None:

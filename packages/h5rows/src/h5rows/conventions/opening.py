@@ -4,6 +4,8 @@ packed numbers (CF)                   -> values; missing ones are replaced as `m
 NAME@mask                             -> bool, True if NAME has no value
 NAME@classes                          -> its distinct values, numbers or strings, as classes 0, 1, ... with names
 MATLAB's arrays                       -> samples along the axis that counts the rows, axes in MATLAB's order
+MATLAB's cells of arrays              -> a row per cell
+NWB's NAME with NAME_index            -> rows of different length
 a group that is a CSR or CSC matrix   -> its rows, dense
 a group of codes and categories       -> the codes, with `classes`, the categories' names
 a group of values and a mask          -> the values
@@ -22,10 +24,21 @@ import h5py
 import numpy as np
 
 from h5rows.conventions.cf import Packing, packing_of
-from h5rows.conventions.derived import Columns, Mask, Numbers, Sparse, Strings, Turned, Unpacked, Vector
+from h5rows.conventions.derived import (
+    Arrays,
+    Columns,
+    Indexed,
+    Mask,
+    Numbers,
+    Sparse,
+    Strings,
+    Turned,
+    Unpacked,
+    Vector,
+)
 from h5rows.conventions.detect import attribute, kind_of
 from h5rows.errors import ConfigError, argument
-from h5rows.reading.fields import Field, Fixed, open_field
+from h5rows.reading.fields import Field, Fixed, for_torch, open_field
 from h5rows.reading.finding import check_type, class_names, find
 from h5rows.reading.memory import check_memory
 from h5rows.reading.opening import named
@@ -157,6 +170,9 @@ class Opened:
 
     def _dataset(self, item: h5py.Dataset, part: str, key: str, missing: float | str, where: str) -> tuple[Any, Names]:
         if self.kind == "matlab" and (item.dtype == h5py.ref_dtype or attribute(item, "MATLAB_class") == "char"):
+            if item.dtype == h5py.ref_dtype and (cells := matlab_cells(item, self.cache.max_bytes, where)):
+                alike = len({cell.shape for cell in cells}) == 1
+                return Numbers(np.stack(cells)) if alike else Arrays(cells, "cells"), None
             return Strings(matlab_texts(item, where), "characters"), None
         if item.dtype == "S1" and item.ndim == 2:
             texts = [decoded(row.tobytes().rstrip(b"\0 "), where, self.encoding) for row in item[:]]
@@ -171,6 +187,11 @@ class Opened:
             return raw, None
         if attribute(item, "MATLAB_class") is not None:
             return self._matlab(raw, where), None
+        index = f"{item.name.rpartition('/')[2]}_index"
+        if self.kind == "nwb" and index in set(item.parent):  # `in item.parent` follows links
+            ends, _ = find(self.file, item.parent.name, index, key, self.external)
+            check_memory(2 * ends.nbytes, f"{where}: its index")
+            return Indexed(raw, np.asarray(ends[:], np.int64), where), None
         categories = item.attrs.get("categories")  # AnnData below 0.8
         if isinstance(categories, h5py.Reference):
             return self._codes(raw, self.file[categories], missing, where)
@@ -276,9 +297,55 @@ def matlab_texts(item: h5py.Dataset, where: str) -> list[str]:
     for reference in item[()].T.reshape(-1):
         cell = item.file[reference]
         if attribute(cell, "MATLAB_class") != "char":
-            raise ConfigError(f"{where}: its cells contain {attribute(cell, 'MATLAB_class')}, not text; use an array")
+            both = f"text and {attribute(cell, 'MATLAB_class')}"
+            raise ConfigError(f"{where}: its cells contain {both}; save texts and numbers in two arrays")
         texts += matlab_texts(cell, where) or [""]
     return texts
+
+
+def matlab_cells(item: h5py.Dataset, most_bytes: int, where: str) -> list[np.ndarray]:
+    """Return the array in each cell of a cell array, with MATLAB's axes; [] if the first cell contains text.
+
+    Vectors are (length,), single numbers (). Matrices that differ in one side are turned: (that side, other side).
+    """
+    held = [item.file[reference] for reference in item[()].reshape(-1)]
+    kinds = sorted({str(attribute(cell, "MATLAB_class")) for cell in held})
+    if not held or attribute(held[0], "MATLAB_class") == "char":
+        return []
+    if not all(map(is_array, held)):
+        what = f"{where}: its cells contain {' and '.join(kinds)}"
+        raise ConfigError(f"{what}; cells can be read if all contain text, or all arrays of numbers")
+    if item.ndim != 2 or 1 not in item.shape:
+        sides = "x".join(map(str, item.shape[::-1]))
+        raise ConfigError(f"{where} is a cell array of {sides}, expected N x 1 or 1 x N, one cell per row")
+    size = sum(cell.nbytes for cell in held)
+    if size > most_bytes:
+        what = f"{where}: its cells take {size / 1e6:,.0f} MB of memory"
+        raise ConfigError(f"{what} - set {argument('cache_mb')}={-(-size >> 20)}, or save them as one array")
+    empty = [bool(attribute(cell, "MATLAB_empty")) for cell in held]
+    cells = [np.zeros((0, 0)) if none else for_torch(cell[()].T, where) for cell, none in zip(held, empty, strict=True)]
+    full = [cell for cell in cells if cell.size]
+    dtype = np.result_type(*(full or cells))
+    if all(cell.size == 1 for cell in cells):
+        cells = [cell.reshape(()) for cell in cells]
+    elif all(cell.ndim == 2 and 1 in cell.shape for cell in full):
+        cells = [cell.reshape(-1) for cell in cells]
+    elif len({cell.shape for cell in cells}) > 1:
+        width, height = ({cell.shape[side] for cell in full} if full else set() for side in (-1, 0))
+        if any(cell.ndim != 2 for cell in full) or (len(width) > 1 and len(height) > 1):
+            sizes = " and ".join(sorted({"x".join(map(str, cell.shape)) for cell in full})[:2])
+            raise ConfigError(f"{where}: its cells are arrays of different sizes, such as {sizes}; give them one size")
+        turned = len(width) > 1  # F x T: the time is along the second axis
+        side = next(iter(height if turned else width))
+        cells = [(cell.T if turned else cell) if cell.size else np.zeros((0, side)) for cell in cells]
+    return [np.asarray(cell, dtype, order="C") for cell in cells]
+
+
+def is_array(cell: Any) -> bool:
+    """Return True if a cell contains an array of numbers."""
+    kind = attribute(cell, "MATLAB_class")
+    numbers = kind in ("double", "single", "logical") or str(kind).lstrip("u").startswith("int")
+    return isinstance(cell, h5py.Dataset) and numbers and cell.dtype.kind in "iuf"
 
 
 def has_meaning(file: h5py.File, item: Any) -> bool:

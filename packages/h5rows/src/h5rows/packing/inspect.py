@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from h5rows.conventions.choice import choose
+from h5rows.conventions.choice import NO_SAMPLES, choose
 from h5rows.conventions.detect import NAMES, kind_of
 from h5rows.errors import clean, first_line, report
 from h5rows.packing.scan import SMALL
@@ -211,8 +211,8 @@ def meaning_of(file: h5py.File, path: str, shards: int = 1) -> list[str]:
     why = [f"  {clean(shorten(', '.join(names)))}: {clean(reason)}" for reason, names in alike.items()]
     if len(why) > MOST_REASONS:
         why = [*why[:MOST_REASONS], f"  and {len(why) - MOST_REASONS} more"]
-    if kind == "keras":
-        return [*lines, "it contains weights, not samples"]
+    if kind in NO_SAMPLES:
+        return [*lines, NO_SAMPLES[kind]]
     if choice is None:
         return [*lines, f"cannot be used for training:{' no rows of numbers' * (not why)}", *why]
     for field, each in (("x", choice.x), ("y", choice.y)):
@@ -220,6 +220,9 @@ def meaning_of(file: h5py.File, path: str, shards: int = 1) -> list[str]:
             what = f"{each.classes} classes" if each.classes and field == "y" else str(each.dtype)
             lost = f", {each.lost:.1%} without a value" if each.lost else ""
             lines.append(f"{field} could be {each.name}: {each.shape[0]:,} samples of {each.shape[1:]} {what}{lost}")
+    if choice.y is None and kind == "10x":
+        how = f"write one for each of the {choice.x.shape[0]:,} barcodes, in their order, to a dataset `label`"
+        return [*lines, f"no command: the file has no labels; {how}, then inspect it again"]
     if choice.y is None:
         return [*lines, f"no other field with the same number of rows could be y{':' * bool(why)}", *why]
     if shards > 1 and (made := [each.name for each in (choice.x, choice.y) if each.name.endswith("@classes")]):
