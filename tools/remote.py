@@ -106,7 +106,9 @@ class Host:
         command = ["rsync", "-e", shlex.join(self.ssh), "--from0", "--files-from=-", *arguments]
         done = subprocess.run(command, input=files, stdout=subprocess.PIPE, check=False)
         if done.returncode != 0:
-            raise Failed(f"{self.name}: rsync has ended with status {done.returncode} (above); nothing was lost, repeat it")
+            raise Failed(
+                f"{self.name}: rsync has ended with status {done.returncode} (above); nothing was lost, repeat it"
+            )
         return os.fsdecode(done.stdout)
 
     def at(self, folder: str) -> str:
@@ -201,8 +203,9 @@ def submitted(host: Host, command: list[str]) -> str:
 def copy(host: Host, there: dict[str, str]) -> None:
     """Make the folder there as the tracked files are here. Files that were not copied from here are left alone."""
     tracked = sorted({os.fsencode(name) for name in listed("--cached")})
-    files = [name for name in tracked if os.path.isfile(ROOT / os.fsdecode(name)) or (ROOT / os.fsdecode(name)).is_symlink()]
-    say_what_is_left(host, [os.fsdecode(name) for name in tracked if (ROOT / os.fsdecode(name)).is_dir()])
+    nested = [name for name in tracked if (ROOT / os.fsdecode(name)).is_dir() and not is_link(name)]
+    files = [name for name in tracked if name not in nested and os.path.lexists(ROOT / os.fsdecode(name))]
+    say_what_is_left(host, [os.fsdecode(name) for name in nested])
     names = b"".join(name + b"\0" for name in files)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "files.new").write_bytes(names)
@@ -222,6 +225,10 @@ def copy(host: Host, there: dict[str, str]) -> None:
         commit = copy_commit(host, folder, there.get("commit", ""))
     host.ask("copied", commit)
     print(f"{host.name}:{host.folder}: {len(files)} files, {count} of them new or changed", flush=True)
+
+
+def is_link(name: bytes) -> bool:
+    return (ROOT / os.fsdecode(name)).is_symlink()
 
 
 def copy_commit(host: Host, folder: str, there: str) -> str:

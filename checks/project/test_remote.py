@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import shutil
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from common import QUICK, ROOT
-from shell import clone_with_environment, stamp_of
+from shell import clone_with_environment
 
 from samebits.testing.processes import free_port, limit, processes_with, wait_for
 
@@ -86,7 +87,8 @@ class There:
     def started(self, *arguments: str) -> subprocess.Popen[bytes]:
         with open(self.folder / "output", "wb") as file:
             return subprocess.Popen(
-                self.command(*arguments), stdout=file, stderr=file, env=self.environment, start_new_session=True
+                self.command(*arguments), stdout=file, stderr=file, env=self.environment, cwd=self.here,
+                start_new_session=True
             )
 
     def said(self, _: object = None) -> str:
@@ -120,7 +122,7 @@ def connected(folder: Path, here: Path) -> Iterator[There]:
     with open(folder / "sshd.log", "wb") as log:
         sshd = subprocess.Popen([str(SSHD), "-D", "-e", "-f", str(folder / "sshd_config")], stderr=log)
     try:
-        wait_for(lambda: "listening" in (folder / "sshd.log").read_text() or sshd.poll() is not None, 10)
+        wait_for(lambda: "listening" in (folder / "sshd.log").read_text() or sshd.poll() is not None, seconds=10)
         if sshd.poll() is not None:
             pytest.skip(f"sshd does not start here: {(folder / 'sshd.log').read_text()}")
         yield There(folder, home, here, sshd)
@@ -160,7 +162,7 @@ def test_arguments_status_and_results_arrive_as_they_are(there: There) -> None:
     (there.here / "new.py").touch()
     (there.here / "large.h5").touch()
     process = there.started("box", "train", *ARGUMENTS)
-    wait_for(lambda: "run outputs" in there.said(), 30)
+    wait_for(lambda: "run outputs" in there.said(), seconds=30)
     (there.copy / "go").touch()
     assert process.wait(limit(30)) == 7
     said = there.said()
@@ -178,48 +180,48 @@ def test_arguments_status_and_results_arrive_as_they_are(there: There) -> None:
 def test_a_lost_connection_loses_nothing(there: There) -> None:
     """Neither the run nor its output; the same command does not start a second one until the first was shown."""
     process = there.started("box", "train", "x=1")
-    wait_for(lambda: "run outputs" in there.said(), 30)
+    wait_for(lambda: "run outputs" in there.said(), seconds=30)
     there.lose_the_connection()
     assert process.wait(limit(30)) == 255
     assert "the connection was lost" in there.said()
     assert " running " in there.run("box", "status")
     again = there.started("box", "train", "x=1")
-    wait_for(lambda: "run outputs" in there.said(), 30)
+    wait_for(lambda: "run outputs" in there.said(), seconds=30)
     assert "the same command" in there.said()
     os.killpg(again.pid, signal.SIGINT)
     assert again.wait(limit(30)) == 130
     assert "./run remote box stop" in there.said()
     (there.copy / "go").touch()
-    wait_for(lambda: "ended 7" in there.run("box", "status"), 30)
+    wait_for(lambda: "ended 7" in there.run("box", "status"), seconds=30)
     assert there.run("box", "attach", code=7).count("<x=1>\n") == 1
     assert (there.here / "outputs/remote/box/one name/r1/result.json").exists()
     there.run("box", "train", "x=1", code=7)  # it was shown: a new one
     assert there.run("box", "status").count("ended 7") == 2
-    wait_for(lambda: not processes_with(str(there.home)), 30)  # none follows a log that nobody reads
+    wait_for(lambda: not processes_with(str(there.home)), seconds=30)  # none follows a log that nobody reads
 
 
 def test_an_end_that_nobody_saw_is_shown_by_the_same_command(there: There) -> None:
     process = there.started("box", "train")
-    wait_for(lambda: "run outputs" in there.said(), 30)
+    wait_for(lambda: "run outputs" in there.said(), seconds=30)
     os.killpg(process.pid, signal.SIGKILL)
     (there.copy / "go").touch()
-    wait_for(lambda: "ended 7" in there.run("box", "status"), 30)
+    wait_for(lambda: "ended 7" in there.run("box", "status"), seconds=30)
     assert "end\n" in there.run("box", "train", code=7)
     assert there.run("box", "status").count("ended 7") == 1
 
 
 def test_stop_is_a_signal_that_the_run_answers(there: There) -> None:
     process = there.started("box", "train")
-    wait_for(lambda: "run outputs" in there.said(), 30)
+    wait_for(lambda: "run outputs" in there.said(), seconds=30)
     stopping = subprocess.run(there.command("box", "stop"), env=there.environment, stdout=subprocess.PIPE, text=True)
     assert "SIGTERM was sent" in stopping.stdout
-    assert process.wait(limit(30)) == 75
+    assert process.wait(limit(30)) == 75, there.said()
     assert "saved\n" in there.said()
 
 
 def test_only_what_was_copied_is_deleted_and_no_code_changes_under_a_run(there: There) -> None:
     process = there.started("box", "train")
-    wait_for(lambda: "run outputs" in there.said(), 30)
+    wait_for(lambda: "run outputs" in there.said(), seconds=30)
     (there.copy / "data.h5").touch()
     (there.here / "it's a $file.txt").unlink()
     said = there.run("box", "other", code=2)
@@ -283,7 +285,7 @@ def test_rsync_is_named_where_it_is_missing(there: There, side: str) -> None:
 
 @pytest.mark.slow
 def test_a_run_of_the_project(tmp_path: Path) -> None:
-    """From a clone to a copy whose environment exists: trained there, recorded with its commit, brought back."""
+    """A run and a sweep, to a copy whose environment exists: trained there, recorded with its commit, brought back."""
     (tmp_path / "there").mkdir()
     with clone_with_environment(tmp_path) as here:
         shutil.rmtree(here / ".git", ignore_errors=True)
@@ -292,7 +294,16 @@ def test_a_run_of_the_project(tmp_path: Path) -> None:
         git(here, "commit", "-qm", "first")
         with connected(tmp_path / "there", here) as machine:
             copy = machine.home / "remote/clone"
-            machine.run("box", "pip", "--version", code=127) if False else None
-            copy.parent.mkdir()
-            subprocess.run(["git", "clone", "-q", str(here), str(copy)], check=True)
-            assert stamp_of(copy) == stamp_of(here)
+            assert "usage: ./run COMMAND" in machine.run("box", "help")  # needs no environment
+            (copy / ".venv").symlink_to(here / ".venv")
+            said = machine.run("box", "train", *QUICK, "trainer.max_steps=3")
+            assert "finished 3 steps" in said
+            found = here / said.splitlines()[-1].strip()
+            assert {"metrics.jsonl", "result.json", "config.yaml", "train.log"} <= {one.name for one in found.iterdir()}
+            assert not (found / "checkpoints").exists()
+            head = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=here, text=True).strip()
+            recorded = json.loads((found / "environment.json").read_text())
+            assert (recorded["git_commit"], recorded["git_dirty"]) == (head, False)
+            said = machine.run("box", "train", "-m", *QUICK, "trainer.max_steps=3", "seed=0,1", "sweep=two")
+            assert len([*(here / "outputs/remote/box").glob("*/sweeps/two/*/result.json")]) == 2
+            assert len([*(here / "outputs/remote/box").glob("*/sweeps/two/report.md")]) == 1
