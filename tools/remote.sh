@@ -14,7 +14,7 @@ fail() {
 # running, running on HOST, ended STATUS, or killed
 state() {
   local run=.remote/runs/$1 pid= host=
-  [ -s "$run/status" ] || { [ ! -s "$run/pid" ] || read -r pid host <"$run/pid"; }
+  [ -s "$run/status" ] || { [ ! -s "$run/pid" ] || read -r pid host _ <"$run/pid"; }
   if [ -s "$run/status" ]; then
     echo "ended $(<"$run/status")"
   elif [ -n "$host" ] && [ "$host" != "$(hostname)" ]; then # another login node: its processes cannot be seen
@@ -74,15 +74,14 @@ start() { # id arguments...
   mkdir "$run" || fail "$name:$folder/$run: cannot be made"
   printf '%q ' "${@:2}" >"$run/command"
   : >"$run/log"
-  # a session of its own: what ends with the connection does not reach it. SIGTERM goes to the whole group, to be
-  # answered by the run; this shell stays to write the status
+  # sessions of their own: what ends with the connection does not reach them. `stop` sends SIGTERM to the whole group of
+  # the command, and this shell is not in it, so that it writes the status
   setsid bash -c '
-    trap told=1 TERM INT HUP
-    run=.remote/runs/$0 told=1
-    ./run "$@" >>"$run/log" 2>&1 </dev/null &
-    echo "$$ $(hostname)" >"$run/pid"
-    while [ "$told" ]; do told=; wait $!; status=$?; done
-    echo $status >"$run/status.new" && mv "$run/status.new" "$run/status"
+    run=.remote/runs/$0
+    setsid ./run "$@" >>"$run/log" 2>&1 </dev/null &
+    echo "$$ $(hostname) $!" >"$run/pid"
+    wait $!
+    echo $? >"$run/status.new" && mv "$run/status.new" "$run/status"
   ' "$id" "${@:2}" </dev/null >/dev/null 2>&1 &
   until [ -s "$run/pid" ]; do
     [ $((tries += 1)) -lt 100 ] || fail "$name:$folder/$run: the command has not started"
@@ -116,15 +115,15 @@ directories() { # id
 }
 
 stop() { # id
-  local run=.remote/runs/$1 pid host jobs
+  local run=.remote/runs/$1 host group jobs
   case $(state "$1") in
   running)
-    read -r pid host <"$run/pid"
-    kill -TERM -- "-$pid" && echo "stopping $1: SIGTERM was sent; a training run saves and ends with status 75"
+    read -r _ host group <"$run/pid"
+    kill -TERM -- "-$group" && echo "stopping $1: SIGTERM was sent; a training run saves and ends with status 75"
     ;;
   running*)
-    read -r pid host <"$run/pid"
-    fail "$name: $1 runs on $host, and this is $(hostname): name that host, or log in there: kill -TERM -- -$pid"
+    read -r _ host group <"$run/pid"
+    fail "$name: $1 runs on $host, and this is $(hostname): name that host, or log in there: kill -TERM -- -$group"
     ;;
   *) # a sweep that was submitted and left
     jobs=$(batch_jobs | grep -F "|$(sed -n 's/^sweep \([^ :]*\).*/\1/p' "$run/log" | tail -n 1)|" | cut -d '|' -f 1 | sort -u)
