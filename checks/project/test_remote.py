@@ -87,8 +87,12 @@ class There:
     def started(self, *arguments: str) -> subprocess.Popen[bytes]:
         with open(self.folder / "output", "wb") as file:
             return subprocess.Popen(
-                self.command(*arguments), stdout=file, stderr=file, env=self.environment, cwd=self.here,
-                start_new_session=True
+                self.command(*arguments),
+                stdout=file,
+                stderr=file,
+                env=self.environment,
+                cwd=self.here,
+                start_new_session=True,
             )
 
     def said(self, _: object = None) -> str:
