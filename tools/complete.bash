@@ -26,7 +26,7 @@ _complete_run() {
       esac
       ;;
     docs:*) found="build serve" ;;
-    fork:-* | schema:-*) found=$("$root/.ci/python" "$root/tools/$command.py" --help | _options_of_help) ;;
+    fork:-* | schema:-* | remote:-*) found=$("$root/.ci/python" "$root/tools/$command.py" --help | _options_of_help) ;;
     *:-*) [ ! -f "$root/src/$command.py" ] || found=$("$root/.ci/python" "$root/src/$command.py" --help | _options_of_help) ;;
     esac
   fi 2>/dev/null </dev/null

@@ -24,6 +24,7 @@ COMMANDS = {
     "report": ("report", "report.md"),
     "tune": ("tune", "profiling.md"),
     "sync": ("sync", "logging.md"),
+    "remote": ("remote", "remote_run.md"),
     "env": ("env", "environment.md"),
     "h5": ("h5", "pack_data.md"),
     "fork": ("fork", "fork.md"),

@@ -57,6 +57,7 @@ def offered(line: str, environment: dict[str, str], cwd: Path = ROOT) -> list[st
         ("./run train --c", ["--cfg"]),
         ("./run env trainer=", ["ddp", "fsdp"]),
         ("./run env --", ["--json"]),
+        ("./run remote --", ["--folder", "--checkpoints"]),
         ("./run evaluate --", ["--split", "--json"]),
         ("./run fork --w", ["--without"]),
     ],

@@ -1,0 +1,160 @@
+# What ./run remote does on the other machine. tools/remote.py sends this file through ssh to `bash -s`, after a line
+# `set -- NAME FOLDER ACTION ...`. The rest of the input is empty; its end says that the connection is closed.
+#
+# FOLDER/.remote/     project   the mark of a folder that may be written: which project it is a copy of
+#                     files     what was copied; only these files are ever deleted
+#                     commit    the commit of .git
+#                     runs/ID/  command, pid, log, status (written at the end), shown
+
+fail() {
+  echo "error: $*" >&2
+  exit 3
+}
+
+# running, running on HOST, ended STATUS, or killed
+state() {
+  local run=.remote/runs/$1 pid= host=
+  [ -s "$run/status" ] || { [ ! -s "$run/pid" ] || read -r pid host _ <"$run/pid"; }
+  if [ -s "$run/status" ]; then
+    echo "ended $(<"$run/status")"
+  elif [ -n "$host" ] && [ "$host" != "$(hostname)" ]; then # another login node: its processes cannot be seen
+    echo "running on $host"
+  elif [ -n "$pid" ] && ps -o args= -p "$pid" | grep -qF "$1"; then # the number may be another process's by now
+    echo running
+  elif [ -s "$run/status" ]; then # it has ended meanwhile
+    echo "ended $(<"$run/status")"
+  else
+    echo killed
+  fi
+}
+
+runs() { [ ! -d .remote/runs ] || ls -r .remote/runs; } # the newest first
+
+# number|name|script of the batch jobs of this folder that are in SLURM's queue
+batch_jobs() {
+  ! command -v squeue >/dev/null || squeue --noheader --user "$(id -u)" --format='%A|%j|%o' 2>/dev/null | grep -F "|$PWD/"
+}
+
+# Prints `attach ID` if this command runs, or ended and was not shown; otherwise what could not bear a change of code.
+begin() { # project digest
+  local id
+  command -v rsync >/dev/null || fail "$name has no rsync: install it there"
+  [ ! -L .remote/project ] && [ "$(cat .remote/project 2>/dev/null)" = "$1" ] ||
+    fail "$name:$folder: is a copy of another project; choose another folder: ./run remote --folder FOLDER ..."
+  for id in $(runs); do
+    case $(state "$id") in
+    running*) echo "running $id" ;;
+    *) [ ! -e ".remote/runs/$id/shown" ] || continue ;;
+    esac
+    [ "${id##*-}" != "$2" ] || { echo "attach $id" && return; }
+  done
+  [ -z "$(batch_jobs)" ] || echo "running a job in SLURM's queue"
+  echo "commit $(cat .remote/commit 2>/dev/null)"
+}
+
+# Makes the folder, if there is none
+make() { # project
+  if [ ! -e .remote/project ]; then
+    [ -z "$(ls -A)" ] || fail "$name:$folder: was not made by ./run remote and is not empty; nothing was changed." \
+      "Choose another folder: ./run remote --folder FOLDER ..."
+    mkdir -p .remote/runs && echo "$1" >.remote/project || fail "$name:$folder: cannot be written"
+  fi
+}
+
+# Prints what was copied before and is not in files.new; deletes it unless --dry-run
+clear_old() {
+  [ -f .remote/files ] || return 0
+  comm -z -23 .remote/files .remote/files.new | tr '\0' '\n' | grep -q . || return 0
+  echo deleted
+  [ "${1:-}" = --dry-run ] || comm -z -23 .remote/files .remote/files.new | xargs -0 rm -f --
+}
+
+start() { # id arguments...
+  local id=$1 run=.remote/runs/$1 tries=0
+  mkdir "$run" || fail "$name:$folder/$run: cannot be made"
+  printf '%q ' "${@:2}" >"$run/command"
+  : >"$run/log"
+  # sessions of their own: what ends with the connection does not reach them. `stop` sends SIGTERM to the whole group of
+  # the command, and this shell is not in it, so that it writes the status
+  setsid bash -c '
+    run=.remote/runs/$0
+    setsid ./run "$@" >>"$run/log" 2>&1 </dev/null &
+    echo "$$ $(hostname) $!" >"$run/pid"
+    wait $!
+    echo $? >"$run/status.new" && mv "$run/status.new" "$run/status"
+  ' "$id" "${@:2}" </dev/null >/dev/null 2>&1 &
+  until [ -s "$run/pid" ]; do
+    [ $((tries += 1)) -lt 100 ] || fail "$name:$folder/$run: the command has not started"
+    sleep 0.1
+  done
+}
+
+# The log from its beginning until the run ends, or until the connection does
+follow() { # id
+  local log=.remote/runs/$1/log shown=0 size now
+  while :; do
+    now=$(state "$1") size=$(wc -c <"$log") # in this order: after the end all is in the log
+    [ "$size" -le "$shown" ] || tail -c "+$((shown + 1))" "$log" | head -c $((size - shown)) || return
+    shown=$size
+    case $now in running*) ;; *) return ;; esac
+    read -r -t 1 _
+    [ $? -gt 128 ] || return # not the second that has passed: the end of the input
+  done
+}
+
+# The directories that the run has named: of the run, or of its sweep
+directories() { # id
+  local run=.remote/runs/$1 path
+  {
+    sed -n -e 's/^run \(.*\)/\1/p' -e 's|^ *\(.*\)/report\.md$|\1|p' "$run/log"
+    find outputs -mindepth 3 -maxdepth 4 -name sweep.json -newer "$run/command" -exec dirname {} \; 2>/dev/null
+  } | while IFS= read -r path; do
+    [ ! -e "${path%/*}/sweep.json" ] || path=${path%/*}
+    [ ! -d "$path" ] || echo "$path"
+  done | sort -u
+}
+
+stop() { # id
+  local run=.remote/runs/$1 host group jobs
+  case $(state "$1") in
+  running)
+    read -r _ host group <"$run/pid"
+    kill -TERM -- "-$group" && echo "stopping $1: SIGTERM was sent; a training run saves and ends with status 75"
+    ;;
+  running*)
+    read -r _ host group <"$run/pid"
+    fail "$name: $1 runs on $host, and this is $(hostname): name that host, or log in there: kill -TERM -- -$group"
+    ;;
+  *) # a sweep that was submitted and left
+    jobs=$(batch_jobs | grep -F "|$(sed -n 's/^sweep \([^ :]*\).*/\1/p' "$run/log" | tail -n 1)|" | cut -d '|' -f 1 | sort -u)
+    if [ -n "$jobs" ]; then scancel $jobs && echo "cancelled in SLURM's queue:" $jobs; else echo "$1: $(state "$1")"; fi
+    ;;
+  esac
+}
+
+main() {
+  local name=$1 folder=$2 action=$3 id=${4:-}
+  echo "$mark" # what a profile has printed comes before
+  cd || exit
+  if [ "$action" = make ]; then mkdir -p -- "$folder" && cd -- "$folder" || fail "$name:$folder: cannot be made"; else
+    cd -- "$folder" 2>/dev/null && [ -f .remote/project ] ||
+      fail "$name:$folder: ./run remote has copied nothing there; a command does: ./run remote $name train ..."
+  fi
+  case $action in
+  attach | fetch | stop | pick | follow | state | directories | shown)
+    [ -n "$id" ] || [ "$action" != stop ] || id=$(runs | while read -r one; do case $(state "$one") in running*) echo "$one" ;; esac done | head -n 1)
+    id=${id:-$(runs | head -n 1)}
+    [ -n "$id" ] || fail "$name:$folder: no command was started there"
+    [ -d ".remote/runs/$id" ] || fail "$name:$folder: has no run $id; ./run remote $name status lists them"
+    ;;
+  esac
+  case $action in
+  make | begin | clear_old | start) "$action" "${@:4}" ;;
+  pick) echo "$id" ;;
+  follow | state | directories | stop) "$action" "$id" ;;
+  shown) : >".remote/runs/$id/shown" ;;
+  copied) mv .remote/files.new .remote/files && echo "$id" >.remote/commit ;;
+  status) for id in $(runs); do echo "$id  $(state "$id")  ./run $(<".remote/runs/$id/command")"; done ;;
+  esac
+}
+main "$@"; exit # on one line: `read` in follow would take the next one
