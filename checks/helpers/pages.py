@@ -18,6 +18,7 @@ WALKED = (
 OTHERS = {
     "tasks.md": "test_task_docs.py", "paper.md": "test_paper.py", "hugging_face.md": "test_task_transformers.py",
     "README.md": "test_readme.py", "pretrained_weights.md": "test_pretrained_weights.py",
+    "generation.md": "test_generation_pages.py", "variable_size.md": "test_generation_pages.py",
 }  # fmt: skip
 # what cannot run on any machine: (how its command begins, what it needs, the test that tries as much of it as can be)
 NOT_RUN = (

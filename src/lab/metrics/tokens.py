@@ -88,16 +88,17 @@ class Bleu(SummedMetric):
 def texts(metric: Any, output: Any, batch: Mapping[str, Tensor]) -> list[tuple[list[int], list[int]]]:
     """Return (generated tokens, target tokens) of each sample, without -100. Raise ConfigError if they are not
     integers (B, T)."""
-    found, target = output.get("tokens") if isinstance(output, Mapping) else output, batch["y"]
-    for name, tokens in (("output", found), ("batch['y']", target)):
+    found = output.get("tokens") if isinstance(output, Mapping) else output
+    pair = []
+    for name, tokens in (("output", found), ("batch['y']", batch["y"])):
         if not isinstance(tokens, Tensor) or tokens.dim() != 2 or tokens.is_floating_point():
             shape = f"{tokens.dtype} of shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens)
             raise ConfigError(
                 f"{type(metric).__name__}: {name} is {shape}; expected integer tokens (B, T), or in the output a dict "
                 "with 'tokens'. Generate them in Task.losses if the task is not training: docs/generation.md"
             )
-    rows = zip(to_cpu(found).tolist(), to_cpu(target).tolist(), strict=True)
-    return [tuple([token for token in row if token != -100] for row in pair) for pair in rows]  # type: ignore[misc]
+        pair.append([[token for token in row if token != -100] for row in to_cpu(tokens).tolist()])
+    return list(zip(*pair, strict=True))
 
 
 def edits(found: list[int], target: list[int]) -> int:
