@@ -1,5 +1,5 @@
-"""docs/generation.md and docs/variable_size.md: the files that they show, put where they say, are trained by the commands
-that they give, to scores that only a trained model reaches; two ranks give the scores of one."""
+"""docs/generation.md and docs/variable_size.md: the commands that they show train the files that they show, to scores
+that only a trained model reaches; two and three ranks give the scores of one."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def beam(
 ) -> tuple[Tensor, Tensor]:
     """Return the best sequences of a beam search, (B, beams, length) int64, and their scores, (B, beams), best first.
 
-    At each step the `beams` most probable sequences are kept; one that has ended is kept with its probability. The
+    At each step the `beams` most probable sequences are kept. A finished sequence keeps its probability. The
     score is the log-probability, divided by (number of tokens) ** length_power: 0 compares log-probabilities, which
     prefers short sequences; 1 compares means per token. A score of -inf marks a sequence that does not exist, because
     there are fewer than `beams`. Other arguments: see `greedy`. next_logits gets B * beams sequences."""

@@ -20,9 +20,9 @@ RECALLS = torch.from_numpy(np.linspace(0, 1, 101))  # COCO's numbers; torch.lins
 class BoxPrecision:
     """The mean over classes and overlaps of the average precision, as COCO computes it for all areas.
 
-    output: {"boxes": (B, N, 4) as x1, y1, x2, y2, "scores": (B, N), "labels": (B, N) integers}; a label of -1 is no
-    box. batch["boxes"]: (B, M, 4), batch["labels"]: (B, M); -1 is no box. overlaps: smallest intersection over union
-    of a hit. For COCO's mean use [0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95].
+    output: {"boxes": (B, N, 4) as x1, y1, x2, y2, "scores": (B, N), "labels": (B, N) integers}; the label -1 marks
+    padding. batch["boxes"]: (B, M, 4), batch["labels"]: (B, M), -1 for padding. overlaps: a hit has at least this
+    intersection over union. For COCO's mean use [0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95].
 
     In each sample the boxes of a class are matched in the order of their scores, each with the free target of the
     largest overlap. Precision is interpolated at 101 recalls. Boxes with equal scores are counted together, so the

@@ -34,7 +34,7 @@ class TokenErrors(SummedMetric):
     """Insertions, deletions and substitutions, divided by the number of target tokens of all samples.
 
     This is the word error rate if tokens are words, and the character error rate if they are characters. It may be
-    above 1. NaN if there are no target tokens."""
+    above 1. NaN without target tokens."""
 
     def __init__(self) -> None:
         super().__init__(2)
@@ -55,7 +55,7 @@ class Bleu(SummedMetric):
     """BLEU of the whole split, 0 to 100 (Papineni et al. 2002), with one reference per sample and without smoothing.
 
     end: token at the end of sequences, which is not counted; null: all tokens count. max_n: length of the longest
-    n-grams. The score is that of sacreBLEU with `tokenize=none` and `smooth_method=none`."""
+    n-grams. The score equals sacreBLEU's with `tokenize=none` and `smooth_method=none`."""
 
     def __init__(self, end: int | None, max_n: Count = 4) -> None:
         super().__init__(2 * max_n + 2)
