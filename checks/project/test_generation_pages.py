@@ -1,0 +1,79 @@
+"""docs/generation.md and docs/variable_size.md: the commands that they show train the files that they show, to scores
+that only a trained model reaches; two and three ranks give the scores of one."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from common import needs
+from fork import copy_of_the_project, run_python
+from pages import DOCS, FENCE, commands
+
+from samebits.testing import result
+
+PAGES = ("generation.md", "variable_size.md")
+pytestmark = needs(*(f"docs/{page}" for page in PAGES), "conf/model/gpt.yaml")
+TYPED = [shlex.split(command) for page in PAGES for command in commands(DOCS.get(page, ""))]
+# of each example: (its name, the second command's), {score of the test split: (least, most)}
+EXAMPLES = {
+    "sorting": ("beams", {"exact": (0.8, 1), "errors": (0, 0.1), "bleu": (85, 100)}),
+    "ctc": ("ctc_ranks", {"errors": (0, 0.05), "exact": (0.8, 1)}),
+    "shapes": ("shapes_ranks", {"ap50": (0.8, 1)}),
+    "graphs": ("graphs_ranks", {"accuracy": (0.95, 1)}),
+}
+FEW = ("trainer.max_steps=6", "trainer.eval_every=3", "monitor.key=val/loss", "monitor.mode=min")
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    copy = copy_of_the_project(tmp_path_factory.mktemp("clone"))
+    for page in PAGES:
+        for file, _, body in FENCE.findall(DOCS[page]):
+            if file:
+                (copy / file).parent.mkdir(parents=True, exist_ok=True)
+                (copy / file).write_text(body)
+    return copy
+
+
+def scores(clone: Path, name: str, *more: str) -> dict[str, float]:
+    """Return the scores of the command that has this name, with these words added."""
+    (words,) = (words for words in TYPED if f"name={name}" in words)
+    assert words[:2] == ["./run", "train"]
+    folder = clone / f"outputs/{name}{len(more)}"
+    run_python(clone, "src/train.py", *words[2:], "logger=none", f"hydra.run.dir={folder}", *more, seconds=300)
+    return {key: value for key, value in result(folder).items() if re.match("(val|test)/", key)}
+
+
+def test_each_command_is_of_an_example() -> None:
+    names = [word.removeprefix("name=") for words in TYPED for word in words if word.startswith("name=")]
+    assert names == [name for first, (second, _) in EXAMPLES.items() for name in (first, second)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_learns(clone: Path, name: str) -> None:
+    second, limits = EXAMPLES[name]
+    untrained = scores(clone, name, *FEW)
+    found = scores(clone, name)
+    for score, (least, most) in limits.items():
+        assert not least <= untrained[f"test/{score}"] <= most, score
+        assert least <= found[f"test/{score}"] <= most, score
+    if second == "beams":  # the others differ only in their ranks, see below
+        assert scores(clone, second)["test/exact"] >= limits["exact"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_ranks_and_padding_change_no_score(clone: Path, name: str) -> None:
+    """The second command has two ranks. Three ranks have batches of another size, the last of which is padded."""
+    second = EXAMPLES[name][0]
+    few = (*FEW, "trainer.global_batch_size=48")
+    one = scores(clone, second, *few, "trainer=single", "hardware.num_procs=1", "hardware.micro_batch_size=null")
+    assert len(one) > 3
+    for more in ((), ("hardware.num_procs=3", "trainer.pad_eval_batches=true")):
+        assert scores(clone, second, *few, *more) == {key: pytest.approx(value, rel=1e-4) for key, value in one.items()}
