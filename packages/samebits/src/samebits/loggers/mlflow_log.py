@@ -17,11 +17,11 @@ from omegaconf import OmegaConf
 from samebits.credentials import HIDDEN, redacted, restored
 from samebits.errors import ConfigError, RunFailed
 from samebits.files import read_json, write_json
+from samebits.locks import Lock, is_locked
 from samebits.loggers.background import Background
 from samebits.loggers.media import Media
 from samebits.loggers.options import MLflowConfig
 from samebits.loggers.wandb_log import run_name
-from samebits.locks import Lock, is_locked
 from samebits.project import Project
 from samebits.runs import current_status, is_running
 from samebits.saved import flat, read_config

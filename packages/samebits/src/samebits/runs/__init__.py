@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         write_config,
     )
     from samebits.runs.elapsed import record_start, seconds_until_last_record
-    from samebits.runs.live import SILENT_S, UNDER_WAY, current_status, is_running, last_written
+    from samebits.runs.live import SILENT_S, UNDER_WAY, current_status, is_running
     from samebits.runs.resume import change_value, choose_run, has_key
 else:
     __getattr__ = lazy_getattr(__name__, __file__)
