@@ -1,4 +1,4 @@
-"""Tell whether a run is still running, also one of another host, without disturbing it."""
+"""Find out if a run is still running, on this host or another one, without disturbing it."""
 
 from __future__ import annotations
 

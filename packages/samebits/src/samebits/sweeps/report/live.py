@@ -21,12 +21,12 @@ from samebits.sweeps.report.read import runs_below
 TRAIN_LOG = "train.log"
 FILES = (STATUS, RESULT, METRICS, TRAIN_LOG)
 SCAN_S, SCAN_SHARE = 1.0, 20.0  # between two searches for new runs: seconds, and how often as long as one takes
-ASK_S = 10.0  # seconds of silence until the lock of a run is asked for; a run that writes is alive
+ASK_S = 10.0  # seconds without a write until the lock of a run is tried; a run that writes is running
 POINTS = 4_000_000  # maximum number of points of all curves; longer curves are thinned
 FEWEST, MOST = 60, 1200  # points of one curve
 CHUNK = 1 << 24  # bytes of one metrics.jsonl that are read at once
 END = 4096  # bytes at the end of a log that are read
-TAIL = 256  # bytes before the offset, by which a file that was written again is recognized
+TAIL = 256  # bytes before the offset that are compared, because a resume writes the file again
 
 
 class Curve:
@@ -58,7 +58,7 @@ class Curve:
 
 
 class LiveRun:
-    """One run directory. version: that of the last change; see LiveRuns."""
+    """One run directory. version: version of LiveRuns at its last change."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.path, self.name, self.version = path, name, 0
@@ -118,8 +118,8 @@ class LiveRun:
         return True
 
     def _read_status(self, now: float, changed: bool) -> None:
-        """Update the status. The lock is asked for rarely, and never of a run that has ended, because a run that
-        starts at that moment would find it held."""
+        """Update the status. The lock is tried rarely, and only while the status is running, because a run that starts
+        at that moment would find it held."""
         if not changed and (self.status not in (*UNDER_WAY, "silent") or now - self._asked < ASK_S):
             return
         record = read_json(self.path / STATUS)
@@ -191,7 +191,7 @@ class LiveRuns:
     def _scan(self) -> None:
         found: dict[Path, None] = {}
         for folder in self._folders:
-            with suppress(FileNotFoundError):  # it was removed meanwhile
+            with suppress(FileNotFoundError):  # it has been removed
                 found |= dict.fromkeys(runs_below(folder))
         with self._lock:
             for path in [path for path in self._runs if path not in found]:

@@ -32,7 +32,7 @@ from samebits.sweeps.report.page import WEB, page
 from samebits.sweeps.report.study import read_study
 
 PORT = 8100
-EVERY_S = 1.0  # seconds between two looks at the runs
+EVERY_S, SHARE = 1.0, 4.0  # between two looks at the runs: seconds, and how often as long as one takes
 IDLE_S = 30.0  # after so many seconds without a request nothing is read
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
@@ -67,14 +67,17 @@ class LiveServer(ThreadingHTTPServer):
     def _follow(self) -> None:
         told = ""
         while True:
+            began = time.monotonic()
             try:
                 self.runs.refresh()
                 told = ""
             except Exception as error:  # a file system that is away for a moment
                 if told != (told := first_line(error)):
                     print(f"not read: {told}", file=sys.stderr)
+            time.sleep(max(EVERY_S, SHARE * (time.monotonic() - began)))
             self.wake.clear()
-            self.wake.wait(EVERY_S if time.monotonic() - self.last < IDLE_S else None)
+            if time.monotonic() - self.last > IDLE_S:
+                self.wake.wait()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print nothing for a browser that has closed its connection."""
@@ -142,9 +145,10 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def live_page(project: Project, folders: list[Path]) -> str:
-    """Return the page, without data, which it asks for."""
+    """Return the page. Its script requests the data."""
     text = (WEB / "live.html").read_text("utf-8")
-    title = ", ".join(os.path.relpath(folder, project.root) for folder in folders)
+    root = project.root
+    title = ", ".join(str(one.relative_to(root) if one.is_relative_to(root) else one) for one in folders)
     data = {"title": title, "colors": style.PAGE, "groups": [], "jobs": []}
     for name, part in {
         "style": (WEB / "page.css").read_text("utf-8") + (WEB / "live.css").read_text("utf-8"),

@@ -124,7 +124,7 @@ def state_of(run: Path) -> str:
 
 
 def stamps(run: Path) -> list[object]:
-    """Return what changes if the run writes a record or a status."""
+    """Return inode, size and time of the files that a run writes; they change with each record and each status."""
     found: list[object] = []
     for name in (METRICS, STATUS):
         try:
@@ -136,8 +136,8 @@ def stamps(run: Path) -> list[object]:
 
 
 def send(project: Project, run: Path, told: dict[Path, str]) -> bool:
-    """Upload what is new of one run to MLflow and W&B. Return True if that succeeded. told: the last line of each run,
-    which is not printed twice."""
+    """Upload the new records of one run to MLflow and W&B. Return True if both succeeded. told: {run: its last printed
+    line}, which is not printed twice."""
     lines = []
     complete = True
     for name, work in (

@@ -22,7 +22,7 @@ async function update() {
     setKeys(data.keys);
     const reading = data.read < data.count ? ` · read ${data.read} of ${data.count}` : "";
     $("facts").textContent = `${data.count} runs${reading} · ${new Date().toLocaleTimeString()}`;
-    show();
+    if (!String(getSelection())) show(); // a redraw would end the selection of a text that is being copied
   } catch (error) {
     failing += 1;
     $("facts").textContent = `No answer (${error.message}): is ./run report --serve still running? This page tries again.`;
