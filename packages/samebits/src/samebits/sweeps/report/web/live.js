@@ -152,8 +152,8 @@ function drawPlot(shown, colors) {
     });
     draw.stroke();
     const end = drawn[drawn.length - 1];
-    if (end && end.run === run && LIVE.includes(run.status)) { // where it is now
-      draw.fillStyle = colors.get(run.name); draw.setLineDash([]); draw.beginPath(); draw.arc(end.x, end.y, 3.5, 0, 7); draw.fill();
+    if (end && end.run === run && (LIVE.includes(run.status) || run.curve[0].length === 1)) { // where it is now
+      draw.fillStyle = draw.strokeStyle; draw.setLineDash([]); draw.beginPath(); draw.arc(end.x, end.y, 3.5, 0, 7); draw.fill();
     }
   }
   draw.globalAlpha = 1;
