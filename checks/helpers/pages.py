@@ -28,6 +28,10 @@ NOT_RUN = (
     (r"wandb launch", "W&B Launch", "checks/project/test_container.py::test_what_is_copied_and_run_is_there"),
     (r"(\./run )?pipx? in", "a package index", "checks/project/test_environment.py::test_what_is_newer_is_installed"),
     (
+        r"\./run report.* --serve", "a browser, until Ctrl-C",
+        "checks/sweeps/test_live_report.py::test_the_page_follows_a_run_that_trains",
+    ),
+    (
         r".* hydra/launcher=slurm ", "a cluster",
         "checks/sweeps/test_slurm.py::test_a_sweep_of_batch_jobs_one_of_which_is_signalled",
     ),

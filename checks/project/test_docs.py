@@ -173,8 +173,8 @@ def check_command(command: str, text: Path) -> None:
     elif script == "python":
         assert arguments[0] == "-m" or (ROOT / arguments[0]).exists(), command
     elif script != "pip":
-        options = "packages/h5rows/src/h5rows/command.py" if script == "h5" else f"src/{script}.py"
-        source = (ROOT / options).read_text()
+        library = {"h5": "packages/h5rows/src/h5rows", "report": "packages/samebits/src/samebits/sweeps/report"}
+        source = (ROOT / (f"{library[script]}/command.py" if script in library else f"src/{script}.py")).read_text()
         assert not [flag for flag in arguments if flag.startswith("--") and f'"{flag}"' not in source], command
 
 

@@ -22,12 +22,13 @@ from common import QUICK, TRAIN
 from lab.program import PROGRAM
 from samebits.errors import ConfigError
 from samebits.extras import missing
+from samebits.locks import Lock
 from samebits.loggers import Audio, Histogram, LoggerConfig, RunLogger, Svg, Table, sync_mlflow
 from samebits.loggers.mlflow_log import MLflowThread, name_there
 from samebits.loggers.options import MLflowConfig
-from samebits.runs import write_config
+from samebits.runs import claimed, write_config
 from samebits.saved import read_config
-from samebits.testing import compose, kill_at, metrics, start_run
+from samebits.testing import compose, kill_at, metrics, start_run, status
 from samebits.testing.processes import called, wait_for
 
 RUN = (*(text for text in QUICK if not text.startswith("logger=")), "trainer.max_steps=12", "trainer.log_every=2",
@@ -305,11 +306,40 @@ class Refusing:
     def get_metric_history(self, run_id: str, name: str) -> Any:
         return [SimpleNamespace(step=step) for key, step, _ in self.held if key == name]
 
+    def search_experiments(self, max_results: int) -> None: ...
+
     def update_run(self, *_: str, **__: str) -> None: ...
 
     def set_tag(self, *_: str) -> None: ...
 
     def set_terminated(self, *_: str) -> None: ...
+
+
+@pytest.mark.slow
+def test_mlflow_gets_each_value_of_a_running_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a run without a network, by ./run sync --watch; not while the run logs itself."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/of_the_run")
+    run = start_run(tmp_path / "run", *RUN, "logger=mlflow", "logger.mlflow.tracking_uri=null")
+    uri = f"file:{tmp_path}/mlruns"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    end, lines = status(run), (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "mlflow.json").unlink()
+    with claimed(run):
+        (run / "status.json").write_text(json.dumps({**end, "status": "running"}))
+        for count in (2, 2, 4):
+            (run / "metrics.jsonl").write_text("".join(lines[:count]) + lines[count][:9])
+            assert sync_mlflow(PROGRAM, run, 60.0) == "MLflow has all values so far"
+            record, points = mlflow(run, uri)
+            assert record.info.status == "RUNNING"
+            assert len(points) == len(set(points)) > 0
+        with Lock(run / ".mlflow"):
+            assert sync_mlflow(PROGRAM, run, 60.0) == "is running, and logs to MLflow itself"
+    (run / "metrics.jsonl").write_text("".join(lines))
+    (run / "status.json").write_text(json.dumps(end))
+    assert sync_mlflow(PROGRAM, run, 60.0) == "MLflow is complete"
+    record, points = mlflow(run, uri)
+    assert record.info.status == "FINISHED"
+    close(points, logged(run))
 
 
 @pytest.mark.slow

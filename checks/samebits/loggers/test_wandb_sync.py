@@ -24,7 +24,8 @@ from wandb_server import Server, serving
 from lab.program import PROGRAM
 from samebits.config.wandb_agent import from_agent
 from samebits.loggers.wandb_log import run_name
-from samebits.runs import claimed
+from samebits.loggers.wandb_upload import Feed
+from samebits.runs import claimed, current_status, is_running
 from samebits.testing import kill_at, metrics, result, status
 from samebits.testing.processes import at_once, called, free_port, processes_with, sample_of, wait_for, warm
 
@@ -116,6 +117,100 @@ def test_a_run_that_runs_offline_is_sent_as_far_as_it_is(finished: Path, tmp_pat
     (run / "status.json").write_text(json.dumps(end))
     sync(server, str(run))
     assert_holds(server, run)
+
+
+@pytest.mark.slow
+def test_a_watch_sends_runs_while_they_grow_and_ends_with_them(finished: Path, tmp_path: Path, server: Server) -> None:
+    """Each line once, none of them half, also across the kill of a watch; a queued run is waited for."""
+    run, lines = tmp_path / "run", (finished / "metrics.jsonl").read_text().splitlines(keepends=True)
+    shutil.copytree(finished, run)
+    queued = shutil.copytree(finished, tmp_path / "queued")
+    end, name = status(run), status(run)["wandb_id"]
+    (queued / "metrics.jsonl").unlink()
+    (queued / "status.json").write_text(json.dumps({**end, "status": "queued", "wandb_id": "queued"}))
+    (run / "metrics.jsonl").write_text("")
+    command = [*SYNC, str(tmp_path), "--watch", "--every", "1"]
+    environment = {**os.environ, **online(server)}
+
+    def begin() -> subprocess.Popen[str]:
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    watching = begin()
+    try:
+        with claimed(run), open(run / "metrics.jsonl", "a") as file:
+            (run / "status.json").write_text(json.dumps({**end, "status": "running"}))
+            for i, line in enumerate(lines[:6]):
+                half = len(line) // 2
+                file.write(line[:half])
+                file.flush()
+                if i == 3:
+                    watching.send_signal(signal.SIGINT)
+                    said = watching.communicate(timeout=60)[0]
+                    assert watching.returncode == 130
+                    assert "continues where this one stopped" in said
+                    assert "Traceback" not in said
+                    watching = begin()
+                if i % 2:
+                    wait_for(lambda i=i: len(server.rows(name)) == i)  # type: ignore[misc]
+                file.write(line[half:])
+                file.flush()
+            wait_for(lambda: len(server.rows(name)) == 6)
+            assert server.summaries[name]["status"] == "running"
+            asked = server.asked.total()
+            file.writelines(lines[6:])
+        (run / "status.json").write_text(json.dumps(end))
+        wait_for(lambda: server.summaries[name]["status"] == "finished")
+        assert server.asked.total() > asked
+        assert watching.poll() is None  # a run is queued
+        shutil.copy(finished / "metrics.jsonl", queued)
+        (queued / "status.json").write_text(json.dumps({**end, "wandb_id": "queued"}))
+        said = watching.communicate(timeout=60)[0]
+    finally:
+        watching.kill()
+    assert watching.returncode == 0, said
+    assert "watching 1 running, 1 queued; Ctrl-C stops" in said
+    assert "nothing is lacking in W&B" in said
+    assert_holds(server, run)
+    assert_holds(server, queued)
+    assert not server.changed
+
+
+def test_what_a_watch_cannot_do_is_an_error(tmp_path: Path) -> None:
+    for arguments, said in (
+        (["--watch", "--replay"], "--watch: cannot be used with --replay"),
+        (["--watch", "--every", "0"], "--every 0: give at least 1 second"),
+        (["--every", "5"], "--every 5: has no effect without --watch"),
+    ):
+        assert said in called([*SYNC, str(tmp_path), *arguments], code=2).stderr
+
+
+@pytest.mark.slow
+def test_lines_of_an_end_during_the_upload_are_not_taken_for_sent(finished: Path, tmp_path: Path) -> None:
+    """The status is that before the lines were read, so the next upload sends the rest."""
+    run, lines = tmp_path / "run", (finished / "metrics.jsonl").read_text().splitlines(keepends=True)
+    shutil.copytree(finished, run)
+    end = status(run)
+    (run / "metrics.jsonl").write_text("".join(lines[:3]))
+    with claimed(run):
+        (run / "status.json").write_text(json.dumps({**end, "status": "running"}))
+        feed = Feed(run)
+        read = len(list(feed))
+        (run / "metrics.jsonl").write_text("".join(lines))
+        (run / "status.json").write_text(json.dumps(end))
+    assert (read, feed.status) == (3, "running")
+
+
+def test_a_run_of_another_host_runs_as_long_as_it_writes(tmp_path: Path) -> None:
+    """Not every shared file system shows the locks of other hosts."""
+    (tmp_path / "status.json").write_text('{"status": "running"}')
+    (tmp_path / "environment.json").write_text('{"host": "elsewhere"}')
+    assert (is_running(tmp_path), current_status(tmp_path)) == (True, "running")
+    os.utime(tmp_path / "status.json", (0, 0))
+    assert (is_running(tmp_path), current_status(tmp_path)) == (False, "killed")
+    (tmp_path / "metrics.jsonl").touch()
+    assert is_running(tmp_path)
+    (tmp_path / "environment.json").write_text(json.dumps({"host": os.uname().nodename}))
+    assert not is_running(tmp_path)
 
 
 @pytest.mark.slow

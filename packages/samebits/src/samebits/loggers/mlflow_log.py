@@ -17,18 +17,20 @@ from omegaconf import OmegaConf
 from samebits.credentials import HIDDEN, redacted, restored
 from samebits.errors import ConfigError, RunFailed
 from samebits.files import read_json, write_json
+from samebits.locks import Lock, is_locked
 from samebits.loggers.background import Background
 from samebits.loggers.media import Media
 from samebits.loggers.options import MLflowConfig
 from samebits.loggers.wandb_log import run_name
 from samebits.project import Project
-from samebits.runs import is_claimed
+from samebits.runs import current_status, is_running
 from samebits.saved import flat, read_config
 from samebits.schema import typed
 from samebits.status import METRICS, RESULT, read_status
 
 ID = "mlflow.json"  # in a run directory: {"run_id": ..., "tracking_uri": ...}
 STATUS = {"finished": "FINISHED", "pruned": "FINISHED", "interrupted": "KILLED", "preempted": "KILLED"}
+SENDING = ".mlflow"  # in a run directory: the lock of the process that logs to MLflow, because MLflow keeps duplicates
 LONGEST, LONGEST_NAME = 6000, 250  # characters of a parameter's value, and of a name
 AT_ONCE = 100  # parameters per request
 REFUSED = "INVALID_PARAMETER_VALUE"  # MLflow's error code for invalid names and values
@@ -52,6 +54,7 @@ class MLflowThread(Background):
 
     def __init__(self, config: MLflowConfig, *own: Any) -> None:
         self._client: Any = None
+        self._lock: Lock | None = None
         self._run_id, self._config = "", config
         self._logged: dict[str, set[int]] = {}  # {name in MLflow: steps}
         super().__init__(*own)
@@ -72,6 +75,8 @@ class MLflowThread(Background):
         from mlflow.tracking import MlflowClient
 
         self._client = MlflowClient(tracking_uri=uri)
+        self._client.search_experiments(max_results=1)  # without a network nothing is locked: ./run sync --watch sends
+        self._lock = self._lock or Lock(self._directory / SENDING)
         held = read_json(self._directory / ID)
         if held.get("tracking_uri") == saved:
             self._run_id = held["run_id"]
@@ -81,14 +86,16 @@ class MLflowThread(Background):
             write_json(self._directory / ID, {"run_id": self._run_id, "tracking_uri": saved})
         from mlflow.entities import Param
 
-        held = self._client.get_run(self._run_id).data.params  # empty for a new run
+        params_there = self._client.get_run(self._run_id).data.params  # empty for a new run
         config = flat(redacted(OmegaConf.to_container(read_config(self._project, self._directory))))
         params = [Param(name_there(name), str(value)[:LONGEST]) for name, value in config.items()]
-        new = [param for param in params if param.key not in held]
+        new = [param for param in params if param.key not in params_there]
         for begin in range(0, len(new), AT_ONCE):
             self._send("params", new[begin : begin + AT_ONCE])
         if self._from_step:
             self._again(self._known(), self._from_step)
+        elif held:
+            self._known()  # ./run sync --watch may have logged values of this run
 
     def _known(self) -> dict[str, set[int]]:
         """Read which steps MLflow has, by their names in MLflow; _log skips them."""
@@ -143,20 +150,29 @@ class MLflowThread(Background):
         self._client.log_artifact(self._run_id, str(media.path), f"media/{name}")
 
     def _end(self, status: str) -> None:
-        self._client.set_terminated(self._run_id, STATUS.get(status, "FAILED"))
+        if status != "running":  # ./run sync of a run that is still running
+            self._client.set_terminated(self._run_id, STATUS.get(status, "FAILED"))
+
+    def finish(self, status: str, limit_s: float | None = None) -> None:
+        """Log what is missing, close the MLflow run and release its lock."""
+        super().finish(status, limit_s)
+        if self._lock is not None and not self._thread.is_alive():
+            self._lock.close()
+            self._lock = None
 
 
 def sync_mlflow(project: Project, run_dir: Path, limit_s: float) -> str | None:
-    """Log the values of an ended run that are missing in MLflow. Return a line for the user; None if the run does not
-    log to MLflow. Raise RunFailed if values are still missing."""
+    """Log the values of a run that are missing in MLflow. Return a line for the user; None if the run does not log to
+    MLflow. Raise RunFailed if values are still missing."""
     config = read_config(project, run_dir).logger.mlflow
     if config is None or not (run_dir / METRICS).exists():
         return None
-    if is_claimed(run_dir):
-        return "is running; missing values are logged to MLflow when it has ended"
+    running, status = is_running(run_dir), current_status(run_dir)  # before the values: those of a later end may lack
+    if running and is_locked(run_dir / SENDING):
+        return "is running, and logs to MLflow itself"
     thread = MLflowThread(typed(MLflowConfig, config, "logger.mlflow"), project, run_dir, sys.maxsize, limit_s)
     thread.summary({f"final/{key}": value for key, value in read_json(run_dir / RESULT).items() if "/" in key})
-    thread.finish(str(read_status(run_dir).get("status")), limit_s)
+    thread.finish("running" if running else status, limit_s)
     if thread.lacks:
         raise RunFailed("some values are still missing in MLflow")
-    return "MLflow is complete"
+    return "MLflow has all values so far" if running else "MLflow is complete"

@@ -18,9 +18,9 @@ from samebits.loggers.wandb_log import (
     wandb_arguments,
     wandb_reachable,
 )
-from samebits.loggers.wandb_upload import Feed, begin_wandb, confirmed, finish_wandb, send_wandb, sender_of, status_of
+from samebits.loggers.wandb_upload import Feed, begin_wandb, confirmed, finish_wandb, send_wandb, sender_of
 from samebits.project import Project
-from samebits.runs import is_claimed
+from samebits.runs import current_status, is_running
 from samebits.saved import read_config
 from samebits.status import METRICS
 
@@ -43,10 +43,10 @@ def upload_run(project: Project, run_dir: Path, anew: bool) -> str | None:
     """
     if not anew and (confirmed(run_dir) or read_config(project, run_dir).logger.kind != "wandb"):
         return None
-    running = is_claimed(run_dir)
+    running = is_running(run_dir)
     if running and sender_of(run_dir) is not None:
         return "is running, and sends its data itself"
-    if not anew and status_of(run_dir) == "queued" and not (run_dir / METRICS).exists():
+    if not anew and current_status(run_dir) == "queued" and not (run_dir / METRICS).exists():
         return None
     (run_dir / FOLDER).mkdir(exist_ok=True)
     with open(run_dir / FOLDER / OUTPUT, "a", opener=no_links) as output:
@@ -66,8 +66,9 @@ def upload_run(project: Project, run_dir: Path, anew: bool) -> str | None:
 
 def write_offline(project: Project, run_dir: Path, folder: Path) -> str:
     """Write metrics.jsonl into an offline W&B run, to view it with `wandb leet`. Return a line for the user."""
-    run, _, _ = send_wandb(project, run_dir, Feed(run_dir), folder, "offline")
-    finish_wandb(project, run, run_dir, status_of(run_dir))
+    feed = Feed(run_dir)
+    run, _, _ = send_wandb(project, run_dir, feed, folder, "offline")
+    finish_wandb(project, run, run_dir, feed.status)
     return "written as an offline run"
 
 

@@ -37,7 +37,7 @@ from samebits.loggers.media import media_file, read_table
 from samebits.loggers.wandb_log import FOLDER, SUMMARY, upload_command, wandb_arguments, wandb_reachable
 from samebits.programs import NoAnswer, answer_of
 from samebits.project import Project
-from samebits.runs import is_claimed
+from samebits.runs import current_status
 from samebits.saved import check_run_dir
 from samebits.status import METRICS, RESULT, SHARED_WEIGHTS, STATUS
 
@@ -57,12 +57,13 @@ class Feed:
     """Iterate over the records of metrics.jsonl, including future ones, until the process at the other end of `pipe`
     closes it.
 
-    Afterwards `status` is the text that it wrote to the pipe, or the status of status.json. pipe: None for a run that
-    has ended.
+    Afterwards `status` is the text that it wrote to the pipe, or the status of status.json. pipe: None to read once
+    what there is; `status` is then that of the construction.
     """
 
     def __init__(self, run_dir: Path, pipe: TextIO | None = None, status: str = "") -> None:
-        self._directory, self._pipe, self._status = run_dir, pipe, status
+        # of a run that is still running: read before its lines, so that lines of a later end are never counted as sent
+        self._directory, self._pipe, self._status = run_dir, pipe, status if pipe else current_status(run_dir)
         self._ended = threading.Event()
         self._offset = 0
         if pipe is None:
@@ -78,7 +79,7 @@ class Feed:
     @property
     def status(self) -> str:
         """The status that was written to the pipe, or that of status.json."""
-        return self._status or status_of(self._directory)
+        return self._status or current_status(self._directory)
 
     def wait(self, limit_s: float | None = None) -> None:
         """Wait until the run has ended, at most limit_s seconds. If it has already ended, sleep for limit_s."""
@@ -111,12 +112,6 @@ class Feed:
                     record = json.loads(line)
                     if isinstance(record, dict) and isinstance(record.get("step"), int):
                         yield record
-
-
-def status_of(run_dir: Path) -> str:
-    """Return the status of status.json; killed if it is `running` or `created` but no process holds the run."""
-    status = str(read_json(run_dir / STATUS).get("status", "created"))
-    return "killed" if status in ("running", "created") and not is_claimed(run_dir) else status
 
 
 @dataclass(frozen=True)
@@ -274,7 +269,11 @@ def sent(run_dir: Path) -> dict[str, Any]:
     """Return everything that an upload depends on. If it is equal to the content of sent.json, nothing is missing."""
     status = read_json(run_dir / STATUS)
     text = read_file(run_dir / METRICS) if (run_dir / METRICS).exists() else b""
-    return {"id": status.get("wandb_id"), "status": status_of(run_dir), "metrics": hashlib.sha256(text).hexdigest()}
+    return {
+        "id": status.get("wandb_id"),
+        "status": current_status(run_dir),
+        "metrics": hashlib.sha256(text).hexdigest(),
+    }
 
 
 def confirmed(run_dir: Path) -> bool:
@@ -402,6 +401,7 @@ def main(
     signal.signal(signal.SIGTERM, lambda *_: leave(143))
     check_run_dir(run_dir)
     live = how == "live"
+    before = sent(run_dir)  # what is written during the upload may not be part of it
     feed = Feed(run_dir, sys.stdin if live else None, status)
     if live:  # wandb interrupts this process for W&B's stop button and for early termination by a W&B sweep
         signal.signal(signal.SIGINT, lambda *_: os.kill(pid, signal.SIGINT) if os.getppid() == pid else None)
@@ -411,8 +411,11 @@ def main(
             if not wandb_reachable(5.0):
                 raise RunFailed("the server cannot be reached")
             done = upload(project, run_dir, how, feed, pid or None)
-            if feed.status == status_of(run_dir):
+            if live and feed.status == current_status(run_dir):
                 write_json(run_dir / FOLDER / SENT, sent(run_dir))
+            elif not live:
+                own = read_json(run_dir / STATUS).get("wandb_id")
+                write_json(run_dir / FOLDER / SENT, before | {"id": own})
     except Exception as error:
         what = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
         if not live or isinstance(error, Elsewhere) or not tries:

@@ -23,6 +23,7 @@ Errors: ConfigError for invalid arguments.
     axes, curves, pictures, style     the data of pictures (png) and of the page; drawing; colors
     writing                           write everything to a folder
     command, syncing                  the commands `report` and `sync`
+    live, serving                     runs that are running, on a local page that updates itself
     wandb_sync                        upload of runs and sweeps to W&B
 """
 

@@ -7,13 +7,14 @@ import os
 import sys
 from pathlib import Path
 
-from samebits.errors import ConfigError, plain_output, translate_arguments
+from samebits.errors import INTERRUPTED, ConfigError, plain_output, translate_arguments
 from samebits.project import Project
 from samebits.sweeps.report import review
 from samebits.sweeps.report.analyse import best_group, check_choice, groups
 from samebits.sweeps.report.best import best_command, save_best
 from samebits.sweeps.report.facts import score_text
 from samebits.sweeps.report.read import Objective
+from samebits.sweeps.report.serving import PORT, serve
 from samebits.sweeps.report.study import read_study
 from samebits.sweeps.report.table import Ask
 from samebits.sweeps.report.writing import write_study
@@ -29,27 +30,56 @@ RENAMED = {
 
 def report(project: Project) -> int:
     """Run the command. Return the exit status."""
-    args = parser().parse_args(translate_arguments(sys.argv[1:], RENAMED))
+    made = parser()
+    args = made.parse_args(translate_arguments(sys.argv[1:], RENAMED))
+    if not args.directories and args.serve is None:
+        made.error("the following arguments are required: directories")
     plain_output()
     try:
-        write_report(project, args)
+        if args.serve is not None:
+            check_served(made, args)
+            serve(project, args.directories, args.serve)
+        else:
+            write_report(project, args)
     except (ConfigError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return 0
+
+
+def check_served(made: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Raise ConfigError for options that have no effect with --serve."""
+    for name, value in vars(args).items():
+        if name not in ("serve", "directories") and value != made.get_default(name):
+            raise ConfigError(f"--{name.replace('_', '-')}: has no effect with --serve; leave one of them out")
+
+
+def port_number(text: str) -> int:
+    """Parse a port. Raise ArgumentTypeError for other text."""
+    if not (text.isascii() and text.isdigit()) or int(text) > 65535:
+        raise argparse.ArgumentTypeError(
+            f"{text}: must be a port from 0 to 65535; name directories before it: ./run report DIRECTORY --serve"
+        )
+    return int(text)
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the argument parser."""
     made = argparse.ArgumentParser("./run report", description="Write report.csv, report.md, pictures and report.html.")
     made.add_argument(
-        "directories", nargs="+", type=Path, help="a sweep, run directories, or folders that contain them"
+        "directories", nargs="*", type=Path, help="a sweep, run directories, or folders that contain them"
     )
     made.add_argument("--out", type=Path, help="output directory; default: the sweep's directory, or outputs/compare")
     made.add_argument("--score", metavar="KEY:min|max", help="score that selects the best, e.g. val/accuracy:max")
     made.add_argument("--save-best", action="store_true", help="write conf/experiment/best_<sweep>.yaml")
     made.add_argument("--overwrite", action="store_true", help="with --save-best: replace an existing file")
     made.add_argument("--choose-on-test", action="store_true", help="allow a test score to select the best")
+    made.add_argument(
+        "--serve", nargs="?", type=port_number, const=PORT, metavar="PORT",
+        help=f"show the runs (default: all in outputs) on a local page that updates itself [{PORT}]",
+    )  # fmt: skip
     paper = made.add_argument_group("a paper's table and figures, into paper/")
     paper.add_argument("--rows", nargs="+", default=[], metavar="KEY", help="a row for each value: model, optim, ...")
     paper.add_argument("--columns", nargs="+", default=[], metavar="KEY", help="columns for each value: data, ...")

@@ -5,19 +5,22 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from samebits.errors import ConfigError, plain_output
+from samebits.errors import INTERRUPTED, ConfigError, plain_output
 from samebits.loggers import check_online, logs_to_wandb, sync_mlflow, upload_run, write_offline
 from samebits.project import Project
-from samebits.runs import is_claimed
+from samebits.runs import is_running
+from samebits.status import METRICS, STATUS, read_status
 from samebits.sweeps.report.read import SWEEP, runs_below
 from samebits.sweeps.report.wandb_sync import upload_summary
 
 AT_ONCE = 4  # runs that are uploaded in parallel
+EVERY_S = 30.0  # seconds between two uploads of --watch
 MLFLOW_S = 600.0  # seconds for the upload of one run to MLflow
 
 
@@ -33,6 +36,10 @@ def sync(project: Project) -> int:
     parser.add_argument(
         "--offline", type=Path, metavar="FOLDER", help="write offline W&B runs to this folder instead of uploading"
     )
+    parser.add_argument("--watch", action="store_true", help="upload again and again until all runs have ended")
+    parser.add_argument(
+        "--every", type=float, metavar="SECONDS", help=f"with --watch: seconds between two uploads [{EVERY_S:.0f}]"
+    )
     args = parser.parse_args()
     plain_output()
     folders = [path.absolute() for path in args.directories] or [project.root / "outputs"]
@@ -43,7 +50,11 @@ def sync(project: Project) -> int:
                 raise ConfigError(
                     f"{folder}: no such directory; give run directories, sweeps or folders that contain them"
                 )
-        runs = list(dict.fromkeys(run for folder in folders for run in runs_below(folder)))
+        if args.watch:
+            watch(project, folders, args)
+        elif args.every is not None:
+            raise ConfigError(f"--every {args.every:g}: has no effect without --watch")
+        runs = runs_in(folders)
         failed = sum(attempt(run, partial(sync_mlflow, project, run, MLFLOW_S)) for run in runs if mode == "online")
         if mode == "online" and runs and not args.replay and not any(logs_to_wandb(project, run) for run in runs):
             print("these runs do not log to W&B")
@@ -56,7 +67,94 @@ def sync(project: Project) -> int:
     except (ConfigError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        if args.watch:
+            print("stopped; the same command continues where this one stopped", file=sys.stderr)
+        return INTERRUPTED
     return min(failed, 1)
+
+
+def runs_in(folders: list[Path]) -> list[Path]:
+    """Return all run directories in these folders, each once."""
+    return list(dict.fromkeys(run for folder in folders for run in runs_below(folder)))
+
+
+def watch(project: Project, folders: list[Path], args: argparse.Namespace) -> None:
+    """Upload new records every few seconds. Return when no run in these folders is running or queued.
+
+    A run is sent when its files have changed since its last complete upload, so waiting costs no requests."""
+    every_s = EVERY_S if args.every is None else args.every
+    if not every_s >= 1:
+        raise ConfigError(f"--every {every_s:g}: give at least 1 second")
+    if args.replay or args.offline:
+        raise ConfigError(f"--watch: cannot be used with {'--replay' if args.replay else '--offline'}")
+    sent: dict[Path, object] = {}
+    told: dict[Path, str] = {}
+    waiting, checked = "", False
+    while True:
+        runs = runs_in(folders)
+        # before the upload: what is written during it belongs to the next round
+        states = {run: (state_of(run), *stamps(run)) for run in runs}
+        changed = [run for run in runs if sent.get(run) != states[run]]
+        if not checked and any(logs_to_wandb(project, run) for run in changed):
+            check_online()
+            checked = True
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            try:
+                done = [*pool.map(lambda run: send(project, run, told), changed)]
+            except KeyboardInterrupt:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        sent |= {run: states[run] for run, complete in zip(changed, done) if complete}
+        counts = {kind: sum(state[0] == kind for state in states.values()) for kind in ("running", "queued")}
+        if not any(counts.values()):
+            return
+        now = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+        if now != waiting:
+            waiting = now
+            print(f"watching {now}; Ctrl-C stops", flush=True)
+        time.sleep(every_s)
+
+
+def state_of(run: Path) -> str:
+    """Return running, queued or ended."""
+    if is_running(run):
+        return "running"
+    return "queued" if read_status(run).get("status") == "queued" else "ended"
+
+
+def stamps(run: Path) -> list[object]:
+    """Return inode, size and time of the files that a run writes; they change with each record and each status."""
+    found: list[object] = []
+    for name in (METRICS, STATUS):
+        try:
+            known = os.lstat(run / name)
+        except OSError:
+            continue
+        found += [name, known.st_ino, known.st_size, known.st_mtime_ns]
+    return found
+
+
+def send(project: Project, run: Path, told: dict[Path, str]) -> bool:
+    """Upload the new records of one run to MLflow and W&B. Return True if both succeeded. told: {run: its last printed
+    line}, which is not printed twice."""
+    lines = []
+    complete = True
+    for name, work in (
+        ("MLflow", partial(sync_mlflow, project, run, MLFLOW_S)),
+        ("W&B", partial(upload_run, project, run, False)),
+    ):
+        try:
+            said = work()
+        except Exception as error:
+            said, complete = f"failed: {type(error).__name__}: {error}", False
+        if said:
+            lines.append(f"{name}: {said.partition('; it is still')[0]}")
+    text = f"{os.path.relpath(run)}: {'; '.join(lines)}"
+    if lines and told.get(run) != text:
+        told[run] = text
+        print(text, file=sys.stdout if complete else sys.stderr, flush=True)
+    return complete
 
 
 def upload(project: Project, runs: list[Path], anew: bool, folder: Path | None) -> int:
@@ -67,7 +165,7 @@ def upload(project: Project, runs: list[Path], anew: bool, folder: Path | None) 
         failed = sum(pool.map(lambda run: attempt(run, partial(upload_run, project, run, anew)), runs))
     if runs:
         whole = f"{len(runs) - failed} of {len(runs)} runs: " * bool(failed) + "nothing is lacking in W&B"
-        running = sum(map(is_claimed, runs))
+        running = sum(map(is_running, runs))
         print(f"{whole}, except later records of {running} runs that are still running" if running else whole)
     return failed
 
