@@ -23,7 +23,7 @@ from samebits.loggers.media import save
         (
             "x",
             np.zeros(5, np.uint8),
-            r"uint8 \(5,\) is not an image: .* a Histogram, Audio or Table of samebits\.loggers",
+            r"uint8 \(5,\) is not an image: .* an Svg, Histogram, Audio or Table of samebits\.loggers",
         ),
         ("x", Audio(np.zeros((1, 2, 3)), 8000), r"samples must be \(T,\) or \(T, channels\), got \(1, 2, 3\)"),
     ],
