@@ -17,7 +17,8 @@ WALKED = (
 # run there
 OTHERS = {
     "tasks.md": "test_task_docs.py", "paper.md": "test_paper.py", "hugging_face.md": "test_task_transformers.py",
-    "README.md": "test_readme.py", "pretrained_weights.md": "test_pretrained_weights.py",
+    "README.md": "test_readme.py",
+    "parquet.md": "test_parquet_docs.py", "pretrained_weights.md": "test_pretrained_weights.py",
 }  # fmt: skip
 # what cannot run on any machine: (how its command begins, what it needs, the test that tries as much of it as can be)
 NOT_RUN = (

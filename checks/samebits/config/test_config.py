@@ -86,7 +86,28 @@ def pairs(folder: Path) -> Path:
     return folder / "pairs.h5"
 
 
+def columns(folder: Path) -> Path:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table({"x": [[0.5, 1.0]] * 20, "label": [0, 1] * 10}), folder / "rows.parquet")
+    return folder / "rows.parquet"
+
+
+def arrow_files(folder: Path) -> Path:
+    """As `columns`, with the splits that the yamls name."""
+    datasets = pytest.importorskip("datasets")
+    label = datasets.ClassLabel(names=["a", "b"])
+    kinds = datasets.Features({"x": datasets.Sequence(datasets.Value("float32"), length=2), "label": label})
+    rows = datasets.Dataset.from_dict({"x": [[0.5, 1.0]] * 20, "label": [0, 1] * 10}, features=kinds)
+    for split in ("train", "validation", "test"):
+        (folder / "arrow").mkdir(exist_ok=True)
+        rows.to_parquet(folder / f"arrow/{split}.parquet")
+    return folder / "arrow"
+
+
 FILES = {
+    "data=parquet": columns,
+    "data=huggingface": arrow_files,
+    "data=huggingface_stream": arrow_files,
     "data=tokens": tokens,
     "data=sequences": sequences,
     "data=image_folder": photos,
