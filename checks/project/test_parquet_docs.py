@@ -20,7 +20,7 @@ def test_a_command_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbe
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     words = shlex.split(commands(DOCS[PAGE])[number])
     if "data=parquet" not in words:
-        pytest.importorskip("datasets")
+        monkeypatch.setattr(pytest.importorskip("datasets").config, "HF_DATASETS_CACHE", tmp_path / "cache")
     rng = np.random.default_rng(0)
     (tmp_path / "animals").mkdir()
     (tmp_path / "vectors").mkdir()
@@ -34,7 +34,6 @@ def test_a_command_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbe
             pq.write_table(pa.table({"embedding": vectors, "label": label}), tmp_path / f"vectors/{split}.parquet")
     assert words[:2] == ["./run", "train"]
     paths = [f"data.path={tmp_path / word[10:]}" for word in words if word.startswith("data.path=")]
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     small = (
         "logger=none",
         "hardware=cpu",
