@@ -96,6 +96,7 @@ def columns(folder: Path) -> Path:
 def arrow_files(folder: Path) -> Path:
     """As `columns`, with the splits that the yamls name."""
     datasets = pytest.importorskip("datasets")
+    datasets.config.HF_DATASETS_CACHE = folder / "cache"  # not the user's
     label = datasets.ClassLabel(names=["a", "b"])
     kinds = datasets.Features({"x": datasets.Sequence(datasets.Value("float32"), length=2), "label": label})
     rows = datasets.Dataset.from_dict({"x": [[0.5, 1.0]] * 20, "label": [0, 1] * 10}, features=kinds)
