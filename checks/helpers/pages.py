@@ -21,6 +21,7 @@ OTHERS = {
     "clip.md": "test_clip.py", "reinforcement_learning.md": "test_reinforcement_docs.py",
     "video_audio.md": "test_video_audio_docs.py",
     "generation.md": "test_generation_pages.py", "variable_size.md": "test_generation_pages.py",
+    "parquet.md": "test_parquet_docs.py",
 }  # fmt: skip
 # what cannot run on any machine: (how its command begins, what it needs, the test that tries as much of it as can be)
 NOT_RUN = (

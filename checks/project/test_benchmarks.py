@@ -55,6 +55,7 @@ SMALL = {
     "benchmarks/read_gather.py": "{} --quick",
     "benchmarks/read_meaning.py": f"{{}} {ONE}",
     "benchmarks/read_tokens.py": "{} --quick",
+    "benchmarks/read_parquet.py": f"{ONE} --rows 2048 --most 0.2",
     "benchmarks/remote.py": f"{{}} {ONE} --megabytes 4",
     "benchmarks/remote_blocks.py": "{} --gigabytes 0.05 --epochs 1",
     "benchmarks/remote_hosts.py": "",
@@ -110,6 +111,8 @@ def test_each_script_runs_in_a_test() -> None:
 @needs("src/h5.py", "src/report.py", "conf/model/resnet.yaml", "conf/experiment/imagenet.yaml")
 @pytest.mark.parametrize("script", SMALL)
 def test_a_script_runs_in_small(tmp_path: Path, script: str) -> None:
+    if script.endswith("parquet.py"):
+        pytest.importorskip("datasets")
     (tmp_path / "images").mkdir()
     Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3)).save(tmp_path / "images/1.jpg")
     command = [sys.executable, str(ROOT / script), *SMALL[script].format(tmp_path, tmp_path).split()]

@@ -16,12 +16,14 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import pyarrow
 import pytest
 import yaml
 from common import LIBRARIES, ROOT
 from fork import copy_of_the_project, run_python, with_fewer_digits
 from pages import DOCS, FENCE, OURS, README, WALKED, commands, is_run, lines_of, prose
 from PIL import Image
+from pyarrow import parquet
 
 from samebits.testing import compose
 from samebits.testing.processes import called, sample_of, slow
@@ -127,6 +129,9 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
             file[f"{split}/tokens"] = np.arange(4096, dtype=np.uint8) % 64
             file[f"{split}/tokens"].attrs["classes"] = [chr(33 + i) for i in range(64)]
             file[f"{split}/tokens"].attrs["tokenizer"] = "chars"
+    columns = {name: [1.0, 2.0] * 9 for name in ("age", "height", "weight", "x")}
+    columns |= {name: ["a", "b"] * 9 for name in ("species", "label")}
+    parquet.write_table(pyarrow.table(columns), path.with_name("rows.parquet"))
     with h5py.File(path.with_name("other.h5"), "w") as file:
         for split in ("train", "val", "test"):
             file[f"{split}/x/values"], file[f"{split}/x/offsets"] = np.arange(30) % 7, np.array([0, 9, 30])
@@ -151,6 +156,8 @@ def check_overrides(words: list[str], text: Path) -> None:
         kept.append(f"data.path={text}")
     if {"data=image_folder", "experiment=image_folder"} & set(words):
         kept.append(f"data.path={text.parent / 'photos'}")
+    if "data=parquet" in words:
+        kept.append(f"data.path={text.with_name('rows.parquet')}")
     if {"task=pose", "task=clip", "experiment=sequences", "experiment=preferences"} & set(words):
         kept.append(f"data.path={text.with_name('other.h5')}")
     if {"task=finetune", "experiment=preferences"} & set(words):

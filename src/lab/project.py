@@ -18,6 +18,7 @@ from samebits.project import Project
 from samebits.schema import plain
 
 H5, FILLS_MISSING = "lab.datasets.h5.Dataset", "lab.transforms.missing.FillMissing"
+PARQUET = "lab.datasets.parquet.Parquet"
 WORDS = ("null", "true", "false", "nan", "inf")  # words that Hydra does not parse as text
 
 
@@ -71,8 +72,8 @@ def expand(cfg: Any) -> None:
         if not hasattr(node, "get"):
             continue
         text, is_h5 = node.get("split_ratio"), node.get("_target_") == H5
-        if text is not None and not is_h5:
-            raise ConfigError(f"{key}.split_ratio={text}: only for data=h5 - set {key}.splits")
+        if text is not None and not is_h5 and node.get("_target_") != PARQUET:
+            raise ConfigError(f"{key}.split_ratio={text}: only for data=h5 and data=parquet - set {key}.splits")
         if is_h5 and (
             node.get("fold_repeat") or any(node.get(k) is not None for k in ("folds", "fold", "stratify_by"))
         ):
@@ -84,7 +85,15 @@ def expand(cfg: Any) -> None:
             from h5rows.integration import shares_of
 
             with h5_mistakes():
-                node.splits = shares_of(str(text), node.get("split_by"), f"{key}.split_ratio")
+                made = shares_of(str(text), node.get("split_by"), f"{key}.split_ratio")
+            node.splits = (
+                made
+                if is_h5
+                else {
+                    name: part and {"rows": part["rows"], "by": part["by"], "files": None}
+                    for name, part in made.items()
+                }
+            )
         if text is not None:
             node.split_ratio = None
     # an entry that is null is removed; if the group is null, all entries are
@@ -121,6 +130,32 @@ def train_on(path: str, settings: Mapping[str, Any], task: str) -> str:
     keys = [f"data.{key}={written(value)}" for key, value in settings.items()]
     words = [f"data.path={written(path)}", *keys, *[f"task={task}"] * (task != "classification")]
     return shlex.join(["./run", "train", *words])
+
+
+def column_shape(field: str, _parent_: Any) -> list[int]:
+    """Return the shape of one sample of a field of columns: ${column_shape:x} in a group `data`."""
+    shape, _ = _columns(_parent_)[0].spec.get(field, ((), None))
+    return list(shape) or [1]
+
+
+def column_outputs(field: str, _parent_: Any) -> int:
+    """Return the number of outputs that a model of the field needs: ${column_outputs:y} in a group `data`."""
+    columns, source = _columns(_parent_)
+    return columns.outputs(field, source.largest)
+
+
+def _columns(node: Any) -> tuple[Any, Any]:
+    """Return the fields of columns of a data set, and the source of their rows. node: the group `data`."""
+    with _about_data(node):
+        if node.get("_target_") == PARQUET:
+            from lab.datasets.parquet import open_files
+
+            source: Any = open_files(plain(node.path))
+        else:
+            from lab.datasets.huggingface import open_source
+
+            source = open_source(node.path, node.name, node.revision, node._target_.endswith("Stream"))
+        return source.columns(plain(node.fields), node.missing), source
 
 
 def first_part(key: str, _parent_: Any) -> Any:
@@ -280,6 +315,8 @@ PROJECT = Project(
         "h5_outputs": h5_outputs,
         "missing_columns": missing_columns,
         "folder_classes": folder_classes,
+        "column_shape": column_shape,
+        "column_outputs": column_outputs,
         "first_part": first_part,
     },
     watching=("callback",),

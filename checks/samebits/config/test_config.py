@@ -28,6 +28,7 @@ from lab.program import PROGRAM
 from samebits import testing
 from samebits.config import composed, initialize, resolved
 from samebits.config.compose import missing_keys
+from samebits.data import is_stream
 from samebits.errors import ConfigError
 from samebits.schema import Rule, option, parse_interval, passed, split_own, typed
 from samebits.targets import build_target, check_targets
@@ -86,7 +87,29 @@ def pairs(folder: Path) -> Path:
     return folder / "pairs.h5"
 
 
+def columns(folder: Path) -> Path:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table({"x": [[0.5, 1.0]] * 20, "label": [0, 1] * 10}), folder / "rows.parquet")
+    return folder / "rows.parquet"
+
+
+def arrow_files(folder: Path) -> Path:
+    """As `columns`, with the splits that the yamls name."""
+    datasets = pytest.importorskip("datasets")
+    datasets.config.HF_DATASETS_CACHE = folder / "cache"  # not the user's
+    label = datasets.ClassLabel(names=["a", "b"])
+    kinds = datasets.Features({"x": datasets.Sequence(datasets.Value("float32"), length=2), "label": label})
+    rows = datasets.Dataset.from_dict({"x": [[0.5, 1.0]] * 20, "label": [0, 1] * 10}, features=kinds)
+    for split in ("train", "validation", "test"):
+        (folder / "arrow").mkdir(exist_ok=True)
+        rows.to_parquet(folder / f"arrow/{split}.parquet")
+    return folder / "arrow"
+
+
 FILES = {
+    "data=parquet": columns,
+    "data=huggingface": arrow_files,
+    "data=huggingface_stream": arrow_files,
     "data=tokens": tokens,
     "data=sequences": sequences,
     "data=image_folder": photos,
@@ -146,7 +169,8 @@ def test_every_yaml_composes_and_builds(choice: str, tmp_path: Path) -> None:
     assert cfg == before  # the check changes nothing
 
     config = Config.of(cfg)
-    assert len(build_target(PROGRAM, config.dataset, split="val")) > 0
+    rows = build_target(PROGRAM, config.dataset, split="val")
+    assert next(iter(rows)) if is_stream(rows) else len(rows) > 0
     for node in (config.data.order, *config.data.transforms.values(), *config.cfg.callback.values()):
         assert build_target(PROGRAM, node) is not None
     assert make_task(config) is not None

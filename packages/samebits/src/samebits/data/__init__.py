@@ -41,5 +41,6 @@ if TYPE_CHECKING:
     from samebits.data.plans import evaluation_plan, training_plan
     from samebits.data.stateful import StatefulOrder
     from samebits.data.stream import Stream, is_stream
+    from samebits.data.windows import ChunkWindows
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

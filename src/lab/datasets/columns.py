@@ -1,0 +1,171 @@
+"""Fields of a batch from columns of Arrow tables: numbers, lists of one length, and strings as class indices.
+
+fields                       columns of the table               in a batch of B rows
+x: [age, height, weight]     three columns of numbers           x: (B, 3)
+x: embedding                 lists of 768 numbers               x: (B, 768)
+y: species                   strings                            y: (B,) int64, index in the sorted names
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from samebits.errors import ConfigError, RunFailed
+
+EXAMPLE = "data.fields={x: [a, b, c], y: label}"
+PACK = "pack it into HDF5 instead: docs/pack_data.md"
+# torch cannot compute with these types
+WIDER = {"uint16": np.dtype(np.int32), "uint32": np.dtype(np.int64), "uint64": np.dtype(np.int64)}
+
+
+class Columns:
+    """The fields of a batch as columns of tables with one schema.
+
+    fields: {field: a column, or a list of columns that are stacked; null: no such field}. schema: the tables' schema.
+    where: name of the data in messages. missing: refuse, or nan, which replaces missing floats. first: column -> an
+    arrow array of its first cell. classes: column of strings -> the names of its classes.
+    """
+
+    def __init__(
+        self,
+        fields: Mapping[str, Any],
+        schema: Any,
+        where: str,
+        missing: str,
+        first: Callable[[str], Any],
+        classes: Callable[[str], list[str]],
+    ) -> None:
+        self._missing = missing
+        self.fields = {field: given for field, given in fields.items() if given is not None}
+        if not self.fields:
+            raise ConfigError(f"data.fields is empty: give at least one, such as {EXAMPLE}")
+        self.class_names: dict[str, list[str]] = {}
+        self.spec: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        self._dtypes: dict[str, np.dtype] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for field, given in self.fields.items():
+            key, names = f"data.fields.{field}", columns_of(given)
+            if not names or not all(isinstance(name, str) for name in names):
+                raise ConfigError(f"{key}={given}: must be a column or a list of columns, such as {EXAMPLE}")
+            if unknown := [name for name in names if name not in schema.names]:
+                raise ConfigError(f"{key}: {where} has no column {unknown[0]!r}; it has {schema.names}")
+            kinds = [self._learn(key, name, schema.field(name).type, where, first) for name in names]
+            shapes = {name: self._shapes[name] for name in names}
+            if len(set(shapes.values())) > 1:
+                raise ConfigError(f"{key}: {where}: columns of one field must have equal shapes, but have {shapes}")
+            if any(kind is None for kind in kinds):  # `None in`: a dtype equals None
+                if len(names) > 1 or not isinstance(given, str) or shapes[given]:
+                    raise ConfigError(f"{key}: {where}: strings cannot be stacked; give one column: {key}={names[0]}")
+                self.class_names[field], kinds = classes(given), [np.dtype(np.int64)]
+            dtype: Any = np.result_type(*(kind for kind in kinds if kind is not None))
+            dtype = WIDER.get(dtype.name, dtype)
+            self._dtypes[field] = dtype
+            stacked = () if isinstance(given, str) else (len(names),)
+            self.spec[field] = (*stacked, *shapes[names[0]]), torch.from_numpy(np.empty(0, dtype)).dtype
+
+    @property
+    def names(self) -> list[str]:
+        """Return the columns of all fields, each once."""
+        return list(dict.fromkeys(name for given in self.fields.values() for name in columns_of(given)))
+
+    def outputs(self, field: str, largest: Callable[[str], int]) -> int:
+        """Return the number of outputs that predict a field: classes, or the elements of a sample of floats.
+
+        largest: column of integers -> its largest value."""
+        if field not in self.fields:
+            raise ConfigError(f"data.fields has no {field!r}; it has {sorted(self.fields)}")
+        if field in self.class_names:
+            return max(2, len(self.class_names[field]))
+        shape, dtype = self.spec[field]
+        if dtype.is_floating_point:
+            return int(np.prod(shape, dtype=np.int64))
+        return max(2, 1 + max(largest(name) for name in columns_of(self.fields[field])))
+
+    def arrays(self, table: Any, where: str) -> dict[str, np.ndarray]:
+        """Return {field: (rows, *shape)} of an arrow table. where: its origin, for messages.
+
+        Raise RunFailed for a cell that is missing or has another length than the first one."""
+        made = {}
+        for field, given in self.fields.items():
+            parts = [self._values(field, name, table.column(name), where) for name in columns_of(given)]
+            made[field] = parts[0] if isinstance(given, str) else np.stack(parts, axis=1)
+        return made
+
+    def _learn(self, key: str, name: str, kind: Any, where: str, first: Callable[[str], Any]) -> np.dtype | None:
+        """Note the shape of a column's cells. Return the type of its numbers; None for strings."""
+        import pyarrow.types as pt
+
+        shape, cells = [], first(name) if is_list(kind) else None
+        while is_list(kind):
+            if cells is None or not len(cells) or cells.null_count:
+                raise ConfigError(
+                    f"{key}: {where}: column {name!r} begins with an empty list, so its length is unknown"
+                )
+            shape.append(len(cells.flatten()) // len(cells))
+            cells, kind = cells.flatten(), kind.value_type
+        self._shapes[name] = tuple(shape)
+        if pt.is_dictionary(kind):
+            kind = kind.value_type
+        if pt.is_string(kind) or pt.is_large_string(kind):
+            return None
+        if pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind):
+            return np.dtype(kind.to_pandas_dtype())
+        raise ConfigError(f"{key}: {where}: column {name!r} is {kind}; numbers, lists and strings are read - {PACK}")
+
+    def _values(self, field: str, name: str, cells: Any, where: str) -> np.ndarray:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+        import pyarrow.types as pt
+
+        rows, what = len(cells), f"data.fields.{field}: {where}: column {name!r}"
+        cells = pa.concat_arrays(cells.chunks) if cells.num_chunks else pa.array([], cells.type)
+        for length in self._shapes[name]:
+            sizes = None if pt.is_fixed_size_list(cells.type) else pc.list_value_length(cells)
+            if cells.null_count or (sizes is not None and len(cells) and pc.any(pc.not_equal(sizes, length)).as_py()):
+                raise RunFailed(f"{what} has a list without a value or of another length than {length} - {PACK}")
+            cells = cells.flatten()
+        if pt.is_dictionary(cells.type):
+            cells = cells.dictionary_decode()
+        if cells.null_count and not (pt.is_floating(cells.type) and self._missing == "nan"):
+            raise RunFailed(f"{what}: {missing_values(cells.null_count, pt.is_floating(cells.type))}")
+        if field in self.class_names:
+            indices = pc.index_in(cells, value_set=pa.array(self.class_names[field], cells.type))
+            return indices.cast(pa.int64()).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+        dtype = pa.from_numpy_dtype(self._dtypes[field])
+        try:
+            cells = cells if cells.type == dtype else cells.cast(dtype)
+        except pa.ArrowInvalid as error:  # 2^53 + 1 as float64, 2^63 as int64
+            raise RunFailed(f"{what} has a number that {dtype} cannot represent: {error}") from None
+        return cells.to_numpy(zero_copy_only=False).reshape(rows, *self._shapes[name])  # type: ignore[no-any-return]
+
+
+def columns_of(given: Any) -> list[Any]:
+    """Return the columns of an entry of `fields`."""
+    return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+
+
+def missing_values(count: int, is_float: bool) -> str:
+    """Return the message for missing values in a column, with the remedy for its type."""
+    nan = "set data.missing=nan to read them as NaN" if is_float else "integers, bools and strings have no NaN"
+    return f"{count:,} of its values are missing (null): {nan}, or write a file without these rows"
+
+
+def is_list(kind: Any) -> bool:
+    """Return True for an arrow type of lists."""
+    import pyarrow.types as pt
+
+    return bool(pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind))
+
+
+def sorted_classes(found: set[Any], rows: int, what: str) -> list[str]:
+    """Return the sorted names of classes. Raise ConfigError if almost each row has another string."""
+    names = sorted(found - {None})
+    if len(names) > max(20, rows // 2):
+        raise ConfigError(
+            f"{what} has {len(names):,} different strings in {rows:,} rows, too many for classes - for texts, {PACK}"
+        )
+    return names

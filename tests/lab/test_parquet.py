@@ -1,0 +1,247 @@
+"""data=parquet: a folder of Parquet files without packing: its values, its order, runs on it, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from common import QUICK, needs
+
+from lab.config import Config
+from lab.loaders import make_dataset
+from samebits.data import TrainPlan
+from samebits.errors import ConfigError, RunFailed
+from samebits.testing import assert_undisturbed, compose, killed_at, result, start_run
+
+pytestmark = needs("conf/data/parquet.yaml", "src/lab/datasets/parquet.py", "conf/data/order/row_groups.yaml")
+pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+from lab.datasets.parquet import Parquet, row_groups  # noqa: E402
+
+ROWS = (70, 65, 30, 35)  # of the files
+ALL = {"train": {"rows": None}}
+FIELDS = {"x": ["a", "b", "c"], "emb": "emb", "y": "y", "id": "id"}
+
+
+def fill(folder: Path, rows: tuple[int, ...] = ROWS, group: int = 16) -> Path:
+    """Files whose rows carry their number, in groups of 16 rows and shorter ones at the ends."""
+    rng, begin = np.random.default_rng(0), 0
+    folder.mkdir(parents=True)
+    for k, count in enumerate(rows):
+        label = rng.integers(0, 3, count)
+        emb = pa.FixedSizeListArray.from_arrays(rng.normal(size=count * 4).astype("f4"), 4)
+        columns = {"a": label + rng.normal(size=count) / 4, "b": rng.integers(0, 9, count),
+                   "c": rng.normal(size=count).astype("f4"), "emb": emb,
+                   "y": pa.array(np.array(["dog", "cat", "emu"])[label]).dictionary_encode(),
+                   "id": np.arange(begin, begin + count), "patient": np.arange(count) // 5 + 100 * k}  # fmt: skip
+        (folder / f"{k % 2}").mkdir(exist_ok=True)
+        pq.write_table(pa.table(columns), folder / f"{k % 2}/part-{k}.parquet", row_group_size=group)
+        begin += count
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fill(tmp_path_factory.mktemp("data") / "rows")
+
+
+def whole(folder: Path) -> Any:
+    """All rows, by pyarrow, in the order of the names."""
+    return pa.concat_tables([pq.read_table(file) for file in sorted(folder.rglob("*.parquet"))])
+
+
+def opened(path: Path, fields: Any = None, **options: Any) -> Parquet:
+    return Parquet(str(path), FIELDS if fields is None else fields, **{"splits": ALL, "split": "train", **options})
+
+
+@pytest.mark.parametrize("cache_mb", [0, 1])
+def test_values_are_those_of_pyarrow(folder: Path, cache_mb: int) -> None:
+    data, table = opened(folder, cache_mb=cache_mb), whole(folder)
+    rows = np.random.default_rng(1).permutation(len(data))[:90]
+    batch = data.gather(rows)
+    for k, name in enumerate("abc"):
+        np.testing.assert_array_equal(batch["x"][:, k], table.column(name).to_numpy()[rows])
+    np.testing.assert_array_equal(batch["emb"], np.stack(table.column("emb").to_pylist())[rows].astype("f4"))
+    assert data.class_names == {"y": ["cat", "dog", "emu"]}
+    assert [data.class_names["y"][y] for y in batch["y"]] == [table.column("y")[int(i)].as_py() for i in rows]
+    assert {field: (tuple(v.shape[1:]), v.dtype) for field, v in batch.items()} == data.spec
+    assert data.spec["x"] == ((3,), torch.float64)
+    assert data[-1]["id"] == table.column("id")[-1].as_py()
+
+
+def test_the_cache_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, reads = opened(folder, {"emb": "emb"}), []
+    read = data.files.read
+    monkeypatch.setattr(data.files, "read", lambda *key: reads.append(key[0]) or read(*key))  # type: ignore[func-returns-value]
+    data.cache_bytes = 3 * 16 * 16  # three row groups
+    for _ in range(2):
+        for row in range(len(data)):
+            data.gather(np.array([row]))
+            assert data._cached <= data.cache_bytes
+            assert data._cached == sum(v.nbytes for one in data._cache.values() for v in one.values())
+    assert reads == [*range(len(data.files.sizes))] * 2
+
+
+@pytest.mark.parametrize("window", [None, 1, 3])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_each_row_once_an_epoch_and_the_same_batches_on_any_ranks(folder: Path, window: int, ranks: int) -> None:
+    data, batch, steps = opened(folder), 8, 75
+    order = row_groups(data, 3, batch, window)
+
+    def batches(ranks: int, start: int = 0) -> np.ndarray:
+        plans = [TrainPlan(order, batch, [batch // ranks], rank, ranks, start) for rank in range(ranks)]
+        return np.array([np.concatenate([plan(k)[1] for plan in plans]) for k in range(steps)])
+
+    epochs = batches(ranks).reshape(3, len(data))  # 75 batches of 8: three epochs of 200 rows
+    for epoch in epochs:
+        np.testing.assert_array_equal(np.sort(epoch), np.arange(len(data)))
+    assert not np.array_equal(epochs[0], epochs[1])
+    np.testing.assert_array_equal(epochs.reshape(steps, batch), batches(1))
+    np.testing.assert_array_equal(batches(ranks, 40 * batch)[: steps - 40], epochs.reshape(steps, batch)[40:])
+
+
+def test_a_row_group_is_decoded_about_once_an_epoch(tmp_path: Path) -> None:
+    data = opened(fill(tmp_path / "even", (640, 640)), {"id": "id"})
+    reads: list[int] = []
+    read = data.files.read
+    data.files.read = lambda *key: reads.append(key[0]) or read(*key)  # type: ignore[method-assign, func-returns-value]
+    data.cache_bytes = 16 * 8 * 6
+    order = row_groups(data, 0, 8, window=4)
+    for step in range(len(data) // 8):
+        data.gather(order(np.arange(step * 8, step * 8 + 8)))
+    assert sorted(reads) == [*range(80)]
+
+
+def test_splits_are_disjoint_shares_columns_and_files(folder: Path) -> None:
+    table = whole(folder)
+    for by in ("random", "blocks", "patient"):
+        splits = {name: {"rows": rows, "by": by} for name, rows in {"train": [0, 0.6], "val": [0.6, 1]}.items()}
+        ids = {s: opened(folder, splits=splits, split=s).gather(np.arange(60))["id"] for s in splits}
+        sizes = [len(opened(folder, splits=splits, split=s)) for s in splits]
+        assert sum(sizes) == 200
+        assert abs(sizes[0] - 120) <= (5 if by == "patient" else 0)
+        if by == "patient":
+            of = dict(zip(table.column("id").to_pylist(), table.column("patient").to_pylist()))
+            assert not {of[int(i)] for i in ids["train"]} & {of[int(i)] for i in ids["val"]}
+        assert not set(ids["train"].tolist()) & set(ids["val"].tolist())
+    files = {"train": {"files": "0/*"}, "val": {"files": "*part-3*"}}
+    assert [len(opened(folder, splits=files, split=s)) for s in files] == [70 + 30, 35]
+
+
+def test_missing_floats_become_nan_if_asked(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1.0, None, 3.0], "b": [1, None, 2]}), tmp_path / "a.parquet")
+    found = opened(tmp_path, {"x": "a"}, missing="nan").gather(np.arange(3))["x"]
+    np.testing.assert_array_equal(found, [1, np.nan, 3])
+    with pytest.raises(ConfigError, match=r"column 'a': 1 of its values are missing \(null\): set data\.missing=nan"):
+        opened(tmp_path, {"x": "a"})
+    for missing in ("nan", "refuse"):
+        with pytest.raises(ConfigError, match=r"column 'b': 1 of its values are missing \(null\): integers"):
+            opened(tmp_path, {"x": "b"}, missing=missing)
+    table = pa.table({"a": [1.0, None, 3.0]})
+    pq.write_table(table, tmp_path / "a.parquet", write_statistics=False)  # found when it is read
+    with pytest.raises(RunFailed, match=r"a\.parquet, row group 0: column 'a': 1 of its values are missing"):
+        opened(tmp_path, {"x": "a"}).gather(np.arange(3))
+
+
+@pytest.mark.parametrize(("columns", "fields", "options", "said"), [
+    ({"a": [1.0]}, {"x": "q"}, {}, r"data\.fields\.x: .* has no column 'q'; it has \['a'\]"),
+    ({"a": [1.0]}, {"x": 3}, {}, r"data\.fields\.x=3: must be a column or a list"),
+    ({"a": [1.0]}, {}, {}, r"data\.fields is empty"),
+    ({"a": [b"1"]}, {"x": "a"}, {}, r"column 'a' is binary; numbers, lists and strings are read - pack it"),
+    ({"a": ["u"], "b": [1]}, {"x": ["a", "b"]}, {}, r"strings cannot be stacked"),
+    ({"a": [[1, 2]], "b": [1]}, {"x": ["a", "b"]}, {}, r"must have equal shapes, but have \{'a': \(2,\), 'b': \(\)\}"),
+    ({"a": [str(k) for k in range(99)]}, {"y": "a"}, {}, r"column 'a' has 99 different strings in 99 rows"),
+    ({"a": [1.0]}, {"x": "a"}, {"splits": {"train": {"row": [0, 1]}}}, r"data\.splits\.train has 'row'; allowed"),
+    ({"a": [1.0]}, {"x": "a"}, {"splits": {"train": {"rows": [0, 2]}}}, r"data\.splits\.train\.rows=\[0, 2\]"),
+    ({"a": [1.0]}, {"x": "a"}, {"splits": {"train": {"rows": "ab"}}}, r"data\.splits\.train\.rows=ab: must be two"),
+    ({"a": [1.0]}, {"x": "a"}, {"splits": {"train": {"by": "a"}}}, r"by=a: has no effect without"),
+    ({"a": [1.0]}, {"x": "a"}, {"splits": {"train": {"files": "z*"}}}, r"files=z\*: matches no file; .*a\.parquet"),
+    ({"a": [1.0]}, {"x": "a"}, {"splits": {"train": {"rows": [0, 0.1]}}}, r"data\.splits\.train: is empty in"),
+    ({"a": [1.0]}, {"x": "a"}, {"splits": {"train": {"rows": [0, 1], "by": "z"}}}, r"\.by=z: .* has no such column"),
+    ({"a": [1.0]}, None, {}, r"data\.fields\.x: .* has no column 'b'"),
+])  # fmt: skip
+def test_what_cannot_be_read_is_one_line(tmp_path: Path, columns: Any, fields: Any, options: Any, said: str) -> None:
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=said) as error:
+        opened(tmp_path, fields, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_differ_or_are_none_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no Parquet file found"):
+        opened(tmp_path)
+    for name, kind in {"a": pa.int64(), "b": pa.float32()}.items():
+        pq.write_table(pa.table({"a": pa.array([1, 2], kind)}), tmp_path / f"{name}.parquet")
+    with pytest.raises(ConfigError, match=r"column 'a' is int64 in .*a\.parquet, float in .*b\.parquet"):
+        opened(tmp_path, {"x": "a"})
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(ConfigError, match=r"b\.parquet cannot be read as Parquet: "):
+        opened(tmp_path, {"x": "a"})
+    (tmp_path / "b.parquet").unlink()
+    data = opened(tmp_path, {"x": "a"})
+    pq.write_table(pa.table({"a": [3, 4, 5]}), tmp_path / "a.parquet")
+    with pytest.raises(RunFailed, match=r"a\.parquet has changed since it was opened"):
+        data.gather(np.arange(2))
+
+
+def test_lists_of_other_lengths_and_large_numbers_are_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [[1, 2], [3]], "b": [2**53 + 1, 1], "f": [0.5, 1]}), tmp_path / "a.parquet")
+    with pytest.raises(RunFailed, match=r"data\.fields\.x: .*column 'a' has a list .* of another length than 2"):
+        opened(tmp_path, {"x": "a"}).gather(np.arange(2))
+    with pytest.raises(RunFailed, match=r"column 'b' has a number that double cannot represent"):
+        opened(tmp_path, {"x": ["b", "f"]}).gather(np.arange(2))
+
+
+def test_a_window_must_fit_into_the_cache(folder: Path) -> None:
+    data = opened(folder, cache_mb=0)
+    with pytest.raises(ConfigError, match=r"data\.cache_mb=0: 2 row groups of .* give data\.cache_mb=1"):
+        row_groups(data, 0, 8, 2)
+
+
+def test_shards_of_a_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    memory, table = fsspec.filesystem("memory"), whole(folder)
+    for file in folder.rglob("*.parquet"):
+        memory.pipe(f"/set/{file.name}", file.read_bytes())
+    order = [pq.read_table(file) for file in sorted(folder.rglob("*.parquet"), key=lambda file: file.name)]
+    for path in ("memory://set", "memory://set/part-*.parquet"):
+        data = Parquet(path, FIELDS, ALL, "train")
+        found = data.gather(np.arange(len(data)))["id"]
+        np.testing.assert_array_equal(found, pa.concat_tables(order).column("id").to_numpy())
+    assert len(table) == len(data)
+    memory.rm("/set", recursive=True)
+    data._forget()
+    with pytest.raises(RunFailed, match=r"data: memory://.*part-0\.parquet, row group 0 cannot be read"):
+        data.gather(np.arange(2))
+
+
+RUN = (*QUICK, "data=parquet", "data.fields={x: [a, b, c], y: y}", "trainer.global_batch_size=16",
+       "trainer.eval_every=10", "trainer.save_every=10", "data.cache_mb=64")  # fmt: skip
+
+
+def test_a_run_learns_and_knows_its_classes(folder: Path, tmp_path: Path) -> None:
+    run = start_run(tmp_path / "run", *RUN, f"data.path={folder}", "trainer.max_steps=100",
+                    "data.split_ratio=80/10/10", "optim.lr=0.03")  # fmt: skip
+    assert result(run)["test/accuracy"] > 0.6
+    assert json.loads((run / "classes.json").read_text()) == {"y": ["cat", "dog", "emu"]}
+    assert "4 Parquet files, 200 rows in 15 row groups" in (run / "train.log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ways", [("data.order.window=3", "data.loader=threads"),
+                                  ("data.order.window=2", "data.loader=workers", "data.num_workers=2")])  # fmt: skip
+def test_a_killed_run_resumes_with_the_same_bits(folder: Path, tmp_path: Path, ways: tuple[str, ...]) -> None:
+    options = (*RUN, f"data.path={folder}", "trainer.max_steps=30", "trainer.save_every=5", *ways)
+    straight = start_run(tmp_path / "straight", *options)
+    resumed = killed_at(tmp_path / "killed", (7, 18), options)
+    assert_undisturbed(resumed, straight)
+
+
+def test_the_config_finds_shape_and_classes(folder: Path) -> None:
+    cfg = compose("data=parquet", f"data.path={folder}", "data.fields={x: emb, y: b}")
+    assert (list(cfg.data.input_shape), cfg.data.num_outputs) == ([4], 9)
+    config = Config.of(compose("data=parquet", f"data.path={folder}", "data.fields={x: emb, y: y}"))
+    assert [len(make_dataset(config, split)) for split in ("train", "val", "test")] == [160, 20, 20]
