@@ -23,7 +23,7 @@ from samebits.device import resolve_hardware
 from samebits.errors import ConfigError, RunFailed
 from samebits.testing import SMALL, WAYS, TaskTests, compose, start_run
 from samebits.testing.processes import on_ranks
-from samebits.world import World, gather_rows
+from samebits.world import World, gather_in_order, gather_rows
 
 RUN = (
     "task=contrastive", "model.num_outputs=32", "model.hidden=[32]", "task.projector.hidden=[32]",
@@ -110,6 +110,21 @@ def test_gathered_rows_have_gradients(tmp_path: Path) -> None:
             gather_rows(torch.zeros(3 - world.rank, 2))
 
     on_ranks(work, tmp_path / "work")
+
+
+def test_rows_in_the_order_of_the_samples(tmp_path: Path) -> None:
+    ids = torch.tensor([4, 1, 3, 0, 5, 2])
+    rows = 10.0 * ids[:, None]
+    assert torch.equal(gather_in_order(rows, ids)[:, 0], 10.0 * torch.arange(6))
+
+    def work(world: World, folder: Path) -> None:
+        own = slice(world.rank, None, world.size)
+        gathered = gather_in_order(rows[own].requires_grad_(), ids[own])
+        assert torch.equal(gathered[:, 0], 10.0 * torch.arange(6))
+        assert not gathered.requires_grad
+
+    on_ranks(work, tmp_path / "work")
+    on_ranks(work, tmp_path / "three", 3)
 
 
 # ---- what cannot be

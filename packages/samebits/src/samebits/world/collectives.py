@@ -201,6 +201,15 @@ def gather_rows(own: Tensor) -> tuple[Tensor, int]:
     return rows, rank * count
 
 
+def gather_in_order(own: Tensor, sample_ids: Tensor) -> Tensor:
+    """Gather rows (B, ...) of each rank, without gradients, in the order of their sample ids: (N, ...).
+
+    sample_ids: batch["sample_id"], (B,). The result of a step, e.g. for a queue, is then equal for any number of ranks.
+    Rows of padding (-1) come first. All ranks must call this with the same number of rows."""
+    ids, rows = gather_rows(sample_ids)[0], gather_rows(own.detach())[0]
+    return rows[ids.argsort(stable=True)]
+
+
 def to_host(values: Tensor) -> Any:
     """Return the values as a number or (nested) list. All device synchronizations use this function, so that the
     watchdog recognizes a waiting rank: an NCCL collective that another rank does not join blocks here, not when it is
