@@ -37,7 +37,7 @@ from lab.state import TrainState, may_skip
 from lab.tasks.base import Task, TaskRun, overrides
 from samebits.checkpoints import Optimizers
 from samebits.data import Stream
-from samebits.device import Hardware
+from samebits.device import BLOCKS, Hardware
 from samebits.errors import ConfigError
 from samebits.loggers import Logger
 from samebits.process import model_of_rank, to_devices
@@ -93,6 +93,11 @@ def check_task(task: Task, model: nn.Module, config: Config, hardware: Hardware)
     """Raise ConfigError if the task's methods and attributes do not fit together, or not the config; reads no batch."""
     check_task_names(task)
     kind, trainer = type(task).__name__, config.trainer
+    if task.allows_micro_batches and len(hardware.micro_batch_sizes) > 1 and hardware.compile not in (None, BLOCKS):
+        raise ConfigError(
+            f"hardware.compile={hardware.compile}: with several micro-batches {kind} computes each output twice, and "
+            f"the dropout of both must be equal - use hardware.compile={BLOCKS} or false"
+        )
     split, dp = len(hardware.micro_batch_sizes) > 1 and not task.allows_micro_batches, trainer.strategy == "dp"
     if task.needs_global_batch and (split or dp):
         key = "trainer=dp" if dp else f"hardware.micro_batch_size={config.hardware.micro_batch_size}"

@@ -14,6 +14,7 @@ from torch import nn
 
 from lab.model_io import restore_model
 from lab.project import PROJECT
+from lab.quantization import quantize_layers, quantized_layers
 from lab.tasks.base import Task
 from samebits.checkpoints import load_verified, load_weights, save_checkpoint
 from samebits.errors import ConfigError
@@ -36,7 +37,8 @@ def provide_frozen(task: Task, model: nn.Module, node: Any, directory: Path | No
             builds, network = _named(name, source, model, plain(node))
             if writes and file is not None:
                 file.parent.mkdir(exist_ok=True)
-                save_checkpoint({"model": network.state_dict(), "node": builds}, file)
+                held = {"model": network.state_dict(), "node": builds, "quantized": quantized_layers(network)}
+                save_checkpoint(held, file)
         else:
             network = _saved(name, source, file)
         networks[name] = network.requires_grad_(False).eval()
@@ -61,5 +63,6 @@ def _saved(name: str, source: Any, file: Path) -> nn.Module:
     held = load_verified(file)
     built = isinstance(source, nn.Module)
     network = source if built else construct(PROJECT, f"{file.name}: model", held["node"], nn.Module)
+    quantize_layers(network, held.get("quantized", {}))  # files of version 0.2 do not have this
     load_weights(network, held["model"], str(file))
     return network

@@ -24,6 +24,13 @@ def layers_of(model: nn.Module, key: str, exclude: Sequence[str]) -> dict[str, n
         if not any(map(pattern.search, layers)):
             raise ConfigError(f"{key}.exclude: {pattern.pattern!r} matches no linear or convolutional layer; {names}")
     found = {name: one for name, one in layers.items() if not any(pattern.search(name) for pattern in patterns)}
+    others = (part for part in model.modules() if not isinstance(part, KINDS))
+    elsewhere = {id(p) for part in others for p in part.parameters(recurse=False)}
+    if tied := [name for name, one in found.items() if id(one.weight) in elsewhere]:
+        raise ConfigError(
+            f"{key}: the weight of {tied[0]} is also that of another module, such as an embedding - exclude it: "
+            f"'{key}.exclude=[\"^{tied[0]}$\"]'"
+        )
     if not found:
         raise ConfigError(f"{key}: {type(model).__name__} has no linear or convolutional layer to change; {names}")
     return found  # type: ignore[return-value]

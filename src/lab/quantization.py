@@ -8,6 +8,7 @@ other samples. Ranks, micro-batches and the size of evaluation batches change re
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -65,16 +66,33 @@ def quantize(model: nn.Module, quantization: QuantizationConfig) -> nn.Module:
 
     Raise ConfigError if the class of a layer is not torch's own, because it may compute something else."""
     assert quantization.weight_bits is not None
-    for name, layer in layers_of(model, "quantization", quantization.exclude).items():
+    layers = layers_of(model, "quantization", quantization.exclude)
+    for name, layer in layers.items():
         if type(layer) not in QUANTIZED:
             raise ConfigError(
                 f"quantization: {name} is a {type(layer).__name__}, which has a forward of its own - exclude it: "
                 f"'quantization.exclude=[\"^{name}$\"]'"
             )
-        made: Any = layer
-        made.__class__ = QUANTIZED[type(layer)]
-        made.weight_bits, made.activation_bits = quantization.weight_bits, quantization.activation_bits
+    bits = [quantization.weight_bits, quantization.activation_bits]
+    return quantize_layers(model, dict.fromkeys(layers, bits))
+
+
+def quantize_layers(model: nn.Module, bits: Mapping[str, Sequence[int | None]]) -> nn.Module:
+    """Quantize these layers of the model, in place; return it. bits: as from `quantized_layers`."""
+    for name, (weight_bits, activation_bits) in bits.items():
+        layer: Any = model.get_submodule(name)
+        layer.__class__ = QUANTIZED.get(type(layer), type(layer))
+        layer.weight_bits, layer.activation_bits = weight_bits, activation_bits
+    for part in model.modules():
+        if bits and isinstance(part, nn.TransformerEncoderLayer):
+            part.activation_relu_or_gelu = 0  # otherwise torch's fused evaluation reads the weights without rounding
     return model
+
+
+def quantized_layers(model: nn.Module) -> dict[str, list[int | None]]:
+    """Return {name: [weight_bits, activation_bits]} of the quantized layers of a model."""
+    found = {name: part for name, part in model.named_modules() if isinstance(part, Quantized)}
+    return {name: [part.weight_bits, part.activation_bits] for name, part in found.items()}
 
 
 @torch.no_grad()

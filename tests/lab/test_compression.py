@@ -12,11 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lab import load_run
+from lab.frozen_networks import provide_frozen
 from lab.groups import PruningConfig, QuantizationConfig
+from lab.layers import layers_of
 from lab.model_io import exported
 from lab.pruning import extend, sparsity_at
 from lab.quantization import Quantized, fake_quantize, quantize, round_weights
 from lab.restore import score_checkpoint
+from lab.tasks.base import Task
 from samebits.checkpoints import export as write_weights
 from samebits.checkpoints import load_checkpoint
 from samebits.errors import ConfigError
@@ -202,3 +205,35 @@ def test_a_layer_with_its_own_forward_is_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"quantization: 0 is a Own.*exclude=\[\"\^0\$\"\]"):
         quantize(nn.Sequential(Own(2, 2)), QuantizationConfig(weight_bits=8))
+
+
+def test_a_tied_weight_is_refused() -> None:
+    """The embedding would be exported rounded, and pruned, but evaluated as it is."""
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
+    model[1].weight = model[0].weight
+    for key in ("quantization", "pruning"):
+        with pytest.raises(ConfigError, match=rf"^{key}: the weight of 1 is also that of another module, such as an "):
+            layers_of(model, key, [])
+
+
+def test_torchs_fused_evaluation_is_not_used() -> None:
+    """It reads the weights of a transformer's layers without rounding."""
+    model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    quantize(model, QuantizationConfig(weight_bits=2, activation_bits=None, exclude=["out_proj"]))
+    x = torch.randn(3, 4, 8)
+    trained = model(x)
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(x), trained)
+
+
+def test_a_frozen_copy_stays_quantized(tmp_path: Path) -> None:
+    task = Task()
+    model = quantize(nn.Linear(4, 2), QuantizationConfig(weight_bits=2))
+    node, x = {"_target_": "torch.nn.Linear", "in_features": 4, "out_features": 2}, torch.randn(3, 4)
+    outputs = []
+    for begins in (True, False):
+        task.frozen_networks = {"teacher": None}
+        provide_frozen(task, model, node, tmp_path, begins, writes=True)
+        outputs.append(task.frozen_networks["teacher"](x))
+    assert torch.equal(*outputs)
+    assert not torch.equal(outputs[0], nn.functional.linear(x, model.weight, model.bias))  # type: ignore[arg-type]

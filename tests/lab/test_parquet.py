@@ -19,7 +19,7 @@ from samebits.testing import assert_undisturbed, compose, killed_at, result, sta
 
 pytestmark = needs("conf/data/parquet.yaml", "src/lab/datasets/parquet.py", "conf/data/order/row_groups.yaml")
 pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-from lab.datasets.parquet import Parquet, row_groups  # noqa: E402
+from lab.datasets.parquet import Parquet, open_files, row_groups  # noqa: E402
 
 ROWS = (70, 65, 30, 35)  # of the files
 ALL = {"train": {"rows": None}}
@@ -245,3 +245,19 @@ def test_the_config_finds_shape_and_classes(folder: Path) -> None:
     assert (list(cfg.data.input_shape), cfg.data.num_outputs) == ([4], 9)
     config = Config.of(compose("data=parquet", f"data.path={folder}", "data.fields={x: emb, y: y}"))
     assert [len(make_dataset(config, split)) for split in ("train", "val", "test")] == [160, 20, 20]
+
+
+def test_names_with_dots_and_lists_of_classes(tmp_path: Path) -> None:
+    """`y.1` is not a part of `y`; the largest class of a list is that of its elements, also without statistics."""
+    columns = {"x": np.arange(50.0), "y": np.arange(50) % 3, "y.1": 1000 + np.arange(50)}
+    columns["many"] = pa.FixedSizeListArray.from_arrays(np.arange(100) % 7, 2)
+    for statistics in (True, False):
+        file = tmp_path / f"{statistics}.parquet"
+        pq.write_table(pa.table(columns), file, write_statistics=statistics)
+        files = open_files(str(file))
+        assert [files.largest(name) for name in ("y", "y.1", "many")] == [2, 1049, 6]
+
+
+def test_a_file_that_is_named_twice_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^data\.path: .*part-0\.parquet is named twice"):
+        Parquet([str(folder), str(next(folder.rglob("part-0.parquet")))], FIELDS, ALL, "train")

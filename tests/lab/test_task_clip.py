@@ -230,3 +230,12 @@ def test_recall_is_that_of_a_sort(tmp_path: Path) -> None:
     assert Recall(1).recall(same, same) == pytest.approx(0.1)
     assert Recall(1).recall(same * torch.nan, same) == 0
     assert all(value != value for value in Recall(1).compute(world_of_one()).values())
+
+
+def test_compiled_with_micro_batches_is_refused(captions: Path, tmp_path: Path) -> None:
+    """Inductor's dropout differs between the two passes."""
+    options = ("hardware.compile=default", "hardware.micro_batch_size=8", f"data.path={captions}")
+    with pytest.raises(
+        ConfigError, match=r"^hardware\.compile=default: with several micro-batches CLIP computes each "
+    ):
+        start_run(tmp_path, *RUN, *SMALL, *options, "trainer.max_steps=1")

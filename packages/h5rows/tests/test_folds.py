@@ -140,29 +140,33 @@ def test_shards_are_one_pool(tmp_path: Path) -> None:
 WRONG = [
     ({"fold": 1}, r"^fold=1: has no effect without folds; add folds=5, or remove it$"),
     ({"fold_repeat": 1}, r"^fold_repeat=1: has no effect without folds; "),
-    ({"stratify_by": "label"}, r"^stratify_by=label: has no effect without folds; "),
+    ({"stratify_by": "label"}, r"^stratify_by='label': has no effect without folds; "),
     ({"folds": 3}, r"^folds=3: has no effect without fold, the fold to validate on; set fold=0, or "),
     ({"folds": 3, "fold": 3}, r"^fold=3: must be from 0 to 2, because folds=3$"),
     ({"folds": 3, "fold": -1}, r"^fold=-1: must be from 0 to 2, because folds=3$"),
     ({"folds": 1, "fold": 0}, r"^folds=1: must be at least 2$"),
-    ({"folds": "five", "fold": 0}, r"^folds=five: must be a whole number$"),
+    ({"folds": "five", "fold": 0}, r"^folds='five': must be a whole number$"),
     ({"folds": 3, "fold": True}, r"^fold=True: must be a whole number$"),
     ({"folds": 3, "fold": 0, "fold_repeat": -1}, r"^fold_repeat=-1: must be at least 0$"),
     ({"folds": 3, "fold": 0, "stratify_by": 3}, r"^stratify_by=3: must be the name of a dataset in the file$"),
     ({"folds": 300, "fold": 0}, r"^folds=300: there are only 203 rows$"),
     ({"folds": 50, "fold": 0, "split_by": "patient"}, r"^folds=50: patient has only \d+ different values; "),
     ({"folds": 20, "fold": 0, "stratify_by": "label"},
-     r"^stratify_by=label: the class 3 has only \d+ rows, fewer than folds=20; set fewer folds, or remove "),
+     r"^stratify_by='label': the class 3 has only \d+ rows, fewer than folds=20; set fewer folds, or remove "),
     ({"folds": 19, "fold": 0, "stratify_by": "label", "split_by": "patient"},
-     r"^stratify_by=label: the class 3 has only \d+ values of patient, fewer than folds=19; "),
+     r"^stratify_by='label': the class 3 has only \d+ values of patient, fewer than folds=19; "),
     ({"folds": 3, "fold": 0, "stratify_by": "labl"}, r"has no 'labl' \(stratify_by\); did you mean 'label'\?"),
     ({"folds": 3, "fold": 0, "split_by": "blocks", "fold_repeat": 1}, r"^fold_repeat=1: has no effect on folds in "),
-    ({"folds": 3, "fold": 0, "split_by": "blocks", "stratify_by": "label"}, r"^stratify_by=label: has no effect on "),
+    ({"folds": 3, "fold": 0, "split_by": "blocks", "stratify_by": "label"}, r"^stratify_by='label': has no effect on "),
     ({"folds": 3, "fold": 0, "split_ratio": "80/20"}, r"split_ratio=80/20: with folds=3 .* write 80/0/20 for 20 % "),
     ({"folds": 3, "fold": 0, "split_ratio": "80/10/10"}, r"split_ratio=80/10/10: with folds=3 each fold is the "),
     ({"folds": 3, "fold": 0, "split_ratio": "80/0/30"}, r"split_ratio=80/0/30: "),
     ({"folds": 3, "fold": 0, "splits": {"train": {"group": "/"}, "val": {"group": "v"}}},
-     r"^splits\.val=\{'group': 'v'\}: with folds=3 each fold is the validation split of a run; set splits\.val=None"),
+     r"^splits=\{'val': \{'group': 'v'\}\}: with folds=3 each fold is the validation split of a run; "),
+    ({"folds": 3, "fold": 0, "split_by": "patient",
+      "splits": {"train": {"group": "/", "rows": [0, 0.8]}, "test": {"group": "/", "rows": [0.8, 1]}}},
+     r"^split_by='patient': the rows of test would be shuffled in another way, so they could be in a fold; "),
+    ({"folds": 3, "fold": 0, "splits": "abc"}, r"^splits=abc: expected a mapping"),
 ]  # fmt: skip
 
 
@@ -200,3 +204,28 @@ def test_the_splits_of_a_division_can_be_divided_again(tmp_path: Path) -> None:
     once = fold_splits(given)
     assert once["val"] == {"group": "/", "by": "patient", "fold": "val"}
     assert fold_splits({**given, "splits": once}) == once
+
+
+def test_a_row_that_an_index_names_twice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ConfigError, "group", "")
+    path, *_ = written(tmp_path)
+    with h5py.File(path, "r+") as file:
+        file["twice"] = np.tile(np.arange(50), 2)
+    options: dict[str, Any] = {"folds": 3, "fold": 0}
+    splits = {"train": {"group": "/", "index": "twice"}, "val": None}
+    with pytest.raises(
+        ConfigError, match=r"^folds=3: splits\.train\.index has the same row twice, which could be in two"
+    ):
+        h5rows.Dataset(path, {"row": "row"}, "train", fold_splits({"splits": splits, **options}), **options)
+
+
+def test_a_column_of_another_length_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ConfigError, "group", "")
+    path, *_ = written(tmp_path)
+    with h5py.File(path, "r+") as file:
+        file["longer"] = np.arange(230) % 3
+        file["short/values"], file["short/offsets"] = np.arange(203), np.arange(204)
+    with pytest.raises(ConfigError, match=r"^stratify_by=longer: has 230 values in .*, but there are 203 rows$"):
+        rows_of(path, "val", folds=3, fold=0, stratify_by="longer")
+    with pytest.raises(ConfigError, match=r"^stratify_by=short: has rows of the shape .*must have one value per row$"):
+        rows_of(path, "val", folds=3, fold=0, stratify_by="short")

@@ -154,6 +154,15 @@ def missing_values(count: int, is_float: bool) -> str:
     return f"{count:,} of its values are missing (null): {nan}, or write a file without these rows"
 
 
+def flattened(column: Any) -> Any:
+    """Return the values of a chunked column of (nested) lists as one column."""
+    import pyarrow as pa
+
+    while is_list(column.type):
+        column = pa.chunked_array([chunk.flatten() for chunk in column.chunks], column.type.value_type)
+    return column
+
+
 def is_list(kind: Any) -> bool:
     """Return True for an arrow type of lists."""
     import pyarrow.types as pt

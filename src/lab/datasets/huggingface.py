@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from h5rows.integration import rows_in_share
-from lab.datasets.columns import Columns, sorted_classes
+from lab.datasets.columns import Columns, flattened, sorted_classes
 from lab.h5_errors import h5_methods
 from samebits.errors import ConfigError
 from samebits.extras import need
@@ -199,7 +199,13 @@ class Source:
             return sorted_classes(found, sum(map(len, self.splits.values())), what)
 
         schema = self._features.arrow_schema
-        return Columns(fields, schema, self._where, missing, cell, functools.cache(classes))
+        made = Columns(fields, schema, self._where, missing, cell, functools.cache(classes))
+        for split, one in self.splits.items():
+            for name in made.names:
+                if (one.features or {}).get(name) != self._features[name]:
+                    first = next(iter(self.splits))
+                    raise ConfigError(f"{self._where}: the column {name!r} of {split} has another type than in {first}")
+        return made
 
     def labels(self, columns: Columns) -> dict[str, list[str]]:
         """Return {field: class names} of the fields that are a ClassLabel."""
@@ -214,8 +220,8 @@ class Source:
             return int(kind.num_classes) - 1
         if self.streaming:
             raise ConfigError(f"data.num_outputs: the largest {name!r} of a stream is unknown - set data.num_outputs")
-        parts = [one.with_format("arrow")[:].column(name) for one in self.splits.values() if len(one)]
-        return max(int(pc.max(part).as_py() or 0) for part in parts)
+        parts = [flattened(one.with_format("arrow")[:].column(name)) for one in self.splits.values() if len(one)]
+        return max((int(pc.max(part).as_py() or 0) for part in parts if len(part)), default=0)
 
 
 @functools.lru_cache(maxsize=4)  # called for each split, input_shape and num_outputs

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from h5rows.integration import rows_in_share
-from lab.datasets.columns import Columns, missing_values, sorted_classes
+from lab.datasets.columns import Columns, flattened, missing_values, sorted_classes
 from lab.h5_errors import h5_methods
 from samebits.data import ChunkWindows, shuffled
 from samebits.errors import ConfigError, RunFailed
@@ -191,7 +191,9 @@ class Files:
     def __init__(self, names: list[str], where: str) -> None:
         pq = need("pyarrow.parquet", f"data.path={where}", "pyarrow", "parquet")
         self.names, self.where = names, where
-        top = os.path.commonpath([os.path.dirname(name) for name in names])
+        folders = [f"{name.rpartition('/')[0]}/" for name in names]
+        # not commonpath, which changes URLs
+        top = os.path.commonprefix(folders).rpartition("/")[0]  # noqa: RUF071
         self.short_names = [name[len(top) :].lstrip("/") if name.startswith(top) else name for name in names]
         self._stamps, self._meta = [], []
         for name in names:
@@ -254,8 +256,8 @@ class Files:
 
         if name in (found := self._statistics([name], "max", max)):
             return int(found[name])
-        columns = (self.read(group, [name]).column(0) for group in range(len(self.sizes)))
-        return max(int(pc.max(column).as_py() or 0) for column in columns if len(column))
+        columns = (flattened(self.read(group, [name]).column(0)) for group in range(len(self.sizes)))
+        return max((int(pc.max(column).as_py() or 0) for column in columns if len(column)), default=0)
 
     def whole_column(self, name: str, key: str) -> np.ndarray:
         """Return a column of numbers or strings, (rows,)."""
@@ -271,7 +273,9 @@ class Files:
         found: dict[str, list[Any]] = {name: [] for name in names}
         for meta in self._meta:
             schema = meta.schema
-            of = {j: path.split(".")[0] for j in range(len(schema)) if (path := schema.column(j).path)}
+            paths = [schema.column(j).path for j in range(len(schema))]
+            # the path of a column of lists is NAME.list.element; names of other columns may have dots
+            of = {j: path if path in self.schema.names else path.split(".")[0] for j, path in enumerate(paths)}
             for j, name in of.items():
                 for g in range(meta.num_row_groups if name in found else 0):
                     known = meta.row_group(g).column(j).statistics
@@ -306,6 +310,8 @@ def open_files(path: str | Sequence[str]) -> Files:
     """Return the row groups of a path. Files that have not changed are opened once per process."""
     given = [path] if isinstance(path, str) else list(path)
     names = [name for one in given for name in listed(str(one))]
+    if twice := [name for name in set(names) if names.count(name) > 1]:
+        raise ConfigError(f"data.path: {sorted(twice)[0]} is named twice - each file's rows would be in the set twice")
     return _open(tuple(names), ", ".join(map(str, given)), tuple(map(stamp, names)))
 
 

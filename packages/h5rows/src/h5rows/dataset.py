@@ -114,7 +114,7 @@ class Dataset:
             raise ConfigError(f"{argument('fields')}={fields}: expected a mapping, such as {as_typed(EXAMPLE)}")
         entry = split_of({split: {"group": split}} if splits is None else splits, split)
         if folds is not None and not any((one or {}).get("fold") for one in (splits or {}).values()):
-            what = f"data.folds={folds}: has no effect, because no entry of data.splits has `fold`"
+            what = f"{argument('folds', folds)}: has no effect, because no entry of {argument('splits')} has `fold`"
             raise ConfigError(
                 f"{what}; write {as_typed({'train': {'group': '/', 'fold': 'train'}})}, and val in the same way"
             )
@@ -164,11 +164,17 @@ class Dataset:
         self.spec = {field: self._spec(field, shards) for field, shards in self._fields.items()}
         self._rows = np.concatenate([start + np.asarray(rows) for start, rows in index]) if restricted else None
         self._size = starts[-1] if self._rows is None else len(self._rows)
-        key, by = f"data.splits.{split}", entry.get("by") or "random"
+        key, by = argument(f"splits.{split}"), entry.get("by") or "random"
 
         def column(name: str, key: str) -> np.ndarray:  # values (N,) of the rows selected so far
             how = (entry["group"], name, key, external, cache_gb, encoding)
-            values = np.concatenate([column_of(file, *how) for file in files])
+            parts = [column_of(file, *how) for file in files]
+            for file_name, part, rows in zip(files, parts, np.diff(self._starts)):
+                if len(part) != rows:
+                    raise ConfigError(
+                        f"{key}={name}: has {len(part):,} values in {file_name}, but there are {rows:,} rows"
+                    )
+            values = np.concatenate(parts)
             return values if self._rows is None else values[self._rows]
 
         if entry.get("rows") is not None:
@@ -182,6 +188,9 @@ class Dataset:
                     f"{key}.fold={part}: has no effect without {argument('folds')}; set {argument('folds')} and "
                     f"{argument('fold')}"
                 )
+            if self._rows is not None and len(np.unique(self._rows)) < len(self._rows):
+                what = f"{argument('folds', folds)}: {argument(f'splits.{split}.index')} has the same row twice"
+                raise ConfigError(f"{what}, which could be in two folds; remove it there")
             kinds = None if by in ("random", "blocks") else column(by, f"{key}.by")
             classes = None if stratify_by is None else column(stratify_by, argument("stratify_by"))
             of = fold_rows(self._size, folds, fold_repeat, by, kinds, classes, stratify_by or "")
@@ -553,6 +562,6 @@ def column_of(
             raise ConfigError(str(error).replace(f"fields.{own}", own)) from None
         if field.text:
             return np.asarray(field.read(np.arange(len(field))), dtype=object)
-        if len(field.shape) != 1:
+        if len(field.shape) != 1 or field.shape[0] == -1:
             raise ConfigError(f"{key}={name}: has rows of the shape {field.shape[1:]}; must have one value per row")
         return field.column()

@@ -96,6 +96,8 @@ def fold_splits(data: Mapping[str, Any]) -> dict[str, Any]:
     """
     folds, ratio, by = data.get("folds"), data.get("split_ratio"), data.get("split_by") or "random"
     check_folds(folds, data.get("fold"), data.get("fold_repeat", 0), data.get("stratify_by"))
+    if not isinstance(data["splits"] or {}, Mapping):
+        split_of(data["splits"], "train")  # raises the error
     splits = dict(data["splits"] or {})
     if ratio is not None:
         splits = shares_of(str(ratio), by, argument("split_ratio"), folds)
@@ -106,6 +108,11 @@ def fold_splits(data: Mapping[str, Any]) -> dict[str, Any]:
             f"run; set {argument('splits.val', None)}, which leaves its rows unused"
         )
     pool = dict(split_of(splits, "train"))
+    if ratio is None and pool.get("rows") is not None and by not in ("random", pool.get("by")):
+        raise ConfigError(
+            f"{argument('split_by', by)}: the rows of test would be shuffled in another way, so they could be in a "
+            f"fold; set `by` in each entry of {argument('splits')}, or use {argument('split_ratio')}"
+        )
     pool = pool if by == "random" else {**pool, "by": by}
     return {**splits, "train": {**pool, "fold": "train"}, "val": {**pool, "fold": "val"}}
 

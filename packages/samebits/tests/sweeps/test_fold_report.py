@@ -213,3 +213,20 @@ def test_scores_of_another_objective_keep_their_folds() -> None:
     jobs = tuple(replace(job, result={"test/accuracy": float(job.config["data.fold"])}) for job in study.jobs)
     [group] = groups(replace(study, jobs=jobs))
     assert group.scores(Objective("test/accuracy", "max")) == [0, 1, 2, 3, 4]
+
+
+def test_configurations_with_other_numbers_of_folds_and_seeds_are_compared() -> None:
+    """The best has the most runs, here of fewer folds; it and the others are compared all the same."""
+    study = validated({0.1: ONE, 0.2: TWO[:3]}, seeds=3)
+    kept = [job for job in study.jobs if job.config["optim.lr"] == 0.2 or job.config["seed"] == 0]
+    study = replace(study, jobs=kept)
+    assert best_group(study, study.objective).values["optim.lr"] == 0.2  # type: ignore[union-attr]
+    assert comparisons(study)
+    assert markdown(facts(study))
+
+
+def test_a_run_without_config_does_not_take_the_correction() -> None:
+    """Its directory was deleted, so the report knows only its overrides."""
+    (group,) = groups(validated({0.1: ONE}, seeds=1))
+    lacking = replace(group, jobs=[replace(group.jobs[0], config={}), *group.jobs[1:]])
+    assert lacking.test_to_train == group.test_to_train == 0.25

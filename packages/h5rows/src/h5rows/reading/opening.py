@@ -260,7 +260,7 @@ def shares_of(text: str, by: str | None, key: str, folds: int | None = None) -> 
         raise ConfigError(f"{key}={text}: must be percentages of train, val and test, such as 80/10/10 or 80/20")
     sizes = [float(part) for part in parts]
     if folds is not None and (len(sizes) < 3 or sizes[1] or not sizes[0] or abs(sum(sizes) - 100) > 1e-9):
-        what = f"{key}={text}: with data.folds={folds} each fold is the validation split of a run"
+        what = f"{key}={text}: with {argument('folds', folds)} each fold is the validation split of a run"
         raise ConfigError(f"{what}; write 80/0/20 for 20 % test rows that are in no fold, or 100/0/0")
     if abs(sum(sizes) - 100) > 1e-9 or not (folds or all(sizes)):
         raise ConfigError(f"{key}={text}: each percentage must be > 0, and their sum must be 100")

@@ -52,7 +52,7 @@ class Group:
     @property
     def test_to_train(self) -> float:
         """Return the ratio of validation to training rows in a cross-validation, 1 / (folds - 1); otherwise 0."""
-        counts = [self.jobs[0].config.get(folds_of(key) or "") for key in self.folds]
+        counts = [job.config.get(folds_of(key) or "") for job in self.jobs for key in self.folds]
         return max((1 / (n - 1) for n in counts if isinstance(n, int) and n > 1), default=0.0)
 
     def _scores(self, objective: Objective) -> dict[str, dict[str, float]]:

@@ -25,7 +25,8 @@ MACHINE = "hardware"  # this group is part of the best config only if it was swe
 
 
 def override_list(group: Group) -> list[str]:
-    """Return the overrides that reproduce this configuration, without seed, logger and sweep."""
+    """Return the overrides that reproduce this configuration, without seed, logger and sweep. With folds they train
+    the first fold."""
     overrides = group.jobs[0].overrides
     tops = {o: re.split(r"[./@]", _key(o))[0] for o in overrides}
     kept = [o for o, top in tops.items() if top not in (*NOT_COMPUTED, "hydra") and not is_seed(_key(o))]

@@ -33,8 +33,9 @@ def _against_best(study: Study, objective: Objective) -> list[Comparison]:
     if not ranked:
         return []
     first = best_group(study, objective)
-    best = next((i for i, group in enumerate(ranked) if group is first), 0)
-    could_be_best = None if study.is_sweep else range(len(ranked))  # in a sweep the best has the most scores
+    most = max(group.runs(objective) for group in ranked)  # in a sweep the best has the most runs
+    could_be_best = [i for i, group in enumerate(ranked) if not study.is_sweep or group.runs(objective) == most]
+    best = next((i for i, group in enumerate(ranked) if group is first), could_be_best[0])
     rows = [scores_by_seed(study, group, objective) for group in ranked]
     ratio = max(group.test_to_train for group in ranked)
     found = against_best(rows, objective.mode, best, could_be_best, ratio)

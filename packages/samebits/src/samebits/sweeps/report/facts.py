@@ -142,7 +142,7 @@ def _best(study: Study) -> Iterable[Best]:
     for objective in study.objectives:
         if best := best_group(study, objective):
             n, first = len(best.scores(objective)), groups(study, objective)[0]
-            note = ""
+            note = "The command trains one of the folds." if best.folds else ""
             if first.values != best.values and first.mean(objective) is not None:
                 better, had, of = score_text(first, objective), first.runs(objective), best.runs(objective)
                 what = "runs" if study.fold_keys else "seeds"
@@ -178,7 +178,7 @@ def group_sheet(study: Study, compared: Mapping[str, Sequence[Comparison]]) -> S
             *(_interval(group, o) for o in study.objectives if study.fold_keys),
             *(Score(group.scores(o), group.std(o)) for o in tests),
             Cell(f"{n} of {most}" if most and 0 < n < most else str(n), n),
-            *(Cell(str(number), number) for number in numbers[1:]),
+            *(Cell(str(number), number) for number, _ in numbers[1:]),
             *(Cell(str(number or ""), number) for number in (failed, left)),
         ])  # fmt: skip
     names = [short_names(keys)[key] for key in keys] if study.is_sweep else ["run"]
