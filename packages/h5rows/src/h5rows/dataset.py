@@ -167,9 +167,11 @@ class Dataset:
         key, by = argument(f"splits.{split}"), entry.get("by") or "random"
 
         def column(name: str, key: str) -> np.ndarray:  # values (N,) of the rows selected so far
-            how = (entry["group"], name, key, external, cache_gb, encoding)
+            how = (entry["group"], name, key, external, cache_gb, encoding, swmr)
             parts = [column_of(file, *how) for file in files]
-            for file_name, part, rows in zip(files, parts, np.diff(self._starts)):
+            sizes = np.diff(self._starts)
+            parts = [part[:rows] if swmr else part for part, rows in zip(parts, sizes)]  # a file may grow meanwhile
+            for file_name, part, rows in zip(files, parts, sizes):
                 if len(part) != rows:
                     raise ConfigError(
                         f"{key}={name}: has {len(part):,} values in {file_name}, but there are {rows:,} rows"
@@ -552,9 +554,10 @@ def column_of(
     external: str,
     cache_gb: float | None = None,
     encoding: str = "utf-8",
+    swmr: bool = False,
 ) -> np.ndarray:
     """Return all values of a dataset (N,) of numbers or strings. key: the name of the argument in messages."""
-    with open_file(path, False, cache_gb) as file:
+    with open_file(path, swmr, cache_gb) as file:
         own = key.removeprefix(ConfigError.group)
         try:
             field, _ = Opened(file, group, {own: name}, ChunkCache(0), False, external, encoding=encoding).field(own)
