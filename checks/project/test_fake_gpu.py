@@ -94,7 +94,8 @@ class Training:
     def log(self) -> None:
         around = SimpleNamespace(say=print, log=lambda step, values: self.logged.append(values))
         run = SimpleNamespace(
-            rank_timing=None, world=ONE, logger=around, trainer=self.config.trainer, epoch_samples=8,
+            rank_timing=None, world=ONE, logger=around, trainer=self.config.trainer,
+            samples_per_epoch=8,
             notify=lambda *args: None,
         )  # fmt: skip
         log_train(self.state, run, SimpleNamespace(read=lambda samples: {}))  # type: ignore[arg-type]

@@ -19,11 +19,11 @@ import lab.objective
 import lab.optimizers.base
 import lab.schedules.constant
 import lab.tasks.supervised
-from lab.loop import may_use_rng
+from lab.loop import may_draw_outside_losses
 from lab.optim import Schedule
 from lab.restore import score_checkpoint
 from lab.schedules.constant import Constant
-from lab.state import TrainState, on_all_ranks
+from lab.state import TrainState, replicated_values
 from lab.tasks.base import Batch, OptimizerStep, Task
 from lab.tasks.supervised import Supervised
 from samebits.checkpoints import Optimizers
@@ -153,7 +153,7 @@ def test_what_may_draw_is_known() -> None:
         (make(Optimizers(a=plain, b=still)), False),
         (make(Optimizers(a=plain, b=hooked)), True),
     ):
-        assert may_use_rng(state) is drawn
+        assert may_draw_outside_losses(state) is drawn
 
 
 def test_no_optimizer_of_torchs_draws() -> None:
@@ -234,7 +234,7 @@ BREAKS = {
 
 
 def sums(state: TrainState) -> dict[str, Any]:
-    values = {name: local_parts([value])[0] for name, value in on_all_ranks(state)}
+    values = {name: local_parts([value])[0] for name, value in replicated_values(state)}
     return {name: checksum(value) if isinstance(value, Tensor) else value for name, value in values.items()}
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.average import evaluation_mode, prepare_evaluation_model
-from lab.callbacks.base import overriding
+from lab.callbacks.base import overridden_methods
 from lab.checks import call_with_hints
 from lab.metrics.base import as_metric
 from lab.objective import LossModule
@@ -142,7 +142,7 @@ def monitored(scores: Mapping[str, float], run: RunContext) -> float:
 def score_split(model: nn.Module, state: TrainState, split: str, loader: Loader, run: RunContext) -> dict[str, float]:
     """Return {<split>/loss, <split>/<metric>, ...} of the model, which is without wrappers."""
     batches = until_stopped(loader, state.step, run)
-    observers = overriding(run.callbacks, "on_eval_batch")
+    observers = overridden_methods(run.callbacks, "on_eval_batch")
     scores = evaluate(model, state.task, batches, run.world, run.hardware, loader.rows_and_real, observers)
     for name, metric in state.task.metrics.items():
         if run.world.is_main and hasattr(metric, "write"):

@@ -78,7 +78,7 @@ def log_train(state: TrainState, run: RunContext, clock: SpeedMeter) -> None:
     logged = {f"train/{name}": value / count for name, value, count in zip(names, sums, counted) if count}
     logged |= {f"train/{name}": rate for name, rate in state.schedule.logged_rates().items()}
     if state.source is None:
-        logged["train/epoch"] = state.samples / run.epoch_samples
+        logged["train/epoch"] = state.samples / run.samples_per_epoch
     if count := sum(skipped.values()):
         logged["train/skipped_steps"] = float(count)
     if all_skipped(state, skipped):

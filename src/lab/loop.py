@@ -4,9 +4,10 @@
         the task's train_step calls optimizer_step: forward -> losses -> backward (the ranks average their gradients
                            in the last micro-batch) -> unscale, clip, update         lab/optimizer_step.py
         every log_every, eval_every, save_every steps: log, evaluate, save           lab/logging.py, evaluation.py
-        after a signal or max_time on any rank: all ranks save a checkpoint after the same step and stop
+        after a signal on any rank, or max_time: all ranks save a checkpoint after the same step and stop
 
-train_step does not wait for the device: values are copied to the host only to log, evaluate or save.
+train_step does not wait for the device, with the exceptions that lab/optimizer_step.py names: values are copied to the
+host only to log, evaluate or save.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from lab.average import prepare_evaluation_model, training_mode
-from lab.callbacks.base import overriding
+from lab.callbacks.base import overridden_methods
 from lab.logging import check_finite, check_has_trained, log_train
 from lab.optimizer_step import OptimizerStep
 from lab.options import TrainerConfig
 from lab.pending import actions_after_step, is_finished, restore_pending
-from lab.state import RunContext, TrainState, on_all_ranks
+from lab.state import RunContext, TrainState, replicated_values
 from lab.step_graph import as_graph
 from lab.tasks.base import Batch, overrides
 from samebits.data import Loader, SpeedMeter
@@ -53,7 +54,7 @@ def train_step(
     after_all_reduce: called after each backward pass in which the ranks average their gradients."""
     task = state.task
     micro_batches = itertools.islice(batches, len(hardware.micro_batch_sizes))
-    with StepRNG(state.step, world.device, may_use_rng(state)) as step_rng:
+    with StepRNG(state.step, world.device, may_draw_outside_losses(state)) as step_rng:
         step_rng.use_shared()  # a schedule may draw random numbers
         state.schedule.set_rates(state.step)
         step_rng.use_per_rank()
@@ -66,7 +67,7 @@ def train_step(
         return optimizer_step.end_step(values)
 
 
-def may_use_rng(state: TrainState) -> bool:
+def may_draw_outside_losses(state: TrainState) -> bool:
     """Return whether code outside the losses may draw random numbers in a step: the schedule, the optimizers, or the
     task's train_step, on_step_end or project. Torch's optimizers draw none, nor do classes with `uses_rng = False`."""
     acts = any(overrides(state.task, name) for name in ("on_step_end", "project", "train_step"))
@@ -88,10 +89,10 @@ def fit(
     trainer = run.trainer
     restore_pending(state, validate is not None, run)
     run_pending(state, validate, run, clock)
-    before_step, on_step = (overriding(run.callbacks, event) for event in ("before_step", "on_step"))
+    before_step, on_step = (overridden_methods(run.callbacks, event) for event in ("before_step", "on_step"))
     step = train_step if run.rank_timing is None else run.rank_timing.timed(train_step)  # finds slow ranks
     if run.hardware.cuda_graph:
-        step = as_graph(step, state, run, may_use_rng(state), called=bool(before_step or on_step))
+        step = as_graph(step, state, run, may_draw_outside_losses(state), called=bool(before_step or on_step))
     for net in loss_modules.values():
         training_mode(net) if state.rules >= 2 else net.train()  # rules: see lab/options.py
     run.watchdog.beat("training", state.step, slow=True)  # the first step may compile
@@ -102,8 +103,8 @@ def fit(
         state.step += 1
         state.samples += trainer.global_batch_size
         run.watchdog.beat("training", state.step)
-        # raises if a background write has failed; the first call allocates the copy of the state in host memory
-        run.checkpoints.raise_if_failed(state.payload)
+        # raise if a write in the background has failed; in the first step, allocate host memory for the copies
+        run.checkpoints.prepare_and_check(state.payload)
         state.add_to_sums(values)
         run.logger.progress(state.step)
         if on_step:
@@ -111,8 +112,7 @@ def fit(
                 for call in on_step:
                     call(state)
         collect_garbage(state.step)
-        # an epoch has ended in this step
-        if state.samples // run.epoch_samples > (state.samples - trainer.global_batch_size) // run.epoch_samples:
+        if state.samples % run.samples_per_epoch < trainer.global_batch_size:  # an epoch has ended in this step
             clock.end_epoch(state.step)
         state.pending = actions_after_step(state, validate is not None, run)
         run.stop.agree(run.world)  # sets run.stop.cause on all ranks after the same step
@@ -138,6 +138,7 @@ def run_pending(state: TrainState, validate: Validate | None, run: RunContext, c
         if "save" in state.pending and state.step == run.stop_at_step and not is_finished(state, run):
             run.stop.request_at_step()
         if "save" in state.pending or run.stop.cause:
+            # after a stop the resumed run scores, then saves again
             state.pending = ["score", "save"] if "score" in state.pending else []
             save(state, run, best=False)
 
@@ -174,4 +175,4 @@ def sync_and_check_replicas(state: TrainState, run: RunContext) -> None:
     """Call Task.sync_buffers. Raise RunFailed if weights, optimizer states or task buffers differ between ranks."""
     with torch.no_grad():
         state.task.sync_buffers()
-    run.replica_checks.check(on_all_ranks(state), state.step, run.world)
+    run.replica_checks.check(replicated_values(state), state.step, run.world)

@@ -80,8 +80,9 @@ class OptimizerStep:
     def gradients(self, objective: str, batches: Iterable[Batch], loss_name: str = "loss") -> dict[str, Tensor]:
         """Run forward and backward on the step's micro-batches. Return the objective's losses.
 
-        p.grad of `parameters` becomes the gradient of the mean of the loss `loss_name` over all ranks' samples, or 0 if
-        only other losses depend on p. Each call replaces the gradients; they are not accumulated over calls."""
+        p.grad of `parameters` becomes the gradient of the loss `loss_name`, averaged over the samples of all ranks. It
+        is 0 if p affects only the loss "loss", and None if it affects neither. Each call replaces the gradients; they
+        are not accumulated over calls."""
         values = self._backward(objective, batches, loss_name)
         if self.world.size > 1:  # copy: the next backward pass of DDP reuses this memory
             for p in self.parameters(objective):
@@ -94,7 +95,7 @@ class OptimizerStep:
 
         The next call of `gradients` or optimizer_step(...) starts from the same random state, so its dropout masks are
         equal if `losses` draws in the same order. Buffers do not change. From these outputs a task can compute a loss
-        across all samples of the step (GradCache, as in lab/tasks/clip.py)."""
+        across all samples of the step (GradCache, as in lab/tasks/infonce.py)."""
         sizes, task = self.hardware.micro_batch_sizes, self.state.task
         with self.step_rng.repeatable([self.state.model, task]), self.hardware.autocast():
             return [function(batch) for _, batch in with_sizes(batches, sizes, task)]
@@ -145,8 +146,8 @@ class OptimizerStep:
             prefix = f"{objective}/" if objective else ""
             values[f"{prefix}grad_norm"] = norm.to(device)  # with FSDP's CPU offload gradients are on the host
             if self.may_skip:
-                # one skipped update marks the step as skipped in the log; only if all were skipped, the buffers and the
-                # task's changes are undone
+                # In the log, an objective counts as skipped if one of its updates was. Buffers and the task's changes
+                # are undone only if all updates of the step were skipped.
                 was_skipped = any_of(self.non_finite[objective]).to(device)
                 names = [name for name in values if self._objective_of(name) == objective]
                 values |= {name: torch.where(was_skipped > 0, 0.0, values[name]) for name in names}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.average import evaluation_mode
-from lab.callbacks.base import overriding
+from lab.callbacks.base import overridden_methods
 from lab.checks import explained_mistake, noting, predicted
 from lab.evaluation import evaluate, monitored
 from lab.state import RunContext, TrainState
@@ -33,7 +33,7 @@ def rehearse(state: TrainState, val_loaders: Mapping[str, Loader], run: RunConte
 
     All ranks call this. Random numbers, buffers and attributes of modules, metrics and transforms are restored."""
     model, task = state.model if state.ema is None else state.ema, state.task
-    observers = [partial(called, call) for call in overriding(run.callbacks, "on_rehearsal")]
+    observers = [partial(called, call) for call in overridden_methods(run.callbacks, "on_rehearsal")]
     raised: list[str] = []
 
     def compute(metric: Any, world: World) -> Any:

@@ -44,6 +44,7 @@ OF_RUN = {
     "balance": "rank_timing",
     "work": "cost_per_sample",
     "first_batch": "peek_batch",
+    "epoch_samples": "samples_per_epoch",
     "statistics": "bn_batches",
     "buffers": "buffer_checks",
     "replicas": "replica_checks",

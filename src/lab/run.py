@@ -14,7 +14,7 @@ from torch import nn
 
 from lab.average import modules_in_eval_mode
 from lab.builders import count_steps, make_callbacks, seed_rank
-from lab.callbacks.base import overriding
+from lab.callbacks.base import overridden_methods
 from lab.config import Config
 from lab.evaluation import final_scores, validate
 from lab.experiment import Data, Experiment, flop_of_sample
@@ -57,15 +57,15 @@ def train(process: RankProcess) -> dict[str, Any]:
     Return the content of result.json."""
     experiment, payload = make_experiment(process), process.payload
     process = replace(process, config=experiment.config)
-    position = payload or {"samples": 0}
-    with experiment.open(position["samples"], position.get("order")) as data:
+    progress = payload or {"samples": 0}
+    with experiment.open(progress["samples"], progress.get("order")) as data:
         for line in check_same_data(process.world, {"train": data.train, **data.eval_loaders}):
             process.logger.warn(line)
-        with explained_cast(process, data):
+        with name_float_cast_in_errors(process, data):
             state, loss_modules, run = build(process, experiment, data)
         is_new = payload is None
         load_and_announce(process, data, state, run)
-        with mistakes_before_training(state, is_new), explained_cast(process, data):
+        with mistakes_before_training(state, is_new), name_float_cast_in_errors(process, data):
             if is_new and run.every.eval and run.total_steps:
                 with explained(run.hardware, lambda: "evaluating, before the first step"):
                     rehearse(state, data.val_loaders, run)
@@ -73,9 +73,9 @@ def train(process: RankProcess) -> dict[str, Any]:
 
 
 @contextmanager
-def explained_cast(process: RankProcess, data: Data) -> Iterator[None]:
-    """In this block, raise ConfigError that names the transform if it has converted to float a field that is used as an
-    index (of an embedding, as a label)."""
+def name_float_cast_in_errors(process: RankProcess, data: Data) -> Iterator[None]:
+    """In this block, replace torch's error about a float index (a label, token ids) by a ConfigError that names the
+    transform that has converted it."""
     try:
         yield
     except (RuntimeError, IndexError) as error:
@@ -152,9 +152,9 @@ def build(
     every = Every(*(one and round(one) if state.rules < 2 else one for one in steps))
     run = RunContext(
         world, trainer, config.monitor, hardware, every, logger, process.checkpoints, callbacks, process.stop,
-        process.watchdog, buffer_checks, epoch_samples=epoch_samples, total_steps=total_steps, rank_timing=rank_timing,
-        cost_per_sample=cost, peek_batch=data.train.first, bn_batches=bn_batches, train=data.train, train_set=dataset,
-        stop_at_step=config.process.stop_at_step,
+        process.watchdog, buffer_checks, samples_per_epoch=epoch_samples, total_steps=total_steps,
+        rank_timing=rank_timing, cost_per_sample=cost, peek_batch=data.train.first, bn_batches=bn_batches,
+        train=data.train, train_set=dataset, stop_at_step=config.process.stop_at_step,
         iterate_rows=partial(make_eval_loader, config, hardware, dataset, "train", world, data.train, True),
     )  # fmt: skip
     task.run = replace(task.run, total_steps=total_steps, context=run)
@@ -238,8 +238,8 @@ def fit_and_score(
         with profiling(
             config.profiler, run, loss_modules.values(), data.train, compiles, PARTS, OUTSIDE_STEP
         ) as batches:
-            scores = partial(validate, val_loaders=data.val_loaders, run=run) if data.val_loaders else None
-            fit(loss_modules, state, batches, scores, run)
+            validate_sets = partial(validate, val_loaders=data.val_loaders, run=run) if data.val_loaders else None
+            fit(loss_modules, state, batches, validate_sets, run)
         logger.end_bar()
         stop.receive_broadcast()
         if state.stop_reason == "pruned":
@@ -258,7 +258,7 @@ def fit_and_score(
 
 def end_callbacks(callbacks: Iterable[Any], state: Any, scores: dict[str, float]) -> None:
     """Call the callbacks' on_end(state, scores). An override may omit `scores`."""
-    for on_end in overriding(callbacks, "on_end"):
+    for on_end in overridden_methods(callbacks, "on_end"):
         takes_scores = len(inspect.signature(on_end).parameters) > 1
         on_end(*((state, scores) if takes_scores else (state,)))
 
@@ -271,7 +271,7 @@ def load_payload(state: TrainState, payload: dict[str, Any], config: Config, run
     check_trained(payload.get("parameter_names", state.parameter_names), state.parameter_names)
     monitor = state.monitor
     payload = reshard_like(payload, state.model, state.optimizer)
-    # not `lr`: the schedule sets it before each step, and a resume that takes no step must save the checkpoint's value
+    # not `lr`: the schedule sets it before each step; a complete run that is resumed saves again, and keeps its lr
     nodes = [node.optimizer for node in config.optimizers.values()]
     options = {key.rpartition(".")[2] for one in nodes for key in leaves(one, "optim")} - {"lr"} | {"fused"}
     load_weights(state.model, payload["model"], "the checkpoint")

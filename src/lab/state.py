@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lab.callbacks.base import overriding
+from lab.callbacks.base import overridden_methods
 from lab.options import RULES, MonitorConfig, TrainerConfig
 from lab.tasks.base import Batch, Task
 from samebits.checkpoints import BufferChecks, Checkpoints, Optimizers
@@ -51,7 +51,7 @@ class TrainState:
     running_sums: dict[str, Tensor] = field(default_factory=dict)  # of logged values since the last log, on the device
     counts: dict[str, int] = field(default_factory=dict)  # {name: number of steps summed in `running_sums`}
     logged_step: int = 0  # the step of the last log
-    steps_without_update: int = 0  # in log intervals with skipped steps only, until logged_step
+    steps_without_update: int = 0  # steps until logged_step, in log intervals whose steps were all skipped
     logged_lines: int = 0  # lines of metrics.jsonl; only rank 0 knows it
     scored_step: int = 0  # the step of the last evaluation
     pending: list[str] = field(default_factory=list)  # actions still to be done after `step`: lab.pending
@@ -156,7 +156,7 @@ class RunContext:
     stop: StopRequest  # `cause` is set, on all ranks after the same step, when the run must stop
     watchdog: HangWatchdog  # ends the run if a step takes longer than process.timeout
     buffer_checks: BufferChecks  # checks before a save that buffers are finite, and that all are saved
-    epoch_samples: int
+    samples_per_epoch: int  # of data.order, which may use some rows more than once or not at all
     total_steps: int  # of the whole run, also if epochs are given
     stop_at_step: int | None = None  # process.stop_at_step
     rank_timing: RankTiming | None = None  # with several ranks: finds the rank that the others wait for
@@ -183,7 +183,7 @@ class RunContext:
     def notify(self, event: str, state: TrainState, *values: Any) -> bool:
         """Call the method `event` of each callback that overrides it. Return whether any returned True."""
         said: list[Any] = []
-        for call in overriding(self.callbacks, event):
+        for call in overridden_methods(self.callbacks, event):
             owner = type(getattr(call, "__self__", call)).__name__
             with self.watchdog.user_code(f"{owner}.{event}", state.step):
                 said.append(call(state, *values))
@@ -216,7 +216,7 @@ def may_skip(trainer: TrainerConfig, scaler: torch.amp.GradScaler | None) -> boo
     return trainer.non_finite == "skip" or scaler is not None
 
 
-def on_all_ranks(state: TrainState) -> Iterator[tuple[str, Any]]:
+def replicated_values(state: TrainState) -> Iterator[tuple[str, Any]]:
     """Yield (name, value) for all that must be equal on all ranks: weights, weight average, the task's saved buffers,
     optimizer states. Not compared: the model's buffers, the task's running_* buffers (each rank's own statistics)."""
     yield from state.model.named_parameters()

@@ -15,7 +15,7 @@ import pytest
 import torch
 from common import QUICK
 
-from lab.callbacks.base import Callback, overriding
+from lab.callbacks.base import Callback, overridden_methods
 from lab.callbacks.energy import GpuPower
 from samebits.errors import ConfigError
 from samebits.testing import assert_equal, last_checkpoint, metrics, result, start_run
@@ -107,8 +107,8 @@ def test_what_is_not_overridden_is_not_called() -> None:
         def on_eval(self, state: Any, scores: Any) -> None: ...
 
     spy, duck = Spy(), Duck()
-    assert overriding([Callback(), spy, duck], "on_step") == [spy.on_step]
-    assert overriding([Callback(), spy, duck], "on_eval") == [spy.on_eval, duck.on_eval]
+    assert overridden_methods([Callback(), spy, duck], "on_step") == [spy.on_step]
+    assert overridden_methods([Callback(), spy, duck], "on_eval") == [spy.on_eval, duck.on_eval]
 
 
 class Gathered(Callback):

@@ -99,7 +99,7 @@ class Surroundings(Callback):
     def save_best(self, payload: dict[str, Any]) -> None:
         self.events.append(("best", payload["step"], copy.deepcopy(payload["best"])))
 
-    def raise_if_failed(self, payload: Any) -> None:
+    def prepare_and_check(self, payload: Any) -> None:
         self.events.append("checked")
 
     def wait(self, best: Any) -> None:
@@ -136,7 +136,8 @@ def run_of(around: Any, **changed: Any) -> RunContext:
     given: dict[str, Any] = {
         "world": ONE, "callbacks": [around],
         "trainer": trainer(**{"global_batch_size": 4, "keep_best": 2, **of_trainer}),
-        "monitor": MonitorConfig(), "hardware": MACHINE, "every": Every(**every), "epoch_samples": 10, "total_steps": 7,
+        "monitor": MonitorConfig(), "hardware": MACHINE, "every": Every(**every),
+        "samples_per_epoch": 10, "total_steps": 7,
         **dict.fromkeys(parts, around),
     }  # fmt: skip
     return RunContext(**{**given, **changed})

@@ -50,7 +50,7 @@ class Callback:
         """
 
 
-def overriding(callbacks: Iterable[Any], name: str) -> list[Callable[..., None]]:
+def overridden_methods(callbacks: Iterable[Any], name: str) -> list[Callable[..., None]]:
     """Return the bound methods `name` of the callbacks that override it."""
     methods = [getattr(callback, name, None) for callback in callbacks]
     return [m for m in methods if m is not None and getattr(m, "__func__", m) is not getattr(Callback, name)]

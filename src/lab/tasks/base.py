@@ -56,7 +56,7 @@ class TaskRun:
 class Task(nn.Module):
     """The base class of training methods. A method is a subclass in lab/tasks, selected by a yaml in conf/task.
 
-    Only `losses` must be written. The other methods have defaults and are called in this order:
+    Only `losses` must be written (and, for each objective with a name, its own losses: `objectives`). The other methods have defaults and are called in this order:
 
         start of a new run        initialize, setup
         start of a resumed run    setup
@@ -69,7 +69,7 @@ class Task(nn.Module):
     device, saved and restored with the model. Its parameters that require a gradient are trained and stay equal on all
     ranks.
 
-    Random numbers: in `losses` torch's generators give different numbers on each rank. In `on_step_end`, and in
+    Random numbers: in `losses` torch's generators give different numbers on each rank. In `on_step_end` and `project`, and in
     `train_step` after the call of `optimizer_step(...)`, they give the same numbers on all ranks. A resumed run
     continues with the same numbers. If random numbers must not depend on the number of ranks and micro-batches, use
     samebits.data.SampleRNG(seed, name) with batch["sample_id"], and set `needs_sample_ids`."""
@@ -78,13 +78,13 @@ class Task(nn.Module):
     loss_names: tuple[str, ...] = ()
     # True: add batch["sample_id"] and batch["row"], both (B,) int64. In training, sample_id is the position in the
     # order of the run, and row the index in the data set (no "row" if the data set is a stream). In evaluations both
-    # are the row, or -1 for samples that only fill up a batch and do not count.
+    # are the row. Both are -1 for padding, which does not count: of an evaluation, or with data.order.drop_last=false.
     needs_sample_ids = False
     # True: the loss compares samples of all ranks (a contrastive loss). A step is then one micro-batch, and all ranks
     # evaluate the same number of batches.
     needs_global_batch = False
-    # Set it to True only if train_step computes a loss across samples from optimizer_step.outputs: a step may then have
-    # several micro-batches in spite of needs_global_batch
+    # Set it to True only if train_step calls optimizer_step.outputs and computes from the result a loss that compares
+    # samples: a step may then have several micro-batches in spite of needs_global_batch
     allows_micro_batches = False
     # True: the task keeps a state (e.g. a hidden state) from step to step. Batches then have "lane", the number of the
     # parallel sequence, and "position" in it, both (B,) int64. Its yaml must set `eval_lanes`: docs/data_orders.md.
@@ -177,7 +177,7 @@ class Task(nn.Module):
     def sync_buffers(self) -> None:
         """Make buffers equal on all ranks if each rank fills them from its own samples, e.g. with gather_rows.
 
-        Called on all ranks before each evaluation and checkpoint, under no_grad. Other buffers are already equal."""
+        Called on all ranks before each checkpoint, and each evaluation during training, under no_grad. Other buffers are already equal."""
 
     def averaging_factor(self, step: int) -> float | None:
         """Return the factor of this step's weights in the weight average: mean += factor * (weights - mean). None: do

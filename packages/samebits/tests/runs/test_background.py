@@ -140,7 +140,7 @@ def test_a_save_before_the_last_is_written_waits(tmp_path: Path, gate: Gate) -> 
         checkpoints.save_last(payload(3))
         assert gate.inside.wait(limit(30))
         assert checkpoints._background._thread.is_alive()
-        checkpoints.raise_if_failed()  # says nothing, and does not wait
+        checkpoints.prepare_and_check()  # says nothing, and does not wait
         kept = {name for name in names(tmp_path) if not name.startswith(".")}
         assert kept == {"last_000000001.pt", "last_000000002.pt"}, "none is deleted before the new one is durable"
         assert len(saved) == 2
@@ -166,11 +166,11 @@ def test_a_failed_write_stops_the_run(tmp_path: Path, gate: Gate, notice: str) -
         gate.open.clear()
         gate.error = OSError(28, "No space left on device")
         checkpoints.save_last(payload(2))
-        checkpoints.raise_if_failed()
+        checkpoints.prepare_and_check()
         gate.open.set()
         end = time.monotonic() + limit(30)
         while notice == "check" and time.monotonic() < end:
-            checkpoints.raise_if_failed()
+            checkpoints.prepare_and_check()
         if notice == "wait":
             checkpoints.wait()
         if notice == "save_last":

@@ -298,7 +298,7 @@ class Checkpoints:
         for old in outdated if self._leads else ():
             sharded.delete(old) if old.is_dir() else old.unlink(missing_ok=True)
 
-    def raise_if_failed(self, payload: Callable[[], dict[str, Any]] | None = None) -> None:
+    def prepare_and_check(self, payload: Callable[[], dict[str, Any]] | None = None) -> None:
         """Raise the error of a save that has failed in the background. Do not wait.
 
         payload: returns the present payload; the first call starts to allocate memory for copies of it.
