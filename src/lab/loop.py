@@ -6,8 +6,7 @@
         every log_every, eval_every, save_every steps: log, evaluate, save           lab/logging.py, evaluation.py
         after a signal on any rank, or max_time: all ranks save a checkpoint after the same step and stop
 
-train_step does not wait for the device, with the exceptions that lab/optimizer_step.py names: values are copied to the
-host only to log, evaluate or save.
+train_step does not wait for the device (exceptions: lab/optimizer_step.py). Values are copied to log, evaluate or save.
 """
 
 from __future__ import annotations

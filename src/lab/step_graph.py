@@ -18,8 +18,8 @@ TrainStep = Callable[..., dict[str, Tensor]]  # lab.loop.train_step
 
 
 def as_graph(train_step: TrainStep, state: TrainState, run: RunContext, draws: bool, called: bool) -> TrainStep:
-    """Return train_step as one CUDA graph. draws: as lab.loop.may_draw_outside_losses returns. called: whether
-    callbacks run between steps. Raise ConfigError if the task, the optimizer or the schedule needs the host in a step."""
+    """Return train_step as one CUDA graph. Raise ConfigError if the task, the optimizer or the schedule needs the host
+    in a step. draws: as lab.loop.may_draw_outside_losses returns. called: whether callbacks run between steps."""
     hooks = [name for name in ("train_step", "averaging_factor") if overrides(state.task, name)]
     if draws and not declares_no_rng(state.task):
         why = "whose class lacks `uses_rng = False`,"

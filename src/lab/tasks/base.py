@@ -56,7 +56,8 @@ class TaskRun:
 class Task(nn.Module):
     """The base class of training methods. A method is a subclass in lab/tasks, selected by a yaml in conf/task.
 
-    Only `losses` must be written (and, for each objective with a name, its own losses: `objectives`). The other methods have defaults and are called in this order:
+    Only `losses` must be written; with named objectives (`objectives`), the losses of each. The other methods have
+    defaults and are called in this order:
 
         start of a new run        initialize, setup
         start of a resumed run    setup
@@ -69,8 +70,8 @@ class Task(nn.Module):
     device, saved and restored with the model. Its parameters that require a gradient are trained and stay equal on all
     ranks.
 
-    Random numbers: in `losses` torch's generators give different numbers on each rank. In `on_step_end` and `project`, and in
-    `train_step` after the call of `optimizer_step(...)`, they give the same numbers on all ranks. A resumed run
+    Random numbers: in `losses` torch's generators give different numbers on each rank. In `on_step_end`, in `project`,
+    and in `train_step` after the call of `optimizer_step(...)`, they give the same numbers on all ranks. A resumed run
     continues with the same numbers. If random numbers must not depend on the number of ranks and micro-batches, use
     samebits.data.SampleRNG(seed, name) with batch["sample_id"], and set `needs_sample_ids`."""
 
@@ -177,7 +178,7 @@ class Task(nn.Module):
     def sync_buffers(self) -> None:
         """Make buffers equal on all ranks if each rank fills them from its own samples, e.g. with gather_rows.
 
-        Called on all ranks before each checkpoint, and each evaluation during training, under no_grad. Other buffers are already equal."""
+        Called on all ranks before each checkpoint and each evaluation in training, under no_grad. Others are equal."""
 
     def averaging_factor(self, step: int) -> float | None:
         """Return the factor of this step's weights in the weight average: mean += factor * (weights - mean). None: do
