@@ -16,6 +16,7 @@ ssh and rsync here, and bash, rsync and what ./run needs there. Exit status: tha
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
 import re
@@ -31,6 +32,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = Path(__file__).with_suffix(".sh")
 MARK = "--- ./run remote ---"
 LOST = 255  # of ssh, if there is no connection
+RSYNC_LOST = (10, 12, 30, 35, LOST)  # statuses of rsync for a connection that is lost or too slow
+VANISHED = 24  # of rsync: files were deleted meanwhile, as by a run that is still writing
 REFUSED = 3  # of remote.sh, which has printed why
 ACTIONS = ("attach", "status", "fetch", "stop")
 CLOSE = ["-o", "ControlPersist=60", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"]
@@ -101,13 +104,14 @@ class Host:
         folder = [] if self.folder == default_folder() else ["--folder", self.folder]
         return shlex.join(["./run", "remote", *folder, self.name, action])
 
-    def rsync(self, *arguments: str, files: bytes) -> str:
-        """Copy the named files. Return the changes that it lists."""
+    def rsync(self, *arguments: str, files: bytes, fine: tuple[int, ...] = (0,)) -> str:
+        """Copy the named files. Return the changes that it lists. fine: statuses of rsync that are no failure."""
         command = ["rsync", "-e", shlex.join(self.ssh), "--from0", "--files-from=-", *arguments]
         done = subprocess.run(command, input=files, stdout=subprocess.PIPE, check=False)
-        if done.returncode != 0:
+        if done.returncode not in fine:
             raise Failed(
-                f"{self.name}: rsync has ended with status {done.returncode} (above); nothing was lost, repeat it"
+                f"{self.name}: rsync has ended with status {done.returncode} (above); nothing was lost, repeat it",
+                LOST if done.returncode in RSYNC_LOST else 2,
             )
         return os.fsdecode(done.stdout)
 
@@ -193,9 +197,14 @@ def submitted(host: Host, command: list[str]) -> str:
         if word == "attach":
             print(f"{host.name}: {run} has the same command; it is shown, and nothing is copied or started", flush=True)
             return run
-    copy(host, {word: text for word, _, text in found})
     run = f"{time.strftime('%Y-%m-%d_%H-%M-%S', time.gmtime())}-{digest}"
-    host.ask("start", run, *command)
+    try:
+        copy(host, {word: text for word, _, text in found})
+        host.ask("start", run, *command)
+    except BaseException:
+        with contextlib.suppress(Failed):  # without a connection
+            host.ask("release")
+        raise
     print(f"{host.name}:{host.folder}: started {run}", flush=True)
     return run
 
@@ -212,8 +221,9 @@ def copy(host: Host, there: dict[str, str]) -> None:
         host.rsync("-t", f"{folder}/", host.at(f"{host.folder}/.remote"), files=b"files.new\0")
         # by content: a checkout changes times, and a file that is equal must not be replaced under a run
         tree = ["-rlpc", "--out-format=%n", f"{ROOT}/", host.at(host.folder)]
+        named = b"".join(b"./" + name + b"\0" for name in files)  # rsync ignores names that begin with # or ;
         if "running" in there:
-            changed = [*host.rsync("--dry-run", *tree, files=names).splitlines(), *host.ask("clear_old", "--dry-run")]
+            changed = [*host.rsync("--dry-run", *tree, files=named).splitlines(), *host.ask("clear_old", "--dry-run")]
             changed = [name for name in changed if not name.endswith("/")]
             if changed:
                 raise Failed(
@@ -221,7 +231,7 @@ def copy(host: Host, there: dict[str, str]) -> None:
                     f"here ({few(changed)}): wait for its end, stop it ({host.said('stop')}), or use another --folder"
                 )
         host.ask("clear_old")
-        count = len([name for name in host.rsync(*tree, files=names).splitlines() if not name.endswith("/")])
+        count = len([name for name in host.rsync(*tree, files=named).splitlines() if not name.endswith("/")])
         commit = copy_commit(host, folder, there.get("commit", ""))
     host.ask("copied", commit)
     print(f"{host.name}:{host.folder}: {len(files)} files, {count} of them new or changed", flush=True)
@@ -289,8 +299,8 @@ def show(host: Host, run: str, checkpoints: bool) -> int:
         )
         return 130
     fetch(host, run, checkpoints)
-    host.ask("shown", run)
     state = host.ask("state", run)[0].split()
+    host.ask("shown", run)  # last: until then the same command shows it again
     if state[0] == "ended":
         return int(state[1])
     print(f"error: {host.name}: {run} was killed; its log ends above", file=sys.stderr)
@@ -308,7 +318,7 @@ def fetch(host: Host, run: str, checkpoints: bool) -> None:
             base, path = f"{base}/outputs", path.removeprefix("outputs/")
         to.mkdir(parents=True, exist_ok=True)
         excluded = [f"--exclude={name}" for name in left]
-        host.rsync("-rlt", *excluded, host.at(base), f"{to}/", files=os.fsencode(f"{path}\0"))
+        host.rsync("-rlt", *excluded, host.at(base), f"{to}/", files=os.fsencode(f"./{path}\0"), fine=(0, VANISHED))
         print(f"  {os.path.relpath(to / path)}", flush=True)
 
 

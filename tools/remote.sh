@@ -4,6 +4,7 @@
 # FOLDER/.remote/     project   the mark of a folder that may be written: which project it is a copy of
 #                     files     what was copied; only these files are ever deleted
 #                     commit    the commit of .git
+#                     copying   is there while a command is copied and started
 #                     runs/ID/  command, pid, log, status (written at the end), shown
 
 fail() {
@@ -30,27 +31,42 @@ state() {
 
 runs() { [ ! -d .remote/runs ] || ls -r .remote/runs; } # the newest first
 
-# number|name|script of the batch jobs of this folder that are in SLURM's queue
-batch_jobs() {
-  ! command -v squeue >/dev/null || squeue --noheader --user "$(id -u)" --format='%A|%j|%o' 2>/dev/null | grep -F "|$PWD/"
+# number|script of the batch jobs in SLURM's queue whose scripts are below a folder, by any of its paths
+batch_jobs() { # folder: of this one, with a / at its end; or nothing
+  local jobs
+  command -v squeue >/dev/null || return 0
+  if ! jobs=$(squeue --noheader --user "$(id -u)" --format='%A|%o' 2>&1); then
+    # SLURM may be installed without a cluster: then no sweep was submitted
+    [ -n "$(find outputs/ -maxdepth 4 -name .slurm 2>/dev/null | head -n 1)" ] || return 0
+    fail "$name:$folder: a sweep was submitted, and its jobs are not known, because squeue has failed: ${jobs##*$'\n'};" \
+      "repeat the command later"
+  fi
+  grep -F -e "|$PWD/$1" -e "|$(pwd -P)/$1" -e "|$(realpath -- "${1:-.}")/" <<<"$jobs" || :
 }
 
-# Prints `attach ID` if this command runs, or ended and was not shown; otherwise what could not bear a change of code.
+# Prints `attach ID` if this command runs, or ended and was not shown; otherwise what could not bear a change of code, and
+# no other command is copied until `start` or `release`.
 begin() { # project digest
-  local id
+  local id jobs
   command -v rsync >/dev/null || fail "$name has no rsync: install it there"
   [ ! -L .remote/project ] && [ "$(cat .remote/project 2>/dev/null)" = "$1" ] ||
     fail "$name:$folder: is a copy of another project; choose another folder: ./run remote --folder FOLDER ..."
+  find .remote -maxdepth 1 -name copying -mmin +60 -exec rmdir {} + # its connection was lost
+  mkdir .remote/copying 2>/dev/null || fail "$name:$folder: another ./run remote is copying; repeat the command later." \
+    "If there is none: ssh $name rmdir $folder/.remote/copying"
   for id in $(runs); do
     case $(state "$id") in
     running*) echo "running $id" ;;
     *) [ ! -e ".remote/runs/$id/shown" ] || continue ;;
     esac
-    [ "${id##*-}" != "$2" ] || { echo "attach $id" && return; }
+    [ "${id##*-}" != "$2" ] || { release && echo "attach $id" && return; }
   done
-  [ -z "$(batch_jobs)" ] || echo "running a job in SLURM's queue"
+  jobs=$(batch_jobs "") || { release && exit 3; }
+  [ -z "$jobs" ] || echo "running a job in SLURM's queue"
   echo "commit $(cat .remote/commit 2>/dev/null)"
 }
+
+release() { rmdir .remote/copying 2>/dev/null || :; }
 
 # Makes the folder, if there is none
 make() { # project
@@ -61,12 +77,14 @@ make() { # project
   fi
 }
 
+old() { LC_ALL=C comm -z -23 .remote/files .remote/files.new; } # sorted by bytes
+
 # Prints what was copied before and is not in files.new; deletes it unless --dry-run
 clear_old() {
   [ -f .remote/files ] || return 0
-  comm -z -23 .remote/files .remote/files.new | tr '\0' '\n' | grep -q . || return 0
+  old | tr '\0' '\n' | grep -q . || return 0
   echo deleted
-  [ "${1:-}" = --dry-run ] || comm -z -23 .remote/files .remote/files.new | xargs -0 rm -f --
+  [ "${1:-}" = --dry-run ] || old | xargs -0 rm -f --
 }
 
 start() { # id arguments...
@@ -87,6 +105,7 @@ start() { # id arguments...
     [ $((tries += 1)) -lt 100 ] || fail "$name:$folder/$run: the command has not started"
     sleep 0.1
   done
+  release
 }
 
 # The log from its beginning until the run ends, or until the connection does
@@ -114,8 +133,13 @@ directories() { # id
   done | sort -u
 }
 
+# The directory of the sweep that the run has named, in the line after its name
+sweep() { # id
+  sed -n '/^sweep [^ :]*: /{n;s/^  //p;}' ".remote/runs/$1/log" | head -n 1
+}
+
 stop() { # id
-  local run=.remote/runs/$1 host group jobs
+  local run=.remote/runs/$1 host group jobs= directory
   case $(state "$1") in
   running)
     read -r _ host group <"$run/pid"
@@ -126,7 +150,11 @@ stop() { # id
     fail "$name: $1 runs on $host, and this is $(hostname): name that host, or log in there: kill -TERM -- -$group"
     ;;
   *) # a sweep that was submitted and left
-    jobs=$(batch_jobs | grep -F "|$(sed -n 's/^sweep \([^ :]*\).*/\1/p' "$run/log" | tail -n 1)|" | cut -d '|' -f 1 | sort -u)
+    directory=$(sweep "$1")
+    if [ -d "$directory/.slurm" ]; then
+      jobs=$(batch_jobs "$directory/.slurm/") || exit
+      jobs=$(cut -d '|' -f 1 <<<"$jobs" | sort -u)
+    fi
     if [ -n "$jobs" ]; then scancel $jobs && echo "cancelled in SLURM's queue:" $jobs; else echo "$1: $(state "$1")"; fi
     ;;
   esac
@@ -149,7 +177,7 @@ main() {
     ;;
   esac
   case $action in
-  make | begin | clear_old | start) "$action" "${@:4}" ;;
+  make | begin | clear_old | start | release) "$action" "${@:4}" ;;
   pick) echo "$id" ;;
   follow | state | directories | stop) "$action" "$id" ;;
   shown) : >".remote/runs/$id/shown" ;;

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import runpy
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -242,6 +244,113 @@ def test_only_what_was_copied_is_deleted_and_no_code_changes_under_a_run(there: 
     assert known.stdout == ' M .gitignore\n D "it\'s a $file.txt"\n'
     head = [subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=one) for one in (there.here, there.copy)]
     assert head[0] == head[1]
+
+
+def test_names_that_rsync_or_a_locale_could_take_for_something_else(there: There) -> None:
+    comm = there.folder / "comm"
+    comm.write_text(
+        f'#!/bin/sh\n[ "$LC_ALL" = C ] || exit 1  # other orders of names\nexec {shutil.which("comm")} "$@"\n'
+    )
+    comm.chmod(0o755)
+    (there.home / ".bash_profile").write_text(f"export PATH={there.folder}:$PATH LC_ALL=C.utf8\n")
+    names = ("#a", ";b", "Z", "_c", "z")
+    for name in names:
+        (there.here / name).write_text(name)
+    git(there.here, "add", "-A")
+    process = there.started("box", "train")
+    wait_for(lambda: "run outputs" in there.said(), seconds=30)
+    assert [(there.copy / name).read_text() for name in names] == [*names]
+    (there.copy / "go").touch()
+    assert process.wait(limit(30)) == 7
+    (there.here / "_c").unlink()
+    (there.here / "#a").unlink()
+    there.run("box", "other", code=7)
+    assert [name for name in names if (there.copy / name).exists()] == [";b", "Z", "z"]
+
+
+@pytest.mark.parametrize(("status", "code"), [(24, 0), (12, 255), (30, 255), (23, 2)])
+def test_what_rsync_says_of_a_fetch(there: There, status: int, code: int) -> None:
+    """Files of a run that is writing may vanish; a lost connection is told apart from other failures."""
+    (there.here / "go").touch()
+    git(there.here, "add", "go")
+    there.run("box", "train", code=7)
+    rsync = there.folder / "rsync"
+    rsync.write_text(f'#!/bin/sh\n{shutil.which("rsync")} "$@"\nexit {status}\n')
+    rsync.chmod(0o755)
+    there.run("box", "fetch", code=code)
+
+
+def test_a_run_counts_as_shown_after_its_status_is_known() -> None:
+    remote = runpy.run_path(str(ROOT / "tools/remote.py"))
+    asked = []
+
+    class Box:
+        name = "box"
+
+        def follow(self, run: str) -> None: ...
+
+        def ask(self, action: str, run: str) -> list[str]:
+            asked.append(action)
+            return {"state": ["ended 7"]}.get(action, [])
+
+    assert remote["show"](Box(), "run", False) == 7
+    assert asked[-2:] == ["state", "shown"]
+
+
+def test_commands_are_copied_one_after_the_other(there: There) -> None:
+    """What fails makes room for the next one; a lock that was left an hour ago is nobody's."""
+    (there.here / "go").touch()
+    git(there.here, "add", "go")
+    there.run("box", "train", code=7)
+    lock = there.copy / ".remote/copying"
+    lock.mkdir()
+    assert "box:remote/lab: another ./run remote is copying" in there.run("box", "other", code=2)
+    assert lock.exists()
+    os.utime(lock, (time.time() - 3700,) * 2)
+    there.run("box", "other", code=7)
+    assert not lock.exists()
+    rsync = there.folder / "rsync"
+    rsync.write_text("#!/bin/sh\nexit 23\n")
+    rsync.chmod(0o755)
+    there.run("box", "third", code=2)
+    assert not lock.exists()
+
+
+SQUEUE = """#!/bin/sh
+if [ -e {folder}/down ]; then echo "slurm_load_jobs error" >&2; exit 1; fi
+case "$*" in *%j*) sed 's/|/|s|/' {folder}/queue;; *) cat {folder}/queue;; esac
+"""
+
+
+def test_batch_jobs_are_those_of_this_folder_whatever_its_path_is(there: There) -> None:
+    for name, text in (("squeue", SQUEUE), ("scancel", '#!/bin/sh\necho "$*" >>{folder}/cancelled\n')):
+        (there.folder / name).write_text(text.format(folder=there.folder))
+        (there.folder / name).chmod(0o755)
+    (there.home / ".bash_profile").write_text(f"export PATH={there.folder}:$PATH\n")
+    (there.folder / "queue").touch()
+    real = there.folder / "disk"  # the home directory has a link to it
+    real.mkdir()
+    (there.home / "remote").symlink_to(real)
+    (there.here / "run").write_text(
+        "#!/bin/sh\nmkdir -p outputs/a/sweeps/s/.slurm\nprintf 'sweep s: 2 jobs\\n  outputs/a/sweeps/s\\n'\n"
+    )
+    (there.folder / "down").touch()
+    there.run("box", "train")  # no sweep was submitted: SLURM does not matter
+    (there.folder / "down").unlink()
+    sweep, token = real / "lab/outputs/a/sweeps/s/.slurm", "20260102-030405-0123abcd.sh"
+    other = real / "lab/outputs/b/sweeps/s/.slurm"  # has the same name
+    (there.folder / "queue").write_text(f"11|{sweep}/{token}\n12|{sweep}/{token}\n13|{other}/{token}\n14|/x/y.sh\n")
+    (there.here / "it's a $file.txt").write_text("2")
+    assert "a job in SLURM's queue is running, and 1 files have changed" in there.run("box", "train", code=2)
+    assert "cancelled in SLURM's queue: 11 12\n" in there.run("box", "stop")
+    assert (there.folder / "cancelled").read_text() == "11 12\n"
+    (there.folder / "down").touch()
+    for command in ("train", "stop"):
+        said = there.run("box", command, code=2)
+        assert "its jobs are not known, because squeue has failed: slurm_load_jobs error" in said
+    (there.folder / "down").unlink()
+    (there.folder / "queue").write_text("")
+    there.run("box", "train")
 
 
 def test_a_foreign_folder_is_refused(there: There) -> None:

@@ -103,6 +103,33 @@ def test_both_passes_have_the_same_dropout_and_leave_the_buffers() -> None:
         assert torch.equal(a, b), name
 
 
+class Replacing(nn.Module):
+    """A layer whose forward pass assigns new tensors to its buffers."""
+
+    count: Tensor
+    last: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("last", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count = self.count + 1
+        last = 0.0 if self.last is None else self.last
+        self.last = x.detach().sum()
+        return x + self.count + last
+
+
+def test_buffers_that_the_pass_replaces_are_left_too() -> None:
+    task, plain = Compared(), Plain()
+    model, _ = step_of(task, 6, Replacing())
+    other, _ = step_of(plain, 6, Replacing())
+    assert torch.equal(task.seen[0], plain.seen[0])
+    assert torch.equal(model[1].count, torch.ones(()))  # type: ignore[index]
+    assert torch.equal(model[1].last, other[1].last)  # type: ignore[index]
+
+
 class Heads(Task):
     """Two outputs with a loss each."""
 

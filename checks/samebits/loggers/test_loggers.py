@@ -22,7 +22,7 @@ from common import QUICK, TRAIN
 from lab.program import PROGRAM
 from samebits.errors import ConfigError
 from samebits.extras import missing
-from samebits.locks import Lock
+from samebits.locks import Lock, is_locked
 from samebits.loggers import Audio, Histogram, LoggerConfig, RunLogger, Svg, Table, sync_mlflow
 from samebits.loggers.mlflow_log import MLflowThread, name_there
 from samebits.loggers.options import MLflowConfig
@@ -367,6 +367,23 @@ def test_what_mlflow_refuses_or_misses_costs_nothing_else(
     assert "\n" not in line
     assert "story" not in line
     assert name_there("val/acc_5") == "val/acc_5"
+
+
+def test_mlflow_is_free_again_when_a_late_upload_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """./run sync --watch sends a run again after an upload that took too long."""
+    import mlflow.tracking
+
+    client, answer = Refusing(set()), threading.Event()
+    monkeypatch.setattr(client, "set_terminated", lambda *_: answer.wait())
+    monkeypatch.setattr(mlflow.tracking, "MlflowClient", lambda tracking_uri: client)
+    monkeypatch.setattr(MLflowThread, "_new_run", lambda _: "x")
+    write_config(PROGRAM, tmp_path, compose(*RUN, "logger=mlflow", "logger.mlflow.tracking_uri=http://x"))
+    thread = MLflowThread(MLflowConfig("http://x"), PROGRAM, tmp_path, 0, 60.0)
+    wait_for(lambda: is_locked(tmp_path / ".mlflow"))
+    thread.finish("finished", 0.1)
+    assert is_locked(tmp_path / ".mlflow")
+    answer.set()
+    wait_for(lambda: not is_locked(tmp_path / ".mlflow"), seconds=10)
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ from samebits.sweeps import SlurmConfig
 from samebits.sweeps.ledger import Job
 from samebits.sweeps.slurm_arrays import Arrays
 
-SBATCH = """echo "$*" >> calls
+SBATCH = """[ -z "$SBATCH_CLUSTERS$SBATCH_WAIT" ] || exit 1
+echo "$*" >> calls
 for word; do case $word in --array=*) last=${word#--array=0-}; last=${last%%%*};; esac; done
 script=$word
 touch begun

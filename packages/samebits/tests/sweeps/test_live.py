@@ -56,6 +56,19 @@ def test_each_line_is_read_once_and_none_half(tmp_path: Path) -> None:
     assert runs.rows(KEY, version)["runs"] == []  # nothing new: nothing is sent
 
 
+def test_what_is_no_number_for_a_page_is_left_out(tmp_path: Path) -> None:
+    run = made(tmp_path / "a", "finished", steps=1)
+    large = "1" + "0" * 400
+    (run / "result.json").write_text(f'{{"val/x": NaN, "val/y": Infinity, "val/z": {large}, "{KEY}": 0.5}}')
+    write(run, 0, 0, f'{{"step": 1, "val/z": {large}, "{KEY}": 0.25}}\n')
+    runs = LiveRuns([tmp_path], tmp_path)
+    runs.refresh()
+    assert of(runs, "a")["curve"] == [[0, 1], [1.0, 0.25]]
+    assert of(runs, "a")["score"] == 0.5
+    for key in ("val/x", "val/y", "val/z"):
+        json.dumps(runs.rows(key, 0), allow_nan=False)
+
+
 def test_a_resume_that_takes_lines_back_is_read_anew(tmp_path: Path) -> None:
     """Also where the new file is longer, or has the number of the old one."""
     run = made(tmp_path / "a", steps=6)

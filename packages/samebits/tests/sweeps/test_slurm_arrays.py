@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -24,6 +25,8 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     fake = FakeSlurm(tmp_path)
     monkeypatch.setenv("PATH", fake.path)
     monkeypatch.setenv("SQUEUE_STATES", "RUNNING")  # its user's variables change no answer
+    monkeypatch.setenv("SBATCH_CLUSTERS", "other")  # where squeue would not find the jobs
+    monkeypatch.setenv("SBATCH_WAIT", "1")
     return fake
 
 
@@ -110,6 +113,25 @@ def test_an_sbatch_without_an_answer_is_looked_up(slurm: FakeSlurm) -> None:
     assert len(slurm.lines("calls")) == 1
 
 
+def test_a_copy_of_a_sweep_does_not_take_over_its_batch_jobs(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """The same folder under another name does."""
+    slurm.arrays().submit(slurm.jobs(2), False)
+    original, copy, link = slurm.sweep, tmp_path / "copy", tmp_path / "link"
+    shutil.copytree(original, copy)
+    link.symlink_to(original)
+    slurm.sweep = link
+    assert slurm.arrays().submit(slurm.jobs(2), False).new == []
+    slurm.sweep = copy
+    assert slurm.arrays().submit(slurm.jobs(2), False).new == ["seed-0", "seed-1"]
+
+
+@pytest.mark.parametrize("script", ["/home/a/" + "x" * 300, "/" + "x" * 300 + "/20260102-030405-0123abcd.sh", "(null)"])
+def test_other_batch_jobs_of_the_user_do_not_matter(slurm: FakeSlurm, script: str) -> None:
+    slurm.arrays().submit(slurm.jobs(1), False)
+    slurm.set("queue", f"7_0|RUNNING|{script}\n")
+    assert slurm.arrays().listed() == {}
+
+
 def test_no_answer_of_squeue_is_not_an_empty_queue(slurm: FakeSlurm) -> None:
     slurm.set("down", "Unable to contact slurm controller\n")
     with pytest.raises(NoAnswer, match="Unable to contact slurm controller"):
@@ -157,10 +179,12 @@ def test_a_job_that_ended_without_a_record_has_failed_unless_it_was_cancelled(
     assert [job.state() for job in jobs] == ["failed", "running", "running"]
 
 
-def test_the_script_has_the_job_and_the_options(slurm: FakeSlurm) -> None:
+def test_the_script_has_the_job_and_the_options(slurm: FakeSlurm, tmp_path: Path) -> None:
     """Run with an srun that prints its command."""
     batch = slurm.arrays(
-        cpus_per_task=4, setup=["export greeting='a b'"], additional_parameters={"exclude": "node7", "x": None}
+        cpus_per_task=4,
+        setup=["export greeting='a b'"],
+        additional_parameters={"exclude": "node7", "x": None, "comment": "a\ntouch left_the_comment"},
     )
     batch.submit(slurm.jobs(2), False)
     call = slurm.lines("calls")[0]
@@ -176,19 +200,20 @@ def test_the_script_has_the_job_and_the_options(slurm: FakeSlurm) -> None:
 
     def ran(name: str, **more: str) -> list[str]:
         write_status(job.directory, "preempted", signal=name)
-        assert subprocess.run(["bash", script], env=number | more, timeout=limit(30)).returncode == 75
+        assert subprocess.run(["bash", script], env=number | more, cwd=tmp_path, timeout=limit(30)).returncode == 75
         return slurm.lines("requeued")
 
     assert ran("SIGTERM") == []  # SLURM requeues it, or it was cancelled
     assert ran("SIGUSR2", SLURM_RESTART_COUNT="100") == []
     assert ran("SIGUSR2", SLURM_RESTART_COUNT="99") == ["requeue 11_1"]
+    assert not (tmp_path / "left_the_comment").exists()
     said = (job.directory / "output.log").read_text().splitlines()
     assert said[0] == "a b"
     assert "--cpus-per-task=4" in said
     assert f"sweep.job='{job.directory}'" in said
 
 
-@pytest.mark.parametrize("given", [{"array": "0-3"}, {"open-mode": "truncate"}, {"wait": True}])
+@pytest.mark.parametrize("given", [{"array": "0-3"}, {"open-mode": "truncate"}, {"wait": True}, {"clusters": "x"}])
 def test_options_of_sbatch_that_the_launcher_sets_are_refused(given: dict[str, Any]) -> None:
     (key,) = given
     with pytest.raises(ConfigError, match=rf"^hydra.launcher.additional_parameters: {key}=.* - remove it, because the"):

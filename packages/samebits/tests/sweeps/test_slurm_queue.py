@@ -163,6 +163,42 @@ def test_ctrl_c_cancels_the_batch_jobs_and_a_second_one_leaves_them_alone(
     assert fake.lines("cancelled") == ["11_0 11_1", "12_0 12_1"]
 
 
+def test_a_signal_during_sbatch_cancels_what_was_submitted_and_submits_no_more(
+    fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.set("size", "1")
+    batch = a_batch(fake, 3)
+    sbatch = batch._arrays._sbatch
+
+    def interrupted(*arguments: Any) -> Any:
+        answer = sbatch(*arguments)
+        signal.raise_signal(signal.SIGTERM)  # as at the end of the block that holds signals
+        return answer
+
+    monkeypatch.setattr(batch._arrays, "_sbatch", interrupted)
+    monkeypatch.setattr(batch, "_queue", dict)
+    monkeypatch.setattr(batch, "_tell", lambda job, seconds: None)
+    assert batch.run() == signal.SIGTERM
+    assert (len(fake.lines("calls")), fake.lines("cancelled")) == (1, ["11_0"])
+
+
+def test_a_second_ctrl_c_during_sbatch_leaves_the_batch_jobs_alone(
+    fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = a_batch(fake)
+
+    def interrupted() -> Any:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(batch._arrays, "listed", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        batch.run()
+    said = capsys.readouterr()
+    assert "SIGINT: waiting for SLURM's answer; Ctrl-C again: leave them alone" in said.out + said.err
+    assert fake.lines("cancelled") == []
+
+
 WATCH = f"""
 import sys
 sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}
@@ -213,3 +249,24 @@ def test_ctrl_c_in_a_terminal_offers_the_choice(
         process.wait()
         os.close(terminal)
     assert bool(fake.lines("cancelled")) is cancelled
+
+
+def test_ctrl_c_during_sbatch_in_a_terminal_is_answered_when_the_batch_jobs_are_known(fake: FakeSlurm) -> None:
+    fake.set("hold_after")
+    process, terminal = in_a_terminal(sys.executable, "-c", WATCH, str(fake.root))
+    try:
+        wait_for((fake.root / "accepted").exists, process)
+        os.write(terminal, b"\x03")
+        time.sleep(0.3)
+        (fake.root / "hold_after").unlink()
+        shown = b""
+        while b"2 batch jobs are in SLURM's queue. Type c" not in shown:
+            shown += os.read(terminal, 4096)
+        os.write(terminal, b"c\n")
+        wait_for(lambda: fake.lines("cancelled"))
+        fake.set("queue", "")
+        assert process.wait(limit(30)) == 100 + signal.SIGINT
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)

@@ -153,12 +153,12 @@ class MLflowThread(Background):
         if status != "running":  # ./run sync of a run that is still running
             self._client.set_terminated(self._run_id, STATUS.get(status, "FAILED"))
 
-    def finish(self, status: str, limit_s: float | None = None) -> None:
-        """Log what is missing, close the MLflow run and release its lock."""
-        super().finish(status, limit_s)
-        if self._lock is not None and not self._thread.is_alive():
-            self._lock.close()
-            self._lock = None
+    def _work(self) -> None:
+        try:
+            super()._work()
+        finally:  # here and not in `finish`, which may return before the thread ends
+            if self._lock is not None:
+                self._lock.close()
 
 
 def sync_mlflow(project: Project, run_dir: Path, limit_s: float) -> str | None:

@@ -86,10 +86,18 @@ class StepRNG:
         """
         self.use_per_rank()
         states = _states(self._device)
-        buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
+        buffers = [
+            (part, name, buffer, None if buffer is None else buffer.clone())
+            for module in modules
+            for part in module.modules()
+            for name, buffer in part._buffers.items()
+        ]
         yield
-        for buffer, value in buffers:
-            buffer.copy_(value)
+        for part, name, buffer, value in buffers:
+            if buffer is not None and value is not None:
+                buffer.copy_(value)
+            if part._buffers.get(name) is not buffer:  # the forward pass has assigned another tensor
+                part._buffers[name] = buffer
         _set_states(states, self._device)
         self.use_shared()
 

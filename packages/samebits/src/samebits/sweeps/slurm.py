@@ -62,6 +62,8 @@ class Batch(Launch):
         self._full_at = -FULL_S  # monotonic time at which a limit has refused jobs
         self._told = ""  # why squeue failed
         self._asking = False
+        self._submitting = False  # not all batch jobs in SLURM's queue are known
+        self._asked: signal.Signals | None = None  # a signal that came meanwhile
 
     def _run(self) -> None:
         source = iter(self._work.jobs)
@@ -81,11 +83,25 @@ class Batch(Launch):
                 self._tell(one.job, time.monotonic() - one.began)
 
     def _submit(self) -> None:
-        """Submit the waiting jobs. Jobs that an earlier command left in SLURM's queue are only watched."""
+        """Submit the waiting jobs. A signal is answered afterwards, when all batch jobs are known."""
         if not self._waiting or time.monotonic() < self._full_at + FULL_S:
             return
+        self._submitting = True
         try:
-            found = self._arrays.submit(self._waiting, self._work.options.retry_failed)
+            self._submit_waiting()
+        finally:
+            self._submitting = False
+        if self._asked is not None:
+            number, self._asked = self._asked, None
+            signal.raise_signal(number)
+
+    def _submit_waiting(self) -> None:
+        """Submit the waiting jobs until a signal comes. Jobs that an earlier command left in SLURM's queue are only
+        watched."""
+        try:
+            found = self._arrays.submit(
+                self._waiting, self._work.options.retry_failed, go_on=lambda: self._asked is None
+            )
         except NoAnswer as error:
             if not self._running:
                 raise RunFailed(unknown(error)) from None
@@ -97,7 +113,7 @@ class Batch(Launch):
             self._tell(job, None)
         if found.new:
             self._screen.say(submitted(found))
-        if found.left:
+        if found.why:
             self._full_at = time.monotonic()
             self._screen.say(f"{len(found.left)} jobs wait for room in SLURM's queue: {found.why}")
 
@@ -130,6 +146,12 @@ class Batch(Launch):
 
     def _goes_on(self, number: signal.Signals) -> bool:
         """Offer the choice after Ctrl-C in a terminal: cancel the batch jobs, leave them, or continue to watch."""
+        if self._submitting:
+            if self._asked is not None and number == signal.SIGINT:
+                self._kill()
+            self._asked = number
+            self._screen.say(f"{number.name}: waiting for SLURM's answer; Ctrl-C again: {self.AGAIN}")
+            return True
         if number != signal.SIGINT or not self._running or not in_terminal():
             return False
         if self._asking:  # Ctrl-C again
@@ -160,9 +182,10 @@ class Batch(Launch):
                 self._screen.say(f"scancel: {error}; jobs may still be running: squeue --me lists them")
 
     def _kill(self) -> None:
-        more = f"; {len(self._waiting)} jobs are not submitted" if self._waiting else ""
+        more = f"; {len(self._waiting)} jobs are not submitted" if self._waiting and not self._submitting else ""
+        stay = "submitted" if self._submitting else len(self._running)
         self._screen.say(
-            f"{len(self._running)} batch jobs stay in SLURM's queue{more}; repeat the command with "
+            f"{stay} batch jobs stay in SLURM's queue{more}; repeat the command with "
             f"sweep={self._work.ledger.name} to watch them"
         )
         raise KeyboardInterrupt

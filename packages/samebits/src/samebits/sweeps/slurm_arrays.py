@@ -16,7 +16,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +45,8 @@ OVER = (
 # errors of sbatch at a limit of submitted jobs; the second one may also be a limit of a single job
 FULL, PERHAPS_FULL = re.compile(r"SubmitJob|temporarily u"), re.compile(r"job submit limit")
 UNCERTAIN = re.compile(r"timed out|Zero Bytes", re.IGNORECASE)  # errors after which the jobs may be submitted
-RESERVED = ("array", "job_name", "output", "open_mode", "parsable", "wait", "wrap", "test_only", "signal")
+RESERVED = ("array", "clusters", "job_name", "output", "open_mode", "parsable", "wait", "wrap", "test_only", "signal")
+TOKEN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}")  # name of a submission
 
 # {...} is replaced; $directory is the job's run directory. A job is queued again by itself unless SLURM does it after a
 # preemption or a user has cancelled it (SIGTERM).
@@ -84,8 +85,8 @@ class BatchJob:
 @dataclass
 class Outcome:
     """What became of jobs to submit. new: keys of the submitted ones. queued: batch jobs in SLURM's queue by key,
-    including the new ones. ended: not due any more. left: refused by a limit of submitted jobs. why: SLURM's message
-    for it."""
+    including the new ones. ended: not due any more. left: not submitted. why: SLURM's message, if a limit of submitted
+    jobs is the reason."""
 
     new: list[str] = field(default_factory=list)
     queued: dict[str, BatchJob] = field(default_factory=dict)
@@ -102,8 +103,8 @@ class Arrays:
         self.folder = ledger.directory / FOLDER
         self._read: dict[str, list[str]] = {}  # files that do not change
 
-    def submit(self, jobs: Sequence[Job], retry_failed: bool) -> Outcome:
-        """Submit the jobs that are due and not in SLURM's queue, in arrays.
+    def submit(self, jobs: Sequence[Job], retry_failed: bool, go_on: Callable[[], bool] = lambda: True) -> Outcome:
+        """Submit the jobs that are due and not in SLURM's queue, in arrays. go_on: asked before each array.
 
         A job whose batch job has started and ended without a record is recorded as failed. Raise NoAnswer if squeue
         fails, RunFailed if sbatch fails."""
@@ -123,7 +124,7 @@ class Arrays:
                 if last and last.log.removesuffix(".log") not in cancelled and (self.folder / last.log).exists():
                     record_unexplained(job, unexplained(last))
                 (due if is_due(job.state(), retry_failed) else found.ended).append(job)
-            self._submit(due, list(queue.values()), found, lock)
+            self._submit(due, list(queue.values()), found, lock, go_on)
         return found
 
     def listed(self) -> dict[str, BatchJob]:
@@ -135,11 +136,11 @@ class Arrays:
         for line in slurm(command).splitlines():
             number, state, script = [*line.strip().split("|", 2), "", ""][:3]
             token, index = Path(script).stem, number.rpartition("_")[2]
-            if token not in keys:
-                keys[token] = self._lines(f"{token}.jobs")
-            if not index.isdigit() or int(index) >= len(keys[token]):
+            if script not in keys:
+                keys[script] = self._lines(f"{token}.jobs") if self._has(Path(script)) else []
+            if not index.isdigit() or int(index) >= len(keys[script]):
                 continue  # not of this sweep
-            key, one = keys[token][int(index)], BatchJob(token, int(index), number, state)
+            key, one = keys[script][int(index)], BatchJob(token, int(index), number, state)
             known = found.get(key, one)
             found[key] = max(known, one, key=lambda one: (one.state not in OVER, one.token))
         return found
@@ -160,9 +161,16 @@ class Arrays:
                 found[key] = BatchJob(path.stem, index, f"{number}_{index}" if number else "")
         return found
 
-    def _submit(self, due: list[Job], queue: list[BatchJob], found: Outcome, lock: Lock) -> None:
+    def _has(self, script: Path) -> bool:
+        """Return True for a script of this folder: not of another sweep, of which this one may be a copy."""
+        known = TOKEN.fullmatch(script.stem) is not None  # first: the job of another program may have any long name
+        return known and os.path.realpath(script.parent) == os.path.realpath(self.folder)
+
+    def _submit(
+        self, due: list[Job], queue: list[BatchJob], found: Outcome, lock: Lock, go_on: Callable[[], bool]
+    ) -> None:
         size = max(1, min(max_array_size(), len(due))) if len(due) > 1 else 1
-        while due:
+        while due and go_on():
             chunk = due[:size]
             try:
                 token, number = self._sbatch(chunk, queue, lock)
@@ -192,7 +200,7 @@ class Arrays:
             try:
                 done = subprocess.run(
                     command, capture_output=True, timeout=SBATCH_S, pass_fds=[lock.fileno()], start_new_session=True,
-                    text=True, errors="replace", check=False,
+                    text=True, errors="replace", check=False, env=environment_without("SBATCH_CLUSTERS", "SBATCH_WAIT"),
                 )  # fmt: skip
             except subprocess.TimeoutExpired:
                 raise RunFailed(uncertain(f"sbatch did not answer within {SBATCH_S:.0f} s")) from None
@@ -230,8 +238,9 @@ class Arrays:
         ledger, config = self._ledger, self._config
         prefix = quote_value(f"{ledger.directory}/").removesuffix("'")
         return SCRIPT.format(
-            command=shlex.join(command), jobs=shlex.quote(str(listed)), sweep=shlex.quote(str(ledger.directory)),
-            setup="\n".join(config.setup or []), python_path=shlex.quote(python_path(ledger.project.root)),
+            command=shlex.join(command).replace("\n", " "), jobs=shlex.quote(str(listed)),
+            sweep=shlex.quote(str(ledger.directory)), setup="\n".join(config.setup or []),
+            python_path=shlex.quote(python_path(ledger.project.root)),
             srun=f"--cpus-per-task={config.cpus_per_task} " if config.cpus_per_task else "",
             python=shlex.quote(sys.executable), program=shlex.quote(str(ledger.project.root / "src/train.py")),
             override=shlex.quote(f"sweep.job={prefix}"), output=OUTPUT, preempted=PREEMPTED, status=STATUS,
@@ -296,6 +305,9 @@ def max_array_size() -> int:
 
 def slurm(command: list[str]) -> str:
     """Return the output of a SLURM command, run without the user's settings (SQUEUE_STATES, SCANCEL_INTERACTIVE)."""
-    own = ("SQUEUE_", "SCANCEL_")
-    env = {name: value for name, value in os.environ.items() if not name.startswith(own)}
-    return answer_of(command, env=env, new_session=True).decode(errors="replace")
+    return answer_of(command, env=environment_without("SQUEUE_", "SCANCEL_"), new_session=True).decode(errors="replace")
+
+
+def environment_without(*prefixes: str) -> dict[str, str]:
+    """Return the environment without the variables whose names begin with a prefix."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}

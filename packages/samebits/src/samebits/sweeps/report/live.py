@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import time
 from array import array
 from contextlib import suppress
@@ -81,7 +82,7 @@ class LiveRun:
                 self.log = last_line(self.path / TRAIN_LOG)
             if RESULT in changed:
                 result = read_json(self.path / RESULT)
-                self.score = {k: v for k, v in result.items() if "/" in k and isinstance(v, (int, float))}
+                self.score = {k: v for k, v in result.items() if "/" in k and is_number(v)}
             self._read_status(now, bool(changed))
         except (ConfigError, OSError) as error:  # a damaged file of one run does not end the page
             self.status, self.error = "unreadable", visible(first_line(error))
@@ -160,7 +161,7 @@ class LiveRun:
             return
         self.step = record["step"]
         for key, value in record.items():
-            if "/" in key and isinstance(value, (int, float)) and math.isfinite(value):
+            if "/" in key and is_number(value):
                 self.curves.setdefault(key, Curve()).add(self.step, float(value), most)
 
 
@@ -215,6 +216,11 @@ class LiveRuns:
                 "gone": [name for name, version in self._gone.items() if version > since],
                 "runs": [run.row(key) for run in self._runs.values() if run.version > since],
             }
+
+
+def is_number(value: Any) -> bool:
+    """Return True for a number that a page can show: not NaN, infinite or an integer too large for a float."""
+    return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
 
 
 def last_line(path: Path) -> str:
