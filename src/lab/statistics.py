@@ -331,7 +331,9 @@ def _line(
     where = f"one per {what} ({count})" if dim is not None and len(shape) > 1 else "for all values"
     if len(shape) > 2 and dim is not None:
         where += f", dimension {dim} of (B, {', '.join(map(str, shape[1:]))})"
-    line = f"data.transforms.{name}: mean [{mean}] and std [{std}] of {field}, {where}, from {size:,} training rows"
+    line = (
+        f"data.transforms.{name}: mean [{mean}] and std [{std}] of {field}, {where}; auto: from {size:,} training rows"
+    )
     if flat.any():
         named = ", ".join(map(str, np.flatnonzero(flat)[:4].tolist())) + ", ..." * (int(flat.sum()) > 4)
         line += f"; {int(flat.sum())} constant or without values, so their std is 1: {named}"

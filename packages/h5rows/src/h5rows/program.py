@@ -20,7 +20,7 @@ def read_in_python(path: str, settings: Mapping[str, Any], task: str) -> str:
     """Return a line of Python that reads a file of another program. settings: its fields, splits and missing values."""
     fields = {key.partition(".")[2]: name for key, name in settings.items() if key.startswith("fields.")}
     missing = f", missing={settings['missing']}" if "missing" in settings else ""
-    group = "" if "split" in settings else ", 'train'"  # otherwise all rows of the root
+    group = "" if "split_ratio" in settings else ", 'train'"  # otherwise all rows of the root
     return f"h5rows.open({path!r}, {fields}{group}, decode=True, cache_mb=512{missing})"
 
 

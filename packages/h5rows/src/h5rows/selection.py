@@ -105,7 +105,8 @@ def fold_splits(data: Mapping[str, Any]) -> dict[str, Any]:
     if val is not None and not (isinstance(val, Mapping) and val.get("fold") == "val"):
         raise ConfigError(
             f"{argument('splits.val', val)}: with {argument('folds', folds)} each fold is the validation split of a "
-            f"run; set {argument('splits.val', None)}, which leaves its rows unused"
+            f"run; set {argument('splits.val', None)}, which leaves its rows unused, or, for a file without groups, "
+            f"{argument('split_ratio', '80/0/20')}"
         )
     pool = dict(split_of(splits, "train"))
     if ratio is None and pool.get("rows") is not None and by not in ("random", pool.get("by")):

@@ -191,7 +191,7 @@ def choose(file: h5py.File, refused: dict[str, str] | None = None) -> Choice | N
     _, x, y = best
     settings: dict[str, Any] = {"fields.x": x.name, "fields.y": None if y is None else y.name}
     if group == "/":
-        settings["split"] = "80/10/10" if (x if y is None else y).whole >= 10 else "80/20"
+        settings["split_ratio"] = "80/10/10" if (x if y is None else y).whole >= 10 else "80/20"
         if kind == "nwb" and x.name.endswith("/data"):  # neighbouring times are alike
             settings["split_by"] = "blocks"
     else:

@@ -263,7 +263,9 @@ def shares_of(text: str, by: str | None, key: str, folds: int | None = None) -> 
         what = f"{key}={text}: with {argument('folds', folds)} each fold is the validation split of a run"
         raise ConfigError(f"{what}; write 80/0/20 for 20 % test rows that are in no fold, or 100/0/0")
     if abs(sum(sizes) - 100) > 1e-9 or not (folds or all(sizes)):
-        raise ConfigError(f"{key}={text}: each percentage must be > 0, and their sum must be 100")
+        raise ConfigError(
+            f"{key}={text}: each percentage must be > 0, and their sum must be 100; 80/0/20 is for {argument('folds')}"
+        )
     ends = [0.0, *(round(sum(sizes[: k + 1]) / 100, 10) for k in range(len(sizes)))]
     made: dict[str, dict[str, Any] | None] = {"train": None, "val": None, "test": None}
     for name, begin, end in zip(made, ends, ends[1:]):

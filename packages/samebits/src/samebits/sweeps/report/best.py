@@ -74,6 +74,8 @@ def save_best(project: Project, study: Study, group: Group, overwrite: bool = Fa
 def _header(study: Study, group: Group, name: str) -> str:
     lines = ["# @package _global_", f"# ./run train experiment={name}"]
     lines.append(f"# The best of the sweep {study.name}: {group.label}")
+    if group.folds:
+        lines.append("# It trains one fold, as the job did: for the final model, remove the keys of folds from data")
     if said := caution(study.objectives):
         lines.append(f"# {said}")
     for objective in study.objectives:

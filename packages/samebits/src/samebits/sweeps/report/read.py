@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import platform
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -147,8 +148,8 @@ class Study:
 
     @property
     def typed(self) -> list[str]:
-        """Return the commands, one line each."""
-        return [" ".join(overrides) for overrides in self.commands if overrides]
+        """Return the overrides of each command, quoted for a shell."""
+        return [shlex.join(overrides) for overrides in self.commands if overrides]
 
     def lacks(self, job: Job, key: str) -> bool:
         """Return True if the job does not have a key that others have, e.g. optim.momentum with optim=adamw."""
