@@ -33,7 +33,7 @@ def main() -> int:
         "overrides", nargs="*", metavar="key=value", help="for onnx: overrides of the run's config, such as data.path"
     )
     parser.add_argument(
-        "--to", choices=FORMATS, help="format; default: by the suffix of FILE, and pt for other suffixes"
+        "--to", choices=FORMATS, help="format; default: by the suffix of FILE; pt for pth, ckpt, bin and none"
     )
     parser.add_argument(
         "--split", help="for onnx: split whose first batch is compared; default: test, or val if there is none"
@@ -79,6 +79,8 @@ def target_of(args: argparse.Namespace) -> tuple[Path, str]:
     to = args.to or (suffix if suffix in FORMATS else "pt")
     if args.file is None and args.to is None:
         raise ConfigError(f"give a file, such as model.pt, or a format: --to {', --to '.join(FORMATS)}")
+    if suffix not in ("", "pth", "bin", "ckpt", *FORMATS) and args.to is None:
+        raise ConfigError(f"{args.file}: the formats are {', '.join(FORMATS)}; give a suffix of these in small letters")
     if suffix in FORMATS and suffix != to:
         raise ConfigError(f"{args.file}: its suffix is not that of --to {to}; remove one of them")
     if to != "onnx" and (args.split or args.overrides):

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from lab.options import RULES, MonitorConfig, TrainerConfig
 from samebits.process import EngineGroups
-from samebits.schema import Count, Rule, Share, option
+from samebits.schema import Rule, Share, option
 from samebits.sweeps import SweepConfig
 
 
@@ -76,7 +76,7 @@ class PruningConfig:
     sparsity: Annotated[float | None, Rule(at_least=0, below=1)] = None
     start: Share = 0.0
     end: Share = 0.75
-    every: Count = 100
+    every: Annotated[int | None, Rule(at_least=1)] = None
     scope: Annotated[str, option("layer", "model")] = "layer"
     exclude: list[str] = field(default_factory=list)
 

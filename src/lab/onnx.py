@@ -119,13 +119,28 @@ def export_onnx(
         whole = Predictor(run.task, run.model, noted.read)
         values = [batch[name] for name in noted.read]
         sizes = sorted({1, max(1, rows // 2), rows})
-        expected = {size: whole(*(value[:size] for value in values)) for size in sizes}
+        try:
+            expected = {size: whole(*(value[:size] for value in values)) for size in sizes}
+        except (IndexError, RuntimeError, ValueError) as error:
+            raise ConfigError(
+                "--to onnx: a batch of this data set cannot be cut into smaller ones, because its fields do not all "
+                f"have a row for each sample ({first_line(error)})"
+            ) from error
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
             file = Path(folder) / target.name
             convert(whole, values, file)
-            difference = max(
-                compared(file, whole, [value[:size] for value in values], expected[size]) for size in sizes
-            )
+            try:
+                difference = max(
+                    compared(file, whole, [value[:size] for value in values], expected[size]) for size in sizes
+                )
+            except (ConfigError, RunFailed):
+                raise
+            except Exception as error:  # onnxruntime's own errors
+                kind = type(run.task).__name__
+                raise ConfigError(
+                    f"--to onnx: the file computes only batches of {rows} rows, because {kind}.predict uses the size "
+                    f"of the batch as a constant; write predict so that it does not ({first_line(error)})"
+                ) from error
             for part in sorted(Path(folder).iterdir(), reverse=True):  # the file with the weights first
                 part.replace(target.parent / part.name)
     shapes = {name: f"{dtype(value)} (batch{''.join(f', {n}' for n in value.shape[1:])})"

@@ -93,7 +93,8 @@ def sparsity_at(pruning: PruningConfig, step: int, total_steps: int) -> float | 
     assert pruning.sparsity is not None
     last = min(round(pruning.end * total_steps), total_steps - 1)  # before the last step, if `end` is 1
     first = min(round(pruning.start * total_steps), last)
-    if not first <= step <= last or ((step - first) % pruning.every and step != last):
+    every = pruning.every or max(1, (last - first) // 20)  # one large change would destroy the model
+    if not first <= step <= last or ((step - first) % every and step != last):
         return None
     return pruning.sparsity * (1 - (1 - (step - first) / (last - first)) ** 3 if step < last else 1.0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -237,3 +238,11 @@ def test_a_frozen_copy_stays_quantized(tmp_path: Path) -> None:
         outputs.append(task.frozen_networks["teacher"](x))
     assert torch.equal(*outputs)
     assert not torch.equal(outputs[0], nn.functional.linear(x, model.weight, model.bias))  # type: ignore[arg-type]
+
+
+def test_the_masks_change_about_twenty_times() -> None:
+    """One jump to the final sparsity would destroy the model."""
+    pruning = PruningConfig(sparsity=0.9)
+    changes = [share for step in range(40) if (share := sparsity_at(pruning, step, 40)) is not None]
+    assert len(changes) >= 20
+    assert max(b - a for a, b in pairwise(changes)) < 0.3

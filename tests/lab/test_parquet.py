@@ -261,3 +261,17 @@ def test_names_with_dots_and_lists_of_classes(tmp_path: Path) -> None:
 def test_a_file_that_is_named_twice_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"^data\.path: .*part-0\.parquet is named twice"):
         Parquet([str(folder), str(next(folder.rglob("part-0.parquet")))], FIELDS, ALL, "train")
+
+
+def test_nan_is_also_the_number_and_files_are_whole(folder: Path, tmp_path: Path) -> None:
+    """As Hydra reads data.missing=nan; and a share of the rows of a split's own files is refused."""
+    pq.write_table(pa.table({"a": pa.array([1.0, None, 3.0])}), tmp_path / "a.parquet")
+    assert opened(tmp_path, {"x": "a"}, missing=float("nan")).gather(np.arange(3))["x"].isnan().sum() == 1
+    with pytest.raises(ConfigError, match=r"^data\.missing=0: must be refuse or nan$"):
+        opened(tmp_path, {"x": "a"}, missing=0)
+    splits = {"train": {"rows": [0, 0.8], "files": "*/part-[0-2]*"}, "val": {"rows": None, "files": "*/part-3*"}}
+    with pytest.raises(
+        ConfigError, match=r"^data\.splits\.train\.rows=\[0, 0\.8\]: uses only a share of the rows of files"
+    ):
+        opened(folder, splits=splits)
+    assert len(opened(folder, splits={**splits, "train": {"rows": None, "files": "*/part-[0-2]*"}})) == sum(ROWS[:3])

@@ -39,6 +39,8 @@ class Columns:
         first: Callable[[str], Any],
         classes: Callable[[str], list[str]],
     ) -> None:
+        if missing not in ("refuse", "nan"):
+            raise ConfigError(f"data.missing={missing}: must be refuse or nan")
         self._missing = missing
         self.fields = {field: given for field, given in fields.items() if given is not None}
         if not self.fields:
@@ -146,6 +148,11 @@ class Columns:
 def columns_of(given: Any) -> list[Any]:
     """Return the columns of an entry of `fields`."""
     return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+
+
+def missing_rule(missing: Any) -> Any:
+    """Return "nan" for a float NaN, as which Hydra reads data.missing=nan."""
+    return "nan" if isinstance(missing, float) and missing != missing else missing
 
 
 def missing_values(count: int, is_float: bool) -> str:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from h5rows.integration import rows_in_share
-from lab.datasets.columns import Columns, flattened, sorted_classes
+from lab.datasets.columns import Columns, flattened, missing_rule, sorted_classes
 from lab.h5_errors import h5_methods
 from samebits.errors import ConfigError
 from samebits.extras import need
@@ -50,7 +50,7 @@ class HuggingFace:
         source = open_source(path, name, revision)
         entry, key = splits[split] or {}, f"data.splits.{split}"
         of = source.split_there(entry, key)
-        self.columns = columns = source.columns(fields, missing)
+        self.columns = columns = source.columns(fields, missing_rule(missing))
         self.spec, self.class_names = columns.spec, columns.class_names | source.labels(columns)
         self._table, self._where = source.splits[of].select_columns(columns.names).with_format("arrow"), f"{path}, {of}"
         self._rows: np.ndarray | None = None
@@ -109,7 +109,7 @@ class HuggingFaceStream:
     ) -> None:
         source = open_source(path, name, revision, streaming=True)
         of = source.split_there(splits[split] or {}, f"data.splits.{split}")
-        self.columns, self._where = source.columns(fields, missing), f"{path}, {of}"
+        self.columns, self._where = source.columns(fields, missing_rule(missing)), f"{path}, {of}"
         self.class_names = source.labels(self.columns)
         self._stream = source.splits[of].select_columns(self.columns.names).with_format("arrow")
         self._block = shuffle_block if split == "train" else 0

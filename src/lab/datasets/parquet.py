@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from h5rows.integration import rows_in_share
-from lab.datasets.columns import Columns, flattened, missing_values, sorted_classes
+from lab.datasets.columns import Columns, flattened, missing_rule, missing_values, sorted_classes
 from lab.h5_errors import h5_methods
 from samebits.data import ChunkWindows, shuffled
 from samebits.errors import ConfigError, RunFailed
@@ -55,7 +55,7 @@ class Parquet:
         cache_mb: NotNegativeInt = 2048,
     ) -> None:
         self.files = files = open_files(path)
-        self.columns = columns = files.columns(fields, missing)
+        self.columns = columns = files.columns(fields, missing_rule(missing))
         self.spec, self.class_names = columns.spec, columns.class_names
         self._rows = self._rows_of(splits, split)
         self.cache_bytes = cache_mb << 20
@@ -74,6 +74,12 @@ class Parquet:
             rows = rows[np.repeat(chosen[files.file_of], files.sizes)]
         by = entry.get("by") or "random"
         if (share := entry.get("rows")) is not None:
+            same = [name for name, other in splits.items() if name != split and (other or {}).get("files") == pattern]
+            if pattern is not None and not same:
+                raise ConfigError(
+                    f"{key}.rows={list(share)}: uses only a share of the rows of files={pattern} - set {key}.rows=null "
+                    f"{key}.by=null for all rows, or give the same files to another split"
+                )
             if not isinstance(share, Sequence) or not all(isinstance(bound, (int, float)) for bound in share):
                 raise ConfigError(f"{key}.rows={share}: must be two shares, such as [0, 0.9], or null")
             values = None if by in ("random", "blocks") else files.whole_column(by, f"{key}.by")[rows]
