@@ -79,7 +79,8 @@ def main() -> None:
         folder, world = Path(name), World(0, 1, 0, torch.device("cpu"))
         durable = threading.Event()
         inline, beside = (
-            Checkpoints(folder, world, beside=thread, saved=lambda seconds: durable.set()) for thread in (False, True)
+            Checkpoints(folder, world, save_async=thread, saved=lambda seconds: durable.set())
+            for thread in (False, True)
         )
 
         def ours(checkpoints: Checkpoints, step: int) -> Callable[[], bool]:

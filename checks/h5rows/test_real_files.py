@@ -42,7 +42,7 @@ FILES: list[tuple[str, str, str, tuple[str, str] | str]] = [
         NEXUS, "nexusformat-2.1.0/src/nexusformat/examples/chopper.nxs", "nexus",
         ("entry/data", "entry/instrument/detector/distance"),
     ),
-    (MATLAB, f"{DATA}/v73.mat", "matlab", ("a_matrix", "a_struct/matrix")),
+    (MATLAB, f"{DATA}/v73.mat", "matlab", ("a_matrix", "a_cell_array")),
     (MATLAB, f"{DATA}/string_v73.mat", "matlab", "is a MATLAB string"),
     (TABLES, "tables/tests/indexes_2_1.h5", "pytables", ("table1/var2", "table1/var3")),
     (TABLES, "tables/tests/Tables_lzo1.h5", "pytables", "needs the filter LZO (number 305)"),

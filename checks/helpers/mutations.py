@@ -81,7 +81,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ("src/lab/state.py", "sums = [self.running_sums[name].detach().double()",
      "sums = [0 * self.running_sums[name].detach().double()",
      "checks/samebits/parallel/test_fsdp.py::test_killed_twice_equals_undisturbed"),
-    ("src/lab/run.py", 'open(begun["samples"], ', 'open(begun.get("step", 0), ',
+    ("src/lab/run.py", 'open(progress["samples"], ', 'open(progress.get("step", 0), ',
      "checks/samebits/parallel/test_fsdp.py::test_a_run_goes_on_with_other_ranks[to ddp-first1-then1]"),
     ("samebits/world/stop.py", "max(self.requested, self.messages.asked(), key",
      "min(self.requested, self.messages.asked(), key",
@@ -307,7 +307,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ("samebits/sweeps/plan.py", "and sum(_touch(override.key_or_group, key) for key in keys) == 1", "",
      "checks/sweeps/test_difference.py::test_each_job_is_what_hydra_composes"),
     # ---- what methods stand on
-    ("src/lab/run.py", 'begun["samples"], begun.get("order"))', 'begun["samples"])',
+    ("src/lab/run.py", 'progress["samples"], progress.get("order"))', 'progress["samples"])',
      "tests/lab/test_orders.py::test_killed_around_a_reorder_is_undisturbed"),
     ("src/lab/optimizer_step.py", "            p.grad = None  # an earlier call of `gradients` may have left one",
      "            pass", "tests/lab/test_task_pcgrad.py::test_it_is_the_paper_s_algorithm"),

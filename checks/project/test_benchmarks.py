@@ -84,6 +84,7 @@ BESIDE = {  # which test runs it
     "tools/fork.py": "checks/project/test_forking.py",
     "tools/make_digits.py": "tests/lab/test_parts.py",
     "tools/mutate.py": "checks/project/test_mutations.py",
+    "tools/remote.py": "checks/project/test_remote.py",
     "tools/release.py": "checks/project/test_wheels.py",
     "tools/schema.py": "checks/project/test_schema.py",
     "tools/wheels.py": "checks/project/test_wheels.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -98,9 +99,9 @@ def test_jobs_of_an_edited_default_are_no_seeds_of_one_configuration(
     assert "optim.lr" in jobs_csv(study).splitlines()[0]
     text = markdown(facts(study))
     assert "optim.lr is 0.001 in 2 jobs (0, 1), 0.05 in 2 jobs (2, 3)" in text
-    assert "`" + " ".join(study.commands[0]) + "`; `" + " ".join(study.commands[1]) + "`" in text  # all commands
+    assert "`" + shlex.join(study.commands[0]) + "`; `" + shlex.join(study.commands[1]) + "`" in text  # all commands
     shown = data(facts(study))
-    assert "optim.lr is 0.001" in " ".join(shown["sections"]["first"][0]["lines"])
+    assert "optim.lr is 0.001" in " ".join(line for section in shown["sections"]["first"] for line in section["lines"])
     assert {"optim.lr", "seed"} <= {column["key"] for column in shown["columns"]}
 
 
@@ -128,7 +129,8 @@ def test_code_that_was_edited_between_two_commands_is_said(
     text = markdown(facts(study))
     assert "## Jobs ran with different code\n\njobs 0 to 3 with commit aaaaaaa, job 4 with commit " in text
     shown = data(facts(study))
-    assert shown["sections"]["first"][0]["lines"][0].startswith("jobs 0 to 3 with commit aaaaaaa")
+    lines = [line for section in shown["sections"]["first"] for line in section["lines"]]
+    assert any(line.startswith("jobs 0 to 3 with commit aaaaaaa") for line in lines)
 
     job = study.jobs[5].path
     (job / RESULT).unlink()

@@ -95,7 +95,7 @@ class OptimizerStep:
 
         The next call of `gradients` or optimizer_step(...) starts from the same random state, so its dropout masks are
         equal if `losses` draws in the same order. Buffers do not change. From these outputs a task can compute a loss
-        across all samples of the step (GradCache, as in lab/tasks/infonce.py)."""
+        across all samples of the step (GradCache)."""
         sizes, task = self.hardware.micro_batch_sizes, self.state.task
         with self.step_rng.repeatable([self.state.model, task]), self.hardware.autocast():
             return [function(batch) for _, batch in with_sizes(batches, sizes, task)]

@@ -89,7 +89,7 @@ def test_onnx_computes_what_the_model_does_for_any_batch_size(run: Path) -> None
 @WITH_ONNX
 @pytest.mark.slow
 @needs("conf/model/resnet.yaml", "conf/model/gpt.yaml", "conf/data/tokens.yaml", "conf/task/dino.yaml")
-@pytest.mark.parametrize("kind", ["resnet", "gpt", "dino"])
+@pytest.mark.parametrize("kind", ["resnet", "gpt", pytest.param("dino", marks=needs("conf/task/dino.yaml"))])
 def test_models_of_the_template_are_exported(tmp_path: Path, kind: str) -> None:
     """BatchNorm in evaluation mode; attention, tied weights and no test split; a task whose heads are not exported."""
     import h5py

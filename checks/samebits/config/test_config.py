@@ -25,6 +25,7 @@ from lab.config import Config, check
 from lab.groups import OptimConfig
 from lab.options import TrainerConfig
 from lab.program import PROGRAM
+from lab.schedules.constant import Epochs
 from samebits import testing
 from samebits.config import composed, initialize, resolved
 from samebits.config.compose import missing_keys
@@ -156,8 +157,8 @@ def overrides_with(choice: str, folder: Path) -> list[str]:
     if left:
         pytest.skip(f"{', '.join(left)}: files that the tests of this option make")
     files = [f"{key}=none" for key in missing["task"]]  # which are read later
-    parts = ["+data@data.parts.some=h5", "+data.weights.some=1"] if choice == "data=mixed" else []
-    return [*both, *made, *files, *parts]
+    more = {"data=mixed": ["+data@data.parts.some=h5", "+data.weights.some=1"], "task=mae": ["model=vit"]}
+    return [*both, *made, *files, *more.get(choice, [])]
 
 
 @pytest.mark.slow
@@ -183,6 +184,7 @@ def test_every_yaml_composes_and_builds(choice: str, tmp_path: Path) -> None:
     optim, optimizer = split_own(cfg.optim, OptimConfig, "optim")
     assert build_target(PROGRAM, optimizer)(model.parameters()).param_groups
     schedule = build_target(PROGRAM, optim.schedule)
+    schedule.epochs = Epochs(10.0)
     assert all(math.isfinite(schedule(step, 100)) for step in range(101))
 
 

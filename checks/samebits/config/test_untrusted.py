@@ -439,7 +439,7 @@ def test_a_report_shows_values_and_interprets_none(tmp_path: Path) -> None:
     assert any("[16,16]" in line for line in lines) or "hidden" not in " ".join(study.swept)
 
 
-SECTIONS = ("Configurations", "Importance", "Failures", "Jobs", "Differences of the configs")
+SECTIONS = ("Review", "Configurations", "Importance", "Failures", "Jobs", "Differences of the configs")
 
 
 def is_number(text: str) -> bool:

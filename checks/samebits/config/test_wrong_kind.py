@@ -39,6 +39,8 @@ MORE = {  # what an option asks for
     "task=finetune": ["task.weights=x"],
     "task=dpo": ["task.weights=x"],
     "task=distillation": ["task.teacher=x"],
+    "data=captions": ["data.path=x.h5"],
+    "task=mae": ["model=vit"],
     "task=whitened": ["data=h5", NORMALIZE],
     "data=mixed": ["+data@data.parts.some=h5", "+data.weights.some=1"],
 }
