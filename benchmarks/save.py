@@ -86,7 +86,7 @@ def main() -> None:
         def ours(checkpoints: Checkpoints, step: int) -> Callable[[], bool]:
             durable.clear()
             checkpoints.save_last(payload | {"step": step})
-            return lambda: checkpoints.raise_if_failed() or durable.is_set()  # check raises what a save failed of
+            return lambda: checkpoints.prepare_and_check() or durable.is_set()  # check raises what a save failed of
 
         for number in range(args.rounds + 1):  # the first one allocates the copy's memory
             ways = {

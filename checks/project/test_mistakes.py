@@ -39,7 +39,7 @@ def options(group: str, *more: str) -> str:
     return ", ".join(sorted([*more, *(path.stem for path in (PROGRAM.conf / group).glob("*.yaml"))]))
 
 
-ROOT_HAS = "(the config has: process, hardware, logger, profiler, name, seed, rules, resume, sweep, monitor, data, model, task, optim, trainer, callback)"
+ROOT_HAS = "(the config has: process, hardware, logger, profiler, name, seed, rules, resume, sweep, monitor, pruning, quantization, data, model, task, optim, trainer, callback)"
 GROUPS = "(the config has: data, model, task, optim, trainer, hardware, logger, callback, profiler, name, seed, rules, resume, sweep, monitor[...])"
 MODEL_HAS = f"(model has: {options('model')})"
 TRAINER_HAS = f"(trainer has: {', '.join(f.name for f in fields(TrainerConfig))})"
@@ -99,7 +99,7 @@ KEYS = [
     ),
     row("+data.pin_memory=true", f"data.pin_memory: lab.datasets.synthetic.Synthetic does not accept 'pin_memory' - {TYPED['pin_memory']} ([...])"),
     row("hardware.device=cuda:1", f"hardware.device: no option 'cuda:1' - did you mean cuda? (options: auto, cpu, cuda, mps); {WHICH_GPUS}"),
-    row("profiler=advanced", "profiler=advanced: no such option - to profile functions, use Python's profiler: ./run python -m cProfile -s cumtime src/train.py ... (profiler has: none, simple, torch)"),
+    row("profiler=advanced", "profiler=advanced: no such option - to profile functions, use Python's profiler: ./run python -m cProfile -s cumtime src/train.py ... (profiler has: none, python, simple, torch)"),
 ]  # fmt: skip
 OPTIONS = [
     row("model=mpl", f"model=mpl: no such option - did you mean model=mlp? {MODEL_HAS}"),
@@ -152,7 +152,7 @@ NO_EFFECT = [
 VALUES = [
     row("data=h5 data.folds=5 data.fold=5 data.splits.val=null", "data.fold=5: must be from 0 to 4, because data.folds=5"),
     row("-m data=h5 data.folds=3 data.fold=2,3 data.splits.val=null", "job 1 (data.fold=3): data.fold=3: must be from 0 to 2, because data.folds=3"),
-    row("data=h5 data.folds=5 data.fold=0", "data.splits.val={group: val, rows: null, index: null}: with data.folds=5 each fold is the validation split of a run; set data.splits.val=null, which leaves its rows unused"),
+    row("data=h5 data.folds=5 data.fold=0", "data.splits.val={group: val, rows: null, index: null}: with data.folds=5 each fold is the validation split of a run; set data.splits.val=null, which leaves its rows unused, or, for a file without groups, data.split_ratio=80/0/20"),
     row("data=synthetic data.folds=5", "data.folds: no such key[...]"),
     row("optim.lr=abc", "optim.lr: expected a number, got 'abc'"),
     row("trainer.max_steps=abc", "trainer.max_steps: expected an integer or null, got 'abc'"),
@@ -166,7 +166,7 @@ VALUES = [
     row("optim.schedule.final=-1", "optim.schedule.final: must be >= 0, got -1"),
     row("optim/schedule=step optim.schedule.milestones=[0.5,3]", "optim.schedule.milestones[1]: must be <= 1, got 3; a number is a share of all steps; write epochs as 10ep, steps as 500st"),
     row("optim/schedule=step optim.schedule.milestones=[10epochs]", "optim.schedule.milestones[0]: expected a share of all steps (0.5), epochs (10ep) or steps (500st), got '10epochs'"),
-    row("optim/schedule=step optim.schedule.milestones=[true]", "optim.schedule.milestones: expected a list, each item a share of all steps (0.5), epochs (10ep) or steps (500st), got [true]"),
+    row("optim/schedule=step optim.schedule.milestones=[true]", "optim.schedule.milestones: expected a list, [...]"),
     row("optim/schedule=step_every optim.schedule.every=30", "optim.schedule.every: must be <= 1, got 30; a number is a share of all steps; write epochs as 10ep, steps as 500st"),
     row("optim/schedule=step_every optim.schedule.every=true", "optim.schedule.every: expected a share of all steps (0.5), epochs (10ep) or steps (500st) or null, got true"),
     row("task=gan optim.objectives.critic.lr=1e-4", "optim.objectives.critic: no such key (optim.objectives has: ) - add a new key with a plus, +optim.objectives.critic.lr=1e-4", GAN),
@@ -225,7 +225,7 @@ FILES = [
     row("data=h5 data.fields=null", "data.fields=None: expected a mapping, such as {x: image, y: label}"),
     row("data=h5 data.fields.x=3", "data.fields.x: expected the name of a dataset, got 3"),
     *(row(f"data=h5 data.fields.{name}=nope", f"data.fields.{name}: [...]digits.h5: /train has no 'nope' [...]") for name in "xy"),
-    row("data=parquet data.path=/nope", "data.path=/nope: no Parquet file found", needs("conf/data/parquet.yaml")),
+    row("data=parquet data.path=/nope", "data.path=/nope: no Parquet file found [...]", needs("conf/data/parquet.yaml")),
     row("data=image_folder data.path=/nope", "data.path: /nope does not exist", needs("conf/data/image_folder.yaml")),
     *(row(f"data={name} data.path=nope.h5", "data.path=TMP/nope.h5: no such file (the current directory is TMP)", needs(f"conf/data/{name}.yaml")) for name in ("tokens", "sequences")),
 ]  # fmt: skip

@@ -64,7 +64,7 @@ def test_a_task_may_wait_where_it_says_so(tmp_path: Path, monkeypatch: pytest.Mo
 
     straight = start_run(tmp_path / "straight", *SMALL)
     monkeypatch.setattr(Supervised, "predict", predict)
-    monkeypatch.setattr(Supervised, "waits", waits)
+    monkeypatch.setattr(Supervised, "reads_device", waits)
 
     def asked() -> None:
         TaskTests().test_no_step_waits_for_the_device(tmp_path / "run", monkeypatch, SMALL, straight, "bf16")

@@ -237,7 +237,7 @@ def test_a_run_of_an_older_version_goes_on_by_its_step(tmp_path: Path, monkeypat
         with pytest.raises((Killed, RunFailed)):
             resume_run(tmp_path)
     resume_run(tmp_path)
-    line = "skipped steps (2 until now) count from here on: the learning rate continues as in step 7, not 5"
+    line = "the learning rate continues at step 7 of the schedule, not 5 (2 skipped)"
     assert (tmp_path / "train.log").read_text().count(line) == 1
     assert values(tmp_path, "train/lr") == pytest.approx([rate(step) for step in range(10)])
 

@@ -39,7 +39,7 @@ MORE = {  # what an option asks for
     "task=finetune": ["task.weights=x"],
     "task=dpo": ["task.weights=x"],
     "task=distillation": ["task.teacher=x"],
-    "data=captions": ["data.path=x.h5"],
+    "data=captions": ["data.path=x.h5", "data.input_shape=[1,8,8]", "data.num_outputs=10"],
     "task=mae": ["model=vit"],
     "task=whitened": ["data=h5", NORMALIZE],
     "data=mixed": ["+data@data.parts.some=h5", "+data.weights.some=1"],
