@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from samebits.code import code_here, code_of, source, surroundings
 from samebits.files import read_text, write_json
 from samebits.runs.directory import ENVIRONMENT
-from samebits.sweeps import ray_cluster, slurm
+from samebits.sweeps import ray_cluster
 from samebits.sweeps.code import record_code
 from samebits.sweeps.job_process import OUTPUT
 
@@ -53,7 +52,3 @@ def test_jobs_on_other_nodes_find_the_packages(tmp_path: Path, monkeypatch: pyte
     monkeypatch.delenv("PYTHONPATH")
     assert ray_cluster.run_directory(tmp_path, str(tmp_path), {}) == 0
     assert read_text(tmp_path / OUTPUT) == "0.2.0\n"
-    monkeypatch.setattr(slurm, "Batch", lambda *_: SimpleNamespace(run=lambda: os.environ["PYTHONPATH"]))
-    work: Any = SimpleNamespace(ledger=SimpleNamespace(project=SimpleNamespace(root=tmp_path)))
-    found: Any = slurm.run_on_slurm(work, None)  # type: ignore[arg-type]
-    assert found == f"{tmp_path}/src:{tmp_path}/packages/rows-of/src"
