@@ -85,15 +85,13 @@ def expand(cfg: Any) -> None:
             from h5rows.integration import shares_of
 
             with h5_mistakes():
-                made = shares_of(str(text), node.get("split_by"), f"{key}.split_ratio")
-            node.splits = (
-                made
-                if is_h5
-                else {
+                made: dict[str, Any] = shares_of(str(text), node.get("split_by"), f"{key}.split_ratio")
+            if not is_h5:  # Parquet's entries have files in place of a group
+                made = {
                     name: part and {"rows": part["rows"], "by": part["by"], "files": None}
                     for name, part in made.items()
                 }
-            )
+            node.splits = made
         if text is not None:
             node.split_ratio = None
     # an entry that is null is removed; if the group is null, all entries are

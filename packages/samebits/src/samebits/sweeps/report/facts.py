@@ -142,13 +142,13 @@ def _best(study: Study) -> Iterable[Best]:
     for objective in study.objectives:
         if best := best_group(study, objective):
             n, first = len(best.scores(objective)), groups(study, objective)[0]
-            note = "The command trains one of the folds." if best.folds else ""
+            notes = ["The command trains one of the folds."] if best.folds else []
             if first.values != best.values and first.mean(objective) is not None:
                 better, had, of = score_text(first, objective), first.runs(objective), best.runs(objective)
                 what = "runs" if study.fold_keys else "seeds"
-                note = f"{first.label} has a better mean, {better}, but of {had} of {of} {what} only."
+                notes.append(f"{first.label} has a better mean, {better}, but of {had} of {of} {what} only.")
             said = score_text(best, objective)
-            yield Best(objective.key, best.label, said, n, best_command(best), note, study.repeats)
+            yield Best(objective.key, best.label, said, n, best_command(best), " ".join(notes), study.repeats)
 
 
 def group_sheet(study: Study, compared: Mapping[str, Sequence[Comparison]]) -> Sheet:
@@ -171,14 +171,13 @@ def group_sheet(study: Study, compared: Mapping[str, Sequence[Comparison]]) -> S
         n, failed = len(group.scores(study.objective)), len(group.failures(study.objective))
         runs = group.runs(study.objective)
         left = len(group.jobs) - runs - failed
-        numbers = ((n, 0), (runs, 0)) if study.fold_keys else ((n, 0),)
         rows.append([
             *(_value(study, group.jobs[0], keys) if study.is_sweep else [Cell(group.label)]),
             *(score(group, o) for o in study.objectives),
             *(_interval(group, o) for o in study.objectives if study.fold_keys),
             *(Score(group.scores(o), group.std(o)) for o in tests),
             Cell(f"{n} of {most}" if most and 0 < n < most else str(n), n),
-            *(Cell(str(number), number) for number, _ in numbers[1:]),
+            *([Cell(str(runs), runs)] if study.fold_keys else []),
             *(Cell(str(number or ""), number) for number in (failed, left)),
         ])  # fmt: skip
     names = [short_names(keys)[key] for key in keys] if study.is_sweep else ["run"]
