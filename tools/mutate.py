@@ -200,13 +200,14 @@ def mutations_of(file: str, tests: Sequence[str]) -> list[Mutation]:
 
 def mutations_in(table: str) -> list[Mutation]:
     """Return the mutations of a table. A text that is not there exactly once is a mistake: the mutation is none."""
-    found = []
+    found, misplaced = [], []
     for file, old, new, tests, *unseen_as in runpy.run_path(str(ROOT / "checks/helpers/mutations.py"))[table.upper()]:
         places = [ROOT / file, *ROOT.glob(f"packages/*/src/{file}")]
         place = next((place for place in places if place.is_file()), None)
         text = "" if place is None else place.read_text(encoding="utf-8")
         if (count := text.count(old)) != 1:
-            raise Mistake(f"checks/helpers/mutations.py: {file} has {count} times, not once: {old}")
+            misplaced.append(f"checks/helpers/mutations.py: {file} has {count} times, not once: {old}")
+            continue
         source, line = text.replace(old, new), text[: text.index(old)].count("\n") + 1
         try:
             ast.parse(source if file.endswith(".py") else "")
@@ -226,6 +227,8 @@ def mutations_in(table: str) -> list[Mutation]:
                 *unseen_as,
             )
         )
+    if misplaced:
+        raise Mistake("\n".join(misplaced))
     return found
 
 

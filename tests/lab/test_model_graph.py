@@ -195,5 +195,5 @@ def test_too_large_for_a_picture_is_an_error(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(ConfigError, match=r"^callback=graph: autograd's graph has \d+ operations, more than 12 - set "):
         start_run(tmp_path / "a", *SHORT, "callback=graph")
     monkeypatch.setattr("samebits.profiling.graph.MOST_NODES", 2)
-    with pytest.raises(ConfigError, match=r"^callback=graph: more than 2 calls of modules - set a smaller callback"):
+    with pytest.raises(ConfigError, match=r"^callback=graph: more than 2 calls of modules - set a smaller depth$"):
         start_run(tmp_path / "b", *SHORT, "callback=graph")

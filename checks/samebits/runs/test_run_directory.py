@@ -280,7 +280,7 @@ def test_what_a_checkpoint_does_not_fit_is_one_line(run: Path, changed: dict[str
     before = files(run)
     cfg: Any = OmegaConf.load(run / "config.yaml")
     for group, values in changed.items():
-        own = ("schedule", "decay_norms_and_biases", "lr_factors")
+        own = ("schedule", "decay_norms_and_biases", "lr_factors", "objectives")
         kept = {name: cfg.optim[name] for name in own} if values is SGD else cfg[group]
         cfg[group] = {**kept, **values}
     with pytest.raises(ConfigError, match=says) as caught:

@@ -90,9 +90,7 @@ class ModuleGraph(TorchDispatchMode):
         """Add a node with edges from `sources`; it is the source of the tensors in `outputs` from now on. Return it as
         a set."""
         if len(self.nodes) >= MOST_NODES:
-            raise ConfigError(
-                f"callback=graph: more than {MOST_NODES} calls of modules - set a smaller callback.graph.depth"
-            )
+            raise ConfigError(f"callback=graph: more than {MOST_NODES} calls of modules - set a smaller depth")
         number, self._next = self._next, self._next + 1
         self.nodes[number] = node
         self.edges |= {(source, number) for source in sources}
@@ -210,7 +208,7 @@ def autograd_svg(loss: Tensor, names: dict[int, str], title: str) -> str | None:
     if len(order) > MOST_NODES:
         raise ConfigError(
             f"callback=graph: autograd's graph has {len(order):,} operations, more than {MOST_NODES} - set "
-            "callback.graph.autograd=false"
+            "autograd=false"
         )
     nodes, edges, place = list[Node](), list[tuple[int, int]](), dict[Any, int]()
     for function in order:

@@ -52,7 +52,7 @@ TOKEN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}")  # name of a submission
 # preemption or a user has cancelled it (SIGTERM).
 SCRIPT = """#!/bin/bash
 # {command}
-# Task i of the array runs line i + 1 of {jobs}.
+# Job i of the array runs line i + 1 of {jobs}.
 key=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {jobs})
 directory={sweep}/"$key"
 {setup}

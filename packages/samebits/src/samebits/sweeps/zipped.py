@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from samebits.errors import ConfigError
 
 Zip = Sequence[str | list[str]] | None
-EXAMPLE = "sweep.zip=optim,optim.lr, or for several groups of keys 'sweep.zip=[[key1,key2],[key3,key4]]'"
+EXAMPLE = "sweep.zip=key1,key2, or for several groups of keys 'sweep.zip=[[key1,key2],[key3,key4]]'"
 MAX_VALUES = 4  # values of a key that an error shows
 
 
